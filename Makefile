@@ -1,0 +1,51 @@
+# `make demo` and `make test` are the only two commands needed; both make .venv first, from the pins.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PINS := requirements/uv.txt requirements/dev.txt requirements/nixl.txt pyproject.toml
+
+.PHONY: venv demo test lint format proto pins clean
+
+venv: $(VENV)/.complete
+
+$(VENV)/.complete: $(PINS)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements/nixl.txt \
+	  || echo "venv: no NIXL wheel for this platform; the transfer step of the demo will say so"
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: venv
+	$(BIN)/rackloom demo
+
+test: venv
+	$(BIN)/python -m pytest -n auto
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The generated code is checked in, so that nobody needs protoc to run; a test compares it with the proto.
+proto: venv
+	$(BIN)/python -m grpc_tools.protoc --proto_path=src \
+	  --python_out=src --grpc_python_out=src --mypy_out=src --mypy_grpc_out=src \
+	  $$(cd src && find rackloom -name '*.proto' | sed 's,^,src/,')
+
+# Pins name no index and no host: the installer's own configuration says where packages come from.
+UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet
+pins: venv
+	$(UV_COMPILE) pyproject.toml -o requirements/runtime.txt
+	$(UV_COMPILE) --extra dev -c requirements/runtime.txt pyproject.toml -o requirements/dev.txt
+	$(UV_COMPILE) requirements/uv.in -o requirements/uv.txt
+	$(UV_COMPILE) --no-deps requirements/nixl.in -o requirements/nixl.txt
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -1,0 +1,1 @@
+"""Composition: which rooms run together in which process; nothing else."""

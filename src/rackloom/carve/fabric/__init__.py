@@ -1,0 +1,1 @@
+"""The switch controllers: one driver per protocol, all behind `ports.FabricDriver`."""

@@ -1,0 +1,1 @@
+"""Intent and observation of one NVLink domain in, a plan of operations out. Pure."""

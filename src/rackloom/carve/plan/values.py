@@ -1,0 +1,182 @@
+"""What the planner takes and returns, all for one NVLink domain.
+
+GPUs are keyed by fabric GUID (NMX-C gpu_uid), the only name that the switch controller accepts in a
+GUID-based partition.
+"""
+
+from enum import IntEnum, StrEnum
+
+import msgspec
+
+DEFAULT_PARTITION_ID = 32766
+"""NMX-C: id of the factory default partition; ordinary ids run from 1 to 32765."""
+
+
+class GpuHealth(IntEnum):
+    """NMX-C GpuHealth."""
+
+    UNKNOWN = 0
+    HEALTHY = 1
+    DEGRADED = 2
+    NO_NVLINK = 3
+    DEGRADED_BANDWIDTH = 4
+
+
+class PartitionHealth(IntEnum):
+    """NMX-C PartitionHealth."""
+
+    UNKNOWN = 0
+    HEALTHY = 1
+    DEGRADED_BANDWIDTH = 2
+    DEGRADED = 3
+    UNHEALTHY = 4
+
+
+class DefaultPartition(StrEnum):
+    """What happens to the factory default partition and to GPUs nobody asked for."""
+
+    KEEP = "keep"
+    """It stays, and GPUs return to it: full-rack, single-tenant sites (clique 32766)."""
+    NONE = "none"
+    """It is removed: a GPU without an assignment is in no partition."""
+
+
+class ObservedGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU as the switch controller reports it."""
+
+    guid: int
+    chassis_serial: str
+    slot: int
+    tray_index: int
+    module_id: int
+    health: GpuHealth
+
+
+class ObservedPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition as the switch controller reports it."""
+
+    id: int
+    name: str
+    members: frozenset[int]
+    """Fabric GUIDs."""
+    health: PartitionHealth
+    guid_based: bool
+    """False: the partition is by location, and its members are the GPUs found there."""
+    multicast_groups: int
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the domain itself says it can hold; None where the controller reports nothing."""
+
+    max_partitions: int | None = None
+    max_multicast_groups: int | None = None
+    max_compute_nodes: int | None = None
+    max_gpus_per_compute_node: int | None = None
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """One complete, successful reading of a domain. A partial reading is no observation."""
+
+    domain: str
+    """Domain uuid from the ServerHello header."""
+    gpus: tuple[ObservedGpu, ...]
+    partitions: tuple[ObservedPartition, ...]
+    limits: Limits
+    observed_at: float
+    """Seconds since the epoch, taken before the first call: what changed later may be missing."""
+
+    @property
+    def facts(self) -> tuple[object, ...]:
+        """What a plan rests on: everything but the time, in a canonical order."""
+        return (
+            self.domain,
+            tuple(sorted(self.gpus, key=lambda gpu: gpu.guid)),
+            tuple(sorted(self.partitions, key=lambda partition: partition.id)),
+            self.limits,
+        )
+
+
+class OwnedPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition that the site made, or has begun to make. Ownership is by recorded name."""
+
+    name: str
+    logical_partition: str
+    partition_id: int | None
+    """None until an observation showed the partition under this name."""
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant wants of one GPU."""
+
+    guid: int
+    logical_partition: str
+    tenant: str
+
+
+class Intent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the site wants of one domain. GPUs without an assignment shall be in no tenant's partition."""
+
+    domain: str
+    assignments: tuple[Assignment, ...]
+    owned: tuple[OwnedPartition, ...]
+    managed: frozenset[int]
+    """GUIDs of GPUs on machines known to the site; no other GPU is ever touched."""
+    default_partition: DefaultPartition
+    revision: int
+    """Grows with every change of intent in the store."""
+
+
+class RemoveGpus(msgspec.Struct, frozen=True, tag="remove-gpus", kw_only=True):
+    """Take GPUs out of a partition that keeps other members."""
+
+    partition_id: int
+    name: str
+    guids: tuple[int, ...]
+
+
+class DeletePartition(msgspec.Struct, frozen=True, tag="delete-partition", kw_only=True):
+    """Delete a partition that would be empty, or the factory default partition."""
+
+    partition_id: int
+    name: str
+
+
+class CreatePartition(msgspec.Struct, frozen=True, tag="create-partition", kw_only=True):
+    """Create a partition with its first members; the controller chooses the id."""
+
+    name: str
+    logical_partition: str
+    guids: tuple[int, ...]
+
+
+class AddGpus(msgspec.Struct, frozen=True, tag="add-gpus", kw_only=True):
+    """Put GPUs into an existing partition."""
+
+    partition_id: int
+    name: str
+    guids: tuple[int, ...]
+
+
+Operation = RemoveGpus | DeletePartition | CreatePartition | AddGpus
+
+
+class Blocked(msgspec.Struct, frozen=True, kw_only=True):
+    """A wish that the plan does not serve, and why."""
+
+    guids: tuple[int, ...]
+    reason: str
+    fix: str | None
+    """The nearest thing that would unblock it; None when nothing the site can do would."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Operations in the order in which they are executed.
+
+    A plan holds removals or additions, never both: additions are planned from an observation that shows
+    the removals done, so that no GPU is ever wanted in two partitions.
+    """
+
+    observation: Observation
+    intent_revision: int
+    operations: tuple[Operation, ...]
+    blocked: tuple[Blocked, ...]

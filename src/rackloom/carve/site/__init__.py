@@ -1,0 +1,1 @@
+"""Records and rules of the site: tenants, VPCs, machines, instances, partitions; and the store."""

@@ -1,0 +1,1 @@
+"""Claim: devices and channels on Kubernetes."""

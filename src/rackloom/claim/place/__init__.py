@@ -1,0 +1,1 @@
+"""Whole jobs onto NVLink domains. Pure."""

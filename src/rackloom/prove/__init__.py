@@ -1,0 +1,1 @@
+"""Prove: measure the path that was claimed, and say what is wrong."""
