@@ -5,14 +5,16 @@ bars.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from cyclopts import Parameter
 
-Output = Literal["table", "json", "yaml"]
+Format = Literal["table", "json", "yaml"]
+Output = Annotated[Format, Parameter(name=["--output", "-o"])]
 
 
-def emit(value: object, output: Output, table: Callable[[], str]) -> None:
+def emit(value: object, output: Format, table: Callable[[], str]) -> None:
     """Print `value` (anything msgspec can encode) as JSON or YAML, or what `table` returns."""
     if output == "json":
         print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
@@ -29,5 +31,6 @@ def columns(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     cells = [list(headers), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(headers))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
     )

@@ -32,3 +32,17 @@ class Fact(msgspec.Struct, Generic[T], frozen=True):
 
     value: T
     source: Source
+
+
+_DIRECTNESS = (Source.SYSFS, Source.NVML, Source.NMX, Source.VENDOR_FILE, Source.DECLARED)
+"""Observed on the device's own machine, observed from elsewhere, written in a file, said."""
+
+
+def directness(source: Source) -> int:
+    """Rank of a source, 0 for the most direct: of two sources that agree, the lower one is named."""
+    return _DIRECTNESS.index(source)
+
+
+def least_direct(*sources: Source) -> Source:
+    """Source of a conclusion that rests on facts of all `sources`: no better than the weakest of them."""
+    return max(sources, key=directness)

@@ -9,7 +9,7 @@ import msgspec
 from rackloom.topology.identity import GpuKey
 
 
-class RackProfile(msgspec.Struct, frozen=True, kw_only=True):
+class RackProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rack-scale product."""
 
     name: str
@@ -19,7 +19,7 @@ class RackProfile(msgspec.Struct, frozen=True, kw_only=True):
     domains_per_rack: int
     trays_per_domain: int
     gpus_per_tray: int
-    nvlink_links_per_gpu: int
+    nvlink_links_per_gpu: int | None
     nvlink_gbytes_per_s_per_gpu: int
     """GB/s, both directions."""
     switch_trays_per_domain: int
@@ -27,6 +27,13 @@ class RackProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Machine profile that a compute tray resembles; None where no such machine is published."""
     note: str
     origin: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a domain that takes unequal numbers of trays from its racks."""
+        if self.trays_per_domain % self.racks_per_domain:
+            raise ValueError(
+                f"{self.name}: {self.trays_per_domain} trays do not divide over {self.racks_per_domain} racks"
+            )
 
     @property
     def gpus_per_domain(self) -> int:
@@ -39,6 +46,7 @@ class Tray(msgspec.Struct, frozen=True, kw_only=True):
 
     chassis_serial: str
     slot: int
+    """0-based, as the switch controller counts the compute trays of a chassis."""
     tray_index: int
     rack: str
     gpus: tuple[GpuKey, ...]

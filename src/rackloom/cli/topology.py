@@ -1,0 +1,184 @@
+"""`rackloom topology`: what is wired to what, on a published machine or rack or on a saved machine."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import App, Parameter
+
+from rackloom.cli.output import Output, columns, emit
+from rackloom.errors import Refused
+from rackloom.topology import profiles
+from rackloom.topology.affinity import Cell, classes, guest_view
+from rackloom.topology.facts import Fact
+from rackloom.topology.machine import Gpu, Machine, Nic, PciePath
+from rackloom.topology.rack import RackProfile
+
+app = App(name="topology", help="What is wired to what, and how we know.")
+
+Matrix = tuple[tuple[Cell, ...], ...]
+
+
+@app.command(name="list")
+def list_profiles(*, output: Output = "table") -> None:
+    """List the machine and rack profiles that ship with Rackloom.
+
+    Parameters
+    ----------
+    output
+        How to print.
+    """
+    loaded = [profiles.load(name) for name in profiles.names()]
+    rows = [_summary(profile) for profile in loaded]
+    keys = ("profile", "kind", "gpus", "nics")
+    value = [dict(zip(keys, row, strict=True)) for row in rows]
+    emit(value, output, lambda: columns([key.upper() for key in keys], [_cells(row) for row in rows]))
+
+
+@app.command
+def show(profile: str, *, output: Output = "table") -> None:
+    """Show a profile: devices, NUMA nodes and PCIe paths of a machine; racks, trays and links of a rack.
+
+    Parameters
+    ----------
+    profile
+        Name as `rackloom topology list` prints it, or a machine saved as a .json file.
+    output
+        How to print.
+    """
+    found = _load(profile)
+    emit(found, output, lambda: _table(found))
+
+
+@app.command(name="classes")
+def show_classes(
+    profile: str,
+    *,
+    guest: Annotated[bool, Parameter(negative="")] = False,
+    output: Output = "table",
+) -> None:
+    """Show how near each NIC is to each GPU (PIX, PXB, PHB, NODE, SYS, UNKNOWN) and who says so.
+
+    Parameters
+    ----------
+    profile
+        Name as `rackloom topology list` prints it, or a machine saved as a .json file. Of a rack, the machine
+        of its trays is shown.
+    guest
+        Only what the kernel and driver of the machine itself show, without vendor files and declarations.
+    output
+        How to print.
+    """
+    found = _load(profile)
+    machine = _tray_machine(found) if isinstance(found, RackProfile) else found
+    matrix = classes(guest_view(machine) if guest else machine)
+    excluded = [{"nic": nic.index, "reason": nic.excluded} for nic in machine.nics if nic.excluded]
+    value = {"machine": machine.name, "guest": guest, "rows": matrix, "excluded": excluded}
+    emit(value, output, lambda: _matrix_page(_title(found, machine, guest), machine, matrix))
+
+
+def _load(profile: str) -> Machine | RackProfile:
+    return _saved(Path(profile)) if profile.endswith(".json") else profiles.load(profile)
+
+
+def _saved(path: Path) -> Machine:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Machine)
+    except (OSError, msgspec.DecodeError) as trouble:
+        fix = "name a file that `rackloom topology show -o json` wrote for a machine"
+        raise Refused(f"{path} is not a saved machine: {trouble}", nearest_fix=fix) from trouble
+
+
+def _tray_machine(rack: RackProfile) -> Machine:
+    if rack.tray_machine is None:
+        raise Refused(f"no machine like a tray of {rack.name} is published, so its classes are not known")
+    return profiles.load_machine(rack.tray_machine)
+
+
+def _title(found: Machine | RackProfile, machine: Machine, guest: bool) -> str:
+    of_rack = f"tray of {found.name}, as " if isinstance(found, RackProfile) else ""
+    view = "as its own kernel shows it" if guest else "from all sources"
+    return f"{of_rack}{machine.name}: GPU x NIC, {view}"
+
+
+def _summary(profile: Machine | RackProfile) -> tuple[str, str, int, int | None]:
+    if isinstance(profile, RackProfile):
+        return profile.name, "rack", profile.gpus_per_domain, None
+    usable = sum(nic.excluded is None for nic in profile.nics)
+    return profile.name, "machine", len(profile.gpus), usable
+
+
+def _table(found: Machine | RackProfile) -> str:
+    return _rack_table(found) if isinstance(found, RackProfile) else _machine_table(found)
+
+
+def _rack_table(rack: RackProfile) -> str:
+    fields = msgspec.structs.asdict(rack) | {"origin": "; ".join(rack.origin)}
+    rows = [(name.replace("_", " "), *_cells([value])) for name, value in fields.items()]
+    return columns(("FACT", "VALUE"), [*rows, ("gpus per domain", rack.gpus_per_domain)])
+
+
+def _machine_table(machine: Machine) -> str:
+    gpus = columns(
+        ("GPU", "PRODUCT", "ADDRESS", "NUMA", "PCIE", "SWITCH"), [_gpu_row(gpu) for gpu in machine.gpus]
+    )
+    nics = columns(
+        ("NIC", "DEVICE", "MODEL", "ADDRESS", "GBIT/S", "NUMA", "PCIE", "SWITCH", "TENANT USE"),
+        [_nic_row(nic) for nic in machine.nics],
+    )
+    origin = "\n".join(f"origin: {place}" for place in machine.origin)
+    return "\n\n".join([f"{machine.name}\n{machine.note}\n{origin}", gpus, nics])
+
+
+def _gpu_row(gpu: Gpu) -> list[str]:
+    return _cells([gpu.index, gpu.product or gpu.pci_id, gpu.pci_address, *_whereabouts(gpu)])
+
+
+def _nic_row(nic: Nic) -> list[str]:
+    device = "/".join(name for name in (nic.if_name, nic.rdma_device) if name) or None
+    use = "yes" if nic.excluded is None else f"no: {nic.excluded}"
+    model = nic.model or nic.pci_id
+    return _cells([nic.index, device, model, nic.pci_address, nic.line_rate_gbps, *_whereabouts(nic), use])
+
+
+def _whereabouts(device: Gpu | Nic) -> tuple[str | None, str | None, str | None]:
+    return _sourced(device.numa_node), _path(device.pcie), _sourced(device.vendor_switch)
+
+
+def _sourced(fact: Fact[int] | Fact[str] | None) -> str | None:
+    return None if fact is None else f"{fact.value}/{fact.source}"
+
+
+def _path(path: PciePath | None) -> str | None:
+    return None if path is None else f"{' > '.join([path.root, *(path.bridges or ())])}/{path.source}"
+
+
+def _cells(values: Sequence[object]) -> list[str]:
+    """What is not known prints as a dash."""
+    return ["-" if value is None else str(value) for value in values]
+
+
+def _matrix_page(title: str, machine: Machine, matrix: Matrix) -> str:
+    excluded = [f"(NIC {nic.index}) not for tenants: {nic.excluded}" for nic in machine.nics if nic.excluded]
+    return "\n\n".join([title, _matrix_table(machine, matrix), *(["\n".join(excluded)] if excluded else [])])
+
+
+def _matrix_table(machine: Machine, matrix: Matrix) -> str:
+    """One column per run of NICs that every GPU sees alike: machines have up to 32."""
+    texts = [[_cell_text(row[nic.index]) for row in matrix] for nic in machine.nics]
+    alike = groupby(machine.nics, key=lambda nic: (texts[nic.index], nic.excluded is None))
+    runs = [list(run) for _, run in alike]
+    rows = [[gpu.index, *(texts[run[0].index][gpu.index] for run in runs)] for gpu in machine.gpus]
+    return columns(["GPU", *(_run_name(run) for run in runs)], rows)
+
+
+def _run_name(run: list[Nic]) -> str:
+    first, last = run[0].index, run[-1].index
+    name = f"NIC {first}" if first == last else f"NIC {first}-{last}"
+    return name if run[0].excluded is None else f"({name})"
+
+
+def _cell_text(cell: Cell) -> str:
+    return cell.path_class if cell.source is None else f"{cell.path_class}/{cell.source}"
