@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.errors import Refused
-from rackloom.topology.affinity import Cell, PathClass, classes, classify, guest_view, nearest, partner
+from rackloom.topology.affinity import (
+    Cell,
+    PathClass,
+    classes,
+    classify,
+    guest_view,
+    nearest,
+    numa_of,
+    partner,
+)
 from rackloom.topology.facts import Fact, Source, directness
 from rackloom.topology.machine import ClassRow, Gpu, Machine, Nic, PciePath
 from rackloom.topology.profiles import load_machine, machine_names
@@ -18,6 +27,11 @@ NEARNESS = list(PathClass)
 
 def letters(matrix, width):
     return [" ".join(cell.path_class for cell in row[:width]) for row in matrix]
+
+
+def distance(machine, cell):
+    here, there = numa_of(machine.gpus[cell.gpu]), numa_of(machine.nics[cell.nic])
+    return NEARNESS.index(cell.path_class), here != there
 
 
 def matrix_of(name, view):
@@ -45,12 +59,12 @@ def test_a_hidden_switch_is_restored_from_the_vendor_file():
         assert {cell.source for nic, cell in enumerate(row) if nic != gpu} == {Source.SYSFS}
 
 
-def test_numa_tells_near_from_far_where_nvidia_smi_says_sys():
+def test_a_printed_matrix_beats_what_numa_nodes_suggest_and_numa_still_finds_the_partners():
     machine = load_machine("oci-bm.gpu.gb200-v3.4")
-    assert (
-        letters(classes(machine), 8)
-        == ["NODE " * 4 + "SYS SYS SYS SYS"] * 2 + ["SYS " * 4 + "NODE NODE NODE NODE"] * 2
-    )
+    assert letters(classes(machine), 8) == ["SYS " * 7 + "SYS"] * 4
+    assert {cell.source for row in classes(machine) for cell in row[:8]} == {Source.DECLARED}
+    near = [[cell.nic for cell in partner(machine, gpu)] for gpu in range(4)]
+    assert near == [[0, 1, 2, 3]] * 2 + [[4, 5, 6, 7]] * 2
 
 
 def test_the_vendor_file_alone_gives_four_numa_nodes():
@@ -86,7 +100,7 @@ def test_partners_are_the_nearest_usable_nics(name):
         assert all(machine.nics[nic].excluded is None for nic in chosen)
         others = [cell for cell in row if cell.nic not in chosen and machine.nics[cell.nic].excluded is None]
         for cell in partners:
-            assert all(NEARNESS.index(cell.path_class) < NEARNESS.index(other.path_class) for other in others)
+            assert all(distance(machine, cell) < distance(machine, other) for other in others)
 
 
 def test_partners_leave_out_management_nics_of_the_same_switch():

@@ -1,8 +1,8 @@
 """How near each NIC is to each GPU, and who says so.
 
-No single source is right on every machine: hypervisors hide bridges, drivers leave out NUMA nodes, and
-nvidia-smi calls every pair of a Grace machine SYS. Each source is asked for what it proves; `nearest` alone
-decides between the answers. docs/topology.md names the machines behind the rule.
+No single source is right on every machine: hypervisors hide bridges, drivers leave out NUMA nodes, and a
+GPU on NVLink-C2C is SYS to every NIC. Each source is asked for what it proves; `_fused` alone decides between
+the answers. docs/topology.md names the machines behind the rule.
 """
 
 from collections.abc import Iterable
@@ -21,6 +21,7 @@ Device = TypeVar("Device", Gpu, Nic)
 Known = TypeVar("Known", Fact[int], Fact[str], PciePath)
 
 _NEARNESS = tuple(PathClass)
+_SWITCHED = frozenset({PathClass.PIX, PathClass.PXB})
 _SEEN_BY_THE_GUEST = frozenset({Source.SYSFS, Source.NVML})
 
 
@@ -32,6 +33,7 @@ def classes(machine: Machine) -> tuple[tuple[Cell, ...], ...]:
 def partner(machine: Machine, gpu_index: int) -> tuple[Cell, ...]:
     """The nearest NICs of a GPU: those of its nearest known class, excluded ones left out.
 
+    Where that class spans NUMA nodes (a Grace GPU is SYS to every NIC), those of the GPU's own node.
     Empty when no class is known. Refused when the machine has no such GPU.
     """
     if gpu_index not in range(len(machine.gpus)):
@@ -39,7 +41,10 @@ def partner(machine: Machine, gpu_index: int) -> tuple[Cell, ...]:
         raise Refused(f"{machine.name} has no GPU {gpu_index}", nearest_fix=fix)
     row = [_cell(machine, machine.gpus[gpu_index], nic) for nic in machine.nics if nic.excluded is None]
     known = [cell for cell in row if cell.path_class is not PathClass.UNKNOWN]
-    return tuple(cell for cell in known if cell.path_class is nearest(known).path_class)
+    best = tuple(cell for cell in known if cell.path_class is nearest(known).path_class)
+    home = numa_of(machine.gpus[gpu_index])
+    local = tuple(cell for cell in best if home is not None and numa_of(machine.nics[cell.nic]) == home)
+    return local or best
 
 
 def classify(gpu: Gpu, nic: Nic) -> Cell:
@@ -48,11 +53,7 @@ def classify(gpu: Gpu, nic: Nic) -> Cell:
 
 
 def nearest(answers: Iterable[Cell]) -> Cell:
-    """The fusion rule: the nearest class wins, and of equals the one with the most direct source.
-
-    What hides topology (a hypervisor, a flat virtual root, a GPU on C2C) makes a pair look farther than it
-    is, never nearer, so an answer that found something in common beats one that did not.
-    """
+    """The nearest class, and of equals the one with the most direct source."""
     return min(answers, key=_preference)
 
 
@@ -67,7 +68,16 @@ def guest_view(machine: Machine) -> Machine:
 
 
 def _cell(machine: Machine, gpu: Gpu, nic: Nic) -> Cell:
-    return nearest([classify(gpu, nic), *by_declaration(machine.declared_classes, gpu, nic)])
+    return _fused(classify(gpu, nic), tuple(by_declaration(machine.declared_classes, gpu, nic)))
+
+
+def _fused(proven: Cell, stated: tuple[Cell, ...]) -> Cell:
+    """A switch in common wins, then what was printed on this very machine, then what can be inferred.
+
+    Hiding topology makes a pair look farther than it is, never nearer, so a switch that was found is there. A
+    printed matrix is nvidia-smi's own answer, where roots and NUMA nodes only tell what it should be.
+    """
+    return nearest(stated) if stated and proven.path_class not in _SWITCHED else proven
 
 
 def _preference(cell: Cell) -> tuple[int, int]:
