@@ -6,6 +6,7 @@ import pytest
 from rackloom.cli.transfer import app, parse_address, parse_size, read_secret
 from rackloom.errors import Refused
 from rackloom.prove.transfer.memory import missing
+from rackloom.prove.transfer.values import AlignmentReport
 
 
 def call(*words: str) -> object:
@@ -59,24 +60,27 @@ def test_nonsense_sizes_do_not_start_anything() -> None:
         call("run", "--block-size", "0")
 
 
-SMALL = ("run", "--block-size", "256KiB", "--iters", "2", "--warmup", "0", "--runs", "1")
-
-
 @pytest.mark.nixl
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_a_run_prints_a_result_line_and_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*SMALL) == 0
+    small = ("--block-size", "256KiB", "--iters", "2", "--warmup", "0", "--runs", "1")
+    assert call("run", *small, "--transport", "tcp", "--net-device", "lo") == 0
     lines = capsys.readouterr().out.splitlines()
     result = json.loads(lines[0].removeprefix("RESULT "))
     assert result["verified"] is True
     assert result["block_size"] == 256 << 10
-    assert lines[-1].startswith("data verified")
+    assert lines[3].split()[:2] == ["plain", "lo"]
+    assert lines[-1].startswith("data verified, path proved")
 
 
-@pytest.mark.nixl
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*SMALL, "-o", "json") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["proved"] is True
-    assert report["plain"]["runs"][0]["verified"] is True
+def test_a_promise_that_breaks_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = AlignmentReport(emulated=False, label="here", proved=False, verdict="swapped")
+    monkeypatch.setattr("rackloom.prove.transfer.run.run_plain", lambda *_, **__: broken)
+    assert call("run", "--net-device", "lo") == 1
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    fine = AlignmentReport(emulated=True, label="here", proved=True, verdict="fine")
+    monkeypatch.setattr("rackloom.prove.transfer.run.run_alignment", lambda *_, **__: fine)
+    assert call("run", "--emulate", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "fine"

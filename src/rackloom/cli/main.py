@@ -16,7 +16,11 @@ app = App(
     version=__version__,
     result_action="return_value",
 )
+app.command("rackloom.cli.demo:demo", name="demo")
+app.command("rackloom.cli.up:up", name="up")
+app.command("rackloom.cli.up:token", name="token")
 app.command("rackloom.cli.topology:app", name="topology")
+app.command("rackloom.cli.transfer:app", name="transfer")
 
 
 def main() -> None:

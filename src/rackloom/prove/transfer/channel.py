@@ -1,0 +1,216 @@
+"""The control channel between two ends: small frames over TCP, authenticated both ways.
+
+NIXL needs a side channel for agent metadata and addresses. Whoever can write to it decides which memory is
+overwritten, so every frame carries a MAC under a session key that only the holders of the shared secret
+can derive, with direction and sequence number inside (no replay, no reflection). The frames are not
+encrypted: they hold addresses and counters, no payload.
+
+Frame: 4 bytes big-endian length of the body, 32 bytes HMAC-SHA256, body (msgpack).
+Handshake: initiator sends its nonce; target answers with its own; initiator proves the secret over both;
+target proves it in turn. The initiator goes first, so that a stranger who connects learns nothing from which
+the secret could be guessed.
+"""
+
+import hmac
+import secrets
+import select
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Literal, TypeVar
+
+import msgspec
+
+from rackloom.errors import Refused, Retry
+
+MAX_BODY = 1 << 20
+"""Largest body of a frame: metadata (hundreds of bytes) and MAX_BLOCKS descriptors fit well."""
+MIN_SECRET = 16
+NONCE = 32
+PREFIX = b"rackloom-transfer-1 "
+_NO = bytes(NONCE)
+"""In place of the target's proof: the initiator's was wrong."""
+_HEAD = struct.Struct("!I32s")
+
+Role = Literal["initiator", "target"]
+M = TypeVar("M")
+
+
+def check_secret(secret: str) -> bytes:
+    """The secret as key bytes.
+
+    Raises:
+        Refused: shorter than MIN_SECRET characters, so that it could be guessed.
+    """
+    if len(secret) < MIN_SECRET:
+        raise Refused(
+            f"the shared secret has {len(secret)} characters",
+            nearest_fix=f"use at least {MIN_SECRET}, such as the output of `openssl rand -hex 32`",
+        )
+    return secret.encode()
+
+
+class Wire:
+    """Exact reads and writes on one connected socket, all before `deadline` (of `clock`, seconds)."""
+
+    def __init__(self, sock: socket.socket, deadline: float, clock: Callable[[], float]) -> None:
+        self._sock, self.deadline, self._clock = sock, deadline, clock
+        with suppress(OSError):  # a socket pair has no Nagle delay to turn off
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, data: bytes) -> None:
+        """Send all of `data`.
+
+        Raises:
+            Retry: the peer is gone or too slow.
+        """
+        self._arm()
+        try:
+            self._sock.sendall(data)
+        except OSError as error:
+            raise Retry(f"the peer stopped listening: {error}", after=1.0) from error
+
+    def receive(self, size: int) -> bytes:
+        """Exactly `size` bytes.
+
+        Raises:
+            Retry: the peer closed the connection or is too slow.
+        """
+        data = bytearray()
+        while len(data) < size:
+            self._arm()
+            try:
+                piece = self._sock.recv(size - len(data))
+            except OSError as error:
+                raise Retry(f"the peer stopped answering: {error}", after=1.0) from error
+            if not piece:
+                raise Retry("the peer closed the control channel", after=1.0)
+            data += piece
+        return bytes(data)
+
+    def peer_is_there(self) -> bool:
+        """Whether the connection stands; takes no byte from it and never waits."""
+        readable, _, _ = select.select([self._sock], [], [], 0)
+        try:
+            return not readable or bool(self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+    def _arm(self) -> None:
+        left = self.deadline - self._clock()
+        if left <= 0:
+            raise Retry("the time for this transfer is over", after=1.0)
+        self._sock.settimeout(left)
+
+
+class Channel:
+    """Authenticated messages in both directions over a `Wire`; made by `connect` and `accept`."""
+
+    def __init__(self, wire: Wire, key: bytes, role: Role) -> None:
+        self._wire, self._key = wire, key
+        self._mine = role.encode()
+        self._theirs = b"target" if role == "initiator" else b"initiator"
+        self._sent = self._received = 0
+
+    def send(self, message: object) -> None:
+        """Encode and send `message`.
+
+        Raises:
+            Refused: it is larger than a frame may be.
+            Retry: the peer is gone or too slow.
+        """
+        body = msgspec.msgpack.encode(message)
+        if len(body) > MAX_BODY:
+            raise Refused(f"a control message of {len(body)} bytes", nearest_fix="ask for fewer blocks")
+        mac = _frame_mac(self._key, self._mine, self._sent, body)
+        self._sent += 1
+        self._wire.send(_HEAD.pack(len(body), mac) + body)
+
+    def receive(self, kind: type[M]) -> M:
+        """The next message, which must be a `kind`.
+
+        Raises:
+            Refused: oversized, altered, replayed or malformed.
+            Retry: the peer is gone or too slow.
+        """
+        size, mac = _HEAD.unpack(self._wire.receive(_HEAD.size))
+        if size > MAX_BODY:
+            raise Refused(f"the peer announced a control message of {size} bytes; the limit is {MAX_BODY}")
+        body = self._wire.receive(size)
+        if not hmac.compare_digest(mac, _frame_mac(self._key, self._theirs, self._received, body)):
+            raise Refused("a control message was altered or replayed")
+        self._received += 1
+        try:
+            return msgspec.msgpack.decode(body, type=kind)
+        except msgspec.DecodeError as error:
+            raise Refused(
+                f"the peer sent a message this version does not know: {error}",
+                nearest_fix="run the same version of rackloom at both ends",
+            ) from error
+
+    def peer_is_there(self) -> bool:
+        """Whether the peer still holds the connection."""
+        return self._wire.peer_is_there()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._wire.close()
+
+
+def connect(wire: Wire, secret: bytes) -> Channel:
+    """The initiator's half of the handshake.
+
+    Raises:
+        Refused: the peer does not speak this protocol, or does not hold the same secret.
+        Retry: the peer is gone or too slow.
+    """
+    mine = secrets.token_bytes(NONCE)
+    wire.send(PREFIX + mine)
+    theirs = _nonce(wire)
+    wire.send(_proof(secret, b"initiator", mine, theirs))
+    if not hmac.compare_digest(wire.receive(NONCE), _proof(secret, b"target", mine, theirs)):
+        raise _other_secret()
+    return Channel(wire, _proof(secret, b"session", mine, theirs), "initiator")
+
+
+def accept(wire: Wire, secret: bytes) -> Channel:
+    """The target's half of the handshake; the initiator has to prove itself first.
+
+    Raises:
+        Refused: the peer does not speak this protocol, or does not hold the same secret.
+        Retry: the peer is gone or too slow.
+    """
+    theirs = _nonce(wire)
+    mine = secrets.token_bytes(NONCE)
+    wire.send(PREFIX + mine)
+    if not hmac.compare_digest(wire.receive(NONCE), _proof(secret, b"initiator", theirs, mine)):
+        wire.send(_NO)
+        raise _other_secret()
+    wire.send(_proof(secret, b"target", theirs, mine))
+    return Channel(wire, _proof(secret, b"session", theirs, mine), "target")
+
+
+def _other_secret() -> Refused:
+    return Refused("the two ends hold different secrets", nearest_fix="give both ends the same secret")
+
+
+def _nonce(wire: Wire) -> bytes:
+    if wire.receive(len(PREFIX)) != PREFIX:
+        raise Refused(
+            "the peer does not speak this version of the control channel",
+            nearest_fix="run the same version of rackloom at both ends",
+        )
+    return wire.receive(NONCE)
+
+
+def _proof(secret: bytes, purpose: bytes, initiator_nonce: bytes, target_nonce: bytes) -> bytes:
+    return hmac.digest(secret, PREFIX + purpose + b" " + initiator_nonce + target_nonce, "sha256")
+
+
+def _frame_mac(key: bytes, sender: bytes, sequence: int, body: bytes) -> bytes:
+    return hmac.digest(key, sender + b" " + sequence.to_bytes(8, "big") + body, "sha256")

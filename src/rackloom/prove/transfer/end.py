@@ -1,0 +1,79 @@
+"""The process of one end: `python -m rackloom.prove.transfer.end`, spoken to as `events` describes."""
+
+import os
+import sys
+import threading
+import time
+from typing import BinaryIO, TextIO
+
+import msgspec
+
+from rackloom.errors import Refused, Retry
+from rackloom.prove.transfer import initiator, target
+from rackloom.prove.transfer.channel import check_secret
+from rackloom.prove.transfer.events import BeTarget, Done, Event, Failed, Listening, Order, TurnedAway
+
+_ORDER: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
+ORPHANED = 3
+"""Exit code when standard input closed: nobody is left to hear a result."""
+
+
+def main() -> None:
+    """Take the secret and one order from standard input, carry it out, exit 0, or 1 after a Failed."""
+    out = _private_stdout()
+    try:
+        secret = check_secret(sys.stdin.buffer.readline().decode().rstrip("\n"))
+        order = _ORDER.decode(sys.stdin.buffer.readline())
+        threading.Thread(target=_end_when_orphaned, args=(sys.stdin.buffer,), daemon=True).start()
+        _emit(out, carry_out(order, secret, out))
+        code = 0
+    except Retry as retry:
+        _emit(out, Failed(retry.reason, after=retry.after))
+        code = 1
+    except Refused as refused:
+        _emit(out, Failed(refused.reason, refused.nearest_fix))
+        code = 1
+    # Destructors of a backend whose peer vanished can wait for it for ever; the report is already out.
+    os._exit(code)
+
+
+def carry_out(order: Order, secret: bytes, out: TextIO) -> Done:
+    """Be the end that `order` asks for, until it is over.
+
+    Raises:
+        Refused, Retry: as the end in question.
+    """
+    if not isinstance(order, BeTarget):
+        return Done(initiator.run(order.host, order.port, secret, order.spec, order.ucx))
+    with target.listen(order.host, order.port) as listener:
+        _emit(out, Listening(order.host, listener.getsockname()[1]))
+        target.serve(
+            listener,
+            secret,
+            order.ucx,
+            lambda peer, reason: _emit(out, TurnedAway(peer, reason)),
+            once=order.once,
+            deadline=time.monotonic() + order.timeout_seconds if order.once else None,
+        )
+    return Done()
+
+
+def _private_stdout() -> TextIO:
+    """Keep standard output for events: whatever a library prints goes to standard error."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return out
+
+
+def _emit(out: TextIO, event: Event) -> None:
+    out.write(msgspec.json.encode(event).decode() + "\n")
+    out.flush()
+
+
+def _end_when_orphaned(stdin: BinaryIO) -> None:
+    stdin.read()
+    os._exit(ORPHANED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""What a transfer is asked for and what its report says, as values.
+
+The first sixteen fields of a report are those of the RESULT line of the nixl-kv-transfer example, in its
+order; everything after them is ours and only ever added to.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from rackloom.errors import Refused
+
+Op = Literal["WRITE", "READ"]
+Verdict = Literal["holds", "does not hold", "unknown", "no promise"]
+
+MAX_BLOCKS = 8192
+"""Descriptors in one request: above it the list would not fit one control frame."""
+MAX_ITERS = 100_000
+"""Each iteration's time is kept and handed over in one line."""
+
+
+def _within(name: str, number: float, low: int, high: int) -> None:
+    if not low <= number <= high:
+        raise Refused(f"{name}: {number}", nearest_fix=f"give {low} to {high}")
+
+
+class Ucx(msgspec.Struct, frozen=True):
+    """How one end pins UCX; the ends differ where their hosts name devices differently."""
+
+    transports: tuple[str, ...] = ()
+    """UCX_TLS; empty leaves the choice to UCX."""
+    net_devices: tuple[str, ...] = ()
+    """UCX_NET_DEVICES; empty leaves the choice to UCX."""
+
+
+class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measurement: sizes in bytes, times in seconds. Defaults are the example's 1 GiB run.
+
+    Raises:
+        Refused: a number is out of range.
+    """
+
+    op: Op = "WRITE"
+    block_size: int = 1 << 30
+    batch_size: int = 1
+    iters: int = 100
+    warmup_iters: int = 20
+    seed: int = 1
+    timeout_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        _within("block size", self.block_size, 1, 1 << 40)
+        _within("batch size", self.batch_size, 1, MAX_BLOCKS)
+        _within("iterations", self.iters, 1, MAX_ITERS)
+        _within("warm-up iterations", self.warmup_iters, 0, MAX_ITERS)
+        _within("seed", self.seed, 0, 1 << 63)
+        _within("timeout", self.timeout_seconds, 1, 86400)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that one iteration moves; also the size of either buffer."""
+        return self.block_size * self.batch_size
+
+    @property
+    def timed_bytes(self) -> int:
+        """Bytes that all timed iterations move together."""
+        return self.total_bytes * self.iters
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """What the placement promises: the device that carries the bytes, and the rate a shaper was told."""
+
+    device: str | None = None
+    declared_gigabits: float | None = None
+    emulated: bool = False
+
+
+class DeviceTraffic(msgspec.Struct, frozen=True):
+    """What one device counted during the timed iterations, bytes; netdev counters include headers."""
+
+    name: str
+    kind: Literal["netdev", "rdma"]
+    sent_bytes: int
+    received_bytes: int
+
+
+class PathProof(msgspec.Struct, frozen=True):
+    """Which device carried the bytes, and how that is known."""
+
+    verdict: Verdict
+    evidence: str
+    promised: str | None
+    carried_by: tuple[str, ...]
+    """Devices whose counters rose by the payload on the initiator's side; empty within one memory."""
+    expected_bytes: int
+    protocols: tuple[str, ...]
+    """What UCX says that it uses for this operation, such as tcp/rdma0 or cma/memory."""
+    initiator: tuple[DeviceTraffic, ...]
+    target: tuple[DeviceTraffic, ...]
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What one end spent during the timed iterations."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    """CPU time of this end, all threads."""
+    voluntary_switches: int
+    involuntary_switches: int
+
+
+class Host(msgspec.Struct, frozen=True):
+    """What has to be known about a host to read a number measured on it."""
+
+    hostname: str
+    kernel: str
+    processors: int
+    usable_processors: int
+    load_average: float
+    """One-minute load when the end started, before it made any itself."""
+    python: str
+    nixl: str
+    ucx: Ucx
+
+
+class EndRecord(msgspec.Struct, frozen=True):
+    """What one end observed of itself over the timed iterations."""
+
+    digest: str
+    """blake2b-256 of the whole buffer after the last iteration, hexadecimal."""
+    traffic: tuple[DeviceTraffic, ...]
+    usage: Usage
+    host: Host
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What the initiator hands to whoever started it."""
+
+    backend: str
+    connect_seconds: float
+    """From loading the peer's metadata to a request that can be posted."""
+    first_seconds: float
+    """The very first transfer: it pays for lazily made connections."""
+    seconds: tuple[float, ...]
+    post_seconds: tuple[float, ...]
+    protocols: tuple[str, ...]
+    initiator: EndRecord
+    target: EndRecord
+
+
+class Environment(msgspec.Struct, frozen=True):
+    """The circumstances of a measurement; a number without them means little."""
+
+    initiator: Host
+    target: Host
+    initiator_usage: Usage
+    target_usage: Usage
+    contention: str | None
+    """Why the numbers are suspect, or None if both ends had a processor to themselves."""
+
+
+class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured pair of ends. Seconds, bytes, decimal GB/s."""
+
+    event: str = "result"
+    backend: str
+    requested_backend: str = "UCX"
+    op: Op
+    device: str = "cpu"
+    block_size: int
+    batch_size: int
+    total_bytes: int
+    iters: int
+    warmup_iters: int
+    avg_seconds: float
+    min_seconds: float
+    p50_seconds: float
+    p95_seconds: float
+    p99_seconds: float
+    avg_GBps: float  # noqa: N815 (the example's own spelling)
+    verified: bool
+    """The sink's buffer, wiped before the timed iterations, equals the source's afterwards."""
+    emulated: bool
+    declared_gigabits: float | None
+    """The rate, Gb/s, that a shaper was told; None on hardware."""
+    avg_post_seconds: float
+    """The part of avg_seconds until the post returned; all of it on a blocking transport such as cma."""
+    avg_transfer_seconds: float
+    """The rest: polling until the transfer was done."""
+    connect_seconds: float
+    first_seconds: float
+    path: PathProof
+    environment: Environment
+
+
+class Arm(msgspec.Struct, frozen=True):
+    """The runs of one placement and their mean."""
+
+    name: str
+    device: str | None
+    declared_gigabits: float | None
+    runs: tuple[TransferReport, ...]
+    mean_GBps: float  # noqa: N815
+    spread: float
+    """(fastest - slowest) / mean of the runs."""
+
+
+class AlignmentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An aligned and an unaligned arm, interleaved; or one plain arm with nothing to compare it to."""
+
+    emulated: bool
+    label: str
+    """One sentence that belongs beside every number of this report."""
+    aligned: Arm | None = None
+    unaligned: Arm | None = None
+    plain: Arm | None = None
+    declared_ratio: float | None = None
+    measured_ratio: float | None = None
+    proved: bool
+    """Every run verified its data, and the promised device carried it in every run that had a promise."""
+    verdict: str
+
+    @property
+    def runs(self) -> tuple[TransferReport, ...]:
+        """All runs, the arms in order."""
+        return tuple(run for arm in (self.aligned, self.unaligned, self.plain) if arm for run in arm.runs)
