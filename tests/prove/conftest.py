@@ -1,13 +1,9 @@
 """Skips, with the reason in words, what this machine cannot run."""
 
 import pytest
-from hypothesis import settings
 
 from rackloom.prove.transfer.emulate import can_emulate
 from rackloom.prove.transfer.memory import missing
-
-settings.register_profile("no-clock", deadline=None)
-settings.load_profile("no-clock")
 
 
 @pytest.fixture(scope="session")

@@ -1,1 +1,1 @@
-"""The doors: REST and authentication."""
+"""The doors of the site: REST, and who may come through them."""

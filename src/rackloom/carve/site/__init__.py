@@ -1,1 +1,1 @@
-"""Records and rules of the site: tenants, VPCs, machines, instances, partitions; and the store."""
+"""Records and rules of a site: tenants, VPCs, machines, instances, partitions; and the store they live in."""

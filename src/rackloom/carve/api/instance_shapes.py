@@ -1,0 +1,67 @@
+"""Instances as the wire shows them: ours, the fields that are only kept, and the NVLink interfaces."""
+
+import sqlalchemy as sa
+
+from rackloom.carve.api.interfaces import shape as interface_shape
+from rackloom.carve.api.queries import Query
+from rackloom.carve.api.respond import Json
+from rackloom.carve.api.shapes import Row, Rows, relate, status_history, times
+from rackloom.carve.site import history, interfaces
+from rackloom.carve.site.tables import nvlink_interface
+from rackloom.carve.site.values import Status
+
+RELATIONS = ("Site", "Tenant", "InfrastructureProvider", "InstanceType", "Vpc")
+
+KEPT_DEFAULTS: Json = {
+    "operatingSystemId": None,
+    "ipxeScript": None,
+    "userData": None,
+    "phoneHomeEnabled": False,
+    "alwaysBootWithCustomIpxe": False,
+    "networkSecurityGroupId": None,
+    "labels": {},
+    "sshKeyGroupIds": [],
+    "interfaces": [],
+    "infinibandInterfaces": [],
+    "serialConsoleUrl": None,
+}
+"""Fields that clients of the wider API expect to find, when the request did not bring them."""
+
+SETTLED = (Status.READY, Status.UNKNOWN)
+
+
+def shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
+    """Instances (rows with provider_id) with their interfaces and histories: a fixed number of queries."""
+    ids = [row.id for row in rows]
+    histories = history.of(conn, ids)
+    found: dict[str, list[Json]] = {}
+    mine = interfaces.listing().where(nvlink_interface.c.instance_id.in_(ids))
+    ordered = mine.order_by(nvlink_interface.c.device_instance, nvlink_interface.c.created)
+    for row in conn.execute(ordered):
+        found.setdefault(row.instance_id, []).append(interface_shape(row))
+    made = [_shape(row, found.get(row.id, []), histories[row.id]) for row in rows]
+    relate(conn, made, query.relations(*RELATIONS))
+    return made
+
+
+def _shape(row: Row, nvlink: list[Json], past: Rows) -> Json:
+    return {
+        **KEPT_DEFAULTS,
+        **row.extra,
+        "id": row.id,
+        "name": row.name,
+        "description": row.description,
+        "tenantId": row.tenant_id,
+        "infrastructureProviderId": row.provider_id,
+        "siteId": row.site_id,
+        "instanceTypeId": row.instance_type_id,
+        "vpcId": row.vpc_id,
+        "machineId": row.machine_id,
+        "controllerInstanceId": row.id,
+        "nvLinkInterfaces": nvlink,
+        "isUpdatePending": row.status not in SETTLED,
+        "placementReason": row.placement,
+        "status": row.status,
+        "statusHistory": status_history(past),
+        **times(row),
+    }

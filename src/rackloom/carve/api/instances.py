@@ -1,0 +1,173 @@
+"""Instances over REST."""
+
+from typing import Annotated, Any, TypeVar
+from uuid import UUID
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Path
+from fastapi import Query as Param
+from starlette.responses import Response
+
+from rackloom.carve.api import respond
+from rackloom.carve.api.bodies import InstanceBatchCreate, InstanceCreate, InstanceUpdate
+from rackloom.carve.api.deps import ApiDeps, Deps, TenantAdmin
+from rackloom.carve.api.instance_shapes import shapes
+from rackloom.carve.api.queries import InstanceQuery, PageQuery, Query
+from rackloom.carve.api.respond import Json
+from rackloom.carve.api.shapes import status_history
+from rackloom.carve.site import history, instance_creation, instances, tenants
+from rackloom.carve.site.instance_creation import InstanceRequest
+from rackloom.carve.site.paging import fetch, matches, order_of
+from rackloom.carve.site.tables import instance as table
+from rackloom.carve.site.tables import site
+from rackloom.carve.site.values import Changed
+
+router = APIRouter(prefix="/instance")
+
+T = TypeVar("T")
+InstanceId = Annotated[UUID, Path(alias="instanceId")]
+
+
+@router.get("", operation_id="get-all-instance")
+async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InstanceQuery, Param()]) -> Response:
+    """The tenant's instances."""
+    found, total = await deps.store.read(_list, caller.org, query)
+    return respond.listing(found, total, query.page)
+
+
+@router.post("", operation_id="create-instance", status_code=201)
+async def create(deps: Deps, caller: TenantAdmin, body: InstanceCreate) -> Response:
+    """A new instance."""
+    request = _request(body, (body.name,), machine_id=body.machine_id)
+    made = await deps.change(lambda conn: _make(conn, deps, caller.org, request))
+    return respond.created(made[0])
+
+
+@router.post("/batch", operation_id="batch-create-instance", status_code=201)
+async def create_batch(deps: Deps, caller: TenantAdmin, body: InstanceBatchCreate) -> Response:
+    """Several new instances, all or none."""
+
+    def make(conn: sa.Connection) -> Changed[list[Json]]:
+        instance_creation.check_count(conn, tenants.of(conn, caller.org).id, str(body.vpc_id), body.count)
+        mark = deps.ids()[:6]
+        names = tuple(f"{body.name_prefix}-{mark}-{number}" for number in range(1, body.count + 1))
+        request = _request(body, names, one_domain=body.topology_optimized)
+        return _make(conn, deps, caller.org, request)
+
+    return respond.created(await deps.change(make))
+
+
+@router.get("/{instanceId}", operation_id="get-instance")
+async def get(
+    deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[Query, Param()]
+) -> Response:
+    """One instance."""
+    return respond.ok(await deps.store.read(_get, caller.org, str(instance_id), query))
+
+
+@router.patch("/{instanceId}", operation_id="update-instance")
+async def update(deps: Deps, caller: TenantAdmin, instance_id: InstanceId, body: InstanceUpdate) -> Response:
+    """Change an instance; `nvLinkInterfaces` replaces the whole list."""
+
+    def change(conn: sa.Connection) -> Changed[Json]:
+        changed = instances.update(
+            conn,
+            tenants.of(conn, caller.org).id,
+            str(instance_id),
+            name=body.name,
+            description=body.description,
+            wishes=body.wishes,
+            extra=body.extra,
+            now=deps.clock(),
+            ids=deps.ids,
+        )
+        return Changed(_get(conn, caller.org, str(instance_id), Query()), changed.domains)
+
+    return respond.ok(await deps.change(change))
+
+
+@router.delete("/{instanceId}", operation_id="delete-instance", status_code=202)
+async def delete(deps: Deps, caller: TenantAdmin, instance_id: InstanceId) -> Response:
+    """Release an instance."""
+
+    def release(conn: sa.Connection) -> Changed[None]:
+        return instances.delete(conn, tenants.of(conn, caller.org).id, str(instance_id), deps.clock())
+
+    await deps.change(release)
+    return respond.deleting()
+
+
+@router.get("/{instanceId}/status-history", operation_id="get-instance-status-history")
+async def get_history(
+    deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[PageQuery, Param()]
+) -> Response:
+    """How the instance came to its status, newest first."""
+    found = await deps.store.read(_history, caller.org, str(instance_id))
+    first = (query.page.number - 1) * query.page.size
+    return respond.listing(found[first : first + query.page.size], len(found), query.page)
+
+
+def _request(
+    body: InstanceCreate | InstanceBatchCreate,
+    names: tuple[str, ...],
+    *,
+    machine_id: str | None = None,
+    one_domain: bool = True,
+) -> InstanceRequest:
+    return InstanceRequest(
+        names=names,
+        vpc_id=str(body.vpc_id),
+        instance_type_id=None if body.instance_type_id is None else str(body.instance_type_id),
+        machine_id=machine_id,
+        interfaces=body.wishes,
+        one_domain=one_domain,
+        allow_unhealthy=body.allow_unhealthy_machine,
+        description=body.description,
+        extra=body.extra,
+    )
+
+
+def _make(conn: sa.Connection, deps: ApiDeps, org: str, request: InstanceRequest) -> Changed[list[Json]]:
+    made = instance_creation.create(conn, tenants.of(conn, org), request, deps.clock(), deps.ids)
+    rows = {row.id: row for row in conn.execute(_listing().where(table.c.id.in_(made.value)))}
+    return Changed(shapes(conn, [rows[new] for new in made.value], Query()), made.domains)
+
+
+def _listing() -> sa.Select[Any]:
+    return sa.select(table, site.c.provider_id).join(site, site.c.id == table.c.site_id)
+
+
+def _list(conn: sa.Connection, org: str, query: InstanceQuery) -> tuple[list[Json], int]:
+    listing = _listing().where(table.c.tenant_id == tenants.of(conn, org).id)
+    for column, value in _filters(query):
+        if value is not None:
+            listing = listing.where(column == str(value))
+    if query.query:
+        listing = listing.where(matches(query.query, table.c.name, table.c.description, table.c.status))
+    rows, total = fetch(conn, listing, query.page, order_of(table, "name", "status"))
+    return shapes(conn, rows, query), total
+
+
+def _filters(query: InstanceQuery) -> list[tuple[sa.ColumnElement[Any], object]]:
+    return [
+        (site.c.provider_id, query.infrastructure_provider_id),
+        (table.c.site_id, query.site_id),
+        (table.c.vpc_id, query.vpc_id),
+        (table.c.instance_type_id, query.instance_type_id),
+        (table.c.machine_id, query.machine_id),
+        (table.c.name, query.name),
+        (table.c.status, query.status),
+        (table.c.extra["operatingSystemId"].as_string(), query.operating_system_id),
+        (table.c.extra["networkSecurityGroupId"].as_string(), query.network_security_group_id),
+    ]
+
+
+def _get(conn: sa.Connection, org: str, instance_id: str, query: Query) -> Json:
+    instances.get(conn, tenants.of(conn, org).id, instance_id)
+    row = conn.execute(_listing().where(table.c.id == instance_id)).one()
+    return shapes(conn, [row], query)[0]
+
+
+def _history(conn: sa.Connection, org: str, instance_id: str) -> list[Json]:
+    instances.get(conn, tenants.of(conn, org).id, instance_id)
+    return status_history(history.of(conn, [instance_id])[instance_id])

@@ -1,0 +1,166 @@
+"""NVLink logical partitions over REST."""
+
+from typing import Annotated
+from uuid import UUID
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Path
+from fastapi import Query as Param
+from starlette.responses import Response
+
+from rackloom.carve.api import respond
+from rackloom.carve.api.bodies import LogicalPartitionCreate, LogicalPartitionUpdate
+from rackloom.carve.api.deps import Deps, TenantAdmin
+from rackloom.carve.api.queries import PartitionIncludes, PartitionQuery
+from rackloom.carve.api.respond import Json
+from rackloom.carve.api.shapes import Rows, interface_summary, relate, status_history, times, vpc_summary
+from rackloom.carve.site import allocations, history, interfaces, logical_partitions, sites, tenants
+from rackloom.carve.site.paging import fetch, matches, order_of
+from rackloom.carve.site.problems import Kind, Rejected, invalid
+from rackloom.carve.site.tables import logical_partition as table
+from rackloom.carve.site.tables import nvlink_interface, vpc
+from rackloom.carve.site.values import Ids, Status
+
+router = APIRouter(prefix="/nvlink-logical-partition")
+
+PartitionId = Annotated[UUID, Path(alias="nvLinkLogicalPartitionId")]
+ONE = "/{nvLinkLogicalPartitionId}"
+
+
+@router.get("", operation_id="get-all-nvlink-logical-partition")
+async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[PartitionQuery, Param()]) -> Response:
+    """The tenant's logical partitions."""
+    found, total = await deps.store.read(_list, caller.org, query)
+    return respond.listing(found, total, query.page)
+
+
+@router.post("", operation_id="create-nvlink-logical-partition", status_code=201)
+async def create(deps: Deps, caller: TenantAdmin, body: LogicalPartitionCreate) -> Response:
+    """A new logical partition."""
+    return respond.created(await deps.store.run(_create, caller.org, body, deps.clock(), deps.ids))
+
+
+@router.get(ONE, operation_id="get-nvlink-logical-partition")
+async def get(
+    deps: Deps, caller: TenantAdmin, partition_id: PartitionId, query: Annotated[PartitionIncludes, Param()]
+) -> Response:
+    """One logical partition."""
+    return respond.ok(await deps.store.read(_get, caller.org, str(partition_id), query))
+
+
+@router.patch(ONE, operation_id="update-nvlink-logical-partition")
+async def update(
+    deps: Deps, caller: TenantAdmin, partition_id: PartitionId, body: LogicalPartitionUpdate
+) -> Response:
+    """Change the name or description."""
+    return respond.ok(await deps.store.run(_update, caller.org, str(partition_id), body, deps.clock()))
+
+
+@router.delete(ONE, operation_id="delete-nvlink-logical-partition", status_code=202)
+async def delete(deps: Deps, caller: TenantAdmin, partition_id: PartitionId) -> Response:
+    """Delete a logical partition that nothing refers to."""
+    now = deps.clock()
+    await deps.change(
+        lambda conn: logical_partitions.delete(conn, tenants.of(conn, caller.org).id, str(partition_id), now)
+    )
+    return respond.deleting()
+
+
+def _list(conn: sa.Connection, org: str, query: PartitionQuery) -> tuple[list[Json], int]:
+    tenant = tenants.of(conn, org)
+    listing = sa.select(table).where(table.c.tenant_id == tenant.id)
+    if query.site_id is not None:
+        _check_site(conn, tenant.id, str(query.site_id))
+        listing = listing.where(table.c.site_id == str(query.site_id))
+    if query.status is not None:
+        listing = listing.where(table.c.status == query.status)
+    if query.query:
+        listing = listing.where(matches(query.query, table.c.name, table.c.description, table.c.status))
+    rows, total = fetch(conn, listing, query.page, order_of(table, "name", "status"))
+    return _shapes(conn, rows, query), total
+
+
+def _check_site(conn: sa.Connection, tenant_id: str, site_id: str) -> None:
+    try:
+        sites.get(conn, site_id)
+    except Rejected as refusal:
+        if refusal.kind is not Kind.NOT_FOUND:
+            raise
+        raise invalid("Could not find Site with ID specified in query", siteId="does not exist") from None
+    allocations.check_site_access(conn, tenant_id, site_id)
+
+
+def _get(conn: sa.Connection, org: str, partition_id: str, query: PartitionIncludes) -> Json:
+    row = logical_partitions.get(conn, tenants.of(conn, org).id, partition_id)
+    return _shapes(conn, [row], query)[0]
+
+
+def _create(conn: sa.Connection, org: str, body: LogicalPartitionCreate, now: float, ids: Ids) -> Json:
+    new = logical_partitions.create(
+        conn,
+        tenants.of(conn, org).id,
+        site_id=str(body.site_id),
+        name=body.name,
+        description=body.description,
+        now=now,
+        ids=ids,
+    )
+    return _get(conn, org, new, PartitionIncludes())
+
+
+def _update(
+    conn: sa.Connection, org: str, partition_id: str, body: LogicalPartitionUpdate, now: float
+) -> Json:
+    tenant_id = tenants.of(conn, org).id
+    logical_partitions.update(
+        conn, tenant_id, partition_id, name=body.name, description=body.description, now=now
+    )
+    return _get(conn, org, partition_id, PartitionIncludes())
+
+
+def _shapes(conn: sa.Connection, rows: Rows, query: PartitionIncludes) -> list[Json]:
+    histories = history.of(conn, [row.id for row in rows])
+    shapes = [
+        {
+            "id": row.id,
+            "name": row.name,
+            "description": row.description,
+            "siteId": row.site_id,
+            "tenantId": row.tenant_id,
+            "nvLinkLogicalPartitionStats": None,
+            "status": row.status,
+            "statusHistory": status_history(histories[row.id]),
+            **times(row),
+        }
+        for row in rows
+    ]
+    relate(conn, shapes, query.relations("Site", "Tenant"))
+    if query.include_vpcs:
+        _add_vpcs(conn, shapes)
+    if query.include_interfaces or query.include_stats:
+        _add_interfaces(conn, shapes, query)
+    return shapes
+
+
+def _add_vpcs(conn: sa.Connection, shapes: list[Json]) -> None:
+    by_id = {shape["id"]: shape for shape in shapes}
+    rows = conn.execute(sa.select(vpc).where(vpc.c.logical_partition_id.in_(by_id)).order_by(vpc.c.id))
+    for row in rows:
+        by_id[row.logical_partition_id].setdefault("vpcs", []).append(vpc_summary(row))
+
+
+def _add_interfaces(conn: sa.Connection, shapes: list[Json], query: PartitionIncludes) -> None:
+    by_id: dict[str, list[object]] = {shape["id"]: [] for shape in shapes}
+    mine = interfaces.listing().where(nvlink_interface.c.logical_partition_id.in_(by_id))
+    rows = conn.execute(mine.order_by(nvlink_interface.c.created, nvlink_interface.c.id)).all()
+    for shape in shapes:
+        own = [row for row in rows if row.logical_partition_id == shape["id"]]
+        live = [row for row in own if row.status != Status.DELETING]
+        if query.include_interfaces and own:
+            shape["nvLinkInterfaces"] = [interface_summary(row) for row in own]
+        if query.include_stats:
+            instances = {row.instance_id for row in live}
+            shape["nvLinkLogicalPartitionStats"] = {
+                "totalGpus": len(live),
+                "totalDistinctInstances": len(instances),
+            }

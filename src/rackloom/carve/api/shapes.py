@@ -1,0 +1,102 @@
+"""Records in the shapes of the wire that more than one kind of object shows."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.api.respond import Json
+from rackloom.carve.site import tables
+from rackloom.carve.site.knowledge import moment
+
+Row = sa.Row[Any]
+Rows = Sequence[Row]
+
+
+def times(row: Row) -> Json:
+    """When the object was made and last changed."""
+    return {"created": moment(row.created), "updated": moment(row.updated)}
+
+
+def status_history(rows: Rows) -> list[Json]:
+    """A status history, newest first."""
+    return [{"status": row.status, "message": row.message, **times(row)} for row in rows]
+
+
+def partition_summary(row: Row) -> Json:
+    """A logical partition in one line."""
+    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
+
+
+def vpc_summary(row: Row) -> Json:
+    """A VPC in one line."""
+    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
+
+
+def interface_summary(row: Row) -> Json:
+    """An NVLink interface in one line."""
+    return {
+        "id": row.id,
+        "instanceId": row.instance_id,
+        "nvLinkLogicalPartitionId": row.logical_partition_id,
+        "nvLinklogicalPartitionId": row.logical_partition_id,
+        "deviceInstance": row.device_instance,
+        "status": row.status,
+    }
+
+
+class Relation(msgspec.Struct, frozen=True):
+    """How an object shows another that it refers to."""
+
+    key: str
+    """Field that holds the other's id."""
+    shown_as: str
+    table: sa.Table
+    summary: Callable[[Row], Json]
+
+
+def _site(row: Row) -> Json:
+    return {"id": row.id, "name": row.name, "infrastructureProviderId": row.provider_id, "status": row.status}
+
+
+def _tenant(row: Row) -> Json:
+    return {"id": row.id, "org": row.org, **times(row)}
+
+
+def _provider(row: Row) -> Json:
+    return {"id": row.id, "org": row.org, **times(row)}
+
+
+def _instance(row: Row) -> Json:
+    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
+
+
+def _instance_type(row: Row) -> Json:
+    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
+
+
+RELATIONS: Mapping[str, Relation] = {
+    "Site": Relation("siteId", "site", tables.site, _site),
+    "Tenant": Relation("tenantId", "tenant", tables.tenant, _tenant),
+    "InfrastructureProvider": Relation(
+        "infrastructureProviderId", "infrastructureProvider", tables.provider, _provider
+    ),
+    "Instance": Relation("instanceId", "instance", tables.instance, _instance),
+    "InstanceType": Relation("instanceTypeId", "instanceType", tables.instance_type, _instance_type),
+    "Vpc": Relation("vpcId", "vpc", tables.vpc, vpc_summary),
+    "NVLinkLogicalPartition": Relation(
+        "nvLinkLogicalPartitionId", "nvLinkLogicalPartition", tables.logical_partition, partition_summary
+    ),
+}
+
+
+def relate(conn: sa.Connection, objects: Sequence[Json], wanted: Collection[str]) -> None:
+    """Add the related objects `wanted` to each of `objects`: one query for each kind, not for each row."""
+    for name in sorted(wanted):
+        relation = RELATIONS[name]
+        keys = {one[relation.key] for one in objects if one[relation.key] is not None}
+        rows = conn.execute(sa.select(relation.table).where(relation.table.c.id.in_(keys)))
+        found = {row.id: relation.summary(row) for row in rows}
+        for one in objects:
+            one[relation.shown_as] = found.get(one[relation.key])

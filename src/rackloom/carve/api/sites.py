@@ -1,0 +1,84 @@
+"""Sites over REST: a provider's own, and those where a tenant has an allocation."""
+
+from typing import Annotated
+from uuid import UUID
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Path
+from fastapi import Query as Param
+from starlette.responses import Response
+
+from rackloom.carve.api import inventory_shapes as shapes
+from rackloom.carve.api import respond
+from rackloom.carve.api.auth import Caller
+from rackloom.carve.api.bodies import SiteUpdate
+from rackloom.carve.api.deps import Deps, ProviderAdmin, Reader
+from rackloom.carve.api.parties import Select, party
+from rackloom.carve.api.queries import (
+    SiteQuery,
+)
+from rackloom.carve.api.respond import Json
+from rackloom.carve.site import sites, tenants
+from rackloom.carve.site.paging import fetch, matches, order_of
+from rackloom.carve.site.problems import not_found
+from rackloom.carve.site.tables import (
+    allocation,
+    site,
+)
+
+router = APIRouter()
+
+SiteId = Annotated[UUID, Path(alias="siteId")]
+
+
+@router.get("/site", operation_id="get-all-site")
+async def list_sites(deps: Deps, caller: Reader, query: Annotated[SiteQuery, Param()]) -> Response:
+    """The sites that the caller may see."""
+    found, total = await deps.store.read(_list_sites, caller, query)
+    return respond.listing(found, total, query.page)
+
+
+@router.get("/site/{siteId}", operation_id="get-site")
+async def get_site(deps: Deps, caller: Reader, site_id: SiteId) -> Response:
+    """One site."""
+    return respond.ok(await deps.store.read(_get_site, caller, str(site_id)))
+
+
+@router.patch("/site/{siteId}", operation_id="update-site")
+async def update_site(deps: Deps, caller: ProviderAdmin, site_id: SiteId, body: SiteUpdate) -> Response:
+    """Switch capabilities of a site."""
+    wanted = body.capabilities.model_dump(by_alias=True)
+    return respond.ok(await deps.store.run(_update_site, caller, str(site_id), wanted, deps.clock()))
+
+
+def _sites(conn: sa.Connection, caller: Caller) -> Select:
+    provider_id, tenant_id = party(conn, caller)
+    allocated = sa.select(allocation.c.site_id).where(allocation.c.tenant_id == tenant_id)
+    return sa.select(site).where(sa.or_(site.c.provider_id == provider_id, site.c.id.in_(allocated)))
+
+
+def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery) -> tuple[list[Json], int]:
+    listing = _sites(conn, caller)
+    if query.status is not None:
+        listing = listing.where(site.c.status == query.status)
+    if query.is_nvlink_partition_enabled is not None:
+        enabled = sa.func.coalesce(site.c.capabilities["nvLinkPartition"].as_boolean(), sa.false())
+        listing = listing.where(enabled == query.is_nvlink_partition_enabled)
+    if query.query:
+        listing = listing.where(matches(query.query, site.c.name, site.c.description, site.c.status))
+    rows, total = fetch(conn, listing, query.page, order_of(site, "name", "status"))
+    return shapes.sites(conn, rows), total
+
+
+def _get_site(conn: sa.Connection, caller: Caller, site_id: str) -> Json:
+    row = conn.execute(_sites(conn, caller).where(site.c.id == site_id)).one_or_none()
+    if row is None:
+        raise not_found("Could not find Site with specified ID")
+    return shapes.sites(conn, [row])[0]
+
+
+def _update_site(
+    conn: sa.Connection, caller: Caller, site_id: str, wanted: dict[str, bool | None], now: float
+) -> Json:
+    sites.set_capabilities(conn, tenants.provider_of(conn, caller.org).id, site_id, wanted, now)
+    return _get_site(conn, caller, site_id)

@@ -1,0 +1,66 @@
+"""Who am I here: the tenant and the provider of the calling org, and the version of the service."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from rackloom.carve.api import respond
+from rackloom.carve.api.auth import Caller, Role
+from rackloom.carve.api.deps import Anyone, Deps, TenantAdmin
+from rackloom.carve.api.respond import Json
+from rackloom.carve.api.shapes import Row, times
+from rackloom.carve.site import tenants
+
+router = APIRouter()
+
+
+@router.get("/metadata", operation_id="get-metadata")
+async def metadata(_caller: Anyone) -> Response:
+    """The version of this service."""
+    return respond.ok({"version": version("rackloom")})
+
+
+@router.get("/tenant/current", operation_id="get-current-tenant")
+async def tenant(deps: Deps, caller: TenantAdmin) -> Response:
+    """The tenant of the org, made by the first call."""
+    found = await deps.store.run(tenants.ensure, caller.org, deps.clock(), deps.ids)
+    return respond.ok(_tenant(found))
+
+
+async def _provider_reader(caller: Anyone) -> Caller:
+    caller.require(Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
+    return caller
+
+
+@router.get("/infrastructure-provider/current", operation_id="get-current-infrastructure-provider")
+async def provider(deps: Deps, caller: Annotated[Caller, Depends(_provider_reader)]) -> Response:
+    """The infrastructure provider of the org."""
+    return respond.ok(_provider(await deps.store.read(tenants.provider_of, caller.org)))
+
+
+@router.get("/service-account/current", operation_id="get-current-service-account")
+async def service_account(deps: Deps, caller: Anyone) -> Response:
+    """Whether the org is provider and tenant in one, and as which."""
+    return respond.ok(await deps.store.read(_service_account, caller.org))
+
+
+def _service_account(conn: sa.Connection, org: str) -> Json:
+    provider, tenant = tenants.find_provider(conn, org), tenants.find(conn, org)
+    both = provider is not None and tenant is not None
+    return {
+        "enabled": both,
+        "infrastructureProviderId": provider.id if provider and both else None,
+        "tenantId": tenant.id if tenant and both else None,
+    }
+
+
+def _tenant(row: Row) -> Json:
+    capabilities = {"targetedInstanceCreation": row.targeted_instance_creation}
+    return {"id": row.id, "org": row.org, "capabilities": capabilities, **times(row)}
+
+
+def _provider(row: Row) -> Json:
+    return {"id": row.id, "org": row.org, **times(row)}

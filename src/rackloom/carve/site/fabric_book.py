@@ -1,0 +1,140 @@
+"""What the reconciler reads from the records and writes into them: intent out, observations in.
+
+Each function is one transaction when run through the store. Nothing here asks the fabric anything.
+"""
+
+import sqlalchemy as sa
+
+from rackloom.carve.plan.values import AddGpus, Assignment, CreatePartition, Intent, Observation, Operation
+from rackloom.carve.site import endpoints as _endpoints
+from rackloom.carve.site import holdings, knowledge, learn, operations, ownership, revisions, settle
+from rackloom.carve.site.endpoints import Endpoint
+from rackloom.carve.site.tables import instance, machine, machine_gpu, nvlink_interface
+from rackloom.carve.site.values import Status
+from rackloom.errors import Refused
+
+__all__ = [
+    "Endpoint",
+    "begin_operation",
+    "endpoint_domain",
+    "endpoints",
+    "finish_operation",
+    "intent",
+    "record_observation",
+    "record_unknown",
+]
+
+
+def endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:
+    """All switch controller endpoints of the site."""
+    return _endpoints.every(conn)
+
+
+def endpoint_domain(conn: sa.Connection, endpoint_id: str) -> str | None:
+    """Domain uuid that the endpoint last answered with; None until it has answered."""
+    return _endpoints.domain_of(conn, endpoint_id)
+
+
+def intent(conn: sa.Connection, domain: str) -> Intent:
+    """What the site wants of `domain` now."""
+    return Intent(
+        domain=domain,
+        assignments=_assignments(conn, domain),
+        owned=ownership.of_domain(conn, domain),
+        managed=holdings.managed(conn, domain),
+        default_partition=holdings.default_partition(conn, domain),
+        revision=revisions.current(conn, domain),
+    )
+
+
+def record_observation(conn: sa.Connection, endpoint_id: str, observation: Observation, now: float) -> None:
+    """Take over all that a complete reading shows: identities, partitions of ours, and every status.
+
+    An observation older than the one already recorded teaches nothing and is dropped.
+    """
+    newest = knowledge.newest(conn, endpoint_id)
+    if newest is not None and observation.observed_at < newest:
+        return
+    before = _endpoints.domain_of(conn, endpoint_id)
+    knowledge.learn(conn, endpoint_id, observation)
+    _endpoints.set_domain(conn, endpoint_id, observation.domain, now)
+    operations.close_interrupted(conn, endpoint_id, observation.observed_at, now)
+    touched = learn.learn(conn, observation, now)
+    ownership.recognise(conn, observation, now)
+    for domain in sorted({observation.domain, *touched} | ({before} if before else set())):
+        settle.settle(conn, domain, now)
+
+
+def record_unknown(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:
+    """Note that the endpoint could not be read, and take back what rested on its observations."""
+    knowledge.lose(conn, endpoint_id, reason, now)
+    domain = _endpoints.domain_of(conn, endpoint_id)
+    if domain is not None:
+        settle.settle(conn, domain, now)
+
+
+def begin_operation(
+    conn: sa.Connection, endpoint_id: str, operation: Operation, observed_at: float, now: float
+) -> str:
+    """Record an operation before the fabric is asked for it; returns the id that `finish_operation` takes.
+
+    Raises Refused when the endpoint never answered, when the name of a partition already means another, or
+    when a GPU is no longer wanted where the operation would put it: then the plan is out of date.
+    """
+    domain = _endpoints.domain_of(conn, endpoint_id)
+    if domain is None:
+        raise Refused("no operation can be planned for an endpoint that was never observed")
+    operation_id = operations.begin(conn, endpoint_id, domain, operation, observed_at, now)
+    if isinstance(operation, CreatePartition):
+        ownership.claim(conn, domain, operation, operation_id, now)
+    _check_still_wanted(conn, domain, operation)
+    return str(operation_id)
+
+
+def finish_operation(
+    conn: sa.Connection, operation_id: str, state: str, code: str | None, message: str | None, now: float
+) -> None:
+    """Record the answer: `state` is `done`, `refused` or `unknown` (no answer came)."""
+    operations.finish(conn, int(operation_id), operations.OperationState(state), code, message, now)
+
+
+def _check_still_wanted(conn: sa.Connection, domain: str, operation: Operation) -> None:
+    if not isinstance(operation, CreatePartition | AddGpus):
+        return
+    partitions = {one.name: one.logical_partition for one in ownership.of_domain(conn, domain)}
+    wanted = {
+        one.guid
+        for one in _assignments(conn, domain)
+        if one.logical_partition == partitions.get(operation.name)
+    }
+    if not wanted.issuperset(operation.guids):
+        raise Refused(
+            f"GPUs that {operation.name} would get are no longer wanted there", nearest_fix="plan again"
+        )
+
+
+def _assignments(conn: sa.Connection, domain: str) -> tuple[Assignment, ...]:
+    wanted = (
+        sa.select(machine_gpu.c.guid, nvlink_interface.c.logical_partition_id, instance.c.tenant_id)
+        .select_from(nvlink_interface)
+        .join(instance, instance.c.id == nvlink_interface.c.instance_id)
+        .join(machine, machine.c.id == instance.c.machine_id)
+        .join(
+            machine_gpu,
+            sa.and_(
+                machine_gpu.c.machine_id == machine.c.id,
+                machine_gpu.c.module_id == nvlink_interface.c.device_instance + 1,
+            ),
+        )
+        .where(
+            machine.c.domain == domain,
+            machine_gpu.c.guid.is_not(None),
+            nvlink_interface.c.status != Status.DELETING,
+            instance.c.status != Status.TERMINATING,
+        )
+        .order_by(machine_gpu.c.guid)
+    )
+    return tuple(
+        Assignment(guid=int(guid), logical_partition=partition, tenant=tenant)
+        for guid, partition, tenant in conn.execute(wanted)
+    )

@@ -1,0 +1,134 @@
+"""NVLink interfaces: which logical partition each GPU of an instance shall be in.
+
+They change only with their instance. A list is always the whole wish: what is not in it is detached.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from rackloom.carve.site.problems import invalid
+from rackloom.carve.site.tables import instance, logical_partition, machine, machine_gpu
+from rackloom.carve.site.tables import nvlink_interface as table
+from rackloom.carve.site.values import Ids, InterfaceWish, Status
+from rackloom.carve.site.verdicts import WAITING
+
+
+def wishes_for(
+    conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceWish] | None, gpus: int
+) -> tuple[InterfaceWish, ...]:
+    """The interfaces of a new instance with `gpus` NVLink GPUs: those asked for, else those of the VPC."""
+    if wishes is not None:
+        check(conn, vpc, wishes, gpus)
+        return tuple(wishes)
+    if vpc.logical_partition_id is None:
+        return ()
+    return tuple(InterfaceWish(vpc.logical_partition_id, index) for index in range(gpus))
+
+
+def check(conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceWish], gpus: int) -> None:
+    """Refuse interfaces that the hardware, the VPC or the logical partitions do not allow."""
+    if not wishes:
+        return
+    _check_devices(wishes, gpus)
+    if vpc.logical_partition_id is None:
+        _check_partitions(conn, vpc, wishes)
+    else:
+        _check_default(vpc, wishes)
+
+
+def listing() -> sa.Select[Any]:
+    """Interfaces with what the fabric told of their GPUs: `guid` and `domain`, None until observed."""
+    gpu = sa.and_(
+        machine_gpu.c.machine_id == instance.c.machine_id,
+        machine_gpu.c.module_id == table.c.device_instance + 1,
+    )
+    source = table.join(instance, instance.c.id == table.c.instance_id)
+    source = source.join(machine, machine.c.id == instance.c.machine_id).join(machine_gpu, gpu, isouter=True)
+    told = (machine.c.domain, machine_gpu.c.guid, instance.c.site_id, instance.c.tenant_id)
+    return sa.select(table, *told).select_from(source)
+
+
+def of(conn: sa.Connection, instance_id: str) -> Sequence[sa.Row[Any]]:
+    """The interfaces of an instance, the ones being detached too."""
+    return conn.execute(sa.select(table).where(table.c.instance_id == instance_id)).all()
+
+
+def replace(
+    conn: sa.Connection, instance_id: str, wishes: Sequence[InterfaceWish], now: float, ids: Ids
+) -> bool:
+    """Make `wishes` the interfaces of the instance; False when they already are.
+
+    A GPU that stays in its logical partition keeps its row, and with it its readiness.
+    """
+    live = {
+        InterfaceWish(row.logical_partition_id, row.device_instance): row.id
+        for row in of(conn, instance_id)
+        if row.status != Status.DELETING
+    }
+    unwanted = [row_id for wish, row_id in live.items() if wish not in wishes]
+    new = [wish for wish in wishes if wish not in live]
+    detached = sa.update(table).where(table.c.id.in_(unwanted))
+    conn.execute(
+        detached.values(status=Status.DELETING, reason="leaving the partition", intent_at=now, updated=now)
+    )
+    if new:
+        conn.execute(sa.insert(table), [_row(ids(), instance_id, wish, now) for wish in new])
+    return bool(unwanted or new)
+
+
+def _row(new: str, instance_id: str, wish: InterfaceWish, now: float) -> dict[str, Any]:
+    return {
+        "id": new,
+        "instance_id": instance_id,
+        "logical_partition_id": wish.logical_partition_id,
+        "device_instance": wish.device_instance,
+        "status": Status.PENDING,
+        "reason": WAITING,
+        "intent_at": now,
+        "created": now,
+        "updated": now,
+    }
+
+
+def _check_devices(wishes: Sequence[InterfaceWish], gpus: int) -> None:
+    if gpus == 0:
+        raise invalid(
+            "NVLink Interfaces require GPUs with device type NVLink",
+            nvLinkInterfaces="neither the Instance Type nor the Machine has GPUs with device type NVLink",
+        )
+    devices = [wish.device_instance for wish in wishes]
+    if any(not 0 <= device < gpus for device in devices):
+        raise invalid(
+            f"deviceInstance must be between 0 and {gpus - 1}",
+            nvLinkInterfaces=f"each deviceInstance must be between 0 and {gpus - 1}",
+        )
+    if len(set(devices)) < len(devices):
+        raise invalid(
+            "deviceInstance must be unique", nvLinkInterfaces="a GPU may be in one logical partition only"
+        )
+
+
+def _check_default(vpc: sa.Row[Any], wishes: Sequence[InterfaceWish]) -> None:
+    for wish in wishes:
+        if wish.logical_partition_id != vpc.logical_partition_id:
+            raise invalid(
+                f"NVLink Logical Partition {wish.logical_partition_id} of deviceInstance"
+                f" {wish.device_instance} does not match NVLink Logical Partition of VPC"
+            )
+
+
+def _check_partitions(conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceWish]) -> None:
+    wanted = {wish.logical_partition_id for wish in wishes}
+    rows = conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(wanted))).all()
+    # Somebody else's partition is answered like one that does not exist: its id says nothing to others.
+    found = {row.id: row for row in rows if row.tenant_id == vpc.tenant_id}
+    for wish in wishes:
+        partition = found.get(wish.logical_partition_id)
+        if partition is None:
+            raise invalid(f"Could not find NVLink Logical Partition {wish.logical_partition_id} of Tenant")
+        if partition.site_id != vpc.site_id:
+            raise invalid(f"NVLink Logical Partition {partition.id} does not belong to the Site of the VPC")
+        if partition.status != Status.READY:
+            raise invalid(f"NVLink Logical Partition {partition.id} is not in Ready state")

@@ -1,0 +1,77 @@
+"""What the site knows of a domain at this moment: the newest observation, or why there is none.
+
+Endpoints that answer with one domain uuid are one domain, and one endpoint that can be read is enough.
+"""
+
+from datetime import UTC, datetime
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.plan.values import Observation
+from rackloom.carve.site.tables import endpoint
+from rackloom.carve.site.tables import observation as table
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_decoder = msgspec.json.Decoder(Observation)
+
+
+class Knowledge(msgspec.Struct, frozen=True):
+    """The newest observation of a domain that still counts; None and a sentence of doubt otherwise."""
+
+    observation: Observation | None
+    doubt: str
+
+
+def of_domain(conn: sa.Connection, domain: str | None) -> Knowledge:
+    """What is known of `domain`; nothing of machines whose domain no controller has told (None)."""
+    if domain is None:
+        return Knowledge(None, "no switch controller has reported this machine yet")
+    rows = conn.execute(
+        sa.select(table)
+        .join(endpoint, endpoint.c.id == table.c.endpoint_id)
+        .where(endpoint.c.domain == domain)
+    ).all()
+    good = [row for row in rows if row.unknown_since is None]
+    if good:
+        return Knowledge(_decoder.decode(max(good, key=lambda row: row.observed_at).facts), "")
+    if not rows:
+        return Knowledge(None, f"no switch controller reports domain {domain} any more")
+    last = max(rows, key=lambda row: row.unknown_since)
+    return Knowledge(None, f"unknown since {moment(last.unknown_since)}: {last.unknown_reason}")
+
+
+def newest(conn: sa.Connection, endpoint_id: str) -> float | None:
+    """When the newest observation through this endpoint was taken; None if never."""
+    found = sa.select(table.c.observed_at).where(table.c.endpoint_id == endpoint_id)
+    return conn.execute(found).scalar_one_or_none()
+
+
+def learn(conn: sa.Connection, endpoint_id: str, observation: Observation) -> None:
+    """Keep a good observation; it ends any doubt about the endpoint."""
+    _put(
+        conn,
+        endpoint_id,
+        facts=_encoder.encode(observation).decode(),
+        observed_at=observation.observed_at,
+        unknown_since=None,
+        unknown_reason=None,
+    )
+
+
+def lose(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:
+    """Note that the endpoint could not be read; the first failure after a good reading dates the doubt."""
+    found = sa.select(table.c.unknown_since).where(table.c.endpoint_id == endpoint_id)
+    since = conn.execute(found).scalar_one_or_none()
+    _put(conn, endpoint_id, unknown_since=now if since is None else since, unknown_reason=reason)
+
+
+def moment(seconds: float) -> str:
+    """RFC 3339 in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _put(conn: sa.Connection, endpoint_id: str, **values: object) -> None:
+    changed = conn.execute(sa.update(table).where(table.c.endpoint_id == endpoint_id).values(**values))
+    if changed.rowcount == 0:
+        conn.execute(sa.insert(table).values(endpoint_id=endpoint_id, **values))

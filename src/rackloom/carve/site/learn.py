@@ -1,0 +1,92 @@
+"""What an observation teaches about machines: their domain, and the fabric GUID and health of each GPU.
+
+The place (chassis serial, slot, module id) is the key, because it survives a swap of the tray; the GUID
+does not.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from rackloom.carve.plan.values import Observation, ObservedGpu
+from rackloom.carve.site import revisions
+from rackloom.carve.site.tables import machine, machine_gpu
+from rackloom.topology.facts import Source
+
+GpuAt = tuple[str, int]
+
+
+def learn(conn: sa.Connection, observation: Observation, now: float) -> frozenset[str]:
+    """Write the mapping that `observation` shows; returns the domains in which it differs from before."""
+    machines = _machines(conn, observation)
+    moved = {row.domain for row in machines.values() if row.domain != observation.domain}
+    known = _known(conn, [row.id for row in machines.values()])
+    told = _told(observation, machines)
+    changed = {at: gpu for at, gpu in told.items() if known.get(at) != (str(gpu.guid), int(gpu.health))}
+    if moved:
+        _move(conn, [row.id for row in machines.values()], observation.domain, now)
+    if changed:
+        _write(conn, changed, known)
+    rewired = any(known.get(at, (None, 0))[0] != str(gpu.guid) for at, gpu in changed.items())
+    return revisions.touch(conn, {observation.domain, *moved} if moved or rewired else ())
+
+
+def _machines(conn: sa.Connection, observation: Observation) -> dict[GpuAt, sa.Row[Any]]:
+    serials = {gpu.chassis_serial for gpu in observation.gpus}
+    rows = conn.execute(sa.select(machine).where(machine.c.chassis_serial.in_(serials)))
+    slots = {(gpu.chassis_serial, gpu.slot) for gpu in observation.gpus}
+    return {(row.chassis_serial, row.slot): row for row in rows if (row.chassis_serial, row.slot) in slots}
+
+
+def _known(conn: sa.Connection, machine_ids: list[str]) -> dict[GpuAt, tuple[str | None, int]]:
+    rows = conn.execute(sa.select(machine_gpu).where(machine_gpu.c.machine_id.in_(machine_ids)))
+    return {(row.machine_id, row.module_id): (row.guid, row.health) for row in rows}
+
+
+def _told(observation: Observation, machines: dict[GpuAt, sa.Row[Any]]) -> dict[GpuAt, ObservedGpu]:
+    return {
+        (machines[gpu.chassis_serial, gpu.slot].id, gpu.module_id): gpu
+        for gpu in observation.gpus
+        if (gpu.chassis_serial, gpu.slot) in machines
+    }
+
+
+def _move(conn: sa.Connection, machine_ids: list[str], domain: str, now: float) -> None:
+    chosen = machine.c.id.in_(machine_ids)
+    conn.execute(sa.update(machine).where(chosen).values(domain=domain, updated=now))
+
+
+def _write(
+    conn: sa.Connection,
+    changed: dict[GpuAt, ObservedGpu],
+    known: dict[GpuAt, tuple[str | None, int]],
+) -> None:
+    # A GPU that turned up here is no longer where it was.
+    guids = [str(gpu.guid) for gpu in changed.values()]
+    elsewhere = machine_gpu.c.guid.in_(guids)
+    conn.execute(sa.update(machine_gpu).where(elsewhere).values(guid=None, source=None))
+    table = machine_gpu
+    at = sa.and_(
+        table.c.machine_id == sa.bindparam("at_machine"), table.c.module_id == sa.bindparam("at_module")
+    )
+    old = [_row(where, gpu) for where, gpu in changed.items() if where in known]
+    new = [_row(where, gpu) for where, gpu in changed.items() if where not in known]
+    values: dict[str, Any] = {name: sa.bindparam(f"new_{name}") for name in ("guid", "source", "health")}
+    if old:
+        conn.execute(sa.update(table).where(at).values(**values), old)
+    if new:
+        keys: dict[str, Any] = {
+            "machine_id": sa.bindparam("at_machine"),
+            "module_id": sa.bindparam("at_module"),
+        }
+        conn.execute(sa.insert(table).values(**keys, **values), new)
+
+
+def _row(where: GpuAt, gpu: ObservedGpu) -> dict[str, object]:
+    return {
+        "at_machine": where[0],
+        "at_module": where[1],
+        "new_guid": str(gpu.guid),
+        "new_source": Source.NMX.value,
+        "new_health": int(gpu.health),
+    }

@@ -1,0 +1,114 @@
+"""The audit of everything that was asked of the fabric: what, for whom, why, and what came of it."""
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.plan.values import AddGpus, CreatePartition, Operation
+from rackloom.carve.site.tables import logical_partition, owned_partition, tenant
+from rackloom.carve.site.tables import operation as table
+
+
+class OperationState(StrEnum):
+    """Whether the controller carried it out."""
+
+    PENDING = "pending"
+    DONE = "done"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+INTERRUPTED = "the service stopped before the controller's answer was recorded"
+SITE = "site"
+"""Who asks for what no tenant asked for, such as the end of the factory default partition."""
+
+
+def begin(
+    conn: sa.Connection, endpoint_id: str, domain: str, operation: Operation, observed_at: float, now: float
+) -> int:
+    """Record that `operation` is about to be asked for; returns its id."""
+    asked_by, reason = _why(conn, domain, operation)
+    row = {
+        "endpoint_id": endpoint_id,
+        "domain": domain,
+        "kind": _tag(type(operation)),
+        "partition_name": operation.name,
+        "asked_by": asked_by,
+        "reason": reason,
+        "detail": _detail(operation),
+        "state": OperationState.PENDING,
+        "observed_at": observed_at,
+        "started": now,
+    }
+    new: int = conn.execute(sa.insert(table).values(**row).returning(table.c.id)).scalar_one()
+    return new
+
+
+def finish(
+    conn: sa.Connection,
+    operation_id: int,
+    state: OperationState,
+    code: str | None,
+    message: str | None,
+    now: float,
+) -> None:
+    """Record what the controller answered."""
+    outcome = {"state": state, "code": code, "message": message, "finished": now}
+    conn.execute(sa.update(table).where(table.c.id == operation_id).values(**outcome))
+
+
+def close_interrupted(conn: sa.Connection, endpoint_id: str, observed_at: float, now: float) -> None:
+    """Mark as unknown what was begun before an observation and never answered: the asker has died."""
+    left = sa.update(table).where(
+        table.c.endpoint_id == endpoint_id,
+        table.c.state == OperationState.PENDING,
+        table.c.started < observed_at,
+    )
+    conn.execute(left.values(state=OperationState.UNKNOWN, message=INTERRUPTED, finished=now))
+
+
+def joining(conn: sa.Connection, domain: str | None) -> frozenset[int]:
+    """Fabric GUIDs that an operation whose answer is still out would put into a partition."""
+    under_way = sa.select(table.c.detail).where(
+        table.c.domain == domain,
+        table.c.state == OperationState.PENDING,
+        table.c.kind.in_((_tag(CreatePartition), _tag(AddGpus))),
+    )
+    return frozenset(int(guid) for detail in conn.execute(under_way).scalars() for guid in detail["guids"])
+
+
+def _tag(kind: type[Operation]) -> str:
+    return str(kind.__struct_config__.tag)
+
+
+def _detail(operation: Operation) -> Any:
+    # GUIDs as text: JSON numbers lose the low bits of 64-bit values in most readers.
+    detail = msgspec.to_builtins(operation)
+    if "guids" in detail:
+        detail["guids"] = [str(guid) for guid in detail["guids"]]
+    return detail
+
+
+def _why(conn: sa.Connection, domain: str, operation: Operation) -> tuple[str, str]:
+    partition_id = _logical_partition(conn, domain, operation)
+    if partition_id is None:
+        return SITE, f"the site keeps no GPU in partition {operation.name}"
+    found = conn.execute(
+        sa.select(logical_partition.c.name, tenant.c.org)
+        .join(tenant, tenant.c.id == logical_partition.c.tenant_id)
+        .where(logical_partition.c.id == partition_id)
+    ).one_or_none()
+    if found is None:
+        return SITE, f"logical partition {partition_id} was deleted"
+    return found.org, f"members of logical partition {found.name} changed"
+
+
+def _logical_partition(conn: sa.Connection, domain: str, operation: Operation) -> str | None:
+    if isinstance(operation, CreatePartition):
+        return operation.logical_partition
+    owned = sa.select(owned_partition.c.logical_partition_id).where(
+        owned_partition.c.domain == domain, owned_partition.c.name == operation.name
+    )
+    return conn.execute(owned).scalar_one_or_none()

@@ -1,0 +1,54 @@
+"""One page of a listing, and how many rows there are in all."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.site.problems import invalid
+
+Rows = Sequence[sa.Row[Any]]
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Which page is wanted. `order_by` is `FIELD_ASC` or `FIELD_DESC`; None: oldest first."""
+
+    number: int = 1
+    size: int = 20
+    order_by: str | None = None
+
+
+def fetch(
+    conn: sa.Connection,
+    listing: sa.Select[Any],
+    page: Page,
+    order: Mapping[str, sa.ColumnElement[Any]],
+) -> tuple[Rows, int]:
+    """Rows of `page` and the total. `order` maps field names to columns and must hold CREATED and ID."""
+    total = conn.execute(
+        sa.select(sa.func.count()).select_from(listing.order_by(None).subquery())
+    ).scalar_one()
+    ordered = listing.order_by(*_order(page.order_by, order)).limit(page.size)
+    return conn.execute(ordered.offset((page.number - 1) * page.size)).all(), total
+
+
+def _order(
+    order_by: str | None, order: Mapping[str, sa.ColumnElement[Any]]
+) -> tuple[sa.ColumnElement[Any], ...]:
+    field, _, direction = (order_by or "CREATED_ASC").rpartition("_")
+    if field not in order or field == "ID" or direction not in ("ASC", "DESC"):
+        wanted = ", ".join(f"{name}_ASC, {name}_DESC" for name in order if name != "ID")
+        raise invalid("Invalid orderBy value in query", orderBy=f"must be one of {wanted}")
+    column = order[field]
+    return (column.desc() if direction == "DESC" else column.asc(), order["ID"].asc())
+
+
+def order_of(table: sa.Table, *fields: str) -> dict[str, sa.ColumnElement[Any]]:
+    """The usual order: `fields` and CREATED, UPDATED, with the id as the tie-breaker."""
+    return {name.upper(): table.c[name] for name in (*fields, "created", "updated", "id")}
+
+
+def matches(text: str, *columns: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Rows that hold `text` in one of `columns`, whatever its case."""
+    return sa.or_(*(column.icontains(text.strip(), autoescape=True) for column in columns))

@@ -1,0 +1,142 @@
+"""Writes into the records what the newest observation of a domain supports saying, and no more.
+
+Called after every change of intent and every observation. Statuses that rested on an observation which no
+longer counts are taken back: the REST states have Unknown for instances; interfaces, which have not, turn
+Pending with the reason.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from rackloom.carve.site import history, holdings, logical_partitions
+from rackloom.carve.site.holdings import Holding
+from rackloom.carve.site.tables import instance, nvlink_interface
+from rackloom.carve.site.values import Status
+from rackloom.carve.site.verdicts import (
+    DomainFacts,
+    GpuWish,
+    why_not_isolated,
+    why_not_joined,
+    why_not_released,
+)
+
+READY = "Instance is ready: every GPU is where it was asked to be, and nowhere else"
+
+
+def settle(conn: sa.Connection, domain: str | None, now: float) -> None:
+    """Bring the statuses of everything on machines of `domain` up to date (None: domain not yet told)."""
+    found = holdings.load(conn, domain)
+    if found:
+        facts = holdings.facts(conn, domain, found)
+        for holding in found:
+            _settle_one(conn, holding, facts, now)
+    logical_partitions.remove_emptied(conn)
+
+
+def _settle_one(conn: sa.Connection, holding: Holding, facts: DomainFacts, now: float) -> None:
+    if holding.instance.status == Status.TERMINATING:
+        _settle_terminating(conn, holding, facts, now)
+        return
+    troubles: list[str] = []
+    wished: set[int] = set()
+    for row in holding.interfaces:
+        if row.status != Status.DELETING:
+            wished.add(row.device_instance)
+            troubles += _settle_interface(conn, holding, row, facts, now)
+    for row in holding.interfaces:
+        if row.status == Status.DELETING:
+            troubles += _settle_leaving(conn, holding, row, facts, replaced=row.device_instance in wished)
+    for module_id, guid in holding.gpus.items():
+        if module_id - 1 not in wished:
+            troubles += _named(module_id - 1, why_not_isolated(_gpu(holding, module_id - 1, guid), facts))
+    _settle_instance(conn, holding.instance, troubles, facts, now)
+
+
+def _settle_interface(
+    conn: sa.Connection, holding: Holding, row: sa.Row[Any], facts: DomainFacts, now: float
+) -> list[str]:
+    gpu = GpuWish(
+        device_instance=row.device_instance,
+        guid=holding.guid(row.device_instance),
+        logical_partition=row.logical_partition_id,
+        intent_at=row.intent_at,
+        tenant=holding.instance.tenant_id,
+    )
+    reason = why_not_joined(gpu, facts)
+    status = Status.PENDING if reason else Status.READY
+    if (row.status, row.reason) != (status, reason):
+        mine = nvlink_interface.c.id == row.id
+        conn.execute(
+            sa.update(nvlink_interface).where(mine).values(status=status, reason=reason, updated=now)
+        )
+    return _named(row.device_instance, reason)
+
+
+def _settle_leaving(
+    conn: sa.Connection, holding: Holding, row: sa.Row[Any], facts: DomainFacts, *, replaced: bool
+) -> list[str]:
+    guid = holding.guid(row.device_instance)
+    reason = why_not_released(guid, row.logical_partition_id, row.intent_at, facts)
+    if reason is None or (replaced and _joins_again(holding, row)):
+        conn.execute(sa.delete(nvlink_interface).where(nvlink_interface.c.id == row.id))
+        return []
+    return _named(row.device_instance, reason)
+
+
+def _joins_again(holding: Holding, leaving: sa.Row[Any]) -> bool:
+    key = (leaving.device_instance, leaving.logical_partition_id)
+    return any(
+        (row.device_instance, row.logical_partition_id) == key and row.status != Status.DELETING
+        for row in holding.interfaces
+    )
+
+
+def _settle_instance(
+    conn: sa.Connection, row: sa.Row[Any], troubles: list[str], facts: DomainFacts, now: float
+) -> None:
+    status = _instance_status(row.status, bool(troubles), facts)
+    message = "; ".join(dict.fromkeys(troubles)) or READY
+    if status != row.status:
+        conn.execute(sa.update(instance).where(instance.c.id == row.id).values(status=status, updated=now))
+    if troubles or status != row.status:
+        history.record(conn, row.id, status, message, now)
+
+
+def _instance_status(current: str, troubled: bool, facts: DomainFacts) -> str:
+    if not troubled:
+        return Status.READY
+    if current in (Status.PENDING, Status.PROVISIONING):
+        return Status.PENDING if facts.observation is None else Status.PROVISIONING
+    if facts.observation is None and current in (Status.READY, Status.UNKNOWN):
+        return Status.UNKNOWN
+    return Status.CONFIGURING
+
+
+def _settle_terminating(conn: sa.Connection, holding: Holding, facts: DomainFacts, now: float) -> None:
+    row = holding.instance
+    reasons = [
+        text
+        for module_id, guid in holding.gpus.items()
+        for text in _named(module_id - 1, why_not_released(guid, None, row.intent_at, facts))
+    ]
+    if reasons:
+        history.record(conn, row.id, Status.TERMINATING, "; ".join(dict.fromkeys(reasons)), now)
+        return
+    conn.execute(sa.delete(nvlink_interface).where(nvlink_interface.c.instance_id == row.id))
+    conn.execute(sa.delete(instance).where(instance.c.id == row.id))
+    history.forget(conn, [row.id])
+
+
+def _named(device_instance: int, reason: str | None) -> list[str]:
+    return [] if reason is None else [f"GPU {device_instance}: {reason}"]
+
+
+def _gpu(holding: Holding, device_instance: int, guid: int | None) -> GpuWish:
+    return GpuWish(
+        device_instance=device_instance,
+        guid=guid,
+        logical_partition=None,
+        intent_at=holding.instance.intent_at,
+        tenant=holding.instance.tenant_id,
+    )

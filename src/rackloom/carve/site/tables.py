@@ -1,0 +1,273 @@
+"""The tables of the site: one definition that the store, the migrations and every record function share.
+
+Fabric GUIDs are unsigned 64-bit numbers, which SQLite and PostgreSQL integers cannot hold, so they are
+kept as decimal text (the form REST shows). Times are seconds since the epoch.
+"""
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _id() -> sa.Column[str]:
+    return sa.Column("id", sa.String(64), primary_key=True)
+
+
+def _ref(name: str, target: str, *, nullable: bool = False) -> sa.Column[str]:
+    return sa.Column(name, sa.String(64), sa.ForeignKey(f"{target}.id"), nullable=nullable, index=True)
+
+
+def _text(name: str, *, nullable: bool = False, index: bool = False) -> sa.Column[str]:
+    return sa.Column(name, sa.Text, nullable=nullable, index=index)
+
+
+def _time(name: str, *, nullable: bool = False) -> sa.Column[float]:
+    return sa.Column(name, sa.Double, nullable=nullable)
+
+
+def _number(name: str, *, nullable: bool = False) -> sa.Column[int]:
+    return sa.Column(name, sa.Integer, nullable=nullable)
+
+
+def _json(name: str) -> sa.Column[object]:
+    return sa.Column(name, sa.JSON, nullable=False)
+
+
+def _times() -> tuple[sa.Column[float], sa.Column[float]]:
+    return _time("created"), _time("updated")
+
+
+provider = sa.Table(
+    "provider", metadata, _id(), sa.Column("org", sa.Text, nullable=False, unique=True), *_times()
+)
+
+tenant = sa.Table(
+    "tenant",
+    metadata,
+    _id(),
+    sa.Column("org", sa.Text, nullable=False, unique=True),
+    sa.Column("targeted_instance_creation", sa.Boolean, nullable=False),
+    *_times(),
+)
+
+site = sa.Table(
+    "site",
+    metadata,
+    _id(),
+    _ref("provider_id", "provider"),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    _text("description", nullable=True),
+    _text("status"),
+    _json("capabilities"),
+    _text("default_partition"),
+    *_times(),
+)
+
+instance_type = sa.Table(
+    "instance_type",
+    metadata,
+    _id(),
+    _ref("site_id", "site"),
+    _text("name"),
+    _text("description", nullable=True),
+    _json("labels"),
+    _json("capabilities"),
+    _text("status"),
+    *_times(),
+    sa.UniqueConstraint("site_id", "name"),
+)
+
+machine = sa.Table(
+    "machine",
+    metadata,
+    _id(),
+    _ref("site_id", "site"),
+    _ref("instance_type_id", "instance_type", nullable=True),
+    _text("status"),
+    _text("chassis_serial"),
+    _number("slot"),
+    _number("tray_index"),
+    _text("rack"),
+    _text("domain", nullable=True, index=True),
+    *_times(),
+    sa.UniqueConstraint("chassis_serial", "slot"),
+)
+
+machine_gpu = sa.Table(
+    "machine_gpu",
+    metadata,
+    sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), primary_key=True),
+    sa.Column("module_id", sa.Integer, primary_key=True),
+    _text("guid", nullable=True, index=True),
+    _text("source", nullable=True),
+    _number("health"),
+)
+
+allocation = sa.Table(
+    "allocation",
+    metadata,
+    _id(),
+    _ref("tenant_id", "tenant"),
+    _ref("site_id", "site"),
+    _text("name"),
+    _text("description", nullable=True),
+    _text("status"),
+    *_times(),
+    sa.UniqueConstraint("tenant_id", "site_id", "name"),
+)
+
+allocation_constraint = sa.Table(
+    "allocation_constraint",
+    metadata,
+    _id(),
+    _ref("allocation_id", "allocation"),
+    _ref("instance_type_id", "instance_type"),
+    _number("value"),
+    *_times(),
+    sa.UniqueConstraint("allocation_id", "instance_type_id"),
+)
+
+logical_partition = sa.Table(
+    "logical_partition",
+    metadata,
+    _id(),
+    _ref("tenant_id", "tenant"),
+    _ref("site_id", "site"),
+    _text("name"),
+    _text("description", nullable=True),
+    _text("status"),
+    *_times(),
+    sa.UniqueConstraint("tenant_id", "name"),
+)
+
+vpc = sa.Table(
+    "vpc",
+    metadata,
+    _id(),
+    _ref("tenant_id", "tenant"),
+    _ref("site_id", "site"),
+    _text("name"),
+    _text("description", nullable=True),
+    _ref("logical_partition_id", "logical_partition", nullable=True),
+    _text("status"),
+    _json("extra"),
+    *_times(),
+    sa.UniqueConstraint("tenant_id", "site_id", "name"),
+)
+
+instance = sa.Table(
+    "instance",
+    metadata,
+    _id(),
+    _ref("tenant_id", "tenant"),
+    _ref("site_id", "site"),
+    _ref("vpc_id", "vpc"),
+    _ref("instance_type_id", "instance_type", nullable=True),
+    # One machine carries one instance, whatever the code above believes.
+    sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), nullable=False, unique=True),
+    _text("name"),
+    _text("description", nullable=True),
+    _text("status"),
+    _text("placement"),
+    _time("intent_at"),
+    _json("extra"),
+    *_times(),
+    sa.UniqueConstraint("tenant_id", "site_id", "name"),
+)
+
+nvlink_interface = sa.Table(
+    "nvlink_interface",
+    metadata,
+    _id(),
+    _ref("instance_id", "instance"),
+    _ref("logical_partition_id", "logical_partition"),
+    _number("device_instance"),
+    _text("status"),
+    _text("reason", nullable=True),
+    _time("intent_at"),
+    *_times(),
+)
+
+endpoint = sa.Table(
+    "endpoint",
+    metadata,
+    _id(),
+    sa.Column("url", sa.Text, nullable=False, unique=True),
+    _text("domain", nullable=True, index=True),
+    *_times(),
+)
+
+endpoint_chassis = sa.Table(
+    "endpoint_chassis",
+    metadata,
+    sa.Column("chassis_serial", sa.Text, primary_key=True),
+    _ref("endpoint_id", "endpoint"),
+)
+
+observation = sa.Table(
+    "observation",
+    metadata,
+    sa.Column("endpoint_id", sa.String(64), sa.ForeignKey("endpoint.id"), primary_key=True),
+    _text("facts", nullable=True),
+    _time("observed_at", nullable=True),
+    _time("unknown_since", nullable=True),
+    _text("unknown_reason", nullable=True),
+)
+
+operation = sa.Table(
+    "operation",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    _ref("endpoint_id", "endpoint"),
+    _text("domain", nullable=True, index=True),
+    _text("kind"),
+    _text("partition_name"),
+    _text("asked_by"),
+    _text("reason"),
+    _json("detail"),
+    _text("state"),
+    _text("code", nullable=True),
+    _text("message", nullable=True),
+    _time("observed_at"),
+    _time("started"),
+    _time("finished", nullable=True),
+    sqlite_autoincrement=True,
+)
+
+owned_partition = sa.Table(
+    "owned_partition",
+    metadata,
+    sa.Column("domain", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    # No foreign key: the name outlives its logical partition until the fabric is seen without it.
+    sa.Column("logical_partition_id", sa.String(64), nullable=False, index=True),
+    _number("partition_id", nullable=True),
+    sa.Column("operation_id", sa.Integer, sa.ForeignKey("operation.id"), nullable=False),
+    _time("seen_at", nullable=True),
+    _time("created"),
+)
+
+status_history = sa.Table(
+    "status_history",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("object_id", sa.String(64), nullable=False, index=True),
+    _text("status"),
+    _text("message"),
+    *_times(),
+    sqlite_autoincrement=True,
+)
+
+domain_revision = sa.Table(
+    "domain_revision",
+    metadata,
+    sa.Column("domain", sa.Text, primary_key=True),
+    _number("revision"),
+)

@@ -1,0 +1,50 @@
+"""Organisations as tenants and as infrastructure providers."""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from rackloom.carve.site.problems import invalid
+from rackloom.carve.site.tables import provider, tenant
+from rackloom.carve.site.values import Ids
+
+
+def find(conn: sa.Connection, org: str) -> sa.Row[Any] | None:
+    """The tenant of `org`, or None."""
+    return conn.execute(sa.select(tenant).where(tenant.c.org == org)).one_or_none()
+
+
+def of(conn: sa.Connection, org: str) -> sa.Row[Any]:
+    """The tenant of `org`; refused when it has none."""
+    found = find(conn, org)
+    if found is None:
+        raise invalid("Org does not have a Tenant associated")
+    return found
+
+
+def ensure(conn: sa.Connection, org: str, now: float, ids: Ids) -> sa.Row[Any]:
+    """The tenant of `org`, made now if this is its first use."""
+    if find(conn, org) is None:
+        row = {"id": ids(), "org": org, "targeted_instance_creation": False, "created": now, "updated": now}
+        conn.execute(sa.insert(tenant).values(**row))
+    return of(conn, org)
+
+
+def find_provider(conn: sa.Connection, org: str) -> sa.Row[Any] | None:
+    """The infrastructure provider of `org`, or None."""
+    return conn.execute(sa.select(provider).where(provider.c.org == org)).one_or_none()
+
+
+def provider_of(conn: sa.Connection, org: str) -> sa.Row[Any]:
+    """The infrastructure provider of `org`; refused when it has none."""
+    found = find_provider(conn, org)
+    if found is None:
+        raise invalid("Org does not have an Infrastructure Provider associated")
+    return found
+
+
+def ensure_provider(conn: sa.Connection, org: str, now: float, ids: Ids) -> sa.Row[Any]:
+    """The infrastructure provider of `org`, made now if there is none."""
+    if find_provider(conn, org) is None:
+        conn.execute(sa.insert(provider).values(id=ids(), org=org, created=now, updated=now))
+    return provider_of(conn, org)

@@ -1,0 +1,127 @@
+"""What an observation supports saying of an interface or an instance. Pure.
+
+Each function returns the reason why the good claim cannot be made, or None when it holds. A claim needs an
+observation that was begun at or after the moment the wish was written.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from rackloom.carve.plan.values import (
+    DEFAULT_PARTITION_ID,
+    DefaultPartition,
+    Observation,
+    ObservedPartition,
+)
+
+WAITING = "waiting for the switch controller to be read after this was asked for"
+
+
+class DomainFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """An observation together with what the records say about the GPUs and partitions in it."""
+
+    observation: Observation | None
+    doubt: str
+    """Why there is no observation, when there is none."""
+    owned: Mapping[str, str]
+    """Partition name -> logical partition that the site made it for."""
+    tenant_of: Mapping[int, str]
+    """Fabric GUID -> tenant whose instance has the GPU's machine."""
+    managed: frozenset[int]
+    """Fabric GUIDs of all machines of the site in this domain."""
+    default_partition: DefaultPartition
+    holders: Mapping[int, tuple[ObservedPartition, ...]]
+    """Fabric GUID -> the partitions it was seen in."""
+    joining: frozenset[int]
+    """Fabric GUIDs that an operation whose answer is still out would put into a partition."""
+    present: frozenset[int]
+    """Fabric GUIDs that the controller listed."""
+
+
+class GpuWish(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU of an instance, and where its tenant wants it."""
+
+    device_instance: int
+    guid: int | None
+    logical_partition: str | None
+    intent_at: float
+    tenant: str
+
+
+def holders(observation: Observation | None) -> dict[int, tuple[ObservedPartition, ...]]:
+    """Which partitions each GPU was seen in."""
+    found: dict[int, tuple[ObservedPartition, ...]] = {}
+    for partition in observation.partitions if observation else ():
+        for guid in partition.members:
+            found[guid] = (*found.get(guid, ()), partition)
+    return found
+
+
+def why_not_joined(gpu: GpuWish, facts: DomainFacts) -> str | None:
+    """Why it cannot be said that the GPU is in the partition of its logical partition, and only there."""
+    if facts.observation is None:
+        return facts.doubt
+    if facts.observation.observed_at < gpu.intent_at:
+        return WAITING
+    if gpu.guid is None or gpu.guid not in facts.present:
+        return "the switch controller does not report this GPU"
+    seen = facts.holders.get(gpu.guid, ())
+    if not seen:
+        return "the GPU is in no partition yet"
+    if len(seen) > 1 or facts.owned.get(seen[0].name) != gpu.logical_partition:
+        return f"the GPU is still in partition {_names(seen)}"
+    return _intruder(seen[0], gpu.tenant, facts)
+
+
+def why_not_isolated(gpu: GpuWish, facts: DomainFacts) -> str | None:
+    """Why it cannot be said that a GPU that joins no logical partition shares memory with nobody."""
+    if facts.observation is None:
+        return facts.doubt
+    if facts.observation.observed_at < gpu.intent_at:
+        return WAITING
+    strange = [seen for seen in _holders(gpu.guid, facts) if not _is_kept_default(seen, facts)]
+    return f"the GPU is still in partition {_names(strange)}" if strange else None
+
+
+def why_not_released(
+    guid: int | None, logical_partition: str | None, since: float, facts: DomainFacts
+) -> str | None:
+    """Why it cannot be said that the GPU has left our partitions: of one logical partition, or all (None)."""
+    if guid is None:
+        # It was never seen, so no operation can have put it anywhere.
+        return None
+    if facts.observation is None:
+        return facts.doubt
+    if facts.observation.observed_at < since:
+        return WAITING
+    if guid in facts.joining:
+        return "an operation that joins the GPU is under way"
+    ours = [
+        seen
+        for seen in _holders(guid, facts)
+        if seen.name in facts.owned and logical_partition in (None, facts.owned[seen.name])
+    ]
+    return f"the GPU is still in partition {_names(ours)}" if ours else None
+
+
+def _holders(guid: int | None, facts: DomainFacts) -> tuple[ObservedPartition, ...]:
+    return () if guid is None else facts.holders.get(guid, ())
+
+
+def _is_kept_default(partition: ObservedPartition, facts: DomainFacts) -> bool:
+    return partition.id == DEFAULT_PARTITION_ID and facts.default_partition is DefaultPartition.KEEP
+
+
+def _intruder(partition: ObservedPartition, tenant: str, facts: DomainFacts) -> str | None:
+    for guid in sorted(partition.members):
+        if facts.tenant_of.get(guid, tenant) != tenant:
+            return f"partition {partition.name} also holds a GPU of another tenant"
+        # A member that the controller no longer lists is gone hardware, and reads nobody's memory.
+        if guid in facts.present and guid not in facts.managed:
+            return f"partition {partition.name} also holds a GPU of no machine of this site"
+    return None
+
+
+def _names(partitions: Iterable[ObservedPartition]) -> str:
+    return " and ".join(partition.name for partition in partitions)

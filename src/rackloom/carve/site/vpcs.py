@@ -1,0 +1,132 @@
+"""VPCs, as far as NVLink goes: an optional default logical partition for the instances in them.
+
+The default reserves nothing, and many VPCs may name the same logical partition.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from rackloom.carve.site import allocations, history, logical_partitions, sites
+from rackloom.carve.site.problems import conflict, forbidden, invalid, not_found
+from rackloom.carve.site.tables import instance, nvlink_interface
+from rackloom.carve.site.tables import vpc as table
+from rackloom.carve.site.values import Ids, Status
+
+
+def get(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
+    """The tenant's VPC; refused when it does not exist or is somebody else's."""
+    found = conn.execute(sa.select(table).where(table.c.id == vpc_id)).one_or_none()
+    if found is None:
+        raise not_found("Could not find VPC with specified ID")
+    if found.tenant_id != tenant_id:
+        raise forbidden("VPC is not owned by Tenant")
+    return found
+
+
+def create(
+    conn: sa.Connection,
+    tenant_id: str,
+    *,
+    site_id: str,
+    name: str,
+    description: str | None,
+    logical_partition_id: str | None,
+    extra: Mapping[str, Any],
+    wanted_id: str | None,
+    now: float,
+    ids: Ids,
+) -> str:
+    """A new VPC; returns its id."""
+    site = sites.get(conn, site_id)
+    sites.check_registered(site)
+    allocations.check_site_access(conn, tenant_id, site_id)
+    _check_name(conn, tenant_id, site_id, name)
+    if logical_partition_id is not None:
+        _check_default(conn, tenant_id, site, logical_partition_id)
+    new = wanted_id or ids()
+    if conn.execute(sa.select(table.c.id).where(table.c.id == new)).first() is not None:
+        raise conflict("A VPC with specified ID already exists", id=new)
+    row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
+    row |= {"logical_partition_id": logical_partition_id, "status": Status.READY}
+    conn.execute(sa.insert(table).values(**row, extra=dict(extra), created=now, updated=now))
+    history.record(conn, new, Status.READY, "VPC is ready for use", now)
+    return new
+
+
+def update(
+    conn: sa.Connection,
+    tenant_id: str,
+    vpc_id: str,
+    *,
+    name: str | None,
+    description: str | None,
+    logical_partition_id: str | None,
+    extra: Mapping[str, Any],
+    now: float,
+) -> None:
+    """Change a VPC; None leaves a field, an empty `logical_partition_id` clears the default."""
+    vpc = get(conn, tenant_id, vpc_id)
+    changes: dict[str, Any] = {"extra": vpc.extra | dict(extra), "updated": now}
+    if name is not None and name != vpc.name:
+        _check_name(conn, tenant_id, vpc.site_id, name)
+        changes["name"] = name
+    if description is not None:
+        changes["description"] = description
+    if logical_partition_id is not None and (logical_partition_id or None) != vpc.logical_partition_id:
+        _check_default_unused(conn, vpc)
+        if logical_partition_id:
+            _check_default(conn, tenant_id, sites.get(conn, vpc.site_id), logical_partition_id)
+        changes["logical_partition_id"] = logical_partition_id or None
+    conn.execute(sa.update(table).where(table.c.id == vpc_id).values(**changes))
+
+
+def delete(conn: sa.Connection, tenant_id: str, vpc_id: str) -> None:
+    """Remove a VPC that holds no instance."""
+    get(conn, tenant_id, vpc_id)
+    held = conn.execute(sa.select(sa.func.count()).where(instance.c.vpc_id == vpc_id)).scalar_one()
+    if held:
+        raise invalid(f"{held} Instances are associated with this VPC, unable to delete")
+    conn.execute(sa.delete(table).where(table.c.id == vpc_id))
+    history.forget(conn, [vpc_id])
+
+
+def _check_name(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> None:
+    same = sa.select(table.c.id).where(
+        table.c.tenant_id == tenant_id, table.c.site_id == site_id, table.c.name == name
+    )
+    existing = conn.execute(same).scalar_one_or_none()
+    if existing is not None:
+        raise conflict("A VPC with specified name already exists at Site", id=existing)
+
+
+def _check_default(conn: sa.Connection, tenant_id: str, site: sa.Row[Any], logical_partition_id: str) -> None:
+    sites.check_nvlink(site)
+    partition = logical_partitions.find(conn, logical_partition_id)
+    if partition is None:
+        raise invalid(
+            "Could not find NVLink Logical Partition with ID specified in request",
+            nvLinkLogicalPartitionId="does not exist",
+        )
+    if partition.tenant_id != tenant_id:
+        raise forbidden("NVLink Logical Partition is not owned by Tenant")
+    if partition.site_id != site.id:
+        raise forbidden("NVLink Logical Partition does not belong to the Site of the VPC")
+    if partition.status != Status.READY:
+        raise forbidden("NVLink Logical Partition is not in Ready state")
+
+
+def _check_default_unused(conn: sa.Connection, vpc: sa.Row[Any]) -> None:
+    used = (
+        sa.select(nvlink_interface.c.id)
+        .join(instance, instance.c.id == nvlink_interface.c.instance_id)
+        .where(
+            instance.c.vpc_id == vpc.id,
+            nvlink_interface.c.logical_partition_id == vpc.logical_partition_id,
+        )
+    )
+    if conn.execute(used.limit(1)).first() is not None:
+        raise forbidden(
+            "Existing default NVLink Logical Partition is already being used by an Instance from the VPC"
+        )

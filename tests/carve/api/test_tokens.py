@@ -1,0 +1,203 @@
+"""Who may come in: each way in which a token can be wrong, and what it is told."""
+
+import base64
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from rackloom.carve.api.auth import Caller, Role, TokenVerifier, TrustedKey, Unauthenticated
+from rackloom.carve.api.local_tokens import AUDIENCE, ISSUER, KEY_FILE, LocalIssuer
+from rackloom.carve.site.problems import Rejected
+from rackloom.errors import Refused
+
+NOW = 1000.0
+KEY = Ed25519PrivateKey.generate()
+CLAIMS = {
+    "iss": "issuer",
+    "aud": "audience",
+    "sub": "somebody",
+    "exp": int(NOW) + 60,
+    "orgs": {"demo": ["NICO_TENANT_ADMIN"]},
+}
+
+
+def verifier(*keys: TrustedKey) -> TokenVerifier:
+    trusted = keys or (TrustedKey("k", "EdDSA", KEY.public_key()),)
+    return TokenVerifier(trusted, issuer="issuer", audience="audience", clock=lambda: NOW)
+
+
+def signed(key: Any = KEY, algorithm: str = "EdDSA", kid: str = "k", **changes: Any) -> str:
+    claims = {name: value for name, value in (CLAIMS | changes).items() if value is not None}
+    return "Bearer " + jwt.encode(claims, key, algorithm=algorithm, headers={"kid": kid})
+
+
+def unsigned() -> str:
+    parts = ({"alg": "none", "kid": "k"}, CLAIMS)
+    encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts]
+    return "Bearer " + ".".join([*encoded, ""])
+
+
+def public_key_as_hmac_secret() -> str:
+    secret = KEY.public_key().public_bytes_raw().hex().encode()
+    return signed(secret, "HS256")
+
+
+INVALID = "Invalid authorization token in request"
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (None, "Request is missing authorization header"),
+        ("", "Invalid Authorization header format"),
+        ("Basic dXNlcg==", "Invalid Authorization header format"),
+        ("Bearer ", "Invalid Authorization header format"),
+        ("Bearer garbage", "Error parsing the token claims"),
+        ("Bearer a.b.c", "Error parsing the token claims"),
+        (unsigned(), INVALID),
+        (public_key_as_hmac_secret(), INVALID),
+        (signed(Ed25519PrivateKey.generate()), INVALID),
+        (signed(kid="another"), INVALID),
+        (signed(iss="another"), INVALID),
+        (signed(aud="another"), INVALID),
+        (signed(aud=None), INVALID),
+        (signed(iss=None), INVALID),
+        (signed(sub=None), INVALID),
+        (signed(exp=None), INVALID),
+        (signed(exp=int(NOW)), "Authorization token in request has expired"),
+        (signed(exp=int(NOW) - 3600), "Authorization token in request has expired"),
+        (signed(exp="tomorrow"), "Error parsing the token claims"),
+        (signed(nbf=int(NOW) + 10), "Authorization token in request is not valid yet"),
+    ],
+)
+def test_a_wrong_token_is_told_what_is_wrong(header: str | None, message: str) -> None:
+    with pytest.raises(Unauthenticated) as refusal:
+        verifier().verify(header, "demo")
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    "orgs", [{"other": ["TENANT_ADMIN"]}, {}, None, "demo", ["demo"], {"demo": "TENANT_ADMIN"}]
+)
+def test_a_stranger_to_the_org_is_refused(orgs: Any) -> None:
+    with pytest.raises(Rejected, match="Failed to validate membership for org: demo"):
+        verifier().verify(signed(orgs=orgs), "demo")
+
+
+@pytest.mark.parametrize(
+    ("names", "roles"),
+    [
+        (["TENANT_ADMIN"], {Role.TENANT_ADMIN}),
+        (["FORGE_TENANT_ADMIN", "NICO_PROVIDER_VIEWER"], {Role.TENANT_ADMIN, Role.PROVIDER_VIEWER}),
+        (["A_B_TENANT_ADMIN", "tenant_admin", "ADMIN", 7, None], set()),
+        ([], set()),
+    ],
+)
+def test_roles_are_read_past_the_first_word(names: list[Any], roles: set[Role]) -> None:
+    assert verifier().verify(signed(orgs={"demo": names}), "Demo") == Caller(
+        "somebody", "demo", frozenset(roles)
+    )
+
+
+def test_each_key_is_believed_for_its_own_algorithm_only() -> None:
+    ecdsa, rsa_key = (
+        ec.generate_private_key(ec.SECP256R1()),
+        rsa.generate_private_key(public_exponent=65537, key_size=2048),
+    )
+    trusting = verifier(
+        TrustedKey("e", "ES256", ecdsa.public_key()), TrustedKey("r", "RS256", rsa_key.public_key())
+    )
+    assert trusting.verify(signed(ecdsa, "ES256", "e"), "demo").subject == "somebody"
+    assert trusting.verify(signed(rsa_key, "RS256", "r"), "demo").subject == "somebody"
+    with pytest.raises(Unauthenticated):
+        trusting.verify(signed(rsa_key, "RS512", "r"), "demo")
+    with pytest.raises(Unauthenticated):
+        trusting.verify(signed(ecdsa, "ES256", "r"), "demo")
+
+
+def test_the_local_key_is_private_stable_and_made_once(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    first, second = LocalIssuer(keys), LocalIssuer(keys)
+    token = first.mint("Demo", ["TENANT_ADMIN"], NOW, 60)
+    assert second.verifier(lambda: NOW).verify(f"Bearer {token}", "demo").roles == {Role.TENANT_ADMIN}
+    path = keys / KEY_FILE
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert [entry.name for entry in path.parent.iterdir()] == [KEY_FILE]
+
+
+def test_another_homes_tokens_are_not_believed(tmp_path: Path) -> None:
+    token = LocalIssuer(tmp_path / "a").mint("demo", ["TENANT_ADMIN"], NOW, 60)
+    with pytest.raises(Unauthenticated, match=INVALID):
+        LocalIssuer(tmp_path / "b").verifier(lambda: NOW).verify(f"Bearer {token}", "demo")
+
+
+def test_local_claims_are_the_documented_ones(tmp_path: Path) -> None:
+    token = LocalIssuer(tmp_path).mint("demo", ["PROVIDER_VIEWER", "TENANT_ADMIN"], NOW, 60)
+    assert jwt.decode(token, options={"verify_signature": False}) == {
+        "iss": ISSUER,
+        "aud": AUDIENCE,
+        "sub": "local@demo",
+        "iat": 1000,
+        "exp": 1060,
+        "orgs": {"demo": ["PROVIDER_VIEWER", "TENANT_ADMIN"]},
+    }
+
+
+def test_a_role_that_does_not_exist_is_not_minted(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="no role is called KING; use TENANT_ADMIN, PROVIDER_ADMIN"):
+        LocalIssuer(tmp_path).mint("demo", ["KING"], NOW, 60)
+
+
+def test_nothing_below_an_org_is_reached_without_a_token(api: Any) -> None:
+    for method, path, body in (
+        ("GET", "metadata", None),
+        ("GET", "no-such-thing", None),
+        ("POST", "instance", "{not json"),
+        ("DELETE", "vpc/x", None),
+    ):
+        answer = api.client.request(method, f"/v2/org/demo/nico/{path}", content=body)
+        assert answer.status_code == 401, path
+        assert answer.json() == {
+            "source": "nico",
+            "message": "Request is missing authorization header",
+            "data": None,
+        }
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_token_of_one_org_does_not_open_another(api: Any) -> None:
+    headers = {"Authorization": f"Bearer {api.token('rival')}"}
+    answer = api.client.get("/v2/org/demo/nico/vpc", headers=headers)
+    assert (answer.status_code, answer.json()["message"]) == (
+        403,
+        "Failed to validate membership for org: demo",
+    )
+
+
+def test_a_token_expires_by_the_services_clock(api: Any) -> None:
+    headers = {"Authorization": f"Bearer {api.token(ttl=60)}"}
+    assert api.client.get("/v2/org/demo/nico/vpc", headers=headers).status_code == 200
+    api.site.tick(61)
+    assert api.client.get("/v2/org/demo/nico/vpc", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "role", "message"),
+    [
+        ("GET", "vpc", Role.PROVIDER_ADMIN, "User does not have Tenant Admin role with org"),
+        ("GET", "nvlink-interface", Role.PROVIDER_VIEWER, "User does not have Tenant Admin role with org"),
+        ("POST", "allocation", Role.TENANT_ADMIN, "User does not have Provider Admin role with org"),
+        ("POST", "allocation", Role.PROVIDER_VIEWER, "User does not have Provider Admin role with org"),
+    ],
+)
+def test_a_role_opens_its_own_doors_only(api: Any, method: str, path: str, role: Role, message: str) -> None:
+    body = {"name": "x1", "tenantId": api.site.tenant.id, "siteId": api.site.site_id}
+    answer = api.call(method, path, body if method == "POST" else None, role=role)
+    assert (answer.status_code, answer.json()["message"]) == (403, message)

@@ -1,0 +1,106 @@
+"""A tenant with a logical partition and a network on the small site."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from rackloom.carve.site import instance_creation, instances, interfaces, logical_partitions, tables, vpcs
+from rackloom.carve.site.instance_creation import InstanceRequest
+from rackloom.carve.site.values import InterfaceWish
+
+
+class Tenancy:
+    """Record functions as one tenant uses them."""
+
+    def __init__(self, site: Any, tenant: Any) -> None:
+        self.site = site
+        self.tenant = tenant
+        self._count = 0
+        self.vpc_id = self.vpc()
+
+    def vpc(self, default: str | None = None) -> str:
+        self._count += 1
+        made: str = self.site.run(
+            vpcs.create,
+            self.tenant.id,
+            site_id=self.site.site_id,
+            name=f"vpc {self._count}",
+            description=None,
+            logical_partition_id=default,
+            extra={},
+            wanted_id=None,
+            now=self.site.tick(),
+            ids=self.site.ids,
+        )
+        return made
+
+    def partition(self, name: str = "lp") -> str:
+        made: str = self.site.run(
+            logical_partitions.create,
+            self.tenant.id,
+            site_id=self.site.site_id,
+            name=name,
+            description=None,
+            now=self.site.tick(),
+            ids=self.site.ids,
+        )
+        return made
+
+    def instance(self, wishes: Sequence[tuple[str, int]] = ()) -> str:
+        self._count += 1
+        request = InstanceRequest(
+            names=(f"instance {self._count}",),
+            vpc_id=self.vpc_id,
+            instance_type_id=self.site.type_id,
+            interfaces=tuple(InterfaceWish(*wish) for wish in wishes),
+        )
+        made = self.site.run(instance_creation.create, self.tenant, request, self.site.tick(), self.site.ids)
+        new: str = made.value[0]
+        return new
+
+    def rewire(self, instance: str, wishes: Sequence[tuple[str, int]]) -> Any:
+        return self.site.run(
+            instances.update,
+            self.tenant.id,
+            instance,
+            name=None,
+            description=None,
+            wishes=[InterfaceWish(*wish) for wish in wishes],
+            extra={},
+            now=self.site.tick(),
+            ids=self.site.ids,
+        )
+
+    def release(self, instance: str) -> Any:
+        return self.site.run(instances.delete, self.tenant.id, instance, self.site.tick())
+
+    def drop(self, partition: str) -> Any:
+        return self.site.run(logical_partitions.delete, self.tenant.id, partition, self.site.tick())
+
+    def status(self, instance: str) -> str | None:
+        row = self.site.row(tables.instance, instance)
+        return None if row is None else str(row.status)
+
+    def interfaces(self, instance: str) -> dict[int, tuple[str, str | None]]:
+        rows = self.site.read(interfaces.of, instance)
+        return {row.device_instance: (row.status, row.reason) for row in rows}
+
+    def where(self, instance: str) -> tuple[str, int]:
+        """Domain and slot of the machine."""
+        found = sa.select(tables.machine.c.domain, tables.machine.c.slot).join(
+            tables.instance, tables.instance.c.machine_id == tables.machine.c.id
+        )
+        row = self.site.read(lambda conn: conn.execute(found.where(tables.instance.c.id == instance)).one())
+        return row.domain, row.slot
+
+
+@pytest.fixture
+def demo(small_site: Any) -> Tenancy:
+    return Tenancy(small_site, small_site.tenant)
+
+
+@pytest.fixture
+def rival(small_site: Any) -> Tenancy:
+    return Tenancy(small_site, small_site.other_tenant())
