@@ -1,0 +1,84 @@
+"""Where NIXL has no wheel: the same bytes between two processes over a TCP socket, verified the same way.
+
+It shows that data moves and arrives intact on this host. It says nothing of NIXL, UCX or RDMA.
+"""
+
+import hashlib
+import multiprocessing
+import secrets
+import socket
+import time
+from multiprocessing.connection import Connection
+
+import msgspec
+
+LABEL = "plain TCP socket, not NIXL"
+_PATIENCE = 30.0
+_CHUNK = 1 << 20
+
+
+class SocketReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One plain run: bytes per iteration, mean seconds, and whether the last buffer arrived intact."""
+
+    total_bytes: int
+    iters: int
+    avg_seconds: float
+    verified: bool
+
+
+def run_sockets(total_bytes: int, iters: int) -> SocketReport:
+    """Send a buffer `iters` times to a process of our own and compare digests at the end."""
+    buffer = secrets.token_bytes(total_bytes)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(_PATIENCE)
+        target = context.Process(
+            target=_receive, args=(listener.getsockname()[1], total_bytes, iters, theirs), daemon=True
+        )
+        target.start()
+        try:
+            connection, _ = listener.accept()
+            with connection:
+                connection.settimeout(_PATIENCE)
+                seconds = [_send(connection, buffer) for _ in range(iters)]
+                digest = ours.recv() if ours.poll(_PATIENCE) else None
+        finally:
+            target.terminate()
+            target.join()
+    return SocketReport(
+        total_bytes=total_bytes,
+        iters=iters,
+        avg_seconds=sum(seconds) / iters,
+        verified=digest == _digest(buffer),
+    )
+
+
+def _send(connection: socket.socket, buffer: bytes) -> float:
+    """Until the other end says that all of it is there."""
+    began = time.perf_counter()
+    connection.sendall(buffer)
+    connection.recv(1)
+    return time.perf_counter() - began
+
+
+def _receive(port: int, total_bytes: int, iters: int, report: Connection) -> None:
+    sink = bytearray(total_bytes)
+    view = memoryview(sink)
+    with socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE) as connection:
+        for _ in range(iters):
+            _fill(connection, view)
+            connection.sendall(b".")
+        report.send(_digest(sink))
+
+
+def _fill(connection: socket.socket, view: memoryview) -> None:
+    while view:
+        received = connection.recv_into(view[:_CHUNK])
+        if received == 0:
+            raise ConnectionResetError("the sender is gone")
+        view = view[received:]
+
+
+def _digest(buffer: bytes | bytearray) -> str:
+    return hashlib.blake2b(buffer, digest_size=32).hexdigest()
