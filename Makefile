@@ -35,7 +35,7 @@ format: venv
 
 # The generated code is checked in, so that nobody needs protoc to run; a test compares it with the proto.
 proto: venv
-	$(BIN)/python -m grpc_tools.protoc --proto_path=src \
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc --proto_path=src \
 	  --python_out=src --grpc_python_out=src --mypy_out=src --mypy_grpc_out=src \
 	  $$(cd src && find rackloom -name '*.proto' | sed 's,^,src/,')
 

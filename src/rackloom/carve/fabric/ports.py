@@ -11,7 +11,11 @@ class FabricUnavailable(Exception):
 
 
 class FabricRefused(Exception):
-    """The controller answered and refused. `code` is its own name for the reason (StReturnCode)."""
+    """The controller answered and refused: it did nothing.
+
+    `code` is its own name for the reason: for NMX-C the StReturnCode without `NMX_ST_` (RESOURCE_IN_USE),
+    its number where it is not a published one, or the gRPC status by which the call was turned away.
+    """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -124,6 +124,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     default_partition: DefaultPartition
     revision: int
     """Grows with every change of intent in the store."""
+    paused: str | None = None
+    """Why an operator has paused the domain, in which nothing is done meanwhile; None: it is not paused."""
 
 
 class RemoveGpus(msgspec.Struct, frozen=True, tag="remove-gpus", kw_only=True):

@@ -1,0 +1,154 @@
+"""Whether a plan may be carried out now: its facts still hold, and no step of it breaks a safety rule.
+
+The rules are written a second time, on purpose: the plan is replayed on a model of the controller, and what
+comes out is judged from intent alone. A mistake of the planner would have to be made twice, in two ways, to
+reach a rack.
+"""
+
+from collections import defaultdict
+
+from rackloom.carve.plan.model import apply
+from rackloom.carve.plan.names import flaw
+from rackloom.carve.plan.values import (
+    DEFAULT_PARTITION_ID,
+    AddGpus,
+    CreatePartition,
+    DefaultPartition,
+    DeletePartition,
+    Intent,
+    Observation,
+    ObservedPartition,
+    Operation,
+    Plan,
+    RemoveGpus,
+)
+from rackloom.errors import Refused
+
+PLAN_AGAIN = "plan again from the newest observation and intent"
+
+
+def check(plan: Plan, intent: Intent, observation: Observation) -> None:
+    """Raise Refused unless `plan` is current and safe; `observation` is the newest one of the domain."""
+    _require_current(plan, intent, observation)
+    _require_one_direction(plan)
+    judge = _Judge(intent)
+    state = observation
+    for operation in plan.operations:
+        after = apply(state, operation)
+        if isinstance(operation, CreatePartition | AddGpus):
+            judge.allow_addition(operation, after)
+        else:
+            judge.allow_removal(operation, state)
+        state = after
+
+
+def _require_current(plan: Plan, intent: Intent, observation: Observation) -> None:
+    if intent.domain != observation.domain:
+        raise Refused(f"intent is for domain {intent.domain}, the observation of {observation.domain}")
+    if plan.intent_revision != intent.revision:
+        raise Refused(
+            f"the plan was made from intent {plan.intent_revision}, which is now {intent.revision}",
+            nearest_fix=PLAN_AGAIN,
+        )
+    if intent.paused is not None and plan.operations:
+        raise Refused(f"the domain is paused: {intent.paused}", nearest_fix="resume the domain")
+    if plan.observation.facts != observation.facts:
+        raise Refused("the fabric is no longer as the plan found it", nearest_fix=PLAN_AGAIN)
+
+
+def _require_one_direction(plan: Plan) -> None:
+    directions = {isinstance(operation, CreatePartition | AddGpus) for operation in plan.operations}
+    if len(directions) > 1:
+        raise Refused("the plan both removes and adds: additions wait until removals were seen done")
+
+
+class _Judge:
+    """Says from intent alone what may be done to a partition."""
+
+    def __init__(self, intent: Intent) -> None:
+        self.managed = intent.managed
+        self.policy = intent.default_partition
+        self.owner_of = {one.name: one.logical_partition for one in intent.owned}
+        self.claims: dict[int, set[tuple[str, str]]] = defaultdict(set)
+        self.tenants: dict[str, set[str]] = defaultdict(set)
+        for one in intent.assignments:
+            self.claims[one.guid].add((one.logical_partition, one.tenant))
+            self.tenants[one.logical_partition].add(one.tenant)
+
+    def allow_removal(self, operation: RemoveGpus | DeletePartition, before: Observation) -> None:
+        """S4, S5: only ours, only managed GPUs, and none that is wanted right there."""
+        target = _find(before, operation)
+        leaving = target.members if isinstance(operation, DeletePartition) else frozenset(operation.guids)
+        self._require_managed(leaving)
+        if target.id == DEFAULT_PARTITION_ID:
+            if self.policy is DefaultPartition.KEEP:
+                self._allow_out_of_kept_default(operation)
+            return
+        logical_partition = self._owner(target)
+        if self._stands_elsewhere(logical_partition, target, before):
+            return
+        for guid in leaving:
+            if {lp for lp, _ in self.claims.get(guid, ())} == {logical_partition}:
+                raise Refused(f"the plan takes GPU {guid:#x} out of {target.name!r}, where it is wanted")
+
+    def allow_addition(self, operation: CreatePartition | AddGpus, after: Observation) -> None:
+        """S2, S9: everyone in the changed partition is of one tenant, and name and number are allowed."""
+        self._require_managed(frozenset(operation.guids))
+        target = _find(after, operation)
+        if target.id == DEFAULT_PARTITION_ID:
+            self._allow_into_default(target)
+            return
+        if isinstance(operation, CreatePartition):
+            self._allow_creation(operation, after)
+            logical_partition = operation.logical_partition
+        else:
+            logical_partition = self._owner(target)
+        if len(self.tenants[logical_partition]) > 1:
+            raise Refused(f"logical partition {logical_partition} has GPUs of several tenants")
+        for guid in sorted(target.members):
+            if {lp for lp, _ in self.claims.get(guid, ())} != {logical_partition}:
+                raise Refused(f"partition {target.name!r} would hold GPU {guid:#x}, not of its tenant")
+
+    def _allow_creation(self, operation: CreatePartition, after: Observation) -> None:
+        if wrong := flaw(operation.name):
+            raise Refused(f"{operation.name!r} cannot name a partition: {wrong}")
+        if self.owner_of.get(operation.name, operation.logical_partition) != operation.logical_partition:
+            raise Refused(f"name {operation.name!r} is recorded for another logical partition")
+        limit = after.limits.max_partitions
+        if limit is not None and len(after.partitions) > limit:
+            raise Refused(f"the domain would have {len(after.partitions)} partitions of at most {limit}")
+
+    def _allow_out_of_kept_default(self, operation: RemoveGpus | DeletePartition) -> None:
+        if isinstance(operation, DeletePartition):
+            raise Refused("the default partition is to be kept")
+        if idle := [guid for guid in operation.guids if guid not in self.claims]:
+            raise Refused(f"GPU {idle[0]:#x} belongs in the default partition: nobody was given it")
+
+    def _allow_into_default(self, target: ObservedPartition) -> None:
+        if self.policy is not DefaultPartition.KEEP:
+            raise Refused("no GPU joins the default partition unless it is to be kept")
+        if given := sorted(target.members & self.claims.keys()):
+            raise Refused(f"the default partition would hold GPU {given[0]:#x}, which a tenant was given")
+
+    def _owner(self, target: ObservedPartition) -> str:
+        if target.name not in self.owner_of or not target.guid_based:
+            raise Refused(f"partition {target.name!r} is not one that the site made")
+        return self.owner_of[target.name]
+
+    def _stands_elsewhere(self, owner: str, target: ObservedPartition, before: Observation) -> bool:
+        return any(
+            one.id != target.id and one.guid_based and self.owner_of.get(one.name) == owner
+            for one in before.partitions
+        )
+
+    def _require_managed(self, guids: frozenset[int]) -> None:
+        if strangers := sorted(guids - self.managed):
+            raise Refused(f"the plan touches GPU {strangers[0]:#x}, which is on no machine of the site")
+
+
+def _find(observation: Observation, operation: Operation) -> ObservedPartition:
+    wanted = None if isinstance(operation, CreatePartition) else operation.partition_id
+    for one in observation.partitions:
+        if one.name == operation.name and wanted in (None, one.id):
+            return one
+    raise Refused(f"no partition is named {operation.name!r}")
