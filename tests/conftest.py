@@ -1,6 +1,78 @@
-"""What every test shares: hypothesis never fails a test for being slow on a busy machine."""
+"""What every test shares: steady hypothesis settings, and certificates of made-up authorities."""
 
+import datetime as dt
+import ipaddress
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from hypothesis import settings
 
+# Hypothesis never fails a test for being slow on a busy machine.
 settings.register_profile("steady", deadline=None)
 settings.load_profile("steady")
+
+START = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+LOOPBACK = ipaddress.ip_address("127.0.0.1")
+END = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
+
+
+class Pem(msgspec.Struct, frozen=True):
+    """A certificate and its key."""
+
+    certificate: bytes
+    key: bytes
+
+    def save(self, directory: Path, name: str) -> tuple[Path, Path]:
+        files = directory / f"{name}.crt", directory / f"{name}.key"
+        for file, content in zip(files, (self.certificate, self.key), strict=True):
+            file.write_bytes(content)
+        return files
+
+
+class Authority:
+    """Signs certificates; two of them do not know each other."""
+
+    def __init__(self, name: str) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        certificate = self._builder(self._name, self._key).add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
+        self.certificate = certificate.sign(self._key, hashes.SHA256()).public_bytes(
+            serialization.Encoding.PEM
+        )
+
+    def issue(self, name: str) -> Pem:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(LOOPBACK)])
+        signed = self._builder(subject, key).add_extension(names, critical=False)
+        return Pem(
+            signed.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            ),
+        )
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name)
+        builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
+        return builder.not_valid_before(START).not_valid_after(END)
+
+
+@pytest.fixture(scope="session")
+def authority() -> Authority:
+    return Authority("test authority")
+
+
+@pytest.fixture(scope="session")
+def make_authority() -> Callable[[str], Authority]:
+    return Authority

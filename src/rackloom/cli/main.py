@@ -20,6 +20,7 @@ app.command("rackloom.cli.demo:demo", name="demo")
 app.command("rackloom.cli.up:up", name="up")
 app.command("rackloom.cli.up:token", name="token")
 app.command("rackloom.cli.topology:app", name="topology")
+app.command("rackloom.cli.claim:app", name="claim")
 app.command("rackloom.cli.transfer:app", name="transfer")
 
 
@@ -40,3 +41,7 @@ def _complain(reason: str, fix: str | None) -> None:
     print(f"rackloom: {reason}", file=sys.stderr)
     if fix is not None:
         print(f"  fix: {fix}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

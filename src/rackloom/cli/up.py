@@ -1,5 +1,6 @@
 """`rackloom up` and `rackloom token`: the embedded site and a way into it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,7 +32,8 @@ def up(
     from rackloom.app.embedded import run_up
     from rackloom.app.home import Home, default_home
 
-    run_up(Home(home or default_home()), port=port, racks=racks, profile=profile)
+    say = partial(print, flush=True)
+    run_up(Home(home or default_home()), port=port, racks=racks, profile=profile, announce=say)
 
 
 def token(

@@ -96,8 +96,10 @@ class _Served:
 @pytest.fixture(scope="session")
 def served(site_template: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     served = _Served(site_template.store, tmp_path_factory.mktemp("issuer"))
-    with TestClient(served.app) as client:
-        yield served, client
+    client = TestClient(served.app)
+    client.portal = site_template.runner.portal
+    yield served, client
+    client.close()
 
 
 @pytest.fixture

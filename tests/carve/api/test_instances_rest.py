@@ -8,6 +8,8 @@ import sqlalchemy as sa
 from rackloom.carve.plan.values import GpuHealth
 from rackloom.carve.site import tables
 
+BOTH_STORES = True
+
 UNKNOWN = "11111111-1111-4111-8111-111111111111"
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+BOTH_STORES = True
+
 
 def test_a_job_gets_its_gpus_joined_and_returns_them(api: Any) -> None:
     api.site.observe_all()

@@ -101,7 +101,7 @@ def test_a_stranger_to_the_org_is_refused(orgs: Any) -> None:
 )
 def test_roles_are_read_past_the_first_word(names: list[Any], roles: set[Role]) -> None:
     assert verifier().verify(signed(orgs={"demo": names}), "Demo") == Caller(
-        "somebody", "demo", frozenset(roles)
+        "somebody", "demo", frozenset(roles), NOW + 60
     )
 
 

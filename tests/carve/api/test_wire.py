@@ -30,7 +30,7 @@ def test_a_body_that_is_no_object_is_a_bad_request(api: Any, content: bytes) -> 
 
 def test_a_body_beyond_the_limit_is_refused(api: Any) -> None:
     answer = api.post("vpc", {"name": "x" * (1 << 20), "siteId": api.site.site_id})
-    assert answer.status_code == 413
+    assert (answer.status_code, answer.json()["source"]) == (413, "nico")
 
 
 @pytest.mark.parametrize("method", ["GET", "PATCH", "DELETE"])

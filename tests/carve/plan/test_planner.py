@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rackloom.carve.plan.check import check
 from rackloom.carve.plan.model import apply
 from rackloom.carve.plan.names import flaw, partition_name
 from rackloom.carve.plan.planner import make_plan
@@ -164,6 +165,21 @@ def test_a_missing_tray_blocks_its_own_gpus_only(case: Any) -> None:
     case.assign("a", 1, 2, 3).absent(1, 2).owns("rl-a", "a").stands(1, "rl-a", 2)
     assert plan_of(case).operations == (AddGpus(partition_id=1, name="rl-a", guids=(3,)),)
     assert [(guids, "does not list" in reason) for guids, reason in reasons(case)] == [((1, 2), True)]
+
+
+def test_the_names_of_a_swapped_tray_make_room_for_its_successor(case: Any) -> None:
+    # Found by simulation: the GUIDs of a tray that was taken out stay in a GUID-based partition for ever.
+    case.assign("a", 1, 2).owns("rl-a", "a").stands(1, "rl-a", 1, 70).unmanaged(70)
+    (removal,) = plan_of(case).operations
+    assert removal == RemoveGpus(partition_id=1, name="rl-a", guids=(70,))
+    check(plan_of(case), case.intent, case.observation)
+    case.observation = apply(case.observation, removal)
+    assert plan_of(case).operations == (AddGpus(partition_id=1, name="rl-a", guids=(2,)),)
+
+
+def test_nothing_is_taken_out_of_a_partition_of_others_because_it_is_not_listed(case: Any) -> None:
+    case.stands(1, "theirs", 70).default(71).unmanaged(70, 71)
+    assert plan_of(case).operations == ()
 
 
 def test_more_partitions_than_the_domain_holds_are_not_attempted(case: Any) -> None:

@@ -166,7 +166,7 @@ def test_the_audit_says_for_whom_and_why(small_site: Any, demo: Any, begun: Any)
     ):
         small_site.run(
             fabric_book.begin_operation,
-            small_site.endpoint[domain],
+            small_site.lease(domain),
             wanted,
             small_site.now,
             small_site.tick(),
@@ -188,7 +188,7 @@ def test_a_plan_that_intent_has_overtaken_is_refused(small_site: Any, demo: Any,
         with pytest.raises(Refused, match="no longer wanted there; plan again"):
             small_site.run(
                 fabric_book.begin_operation,
-                small_site.endpoint[domain],
+                small_site.lease(domain),
                 wanted,
                 small_site.now,
                 small_site.now,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import combinations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,60 +11,69 @@ from hypothesis import strategies as st
 from rackloom.claim.place.trays import DomainRoom, TrayRequest, TrayRoom, choose_trays
 from rackloom.errors import Refused
 
+ills = st.sampled_from([None, None, "GPU 0 degraded"])
+
 
 @st.composite
 def sites(draw: st.DrawFn) -> tuple[DomainRoom, ...]:
     rooms = []
     for number in range(draw(st.integers(0, 4))):
-        health = draw(st.lists(st.booleans(), max_size=4))
-        trays = tuple(TrayRoom(f"d{number}t{tray}", healthy) for tray, healthy in enumerate(health))
+        health = draw(st.lists(st.tuples(ills, st.sampled_from([None, None, None, "paused"])), max_size=4))
+        trays = tuple(TrayRoom(f"d{number}t{tray}", sick, shut) for tray, (sick, shut) in enumerate(health))
         rooms.append(DomainRoom(f"d{number}", trays, draw(st.integers(0, 3))))
     if draw(st.booleans()):
-        rooms.append(DomainRoom(None, (TrayRoom("x0", True),) * draw(st.integers(0, 1)), 0))
+        rooms.append(DomainRoom(None, (TrayRoom("x0"),) * draw(st.integers(0, 1)), 0))
     return tuple(rooms)
 
 
-def home_of(tray: str, rooms: Sequence[DomainRoom]) -> DomainRoom:
-    return next(room for room in rooms if tray in room.free)
+requests = st.builds(TrayRequest, st.integers(1, 6), st.booleans(), st.booleans(), st.booleans())
 
 
-@given(sites(), st.integers(1, 6), st.booleans())
+def usable(rooms: Sequence[DomainRoom], request: TrayRequest) -> dict[str, DomainRoom]:
+    return {tray: room for room in rooms for tray in room.free(allow_sick=request.allow_sick)}
+
+
+@given(sites(), requests)
 def test_a_choice_is_free_healthy_distinct_and_complete(
-    rooms: tuple[DomainRoom, ...], wanted: int, one_domain: bool
+    rooms: tuple[DomainRoom, ...], request: TrayRequest
 ) -> None:
     try:
-        chosen = choose_trays(TrayRequest(wanted, one_domain), rooms).trays
+        chosen = choose_trays(request, rooms).trays
     except Refused:
         return
-    assert len(set(chosen)) == wanted
-    assert set(chosen) <= {tray for room in rooms for tray in room.free}
+    assert len(set(chosen)) == request.trays
+    assert set(chosen) <= usable(rooms, request).keys()
+    if request.beside_members:
+        homes = {usable(rooms, request)[tray] for tray in chosen}
+        assert len(homes) == 1
+        assert homes.pop().members or not any(room.members for room in rooms if room.domain)
 
 
 @given(sites(), st.integers(2, 6))
 def test_one_domain_is_the_best_of_all_choices_in_one_domain(
     rooms: tuple[DomainRoom, ...], wanted: int
 ) -> None:
+    request = TrayRequest(wanted, one_domain=True)
     possible = [
-        (-room.members, len(room.free) - wanted)
+        (-room.members, len(room.free()) - wanted)
         for room in rooms
         if room.domain is not None
-        for _ in combinations(room.free, wanted)
+        for _ in combinations(room.free(), wanted)
     ]
     try:
-        placement = choose_trays(TrayRequest(wanted, one_domain=True), rooms)
+        placement = choose_trays(request, rooms)
     except Refused:
         assert possible == []
         return
-    (home,) = {home_of(tray, rooms).domain for tray in placement.trays}
-    room = next(room for room in rooms if room.domain == home)
-    assert (-room.members, len(room.free) - wanted) == min(possible)
-    assert home is not None
-    assert home in placement.reason
+    (room,) = {usable(rooms, request)[tray] for tray in placement.trays}
+    assert (-room.members, len(room.free()) - wanted) == min(possible)
+    assert room.domain is not None
+    assert room.domain in placement.reason
 
 
 @given(sites(), st.integers(1, 6))
 def test_spread_is_refused_only_when_the_site_is_full(rooms: tuple[DomainRoom, ...], wanted: int) -> None:
-    free = sum(len(room.free) for room in rooms)
+    free = sum(len(room.free()) for room in rooms)
     if free >= wanted:
         assert len(choose_trays(TrayRequest(wanted, one_domain=False), rooms).trays) == wanted
     else:
@@ -75,33 +85,54 @@ def test_spread_is_refused_only_when_the_site_is_full(rooms: tuple[DomainRoom, .
 def test_spread_leaves_no_tray_next_to_members_for_one_further_away(
     rooms: tuple[DomainRoom, ...], wanted: int
 ) -> None:
+    request = TrayRequest(wanted, one_domain=False)
     try:
-        chosen = set(choose_trays(TrayRequest(wanted, one_domain=False), rooms).trays)
+        chosen = set(choose_trays(request, rooms).trays)
     except Refused:
         return
-    taken = [home_of(tray, rooms) for tray in chosen]
-    left = [room for room in rooms if room.domain is not None and set(room.free) - chosen]
+    taken = [usable(rooms, request)[tray] for tray in chosen]
+    left = [room for room in rooms if room.domain is not None and set(room.free()) - chosen]
     assert min(room.members for room in taken) >= max((room.members for room in left), default=0)
 
 
-@given(sites(), st.integers(1, 6), st.booleans(), st.randoms())
+@given(sites(), requests, st.randoms())
 def test_the_order_in_which_domains_are_named_does_not_matter(
-    rooms: tuple[DomainRoom, ...], wanted: int, one_domain: bool, random: object
+    rooms: tuple[DomainRoom, ...], request: TrayRequest, random: object
 ) -> None:
     shuffled = list(rooms)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert outcome(wanted, one_domain, rooms) == outcome(wanted, one_domain, shuffled)
+    assert outcome(request, rooms) == outcome(request, shuffled)
 
 
-def outcome(wanted: int, one_domain: bool, rooms: Sequence[DomainRoom]) -> object:
+def outcome(request: TrayRequest, rooms: Sequence[DomainRoom]) -> object:
     try:
-        return choose_trays(TrayRequest(wanted, one_domain), rooms)
+        return choose_trays(request, rooms)
     except Refused as refusal:
-        return refusal.reason
+        return (refusal.reason, refusal.nearest_fix)
+
+
+@given(sites(), requests)
+def test_the_nearest_fix_is_accepted(rooms: tuple[DomainRoom, ...], request: TrayRequest) -> None:
+    try:
+        choose_trays(request, rooms)
+    except Refused as refusal:
+        if refusal.nearest_fix is not None:
+            choose_trays(applied(refusal.nearest_fix, request), rooms)
+
+
+def applied(fix: str, request: TrayRequest) -> TrayRequest:
+    if fix.startswith("ask for at most "):
+        return msgspec.structs.replace(request, trays=int(fix.rpartition(" ")[2]))
+    return msgspec.structs.replace(
+        request,
+        one_domain=request.one_domain and "topologyOptimized to false" not in fix,
+        beside_members=request.beside_members and "requireSameDomain to false" not in fix,
+        allow_sick=request.allow_sick or "allowUnhealthyMachine to true" in fix,
+    )
 
 
 def test_a_full_domain_names_the_fix_that_would_be_accepted() -> None:
-    rooms = [DomainRoom(f"d{number}", (TrayRoom(f"t{number}", True),), 0) for number in range(2)]
+    rooms = [DomainRoom(f"d{number}", (TrayRoom(f"t{number}"),), 0) for number in range(2)]
     with pytest.raises(Refused) as refusal:
         choose_trays(TrayRequest(2, one_domain=True), rooms)
     assert refusal.value.reason == (
@@ -112,3 +143,30 @@ def test_a_full_domain_names_the_fix_that_would_be_accepted() -> None:
     spread = choose_trays(TrayRequest(2, one_domain=False), rooms)
     assert spread.trays == ("t0", "t1")
     assert "no memory shared" in spread.reason
+
+
+def test_sick_trays_are_passed_over_and_named() -> None:
+    ill = TrayRoom("t0", sick="GPU 1 degraded")
+    room = DomainRoom("d", (ill, TrayRoom("t1")), 0)
+    placement = choose_trays(TrayRequest(1, one_domain=True), [room])
+    assert placement.trays == ("t1",)
+    assert placement.reason.endswith("passed over t0 (GPU 1 degraded)")
+    allowed = choose_trays(TrayRequest(1, one_domain=True, allow_sick=True), [room])
+    assert allowed.trays == ("t0",)
+    assert "passed over" not in allowed.reason
+
+
+def test_a_tray_that_is_shut_is_not_offered_to_anybody() -> None:
+    room = DomainRoom("d", (TrayRoom("t0", sick="GPU 0 no nvlink", shut="paused"),), 0)
+    with pytest.raises(Refused) as refusal:
+        choose_trays(TrayRequest(1, one_domain=True, allow_sick=True), [room])
+    assert refusal.value.nearest_fix is None
+
+
+def test_new_members_stay_in_the_domain_of_the_old_ones_when_required() -> None:
+    home = DomainRoom("home", (TrayRoom("h0"),), 4)
+    roomy = DomainRoom("roomy", (TrayRoom("r0"), TrayRoom("r1")), 0)
+    assert choose_trays(TrayRequest(1, True, beside_members=True), [roomy, home]).trays == ("h0",)
+    with pytest.raises(Refused, match="domain home, where the logical partition lives, has 1 free") as told:
+        choose_trays(TrayRequest(2, True, beside_members=True), [roomy, home])
+    assert "set requireSameDomain to false" in (told.value.nearest_fix or "")

@@ -1,11 +1,17 @@
 """The REST application: routes behind the gate, errors in one shape."""
 
+from collections import Counter
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 
 from rackloom.carve.api import (
     allocations,
+    description,
+    domains,
+    events,
+    fabric_steps,
     instance_types,
     instances,
     interfaces,
@@ -14,8 +20,11 @@ from rackloom.carve.api import (
     problems,
     sites,
     tenancy,
+    tray_steps,
     vpcs,
 )
+from rackloom.carve.api.answers import Problem
+from rackloom.carve.api.body_limit import BodyLimit
 from rackloom.carve.api.deps import ApiDeps
 from rackloom.carve.api.gate import Gate
 
@@ -25,12 +34,19 @@ BASE = "/v2/org/{org}/nico"
 MAX_BODY = 1 << 20
 """Bytes. The largest body that means anything names every GPU of a domain, which is some 100 KiB."""
 
-ERRORS: dict[int | str, dict[str, str]] = {
-    400: {"description": "The request contradicts itself or a record that it names"},
-    401: {"description": "The caller did not prove who it is"},
-    403: {"description": "The caller may not do this"},
-    404: {"description": "The thing named in the path does not exist"},
-    409: {"description": "The state of the site is against it"},
+BODY_SECONDS = 20.0
+"""A body of that size takes a second on the slowest link that anybody manages racks over."""
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "The request contradicts itself or a record that it names"},
+    401: {"model": Problem, "description": "The caller did not prove who it is"},
+    403: {"model": Problem, "description": "The caller may not do this"},
+    404: {"model": Problem, "description": "The thing named in the path does not exist"},
+    408: {"model": Problem, "description": "The body took too long"},
+    409: {"model": Problem, "description": "The state of the site is against it"},
+    413: {"model": Problem, "description": "The body is too large"},
+    503: {"model": Problem, "description": "Nothing was decided: try again"},
+    "default": {"model": Problem, "description": "Anything else"},
 }
 
 
@@ -40,12 +56,15 @@ def create_app(deps: ApiDeps) -> FastAPI:
     app = FastAPI(
         title="Rackloom",
         version=version("rackloom"),
-        max_body_size=MAX_BODY,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.deps = deps
     app.state.tenants_seen = set()
+    app.state.event_streams = Counter()
+    # The last one added is the first that a request meets: nothing is received from a stranger.
+    app.add_middleware(BodyLimit, limit=MAX_BODY, seconds=BODY_SECONDS)
     app.add_middleware(Gate, verifier=deps.verifier)
     problems.install(app)
     base = APIRouter(prefix=BASE, responses=ERRORS)
@@ -55,6 +74,10 @@ def create_app(deps: ApiDeps) -> FastAPI:
         sites.router,
         instance_types.router,
         machines.router,
+        tray_steps.router,
+        domains.router,
+        fabric_steps.router,
+        events.router,
         allocations.router,
         partitions.router,
         interfaces.router,
@@ -63,4 +86,5 @@ def create_app(deps: ApiDeps) -> FastAPI:
     ):
         base.include_router(router)
     app.include_router(base)
+    description.complete(app)
     return app

@@ -43,6 +43,8 @@ class Caller(msgspec.Struct, frozen=True):
     subject: str
     org: str
     roles: frozenset[Role]
+    expires: float
+    """When the token ends, in seconds since the epoch."""
 
     def require(self, *roles: Role) -> None:
         """Refuse a caller that has none of `roles`."""
@@ -73,7 +75,7 @@ class TokenVerifier:
         names = orgs.get(wanted) if isinstance(orgs, dict) else None
         if not isinstance(names, list):
             raise forbidden(f"Failed to validate membership for org: {org}")
-        return Caller(str(claims["sub"]), wanted, frozenset(_roles(names)))
+        return Caller(str(claims["sub"]), wanted, frozenset(_roles(names)), float(claims["exp"]))
 
     def _claims(self, token: str) -> dict[str, Any]:
         try:

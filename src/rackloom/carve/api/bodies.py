@@ -11,16 +11,21 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, StrictBool, Strict
 from pydantic import model_validator as validator
 from pydantic.alias_generators import to_camel
 
+from rackloom.carve.api.queries import CapabilityType
 from rackloom.carve.site.values import InterfaceWish
 
+NO_CONTROL = r"^[^\x00-\x1f\x7f]+$"
+NO_NUL = r"^[^\x00]*$"
+"""PostgreSQL keeps every character but this one."""
 Name = Annotated[
     str, StringConstraints(strict=True, min_length=2, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")
 ]
 NamePrefix = Annotated[
     str, StringConstraints(strict=True, min_length=2, max_length=240, pattern=r"^[^\x00-\x1f\x7f]+$")
 ]
-Description = Annotated[str, StringConstraints(strict=True, max_length=1024)]
-Labels = Annotated[dict[str, str], Field(max_length=10)]
+Description = Annotated[str, StringConstraints(strict=True, max_length=1024, pattern=NO_NUL)]
+Label = Annotated[str, StringConstraints(strict=True, max_length=256, pattern=NO_NUL)]
+Labels = Annotated[dict[Label, Label], Field(max_length=10)]
 
 
 class Body(BaseModel):
@@ -38,10 +43,31 @@ class OpenBody(Body):
 
     __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
 
+    @validator(mode="before")
+    @classmethod
+    def _storable(cls, value: Any) -> Any:
+        _check_storable(value)
+        return value
+
     @property
     def extra(self) -> dict[str, Any]:
         """The fields that have no meaning here, as they came."""
         return dict(self.__pydantic_extra__)
+
+
+def _check_storable(value: Any) -> None:
+    """Refuse text that no database or JSON writer takes: NUL, and halves of surrogate pairs."""
+    match value:
+        case str():
+            if "\x00" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+                raise ValueError("text may hold neither NUL nor unpaired surrogates")
+        case dict():
+            for key, inner in value.items():
+                _check_storable(key)
+                _check_storable(inner)
+        case list():
+            for inner in value:
+                _check_storable(inner)
 
 
 class LogicalPartitionCreate(Body):
@@ -121,12 +147,19 @@ class VpcUpdate(OpenBody):
         return self.model_dump(mode="json", by_alias=True, exclude=ours, exclude_none=True)
 
 
+class VpcVirtualization(Body):
+    """The network virtualization that a VPC is to have; kept, and not acted on."""
+
+    network_virtualization_type: Literal["FNN"]
+
+
 class _InstanceBase(OpenBody):
     vpc_id: UUID
     instance_type_id: UUID | None = None
     description: Description | None = None
     nvlink_interfaces: NVLinkInterfaces | None = Field(None, alias="nvLinkInterfaces")
     allow_unhealthy_machine: StrictBool = False
+    require_same_domain: StrictBool = False
 
     @property
     def wishes(self) -> tuple[InterfaceWish, ...] | None:
@@ -188,7 +221,7 @@ class SiteUpdate(Body):
 class MachineCapability(OpenBody):
     """What a machine of a type has."""
 
-    type: Literal["CPU", "Memory", "Storage", "Network", "GPU", "InfiniBand", "DPU"]
+    type: CapabilityType
     name: Name
     count: Annotated[StrictInt, Field(ge=0, le=1024)] | None = None
     device_type: str | None = None
@@ -202,6 +235,15 @@ class InstanceTypeCreate(Body):
     description: Description | None = None
     labels: Labels = {}
     machine_capabilities: Annotated[list[MachineCapability], Field(max_length=64)] = []
+
+
+class InstanceTypeUpdate(Body):
+    """Changes of an instance type."""
+
+    name: Name | None = None
+    description: Description | None = None
+    labels: Labels | None = None
+    machine_capabilities: Annotated[list[MachineCapability], Field(max_length=64)] | None = None
 
 
 class MachineAssociation(Body):
@@ -227,3 +269,16 @@ class AllocationCreate(Body):
     tenant_id: UUID
     site_id: UUID
     allocation_constraints: Annotated[list[AllocationConstraint], Field(max_length=256)] = []
+
+
+class AllocationUpdate(Body):
+    """Changes of an allocation."""
+
+    name: Name | None = None
+    description: Description | None = None
+
+
+class AllocationConstraintUpdate(Body):
+    """Another number of machines."""
+
+    constraint_value: Annotated[StrictInt, Field(ge=1, le=1_000_000)]

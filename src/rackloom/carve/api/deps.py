@@ -65,6 +65,11 @@ async def _provider_admin(caller: Anyone) -> Caller:
     return caller
 
 
+async def _provider_reader(caller: Anyone) -> Caller:
+    caller.require(Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
+    return caller
+
+
 async def _reader(request: Request, deps: Deps, caller: Anyone) -> Caller:
     caller.require(Role.TENANT_ADMIN, Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
     if Role.TENANT_ADMIN in caller.roles:
@@ -74,6 +79,7 @@ async def _reader(request: Request, deps: Deps, caller: Anyone) -> Caller:
 
 TenantAdmin = Annotated[Caller, Depends(_tenant_admin)]
 ProviderAdmin = Annotated[Caller, Depends(_provider_admin)]
+ProviderReader = Annotated[Caller, Depends(_provider_reader)]
 Reader = Annotated[Caller, Depends(_reader)]
 
 

@@ -1,12 +1,17 @@
 """Instances as the wire shows them: ours, the fields that are only kept, and the NVLink interfaces."""
 
+from collections.abc import Sequence
+from uuid import UUID, uuid5
+
 import sqlalchemy as sa
 
 from rackloom.carve.api.interfaces import shape as interface_shape
-from rackloom.carve.api.queries import Query
+from rackloom.carve.api.queries import KeptInterfaceQuery, Query
 from rackloom.carve.api.respond import Json
 from rackloom.carve.api.shapes import Row, Rows, relate, status_history, times
 from rackloom.carve.site import history, interfaces
+from rackloom.carve.site.cautions import Caution
+from rackloom.carve.site.instance_creation import CreationPlan
 from rackloom.carve.site.tables import nvlink_interface
 from rackloom.carve.site.values import Status
 
@@ -65,3 +70,48 @@ def _shape(row: Row, nvlink: list[Json], past: Rows) -> Json:
         "statusHistory": status_history(past),
         **times(row),
     }
+
+
+def warning_shapes(found: Sequence[Caution]) -> list[Json]:
+    """What is allowed and probably not meant."""
+    return [{"type": one.matter, "message": one.message} for one in found]
+
+
+def plan_shape(planned: CreationPlan) -> Json:
+    """What a request would make."""
+    interfaces = [
+        {"nvLinkLogicalPartitionId": wish.logical_partition_id, "deviceInstance": wish.device_instance}
+        for wish in planned.wishes
+    ]
+    return {
+        "dryRun": True,
+        "reason": planned.reason,
+        "nvLinkDomainIds": list(dict.fromkeys(seat.domain for seat in planned.seats)),
+        "instances": [
+            {
+                "name": seat.name,
+                "machineId": seat.machine_id,
+                "nvLinkDomainId": seat.domain,
+                "nvLinkInterfaces": interfaces,
+            }
+            for seat in planned.seats
+        ],
+        "warnings": warning_shapes(planned.cautions),
+    }
+
+
+def kept_interfaces(row: Row, field: str, query: KeptInterfaceQuery) -> list[Json]:
+    """The network interfaces that the request named, as it named them: Pending, as nothing acts on them."""
+    kept = row.extra.get(field)
+    if not isinstance(kept, list) or (query.status and Status.PENDING not in query.status):
+        return []
+    return [
+        {
+            **(one if isinstance(one, dict) else {}),
+            "id": str(uuid5(UUID(row.id), f"{field}/{position}")),
+            "instanceId": row.id,
+            "status": Status.PENDING,
+            **times(row),
+        }
+        for position, one in enumerate(kept)
+    ]

@@ -6,17 +6,19 @@ from uuid import UUID
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import respond
+from rackloom.carve.api import histories, respond
+from rackloom.carve.api.answers import Instance, InstancePlan, KeptInterface, StatusDetail
+from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.bodies import InstanceBatchCreate, InstanceCreate, InstanceUpdate
 from rackloom.carve.api.deps import ApiDeps, Deps, TenantAdmin
-from rackloom.carve.api.instance_shapes import shapes
-from rackloom.carve.api.queries import InstanceQuery, PageQuery, Query
+from rackloom.carve.api.instance_shapes import kept_interfaces, plan_shape, shapes, warning_shapes
+from rackloom.carve.api.queries import DryRun, InstanceQuery, KeptInterfaceQuery, PageQuery, Query
 from rackloom.carve.api.respond import Json
-from rackloom.carve.api.shapes import status_history
-from rackloom.carve.site import history, instance_creation, instances, tenants
-from rackloom.carve.site.instance_creation import InstanceRequest
+from rackloom.carve.api.shapes import Row
+from rackloom.carve.site import cautions, instance_creation, instances, tenants
+from rackloom.carve.site.instance_creation import CreationPlan, InstanceRequest
 from rackloom.carve.site.paging import fetch, matches, order_of
 from rackloom.carve.site.tables import instance as table
 from rackloom.carve.site.tables import site
@@ -28,36 +30,57 @@ T = TypeVar("T")
 InstanceId = Annotated[UUID, Path(alias="instanceId")]
 
 
-@router.get("", operation_id="get-all-instance")
+@router.get("", operation_id="get-all-instance", response_model=list[Instance])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InstanceQuery, Param()]) -> Response:
     """The tenant's instances."""
     found, total = await deps.store.read(_list, caller.org, query)
     return respond.listing(found, total, query.page)
 
 
-@router.post("", operation_id="create-instance", status_code=201)
-async def create(deps: Deps, caller: TenantAdmin, body: InstanceCreate) -> Response:
+@router.post(
+    "",
+    operation_id="create-instance",
+    status_code=201,
+    response_model=Instance,
+    responses={200: {"model": InstancePlan, "description": "With dryRun: what would be made"}},
+)
+async def create(deps: Deps, caller: TenantAdmin, body: InstanceCreate, dry_run: DryRun = False) -> Response:
     """A new instance."""
-    request = _request(body, (body.name,), machine_id=body.machine_id)
-    made = await deps.change(lambda conn: _make(conn, deps, caller.org, request))
-    return respond.created(made[0])
+
+    def plan(conn: sa.Connection) -> CreationPlan:
+        request = _request(body, (body.name,), machine_id=body.machine_id)
+        return instance_creation.plan(conn, tenants.of(conn, caller.org), request)
+
+    if dry_run:
+        return respond.ok(plan_shape(await deps.store.read(plan)))
+    return respond.created((await deps.change(lambda conn: _make(conn, deps, plan(conn))))[0])
 
 
-@router.post("/batch", operation_id="batch-create-instance", status_code=201)
-async def create_batch(deps: Deps, caller: TenantAdmin, body: InstanceBatchCreate) -> Response:
+@router.post(
+    "/batch",
+    operation_id="batch-create-instance",
+    status_code=201,
+    response_model=list[Instance],
+    responses={200: {"model": InstancePlan, "description": "With dryRun: what would be made"}},
+)
+async def create_batch(
+    deps: Deps, caller: TenantAdmin, body: InstanceBatchCreate, dry_run: DryRun = False
+) -> Response:
     """Several new instances, all or none."""
+    mark = deps.ids()[:6]
 
-    def make(conn: sa.Connection) -> Changed[list[Json]]:
-        instance_creation.check_count(conn, tenants.of(conn, caller.org).id, str(body.vpc_id), body.count)
-        mark = deps.ids()[:6]
+    def plan(conn: sa.Connection) -> CreationPlan:
+        tenant = tenants.of(conn, caller.org)
+        instance_creation.check_count(conn, tenant.id, str(body.vpc_id), body.count)
         names = tuple(f"{body.name_prefix}-{mark}-{number}" for number in range(1, body.count + 1))
-        request = _request(body, names, one_domain=body.topology_optimized)
-        return _make(conn, deps, caller.org, request)
+        return instance_creation.plan(conn, tenant, _request(body, names, one_domain=body.topology_optimized))
 
-    return respond.created(await deps.change(make))
+    if dry_run:
+        return respond.ok(plan_shape(await deps.store.read(plan)))
+    return respond.created(await deps.change(lambda conn: _make(conn, deps, plan(conn))))
 
 
-@router.get("/{instanceId}", operation_id="get-instance")
+@router.get("/{instanceId}", operation_id="get-instance", response_model=Instance)
 async def get(
     deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[Query, Param()]
 ) -> Response:
@@ -65,7 +88,7 @@ async def get(
     return respond.ok(await deps.store.read(_get, caller.org, str(instance_id), query))
 
 
-@router.patch("/{instanceId}", operation_id="update-instance")
+@router.patch("/{instanceId}", operation_id="update-instance", response_model=Instance)
 async def update(deps: Deps, caller: TenantAdmin, instance_id: InstanceId, body: InstanceUpdate) -> Response:
     """Change an instance; `nvLinkInterfaces` replaces the whole list."""
 
@@ -81,12 +104,17 @@ async def update(deps: Deps, caller: TenantAdmin, instance_id: InstanceId, body:
             now=deps.clock(),
             ids=deps.ids,
         )
-        return Changed(_get(conn, caller.org, str(instance_id), Query()), changed.domains)
+        shown = _get(conn, caller.org, str(instance_id), Query())
+        row = instances.get(conn, shown["tenantId"], str(instance_id))
+        shown["warnings"] = warning_shapes(cautions.of_instance(conn, row))
+        return Changed(shown, changed.domains)
 
     return respond.ok(await deps.change(change))
 
 
-@router.delete("/{instanceId}", operation_id="delete-instance", status_code=202)
+@router.delete(
+    "/{instanceId}", operation_id="delete-instance", status_code=202, response_class=PlainTextResponse
+)
 async def delete(deps: Deps, caller: TenantAdmin, instance_id: InstanceId) -> Response:
     """Release an instance."""
 
@@ -97,14 +125,38 @@ async def delete(deps: Deps, caller: TenantAdmin, instance_id: InstanceId) -> Re
     return respond.deleting()
 
 
-@router.get("/{instanceId}/status-history", operation_id="get-instance-status-history")
+@router.get(
+    "/{instanceId}/status-history",
+    operation_id="get-instance-status-history",
+    response_model=list[StatusDetail],
+)
 async def get_history(
     deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[PageQuery, Param()]
 ) -> Response:
     """How the instance came to its status, newest first."""
-    found = await deps.store.read(_history, caller.org, str(instance_id))
-    first = (query.page.number - 1) * query.page.size
-    return respond.listing(found[first : first + query.page.size], len(found), query.page)
+    return await histories.answer(deps, query, str(instance_id), lambda conn: _row(conn, caller, instance_id))
+
+
+@router.get("/{instanceId}/interface", operation_id="get-all-interface", response_model=list[KeptInterface])
+async def list_network(
+    deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[KeptInterfaceQuery, Param()]
+) -> Response:
+    """The network interfaces that the instance was asked for with."""
+    row = await deps.store.read(_row, caller, instance_id)
+    return respond.sliced(kept_interfaces(row, "interfaces", query), query.page)
+
+
+@router.get(
+    "/{instanceId}/infiniband-interface",
+    operation_id="get-all-instance-infiniband-interface",
+    response_model=list[KeptInterface],
+)
+async def list_infiniband(
+    deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[KeptInterfaceQuery, Param()]
+) -> Response:
+    """The InfiniBand interfaces that the instance was asked for with."""
+    row = await deps.store.read(_row, caller, instance_id)
+    return respond.sliced(kept_interfaces(row, "infinibandInterfaces", query), query.page)
 
 
 def _request(
@@ -121,16 +173,19 @@ def _request(
         machine_id=machine_id,
         interfaces=body.wishes,
         one_domain=one_domain,
+        same_domain=body.require_same_domain,
         allow_unhealthy=body.allow_unhealthy_machine,
         description=body.description,
         extra=body.extra,
     )
 
 
-def _make(conn: sa.Connection, deps: ApiDeps, org: str, request: InstanceRequest) -> Changed[list[Json]]:
-    made = instance_creation.create(conn, tenants.of(conn, org), request, deps.clock(), deps.ids)
+def _make(conn: sa.Connection, deps: ApiDeps, planned: CreationPlan) -> Changed[list[Json]]:
+    made = instance_creation.carry_out(conn, planned, deps.clock(), deps.ids)
     rows = {row.id: row for row in conn.execute(_listing().where(table.c.id.in_(made.value)))}
-    return Changed(shapes(conn, [rows[new] for new in made.value], Query()), made.domains)
+    found = shapes(conn, [rows[new] for new in made.value], Query())
+    warnings = warning_shapes(planned.cautions)
+    return Changed([{**one, "warnings": warnings} for one in found], made.domains)
 
 
 def _listing() -> sa.Select[Any]:
@@ -142,9 +197,14 @@ def _list(conn: sa.Connection, org: str, query: InstanceQuery) -> tuple[list[Jso
     for column, value in _filters(query):
         if value is not None:
             listing = listing.where(column == str(value))
+    if query.ip_address is not None:
+        # The interfaces are kept as they came: the address is looked for as a whole JSON string in them.
+        listing = listing.where(
+            sa.cast(table.c.extra["interfaces"], sa.Text).contains(f'"{query.ip_address}"', autoescape=True)
+        )
     if query.query:
         listing = listing.where(matches(query.query, table.c.name, table.c.description, table.c.status))
-    rows, total = fetch(conn, listing, query.page, order_of(table, "name", "status"))
+    rows, total = fetch(conn, listing, query.page, order_of(table, "name", "status", "machine_id"))
     return shapes(conn, rows, query), total
 
 
@@ -168,6 +228,5 @@ def _get(conn: sa.Connection, org: str, instance_id: str, query: Query) -> Json:
     return shapes(conn, [row], query)[0]
 
 
-def _history(conn: sa.Connection, org: str, instance_id: str) -> list[Json]:
-    instances.get(conn, tenants.of(conn, org).id, instance_id)
-    return status_history(history.of(conn, [instance_id])[instance_id])
+def _row(conn: sa.Connection, caller: Caller, instance_id: UUID) -> Row:
+    return instances.get(conn, tenants.of(conn, caller.org).id, str(instance_id))

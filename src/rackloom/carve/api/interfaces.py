@@ -10,6 +10,7 @@ from fastapi import Query as Param
 from starlette.responses import Response
 
 from rackloom.carve.api import respond
+from rackloom.carve.api.answers import NVLinkInterface
 from rackloom.carve.api.deps import Deps, TenantAdmin
 from rackloom.carve.api.queries import InstanceInterfaceQuery, InterfaceQuery
 from rackloom.carve.api.respond import Json
@@ -25,14 +26,20 @@ router = APIRouter()
 RELATIONS = ("Site", "Instance", "NVLinkLogicalPartition")
 
 
-@router.get("/nvlink-interface", operation_id="get-all-nvlink-interface")
+@router.get(
+    "/nvlink-interface", operation_id="get-all-nvlink-interface", response_model=list[NVLinkInterface]
+)
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InterfaceQuery, Param()]) -> Response:
     """The interfaces of all instances of the tenant."""
     found, total = await deps.store.read(_list_all, caller.org, query)
     return respond.listing(found, total, query.page)
 
 
-@router.get("/instance/{instanceId}/nvlink-interface", operation_id="get-all-instance-nvlink-interface")
+@router.get(
+    "/instance/{instanceId}/nvlink-interface",
+    operation_id="get-all-instance-nvlink-interface",
+    response_model=list[NVLinkInterface],
+)
 async def list_of_instance(
     deps: Deps,
     caller: TenantAdmin,

@@ -6,12 +6,13 @@ from uuid import UUID
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import respond
+from rackloom.carve.api import histories, respond
+from rackloom.carve.api.answers import NVLinkLogicalPartition, StatusDetail
 from rackloom.carve.api.bodies import LogicalPartitionCreate, LogicalPartitionUpdate
 from rackloom.carve.api.deps import Deps, TenantAdmin
-from rackloom.carve.api.queries import PartitionIncludes, PartitionQuery
+from rackloom.carve.api.queries import PageQuery, PartitionIncludes, PartitionQuery
 from rackloom.carve.api.respond import Json
 from rackloom.carve.api.shapes import Rows, interface_summary, relate, status_history, times, vpc_summary
 from rackloom.carve.site import allocations, history, interfaces, logical_partitions, sites, tenants
@@ -27,20 +28,22 @@ PartitionId = Annotated[UUID, Path(alias="nvLinkLogicalPartitionId")]
 ONE = "/{nvLinkLogicalPartitionId}"
 
 
-@router.get("", operation_id="get-all-nvlink-logical-partition")
+@router.get("", operation_id="get-all-nvlink-logical-partition", response_model=list[NVLinkLogicalPartition])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[PartitionQuery, Param()]) -> Response:
     """The tenant's logical partitions."""
     found, total = await deps.store.read(_list, caller.org, query)
     return respond.listing(found, total, query.page)
 
 
-@router.post("", operation_id="create-nvlink-logical-partition", status_code=201)
+@router.post(
+    "", operation_id="create-nvlink-logical-partition", response_model=NVLinkLogicalPartition, status_code=201
+)
 async def create(deps: Deps, caller: TenantAdmin, body: LogicalPartitionCreate) -> Response:
     """A new logical partition."""
     return respond.created(await deps.store.run(_create, caller.org, body, deps.clock(), deps.ids))
 
 
-@router.get(ONE, operation_id="get-nvlink-logical-partition")
+@router.get(ONE, operation_id="get-nvlink-logical-partition", response_model=NVLinkLogicalPartition)
 async def get(
     deps: Deps, caller: TenantAdmin, partition_id: PartitionId, query: Annotated[PartitionIncludes, Param()]
 ) -> Response:
@@ -48,7 +51,7 @@ async def get(
     return respond.ok(await deps.store.read(_get, caller.org, str(partition_id), query))
 
 
-@router.patch(ONE, operation_id="update-nvlink-logical-partition")
+@router.patch(ONE, operation_id="update-nvlink-logical-partition", response_model=NVLinkLogicalPartition)
 async def update(
     deps: Deps, caller: TenantAdmin, partition_id: PartitionId, body: LogicalPartitionUpdate
 ) -> Response:
@@ -56,7 +59,9 @@ async def update(
     return respond.ok(await deps.store.run(_update, caller.org, str(partition_id), body, deps.clock()))
 
 
-@router.delete(ONE, operation_id="delete-nvlink-logical-partition", status_code=202)
+@router.delete(
+    ONE, operation_id="delete-nvlink-logical-partition", response_class=PlainTextResponse, status_code=202
+)
 async def delete(deps: Deps, caller: TenantAdmin, partition_id: PartitionId) -> Response:
     """Delete a logical partition that nothing refers to."""
     now = deps.clock()
@@ -64,6 +69,22 @@ async def delete(deps: Deps, caller: TenantAdmin, partition_id: PartitionId) -> 
         lambda conn: logical_partitions.delete(conn, tenants.of(conn, caller.org).id, str(partition_id), now)
     )
     return respond.deleting()
+
+
+@router.get(
+    f"{ONE}/status-history",
+    operation_id="get-nvlink-logical-partition-status-history",
+    response_model=list[StatusDetail],
+)
+async def get_history(
+    deps: Deps, caller: TenantAdmin, partition_id: PartitionId, query: Annotated[PageQuery, Param()]
+) -> Response:
+    """How the logical partition came to its status, newest first."""
+
+    def check(conn: sa.Connection) -> object:
+        return logical_partitions.get(conn, tenants.of(conn, caller.org).id, str(partition_id))
+
+    return await histories.answer(deps, query, str(partition_id), check)
 
 
 def _list(conn: sa.Connection, org: str, query: PartitionQuery) -> tuple[list[Json], int]:

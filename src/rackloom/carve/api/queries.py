@@ -4,10 +4,12 @@ from collections.abc import Collection
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import Query as QueryParam
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress
 from pydantic.alias_generators import to_camel
 
 from rackloom.carve.site.paging import Page
+from rackloom.carve.site.physical_partitions import Owner
 from rackloom.carve.site.problems import invalid
 
 PartitionStatus = Literal["Pending", "Provisioning", "Configuring", "Ready", "Deleting", "Error"]
@@ -19,6 +21,12 @@ InstanceStatus = Literal[
 MachineStatus = Literal[
     "Initializing", "Ready", "Reset", "Maintenance", "InUse", "Error", "Decommissioned", "Unknown"
 ]
+CapabilityType = Literal["CPU", "Memory", "Storage", "Network", "GPU", "InfiniBand", "DPU"]
+SiteStatus = Literal["Pending", "Registered", "Deleting", "Error"]
+TypeStatus = Literal["Pending", "Registering", "Ready", "Deleting", "Error"]
+DryRun = Annotated[bool, QueryParam(alias="dryRun")]
+"""Whether to say what would be done, and do nothing."""
+Text = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
 Ids = Annotated[list[UUID], Field(max_length=100)]
 
 
@@ -63,7 +71,7 @@ class PartitionQuery(PageQuery, PartitionIncludes):
 
     site_id: UUID | None = None
     status: PartitionStatus | None = None
-    query: str | None = None
+    query: Text | None = None
 
 
 class InstanceInterfaceQuery(PageQuery):
@@ -85,10 +93,17 @@ class VpcQuery(PageQuery):
     """Filters on VPCs."""
 
     site_id: UUID | None = None
-    name: str | None = None
+    name: Text | None = None
     status: PartitionStatus | None = None
-    query: str | None = None
+    network_security_group_id: UUID | None = None
+    query: Text | None = None
     nvlink_logical_partition_id: Ids = Field([], alias="nvLinkLogicalPartitionId")
+
+
+class KeptInterfaceQuery(PageQuery):
+    """Filters on network interfaces, which are kept and not acted on."""
+
+    status: list[InterfaceStatus] = []
 
 
 class InstanceQuery(PageQuery):
@@ -100,27 +115,41 @@ class InstanceQuery(PageQuery):
     instance_type_id: UUID | None = None
     operating_system_id: UUID | None = None
     network_security_group_id: UUID | None = None
-    machine_id: str | None = None
-    name: str | None = None
+    machine_id: Text | None = None
+    name: Text | None = None
     status: InstanceStatus | None = None
-    query: str | None = None
+    ip_address: IPvAnyAddress | None = None
+    query: Text | None = None
 
 
 class SiteQuery(PageQuery):
     """Filters on sites."""
 
+    infrastructure_provider_id: UUID | None = None
+    is_native_networking_enabled: bool | None = None
+    is_network_security_group_enabled: bool | None = None
     is_nvlink_partition_enabled: bool | None = Field(None, alias="isNVLinkPartitionEnabled")
-    status: Literal["Pending", "Registered", "Error"] | None = None
-    query: str | None = None
+    is_flow_enabled: bool | None = None
+    status: SiteStatus | None = None
+    query: Text | None = None
 
 
-class InstanceTypeQuery(PageQuery):
+class InstanceTypeIncludes(Query):
+    """What to add to an instance type."""
+
+    include_machine_assignment: bool = False
+    include_allocation_stats: bool = False
+
+
+class InstanceTypeQuery(PageQuery, InstanceTypeIncludes):
     """Filters on instance types."""
 
     site_id: UUID | None = None
-    status: PartitionStatus | None = None
-    query: str | None = None
-    include_machine_assignment: bool = False
+    infrastructure_provider_id: UUID | None = None
+    tenant_id: UUID | None = None
+    status: TypeStatus | None = None
+    query: Text | None = None
+    exclude_unallocated: bool = False
 
 
 class MachineIncludes(Query):
@@ -133,15 +162,69 @@ class MachineQuery(PageQuery, MachineIncludes):
     """Filters on machines."""
 
     site_id: UUID | None = None
-    id: list[str] = []
+    id: Annotated[list[Text], Field(max_length=100)] = []
     instance_type_id: UUID | None = None
+    tenant_id: UUID | None = None
     has_instance_type: bool | None = None
     has_instance: bool | None = None
+    is_missing_on_site: bool | None = None
     status: MachineStatus | None = None
+    capability_type: CapabilityType | None = None
+    capability_name: Text | None = None
+    hw_sku_device_type: Text | None = None
+    query: Text | None = None
+
+
+class GpuStatsQuery(BaseModel):
+    """Of which site."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    site_id: UUID | None = None
 
 
 class AllocationQuery(PageQuery):
     """Filters on allocations."""
 
+    infrastructure_provider_id: UUID | None = None
     site_id: UUID | None = None
     tenant_id: UUID | None = None
+    id: Ids = []
+    resource_type: Literal["InstanceType"] | None = None
+    resource_type_id: UUID | None = None
+    constraint_type: Literal["Reserved"] | None = None
+    constraint_value: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    status: SiteStatus | None = None
+    query: Text | None = None
+
+
+class DomainQuery(PageQuery):
+    """Filters on NVLink domains."""
+
+    site_id: UUID | None = None
+
+
+class FabricQuery(PageQuery):
+    """Filters on what operators see of domains."""
+
+    nvlink_domain_id: Text | None = Field(None, alias="nvLinkDomainId")
+
+
+class OperationQuery(FabricQuery):
+    """Filters on the audit of operations."""
+
+    state: Literal["pending", "done", "refused", "unknown"] | None = None
+
+
+class PhysicalPartitionQuery(FabricQuery):
+    """Filters on physical partitions."""
+
+    owner: Owner | None = None
+    nvlink_logical_partition_id: UUID | None = Field(None, alias="nvLinkLogicalPartitionId")
+
+
+class DrainQuery(PageQuery):
+    """Filters on drains."""
+
+    machine_id: Text | None = None
+    is_active: bool | None = None

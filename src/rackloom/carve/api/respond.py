@@ -8,6 +8,7 @@ import msgspec
 from starlette.responses import PlainTextResponse, Response
 
 from rackloom.carve.site.paging import Page
+from rackloom.carve.site.problems import invalid
 
 Json = dict[str, Any]
 
@@ -30,6 +31,14 @@ def listing(values: Sequence[Json], total: int, page: Page) -> Response:
     """A page as a bare array; what page it is stands in the X-Pagination header."""
     about = {"pageNumber": page.number, "pageSize": page.size, "total": total, "orderBy": page.order_by}
     return ok(values, headers={"X-Pagination": msgspec.json.encode(about).decode()})
+
+
+def sliced(values: Sequence[Json], page: Page) -> Response:
+    """One page of a list that is at hand as a whole, in its own order."""
+    if page.order_by is not None:
+        raise invalid("Invalid orderBy value in query", orderBy="this listing has one order only")
+    first = (page.number - 1) * page.size
+    return listing(values[first : first + page.size], len(values), page)
 
 
 def deleting() -> Response:

@@ -1,50 +1,57 @@
 """Who am I here: the tenant and the provider of the calling org, and the version of the service."""
 
+from functools import cache
 from importlib.metadata import version
-from typing import Annotated
+from pathlib import Path
 
 import sqlalchemy as sa
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from rackloom.carve.api import respond
-from rackloom.carve.api.auth import Caller, Role
-from rackloom.carve.api.deps import Anyone, Deps, TenantAdmin
+from rackloom.carve.api.answers import Metadata, Org, ServiceAccount, Tenant
+from rackloom.carve.api.deps import Anyone, Deps, ProviderReader, TenantAdmin
 from rackloom.carve.api.respond import Json
 from rackloom.carve.api.shapes import Row, times
 from rackloom.carve.site import tenants
+from rackloom.carve.site.knowledge import moment
 
 router = APIRouter()
 
 
-@router.get("/metadata", operation_id="get-metadata")
+@router.get("/metadata", operation_id="get-metadata", response_model=Metadata)
 async def metadata(_caller: Anyone) -> Response:
-    """The version of this service."""
-    return respond.ok({"version": version("rackloom")})
+    """Which build of the service this is."""
+    return respond.ok({"version": version("rackloom"), "buildTime": moment(_build_time())})
 
 
-@router.get("/tenant/current", operation_id="get-current-tenant")
+@router.get("/tenant/current", operation_id="get-current-tenant", response_model=Tenant)
 async def tenant(deps: Deps, caller: TenantAdmin) -> Response:
     """The tenant of the org, made by the first call."""
     found = await deps.store.run(tenants.ensure, caller.org, deps.clock(), deps.ids)
     return respond.ok(_tenant(found))
 
 
-async def _provider_reader(caller: Anyone) -> Caller:
-    caller.require(Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
-    return caller
-
-
-@router.get("/infrastructure-provider/current", operation_id="get-current-infrastructure-provider")
-async def provider(deps: Deps, caller: Annotated[Caller, Depends(_provider_reader)]) -> Response:
+@router.get(
+    "/infrastructure-provider/current", operation_id="get-current-infrastructure-provider", response_model=Org
+)
+async def provider(deps: Deps, caller: ProviderReader) -> Response:
     """The infrastructure provider of the org."""
     return respond.ok(_provider(await deps.store.read(tenants.provider_of, caller.org)))
 
 
-@router.get("/service-account/current", operation_id="get-current-service-account")
+@router.get(
+    "/service-account/current", operation_id="get-current-service-account", response_model=ServiceAccount
+)
 async def service_account(deps: Deps, caller: Anyone) -> Response:
     """Whether the org is provider and tenant in one, and as which."""
     return respond.ok(await deps.store.read(_service_account, caller.org))
+
+
+@cache
+def _build_time() -> float:
+    """When the files of this build were written, in seconds since the epoch."""
+    return Path(__file__).stat().st_mtime
 
 
 def _service_account(conn: sa.Connection, org: str) -> Json:

@@ -6,12 +6,13 @@ from uuid import UUID
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import respond
-from rackloom.carve.api.bodies import VpcCreate, VpcUpdate
+from rackloom.carve.api import histories, respond
+from rackloom.carve.api.answers import StatusDetail, Vpc
+from rackloom.carve.api.bodies import VpcCreate, VpcUpdate, VpcVirtualization
 from rackloom.carve.api.deps import Deps, TenantAdmin
-from rackloom.carve.api.queries import Query, VpcQuery
+from rackloom.carve.api.queries import PageQuery, Query, VpcQuery
 from rackloom.carve.api.respond import Json
 from rackloom.carve.api.shapes import Rows, partition_summary, relate, status_history, times
 from rackloom.carve.site import history, tenants, vpcs
@@ -26,35 +27,58 @@ router = APIRouter(prefix="/vpc")
 VpcId = Annotated[UUID, Path(alias="vpcId")]
 
 
-@router.get("", operation_id="get-all-vpc")
+@router.get("", operation_id="get-all-vpc", response_model=list[Vpc])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[VpcQuery, Param()]) -> Response:
     """The tenant's VPCs."""
     found, total = await deps.store.read(_list, caller.org, query)
     return respond.listing(found, total, query.page)
 
 
-@router.post("", operation_id="create-vpc", status_code=201)
+@router.post("", operation_id="create-vpc", response_model=Vpc, status_code=201)
 async def create(deps: Deps, caller: TenantAdmin, body: VpcCreate) -> Response:
     """A new VPC."""
     return respond.created(await deps.store.run(_create, caller.org, body, deps.clock(), deps.ids))
 
 
-@router.get("/{vpcId}", operation_id="get-vpc")
+@router.get("/{vpcId}", operation_id="get-vpc", response_model=Vpc)
 async def get(deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[Query, Param()]) -> Response:
     """One VPC."""
     return respond.ok(await deps.store.read(_get, caller.org, str(vpc_id), query))
 
 
-@router.patch("/{vpcId}", operation_id="update-vpc")
+@router.patch("/{vpcId}", operation_id="update-vpc", response_model=Vpc)
 async def update(deps: Deps, caller: TenantAdmin, vpc_id: VpcId, body: VpcUpdate) -> Response:
     """Change a VPC."""
     return respond.ok(await deps.store.run(_update, caller.org, str(vpc_id), body, deps.clock()))
 
 
-@router.delete("/{vpcId}", operation_id="delete-vpc", status_code=202)
+@router.patch("/{vpcId}/virtualization", operation_id="update-vpc-virtualization", response_model=Vpc)
+async def update_virtualization(
+    deps: Deps, caller: TenantAdmin, vpc_id: VpcId, body: VpcVirtualization
+) -> Response:
+    """Name another network virtualization for an empty VPC."""
+    kind = body.network_virtualization_type
+    return respond.ok(await deps.store.run(_virtualize, caller.org, str(vpc_id), kind, deps.clock()))
+
+
+@router.get(
+    "/{vpcId}/status-history", operation_id="get-vpc-status-history", response_model=list[StatusDetail]
+)
+async def get_history(
+    deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[PageQuery, Param()]
+) -> Response:
+    """How the VPC came to its status, newest first."""
+
+    def check(conn: sa.Connection) -> object:
+        return vpcs.get(conn, tenants.of(conn, caller.org).id, str(vpc_id))
+
+    return await histories.answer(deps, query, str(vpc_id), check)
+
+
+@router.delete("/{vpcId}", operation_id="delete-vpc", response_class=PlainTextResponse, status_code=202)
 async def delete(deps: Deps, caller: TenantAdmin, vpc_id: VpcId) -> Response:
     """Delete an empty VPC."""
-    await deps.store.run(_delete, caller.org, str(vpc_id))
+    await deps.store.run(_delete, caller.org, str(vpc_id), deps.clock())
     return respond.deleting()
 
 
@@ -65,6 +89,9 @@ def _list(conn: sa.Connection, org: str, query: VpcQuery) -> tuple[list[Json], i
     for column, value in equal.items():
         if value is not None:
             listing = listing.where(table.c[column] == str(value))
+    if query.network_security_group_id is not None:
+        group = table.c.extra["networkSecurityGroupId"].as_string()
+        listing = listing.where(group == str(query.network_security_group_id))
     if query.nvlink_logical_partition_id:
         wanted = [str(one) for one in query.nvlink_logical_partition_id]
         _check_partitions(conn, tenant_id, wanted)
@@ -123,8 +150,13 @@ def _update(conn: sa.Connection, org: str, vpc_id: str, body: VpcUpdate, now: fl
     return _get(conn, org, vpc_id, Query())
 
 
-def _delete(conn: sa.Connection, org: str, vpc_id: str) -> None:
-    vpcs.delete(conn, tenants.of(conn, org).id, vpc_id)
+def _virtualize(conn: sa.Connection, org: str, vpc_id: str, kind: str, now: float) -> Json:
+    vpcs.virtualize(conn, tenants.of(conn, org).id, vpc_id, kind, now)
+    return _get(conn, org, vpc_id, Query())
+
+
+def _delete(conn: sa.Connection, org: str, vpc_id: str, now: float) -> None:
+    vpcs.delete(conn, tenants.of(conn, org).id, vpc_id, now)
 
 
 def _shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
@@ -134,9 +166,11 @@ def _shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
         row.id: partition_summary(row)
         for row in conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(defaults)))
     }
+    orgs = tenants.orgs(conn, {row.tenant_id for row in rows})
     shapes = [
         {
             **row.extra,
+            "org": orgs[row.tenant_id],
             "id": row.id,
             "name": row.name,
             "description": row.description,

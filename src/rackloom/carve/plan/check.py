@@ -79,12 +79,14 @@ class _Judge:
         """S4, S5: only ours, only managed GPUs, and none that is wanted right there."""
         target = _find(before, operation)
         leaving = target.members if isinstance(operation, DeletePartition) else frozenset(operation.guids)
-        self._require_managed(leaving)
         if target.id == DEFAULT_PARTITION_ID:
+            self._require_managed(leaving)
             if self.policy is DefaultPartition.KEEP:
                 self._allow_out_of_kept_default(operation)
             return
         logical_partition = self._owner(target)
+        # What the controller does not list is a name without hardware: taking it out moves nobody's GPU.
+        self._require_managed(leaving & {gpu.guid for gpu in before.gpus})
         if self._stands_elsewhere(logical_partition, target, before):
             return
         for guid in leaving:

@@ -35,6 +35,9 @@ class Layout(msgspec.Struct, frozen=True):
     """GPU -> the partition that holds it and that is not ours to change."""
     held: frozenset[int]
     """GPUs in any partition."""
+    absent: frozenset[int]
+    """Members of partitions that the controller does not list as GPUs: their tray is away or was swapped, and
+    a GUID-based partition keeps their names."""
 
 
 def read_layout(intent: Intent, observation: Observation, wishes: Wishes) -> Layout:
@@ -53,12 +56,14 @@ def read_layout(intent: Intent, observation: Observation, wishes: Wishes) -> Lay
             # takes no GUIDs (NMX-C fixes the type at creation).
             untouchable.update(dict.fromkeys(partition.members, partition))
     ours = [one for wanted, standing in named.items() for one in _claimed(wanted, standing, wishes)]
+    held = frozenset(guid for partition in observation.partitions for guid in partition.members)
     return Layout(
         ours=tuple(sorted(ours, key=lambda one: one.partition.id)),
         home={one.logical_partition: one for one in ours if one.is_home},
         default=default,
         untouchable=untouchable,
-        held=frozenset(guid for partition in observation.partitions for guid in partition.members),
+        held=held,
+        absent=held - {gpu.guid for gpu in observation.gpus},
     )
 
 

@@ -15,16 +15,21 @@ from rackloom.carve.plan.wishes import Wishes
 
 def plan_removals(intent: Intent, wishes: Wishes, layout: Layout, blockers: Blockers) -> list[Operation]:
     """Removals and deletions by partition id, the default partition (highest id) last."""
-    planned = [_of_ours(one, intent, wishes, blockers) for one in layout.ours]
+    # A GPU that is gone for good (its tray was swapped) is on no machine any more. Its name in a partition of
+    # ours was put there by the site, and would keep other GPUs from joining for ever.
+    touchable = intent.managed | layout.absent
+    planned = [_of_ours(one, touchable, wishes, blockers) for one in layout.ours]
     if layout.default:
         planned.append(_of_default(layout.default, intent, wishes, blockers))
     return [operation for operation in planned if operation]
 
 
-def _of_ours(one: OurPartition, intent: Intent, wishes: Wishes, blockers: Blockers) -> Operation | None:
+def _of_ours(
+    one: OurPartition, touchable: frozenset[int], wishes: Wishes, blockers: Blockers
+) -> Operation | None:
     excess = one.partition.members - one.wanted
-    _tell_strangers(one.partition, excess - intent.managed, blockers)
-    leaving = (excess & intent.managed) - wishes.contradictory.keys()
+    _tell_strangers(one.partition, excess - touchable, blockers)
+    leaving = (excess & touchable) - wishes.contradictory.keys()
     if leaving == one.partition.members and not _waits_for_gpus(one, wishes):
         return DeletePartition(partition_id=one.partition.id, name=one.partition.name)
     return _remove(one.partition, leaving)

@@ -1,11 +1,12 @@
 """Switch controller endpoints: one URL, and the chassis that it speaks for."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.site.tables import endpoint, endpoint_chassis
+from rackloom.carve.site import operations, settle
+from rackloom.carve.site.tables import endpoint, endpoint_chassis, observation
 from rackloom.carve.site.values import Ids
 
 
@@ -20,13 +21,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def every(conn: sa.Connection) -> tuple[Endpoint, ...]:
-    """All endpoints, by URL."""
+    """All endpoints that speak for a chassis, by URL."""
     serials: dict[str, list[str]] = {}
     for row in conn.execute(sa.select(endpoint_chassis).order_by(endpoint_chassis.c.chassis_serial)):
         serials.setdefault(row.endpoint_id, []).append(row.chassis_serial)
     return tuple(
-        Endpoint(id=row.id, url=row.url, chassis_serials=tuple(serials.get(row.id, ())), domain=row.domain)
+        Endpoint(id=row.id, url=row.url, chassis_serials=tuple(serials[row.id]), domain=row.domain)
         for row in conn.execute(sa.select(endpoint).order_by(endpoint.c.url))
+        if row.id in serials
     )
 
 
@@ -43,12 +45,47 @@ def set_domain(conn: sa.Connection, endpoint_id: str, domain: str, now: float) -
 
 
 def register(conn: sa.Connection, url: str, chassis_serials: Collection[str], now: float, ids: Ids) -> None:
-    """Make `url` the endpoint of these chassis, whichever endpoint they had."""
-    found = conn.execute(sa.select(endpoint.c.id).where(endpoint.c.url == url)).scalar_one_or_none()
-    if found is None:
-        found = ids()
-        conn.execute(sa.insert(endpoint).values(id=found, url=url, created=now, updated=now))
+    """Make `url` the endpoint of these chassis, whichever endpoint they had.
+
+    A controller that moved keeps its row, and with it its history; an endpoint that is left without any
+    chassis is no longer spoken to.
+    """
+    before = [one for one in every(conn) if not set(one.chassis_serials).isdisjoint(chassis_serials)]
+    emptied = [one for one in before if set(one.chassis_serials) <= set(chassis_serials)]
+    chosen = _at(conn, url) or _move(conn, emptied[:1], url, now) or _insert(conn, url, now, ids)
+    _give(conn, chosen, chassis_serials)
+    for one in emptied:
+        if one.id != chosen:
+            _retire(conn, one, chosen, now)
+
+
+def _at(conn: sa.Connection, url: str) -> str | None:
+    return conn.execute(sa.select(endpoint.c.id).where(endpoint.c.url == url)).scalar_one_or_none()
+
+
+def _move(conn: sa.Connection, old: Sequence[Endpoint], url: str, now: float) -> str | None:
+    for one in old:
+        conn.execute(sa.update(endpoint).where(endpoint.c.id == one.id).values(url=url, updated=now))
+        return one.id
+    return None
+
+
+def _insert(conn: sa.Connection, url: str, now: float, ids: Ids) -> str:
+    new = ids()
+    conn.execute(sa.insert(endpoint).values(id=new, url=url, created=now, updated=now))
+    return new
+
+
+def _give(conn: sa.Connection, endpoint_id: str, chassis_serials: Collection[str]) -> None:
     chosen = endpoint_chassis.c.chassis_serial.in_(chassis_serials)
     conn.execute(sa.delete(endpoint_chassis).where(chosen))
-    rows = [{"chassis_serial": serial, "endpoint_id": found} for serial in sorted(chassis_serials)]
+    rows = [{"chassis_serial": serial, "endpoint_id": endpoint_id} for serial in sorted(chassis_serials)]
     conn.execute(sa.insert(endpoint_chassis), rows)
+
+
+def _retire(conn: sa.Connection, old: Endpoint, successor: str, now: float) -> None:
+    """Forget what `old` told. Its row stays for the audit; its successor closes what it left unanswered."""
+    conn.execute(sa.delete(observation).where(observation.c.endpoint_id == old.id))
+    conn.execute(sa.update(endpoint).where(endpoint.c.id == old.id).values(domain=None, updated=now))
+    operations.hand_over(conn, old.id, successor)
+    settle.settle(conn, old.domain, now)

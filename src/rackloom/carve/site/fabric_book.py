@@ -5,12 +5,22 @@ Each function is one transaction when run through the store. Nothing here asks t
 
 import sqlalchemy as sa
 
-from rackloom.carve.plan.values import AddGpus, Assignment, CreatePartition, Intent, Observation, Operation
+from rackloom.carve.plan.values import AddGpus, CreatePartition, Intent, Observation, Operation
 from rackloom.carve.site import endpoints as _endpoints
-from rackloom.carve.site import holdings, knowledge, learn, operations, ownership, revisions, settle
+from rackloom.carve.site import (
+    holdings,
+    intents,
+    knowledge,
+    learn,
+    leases,
+    operations,
+    ownership,
+    pauses,
+    revisions,
+    settle,
+)
 from rackloom.carve.site.endpoints import Endpoint
-from rackloom.carve.site.tables import instance, machine, machine_gpu, nvlink_interface
-from rackloom.carve.site.values import Status
+from rackloom.carve.site.leases import Lease
 from rackloom.errors import Refused
 
 __all__ = [
@@ -39,11 +49,12 @@ def intent(conn: sa.Connection, domain: str) -> Intent:
     """What the site wants of `domain` now."""
     return Intent(
         domain=domain,
-        assignments=_assignments(conn, domain),
+        assignments=intents.assignments(conn, domain),
         owned=ownership.of_domain(conn, domain),
         managed=holdings.managed(conn, domain),
         default_partition=holdings.default_partition(conn, domain),
         revision=revisions.current(conn, domain),
+        paused=pauses.reason(conn, domain),
     )
 
 
@@ -59,6 +70,7 @@ def record_observation(conn: sa.Connection, endpoint_id: str, observation: Obser
     knowledge.learn(conn, endpoint_id, observation)
     _endpoints.set_domain(conn, endpoint_id, observation.domain, now)
     operations.close_interrupted(conn, endpoint_id, observation.observed_at, now)
+    operations.confirm(conn, endpoint_id, observation.observed_at)
     touched = learn.learn(conn, observation, now)
     ownership.recognise(conn, observation, now)
     for domain in sorted({observation.domain, *touched} | ({before} if before else set())):
@@ -74,17 +86,22 @@ def record_unknown(conn: sa.Connection, endpoint_id: str, reason: str, now: floa
 
 
 def begin_operation(
-    conn: sa.Connection, endpoint_id: str, operation: Operation, observed_at: float, now: float
+    conn: sa.Connection, lease: Lease, operation: Operation, observed_at: float, now: float
 ) -> str:
     """Record an operation before the fabric is asked for it; returns the id that `finish_operation` takes.
 
-    Raises Refused when the endpoint never answered, when the name of a partition already means another, or
-    when a GPU is no longer wanted where the operation would put it: then the plan is out of date.
+    Raises LeaseLost when another replica reconciles the domain now, and Refused when the endpoint never
+    answered, when the name of a partition already means another, or when a GPU is no longer wanted where the
+    operation would put it: then the plan is out of date.
     """
-    domain = _endpoints.domain_of(conn, endpoint_id)
+    leases.require(conn, lease, now)
+    domain = _endpoints.domain_of(conn, lease.endpoint_id)
     if domain is None:
         raise Refused("no operation can be planned for an endpoint that was never observed")
-    operation_id = operations.begin(conn, endpoint_id, domain, operation, observed_at, now)
+    why = pauses.reason(conn, domain)
+    if why is not None:
+        raise Refused(f"domain {domain} is paused: {why}", nearest_fix="resume the domain")
+    operation_id = operations.begin(conn, lease.endpoint_id, domain, operation, observed_at, now)
     if isinstance(operation, CreatePartition):
         ownership.claim(conn, domain, operation, operation_id, now)
     _check_still_wanted(conn, domain, operation)
@@ -104,37 +121,10 @@ def _check_still_wanted(conn: sa.Connection, domain: str, operation: Operation) 
     partitions = {one.name: one.logical_partition for one in ownership.of_domain(conn, domain)}
     wanted = {
         one.guid
-        for one in _assignments(conn, domain)
+        for one in intents.assignments(conn, domain)
         if one.logical_partition == partitions.get(operation.name)
     }
     if not wanted.issuperset(operation.guids):
         raise Refused(
             f"GPUs that {operation.name} would get are no longer wanted there", nearest_fix="plan again"
         )
-
-
-def _assignments(conn: sa.Connection, domain: str) -> tuple[Assignment, ...]:
-    wanted = (
-        sa.select(machine_gpu.c.guid, nvlink_interface.c.logical_partition_id, instance.c.tenant_id)
-        .select_from(nvlink_interface)
-        .join(instance, instance.c.id == nvlink_interface.c.instance_id)
-        .join(machine, machine.c.id == instance.c.machine_id)
-        .join(
-            machine_gpu,
-            sa.and_(
-                machine_gpu.c.machine_id == machine.c.id,
-                machine_gpu.c.module_id == nvlink_interface.c.device_instance + 1,
-            ),
-        )
-        .where(
-            machine.c.domain == domain,
-            machine_gpu.c.guid.is_not(None),
-            nvlink_interface.c.status != Status.DELETING,
-            instance.c.status != Status.TERMINATING,
-        )
-        .order_by(machine_gpu.c.guid)
-    )
-    return tuple(
-        Assignment(guid=int(guid), logical_partition=partition, tenant=tenant)
-        for guid, partition, tenant in conn.execute(wanted)
-    )

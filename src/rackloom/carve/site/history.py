@@ -11,8 +11,11 @@ from rackloom.carve.site.tables import status_history as table
 KEPT = 20
 
 
-def record(conn: sa.Connection, object_id: str, status: str, message: str, now: float) -> None:
-    """Note that the object has `status` because of `message`; a new reason alone replaces the old."""
+def record(conn: sa.Connection, object_id: str, status: str, message: str, now: float) -> bool:
+    """Note that the object has `status` because of `message`; False when that was known.
+
+    A new reason alone replaces the old.
+    """
     newest = conn.execute(
         sa.select(table).where(table.c.object_id == object_id).order_by(table.c.id.desc()).limit(1)
     ).one_or_none()
@@ -20,8 +23,11 @@ def record(conn: sa.Connection, object_id: str, status: str, message: str, now: 
         row = {"object_id": object_id, "status": status, "message": message, "created": now, "updated": now}
         conn.execute(sa.insert(table).values(**row))
         _prune(conn, object_id)
-    elif newest.message != message:
+        return True
+    if newest.message != message:
         conn.execute(sa.update(table).where(table.c.id == newest.id).values(message=message, updated=now))
+        return True
+    return False
 
 
 def of(conn: sa.Connection, object_ids: Collection[str]) -> dict[str, list[sa.Row[Any]]]:

@@ -7,7 +7,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.plan.values import DefaultPartition
-from rackloom.carve.site import knowledge, operations
+from rackloom.carve.site import drains, knowledge, operations
 from rackloom.carve.site.tables import (
     instance,
     machine,
@@ -25,6 +25,8 @@ class Holding(msgspec.Struct, frozen=True):
     instance: sa.Row[Any]
     gpus: dict[int, int | None]
     interfaces: Sequence[sa.Row[Any]]
+    drain: str | None
+    """Why the tray is drained; None when it is not."""
 
     def guid(self, device_instance: int) -> int | None:
         """Fabric GUID of a GPU; None until observed."""
@@ -42,7 +44,16 @@ def load(conn: sa.Connection, domain: str | None) -> list[Holding]:
     ).all()
     gpus = _gpus(conn, {row.machine_id for row in instances})
     interfaces = _interfaces(conn, {row.id for row in instances})
-    return [Holding(row, gpus.get(row.machine_id, {}), interfaces.get(row.id, [])) for row in instances]
+    drained = drains.active(conn, {row.machine_id for row in instances})
+    return [
+        Holding(
+            row,
+            gpus.get(row.machine_id, {}),
+            interfaces.get(row.id, []),
+            drained[row.machine_id].reason if row.machine_id in drained else None,
+        )
+        for row in instances
+    ]
 
 
 def _gpus(conn: sa.Connection, machine_ids: set[str]) -> dict[str, dict[int, int | None]]:

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rackloom.carve.site import (
-    history,
+    events,
     instance_types,
     interfaces,
     machines,
@@ -19,6 +19,7 @@ from rackloom.carve.site import (
     sites,
     vpcs,
 )
+from rackloom.carve.site.events import Kind, Note
 from rackloom.carve.site.problems import Rejected, conflict, forbidden, invalid, not_found
 from rackloom.carve.site.tables import instance as table
 from rackloom.carve.site.tables import machine
@@ -68,15 +69,17 @@ def update(
 def delete(conn: sa.Connection, tenant_id: str, instance_id: str, now: float) -> Changed[None]:
     """Begin to release an instance; it is gone once its GPUs are seen outside our partitions."""
     instance = get(conn, tenant_id, instance_id)
+    return Changed(None, release(conn, instance, "Received request for deletion", now))
+
+
+def release(conn: sa.Connection, instance: sa.Row[Any], reason: str, now: float) -> frozenset[str]:
+    """Begin to release an instance, whoever asks; returns the domains to wake. Repeating it does nothing."""
     if instance.status == Status.TERMINATING:
-        return Changed(None, frozenset())
-    conn.execute(
-        sa.update(table)
-        .where(table.c.id == instance_id)
-        .values(status=Status.TERMINATING, intent_at=now, updated=now)
-    )
-    history.record(conn, instance_id, Status.TERMINATING, "Received request for deletion", now)
-    return Changed(None, announce(conn, [instance.machine_id], now))
+        return frozenset()
+    mine = sa.update(table).where(table.c.id == instance.id)
+    conn.execute(mine.values(status=Status.TERMINATING, intent_at=now, updated=now))
+    events.tell(conn, instance.tenant_id, Note(Kind.INSTANCE, instance.id, Status.TERMINATING, reason), now)
+    return announce(conn, [instance.machine_id], now)
 
 
 def check_name(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> None:

@@ -3,7 +3,9 @@
 Endpoints that answer with one domain uuid are one domain, and one endpoint that can be read is enough.
 """
 
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -21,24 +23,39 @@ class Knowledge(msgspec.Struct, frozen=True):
 
     observation: Observation | None
     doubt: str
+    unknown_since: float | None = None
+    """Since when it cannot be read; None when it can be, or never was."""
 
 
 def of_domain(conn: sa.Connection, domain: str | None) -> Knowledge:
     """What is known of `domain`; nothing of machines whose domain no controller has told (None)."""
     if domain is None:
         return Knowledge(None, "no switch controller has reported this machine yet")
+    return of_domains(conn, [domain])[domain]
+
+
+def of_domains(conn: sa.Connection, domains: Collection[str]) -> dict[str, Knowledge]:
+    """What is known of each of `domains`, in one query."""
+    found: dict[str, list[sa.Row[Any]]] = {domain: [] for domain in domains}
     rows = conn.execute(
-        sa.select(table)
+        sa.select(table, endpoint.c.domain)
         .join(endpoint, endpoint.c.id == table.c.endpoint_id)
-        .where(endpoint.c.domain == domain)
-    ).all()
+        .where(endpoint.c.domain.in_(found))
+    )
+    for row in rows:
+        found[row.domain].append(row)
+    return {domain: _weigh(domain, told) for domain, told in found.items()}
+
+
+def _weigh(domain: str, rows: Sequence[sa.Row[Any]]) -> Knowledge:
     good = [row for row in rows if row.unknown_since is None]
     if good:
         return Knowledge(_decoder.decode(max(good, key=lambda row: row.observed_at).facts), "")
     if not rows:
         return Knowledge(None, f"no switch controller reports domain {domain} any more")
     last = max(rows, key=lambda row: row.unknown_since)
-    return Knowledge(None, f"unknown since {moment(last.unknown_since)}: {last.unknown_reason}")
+    doubt = f"unknown since {moment(last.unknown_since)}: {last.unknown_reason}"
+    return Knowledge(None, doubt, last.unknown_since)
 
 
 def newest(conn: sa.Connection, endpoint_id: str) -> float | None:

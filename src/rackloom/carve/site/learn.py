@@ -27,6 +27,7 @@ def learn(conn: sa.Connection, observation: Observation, now: float) -> frozense
         _move(conn, [row.id for row in machines.values()], observation.domain, now)
     if changed:
         _write(conn, changed, known)
+    _mark_missing(conn, observation, {row.id for row in machines.values()})
     rewired = any(known.get(at, (None, 0))[0] != str(gpu.guid) for at, gpu in changed.items())
     return revisions.touch(conn, {observation.domain, *moved} if moved or rewired else ())
 
@@ -54,6 +55,19 @@ def _told(observation: Observation, machines: dict[GpuAt, sa.Row[Any]]) -> dict[
 def _move(conn: sa.Connection, machine_ids: list[str], domain: str, now: float) -> None:
     chosen = machine.c.id.in_(machine_ids)
     conn.execute(sa.update(machine).where(chosen).values(domain=domain, updated=now))
+
+
+def _mark_missing(conn: sa.Connection, observation: Observation, seen: set[str]) -> None:
+    """A machine of the domain of which the controller lists no GPU is off, absent or broken."""
+    rows = conn.execute(
+        sa.select(machine.c.id, machine.c.missing_since).where(machine.c.domain == observation.domain)
+    ).all()
+    lost = [row.id for row in rows if row.id not in seen and row.missing_since is None]
+    back = [row.id for row in rows if row.id in seen and row.missing_since is not None]
+    for machine_ids, since in ((lost, observation.observed_at), (back, None)):
+        if machine_ids:
+            chosen = machine.c.id.in_(machine_ids)
+            conn.execute(sa.update(machine).where(chosen).values(missing_since=since))
 
 
 def _write(

@@ -8,7 +8,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rackloom.carve.site import allocations, history, revisions, sites
+from rackloom.carve.site import allocations, events, history, revisions, sites
+from rackloom.carve.site.events import Kind as Event
+from rackloom.carve.site.events import Note
 from rackloom.carve.site.problems import Kind, Rejected, conflict, forbidden, invalid, not_found
 from rackloom.carve.site.tables import instance, nvlink_interface, operation, owned_partition, vpc
 from rackloom.carve.site.tables import logical_partition as table
@@ -49,10 +51,9 @@ def create(
     new = ids()
     row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
     conn.execute(sa.insert(table).values(**row, status=Status.READY, created=now, updated=now))
-    history.record(
-        conn, new, Status.PENDING, "received NVLink Logical Partition creation request, pending", now
-    )
-    history.record(conn, new, Status.READY, "NVLink Logical Partition is ready for use", now)
+    received = "received NVLink Logical Partition creation request, pending"
+    _tell(conn, tenant_id, new, Status.PENDING, received, now)
+    _tell(conn, tenant_id, new, Status.READY, "NVLink Logical Partition is ready for use", now)
     return new
 
 
@@ -73,6 +74,8 @@ def update(
         _check_name(conn, tenant_id, str(name))
     if changes:
         conn.execute(sa.update(table).where(table.c.id == partition_id).values(**changes, updated=now))
+        note = Note(Event.LOGICAL_PARTITION, partition_id, partition.status, f"{', '.join(changes)} changed")
+        events.publish(conn, tenant_id, [note], now)
 
 
 def delete(conn: sa.Connection, tenant_id: str, partition_id: str, now: float) -> Changed[None]:
@@ -83,18 +86,17 @@ def delete(conn: sa.Connection, tenant_id: str, partition_id: str, now: float) -
         conn.execute(
             sa.update(table).where(table.c.id == partition_id).values(status=Status.DELETING, updated=now)
         )
-        history.record(
-            conn, partition_id, Status.DELETING, "Received request for deletion, pending processing", now
-        )
+        received = "Received request for deletion, pending processing"
+        _tell(conn, tenant_id, partition_id, Status.DELETING, received, now)
     domains = conn.execute(
         sa.select(owned_partition.c.domain).where(owned_partition.c.logical_partition_id == partition_id)
     )
     touched = revisions.touch(conn, domains.scalars())
-    remove_emptied(conn)
+    remove_emptied(conn, now)
     return Changed(None, touched)
 
 
-def remove_emptied(conn: sa.Connection) -> None:
+def remove_emptied(conn: sa.Connection, now: float) -> None:
     """Drop the deleted logical partitions of which the fabric holds nothing any more.
 
     A create whose outcome was never learnt does not hold one back: its name stays in owned_partition, so
@@ -109,11 +111,21 @@ def remove_emptied(conn: sa.Connection) -> None:
         )
     )
     used = sa.select(nvlink_interface.c.id).where(nvlink_interface.c.logical_partition_id == table.c.id)
-    emptied = sa.select(table.c.id).where(table.c.status == Status.DELETING, ~held.exists(), ~used.exists())
-    gone = conn.execute(emptied).scalars().all()
-    if gone:
+    deleting = table.c.status == Status.DELETING
+    emptied = conn.execute(sa.select(table).where(deleting, ~held.exists(), ~used.exists())).all()
+    for row in emptied:
+        note = Note(Event.LOGICAL_PARTITION, row.id, events.DELETED)
+        events.publish(conn, row.tenant_id, [note], now)
+    if emptied:
+        gone = [row.id for row in emptied]
         conn.execute(sa.delete(table).where(table.c.id.in_(gone)))
         history.forget(conn, gone)
+
+
+def _tell(
+    conn: sa.Connection, tenant_id: str, partition_id: str, status: Status, message: str, now: float
+) -> None:
+    events.tell(conn, tenant_id, Note(Event.LOGICAL_PARTITION, partition_id, status, message), now)
 
 
 def _check_name(conn: sa.Connection, tenant_id: str, name: str) -> None:

@@ -5,22 +5,41 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rackloom.carve.site.tables import instance, machine, machine_gpu
+from rackloom.carve.site.problems import not_found
+from rackloom.carve.site.tables import cordon, instance, machine, machine_gpu
 
 IN_USE = "InUse"
+MAINTENANCE = "Maintenance"
 
-shown_status = sa.case((instance.c.id.is_not(None), IN_USE), else_=machine.c.status)
+_cordons = cordon.alias()
+is_cordoned = sa.exists().where(_cordons.c.machine_id == machine.c.id)
+shown_status = sa.case(
+    (instance.c.id.is_not(None), IN_USE), (is_cordoned, MAINTENANCE), else_=machine.c.status
+)
 """A machine that carries an instance is in use, whatever its own health."""
 
 
+def get(conn: sa.Connection, machine_id: str) -> sa.Row[Any]:
+    """The machine; refused when there is none of that id."""
+    found = conn.execute(sa.select(machine).where(machine.c.id == machine_id)).one_or_none()
+    if found is None:
+        raise not_found("Could not find Machine with specified ID")
+    return found
+
+
 def listing() -> sa.Select[Any]:
-    """Machines with the instance they carry (instance_id, tenant_id; None when free) and `shown_status`."""
+    """Machines with their instance (instance_id, tenant_id; None when free), shown_status, cordon_reason."""
     return sa.select(
         machine,
         instance.c.id.label("instance_id"),
         instance.c.tenant_id.label("tenant_id"),
         shown_status.label("shown_status"),
-    ).select_from(machine.join(instance, instance.c.machine_id == machine.c.id, isouter=True))
+        cordon.c.reason.label("cordon_reason"),
+    ).select_from(
+        machine.join(instance, instance.c.machine_id == machine.c.id, isouter=True).join(
+            cordon, cordon.c.machine_id == machine.c.id, isouter=True
+        )
+    )
 
 
 def gpus_of(conn: sa.Connection, machine_ids: Collection[str]) -> dict[str, list[sa.Row[Any]]]:
@@ -45,3 +64,9 @@ def largest_domain(conn: sa.Connection, site_id: str) -> int:
     )
     at_site = sa.select(sa.func.count()).where(machine.c.site_id == site_id)
     return max(conn.execute(per_domain).scalars(), default=0) or conn.execute(at_site).scalar_one()
+
+
+def domains_of(conn: sa.Connection, machine_ids: Collection[str]) -> dict[str, str | None]:
+    """The NVLink domain of each machine; None until a switch controller told it."""
+    rows = conn.execute(sa.select(machine.c.id, machine.c.domain).where(machine.c.id.in_(machine_ids)))
+    return {row.id: row.domain for row in rows}

@@ -6,9 +6,11 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.plan.values import AddGpus, CreatePartition, Operation
-from rackloom.carve.site.tables import logical_partition, owned_partition, tenant
+from rackloom.carve.plan.values import AddGpus, CreatePartition, Observation, ObservedPartition, Operation
+from rackloom.carve.site.operator_steps import Order
+from rackloom.carve.site.tables import endpoint, logical_partition, owned_partition, tenant
 from rackloom.carve.site.tables import operation as table
+from rackloom.carve.site.values import RELEASED
 
 
 class OperationState(StrEnum):
@@ -46,6 +48,28 @@ def begin(
     return new
 
 
+def note_by_hand(
+    conn: sa.Connection, seen: Observation, step: str, partition: ObservedPartition, order: Order
+) -> int:
+    """Record that an operator took over a partition that was found; nothing was asked of the fabric."""
+    through = sa.select(sa.func.min(endpoint.c.id)).where(endpoint.c.domain == seen.domain)
+    row = {
+        "endpoint_id": conn.execute(through).scalar_one(),
+        "domain": seen.domain,
+        "kind": f"{step}-partition",
+        "partition_name": partition.name,
+        "asked_by": order.by,
+        "reason": order.reason,
+        "detail": {"guids": [str(guid) for guid in sorted(partition.members)]},
+        "state": OperationState.DONE,
+        "observed_at": seen.observed_at,
+        "started": order.now,
+        "finished": order.now,
+    }
+    new: int = conn.execute(sa.insert(table).values(**row).returning(table.c.id)).scalar_one()
+    return new
+
+
 def finish(
     conn: sa.Connection,
     operation_id: int,
@@ -63,10 +87,25 @@ def close_interrupted(conn: sa.Connection, endpoint_id: str, observed_at: float,
     """Mark as unknown what was begun before an observation and never answered: the asker has died."""
     left = sa.update(table).where(
         table.c.endpoint_id == endpoint_id,
+        table.c.observed_after.is_(None),
         table.c.state == OperationState.PENDING,
         table.c.started < observed_at,
     )
     conn.execute(left.values(state=OperationState.UNKNOWN, message=INTERRUPTED, finished=now))
+
+
+def confirm(conn: sa.Connection, endpoint_id: str, observed_at: float) -> None:
+    """Note the first observation that was begun after the answer to each operation."""
+    answered = sa.and_(
+        table.c.endpoint_id == endpoint_id, table.c.observed_after.is_(None), table.c.finished <= observed_at
+    )
+    conn.execute(sa.update(table).where(answered).values(observed_after=observed_at))
+
+
+def hand_over(conn: sa.Connection, endpoint_id: str, successor: str) -> None:
+    """Let the observations of another endpoint close what this one left unanswered."""
+    open_ones = sa.and_(table.c.endpoint_id == endpoint_id, table.c.state == OperationState.PENDING)
+    conn.execute(sa.update(table).where(open_ones).values(endpoint_id=successor))
 
 
 def joining(conn: sa.Connection, domain: str | None) -> frozenset[int]:
@@ -92,9 +131,15 @@ def _detail(operation: Operation) -> Any:
 
 
 def _why(conn: sa.Connection, domain: str, operation: Operation) -> tuple[str, str]:
-    partition_id = _logical_partition(conn, domain, operation)
-    if partition_id is None:
-        return SITE, f"the site keeps no GPU in partition {operation.name}"
+    if isinstance(operation, CreatePartition):
+        partition_id = operation.logical_partition
+    else:
+        owner = _owner(conn, domain, operation.name)
+        if owner is None:
+            return SITE, f"the site keeps no GPU in partition {operation.name}"
+        partition_id = owner.logical_partition_id
+        if partition_id == RELEASED:
+            return owner.asked_by, owner.reason
     found = conn.execute(
         sa.select(logical_partition.c.name, tenant.c.org)
         .join(tenant, tenant.c.id == logical_partition.c.tenant_id)
@@ -105,10 +150,11 @@ def _why(conn: sa.Connection, domain: str, operation: Operation) -> tuple[str, s
     return found.org, f"members of logical partition {found.name} changed"
 
 
-def _logical_partition(conn: sa.Connection, domain: str, operation: Operation) -> str | None:
-    if isinstance(operation, CreatePartition):
-        return operation.logical_partition
-    owned = sa.select(owned_partition.c.logical_partition_id).where(
-        owned_partition.c.domain == domain, owned_partition.c.name == operation.name
+def _owner(conn: sa.Connection, domain: str, name: str) -> sa.Row[Any, Any, Any] | None:
+    """For which logical partition the site has the partition, and who asked for that."""
+    found = (
+        sa.select(owned_partition.c.logical_partition_id, table.c.asked_by, table.c.reason)
+        .join(table, table.c.id == owned_partition.c.operation_id)
+        .where(owned_partition.c.domain == domain, owned_partition.c.name == name)
     )
-    return conn.execute(owned).scalar_one_or_none()
+    return conn.execute(found).one_or_none()

@@ -4,9 +4,11 @@ A partition found under a recorded name is ours even if the process died before 
 under any other name is nobody's, and is left alone.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 
-from rackloom.carve.plan.values import CreatePartition, Observation, OwnedPartition
+from rackloom.carve.plan.values import CreatePartition, Observation, ObservedPartition, OwnedPartition
 from rackloom.carve.site.tables import operation
 from rackloom.carve.site.tables import owned_partition as table
 from rackloom.errors import Refused
@@ -38,6 +40,20 @@ def claim(conn: sa.Connection, domain: str, wanted: CreatePartition, operation_i
         conn.execute(sa.update(table).where(same).values(operation_id=operation_id, created=now))
     else:
         raise Refused(f"partition name {wanted.name} already stands for another logical partition")
+
+
+def adopt(
+    conn: sa.Connection,
+    seen: Observation,
+    partition: ObservedPartition,
+    owner: str,
+    operation_id: int,
+    now: float,
+) -> None:
+    """Take over a partition that was found, for logical partition `owner` or RELEASED."""
+    row: dict[str, Any] = {"domain": seen.domain, "name": partition.name, "logical_partition_id": owner}
+    row |= {"partition_id": partition.id, "operation_id": operation_id, "seen_at": seen.observed_at}
+    conn.execute(sa.insert(table).values(**row, created=now))
 
 
 def recognise(conn: sa.Connection, observation: Observation, now: float) -> None:

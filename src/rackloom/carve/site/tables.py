@@ -96,6 +96,7 @@ machine = sa.Table(
     _number("tray_index"),
     _text("rack"),
     _text("domain", nullable=True, index=True),
+    _time("missing_since", nullable=True),
     *_times(),
     sa.UniqueConstraint("chassis_serial", "slot"),
 )
@@ -238,6 +239,9 @@ operation = sa.Table(
     _time("observed_at"),
     _time("started"),
     _time("finished", nullable=True),
+    _time("observed_after", nullable=True),
+    # Both hot questions (what is unanswered, what is unconfirmed) are about rows without this time.
+    sa.Index("ix_operation_endpoint_id_observed_after", "endpoint_id", "observed_after"),
     sqlite_autoincrement=True,
 )
 
@@ -270,4 +274,85 @@ domain_revision = sa.Table(
     metadata,
     sa.Column("domain", sa.Text, primary_key=True),
     _number("revision"),
+)
+
+domain_lease = sa.Table(
+    "domain_lease",
+    metadata,
+    sa.Column("endpoint_id", sa.String(64), sa.ForeignKey("endpoint.id"), primary_key=True),
+    _text("holder"),
+    _time("until"),
+    _number("epoch"),
+)
+
+replica = sa.Table(
+    "replica",
+    metadata,
+    sa.Column("holder", sa.Text, primary_key=True),
+    _time("until"),
+)
+
+domain_pause = sa.Table(
+    "domain_pause",
+    metadata,
+    sa.Column("domain", sa.Text, primary_key=True),
+    _text("reason"),
+    _text("asked_by"),
+    _time("created"),
+)
+
+cordon = sa.Table(
+    "cordon",
+    metadata,
+    sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), primary_key=True),
+    _text("reason"),
+    _text("asked_by"),
+    _time("created"),
+)
+
+drain = sa.Table(
+    "drain",
+    metadata,
+    _id(),
+    _ref("machine_id", "machine"),
+    # No foreign key: the record outlives the instance that was drained.
+    sa.Column("instance_id", sa.String(64), nullable=True),
+    _text("reason"),
+    _text("asked_by"),
+    _text("message"),
+    _time("started"),
+    _time("drained", nullable=True),
+    _time("ended", nullable=True),
+)
+
+operator_step = sa.Table(
+    "operator_step",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    _text("step"),
+    _text("subject", index=True),
+    _text("domain", nullable=True, index=True),
+    _text("asked_by"),
+    _text("reason"),
+    _time("created"),
+    sqlite_autoincrement=True,
+)
+
+tenant_event = sa.Table(
+    "tenant_event",
+    metadata,
+    sa.Column("tenant_id", sa.String(64), sa.ForeignKey("tenant.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    _text("kind"),
+    _text("object_id"),
+    _text("status"),
+    _text("message", nullable=True),
+    _time("created"),
+)
+
+event_counter = sa.Table(
+    "event_counter",
+    metadata,
+    sa.Column("tenant_id", sa.String(64), sa.ForeignKey("tenant.id"), primary_key=True),
+    _number("newest"),
 )

@@ -1,5 +1,6 @@
 """Organisations as tenants and as infrastructure providers."""
 
+from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,6 +23,12 @@ def of(conn: sa.Connection, org: str) -> sa.Row[Any]:
     return found
 
 
+def orgs(conn: sa.Connection, tenant_ids: Collection[str]) -> dict[str, str]:
+    """The org of each tenant."""
+    rows = conn.execute(sa.select(tenant.c.id, tenant.c.org).where(tenant.c.id.in_(tenant_ids)))
+    return {row.id: row.org for row in rows}
+
+
 def ensure(conn: sa.Connection, org: str, now: float, ids: Ids) -> sa.Row[Any]:
     """The tenant of `org`, made now if this is its first use."""
     if find(conn, org) is None:
@@ -41,6 +48,12 @@ def provider_of(conn: sa.Connection, org: str) -> sa.Row[Any]:
     if found is None:
         raise invalid("Org does not have an Infrastructure Provider associated")
     return found
+
+
+def provider_orgs(conn: sa.Connection, provider_ids: Collection[str]) -> dict[str, str]:
+    """The org of each infrastructure provider."""
+    rows = conn.execute(sa.select(provider.c.id, provider.c.org).where(provider.c.id.in_(provider_ids)))
+    return {row.id: row.org for row in rows}
 
 
 def ensure_provider(conn: sa.Connection, org: str, now: float, ids: Ids) -> sa.Row[Any]:

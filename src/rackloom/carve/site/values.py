@@ -19,6 +19,11 @@ class Changed(msgspec.Struct, Generic[T_co], frozen=True):
     domains: frozenset[str]
 
 
+RELEASED = "released"
+"""Owner of a found partition that an operator gave up: no logical partition has this id, so the planner takes
+it apart."""
+
+
 class Status(StrEnum):
     """States of REST objects; each kind of object uses a part of them."""
 
@@ -30,6 +35,7 @@ class Status(StrEnum):
     DELETING = "Deleting"
     TERMINATING = "Terminating"
     TERMINATED = "Terminated"
+    REPAIRING = "Repairing"
     ERROR = "Error"
     UNKNOWN = "Unknown"
 

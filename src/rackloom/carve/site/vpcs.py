@@ -8,7 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rackloom.carve.site import allocations, history, logical_partitions, sites
+from rackloom.carve.site import allocations, events, history, logical_partitions, sites
+from rackloom.carve.site.events import Kind, Note
 from rackloom.carve.site.problems import conflict, forbidden, invalid, not_found
 from rackloom.carve.site.tables import instance, nvlink_interface
 from rackloom.carve.site.tables import vpc as table
@@ -51,7 +52,7 @@ def create(
     row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
     row |= {"logical_partition_id": logical_partition_id, "status": Status.READY}
     conn.execute(sa.insert(table).values(**row, extra=dict(extra), created=now, updated=now))
-    history.record(conn, new, Status.READY, "VPC is ready for use", now)
+    events.tell(conn, tenant_id, Note(Kind.VPC, new, Status.READY, "VPC is ready for use"), now)
     return new
 
 
@@ -80,16 +81,30 @@ def update(
             _check_default(conn, tenant_id, sites.get(conn, vpc.site_id), logical_partition_id)
         changes["logical_partition_id"] = logical_partition_id or None
     conn.execute(sa.update(table).where(table.c.id == vpc_id).values(**changes))
+    events.publish(conn, tenant_id, [Note(Kind.VPC, vpc_id, vpc.status, "changed")], now)
 
 
-def delete(conn: sa.Connection, tenant_id: str, vpc_id: str) -> None:
+def virtualize(conn: sa.Connection, tenant_id: str, vpc_id: str, kind: str, now: float) -> None:
+    """Note the network virtualization that a VPC without instances is to have."""
+    vpc = get(conn, tenant_id, vpc_id)
+    _check_empty(conn, vpc_id, "unable to change its virtualization")
+    extra = vpc.extra | {"networkVirtualizationType": kind}
+    conn.execute(sa.update(table).where(table.c.id == vpc_id).values(extra=extra, updated=now))
+
+
+def delete(conn: sa.Connection, tenant_id: str, vpc_id: str, now: float) -> None:
     """Remove a VPC that holds no instance."""
     get(conn, tenant_id, vpc_id)
-    held = conn.execute(sa.select(sa.func.count()).where(instance.c.vpc_id == vpc_id)).scalar_one()
-    if held:
-        raise invalid(f"{held} Instances are associated with this VPC, unable to delete")
+    _check_empty(conn, vpc_id, "unable to delete")
     conn.execute(sa.delete(table).where(table.c.id == vpc_id))
     history.forget(conn, [vpc_id])
+    events.publish(conn, tenant_id, [Note(Kind.VPC, vpc_id, events.DELETED)], now)
+
+
+def _check_empty(conn: sa.Connection, vpc_id: str, unable: str) -> None:
+    held = conn.execute(sa.select(sa.func.count()).where(instance.c.vpc_id == vpc_id)).scalar_one()
+    if held:
+        raise invalid(f"{held} Instances are associated with this VPC, {unable}")
 
 
 def _check_name(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> None:

@@ -2,25 +2,33 @@
 
 Only GPUs of one NVLink domain share memory, so a domain that already holds members of the same logical
 partition is worth more than any other; among equals, the fullest domain that still fits keeps the large
-holes whole for the next tenant.
+holes whole for the next tenant. Trays with a sick GPU are passed over, and the reason says so.
 """
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import msgspec
 
 from rackloom.errors import Refused
 
+NAMED = 3
+"""Passed-over trays that a sentence names; it counts the others."""
+SHARE_NOTHING = "instances in different domains share no GPU memory"
+
 
 class TrayRoom(msgspec.Struct, frozen=True):
-    """A free tray."""
+    """A tray that carries nothing."""
 
     tray: str
-    healthy: bool
+    sick: str | None = None
+    """What is wrong with its GPUs; the tenant may accept it."""
+    shut: str | None = None
+    """Why nothing may be placed on it, whatever the tenant accepts."""
 
 
 class DomainRoom(msgspec.Struct, frozen=True):
-    """The free trays of one domain, in the order in which they are to be filled."""
+    """The empty trays of one domain, in the order in which they are to be filled."""
 
     domain: str | None
     """None: trays of which no switch controller has told the domain yet."""
@@ -28,17 +36,22 @@ class DomainRoom(msgspec.Struct, frozen=True):
     members: int
     """GPUs of this domain that are already in the logical partitions of the request."""
 
-    @property
-    def free(self) -> tuple[str, ...]:
+    def free(self, *, allow_sick: bool = False) -> tuple[str, ...]:
         """Trays that may be given away."""
-        return tuple(room.tray for room in self.trays if room.healthy)
+        return tuple(
+            room.tray for room in self.trays if room.shut is None and (allow_sick or room.sick is None)
+        )
 
 
 class TrayRequest(msgspec.Struct, frozen=True):
-    """So many trays, all in one domain or not."""
+    """So many trays."""
 
     trays: int
     one_domain: bool
+    """All in one domain."""
+    beside_members: bool = False
+    """All in one domain, which is one where the logical partitions already have members, if they have any."""
+    allow_sick: bool = False
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -48,39 +61,93 @@ class Placement(msgspec.Struct, frozen=True):
     reason: str
 
 
+_RELAXED = {
+    "beside_members": (False, "requireSameDomain to false"),
+    "one_domain": (False, "topologyOptimized to false"),
+    "allow_sick": (True, "allowUnhealthyMachine to true"),
+}
+"""What a caller may give up, and what that is called on the wire."""
+
+
+class _Room(msgspec.Struct, frozen=True):
+    domain: str | None
+    free: tuple[str, ...]
+    members: int
+
+
 def choose_trays(request: TrayRequest, domains: Sequence[DomainRoom]) -> Placement:
-    """Choose trays for `request`. Raises Refused with the shortage when they cannot be had."""
-    free = sum(len(room.free) for room in domains)
+    """Choose trays for `request`. Raises Refused with the shortage, and with a fix that was tried, if any."""
+    chosen = _choose(request, domains)
+    if isinstance(chosen, str):
+        raise Refused(chosen, nearest_fix=_nearest_fix(request, domains))
+    passed = _passed_over(request, domains)
+    return Placement(chosen.trays, f"{chosen.reason}; passed over {passed}" if passed else chosen.reason)
+
+
+def _choose(request: TrayRequest, domains: Sequence[DomainRoom]) -> Placement | str:
+    """A placement, or why there is none."""
+    rooms = [_Room(one.domain, one.free(allow_sick=request.allow_sick), one.members) for one in domains]
+    ordered = sorted(rooms, key=lambda room: _preference(room, request.trays))
+    if request.beside_members:
+        return _beside(request.trays, ordered)
+    free = sum(len(room.free) for room in rooms)
     if free < request.trays:
-        raise Refused(f"Insufficient machines available: requested {request.trays}, available {free}")
-    ordered = sorted(domains, key=lambda room: _preference(room, request.trays))
+        return f"Insufficient machines available: requested {request.trays}, available {free}"
     if request.one_domain and request.trays > 1:
         return _in_one(request.trays, ordered)
     return _in_any(request.trays, ordered)
 
 
-def _preference(room: DomainRoom, trays: int) -> tuple[bool, int, bool, int, str]:
+def _nearest_fix(request: TrayRequest, domains: Sequence[DomainRoom]) -> str | None:
+    """The smallest change of the request that is accepted."""
+    for size in range(1, len(_RELAXED) + 1):
+        for fields in combinations(_RELAXED, size):
+            eased = msgspec.structs.replace(request, **{field: _RELAXED[field][0] for field in fields})
+            if isinstance(_choose(eased, domains), Placement):
+                apart = "" if fields == ("allow_sick",) else f": {SHARE_NOTHING}"
+                return f"set {' and '.join(_RELAXED[field][1] for field in fields)}{apart}"
+    for trays in range(request.trays - 1, 1, -1):
+        if isinstance(_choose(msgspec.structs.replace(request, trays=trays), domains), Placement):
+            return f"ask for at most {trays}"
+    return None
+
+
+def _preference(room: _Room, trays: int) -> tuple[bool, int, bool, int, str]:
     """Sorts the best domain first: known, most members, room for all, fewest trays left (or most taken)."""
     left = len(room.free) - trays
     return (room.domain is None, -room.members, left < 0, abs(left), room.domain or "")
 
 
-def _in_one(trays: int, ordered: Sequence[DomainRoom]) -> Placement:
+def _in_one(trays: int, ordered: Sequence[_Room]) -> Placement | str:
     known = [room for room in ordered if room.domain is not None]
-    for room in known:
-        if len(room.free) >= trays:
-            return Placement(room.free[:trays], _why(room, trays))
     best = max((len(room.free) for room in known), default=0)
-    raise Refused(
+    return _first_that_holds(trays, known) or (
         f"Topology optimization requires all {trays} machines on same NVLink domain,"
-        f" but best domain only has {best} available",
-        nearest_fix="set topologyOptimized to false: instances in different domains share no GPU memory",
+        f" but best domain only has {best} available"
     )
 
 
-def _in_any(trays: int, ordered: Sequence[DomainRoom]) -> Placement:
+def _beside(trays: int, ordered: Sequence[_Room]) -> Placement | str:
+    known = [room for room in ordered if room.domain is not None]
+    homes = [room for room in known if room.members]
+    names = " or ".join(sorted(room.domain or "" for room in homes))
+    where = f"NVLink domain {names}, where the logical partition lives," if homes else "no NVLink domain"
+    best = max((len(room.free) for room in homes or known), default=0)
+    has = (
+        f"has {best} free machines of {trays}" if homes else f"has {trays} free machines, the best has {best}"
+    )
+    return _first_that_holds(trays, homes or known) or f"requireSameDomain: {where} {has}"
+
+
+def _first_that_holds(trays: int, rooms: Sequence[_Room]) -> Placement | None:
+    fitting = (room for room in rooms if len(room.free) >= trays)
+    room = next(fitting, None)
+    return None if room is None else Placement(room.free[:trays], _why(room, trays))
+
+
+def _in_any(trays: int, ordered: Sequence[_Room]) -> Placement:
     chosen: list[str] = []
-    used: list[DomainRoom] = []
+    used: list[_Room] = []
     for room in ordered:
         taken = room.free[: trays - len(chosen)]
         chosen += taken
@@ -93,7 +160,7 @@ def _in_any(trays: int, ordered: Sequence[DomainRoom]) -> Placement:
     )
 
 
-def _why(room: DomainRoom, trays: int) -> str:
+def _why(room: _Room, trays: int) -> str:
     if room.domain is None:
         return "on machines whose NVLink domain is not yet observed: no machine of a known domain is free"
     left = len(room.free) - trays
@@ -103,3 +170,17 @@ def _why(room: DomainRoom, trays: int) -> str:
             f" ({left} free machines left)"
         )
     return f"in NVLink domain {room.domain}: the tightest fit ({left} free machines left)"
+
+
+def _passed_over(request: TrayRequest, domains: Sequence[DomainRoom]) -> str:
+    """The empty trays that are not used for what is wrong with their GPUs, in words; empty when none is."""
+    if request.allow_sick:
+        return ""
+    sick = sorted(
+        f"{tray.tray} ({tray.sick})"
+        for one in domains
+        for tray in one.trays
+        if tray.sick is not None and tray.shut is None
+    )
+    more = [f"{len(sick) - NAMED} more"] if len(sick) > NAMED else []
+    return ", ".join(sick[:NAMED] + more)

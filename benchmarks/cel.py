@@ -1,0 +1,48 @@
+"""Selectors per second on one core, and what compiling one costs. Prints one JSON line."""
+
+import json
+import time
+
+from rackloom.claim.allocate import cel
+
+EXPRESSION = 'device.attributes["dra.net"].rdma == true && device.attributes["dra.net"].numaNode == 0'
+DEVICES = 1000
+ROUNDS = 300
+COMPILES = 200
+
+
+def views() -> list[cel.DeviceView]:
+    return [
+        cel.DeviceView.of(
+            "dra.net",
+            {"rdma": {"bool": index % 4 != 0}, "numaNode": {"int": index % 2}},
+            {"bandwidth": "400G"},
+        )
+        for index in range(DEVICES)
+    ]
+
+
+def evaluations_per_second() -> float:
+    devices = views()
+    matches = cel.compile(EXPRESSION).matches
+    start = time.perf_counter()
+    for _ in range(ROUNDS):
+        for device in devices:
+            matches(device)
+    return ROUNDS * DEVICES / (time.perf_counter() - start)
+
+
+def compile_milliseconds() -> float:
+    cel.compile(EXPRESSION)
+    start = time.perf_counter()
+    for index in range(COMPILES):
+        cel.compile(f"{EXPRESSION} && {index} == {index}")
+    return (time.perf_counter() - start) / COMPILES * 1000
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps(
+            {"evals_per_s": round(evaluations_per_second()), "compile_ms": round(compile_milliseconds(), 3)}
+        )
+    )

@@ -1,0 +1,69 @@
+"""Allocates the claims of scenario files one by one and prints how fast, one JSON object per scenario.
+
+    python benchmarks/claims.py SCENARIO.json...
+
+A scenario with `nodes` is filled pod by pod (each claim is a pod, on the first node that can serve it): what
+is measured is `Fleet.place`, the set-up for the first pod included. A scenario with `node` is one call of
+`allocate`. pods_per_s counts attempts; refusal_ms is the mean time to refuse the last claim once the nodes
+have nothing left for it.
+"""
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rackloom.claim.allocate.allocator import allocate
+from rackloom.claim.allocate.features import Features
+from rackloom.claim.allocate.fleet import Fleet
+from rackloom.claim.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
+from rackloom.claim.allocate.outcome import Allocation
+
+
+def measured(scenario: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one scenario."""
+    nodes = msgspec.convert(scenario.get("nodes") or [scenario["node"]], list[Node])
+    classes = msgspec.convert(scenario["classes"], list[DeviceClass])
+    slices = msgspec.convert(scenario["slices"], list[ResourceSlice])
+    claims = msgspec.convert(scenario["claims"], list[ResourceClaim])
+    features = msgspec.convert(scenario["features"], Features)
+    start = time.perf_counter()
+    if "nodes" in scenario:
+        fleet = Fleet(nodes, classes, slices, features=features)
+        times, found = zip(*(timed(lambda one=claim: fleet.place([one])) for claim in claims), strict=True)
+        total = time.perf_counter() - start
+        while isinstance(fleet.place([claims[-1]]), Allocation):
+            pass
+        refusals = [timed(lambda: fleet.place([claims[-1]]))[0] for _ in range(100)]
+    else:
+        times, found = zip(
+            timed(lambda: allocate(nodes[0], classes, slices, claims, features=features)), strict=True
+        )
+        total = time.perf_counter() - start
+        refusals = [] if isinstance(found[0], Allocation) else list(times)
+    ordered = sorted(times)
+    return {
+        "scenario": scenario["name"],
+        "pods_per_s": round(len(times) / total, 1),
+        "p50_ms": round(ordered[len(ordered) // 2] * 1e3, 4),
+        "p99_ms": round(ordered[int(len(ordered) * 0.99)] * 1e3, 4),
+        "refusal_ms": round(sum(refusals) / len(refusals) * 1e3, 4) if refusals else None,
+        "allocated": sum(isinstance(one, Allocation) for one in found),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def timed(call: Any) -> tuple[float, Any]:
+    """Seconds, and what the call returned."""
+    start = time.perf_counter()
+    answer = call()
+    return time.perf_counter() - start, answer
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(json.dumps(measured(json.loads(Path(name).read_text()))), flush=True)

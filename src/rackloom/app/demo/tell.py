@@ -1,0 +1,83 @@
+"""The whole story, in a home of its own that is gone afterwards."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from rackloom.app.demo.carving import Tenant
+from rackloom.app.demo.claiming import allocate_templates
+from rackloom.app.demo.proving import move_buffer
+from rackloom.app.demo.story import Evidence, Report, Step, Story
+from rackloom.app.embedded import embedded_site
+from rackloom.app.home import Home
+
+PROFILE = "gb200-nvl72"
+RACKS = 2
+
+
+def run_demo(*, as_json: bool, say: Callable[[str], None] = print) -> int:
+    """Tell the story; 0 only if every step was verified by observation."""
+    import uvloop
+
+    def told(step: Step) -> None:
+        if not as_json:
+            say(_line(step))
+
+    if not as_json:
+        say(f"{RACKS} racks of {PROFILE}. The switch controllers are simulated; all above them is real.\n")
+    with tempfile.TemporaryDirectory(prefix="rackloom-demo-") as directory:
+        report = uvloop.run(_story(Home(Path(directory)), Story(told)))
+    say(msgspec.json.encode(report).decode() if as_json else _summary(report))
+    return 0 if report.ok else 1
+
+
+async def _story(home: Home, story: Story) -> Report:
+    async with (
+        embedded_site(home, port=0, racks=RACKS, profile=PROFILE) as (site, _),
+        Tenant(site) as tenant,
+    ):
+        for name, act in (
+            ("logical partition created", tenant.create_partition),
+            ("instances batch-created", tenant.create_instances),
+            ("partition observed in the fabric", tenant.see_partition),
+            ("NVLink domain of every GPU", tenant.see_domains),
+        ):
+            await story.step_if_holding(name, act)
+        await story.step("claims allocated", allocate_templates)
+        await story.step("transfer run", move_buffer)
+        await story.step("everything released, fabric empty", tenant.release)
+    return story.report()
+
+
+def _line(step: Step) -> str:
+    mark = "ok    " if step.ok else "FAILED"
+    facts = "\n".join(f"         {line}" for line in _facts(step.evidence))
+    return f"{mark} {step.name} ({step.seconds:.2f} s)\n{facts}\n"
+
+
+def _facts(evidence: Evidence) -> list[str]:
+    lines = []
+    for name, value in evidence.items():
+        if isinstance(value, dict) and any(isinstance(inner, dict) for inner in value.values()):
+            lines += [name, *(f"  {key}: {_flat(inner)}" for key, inner in value.items())]
+        elif name == "results":
+            lines += value
+        else:
+            lines.append(f"{name}: {_flat(value)}")
+    return lines
+
+
+def _flat(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_flat(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value)
+
+
+def _summary(report: Report) -> str:
+    verified = sum(step.ok for step in report.steps)
+    seconds = sum(step.seconds for step in report.steps)
+    return f"{verified} of {len(report.steps)} steps verified by observation in {seconds:.1f} s"

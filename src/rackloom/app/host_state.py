@@ -1,0 +1,91 @@
+"""The state of hosts as somebody else tells it: `GET <url>/<machine id>` answers `{"state": "..."}`.
+
+An answer that is missing or not understood is Unknown, never Ready.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import sqlalchemy as sa
+import structlog
+
+from rackloom.carve.site import history, settle
+from rackloom.carve.site.store import Store
+from rackloom.carve.site.tables import machine
+from rackloom.carve.site.values import Status
+
+log = structlog.get_logger(__name__)
+
+SECONDS = 5.0
+AT_ONCE = 16
+STATES = {"ready": Status.READY, "initializing": "Initializing", "error": Status.ERROR}
+"""What a provider may say, and the machine status it means."""
+
+
+class HostStates:
+    """Asks for every machine each `interval` seconds, and writes what has changed."""
+
+    def __init__(
+        self,
+        url: str,
+        interval: float,
+        store: Store,
+        clock: Callable[[], float],
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._interval = interval
+        self._store = store
+        self._clock = clock
+        self._transport = transport
+
+    async def run(self, wake: Callable[[frozenset[str]], None]) -> None:
+        """Ask until cancelled; `wake` hears of domains with machines whose state changed."""
+        while True:
+            try:
+                wake(await self.ask())
+            except Exception:
+                log.exception("host-state.failed")
+            await asyncio.sleep(self._interval)
+
+    async def ask(self) -> frozenset[str]:
+        """Ask once for all machines; returns the domains of those whose state changed."""
+        machines = await self._store.read(_machine_ids)
+        slots = asyncio.Semaphore(AT_ONCE)
+        async with httpx2.AsyncClient(timeout=SECONDS, transport=self._transport) as client:
+            states = await asyncio.gather(*(self._state(client, slots, one) for one in machines))
+        return await self._store.run(
+            lambda conn: write(conn, dict(zip(machines, states, strict=True)), self._clock())
+        )
+
+    async def _state(self, client: httpx2.AsyncClient, slots: asyncio.Semaphore, machine_id: str) -> str:
+        async with slots:
+            try:
+                reply = await client.get(f"{self._url}/{quote(machine_id, safe='')}")
+                told: Any = reply.raise_for_status().json()
+            except (httpx2.HTTPError, ValueError) as trouble:
+                log.info("host-state.unknown", machine=machine_id, reason=str(trouble))
+                return Status.UNKNOWN
+        state = told.get("state") if isinstance(told, dict) else None
+        return STATES.get(state, Status.UNKNOWN) if isinstance(state, str) else Status.UNKNOWN
+
+
+def write(conn: sa.Connection, states: dict[str, str], now: float) -> frozenset[str]:
+    """Write the states of machines; returns the domains of those that changed."""
+    rows = conn.execute(sa.select(machine.c.id, machine.c.status, machine.c.domain)).all()
+    changed = [row for row in rows if row.id in states and row.status != states[row.id]]
+    for row in changed:
+        status = states[row.id]
+        conn.execute(sa.update(machine).where(machine.c.id == row.id).values(status=status, updated=now))
+        history.record(conn, row.id, status, "told by the host state provider", now)
+    domains = {row.domain for row in changed}
+    for domain in domains:
+        settle.settle(conn, domain, now)
+    return frozenset(domain for domain in domains if domain is not None)
+
+
+def _machine_ids(conn: sa.Connection) -> list[str]:
+    return list(conn.execute(sa.select(machine.c.id).order_by(machine.c.id)).scalars())

@@ -1,0 +1,63 @@
+"""HTTP servers that run beside each other in one process, and end when they are told to.
+
+The server library would handle signals itself, one server against the other; here the process does.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from rackloom.app.config import split_listen
+from rackloom.errors import Refused
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.answering = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.answering.set()
+
+
+@asynccontextmanager
+async def listening(
+    app: Any, listen: str, *, cert: Path | None = None, key: Path | None = None
+) -> AsyncIterator[int]:
+    """Serve an ASGI application at `host:port` while the context is entered; gives the port."""
+    options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
+    try:
+        server = _Server(uvicorn.Config(app, ssl_certfile=cert, ssl_keyfile=key, **options))
+        server.config.load()
+    except OSError as error:
+        raise Refused(f"cannot use certificate {cert} with key {key}: {error}") from error
+    with _bound(listen) as bound:
+        task = asyncio.create_task(server.serve(sockets=[bound]))
+        try:
+            await server.answering.wait()
+            yield int(bound.getsockname()[1])
+        finally:
+            server.should_exit = True
+            await task
+
+
+def _bound(listen: str) -> socket.socket:
+    host, port = split_listen(listen)
+    try:
+        return socket.create_server((host, port), family=_family(host))
+    except OSError as error:
+        raise Refused(f"cannot listen on {listen}: {error.strerror}") from error
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

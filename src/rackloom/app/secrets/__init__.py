@@ -1,0 +1,1 @@
+"""Where passwords and keys come from: one protocol, one module per place."""

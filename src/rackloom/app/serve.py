@@ -1,0 +1,279 @@
+"""`rackloom serve`: store, reconciler, REST, admin gRPC and metrics of one site, in one process.
+
+The embedded site of `rackloom up` is the same parts over simulated switches; here they are real, and nothing
+is made up: machines come from what the switch controllers show or from what an operator wrote down.
+"""
+
+import asyncio
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+import structlog
+
+from rackloom.app.config import Config, load
+from rackloom.app.host_state import HostStates
+from rackloom.app.issuers import Issuers
+from rackloom.app.listeners import listening
+from rackloom.app.logs import log_to
+from rackloom.app.metrics import SiteMetrics
+from rackloom.app.metrics_page import MetricsPage
+from rackloom.app.secrets.choose import provider_of
+from rackloom.app.secrets.values import Secret, SecretProvider
+from rackloom.app.switches import Switches
+from rackloom.carve.admin import machine_book
+from rackloom.carve.admin.deps import AdminDeps
+from rackloom.carve.admin.identity import Identities
+from rackloom.carve.admin.server import AdminServer, AdminTls
+from rackloom.carve.admin.site_book import ensure_site
+from rackloom.carve.api.app import ApiDeps, create_app
+from rackloom.carve.plan.values import DefaultPartition, Observation
+from rackloom.carve.reconcile.clock import SteadyClock, newest_moment
+from rackloom.carve.reconcile.hooks import Hooks
+from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.site import fabric_book
+from rackloom.carve.site.store import Store
+from rackloom.errors import Refused
+
+log = structlog.get_logger(__name__)
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a running service listens; `admin_port` is None without `[admin]`."""
+
+    rest_port: int
+    metrics_port: int
+    admin_port: int | None
+    store: Store
+    reconciler: Reconciler
+    background: "tuple[asyncio.Task[None], ...]"
+    """One of them ends only when it has failed."""
+
+
+def run_serve(path: Path, announce: Callable[[str], None]) -> None:
+    """Serve the site of the configuration file until SIGTERM or SIGINT."""
+    import uvloop
+
+    config = load(path)
+    if config.log.file is not None:
+        log_to(config.log.file)
+
+    async def until_stopped() -> None:
+        stopped = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        async with service(config) as running:
+            admin = f", admin on port {running.admin_port}" if running.admin_port else ""
+            announce(
+                f"rackloom: site {config.site.name}: REST on port {running.rest_port}{admin},"
+                f" metrics on port {running.metrics_port}"
+            )
+            await _first(stopped, running.background)
+
+    uvloop.run(until_stopped())
+
+
+@asynccontextmanager
+async def service(config: Config) -> AsyncIterator[Service]:
+    """A service that answers while the context is entered. Raises Refused when it cannot be as configured."""
+    check_supported(config)
+    async with AsyncExitStack() as stack:
+        store = await open_store(config)
+        stack.push_async_callback(store.close)
+        clock = SteadyClock(time.time, time.monotonic, await store.read(newest_moment))
+        site = config.site
+        policy = DefaultPartition(site.default_partition)
+        site_id = await store.run(ensure_site, site.name, site.provider_org, policy, clock(), new_id)
+        nvlink = config.nvlink_config
+        secrets = provider_of(config.secrets)
+        switches = Switches(nvlink, secrets, clock)
+        metrics = SiteMetrics(config.metrics.prefix)
+        reconciler = _reconciler(config, store, switches, metrics, site_id, clock)
+        issuers = Issuers(config.auth.issuers, clock)
+        await issuers.load()
+        page = MetricsPage(metrics, store, clock, reconciler.started)
+        await page.begin()
+        jobs = [issuers.refresh()]
+        if nvlink.enabled or nvlink.domain_discovery_enabled:
+            jobs.append(reconciler.run())
+        if site.host_state.url is not None:
+            hosts = HostStates(site.host_state.url, site.host_state.interval.total_seconds(), store, clock)
+            jobs.append(hosts.run(reconciler.wake))
+        background = await stack.enter_async_context(_running(jobs))
+        api = create_app(
+            ApiDeps(
+                store=store,
+                clock=clock,
+                ids=new_id,
+                wake=reconciler.wake,
+                verifier=issuers,
+                auto_tenant=config.auth.auto_tenant,
+            )
+        )
+        server = config.server
+        rest = await stack.enter_async_context(
+            listening(api, server.listen, cert=server.tls_cert, key=server.tls_key)
+        )
+        scrape = await stack.enter_async_context(listening(page, config.metrics.listen))
+        admin = await _admin(stack, config, store, reconciler, switches, secrets, clock)
+        yield Service(
+            rest_port=rest,
+            metrics_port=scrape,
+            admin_port=admin,
+            store=store,
+            reconciler=reconciler,
+            background=background,
+        )
+
+
+@asynccontextmanager
+async def _running(
+    jobs: Sequence[Coroutine[Any, Any, None]],
+) -> "AsyncIterator[tuple[asyncio.Task[None], ...]]":
+    """Run `jobs` until the context ends."""
+    tasks = tuple(asyncio.create_task(job) for job in jobs)
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _first(stopped: asyncio.Event, background: "Sequence[asyncio.Task[None]]") -> None:
+    """Return when the service was told to stop. Raises what a part of it has failed with."""
+    waiting = asyncio.create_task(_wait(stopped))
+    await asyncio.wait({waiting, *background}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    for task in background:
+        if task.done():
+            task.result()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def check_supported(config: Config) -> None:
+    """Raise Refused for what the file may say but this version does not do."""
+    nvlink = config.nvlink_config
+    if nvlink.nmx_m_endpoint != "localhost":
+        raise Refused(
+            "nvlink_config.nmx_m_endpoint: this version does not speak NMX-M",
+            nearest_fix="remove it, and register the racks' NMX-C endpoints",
+        )
+    if nvlink.nmx_c_certificate_rotation.enabled:
+        raise Refused(
+            "nvlink_config.nmx_c_certificate_rotation: certificates are not rotated by this service",
+            nearest_fix="set enabled = false, and restart the service after the files were replaced",
+        )
+    if config.site.default_partition not in {policy.value for policy in DefaultPartition}:
+        known = " or ".join(f'"{policy.value}"' for policy in DefaultPartition)
+        raise Refused(
+            f'site.default_partition = "{config.site.default_partition}" is not carried out by this version',
+            nearest_fix=f"use {known}",
+        )
+
+
+async def open_store(config: Config) -> Store:
+    """The records, on the database of the configuration."""
+    if config.database.postgresql is not None:
+        return await Store.connect(config.database.postgresql)
+    assert config.database.sqlite is not None  # noqa: S101 - one of them is there, by validation
+    try:
+        return Store.open(config.database.sqlite)
+    except OSError as error:
+        raise Refused(f"cannot use {config.database.sqlite}: {error.strerror}") from error
+
+
+def new_id() -> str:
+    """A fresh uuid."""
+    return str(uuid.uuid4())
+
+
+def _reconciler(
+    config: Config,
+    store: Store,
+    switches: Switches,
+    metrics: SiteMetrics,
+    site_id: str,
+    clock: Callable[[], float],
+) -> Reconciler:
+    nvlink = config.nvlink_config
+
+    def enrol_and_record(conn: sa.Connection, endpoint_id: str, seen: Observation, now: float) -> None:
+        machine_book.enrol_observed(conn, site_id, seen, now)
+        fabric_book.record_observation(conn, endpoint_id, seen, now)
+
+    enrols = "nmx-c" in config.site.machine_sources
+    hooks = Hooks(
+        record=enrol_and_record if enrols else fabric_book.record_observation,
+        meter=metrics,
+        acts=nvlink.enabled,
+        slots=asyncio.Semaphore(nvlink.partition_monitor_max_concurrent_groups),
+    )
+    return Reconciler(
+        store,
+        switches.driver_for,
+        clock,
+        nvlink.monitor_run_interval.total_seconds(),
+        holder=new_id(),
+        hooks=hooks,
+    )
+
+
+async def _admin(
+    stack: AsyncExitStack,
+    config: Config,
+    store: Store,
+    reconciler: Reconciler,
+    switches: Switches,
+    secrets: SecretProvider,
+    clock: Callable[[], float],
+) -> int | None:
+    admin = config.admin
+    if admin is None:
+        return None
+    deps = AdminDeps(
+        store=store,
+        clock=clock,
+        ids=new_id,
+        wake=reconciler.wake,
+        endpoints_changed=reconciler.endpoints_changed,
+        browse=switches.browse,
+        apply=reconciler.apply,
+        credentials=_Keeper(secrets),
+        check_endpoint=switches.check,
+        imports="import" in config.site.machine_sources,
+    )
+    identities = Identities(frozenset(admin.admin_names), frozenset(admin.reader_names))
+    try:
+        tls = AdminTls(
+            certificate=admin.tls_cert.read_bytes(),
+            key=admin.tls_key.read_bytes(),
+            client_ca=admin.client_ca.read_bytes(),
+        )
+    except OSError as error:
+        raise Refused(f"[admin]: cannot read {error.filename}: {error.strerror}") from error
+    return (await stack.enter_async_context(AdminServer(deps, identities, tls, admin.listen))).port
+
+
+class _Keeper:
+    """Credentials in the site's secret provider."""
+
+    def __init__(self, secrets: SecretProvider) -> None:
+        self._secrets = secrets
+
+    async def keep(self, path: str, fields: Mapping[str, str]) -> None:
+        """Keep a credential."""
+        await self._secrets.write(path, {name: Secret(value) for name, value in fields.items()})
+
+    async def forget(self, path: str) -> None:
+        """Remove a credential."""
+        await self._secrets.delete(path)

@@ -1,0 +1,94 @@
+"""What the records say at the moment of a scrape."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.plan.values import Observation
+from rackloom.carve.site import endpoints
+from rackloom.carve.site.tables import instance, logical_partition, observation, owned_partition
+from rackloom.carve.site.tables import status_history as history
+from rackloom.carve.site.values import Status
+
+_decoder = msgspec.json.Decoder(Observation)
+
+
+class DomainCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest observation of a domain, by health."""
+
+    uuid: str
+    observed_at: float
+    partitions: Mapping[str, int]
+    gpus: Mapping[str, int]
+
+
+class SiteCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of records; `newest_history` goes into the next call of `count`."""
+
+    logical_partitions: int
+    physical_partitions: int
+    endpoints: Mapping[str, int]
+    """known, unknown and never read."""
+    domains: tuple[DomainCounts, ...]
+    ready_seconds: tuple[float, ...]
+    """Of each instance that turned Ready since the last count: seconds since its wish was written."""
+    newest_history: int
+
+
+def newest_history(conn: sa.Connection) -> int:
+    """Number of the newest entry in the status history; what is older was counted by somebody else."""
+    return conn.execute(sa.select(sa.func.max(history.c.id))).scalar_one() or 0
+
+
+def count(conn: sa.Connection, since: int) -> SiteCounts:
+    """Count everything now; turns to Ready are those after history entry `since`."""
+    states = Counter({"known": 0, "unknown": 0, "never": 0})
+    domains: dict[str, DomainCounts] = {}
+    rows = {row.endpoint_id: row for row in conn.execute(sa.select(observation))}
+    for one in endpoints.every(conn):
+        row = rows.get(one.id)
+        states[_state(row)] += 1
+        if row is not None and row.facts is not None:
+            found = _domain(_decoder.decode(row.facts))
+            if found.observed_at >= domains.get(found.uuid, found).observed_at:
+                domains[found.uuid] = found
+    return SiteCounts(
+        logical_partitions=_number(conn, logical_partition),
+        physical_partitions=_number(conn, owned_partition),
+        endpoints=states,
+        domains=tuple(domains[key] for key in sorted(domains)),
+        ready_seconds=_ready_since(conn, since),
+        newest_history=newest_history(conn),
+    )
+
+
+def _number(conn: sa.Connection, table: sa.Table) -> int:
+    return conn.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+
+
+def _state(row: "sa.Row[tuple[object, ...]] | None") -> str:
+    if row is None or row.observed_at is None:
+        return "never"
+    return "known" if row.unknown_since is None else "unknown"
+
+
+def _domain(observed: Observation) -> DomainCounts:
+    return DomainCounts(
+        uuid=observed.domain,
+        observed_at=observed.observed_at,
+        partitions=Counter(one.health.name.lower() for one in observed.partitions),
+        gpus=Counter(one.health.name.lower() for one in observed.gpus),
+    )
+
+
+def _ready_since(conn: sa.Connection, since: int) -> tuple[float, ...]:
+    turned = (
+        sa.select(history.c.created - instance.c.intent_at)
+        .join(instance, instance.c.id == history.c.object_id)
+        .where(history.c.id > since, history.c.status == Status.READY)
+        # A wish that came after this Ready is still waiting for its own.
+        .where(history.c.created >= instance.c.intent_at)
+    )
+    return tuple(conn.execute(turned).scalars())

@@ -1,0 +1,150 @@
+"""RPCs about instances, as far as their GPUs are concerned."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from rackloom.carve.admin import common_pb2 as ids_pb
+from rackloom.carve.admin import forge_pb2 as pb
+from rackloom.carve.admin.deps import AdminDeps
+from rackloom.carve.admin.words import check_ids, check_version, state, version
+from rackloom.carve.site import history, interfaces
+from rackloom.carve.site import instances as book
+from rackloom.carve.site.problems import not_found
+from rackloom.carve.site.tables import instance as table
+from rackloom.carve.site.tables import nvlink_interface, tenant
+from rackloom.carve.site.values import Changed, InterfaceWish, Status
+
+_Row = sa.Row[Any]
+
+
+async def find_ids(deps: AdminDeps, request: pb.InstanceSearchFilter) -> pb.InstanceIdList:
+    """Ids by tenant, VPC or instance type, or all."""
+    query = _listing()
+    if request.HasField("tenant_org_id"):
+        query = query.where(tenant.c.org == request.tenant_org_id)
+    if request.HasField("vpc_id"):
+        query = query.where(table.c.vpc_id == request.vpc_id)
+    if request.HasField("instance_type_id"):
+        query = query.where(table.c.instance_type_id == request.instance_type_id)
+    rows = await deps.store.read(lambda conn: conn.execute(query).all())
+    return pb.InstanceIdList(instance_ids=[ids_pb.InstanceId(value=row.id) for row in rows])
+
+
+async def find_by_ids(deps: AdminDeps, request: pb.InstancesByIdsRequest) -> pb.InstanceList:
+    """Instances; ids that mean none are left out."""
+    check_ids(request.instance_ids)
+    wanted = [one.value for one in request.instance_ids]
+    return pb.InstanceList(instances=await deps.store.read(_load, table.c.id.in_(wanted)))
+
+
+async def find_by_machine(deps: AdminDeps, request: ids_pb.MachineId) -> pb.InstanceList:
+    """The instance on a machine, if there is one."""
+    return pb.InstanceList(instances=await deps.store.read(_load, table.c.machine_id == request.id))
+
+
+async def update_config(deps: AdminDeps, request: pb.InstanceConfigUpdateRequest) -> pb.Instance:
+    """Change which logical partition each GPU joins; the list is the whole wish, as in REST."""
+
+    def work(conn: sa.Connection) -> Changed[pb.Instance]:
+        row = _get(conn, request.instance_id.value)
+        check_version(request, row.updated)
+        changed = book.update(
+            conn,
+            row.tenant_id,
+            row.id,
+            name=request.metadata.name or None,
+            description=request.metadata.description or None,
+            wishes=_wishes(request.config) if request.config.HasField("nvlink") else None,
+            extra={},
+            now=deps.clock(),
+            ids=deps.ids,
+        )
+        (after,) = _load(conn, table.c.id == row.id)
+        return Changed(after, changed.domains)
+
+    return await deps.change(work)
+
+
+async def release(deps: AdminDeps, request: pb.InstanceReleaseRequest) -> pb.InstanceReleaseResult:
+    """Begin to release an instance."""
+
+    def work(conn: sa.Connection) -> Changed[None]:
+        row = _get(conn, request.id.value)
+        return book.delete(conn, row.tenant_id, row.id, deps.clock())
+
+    await deps.change(work)
+    return pb.InstanceReleaseResult()
+
+
+def _wishes(config: pb.InstanceConfig) -> list[InterfaceWish]:
+    return [
+        InterfaceWish(one.logical_partition_id.value, one.device_instance)
+        for one in config.nvlink.gpu_configs
+        # An entry that names no logical partition detaches its GPU.
+        if one.logical_partition_id.value
+    ]
+
+
+def _listing() -> sa.Select[Any]:
+    query = sa.select(table, tenant.c.org).join(tenant, tenant.c.id == table.c.tenant_id)
+    return query.order_by(table.c.name, table.c.id)
+
+
+def _get(conn: sa.Connection, instance_id: str) -> _Row:
+    found = conn.execute(_listing().where(table.c.id == instance_id)).one_or_none()
+    if found is None:
+        raise not_found(f"there is no instance {instance_id}")
+    return found
+
+
+def _load(conn: sa.Connection, which: "sa.ColumnElement[bool]") -> list[pb.Instance]:
+    rows = conn.execute(_listing().where(which)).all()
+    wired = conn.execute(interfaces.listing().where(which).order_by(nvlink_interface.c.device_instance)).all()
+    histories = history.of(conn, [row.id for row in rows])
+    return [
+        _shown(row, [one for one in wired if one.instance_id == row.id], histories.get(row.id, []))
+        for row in rows
+    ]
+
+
+def _shown(row: _Row, wired: Sequence[_Row], told: Sequence[_Row]) -> pb.Instance:
+    wanted = [one for one in wired if one.status != Status.DELETING]
+    synced = pb.SYNCED if all(one.status == Status.READY for one in wired) else pb.PENDING
+    return pb.Instance(
+        id=ids_pb.InstanceId(value=row.id),
+        machine_id=ids_pb.MachineId(id=row.machine_id),
+        metadata=pb.Metadata(name=row.name, description=row.description or ""),
+        instance_type_id=row.instance_type_id,
+        config=pb.InstanceConfig(
+            tenant=pb.TenantConfig(tenant_organization_id=row.org),
+            nvlink=pb.InstanceNVLinkConfig(gpu_configs=[_config(one) for one in wanted]),
+        ),
+        status=pb.InstanceStatus(
+            tenant=pb.InstanceTenantStatus(
+                state=state(row.status), state_details=told[0].message if told else ""
+            ),
+            configs_synced=pb.SYNCED if row.status == Status.READY else pb.PENDING,
+            nvlink=pb.InstanceNVLinkStatus(gpu_statuses=[_gpu(one) for one in wanted], configs_synced=synced),
+        ),
+        config_version=version(row.updated),
+        nvlink_config_version=version(row.intent_at),
+    )
+
+
+def _config(one: _Row) -> pb.InstanceNVLinkGpuConfig:
+    return pb.InstanceNVLinkGpuConfig(
+        device_instance=one.device_instance,
+        logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=one.logical_partition_id),
+    )
+
+
+def _gpu(one: _Row) -> pb.InstanceNVLinkGpuStatus:
+    """What was observed: the logical partition is told only of a GPU that was seen in it."""
+    status = pb.InstanceNVLinkGpuStatus(gpu_guid=one.guid)
+    if one.domain is not None:
+        status.domain_id.value = one.domain
+    if one.status == Status.READY:
+        status.logical_partition_id.value = one.logical_partition_id
+    return status

@@ -1,0 +1,144 @@
+"""RPCs about logical partitions: what tenants call a set of GPUs that shall share memory."""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from rackloom.carve.admin import common_pb2 as ids_pb
+from rackloom.carve.admin import forge_pb2 as pb
+from rackloom.carve.admin.deps import AdminDeps
+from rackloom.carve.admin.words import check_ids, check_version, state, timestamp, version
+from rackloom.carve.site import logical_partitions as book
+from rackloom.carve.site import tenants
+from rackloom.carve.site.problems import conflict, invalid, not_found
+from rackloom.carve.site.tables import logical_partition as table
+from rackloom.carve.site.tables import site, tenant
+from rackloom.carve.site.values import Changed
+
+_Row = sa.Row[Any]
+
+
+async def find_ids(
+    deps: AdminDeps, request: pb.NVLinkLogicalPartitionSearchFilter
+) -> pb.NVLinkLogicalPartitionIdList:
+    """Ids by name, or all."""
+    query = _listing()
+    if request.HasField("name"):
+        query = query.where(table.c.name == request.name)
+    rows = await deps.store.read(_all, query)
+    return pb.NVLinkLogicalPartitionIdList(partition_ids=[_id(row.id) for row in rows])
+
+
+async def find_by_ids(
+    deps: AdminDeps, request: pb.NVLinkLogicalPartitionsByIdsRequest
+) -> pb.NVLinkLogicalPartitionList:
+    """Logical partitions; ids that mean none are left out."""
+    check_ids(request.partition_ids)
+    wanted = [one.value for one in request.partition_ids]
+    rows = await deps.store.read(_all, _listing().where(table.c.id.in_(wanted)))
+    return pb.NVLinkLogicalPartitionList(partitions=[_shown(row) for row in rows])
+
+
+async def of_tenant(deps: AdminDeps, request: pb.TenantSearchQuery) -> pb.NVLinkLogicalPartitionList:
+    """The logical partitions of a tenant."""
+    query = _listing().where(tenant.c.org == request.tenantOrganizationId)
+    return pb.NVLinkLogicalPartitionList(
+        partitions=[_shown(row) for row in await deps.store.read(_all, query)]
+    )
+
+
+async def create(
+    deps: AdminDeps, request: pb.NVLinkLogicalPartitionCreationRequest
+) -> pb.NVLinkLogicalPartition:
+    """A new logical partition of a tenant, ready at once; the caller may choose its id."""
+    chosen = request.id.value if request.HasField("id") else ""
+    return _shown(await deps.store.run(lambda conn: _create(conn, request.config, chosen, deps)))
+
+
+async def update(
+    deps: AdminDeps, request: pb.NVLinkLogicalPartitionUpdateRequest
+) -> pb.NVLinkLogicalPartitionUpdateResult:
+    """Another name or description."""
+
+    def work(conn: sa.Connection) -> None:
+        row = _get(conn, request.id.value)
+        if request.config.tenant_organization_id not in ("", row.org):
+            raise invalid("Tenant organization ID should not be updated")
+        check_version(request, row.updated)
+        told = request.config.metadata
+        book.update(
+            conn,
+            row.tenant_id,
+            row.id,
+            name=told.name or None,
+            description=told.description,
+            now=deps.clock(),
+        )
+
+    await deps.store.run(work)
+    return pb.NVLinkLogicalPartitionUpdateResult()
+
+
+async def delete(
+    deps: AdminDeps, request: pb.NVLinkLogicalPartitionDeletionRequest
+) -> pb.NVLinkLogicalPartitionDeletionResult:
+    """Begin a deletion; refused while a VPC or an instance refers to the logical partition."""
+
+    def work(conn: sa.Connection) -> Changed[None]:
+        row = _get(conn, request.id.value)
+        return book.delete(conn, row.tenant_id, row.id, deps.clock())
+
+    await deps.change(work)
+    return pb.NVLinkLogicalPartitionDeletionResult()
+
+
+def _create(
+    conn: sa.Connection, config: pb.NVLinkLogicalPartitionConfig, chosen: str, deps: AdminDeps
+) -> _Row:
+    if not config.metadata.name:
+        raise invalid("metadata.name must not be empty")
+    if chosen and book.find(conn, chosen) is not None:
+        raise conflict("a logical partition has this id already", id=chosen)
+    new = book.create(
+        conn,
+        tenants.of(conn, config.tenant_organization_id.lower()).id,
+        site_id=conn.execute(sa.select(site.c.id)).scalar_one(),
+        name=config.metadata.name,
+        description=config.metadata.description or None,
+        now=deps.clock(),
+        ids=(lambda: chosen) if chosen else deps.ids,
+    )
+    return _get(conn, new)
+
+
+def _listing() -> sa.Select[Any]:
+    query = sa.select(table, tenant.c.org).join(tenant, tenant.c.id == table.c.tenant_id)
+    return query.order_by(table.c.name, table.c.id)
+
+
+def _all(conn: sa.Connection, query: sa.Select[Any]) -> list[_Row]:
+    return list(conn.execute(query))
+
+
+def _get(conn: sa.Connection, partition_id: str) -> _Row:
+    found = conn.execute(_listing().where(table.c.id == partition_id)).one_or_none()
+    if found is None:
+        raise not_found(f"there is no NVLink logical partition {partition_id}")
+    return found
+
+
+def _id(value: str) -> ids_pb.NVLinkLogicalPartitionId:
+    return ids_pb.NVLinkLogicalPartitionId(value=value)
+
+
+def _shown(row: _Row) -> pb.NVLinkLogicalPartition:
+    return pb.NVLinkLogicalPartition(
+        id=_id(row.id),
+        config=pb.NVLinkLogicalPartitionConfig(
+            metadata=pb.Metadata(name=row.name, description=row.description or ""),
+            tenant_organization_id=row.org,
+        ),
+        config_version=version(row.updated),
+        status=pb.NVLinkLogicalPartitionStatus(state=state(row.status)),
+        created=timestamp(row.created),
+    )

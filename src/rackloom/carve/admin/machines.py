@@ -1,0 +1,141 @@
+"""RPCs about machines: where their GPUs are in the fabric, repair of that mapping, and force-delete."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from google.protobuf.empty_pb2 import Empty
+
+from rackloom.carve.admin import common_pb2 as ids_pb
+from rackloom.carve.admin import forge_pb2 as pb
+from rackloom.carve.admin import machine_book
+from rackloom.carve.admin.deps import AdminDeps
+from rackloom.carve.admin.machine_book import DeclaredGpu
+from rackloom.carve.admin.partitions import Physical, every
+from rackloom.carve.admin.words import check_ids, timestamp
+from rackloom.carve.plan.values import Observation
+from rackloom.carve.site import knowledge, machines, tray_steps
+from rackloom.carve.site.operator_steps import Order
+from rackloom.carve.site.problems import invalid
+from rackloom.carve.site.tables import machine as table
+from rackloom.carve.site.values import Changed
+
+_Row = sa.Row[Any]
+
+
+async def find_ids(deps: AdminDeps, request: pb.MachineSearchConfig) -> ids_pb.MachineIdList:
+    """Ids of machines; every machine of the site has NVLink, so `mnnvl_only` leaves none out."""
+    query = sa.select(table.c.id).order_by(table.c.id)
+    if request.HasField("instance_type_id"):
+        query = query.where(table.c.instance_type_id == request.instance_type_id)
+    found = await deps.store.read(lambda conn: conn.execute(query).scalars().all())
+    return ids_pb.MachineIdList(machine_ids=[ids_pb.MachineId(id=one) for one in found])
+
+
+async def find_by_ids(deps: AdminDeps, request: pb.MachinesByIdsRequest) -> pb.MachineList:
+    """Machines with their NVLink part; ids that mean none are left out."""
+    check_ids(request.machine_ids)
+    wanted = [one.id for one in request.machine_ids]
+    return pb.MachineList(machines=await deps.store.read(_load, wanted))
+
+
+async def update_nvlink_info(deps: AdminDeps, request: pb.UpdateMachineNvLinkInfoRequest) -> Empty:
+    """Repair the GPU mapping of a machine; the next observation overrules what is wrong in it."""
+    info = request.nvlink_info
+    slots = {(gpu.slot_id, gpu.tray_index) for gpu in info.gpus}
+    if len(slots) != 1 or not info.chassis_serial:
+        raise invalid("nvlink_info needs a chassis_serial, and GPUs that are all in one slot")
+    ((slot, tray),) = slots
+    gpus = [DeclaredGpu(module_id=gpu.device_id, guid=gpu.guid) for gpu in info.gpus]
+    await deps.change(
+        lambda conn: machine_book.declare_gpus(
+            conn,
+            request.machine_id.id,
+            (info.chassis_serial, slot, tray),
+            info.domain_uuid.value or None,
+            gpus,
+            deps.clock(),
+        )
+    )
+    return Empty()
+
+
+async def force_delete(
+    deps: AdminDeps, request: pb.AdminForceDeleteMachineRequest
+) -> pb.AdminForceDeleteMachineResponse:
+    """Release what runs on a machine; ask again until it is free, then the machine is forgotten."""
+    return await deps.change(lambda conn: _force_delete(conn, request.host_query, deps.order("force-delete")))
+
+
+def _force_delete(
+    conn: sa.Connection, machine_id: str, order: Order
+) -> Changed[pb.AdminForceDeleteMachineResponse]:
+    machine = machine_book.get(conn, machine_id)
+    reply = pb.AdminForceDeleteMachineResponse(managed_host_machine_id=machine_id)
+    if machine.instance_id is None:
+        reply.all_done = True
+        return Changed(reply, machine_book.remove(conn, machine_id))
+    # A machine that is forgotten now would leave its GPUs in the partition, with nobody to take them out.
+    reply.instance_id = machine.instance_id
+    return Changed(reply, tray_steps.force_delete(conn, machine_id, order).domains)
+
+
+def _load(conn: sa.Connection, wanted: Sequence[str]) -> list[pb.Machine]:
+    rows = conn.execute(machines.listing().where(table.c.id.in_(wanted)).order_by(table.c.id)).all()
+    gpus = machines.gpus_of(conn, [row.id for row in rows])
+    owners = {(one.domain, one.name): one for one in every(conn)}
+    seen = {domain: knowledge.of_domain(conn, domain).observation for domain in {row.domain for row in rows}}
+    return [_shown(row, gpus[row.id], seen[row.domain], owners) for row in rows]
+
+
+def _shown(
+    row: _Row,
+    gpus: Sequence[_Row],
+    observed: Observation | None,
+    owners: dict[tuple[str, str], Physical],
+) -> pb.Machine:
+    shown = pb.Machine(
+        id=ids_pb.MachineId(id=row.id),
+        state=row.shown_status,
+        instance_type_id=row.instance_type_id,
+        nvlink_info=_info(row, gpus),
+    )
+    if observed is not None:
+        shown.last_observation_time.CopyFrom(timestamp(observed.observed_at))
+        shown.nvlink_status_observation.CopyFrom(_status(gpus, observed, owners))
+    return shown
+
+
+def _info(row: _Row, gpus: Sequence[_Row]) -> pb.MachineNVLinkInfo:
+    place = {"tray_index": row.tray_index, "slot_id": row.slot}
+    return pb.MachineNVLinkInfo(
+        domain_uuid=ids_pb.NVLinkDomainId(value=row.domain) if row.domain else None,
+        chassis_serial=row.chassis_serial,
+        gpus=[pb.NVLinkGpu(**place, device_id=gpu.module_id, guid=int(gpu.guid or 0)) for gpu in gpus],
+    )
+
+
+def _status(
+    gpus: Sequence[_Row], observed: Observation, owners: dict[tuple[str, str], Physical]
+) -> pb.MachineNVLinkStatusObservation:
+    holder = {guid: one.name for one in observed.partitions for guid in one.members}
+    present = {gpu.guid for gpu in observed.gpus}
+    statuses = [
+        _gpu_status(gpu, observed.domain, owners.get((observed.domain, holder.get(int(gpu.guid), ""))))
+        for gpu in gpus
+        if gpu.guid is not None and int(gpu.guid) in present
+    ]
+    return pb.MachineNVLinkStatusObservation(gpu_status=statuses)
+
+
+def _gpu_status(gpu: _Row, domain: str, held_by: Physical | None) -> pb.MachineNVLinkGpuStatusObservation:
+    """As upstream shows it: a GPU that is in no partition has no domain either."""
+    status = pb.MachineNVLinkGpuStatusObservation(
+        gpu_id=gpu.guid, device_instance=gpu.module_id - 1, guid=int(gpu.guid)
+    )
+    if held_by is not None:
+        status.domain_id.value = domain
+        status.partition_id.value = held_by.id
+        if held_by.logical_partition is not None:
+            status.logical_partition_id.value = held_by.logical_partition
+    return status

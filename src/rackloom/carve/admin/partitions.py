@@ -1,0 +1,92 @@
+"""RPCs about physical partitions: what the newest observations show, and whose it is.
+
+Also those that the site did not make are told, without a logical partition: an operator who shall adopt or
+release one must be able to see it. Of a domain that cannot be read nothing is told.
+"""
+
+import uuid
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.admin import common_pb2 as ids_pb
+from rackloom.carve.admin import forge_pb2 as pb
+from rackloom.carve.admin.deps import AdminDeps
+from rackloom.carve.admin.words import check_ids
+from rackloom.carve.site import endpoints, physical_partitions
+from rackloom.carve.site.tables import logical_partition, tenant
+
+
+class Physical(msgspec.Struct, frozen=True, kw_only=True):
+    """An observed partition; `number` is the controller's id for it."""
+
+    domain: str
+    name: str
+    number: int
+    owner: physical_partitions.Owner
+    logical_partition: str | None
+    org: str | None
+
+    @property
+    def id(self) -> str:
+        """A uuid that stays the same as long as domain and name do: controllers number partitions anew."""
+        return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.domain}/{self.name}"))
+
+
+async def find_ids(deps: AdminDeps, request: pb.NVLinkPartitionSearchFilter) -> pb.NVLinkPartitionIdList:
+    """Ids by tenant or name, or all."""
+    found = await deps.store.read(every)
+    if request.HasField("tenant_organization_id"):
+        found = [one for one in found if one.org == request.tenant_organization_id]
+    if request.HasField("name"):
+        found = [one for one in found if one.name == request.name]
+    return pb.NVLinkPartitionIdList(partition_ids=[ids_pb.NVLinkPartitionId(value=one.id) for one in found])
+
+
+async def find_by_ids(deps: AdminDeps, request: pb.NVLinkPartitionsByIdsRequest) -> pb.NVLinkPartitionList:
+    """Partitions; ids that mean none are left out."""
+    check_ids(request.partition_ids)
+    wanted = {one.value for one in request.partition_ids}
+    found = await deps.store.read(every)
+    return pb.NVLinkPartitionList(partitions=[_shown(one) for one in found if one.id in wanted])
+
+
+async def of_tenant(deps: AdminDeps, request: pb.TenantSearchQuery) -> pb.NVLinkPartitionList:
+    """The partitions that hold a tenant's GPUs."""
+    found = await deps.store.read(every)
+    mine = [one for one in found if one.org == request.tenantOrganizationId]
+    return pb.NVLinkPartitionList(partitions=[_shown(one) for one in mine])
+
+
+def every(conn: sa.Connection) -> list[Physical]:
+    """All partitions in the newest observations of all domains, by domain and id."""
+    domains = {one.domain for one in endpoints.every(conn) if one.domain is not None}
+    orgs = {row.id: row.org for row in conn.execute(_owners())}
+    return [
+        Physical(
+            domain=one.domain,
+            name=one.seen.name,
+            number=one.seen.id,
+            owner=one.owner,
+            logical_partition=one.logical_partition,
+            org=orgs.get(one.logical_partition or ""),
+        )
+        for one in physical_partitions.of_domains(conn, domains)
+    ]
+
+
+def _owners() -> sa.Select[Any]:
+    query = sa.select(logical_partition.c.id, tenant.c.org)
+    return query.join(tenant, tenant.c.id == logical_partition.c.tenant_id)
+
+
+def _shown(one: Physical) -> pb.NVLinkPartition:
+    owner = one.logical_partition
+    return pb.NVLinkPartition(
+        id=ids_pb.NVLinkPartitionId(value=one.id),
+        name=one.name,
+        nmx_m_id=str(one.number),
+        domain_uuid=ids_pb.NVLinkDomainId(value=one.domain),
+        logical_partition_id=ids_pb.NVLinkLogicalPartitionId(value=owner) if owner else None,
+    )

@@ -1,0 +1,188 @@
+"""One NVLink domain, brought from what is to what is wanted.
+
+A pass takes no input: it reads the fabric and the records afresh, acts, and records what it saw. It can be
+killed between any two lines and run again: a partition is recorded by name before it is asked for, and its
+state is only ever taken from an observation.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import structlog
+
+from rackloom.carve.fabric.ports import FabricDriver, FabricRefused, FabricUnavailable
+from rackloom.carve.plan.check import check
+from rackloom.carve.plan.planner import make_plan
+from rackloom.carve.plan.values import Observation, Operation, Plan
+from rackloom.carve.reconcile.hooks import NONE, Hooks
+from rackloom.carve.reconcile.leases import Hold
+from rackloom.carve.reconcile.meter import Outcome
+from rackloom.carve.reconcile.turns import Turns
+from rackloom.carve.site import fabric_book
+from rackloom.carve.site.leases import LeaseLost
+from rackloom.carve.site.store import Store
+from rackloom.errors import Refused
+
+log = structlog.get_logger(__name__)
+
+MAX_ROUNDS = 8
+"""Default partition away, removals, additions and the confirming look are four; the rest is slack for
+intent that changes meanwhile. More would hide a plan that never converges."""
+
+NEVER_ASKED = "the lease ran out before the controller was asked"
+
+
+class DomainPass:
+    """Passes over one controller endpoint, under `hold`. `clock` gives seconds since the epoch."""
+
+    def __init__(
+        self,
+        endpoint: fabric_book.Endpoint,
+        hold: Hold,
+        driver: FabricDriver,
+        store: Store,
+        clock: Callable[[], float],
+        turns: Turns,
+        hooks: Hooks = NONE,
+    ) -> None:
+        self.endpoint = endpoint
+        self.hold = hold
+        self.driver = driver
+        self.store = store
+        self.clock = clock
+        self.turns = turns
+        self.hooks = hooks
+        self.meter = hooks.meter
+        self.domain = endpoint.domain
+        self._met: tuple[str, int] | None = None
+        """Domain and intent that were last seen to agree; operations for the same intent mean drift."""
+
+    async def run(self) -> bool:
+        """Work until nothing is left to do; False when the fabric could not be asked or refused."""
+        async with self.hooks.slots or nullcontext():
+            began = self.clock()
+            try:
+                return await self._rounds()
+            finally:
+                self.meter.passed(self.endpoint.id, self.clock() - began)
+
+    async def apply(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Look, and carry out `plan` if it still holds; every operation once, until one is not answered.
+
+        Raises Refused when it no longer holds, FabricUnavailable when the domain cannot be read.
+        """
+        before = self.turns.before_looking()
+        observation = await self._observe()
+        check(plan, await self.store.read(fabric_book.intent, observation.domain), observation)
+        async with self.turns.act(observation.domain, before) as is_current:
+            if not is_current:
+                raise Refused("the domain was worked on meanwhile", nearest_fix="plan again")
+            outcomes = await self._execute(plan)
+        if all(one.state != "unknown" for one in outcomes):
+            await self._observe()
+        return outcomes
+
+    async def _rounds(self) -> bool:
+        for _ in range(MAX_ROUNDS):
+            try:
+                before = self.turns.before_looking()
+                observation = await self._observe()
+                if not self.hooks.acts:
+                    return True
+                plan = await self._plan(observation)
+                if not plan.operations:
+                    return not plan.blocked
+                async with self.turns.act(observation.domain, before) as is_current:
+                    states = {one.state for one in await self._execute(plan)} if is_current else set()
+                    if "unknown" in states:
+                        return False
+                    if "refused" in states:
+                        await self._observe()
+                        return False
+            except LeaseLost as lost:
+                log.info("domain.lease-lost", endpoint=self.endpoint.id, reason=lost.reason)
+                return False
+            except Refused as stale:
+                # The intent changed between reading and acting: the next round plans from the new one.
+                self.meter.refused(self.domain or "")
+                log.info("plan.refused", endpoint=self.endpoint.id, reason=stale.reason)
+            except FabricUnavailable as trouble:
+                await self._record_unknown(str(trouble))
+                return False
+        log.warning("domain.unsettled", endpoint=self.endpoint.id, rounds=MAX_ROUNDS)
+        return False
+
+    async def _observe(self) -> Observation:
+        observation = await self.driver.observe()
+        self.domain = observation.domain
+        await self.store.run(self.hooks.record, self.endpoint.id, observation, self.clock())
+        self.meter.observed(self.endpoint.id, observation)
+        return observation
+
+    async def _plan(self, observation: Observation) -> Plan:
+        intent = await self.store.read(fabric_book.intent, observation.domain)
+        plan = make_plan(intent, observation)
+        check(plan, intent, observation)
+        self._note_drift(plan)
+        return plan
+
+    def _note_drift(self, plan: Plan) -> None:
+        now = (plan.observation.domain, plan.intent_revision)
+        if plan.operations and self._met == now:
+            self.meter.drifted(plan.observation.domain, len(plan.operations))
+        self._met = None if plan.operations or plan.blocked else now
+
+    async def _execute(self, plan: Plan) -> tuple[Outcome, ...]:
+        """Carry out every operation. A refusal does not stop the others; one without an answer does."""
+        began = self.clock()
+        outcomes: list[Outcome] = []
+        for operation in plan.operations:
+            outcomes.append(await self._carry_out(operation, plan))
+            if outcomes[-1].state == "unknown":
+                await self._record_unknown(outcomes[-1].message)
+                break
+        self.meter.applied(plan.observation.domain, self.clock() - began)
+        return tuple(outcomes)
+
+    async def _carry_out(self, operation: Operation, plan: Plan) -> Outcome:
+        operation_id = await self.store.run(
+            fabric_book.begin_operation,
+            self.hold.lease,
+            operation,
+            plan.observation.observed_at,
+            self.clock(),
+        )
+        if self.hold.has_ended():
+            # Between the record and this line the process may have been stopped for any time.
+            await self._finish(operation_id, "refused", None, NEVER_ASKED)
+            raise LeaseLost(NEVER_ASKED)
+        began = self.clock()
+        state, code, message = await self._ask(operation)
+        await self._finish(operation_id, state, code, message)
+        outcome = Outcome(
+            kind=str(operation.__struct_config__.tag),
+            partition_name=operation.name,
+            state=state,
+            message=message or "",
+        )
+        self.meter.operated(operation, outcome, self.clock() - began)
+        return outcome
+
+    async def _ask(self, operation: Operation) -> tuple[str, str | None, str | None]:
+        """State, code and message of the answer."""
+        try:
+            await self.driver.execute(operation)
+        except FabricRefused as refusal:
+            return "refused", refusal.code, str(refusal)
+        except FabricUnavailable as trouble:
+            return "unknown", None, str(trouble)
+        return "done", None, None
+
+    async def _finish(self, operation_id: str, state: str, code: str | None, message: str | None) -> None:
+        log.info("operation", id=operation_id, endpoint=self.endpoint.id, state=state, code=code)
+        await self.store.run(fabric_book.finish_operation, operation_id, state, code, message, self.clock())
+
+    async def _record_unknown(self, reason: str) -> None:
+        self.meter.unreachable(self.endpoint.id, reason)
+        log.warning("domain.unknown", endpoint=self.endpoint.id, reason=reason)
+        await self.store.run(fabric_book.record_unknown, self.endpoint.id, reason, self.clock())

@@ -1,0 +1,63 @@
+"""When passes over one endpoint run: woken by a change of intent, by the fabric itself, and by a timer."""
+
+import asyncio
+
+import structlog
+
+from rackloom.carve.reconcile.domain import DomainPass
+
+log = structlog.get_logger(__name__)
+
+FIRST_RETRY = 0.5
+"""Seconds until a failed pass is tried again; doubled each time up to the interval."""
+
+
+class DomainLoop:
+    """The passes over one endpoint, one after another."""
+
+    def __init__(self, work: DomainPass, interval: float) -> None:
+        self.work = work
+        self.interval = interval
+        self.woken = asyncio.Event()
+        self.first_pass = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run until cancelled, then release the connection."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._listen())
+                await self._work()
+        except* Exception:
+            # Whoever started this sees that it ended, and starts it again; no other domain is concerned.
+            log.exception("domain.loop-failed", endpoint=self.work.endpoint.id)
+        finally:
+            self.first_pass.set()
+            await self.work.driver.close()
+
+    async def _work(self) -> None:
+        retry = FIRST_RETRY
+        while True:
+            self.woken.clear()
+            settled = await self._pass()
+            self.first_pass.set()
+            retry = FIRST_RETRY if settled else min(2 * retry, self.interval)
+            await self._wait(self.interval if settled else retry)
+
+    async def _pass(self) -> bool:
+        try:
+            return await self.work.run()
+        except Exception:
+            # A defect in one domain's pass must not end the loop, nor that of any other domain.
+            log.exception("domain.pass-failed", endpoint=self.work.endpoint.id)
+            return False
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self.woken.wait()
+        except TimeoutError:
+            return
+
+    async def _listen(self) -> None:
+        async for _ in self.work.driver.notifications():
+            self.woken.set()

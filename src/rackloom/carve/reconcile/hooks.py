@@ -1,0 +1,27 @@
+"""What a service may add to the reconciler; the reconciler alone needs none of it."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.plan.values import Observation
+from rackloom.carve.reconcile.meter import Meter, Silent
+from rackloom.carve.site import fabric_book
+
+
+class Hooks(msgspec.Struct, frozen=True, kw_only=True):
+    """The defaults do what a reconciler without hooks does."""
+
+    record: Callable[[sa.Connection, str, Observation, float], object] = fabric_book.record_observation
+    """Writes an observation into the records (endpoint id, observation, now), in one transaction."""
+    meter: Meter = Silent()
+    acts: bool = True
+    """False: domains are read, and nothing is done to them."""
+    slots: asyncio.Semaphore | None = None
+    """Bounds how many domains are worked on at once; None: no bound."""
+
+
+NONE = Hooks()
+"""The reconciler by itself."""

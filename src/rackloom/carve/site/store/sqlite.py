@@ -1,0 +1,113 @@
+"""SQLite: one connection, which one process owns.
+
+A service uses it from one dedicated thread, so that the event loop never waits for the disk; a simulation
+under virtual time uses it inline, because a thread has no virtual clock.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from rackloom.carve.site.lock import HomeLock
+from rackloom.carve.site.migrate import upgrade
+
+T = TypeVar("T")
+
+DATABASE = "site.db"
+
+
+class SqliteBackend:
+    """`site.db` in a home directory, or a database in memory."""
+
+    is_shared = False
+
+    def __init__(self, engine: sa.Engine, lock: HomeLock | None, thread: ThreadPoolExecutor | None) -> None:
+        self._engine = engine
+        self._lock = lock
+        self._thread = thread
+
+    @classmethod
+    def open(cls, home: Path) -> "SqliteBackend":
+        """Lock `home` and use its database from a thread. Raises Refused if locked."""
+        lock = HomeLock(home)
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="site-store")
+        try:
+            engine = thread.submit(_engine, home / DATABASE).result()
+        except BaseException:
+            thread.shutdown()
+            lock.release()
+            raise
+        return cls(engine, lock, thread)
+
+    @classmethod
+    def inline(cls, home: Path | None) -> "SqliteBackend":
+        """The same without a thread; in memory when `home` is None."""
+        if home is None:
+            return cls(_engine(None), None, None)
+        lock = HomeLock(home)
+        try:
+            return cls(_engine(home / DATABASE), lock, None)
+        except BaseException:
+            lock.release()
+            raise
+
+    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
+        """Run `work` in one transaction; with one connection every one is serial."""
+        return await self._call(lambda: self._transact(work, write))
+
+    async def changes(self) -> AsyncGenerator[str | None, None]:
+        """Nothing, ever: the lock on the home directory keeps other writers out."""
+        await asyncio.Event().wait()
+        yield None
+
+    async def close(self) -> None:
+        """Finish what is under way and give the home directory back."""
+        await self._call(self._engine.dispose)
+        if self._thread is not None:
+            self._thread.shutdown()
+        if self._lock is not None:
+            self._lock.release()
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        if self._thread is None:
+            return work()
+        future: Future[T] = self._thread.submit(work)
+        return await asyncio.wrap_future(future)
+
+    def _transact(self, work: Callable[[sa.Connection], T], write: bool) -> T:
+        with self._engine.connect() as base:
+            conn = base.execution_options(site_write=write)
+            with conn.begin():
+                return work(conn)
+
+
+def _engine(path: Path | None) -> sa.Engine:
+    url = sa.URL.create("sqlite", database=None if path is None else str(path))
+    engine = sa.create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
+    sa.event.listen(engine, "connect", _prepare)
+    sa.event.listen(engine, "begin", _begin)
+    try:
+        with engine.connect() as base, base.execution_options(site_write=True).begin():
+            upgrade(base)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    # The driver must not open transactions by itself: `_begin` says which kind is wanted.
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin(conn: sa.Connection) -> None:
+    write = bool(conn.get_execution_options().get("site_write", False))
+    conn.exec_driver_sql(f"PRAGMA query_only={'OFF' if write else 'ON'}")
+    conn.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

@@ -1,0 +1,95 @@
+"""Documents of a YAML or JSON file, each with the line it starts on and the lines of its fields.
+
+Errors have to name a line, so the text is composed into nodes once, from which both the values and the
+positions come.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from rackloom.errors import Refused
+
+FieldPath = tuple[str | int, ...]
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """One object of a file."""
+
+    file: str
+    value: dict[str, Any]
+    lines: dict[FieldPath, int]
+    """Line (from 1) of every field and list item."""
+
+    def where(self, path: FieldPath = ()) -> str:
+        """`file:line` of a field, or of the nearest field around it that the file has."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return f"{self.file}:{self.lines.get(path, 1)}"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without timestamps: Kubernetes has none, and dates in annotations must stay text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read_documents(path: Path) -> list[Document]:
+    """The objects of a file; the items of `kind: List` one by one. Refused with file and line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(f"{path} cannot be read: {error}", nearest_fix="name a YAML or JSON file") from error
+    return parse_documents(text, str(path))
+
+
+def parse_documents(text: str, file: str) -> list[Document]:
+    """The objects of a text, called `file` in messages. Refused with file and line."""
+    loader = _Loader(text)
+    found: list[Document] = []
+    try:
+        while (node := loader.get_node() if loader.check_node() else None) is not None:
+            value = loader.construct_document(node)
+            if value is not None:
+                found += _unfolded(Document(file=file, value=value, lines=dict(_lines(node, ()))))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or error
+        raise Refused(f"{file}{line}: not YAML: {problem}", nearest_fix="correct the line") from error
+    finally:
+        loader.dispose()
+    return found
+
+
+def _lines(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, int]]:
+    yield path, node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _lines(value, (*path, str(key.value)))
+            yield (*path, str(key.value)), key.start_mark.line + 1
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            yield from _lines(value, (*path, number))
+
+
+def _unfolded(document: Document) -> Iterator[Document]:
+    value: object = document.value
+    if not isinstance(value, dict):
+        raise Refused(f"{document.where()}: an object is a mapping, not a {type(value).__name__}")
+    if value.get("kind") != "List":
+        yield document
+        return
+    items = value.get("items")
+    if not isinstance(items, list):
+        raise Refused(f"{document.where(('items',))}: a List has items")
+    for number, item in enumerate(items):
+        inner = {path[2:]: line for path, line in document.lines.items() if path[:2] == ("items", number)}
+        yield from _unfolded(Document(file=document.file, value=item, lines=inner))

@@ -1,0 +1,114 @@
+"""What tenants were told: the record of REST answers that the plane is held to.
+
+It is kept apart from the plane's own records on purpose. What stands here was acknowledged, so it must be
+true of the plane whatever happens to it; what was asked without an answer may have happened or not.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+Json = dict[str, Any]
+State = Literal["live", "leaving", "gone"]
+
+
+class Booked(msgspec.Struct, kw_only=True):
+    """An object that a tenant was told it has."""
+
+    id: str
+    org: str
+    name: str
+    state: State = "live"
+    in_doubt: bool = False
+    """A change was asked for and not answered yet: it is as before, or as was asked."""
+
+
+class BookedInstance(Booked, kw_only=True):
+    """An instance, and what its tenant wants of its GPUs."""
+
+    vpc: str
+    machine: str
+    wishes: dict[int, str]
+    """deviceInstance to logical partition; other GPUs shall be in none."""
+    since: dict[int, float]
+    """deviceInstance to the virtual time at which its present wish (or the lack of one) was told."""
+    born: float
+
+    def wish_since(self, device: int) -> float:
+        """Since when the present wish for a GPU stands."""
+        return self.since.get(device, self.born)
+
+    def rewish(self, wishes: dict[int, str], now: float) -> None:
+        """The tenant wants something else."""
+        for device in self.wishes.keys() | wishes.keys():
+            if self.wishes.get(device) != wishes.get(device):
+                self.since[device] = now
+        self.wishes = dict(wishes)
+
+
+class BookedVpc(Booked, kw_only=True):
+    """A VPC and its default logical partition."""
+
+    default: str | None
+
+
+class Book:
+    """All that was told to all tenants."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[str, Booked] = {}
+        self.vpcs: dict[str, BookedVpc] = {}
+        self.instances: dict[str, BookedInstance] = {}
+        self.holder: dict[str, str] = {}
+        """Machine to the instance that was last told to be on it, until it is known to be gone."""
+
+    def owner_of(self, partition: str) -> str | None:
+        """The org of a logical partition, deleted ones too."""
+        found = self.partitions.get(partition)
+        return None if found is None else found.org
+
+    def on_machine(self, machine: str) -> BookedInstance | None:
+        """Who has a machine."""
+        held = self.holder.get(machine)
+        return None if held is None else self.instances[held]
+
+    def learn_instance(self, org: str, shown: Json, now: float) -> BookedInstance:
+        """An instance that was just made."""
+        wishes = wishes_of(shown)
+        one = BookedInstance(
+            id=shown["id"],
+            org=org,
+            name=shown["name"],
+            vpc=shown["vpcId"],
+            machine=shown["machineId"],
+            wishes=wishes,
+            since={},
+            born=now,
+        )
+        self.instances[one.id] = one
+        self.holder[one.machine] = one.id
+        return one
+
+    def forget_instance(self, one: BookedInstance) -> None:
+        """An instance that is known to be gone."""
+        one.state = "gone"
+        if self.holder.get(one.machine) == one.id:
+            del self.holder[one.machine]
+
+    def of(self, org: str, kind: str) -> list[Any]:
+        """The live and leaving objects of an org: `partitions`, `vpcs` or `instances`."""
+        objects: dict[str, Booked] = getattr(self, kind)
+        return [one for one in objects.values() if one.org == org and one.state != "gone"]
+
+    def live(self, org: str, kind: str) -> list[Any]:
+        """The objects of an org that it did not ask to delete."""
+        return [one for one in self.of(org, kind) if one.state == "live"]
+
+
+def wishes_of(shown: Json) -> dict[int, str]:
+    """What an instance is shown to want."""
+    return {
+        one["deviceInstance"]: one["nvLinkLogicalPartitionId"]
+        for one in shown["nvLinkInterfaces"]
+        if one["status"] != "Deleting"
+    }

@@ -1,0 +1,221 @@
+"""The judges of a simulated plane: what must hold after every change of a fabric and every REST answer.
+
+They compare three things that do not depend on one another: the fabrics as they truly are, what tenants were
+told, and what the controllers answered when they were read. Nothing here asks the plane what it thinks.
+Names S1 to S10 and L1 to L5 are those of the design.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, Observation, ObservedPartition
+from rackloom.twin.fabric import FabricPartition, FabricSnapshot
+from rackloom.twin.simbook import Book, BookedInstance, Json
+from rackloom.twin.simplane import Outcome, SimPlane
+from rackloom.twin.simtenants import Broken
+from rackloom.twin.simworld import Executed, SimRack, SimWorld, machine_of
+
+SAME_MOMENT = 1e-3
+"""Seconds: a reading that has just ended may not be in the records yet."""
+
+
+class Judge:
+    """Judges one run."""
+
+    def __init__(self, world: SimWorld, plane: SimPlane, book: Book) -> None:
+        self.world = world
+        self.plane = plane
+        self.book = book
+        self.judged = 0
+
+    def fabric_changed(self, rack: SimRack) -> None:
+        """S1 and S2, whoever made the change."""
+        snapshot = rack.fabric.snapshot()
+        self._one_partition_each(rack, snapshot)
+        for partition in snapshot.partitions:
+            if rack.made.get(partition.id) == partition.name:
+                self._one_tenant(rack, partition)
+        self.judged += 1
+
+    def executed(self, rack: SimRack, event: Executed) -> None:
+        """S4, S5, S6 and S9 on a change that the plane asked for."""
+        if event.code != "SUCCESS":
+            self._refusal(rack, event)
+        elif event.rpc in ("DeletePartition", "RemoveGpusFromPartition"):
+            self._removal(rack, event)
+        self.judged += 1
+
+    def answered(self, org: str, path: str, status: int, shown: Any) -> None:
+        """S3 and L5 on every instance and interface that an answer shows, and S2 on whose they are."""
+        if status < 300 and path.startswith("nvlink-interface"):
+            self._own_interfaces(org, shown)
+        if status < 300 and path.startswith("instance") and not path.startswith("instance/type"):
+            for one in shown if isinstance(shown, list) else [shown]:
+                if isinstance(one, dict) and "nvLinkInterfaces" in one:
+                    self._instance(one)
+        self.judged += 1
+
+    def _own_interfaces(self, org: str, shown: list[Json]) -> None:
+        for row in shown:
+            booked = self.book.instances.get(row["instanceId"])
+            if booked is not None and booked.org != org:
+                raise Broken(f"S2 {org} is shown an interface of {booked.org}")
+
+    def everyone_apart(self) -> None:
+        """S2 for all racks: a tenant may have come to a machine whose GPUs never left."""
+        for rack in self.world.racks:
+            self.fabric_changed(rack)
+
+    def _one_partition_each(self, rack: SimRack, snapshot: FabricSnapshot) -> None:
+        held = [guid for partition in snapshot.partitions for guid in partition.guids]
+        if len(held) != len(set(held)):
+            raise Broken(f"S1 {rack.name}: a GPU is in two partitions")
+
+    def _one_tenant(self, rack: SimRack, partition: FabricPartition) -> None:
+        owner = self.book.owner_of(self.world.lp_of_name.get(partition.name, ""))
+        for guid in partition.guids:
+            holder = self._holder(rack, guid)
+            if holder is not None and owner is not None and holder.org != owner:
+                raise Broken(
+                    f"S2 {rack.name}: partition {partition.name} of {owner} holds {guid:#x} of {holder.org}"
+                )
+
+    def _holder(self, rack: SimRack, guid: int) -> BookedInstance | None:
+        return self.book.on_machine(rack.machine_of(guid) or "")
+
+    def _refusal(self, rack: SimRack, event: Executed) -> None:
+        if not (event.undisturbed and event.expected):
+            return
+        if event.code == "RESOURCE_EXHAUSTED":
+            full = len(event.before.partitions) >= rack.fabric.limits.max_partitions
+            if full:
+                raise Broken(f"S9 {rack.name}: a partition too many was asked for")
+            return  # multicast groups: asked for in hope, and again without
+        if event.code in ("NOT_READY", "INSUFFICIENT_RESOURCES", "GENERIC_ERROR"):
+            return  # the controller's mood, not the plan's fault
+        raise Broken(f"S6 {rack.name}: {event.rpc} was refused with {event.code}, though nothing had changed")
+
+    def _removal(self, rack: SimRack, event: Executed) -> None:
+        number = event.request.partition_id.partition_id
+        target = next(one for one in event.before.partitions if one.id == number)
+        left = {guid for one in event.after.partitions if one.id == number for guid in one.guids}
+        if number != DEFAULT_PARTITION_ID and target.name not in self.world.lp_of_name:
+            raise Broken(f"S4 {rack.name}: {event.rpc} on {target.name}, which the plane did not make")
+        for guid in set(target.guids) - left:
+            self._may_leave(rack, guid, target, event)
+
+    def _may_leave(self, rack: SimRack, guid: int, target: FabricPartition, event: Executed) -> None:
+        gpu = rack.fabric.gpus.get(guid)
+        if gpu is None or not event.expected:
+            return
+        machine = machine_of(gpu.chassis_serial, gpu.slot)
+        if machine not in self.world.machines:
+            raise Broken(f"S4 {rack.name}: took out {guid:#x}, which is on no machine of the site")
+        holder = self.book.on_machine(machine)
+        device = gpu.module_id - 1
+        if holder is None or holder.state != "live" or holder.in_doubt:
+            return
+        wanted_here = holder.wishes.get(device) == self.world.lp_of_name.get(target.name)
+        if wanted_here and target.id != DEFAULT_PARTITION_ID and holder.wish_since(device) < event.read_at:
+            raise Broken(f"S5 {rack.name}: took {guid:#x} out of {target.name}, where {holder.name} wants it")
+
+    def _instance(self, shown: Json) -> None:
+        booked = self.book.instances.get(shown["id"])
+        rack = self.world.rack_of(shown["machineId"])
+        outcomes = _candidates(self.plane.outcomes_of(rack), self.plane.tell_now(), self.plane.life_began)
+        if shown["status"] == "Unknown" and all(one.observation for one in outcomes):
+            raise Broken(f"L5 instance {shown['name']} is Unknown after a good observation")
+        for row in shown["nvLinkInterfaces"]:
+            if row["status"] == "Ready":
+                device, partition = row["deviceInstance"], row["nvLinkLogicalPartitionId"]
+                self._supported(rack, shown, booked, {device: partition}, outcomes, (device,))
+        if shown["status"] == "Ready":
+            wishes = {
+                one["deviceInstance"]: one["nvLinkLogicalPartitionId"]
+                for one in shown["nvLinkInterfaces"]
+                if one["status"] != "Deleting"
+            }
+            devices = range(self.world.profile.gpus_per_tray)
+            self._supported(rack, shown, booked, wishes, outcomes, devices)
+
+    def _supported(
+        self,
+        rack: SimRack,
+        shown: Json,
+        booked: BookedInstance | None,
+        wishes: dict[int, str],
+        outcomes: list[Outcome],
+        devices: Iterable[int],
+    ) -> None:
+        doubts = []
+        for outcome in outcomes:
+            doubt = self._doubt(shown, booked, wishes, outcome, devices)
+            if doubt is None:
+                return
+            doubts.append(doubt)
+        raise Broken(f"S3 {rack.name}: {shown['name']} is shown Ready: {'; '.join(doubts) or 'never read'}")
+
+    def _doubt(
+        self,
+        shown: Json,
+        booked: BookedInstance | None,
+        wishes: dict[int, str],
+        outcome: Outcome,
+        devices: Iterable[int],
+    ) -> str | None:
+        if outcome.observation is None:
+            return "the last reading failed"
+        if self.plane.tell_now() - outcome.begun > self.plane.longest_silence:
+            return f"the last reading was begun {self.plane.tell_now() - outcome.begun:.0f} s ago"
+        for device in devices:
+            sure = booked and booked.state == "live" and not booked.in_doubt
+            if sure and outcome.begun < booked.wish_since(device) - SAME_MOMENT:
+                return f"GPU {device} was asked for after the last reading had begun"
+            if doubt := self._misplaced(shown["machineId"], device, wishes.get(device), outcome.observation):
+                return f"GPU {device} {doubt}"
+        return None
+
+    def _misplaced(
+        self, machine: str, device: int, wanted: str | None, observation: Observation
+    ) -> str | None:
+        guid = next(
+            (
+                gpu.guid
+                for gpu in observation.gpus
+                if machine_of(gpu.chassis_serial, gpu.slot) == machine and gpu.module_id == device + 1
+            ),
+            None,
+        )
+        holders = [one for one in observation.partitions if guid in one.members]
+        if wanted is None:
+            return f"was seen in {holders[0].name}" if holders else None
+        if guid is None:
+            return "was not seen"
+        if [self.world.lp_of_name.get(one.name) for one in holders] != [wanted]:
+            return f"was seen in {[one.name for one in holders]}"
+        return self._strangers(holders[0], observation, machine)
+
+    def _strangers(self, partition: ObservedPartition, observation: Observation, machine: str) -> str | None:
+        mine = self.book.on_machine(machine)
+        for gpu in observation.gpus:
+            if gpu.guid in partition.members:
+                other = self.book.on_machine(machine_of(gpu.chassis_serial, gpu.slot))
+                if mine and other and other.org != mine.org:
+                    return f"was seen with a GPU of {other.org}"
+        return None
+
+
+def _candidates(outcomes: list[Outcome], now: float, life_began: float) -> list[Outcome]:
+    """The readings that an answer given now may rest on.
+
+    The newest one; the one before it too when the newest may not have been written down: it ended this very
+    moment, or its process was killed.
+    """
+    found: list[Outcome] = []
+    for one in reversed(outcomes):
+        found.append(one)
+        if one.ended < now - SAME_MOMENT and one.ended >= life_began:
+            break
+        if one.ended < life_began and len(found) > 1:
+            break
+    return found

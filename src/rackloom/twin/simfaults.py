@@ -1,0 +1,212 @@
+"""What goes wrong on simulated racks: each fault is of a kind that has been seen on real ones.
+
+Faults come at random, one after another, and each ends by itself; `Mishaps.heal` ends them all.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+
+from rackloom.carve.plan.values import GpuHealth
+from rackloom.twin.fabric import FabricGpu, FabricPartition
+from rackloom.twin.simplane import SimPlane
+from rackloom.twin.simwire import Trip
+from rackloom.twin.simworld import MUTATIONS, SimRack, SimWorld
+
+Trace = Callable[[str], None]
+
+
+class Mishaps:
+    """The source of all trouble of one run."""
+
+    def __init__(
+        self, world: SimWorld, plane: SimPlane, rng: random.Random, kinds: Mapping[str, int], trace: Trace
+    ) -> None:
+        self.world = world
+        self.plane = plane
+        self.rng = rng
+        self.kinds = kinds
+        self.counts: Counter[str] = Counter()
+        self._trace = trace
+        self._running: list[asyncio.Task[None]] = []
+
+    async def happen(self, until: float, pause: float) -> None:
+        """Faults until then, `pause` seconds apart on average over the whole site."""
+        while self.plane.tell_now() < until:
+            await asyncio.sleep(self.rng.expovariate(1 / pause))
+            kind = self.rng.choices(list(self.kinds), list(self.kinds.values()))[0]
+            self.strike(kind, self.rng.choice(self.world.racks))
+
+    def strike(self, kind: str, rack: SimRack) -> None:
+        """One fault, now, on one rack."""
+        self.counts[kind] += 1
+        self._trace(f"fault {rack.name} {kind}")
+        fault: Callable[[SimRack], Coroutine[Any, Any, None]] = getattr(self, f"_{kind.replace('-', '_')}")
+        task = asyncio.create_task(fault(rack))
+        self._running.append(task)
+        task.add_done_callback(self._running.remove)
+
+    async def heal(self) -> None:
+        """Everything is repaired, and by-hand partitions are removed by the hand that made them."""
+        while self._running:
+            await asyncio.gather(*self._running)
+        for rack in self.world.racks:
+            rack.network.heal()
+
+    async def _for_a_while(self, mean: float) -> None:
+        await asyncio.sleep(min(self.rng.expovariate(1 / mean), 5 * mean))
+
+    async def _unreachable(self, rack: SimRack) -> None:
+        rack.network.down = True
+        rack.switch.break_streams()
+        await self._for_a_while(40)
+        rack.network.down = False
+
+    async def _restart(self, rack: SimRack) -> None:
+        rack.network.down = True
+        rack.switch.break_streams()
+        await asyncio.sleep(self.rng.uniform(1, 8))
+        rack.network.down = False
+
+    async def _dark(self, rack: SimRack) -> None:
+        rack.network.dark = True
+        await self._for_a_while(30)
+        rack.network.dark = False
+
+    async def _slow(self, rack: SimRack) -> None:
+        rack.network.slow = self.rng.uniform(0.2, 4.0)
+        await self._for_a_while(60)
+        rack.network.slow = 0.0
+
+    async def _reply_lost(self, rack: SimRack) -> None:
+        rack.network.next_mutations.append(Trip(back=None))
+
+    async def _applied_late(self, rack: SimRack) -> None:
+        # The driver's deadline is 10 s: it has given up by then.
+        rack.network.next_mutations.append(Trip(there=self.rng.uniform(10.5, 25)))
+
+    async def _applied_twice(self, rack: SimRack) -> None:
+        rack.network.next_mutations.append(Trip(copies=2))
+
+    async def _accepted_only(self, rack: SimRack) -> None:
+        rack.network.next_mutations.append(Trip(copies=0))
+
+    async def _refused(self, rack: SimRack) -> None:
+        rpc = self.rng.choice([*sorted(MUTATIONS), "GetGpuInfoList", "GetPartitionInfoList", "Hello"])
+        rack.faults.refuse_next(rpc, "NOT_READY")
+
+    async def _no_header(self, rack: SimRack) -> None:
+        rack.faults.omit_header_of_next(self.rng.choice([*sorted(MUTATIONS), "GetPartitionInfoList"]))
+
+    async def _list_omits(self, rack: SimRack) -> None:
+        rack.faults.hide_partition(
+            self.rng.choice([*sorted(rack.fabric.partitions), 1]), self.rng.randint(1, 4)
+        )
+
+    async def _notices_lost(self, rack: SimRack) -> None:
+        rack.network.notice_loss = 0.8
+        await self._for_a_while(120)
+        rack.network.notice_loss = 0.0
+
+    async def _notices_twice(self, rack: SimRack) -> None:
+        rack.network.notice_copies = 2
+        await self._for_a_while(60)
+        rack.network.notice_copies = 1
+
+    async def _by_hand(self, rack: SimRack) -> None:
+        """Somebody makes a partition on the switch, of GPUs wherever they are."""
+        guids = sorted(rack.fabric.gpus)
+        chosen = tuple(sorted(self.rng.sample(guids, min(self.rng.randint(1, 3), len(guids)))))
+        number = next(free for free in range(1, 1000) if free not in rack.fabric.partitions)
+        rack.disturb()
+        rack.fabric.put(FabricPartition(id=number, name=f"by-hand-{number}", guids=chosen))
+        await self._for_a_while(90)
+        if number in rack.fabric.partitions:
+            rack.disturb()
+            rack.fabric.delete(number)
+
+    async def _sick_gpu(self, rack: SimRack) -> None:
+        guid = self.rng.choice(sorted(rack.fabric.gpus))
+        bad = self.rng.choice((GpuHealth.DEGRADED, GpuHealth.NO_NVLINK, GpuHealth.DEGRADED_BANDWIDTH))
+        self._set_health(rack, guid, bad)
+        await self._for_a_while(90)
+        self._set_health(rack, guid, GpuHealth.HEALTHY)
+
+    def _set_health(self, rack: SimRack, guid: int, health: GpuHealth) -> None:
+        if guid in rack.fabric.gpus:
+            rack.disturb()
+            rack.fabric.set_health(guid, health)
+
+    async def _tray_away(self, rack: SimRack) -> None:
+        gpus = self._pull(rack)
+        await self._for_a_while(40)
+        rack.disturb()
+        rack.fabric.insert_gpus(gpus)
+
+    async def _tray_swapped(self, rack: SimRack) -> None:
+        gpus = self._pull(rack)
+        await self._for_a_while(20)
+        rack.disturb()
+        rack.fabric.insert_gpus(
+            msgspec.structs.replace(gpu, guid=self.rng.getrandbits(63) | 1 << 63) for gpu in gpus
+        )
+
+    def _pull(self, rack: SimRack) -> list[FabricGpu]:
+        hosts = sorted({gpu.host_id for gpu in rack.fabric.gpus.values()})
+        if not hosts:
+            return []
+        host = self.rng.choice(hosts)
+        gpus = [gpu for gpu in rack.fabric.gpus.values() if gpu.host_id == host]
+        rack.disturb()
+        rack.fabric.remove_gpus([gpu.guid for gpu in gpus])
+        return gpus
+
+    async def _new_domain_uuid(self, rack: SimRack) -> None:
+        rack.disturb()
+        rack.network.down = True
+        rack.switch.break_streams()
+        await asyncio.sleep(self.rng.uniform(1, 8))
+        rack.fabric.domain = self.plane.ids()
+        rack.network.down = False
+
+    async def _clock_jump(self, _: SimRack) -> None:
+        self.plane.skew += self.rng.choice((-1, 1)) * self.rng.choice((0.5, 30.0, 600.0))
+
+    async def _kill(self, _: SimRack) -> None:
+        if self.plane.life is not None:
+            self.plane.life.kill()
+
+    async def _kill_soon(self, _: SimRack) -> None:
+        if self.plane.life is not None:
+            self.plane.life.fuse = self.plane.life.points + self.rng.randint(1, 12)
+
+
+KINDS = {
+    "unreachable": 4,
+    "restart": 3,
+    "dark": 3,
+    "slow": 4,
+    "reply-lost": 5,
+    "applied-late": 4,
+    "applied-twice": 4,
+    "accepted-only": 3,
+    "refused": 4,
+    "no-header": 2,
+    "list-omits": 4,
+    "notices-lost": 3,
+    "notices-twice": 2,
+    "by-hand": 4,
+    "sick-gpu": 4,
+    "tray-away": 3,
+    "tray-swapped": 3,
+    "new-domain-uuid": 1,
+    "clock-jump": 3,
+    "kill": 2,
+    "kill-soon": 4,
+}
+"""Kinds of fault and how often each comes, relative to the others."""
+

@@ -1,0 +1,48 @@
+"""What a plane must look like once it was left alone: L1, L2, L5 and S7."""
+
+from collections.abc import Sequence
+
+from rackloom.carve.plan.values import DEFAULT_PARTITION_ID
+from rackloom.twin.simbook import Book
+from rackloom.twin.simplane import SimPlane
+from rackloom.twin.simtenants import Broken, Tenant
+from rackloom.twin.simworld import SimRack, SimWorld
+
+
+async def judge_rest(world: SimWorld, plane: SimPlane, book: Book, tenants: Sequence[Tenant]) -> None:
+    """Raise Broken unless every wish is served and nothing else is left."""
+    for rack in world.racks:
+        _fabric_is_as_wished(world, rack, book)
+    for tenant in tenants:
+        await _answers_are_good(tenant, book)
+
+
+def _fabric_is_as_wished(world: SimWorld, rack: SimRack, book: Book) -> None:
+    wanted: dict[str, set[int]] = {}
+    for gpu in rack.fabric.gpus.values():
+        holder = book.on_machine(rack.machine_of(gpu.guid) or "")
+        if holder is not None and holder.state == "live" and gpu.module_id - 1 in holder.wishes:
+            wanted.setdefault(holder.wishes[gpu.module_id - 1], set()).add(gpu.guid)
+    found: dict[str, set[int]] = {}
+    for partition in rack.fabric.partitions.values():
+        present = set(partition.guids) & rack.fabric.gpus.keys()
+        if partition.id == DEFAULT_PARTITION_ID:
+            if known := [guid for guid in present if rack.machine_of(guid) in world.machines]:
+                raise Broken(f"L1 {rack.name}: {len(known)} GPUs of the site are in the default partition")
+            continue
+        found[world.lp_of_name.get(partition.name, partition.name)] = present
+    if found != wanted:
+        raise Broken(f"L1 {rack.name}: wanted are {_told(wanted)}, the fabric has {_told(found)}")
+
+
+async def _answers_are_good(tenant: Tenant, book: Book) -> None:
+    for one in await tenant.must("GET", "instance?pageSize=100"):
+        if one["status"] != "Ready":
+            raise Broken(f"L1 {one['name']} is {one['status']}: {one['statusHistory'][0]['message']}")
+    for one in await tenant.must("GET", "nvlink-logical-partition?pageSize=100"):
+        if one["status"] != "Ready":
+            raise Broken(f"L1 logical partition {one['name']} is still {one['status']}")
+
+
+def _told(members: dict[str, set[int]]) -> str:
+    return str({name: [f"{guid:x}" for guid in sorted(guids)] for name, guids in sorted(members.items())})

@@ -1,0 +1,283 @@
+"""One simulated run of the whole carve plane from one seed, judged from its first moment to its last."""
+
+import asyncio
+import hashlib
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Never
+
+import msgspec
+import sqlalchemy as sa
+import structlog
+
+from rackloom.carve.api.app import ApiDeps, create_app
+from rackloom.carve.api.auth import Role
+from rackloom.carve.api.local_tokens import LocalIssuer
+from rackloom.carve.reconcile import loop
+from rackloom.carve.site import tables
+from rackloom.carve.site.seed import seed_embedded_site
+from rackloom.carve.site.store import Store
+from rackloom.carve.site.store.sqlite import SqliteBackend
+from rackloom.errors import Refused
+from rackloom.topology.rack import RackProfile
+from rackloom.twin import simloop
+from rackloom.twin.simbook import Book
+from rackloom.twin.simchecks import Judge
+from rackloom.twin.simfaults import KINDS, Mishaps
+from rackloom.twin.simfinal import judge_rest
+from rackloom.twin.simplane import EPOCH, SimPlane
+from rackloom.twin.simtenants import Broken, Tenant
+from rackloom.twin.simworld import Executed, SimRack, SimWorld
+
+TENANTS = ("red", "blue")
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How long and how rough a run is."""
+
+    racks: int = 2
+    trays: int = 4
+    gpus: int = 2
+    interval: float = 60.0
+    """Seconds between two passes over a domain where nothing happens."""
+    seconds: float = 600.0
+    think: float = 20.0
+    """Mean seconds between two requests of one tenant."""
+    pause: float | None = 25.0
+    """Mean seconds between two faults on the whole site; None: no faults."""
+    kinds: Mapping[str, int] = msgspec.field(default_factory=lambda: dict(KINDS))
+    """Kinds of fault with their relative frequencies."""
+    dark_rack: bool = False
+    """The first rack cannot be reached at all (L2: which must not be felt in the others)."""
+    patience: float | None = None
+    """Seconds within which every wish is served, where there are no faults."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a run."""
+
+    seed: int
+    broken: str | None
+    operations: int
+    requests: int
+    judged: int
+    lives: int
+    rack_seconds: float
+    faults: dict[str, int]
+    trace: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """Of the trace."""
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+
+def simulate(seed: int, plan: Plan | None = None) -> Result:
+    """Run one seed to its end, or to the first broken promise."""
+    run = Run(seed, plan or Plan())
+    with _heard(run.defects), _unhurried():
+        return simloop.run(seed, run.main)
+
+
+class Run:
+    """Everything of one seed."""
+
+    def __init__(self, seed: int, plan: Plan) -> None:
+        self.seed = seed
+        self.plan = plan
+        self.rng = random.Random(seed)  # noqa: S311 (reproducible on purpose)
+        self.trace: list[str] = []
+        self.defects: list[BaseException] = []
+        self.requests = 0
+        self.world = SimWorld(_profile(plan), plan.racks, self._fork(), strangers=self.rng.random() < 0.3)
+        self.book = Book()
+
+    async def main(self) -> Result:
+        """Set up, run, and say what came of it."""
+        self.loop = asyncio.get_running_loop()
+        backend, app, issuer = _service_parts()
+        self.plane = SimPlane(self.world, app, backend, self._fork(), self.plan.interval)
+        self.judge = Judge(self.world, self.plane, self.book)
+        self.mishaps = Mishaps(self.world, self.plane, self._fork(), self.plan.kinds, self.note)
+        self.world.racks[0].network.dark = self.plan.dark_rack
+        for rack in self.world.racks:
+            rack.watchers.append(self._executed)
+            rack.fabric.on_change(lambda _, rack=rack: self._guard(lambda: self.judge.fabric_changed(rack)))
+        await self._seed_records(backend)
+        self.tenants = [self._tenant(org, issuer) for org in TENANTS]
+        self.broken: str | None = None
+        self.failed = asyncio.Event()
+        work = [asyncio.create_task(one) for one in (self.plane.serve(), self._play(), self.failed.wait())]
+        await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        for task in work:
+            if task.done() and (error := task.exception()):
+                self._fail(error)
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+        return self._result()
+
+    async def _play(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for tenant in self.tenants:
+                tasks.create_task(self._tenancy(tenant))
+            if self.plan.pause is not None:
+                tasks.create_task(self.mishaps.happen(self.plan.seconds, self.plan.pause))
+        await self.mishaps.heal()
+        self.note("healed")
+        await self.settle_down()
+
+    async def settle_down(self) -> None:
+        """L1: two intervals without faults, and everything is as it was asked for."""
+        await self.plane.is_open.wait()
+        await asyncio.sleep(2 * self.plan.interval)
+        for tenant in self.tenants:
+            await tenant.audit()
+        await judge_rest(self.world, self.plane, self.book, self.tenants)
+
+    async def _tenancy(self, tenant: Tenant) -> None:
+        await tenant.settle_in()
+        await tenant.live(self.plan.seconds, self.plan.think)
+
+    def note(self, what: str) -> None:
+        """A line of the trace."""
+        self.trace.append(f"{self.loop.time():.6f} {what}")
+
+    def _tenant(self, org: str, issuer: LocalIssuer) -> Tenant:
+        token = issuer.mint(org, [Role.TENANT_ADMIN], EPOCH - 1e8, 1e9)
+        return Tenant(org, token, self.plane, self.book, self._fork(), self._answered, self.plan.patience)
+
+    def _answered(self, org: str, method: str, path: str, status: int, shown: Any) -> None:
+        self.requests += 1
+        digest = hashlib.sha256(msgspec.json.encode(shown)).hexdigest()[:12]
+        self.note(f"rest {org} {method} {path} {status} {digest}")
+        self.judge.answered(org, path, status, shown)
+        self.judge.everyone_apart()
+        for defect in self.defects:
+            self._fail(defect)
+
+    def _executed(self, rack: SimRack, event: Executed) -> None:
+        members = {one.id: one.guids for one in event.after.partitions}
+        self.note(f"fabric {rack.name} {event.rpc} {event.request.name} {event.code} {sorted(members)}")
+        self._guard(lambda: self.judge.executed(rack, event))
+        for defect in self.defects:
+            self._fail(defect)
+
+    def _guard(self, check: Callable[[], None]) -> None:
+        """Run a judgement inside somebody else's call: what it finds ends the run, not that call."""
+        try:
+            check()
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if self.broken is None:
+            self.broken = str(error) if isinstance(error, Broken) else f"defect {error!r}"
+            self.note(f"broken {self.broken}")
+        self.failed.set()
+
+    def _fork(self) -> random.Random:
+        return random.Random(self.rng.getrandbits(64))  # noqa: S311
+
+    async def _seed_records(self, backend: SqliteBackend) -> None:
+        store = Store(backend)
+        await store.run(_empty)
+        await store.run(
+            seed_embedded_site,
+            self.world.site,
+            self.world.profile,
+            self.world.endpoints,
+            now=EPOCH,
+            ids=self.plane.ids,
+            org="landlord",
+        )
+
+    def _result(self) -> Result:
+        return Result(
+            seed=self.seed,
+            broken=self.broken,
+            operations=sum(tenant.operations for tenant in self.tenants),
+            requests=self.requests,
+            judged=self.judge.judged,
+            lives=self.plane.lives,
+            rack_seconds=self.loop.time() * self.plan.racks,
+            faults=dict(sorted(Counter(self.mishaps.counts).items())),
+            trace=tuple(self.trace),
+        )
+
+
+@cache
+def _service_parts() -> tuple[SqliteBackend, Any, LocalIssuer]:
+    """What is slow to make and the same for every run in this process: tables, routes, a signing key."""
+    with tempfile.TemporaryDirectory() as keys:
+        issuer = LocalIssuer(Path(keys))
+    backend = SqliteBackend.inline(None)
+    deps = ApiDeps(
+        store=Store(backend),
+        clock=lambda: EPOCH,
+        ids=str,
+        wake=lambda _: None,
+        verifier=issuer.verifier(lambda: EPOCH),
+        auto_tenant=True,
+    )
+    return backend, create_app(deps), issuer
+
+
+def _empty(conn: sa.Connection) -> None:
+    for table in reversed(tables.metadata.sorted_tables):
+        conn.execute(sa.delete(table))
+    conn.exec_driver_sql("DELETE FROM sqlite_sequence")
+
+
+def _profile(plan: Plan) -> RackProfile:
+    return RackProfile(
+        name="sim-rack",
+        product="NVIDIA GB200",
+        racks_per_domain=1,
+        domains_per_rack=1,
+        trays_per_domain=plan.trays,
+        gpus_per_tray=plan.gpus,
+        nvlink_links_per_gpu=18,
+        nvlink_gbytes_per_s_per_gpu=1800,
+        switch_trays_per_domain=2,
+        tray_machine=None,
+        note="a small rack for simulations",
+        origin=(),
+    )
+
+
+@contextmanager
+def _heard(defects: list[BaseException]) -> Iterator[None]:
+    """Instead of a log: the exceptions that the plane survived, but did not expect."""
+
+    def listen(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Never:
+        error = sys.exception()
+        if event.get("exc_info") and error is not None and not isinstance(error, Refused):
+            defects.append(error)
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[listen])
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+@contextmanager
+def _unhurried() -> Iterator[None]:
+    """One process on its own records need not say every 1.5 s that it lives: half of a run would be that."""
+    before = loop.RENEW_SECONDS
+    setattr(loop, "RENEW_SECONDS", 30.0)  # noqa: B010 (not a name that the module offers)
+    try:
+        yield
+    finally:
+        setattr(loop, "RENEW_SECONDS", before)  # noqa: B010

@@ -1,0 +1,330 @@
+"""Tenants: they ask for things at random over REST, note what they were told, and go and look again."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rackloom.twin.simbook import Book, Booked, BookedInstance, BookedVpc, Json, wishes_of
+from rackloom.twin.simplane import SimPlane
+
+NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
+MAX_PARTITIONS, MAX_VPCS = 4, 3
+REFUSALS = (400, 403, 404, 409)
+
+Answered = Callable[[str, str, str, int, Any], None]
+"""Told of every answer: org, method, path, status and body."""
+
+
+class Broken(AssertionError):
+    """A promise was not kept; the text begins with its name (S1 to S10, L1 to L5)."""
+
+
+class Tenant:
+    """One org. Every request is followed by a line in the book, or by a look at what became of it."""
+
+    def __init__(
+        self,
+        org: str,
+        token: str,
+        plane: SimPlane,
+        book: Book,
+        rng: random.Random,
+        answered: Answered,
+        patience: float | None,
+    ) -> None:
+        self.org = org
+        self.plane = plane
+        self.book = book
+        self.rng = rng
+        self.site = ""
+        self.type = ""
+        self.operations = 0
+        self._token = token
+        self._answered = answered
+        self._patience = patience
+        self._gpus = plane.world.profile.gpus_per_tray
+        self._may_be_new = False
+        """Whether the last request to make something was not answered."""
+
+    async def settle_in(self) -> None:
+        """Learn the ids that everything else needs."""
+        sites = await self.must("GET", "site")
+        types = await self.must("GET", "instance/type?siteId=" + sites[0]["id"])
+        self.site, self.type = sites[0]["id"], types[0]["id"]
+
+    async def live(self, until: float, think: float) -> None:
+        """Ask for one thing after another, `think` seconds apart on average."""
+        while self.plane.tell_now() < until:
+            await asyncio.sleep(self.rng.expovariate(1 / think))
+            action = self.rng.choices(list(_ACTIONS), list(_ACTIONS.values()))[0]
+            await action(self)
+            self.operations += 1
+
+    async def must(self, method: str, path: str, body: Any = None) -> Any:
+        """Ask until answered; anything but success is a defect."""
+        while True:
+            answer = await self.ask(method, path, body)
+            if answer is not None:
+                status, shown = answer
+                if status >= 300:
+                    raise Broken(f"S10 {self.org} {method} {path}: {status} {shown}")
+                return shown
+
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any] | None:
+        """One request; None when the connection was lost."""
+        raw = None if body is None else msgspec.json.encode(body)
+        whole = f"/v2/org/{self.org}/nico/{path}"
+        answer = await self.plane.call(method, whole, self._token, raw)
+        if answer is None:
+            self._answered(self.org, method, path, 0, None)
+            return None
+        status, content = answer
+        shown = msgspec.json.decode(content) if status != 202 and content else None
+        self._answered(self.org, method, path, status, shown)
+        if status >= 500:
+            raise Broken(f"S10 {method} {path}: {status} {shown}")
+        return status, shown
+
+    async def audit(self) -> None:
+        """Compare the book with what is there; what was not answered is learnt, the rest must be so (S10)."""
+        shown = {kind: await self._all(path) for kind, path in _PATHS.items()}
+        now = self.plane.tell_now()
+        self._audit_partitions(shown["partitions"])
+        self._audit_vpcs(shown["vpcs"])
+        self._audit_instances(shown["instances"], now)
+        for kind in _PATHS:
+            for one in self.book.of(self.org, kind):
+                one.in_doubt = False
+        self._may_be_new = False
+
+    async def _all(self, path: str) -> dict[str, Json]:
+        return {one["id"]: one for one in await self.must("GET", f"{path}?pageSize=100")}
+
+    def _audit_partitions(self, shown: dict[str, Json]) -> None:
+        self._audit_kept("partitions", shown)
+        for new in shown.keys() - self.book.partitions.keys():
+            self.book.partitions[new] = Booked(id=new, org=self.org, name=shown[new]["name"])
+        for one in self.book.of(self.org, "partitions"):
+            if shown[one.id]["status"] == "Deleting":
+                one.state = "leaving"
+            elif one.state == "leaving":
+                raise Broken(f"S10 logical partition {one.name} was deleted, and is back")
+
+    def _audit_vpcs(self, shown: dict[str, Json]) -> None:
+        self._audit_kept("vpcs", shown)
+        for new, one in shown.items():
+            known = self.book.vpcs.get(new)
+            if known and known.default != one["nvLinkLogicalPartitionId"] and not known.in_doubt:
+                raise Broken(f"S10 the default of VPC {known.name} is not what was acknowledged")
+            self.book.vpcs[new] = _vpc(self.org, one)
+
+    def _audit_instances(self, shown: dict[str, Json], now: float) -> None:
+        self._audit_kept("instances", shown)
+        for new in shown.keys() - self.book.instances.keys():
+            self.book.learn_instance(self.org, shown[new], now)
+        for one in self.book.of(self.org, "instances"):
+            self._audit_instance(one, shown[one.id], now)
+
+    def _audit_instance(self, one: BookedInstance, shown: Json, now: float) -> None:
+        if shown["status"] == "Terminating":
+            one.state = "leaving"
+        elif one.state == "leaving":
+            raise Broken(f"S10 instance {one.name} was released, and is {shown['status']} again")
+        wishes = wishes_of(shown)
+        if wishes != one.wishes:
+            if not one.in_doubt:
+                raise Broken(f"S10 instance {one.name} wants {wishes}, acknowledged was {one.wishes}")
+            one.rewish(wishes, now)
+        if shown["machineId"] != one.machine:
+            raise Broken(f"S10 instance {one.name} moved from {one.machine} to {shown['machineId']}")
+
+    def _audit_kept(self, kind: str, shown: dict[str, Json]) -> None:
+        booked: dict[str, Booked] = getattr(self.book, kind)
+        if not self._may_be_new and shown.keys() - booked.keys():
+            raise Broken(f"S7 {kind} that nobody asked for: {sorted(shown.keys() - booked.keys())}")
+        if back := [one.name for one in booked.values() if one.state == "gone" and one.id in shown]:
+            raise Broken(f"S10 {kind} that were gone are back: {back}")
+        for one in self.book.of(self.org, kind):
+            if one.id in shown:
+                continue
+            if one.state == "live" and not one.in_doubt:
+                raise Broken(f"S10 {kind[:-1]} {one.name} was acknowledged, and is gone")
+            if isinstance(one, BookedInstance):
+                self.book.forget_instance(one)
+            one.state = "gone"
+
+    async def _change(self, method: str, path: str, body: Any, target: Booked | None) -> Any:
+        """A request that changes something; None when it was refused, or lost and looked into."""
+        if target is not None:
+            target.in_doubt = True
+        answer = await self.ask(method, path, body)
+        if answer is None:
+            self._may_be_new = target is None
+            await self.audit()
+            return None
+        if target is not None:
+            target.in_doubt = False
+        status, shown = answer
+        if status in REFUSALS:
+            return None
+        return shown if shown is not None else {}
+
+    async def create_partition(self) -> None:
+        """A new logical partition, perhaps under a name that was used before."""
+        if len(self.book.of(self.org, "partitions")) >= MAX_PARTITIONS:
+            return
+        body = {"name": self.rng.choice(NAMES), "siteId": self.site}
+        made = await self._change("POST", "nvlink-logical-partition", body, None)
+        if made:
+            self.book.partitions[made["id"]] = Booked(id=made["id"], org=self.org, name=made["name"])
+
+    async def delete_partition(self) -> None:
+        """Delete one, used or not: what is used is refused."""
+        if one := self._any("partitions"):
+            path = f"nvlink-logical-partition/{one.id}"
+            if await self._change("DELETE", path, None, one) is not None:
+                one.state = "leaving"
+
+    async def create_vpc(self) -> None:
+        """A VPC with or without a default."""
+        if len(self.book.of(self.org, "vpcs")) >= MAX_VPCS:
+            return
+        default = self._any("partitions") if self.rng.random() < 0.4 else None
+        body = {
+            "name": self.rng.choice(NAMES),
+            "siteId": self.site,
+            "nvLinkLogicalPartitionId": default.id if default else None,
+        }
+        if made := await self._change("POST", "vpc", body, None):
+            self.book.vpcs[made["id"]] = _vpc(self.org, made)
+
+    async def change_vpc(self) -> None:
+        """Give a VPC another default, or none."""
+        if vpc := self._any("vpcs"):
+            default = self._any("partitions") if self.rng.random() < 0.6 else None
+            body = {"nvLinkLogicalPartitionId": default.id if default else ""}
+            if made := await self._change("PATCH", f"vpc/{vpc.id}", body, vpc):
+                self.book.vpcs[vpc.id] = _vpc(self.org, made)
+
+    async def delete_vpc(self) -> None:
+        """Delete a VPC, empty or not."""
+        vpc = self._any("vpcs")
+        if vpc and await self._change("DELETE", f"vpc/{vpc.id}", None, vpc) is not None:
+            vpc.state = "gone"
+
+    async def create_instance(self) -> None:
+        """One instance."""
+        if vpc := self._any("vpcs"):
+            body = {"name": self._new_name(), "vpcId": vpc.id, "instanceTypeId": self.type}
+            body |= self._interfaces(vpc)
+            now = self.plane.tell_now()
+            if made := await self._change("POST", "instance", body, None):
+                await self._expect(self.book.learn_instance(self.org, made, now))
+
+    async def create_batch(self) -> None:
+        """Several instances, all or none."""
+        if vpc := self._any("vpcs"):
+            body = {"namePrefix": self._new_name(), "vpcId": vpc.id, "instanceTypeId": self.type}
+            body |= {"count": self.rng.randint(2, 3), "topologyOptimized": self.rng.random() < 0.7}
+            body |= self._interfaces(vpc)
+            now = self.plane.tell_now()
+            for made in await self._change("POST", "instance/batch", body, None) or ():
+                self.book.learn_instance(self.org, made, now)
+
+    async def rewire_instance(self) -> None:
+        """Other interfaces: moved, fewer, none."""
+        one = self._any("instances")
+        if one is None:
+            return
+        choice = self.rng.random()
+        wishes = {} if choice < 0.25 else self._wishes(one.wishes if choice < 0.7 else {})
+        now = self.plane.tell_now()
+        if await self._change("PATCH", f"instance/{one.id}", {"nvLinkInterfaces": _body(wishes)}, one):
+            one.rewish(wishes, now)
+            await self._expect(one)
+
+    async def release_instance(self) -> None:
+        """Release one, pending or ready."""
+        one = self._any("instances")
+        if one and await self._change("DELETE", f"instance/{one.id}", None, one) is not None:
+            one.state = "leaving"
+
+    async def look(self) -> None:
+        """Only read."""
+        await self.ask("GET", self.rng.choice(("nvlink-interface", "instance", "instance")))
+        if one := self._any("instances"):
+            await self.ask("GET", f"instance/{one.id}")
+
+    async def trespass(self) -> None:
+        """Ask for a logical partition of somebody else."""
+        others = [one for one in self.book.partitions.values() if one.org != self.org]
+        one = self._any("instances")
+        if not others or one is None:
+            return
+        wishes = {0: self.rng.choice(others).id}
+        answer = await self.ask("PATCH", f"instance/{one.id}", {"nvLinkInterfaces": _body(wishes)})
+        if answer is not None and answer[0] not in REFUSALS:
+            raise Broken(f"S2 {self.org} was given a GPU in a logical partition of another tenant")
+
+    async def _expect(self, one: BookedInstance) -> None:
+        """L2: where nothing is wrong, a wish is served soon."""
+        if self._patience is None or self.plane.world.rack_of(one.machine).network.dark:
+            return
+        await asyncio.sleep(self._patience)
+        shown = await self.must("GET", f"instance/{one.id}")
+        if shown["status"] != "Ready":
+            raise Broken(f"L2 {one.name} is {shown['status']} {self._patience:.0f} s after it was asked for")
+
+    def _any(self, kind: str) -> Any:
+        live = self.book.live(self.org, kind)
+        return self.rng.choice(live) if live else None
+
+    def _new_name(self) -> str:
+        return f"vm-{self.rng.getrandbits(40):x}"
+
+    def _interfaces(self, vpc: BookedVpc) -> Json:
+        if vpc.default is not None:
+            return {} if self.rng.random() < 0.8 else {"nvLinkInterfaces": []}
+        return {"nvLinkInterfaces": _body(self._wishes({}))}
+
+    def _wishes(self, present: dict[int, str]) -> dict[int, str]:
+        wishes = dict(present)
+        partitions = self.book.live(self.org, "partitions")
+        for device in range(self._gpus):
+            choice = self.rng.random()
+            if partitions and choice < 0.6:
+                wishes[device] = self.rng.choice(partitions).id
+            elif choice < 0.75:
+                wishes.pop(device, None)
+        return wishes
+
+
+_ACTIONS = {
+    Tenant.create_partition: 3,
+    Tenant.delete_partition: 1,
+    Tenant.create_vpc: 2,
+    Tenant.change_vpc: 1,
+    Tenant.delete_vpc: 1,
+    Tenant.create_instance: 5,
+    Tenant.create_batch: 2,
+    Tenant.rewire_instance: 6,
+    Tenant.release_instance: 4,
+    Tenant.look: 4,
+    Tenant.trespass: 1,
+}
+
+_PATHS = {"partitions": "nvlink-logical-partition", "vpcs": "vpc", "instances": "instance"}
+
+
+def _vpc(org: str, shown: Json) -> BookedVpc:
+    return BookedVpc(id=shown["id"], org=org, name=shown["name"], default=shown["nvLinkLogicalPartitionId"])
+
+
+def _body(wishes: dict[int, str]) -> list[Json]:
+    return [
+        {"nvLinkLogicalPartitionId": partition, "deviceInstance": device}
+        for device, partition in sorted(wishes.items())
+    ]

@@ -1,0 +1,222 @@
+"""The racks of a simulated plane: fabrics as they truly are, and the bad networks in front of them."""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
+from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, CreatePartition, Operation
+from rackloom.topology.build import build_site
+from rackloom.topology.rack import Domain, RackProfile, Site
+from rackloom.twin.fabric import FabricPartition, FabricSnapshot, SimulatedFabric
+from rackloom.twin.faults import Faults
+from rackloom.twin.names import SeededNames
+from rackloom.twin.nmxc_service import NmxcService
+from rackloom.twin.racks import fabrics_of
+from rackloom.twin.simwire import SimSwitch, Trip
+
+MUTATIONS = frozenset({"CreatePartition", "DeletePartition", "AddGpusToPartition", "RemoveGpusFromPartition"})
+HEALED = Trip()
+
+
+class SimNetwork:
+    """The network in front of one controller, as bad as its fields say."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.down = False
+        """Nobody listens."""
+        self.dark = False
+        """Packets vanish."""
+        self.slow = 0.0
+        """Mean of what is added to each way, in seconds."""
+        self.notice_loss = 0.0
+        self.notice_copies = 1
+        self.next_mutations: deque[Trip] = deque()
+        """Fates of the next changes that are asked for."""
+
+    def heal(self) -> None:
+        """Everything arrives, once and in time."""
+        self.__init__(self.rng)  # type: ignore[misc]
+
+    def trip(self, rpc: str) -> Trip:
+        """The fate of a call that is made now."""
+        if self.down:
+            return Trip(refused=True)
+        if self.dark:
+            return Trip(there=None)
+        if rpc in MUTATIONS and self.next_mutations:
+            return self.next_mutations.popleft()
+        return Trip(there=self._delay(), back=self._delay())
+
+    def deliveries(self) -> int:
+        """How often a notification arrives."""
+        return 0 if self.rng.random() < self.notice_loss else self.notice_copies
+
+    def _delay(self) -> float:
+        usual = self.rng.uniform(0.001, 0.02)
+        return usual + (self.rng.expovariate(1 / self.slow) if self.slow else 0.0)
+
+
+class Executed(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that a client asked for, what the controller said, and the fabric before and after."""
+
+    rpc: str
+    request: Any
+    code: str
+    before: FabricSnapshot
+    after: FabricSnapshot
+    expected: bool
+    """The client still waits for this answer."""
+    undisturbed: bool
+    """Nothing but the client's own expected changes happened since the client last read the fabric."""
+    read_at: float
+    """Virtual time at which the client's last complete reading was begun."""
+
+
+class SimRack:
+    """One domain: its fabric, its controller, and what happened to it."""
+
+    def __init__(self, domain: Domain, fabric: SimulatedFabric, rng: random.Random) -> None:
+        self.home = domain
+        self.url = f"http://switch-{domain.racks[0]}"
+        self.serials = frozenset(tray.chassis_serial for tray in domain.trays)
+        self.fabric = fabric
+        self.faults = Faults()
+        self.network = SimNetwork(rng)
+        self.switch = SimSwitch(NmxcService(fabric, self.faults), self.network, self._executed)
+        self.made: dict[int, str] = {}
+        """Partitions that clients created: id to name."""
+        self.mutations = 0
+        self.watchers: list[Callable[[SimRack, Executed], None]] = []
+        self._disturbed_since_read = True
+        self._disturbed_now = 0
+        self._reading_from = 0.0
+        self._read_at = 0.0
+        self._before = self._now = fabric.snapshot()
+        fabric.on_change(self._changed)
+
+    @property
+    def name(self) -> str:
+        """Short name for traces."""
+        return self.home.racks[0]
+
+    def foreign(self) -> Iterator[FabricPartition]:
+        """Partitions that another hand made."""
+        for one in self.fabric.snapshot().partitions:
+            if one.id != DEFAULT_PARTITION_ID and self.made.get(one.id) != one.name:
+                yield one
+
+    def machine_of(self, guid: int) -> str | None:
+        """The machine that a GPU is on; None for one that is not there."""
+        gpu = self.fabric.gpus.get(guid)
+        return None if gpu is None else machine_of(gpu.chassis_serial, gpu.slot)
+
+    def disturb(self) -> None:
+        """Note that another hand is at work: what a client has read no longer holds."""
+        self._disturbed_since_read = True
+        self._disturbed_now += 1
+
+    def _changed(self, snapshot: FabricSnapshot) -> None:
+        self._before, self._now = self._now, snapshot
+
+    def _executed(self, rpc: str, request: Any, reply: Any, expected: bool) -> None:
+        if rpc not in MUTATIONS:
+            self._note_reading(rpc, reply)
+            return
+        if not reply.HasField("server_header"):
+            self._note_change(rpc, request, reply)
+            self.disturb()
+            return
+        code = pb.StReturnCode.Name(reply.server_header.return_code).removeprefix("NMX_ST_")
+        done = code == "SUCCESS"
+        event = Executed(
+            rpc=rpc,
+            request=request,
+            code=code,
+            before=self._before if done else self._now,
+            after=self._now,
+            expected=expected,
+            undisturbed=not self._disturbed_since_read,
+            read_at=self._read_at,
+        )
+        if done:
+            self._note_change(rpc, request, reply)
+            if not expected:
+                self.disturb()
+        for watcher in self.watchers:
+            watcher(self, event)
+
+    def _note_reading(self, rpc: str, reply: Any) -> None:
+        if rpc == "GetGpuInfoList":
+            self._reading_from, self._disturbed_now = asyncio.get_running_loop().time(), 0
+        elif rpc == "GetPartitionInfoList":
+            whole = len(reply.partition_info_list) == len(self.fabric.partitions)
+            self._read_at, self._disturbed_since_read = (
+                self._reading_from,
+                self._disturbed_now > 0 or not whole,
+            )
+
+    def _note_change(self, rpc: str, request: Any, reply: Any) -> None:
+        self.mutations += 1
+        if rpc == "CreatePartition" and reply.partition_id.partition_id:
+            self.made[reply.partition_id.partition_id] = request.name
+        elif rpc == "DeletePartition":
+            self.made.pop(reply.partition_id.partition_id, None)
+
+
+class SimWorld:
+    """All racks of a site, and who is who in them."""
+
+    def __init__(self, profile: RackProfile, racks: int, rng: random.Random, *, strangers: bool) -> None:
+        """With `strangers`, the last tray of the first rack is on no machine that the site knows."""
+        names = SeededNames(f"sim-{rng.getrandbits(64):x}")
+        self.profile = profile
+        self.site: Site = build_site(profile, racks, names)
+        self.racks = tuple(
+            SimRack(domain, fabric, random.Random(rng.getrandbits(64)))  # noqa: S311
+            for domain, fabric in zip(self.site.domains, fabrics_of(self.site, names.seed), strict=True)
+        )
+        if strangers:
+            self.site = _without_last_tray(self.site)
+        self.machines = frozenset(
+            machine_of(tray.chassis_serial, tray.slot)
+            for domain in self.site.domains
+            for tray in domain.trays
+        )
+        self.lp_of_name: dict[str, str] = {}
+        """Partition name to the logical partition that the plane made it for."""
+
+    @property
+    def endpoints(self) -> Mapping[str, str]:
+        """Domain uuid, as it was ordered, to controller URL."""
+        return {rack.home.uuid: rack.url for rack in self.racks}
+
+    def rack_at(self, url: str) -> SimRack:
+        """The rack behind a controller URL."""
+        return next(rack for rack in self.racks if rack.url == url)
+
+    def rack_of(self, machine: str) -> SimRack:
+        """The rack that a machine stands in."""
+        serial = machine.rpartition("-")[0].upper()
+        return next(rack for rack in self.racks if serial in rack.serials)
+
+    def asked(self, operation: Operation) -> None:
+        """Note which logical partition a new partition is for."""
+        if isinstance(operation, CreatePartition):
+            self.lp_of_name[operation.name] = operation.logical_partition
+
+
+def _without_last_tray(site: Site) -> Site:
+    first, *others = site.domains
+    known = msgspec.structs.replace(first, trays=first.trays[:-1])
+    return msgspec.structs.replace(site, domains=(known, *others))
+
+
+def machine_of(chassis_serial: str, slot: int) -> str:
+    """The machine id of a seat."""
+    return f"{chassis_serial}-{slot}".lower()

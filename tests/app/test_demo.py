@@ -1,0 +1,101 @@
+"""The demonstration as a user runs it, and what it says when something is not so."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rackloom.app.demo import claiming, proving, tell
+from rackloom.app.demo.carving import Tenant
+from rackloom.app.demo.story import NotSeen, Story
+
+STEPS = [
+    "logical partition created",
+    "instances batch-created",
+    "partition observed in the fabric",
+    "NVLink domain of every GPU",
+    "claims allocated",
+    "transfer run",
+    "everything released, fabric empty",
+]
+
+
+def test_the_whole_story_holds():
+    command = [sys.executable, "-m", "rackloom.cli.main", "demo", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    told = json.loads(done.stdout)
+    assert [step["name"] for step in told["steps"]] == STEPS
+    assert all(step["ok"] for step in told["steps"]), told
+    assert told["ok"] is True
+    assert done.returncode == 0
+    fabric = told["steps"][2]["evidence"]
+    assert fabric["gpus"] == 72
+    assert told["steps"][3]["evidence"]["gpusPerDomain"] == {fabric["domain"]: 72}
+
+
+def story_of(act):
+    story = Story(lambda _: None)
+    asyncio.run(story.step("a step", act))
+    return story.report()
+
+
+async def _unseen():
+    raise NotSeen("nothing was there", seen=0)
+
+
+async def _broken():
+    raise OSError("no such device")
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"), [(_unseen, "nothing was there"), (_broken, "OSError: no such device")]
+)
+def test_a_step_that_was_not_seen_is_not_ok(act, reason):
+    report = story_of(act)
+    assert report.ok is False
+    assert report.steps[0].evidence["reason"] == reason
+
+
+def test_what_stands_on_a_failed_step_is_not_attempted():
+    async def tell_it():
+        story = Story(lambda _: None)
+        await story.step("first", _unseen)
+        await story.step_if_holding("second", _broken)
+        return story.report()
+
+    second = asyncio.run(tell_it()).steps[1]
+    assert second.evidence["reason"] == "not attempted: an earlier step failed"
+
+
+def test_a_claim_that_got_the_wrong_nics_fails_the_step(monkeypatch):
+    wrong = dict(zip(claiming.EXPECTED, reversed(claiming.EXPECTED.values()), strict=True))
+    monkeypatch.setattr(claiming, "EXPECTED", wrong)
+    report = story_of(claiming.allocate_templates)
+    assert report.ok is False
+    assert set(report.steps[0].evidence["claims"]) == set(wrong)
+
+
+def test_without_nixl_the_step_degrades_and_says_so(monkeypatch):
+    monkeypatch.setattr(proving, "missing", lambda: "no wheel")
+    evidence = story_of(proving.move_buffer).steps[0].evidence
+    assert evidence["label"] == "degraded: plain TCP socket, not NIXL (no wheel)"
+    assert evidence["dataVerified"] is True
+
+
+def test_a_fabric_that_keeps_a_partition_fails_the_release(monkeypatch):
+    async def nothing_deleted(self, path):
+        return None
+
+    async def as_if_gone(self):
+        return True
+
+    monkeypatch.setattr(Tenant, "_delete", nothing_deleted)
+    monkeypatch.setattr(Tenant, "_gone", as_if_gone)
+    monkeypatch.setattr(Tenant, "_partition_gone", as_if_gone)
+    said = []
+    assert tell.run_demo(as_json=True, say=said.append) == 1
+    last = json.loads(said[-1])["steps"][-1]
+    assert last["ok"] is False
+    assert last["evidence"]["reason"] == "the fabric still holds partitions"

@@ -1,0 +1,329 @@
+"""`rackloom serve` whole: TLS to switches, tenants and operators, over real sockets on loopback."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import grpc
+import grpc.aio
+import httpx2
+import msgspec
+import pytest
+
+from rackloom.app.config import load
+from rackloom.app.serve import service
+from rackloom.carve.admin import forge_pb2 as pb
+from rackloom.carve.admin import forge_pb2_grpc, operator_pb2_grpc
+from rackloom.carve.admin import operator_pb2 as ours
+from rackloom.errors import Refused
+
+PATIENCE = 20.0
+
+
+class Operator:
+    """An admin client."""
+
+    def __init__(self, ground, port, name="admin"):
+        crt, key = ground.files[name]
+        credentials = grpc.ssl_channel_credentials(ground.ca.read_bytes(), key.read_bytes(), crt.read_bytes())
+        self.channel = grpc.aio.secure_channel(f"localhost:{port}", credentials)
+        self.forge = forge_pb2_grpc.ForgeStub(self.channel)
+        self.ours = operator_pb2_grpc.OperatorStub(self.channel)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await self.channel.close()
+
+    async def register(self, server):
+        for serial in sorted({gpu.chassis_serial for gpu in server.fabric.gpus.values()}):
+            endpoint = pb.NvlinkNmxcEndpoint(chassis_serial=serial, endpoint=server.url)
+            await self.forge.CreateNvlinkNmxcEndpoint(endpoint)
+
+    async def machines(self):
+        ids = (await self.forge.FindMachineIds(pb.MachineSearchConfig())).machine_ids
+        if not ids:
+            return []
+        return list((await self.forge.FindMachinesByIds(pb.MachinesByIdsRequest(machine_ids=ids))).machines)
+
+
+async def until(look):
+    async with asyncio.timeout(PATIENCE):
+        while not (seen := await look()):
+            await asyncio.sleep(0.02)
+    return seen
+
+
+async def furnish(http, machines):
+    """What a provider sets up so that tenants may use machines; returns the instance type."""
+    site = (await http.get("site")).json()[0]["id"]
+    gpus = {"type": "GPU", "name": "NVIDIA GB200", "count": 4, "deviceType": "NVLink"}
+    body = {"name": "rack", "siteId": site, "machineCapabilities": [gpus]}
+    kind = (await http.post("instance/type", json=body)).json()["id"]
+    ids = {"machineIds": [one.id.id for one in machines]}
+    answer = await http.post(f"instance/type/{kind}/machine", json=ids)
+    assert answer.is_success, answer.text
+    return kind
+
+
+def test_an_operator_brings_up_a_rack_and_a_tenant_uses_it(ground):
+    config = load(ground.config())
+
+    async def scenario():
+        async with (
+            ground.racks() as (switch,),
+            service(config) as site,
+            Operator(ground, site.admin_port) as admin,
+        ):
+            assert await admin.machines() == []
+            await admin.register(switch)
+            found = await until(admin.machines)
+            assert len(found) == 18
+            assert all(len(one.nvlink_info.gpus) == 4 for one in found)
+            async with ground.rest(site.rest_port, role="PROVIDER_ADMIN") as http:
+                kind = await furnish(http, found)
+            async with ground.rest(site.rest_port, org="tenant") as http:
+                await tenant_uses(http, kind)
+            seen = await admin.machines()
+            joined = [one for one in seen if one.nvlink_status_observation.gpu_status[0].partition_id.value]
+            assert len(joined) == 2
+
+    async def tenant_uses(http, kind):
+        place = (await http.get("site")).json()[0]["id"]
+        made = await http.post("nvlink-logical-partition", json={"name": "job", "siteId": place})
+        body = {"name": "net", "siteId": place, "nvLinkLogicalPartitionId": made.json()["id"]}
+        vpc = (await http.post("vpc", json=body)).json()["id"]
+        batch = {"namePrefix": "job", "count": 2, "vpcId": vpc, "instanceTypeId": kind}
+        answer = await http.post("instance/batch", json=batch)
+        assert answer.status_code == 201, answer.text
+
+        async def all_ready():
+            return {one["status"] for one in (await http.get("instance")).json()} == {"Ready"}
+
+        await until(all_ready)
+
+    asyncio.run(scenario())
+
+
+def test_an_endpoint_is_used_without_a_restart_and_forgotten_without_one(ground):
+    config = load(ground.config())
+
+    async def scenario():
+        async with (
+            ground.racks(2) as (first, second),
+            service(config) as site,
+            Operator(ground, site.admin_port) as admin,
+        ):
+            await admin.register(first)
+            await until(admin.machines)
+            await admin.register(second)
+
+            async def both():
+                return len(await admin.machines()) == 36
+
+            await until(both)
+            (serial, *_) = sorted({gpu.chassis_serial for gpu in second.fabric.gpus.values()})
+            await admin.forge.DeleteNvlinkNmxcEndpoint(
+                pb.DeleteNvlinkNmxcEndpointRequest(chassis_serial=serial)
+            )
+
+            async def unknown():
+                lost = [one for one in await admin.machines() if one.nvlink_info.chassis_serial == serial]
+                return not any(one.HasField("nvlink_status_observation") for one in lost)
+
+            await until(unknown)
+
+    asyncio.run(scenario())
+
+
+def test_each_controller_may_have_material_of_its_own(ground, make_authority):
+    stranger = make_authority("another site")
+    config = load(ground.config())
+
+    async def scenario():
+        ground.authority, common = stranger, ground.authority
+        async with ground.racks() as (switch,):
+            ground.authority = common
+            (serial,) = {gpu.chassis_serial for gpu in switch.fabric.gpus.values()}
+            async with service(config) as site, Operator(ground, site.admin_port) as admin:
+                await admin.register(switch)
+                page = await until(lambda: failed(site.metrics_port))
+                assert 'nico_nvlink_endpoints{state="never"} 1.0' in page
+                assert await admin.machines() == []
+                pem = stranger.issue("site")
+                place = ground.directory / "secrets" / "nmxc" / serial / "tls"
+                place.mkdir(parents=True)
+                pieces = {"ca": stranger.certificate, "certificate": pem.certificate, "key": pem.key}
+                for name, content in pieces.items():
+                    (place / name).write_bytes(content)
+                    (place / name).chmod(0o600)
+                # A connection keeps its material: a changed address makes a new one.
+                moved = switch.url.replace("127.0.0.1", "localhost")
+                await admin.forge.UpdateNvlinkNmxcEndpoint(
+                    pb.NvlinkNmxcEndpoint(chassis_serial=serial, endpoint=moved)
+                )
+                assert len(await until(admin.machines)) == 18
+
+    async def failed(port):
+        page = await metrics(port)
+        errors = [line for line in page.splitlines() if "nmxc_connect_error_count{" in line]
+        return page if any(not line.endswith(" 0.0") for line in errors) else None
+
+    asyncio.run(scenario())
+
+
+def test_plaintext_switches_need_allow_insecure(ground):
+    config = load(ground.config())
+
+    async def scenario():
+        async with (
+            ground.racks(tls=False) as (switch,),
+            service(config) as site,
+            Operator(ground, site.admin_port) as admin,
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match="plaintext") as refused:
+                await admin.register(switch)
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+    asyncio.run(scenario())
+
+
+def test_a_site_that_only_discovers_does_what_an_operator_applies(ground):
+    path = ground.config()
+    path.write_text(
+        path.read_text().replace("enabled = true", "enabled = false\ndomain_discovery_enabled = true")
+    )
+    config = load(path)
+
+    async def scenario():
+        async with (
+            ground.racks() as (switch,),
+            service(config) as site,
+            Operator(ground, site.admin_port) as admin,
+        ):
+            await admin.register(switch)
+            await until(admin.machines)
+            domain = ours.PlanRequest(domain=switch.fabric.domain)
+            plan = (await admin.ours.MakePlan(domain)).plan
+            kinds = [one["type"] for one in msgspec.json.decode(plan)["operations"]]
+            assert kinds == ["delete-partition"]
+            assert len(switch.fabric.snapshot().partitions) == 1
+            outcomes = (await admin.ours.ApplyPlan(ours.ApplyRequest(plan=plan))).outcomes
+            assert [one.state for one in outcomes] == ["done"]
+            assert switch.fabric.snapshot().partitions == ()
+            with pytest.raises(grpc.aio.AioRpcError, match="no longer") as refused:
+                await admin.ours.ApplyPlan(ours.ApplyRequest(plan=plan))
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+    asyncio.run(scenario())
+
+
+def test_browse_asks_the_controller_itself(ground):
+    config = load(ground.config())
+
+    async def scenario():
+        async with (
+            ground.racks() as (switch,),
+            service(config) as site,
+            Operator(ground, site.admin_port, "viewer") as viewer,
+        ):
+            async with Operator(ground, site.admin_port) as admin:
+                await admin.register(switch)
+            (guid, gpu) = next(iter(switch.fabric.gpus.items()))
+            serial = gpu.chassis_serial
+            for operation, count in ((1, 18), (2, 1), (3, 72)):
+                reply = await viewer.forge.NmxcBrowse(
+                    pb.NmxcBrowseRequest(chassis_serial=serial, operation=operation, gpu_uid=guid)
+                )
+                body = msgspec.json.decode(reply.body)
+                assert len(body.get("gpu_info_list") or body["node_info_list"]) == count
+                assert body["server_header"]["domain_uuid"] == switch.fabric.domain
+
+    asyncio.run(scenario())
+
+
+async def metrics(port, path="metrics"):
+    async with httpx2.AsyncClient() as client:
+        answer = await client.get(f"http://127.0.0.1:{port}/{path}")
+        assert answer.status_code == 200
+        return answer.text
+
+
+def test_tokens_of_other_issuers_are_not_believed(ground):
+    config = load(ground.config())
+
+    async def scenario():
+        async with service(config) as site, ground.rest(site.rest_port) as http:
+            assert (await http.get("site")).status_code == 200
+            wrong = {"Authorization": f"Bearer {ground.token(issuer='https://issuer.evil')}"}
+            assert (await http.get("site", headers=wrong)).status_code == 401
+            assert (await http.get("site", headers={"Authorization": "Bearer x"})).status_code == 401
+            assert await metrics(site.metrics_port, "healthz") == "ok\n"
+            assert await metrics(site.metrics_port, "readyz") == "ok\n"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("enabled = true", "enabled = true\nnmx_m_endpoint = 'https://nmx-m'", "NMX-M"),
+        ("[server]", "[nvlink_config.nmx_c_certificate_rotation]\nenabled = true\n[server]", "not rotated"),
+    ],
+)
+def test_what_is_not_done_is_refused_at_the_start(ground, old, new, told):
+    path = ground.config()
+    path.write_text(path.read_text().replace(old, new))
+
+    async def scenario():
+        async with service(load(path)):
+            raise AssertionError("it started")
+
+    with pytest.raises(Refused, match=told):
+        asyncio.run(scenario())
+
+
+def test_a_database_serves_one_site(ground):
+    async def start(path):
+        async with service(load(path)):
+            return
+
+    asyncio.run(start(ground.config()))
+    other = ground.config()
+    other.write_text(other.read_text().replace('name = "lab"', 'name = "another"'))
+    with pytest.raises(Refused, match="'lab'"):
+        asyncio.run(start(other))
+
+
+def test_the_process_says_where_it_listens_and_ends_when_told(ground):
+    code = (
+        "import sys, pathlib; from rackloom.cli.serve import serve; serve(config=pathlib.Path(sys.argv[1]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(ground.config())], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("rackloom: site lab: REST on port ")
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_time_never_runs_backwards_over_a_restart(ground):
+    """The clock of the service starts after everything that is recorded."""
+
+    async def start():
+        async with service(load(ground.config())) as site:
+            return site.reconciler.clock()
+
+    before = asyncio.run(start())
+    assert asyncio.run(start()) >= before
+    assert before <= time.time() + 60

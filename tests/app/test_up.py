@@ -1,0 +1,166 @@
+"""`rackloom up` as a process: what a script sees of it, and what a kill leaves behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import httpx2
+import pytest
+
+RACKLOOM = [sys.executable, "-m", "rackloom.cli.main"]
+PATIENCE = 30.0
+
+
+@contextmanager
+def up(home, *arguments):
+    process = subprocess.Popen(
+        [*RACKLOOM, "up", "--port", "0", "--home", str(home), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stdout.readline()
+        assert " at http://127.0.0.1:" in line, process.stderr.read()
+        yield process, line.split(" at ")[1].split(",")[0]
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=PATIENCE)
+
+
+def rackloom(*arguments):
+    return subprocess.run([*RACKLOOM, *arguments], capture_output=True, text=True, timeout=PATIENCE)
+
+
+def client(home, url, org="demo", role="TENANT_ADMIN"):
+    token = rackloom("token", "--home", str(home), "--org", org, "--role", role).stdout.strip()
+    return httpx2.Client(
+        base_url=f"{url}/v2/org/{org}/nico/", headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE
+    )
+
+
+def wait_until(look):
+    deadline = time.monotonic() + PATIENCE
+    while not (seen := look()):
+        assert time.monotonic() < deadline, "it did not become true"
+        time.sleep(0.02)
+    return seen
+
+
+def order_rack(http):
+    site = http.get("site").json()[0]["id"]
+    body = {"name": "job", "siteId": site}
+    partition = http.post("nvlink-logical-partition", json=body).json()["id"]
+    vpc = http.post("vpc", json=body | {"nvLinkLogicalPartitionId": partition}).json()["id"]
+    kind = http.get("instance/type").json()[0]["id"]
+    batch = {"namePrefix": "job", "count": 18, "vpcId": vpc, "instanceTypeId": kind}
+    answer = http.post("instance/batch", json=batch)
+    assert answer.status_code == 201, answer.text
+    return partition
+
+
+def ready(http):
+    seen = http.get("instance?pageSize=100").json()
+    return [one for one in seen if one["status"] == "Ready"] if len(seen) == 18 else []
+
+
+def test_a_killed_service_ends_in_the_same_place(tmp_path):
+    with up(tmp_path) as (process, url), client(tmp_path, url) as http:
+        partition = order_rack(http)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(PATIENCE)
+    with up(tmp_path) as (_, url), client(tmp_path, url) as http:
+        wait_until(lambda: len(ready(http)) == 18)
+        seen = [
+            (one["nvLinkLogicalPartitionId"], one["nvLinkDomainId"], one["status"])
+            for instance in http.get("instance?pageSize=100").json()
+            for one in instance["nvLinkInterfaces"]
+        ]
+        assert len(seen) == 72
+        assert len(set(seen)) == 1
+        assert seen[0][0] == partition
+
+
+def test_a_ready_site_stays_ready_over_a_kill(tmp_path):
+    with up(tmp_path) as (process, url), client(tmp_path, url) as http:
+        order_rack(http)
+        before = wait_until(lambda: ready(http) if len(ready(http)) == 18 else None)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(PATIENCE)
+    with up(tmp_path) as (_, url), client(tmp_path, url) as http:
+        # The switches kept their partitions, so the first look after the start confirms everything.
+        assert [one["id"] for one in ready(http)] == [one["id"] for one in before]
+        endpoints = len(list((tmp_path / "twin").glob("*-*.json")))
+        assert endpoints == 2
+
+
+def test_a_second_service_on_the_same_home_is_refused_by_name(tmp_path):
+    with up(tmp_path) as (process, _):
+        second = rackloom("up", "--port", "0", "--home", str(tmp_path))
+        assert second.returncode == 1
+        assert f"{tmp_path} is in use by process {process.pid}" in second.stderr
+        assert "fix: " in second.stderr
+
+
+def test_a_taken_port_is_refused_and_harms_nothing(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = rackloom("up", "--port", str(port), "--home", str(tmp_path))
+    assert refused.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in refused.stderr
+    with up(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("arguments", [("--racks", "3"), ("--profile", "gb300-nvl72")])
+def test_a_home_keeps_the_racks_it_was_made_with(tmp_path, arguments):
+    with up(tmp_path):
+        pass
+    refused = rackloom("up", "--port", "0", "--home", str(tmp_path), *arguments)
+    assert refused.returncode == 1
+    assert "was made with 2 racks of gb200-nvl72" in refused.stderr
+    assert "--racks 2 --profile gb200-nvl72" in refused.stderr
+
+
+def test_an_unknown_profile_names_the_near_ones(tmp_path):
+    refused = rackloom("up", "--port", "0", "--home", str(tmp_path), "--profile", "gb200-nvl27")
+    assert refused.returncode == 1
+    assert "gb200-nvl72" in refused.stderr
+
+
+def test_two_cabled_racks_are_one_domain(tmp_path):
+    with up(tmp_path, "--profile", "gb200-nvl36x2") as (_, url), client(tmp_path, url) as http:
+        order_rack(http)
+        wait_until(lambda: len(ready(http)) == 18)
+
+
+def test_any_other_org_becomes_a_tenant_and_sees_only_its_own(tmp_path):
+    with up(tmp_path) as (_, url):
+        with client(tmp_path, url) as http:
+            order_rack(http)
+        with client(tmp_path, url, org="rival") as http:
+            assert http.get("instance").json() == []
+            assert http.get("nvlink-interface").json() == []
+            order_rack(http)
+            wait_until(lambda: len(ready(http)) == 18)
+
+
+def test_a_token_needs_a_site(tmp_path):
+    refused = rackloom("token", "--home", str(tmp_path / "none"), "--org", "demo", "--role", "TENANT_ADMIN")
+    assert refused.returncode == 1
+    assert "no site lives in" in refused.stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_log_is_json_lines(tmp_path):
+    with up(tmp_path):
+        pass
+    lines = (tmp_path / "logs" / "rackloom.log").read_text().splitlines()
+    assert all("event" in json.loads(line) for line in lines)
+    assert lines

@@ -1,0 +1,113 @@
+"""An admin server on a real socket, and clients of it with certificates of their own."""
+
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from rackloom.carve.admin import forge_pb2_grpc, operator_pb2_grpc
+from rackloom.carve.admin.deps import AdminDeps
+from rackloom.carve.admin.identity import Identities
+from rackloom.carve.admin.server import AdminServer, AdminTls
+
+
+class Client:
+    """The admin interface as a client with one certificate sees it."""
+
+    def __init__(self, port: int, ca: bytes, pem: Any) -> None:
+        key, certificate = (pem.key, pem.certificate) if pem else (None, None)
+        credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+        self.channel = grpc.aio.secure_channel(f"localhost:{port}", credentials)
+        self.forge = forge_pb2_grpc.ForgeStub(self.channel)
+        self.operator = operator_pb2_grpc.OperatorStub(self.channel)
+
+
+class Kept:
+    """Credentials that were kept."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, dict[str, str]] = {}
+
+    async def keep(self, path: str, fields: Any) -> None:
+        self.fields[path] = dict(fields)
+
+    async def forget(self, path: str) -> None:
+        self.fields.pop(path, None)
+
+
+class Door:
+    """A running admin server and what it tells others."""
+
+    def __init__(self, authority: Any) -> None:
+        self.authority = authority
+        self.woken: list[frozenset[str]] = []
+        self.refreshed = 0
+        self.kept = Kept()
+        self.port = 0
+        self._numbers = itertools.count(1)
+
+    def ids(self) -> str:
+        return f"00000000-0000-4000-9000-{next(self._numbers):012}"
+
+    def endpoints_changed(self) -> None:
+        self.refreshed += 1
+
+    def deps(self, store: Any, **others: Any) -> AdminDeps:
+        async def nothing(*_: Any) -> Any:
+            raise AssertionError("not asked for in this test")
+
+        defaults: dict[str, Any] = {
+            "clock": time.time,
+            "browse": nothing,
+            "apply": nothing,
+            "check_endpoint": lambda _: None,
+        }
+        return AdminDeps(
+            store=store,
+            ids=self.ids,
+            wake=self.woken.append,
+            endpoints_changed=self.endpoints_changed,
+            credentials=self.kept,
+            **(defaults | others),
+        )
+
+    @asynccontextmanager
+    async def open(self, deps: AdminDeps) -> AsyncIterator["Door"]:
+        """Serve `deps`: certificates named admin may write, those named viewer read."""
+        pem = self.authority.issue("server")
+        tls = AdminTls(certificate=pem.certificate, key=pem.key, client_ca=self.authority.certificate)
+        identities = Identities(frozenset({"admin"}), frozenset({"viewer"}))
+        async with AdminServer(deps, identities, tls, "127.0.0.1:0") as server:
+            self.port = server.port
+            yield self
+
+    @asynccontextmanager
+    async def client(self, name: str | None = "admin", by: Any = None) -> AsyncIterator[Client]:
+        pem = (by or self.authority).issue(name) if name else None
+        client = Client(self.port, self.authority.certificate, pem)
+        try:
+            yield client
+        finally:
+            await client.channel.close()
+
+
+@pytest.fixture
+def door(authority: Any) -> Door:
+    return Door(authority)
+
+
+@pytest.fixture
+def refusal() -> Callable[[Any], Any]:
+    """The error of a call that must be refused."""
+
+    async def refused(call: Any) -> Any:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        return caught.value
+
+    return refused

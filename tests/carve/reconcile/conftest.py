@@ -1,0 +1,225 @@
+"""Replicas of the reconciler on one PostgreSQL database, against simulated racks on real sockets."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from rackloom.carve.fabric.nmxc.driver import NmxcDriver
+from rackloom.carve.plan.values import Operation
+from rackloom.carve.reconcile import loop, workers
+from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.site import instance_creation, logical_partitions, tables, tenants, vpcs
+from rackloom.carve.site.seed import seed_embedded_site
+from rackloom.carve.site.store import Store
+from rackloom.carve.site.store.backend import Backend, T
+from rackloom.topology import profiles
+from rackloom.topology.build import build_site
+from rackloom.twin.names import SeededNames
+from rackloom.twin.nmxc_server import NmxcServer
+from rackloom.twin.racks import fabrics_of
+
+PROFILE = profiles.load_rack("gb200-nvl72")
+PATIENCE = 60.0
+NEVER = 36000.0
+"""Interval of the timer: what happens in a test was woken by something else."""
+
+
+def new_id() -> str:
+    return str(uuid.uuid4())
+
+
+class MortalBackend:
+    """The database as one replica reaches it, until it is cut off."""
+
+    is_shared = True
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.cut_off = False
+
+    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
+        self._check()
+        result = await self._backend.transact(work, write=write)
+        self._check()
+        return result
+
+    def changes(self) -> AsyncGenerator[str | None, None]:
+        return self._backend.changes()
+
+    async def close(self) -> None:
+        await self._backend.close()
+
+    def _check(self) -> None:
+        if self.cut_off:
+            raise ConnectionError("cut off from the database")
+
+
+class WatchedDriver(NmxcDriver):
+    """Notes when it asks the fabric for what."""
+
+    def __init__(self, replica: str, url: str, asked: list[tuple[str, str, Operation]]) -> None:
+        super().__init__(url, clock=time.time)
+        self._replica, self._url, self._asked = replica, url, asked
+
+    async def execute(self, operation: Operation) -> int:
+        self._asked.append((self._replica, self._url, operation))
+        return await super().execute(operation)
+
+
+class Replica:
+    """One process of several: its own connections, its own reconciler."""
+
+    def __init__(self, name: str, store: Store, backend: MortalBackend, asked: list[Any]) -> None:
+        self.name = name
+        self.store = store
+        self.backend = backend
+        self.reconciler = Reconciler(
+            store,
+            lambda endpoint: WatchedDriver(name, endpoint.url, asked),
+            time.time,
+            interval=NEVER,
+            holder=name,
+        )
+        self.task = asyncio.create_task(self.reconciler.run())
+
+    def domains(self) -> set[str]:
+        """Domains that it reconciles now."""
+        return {one.work.domain for one in self.reconciler.loops if one.work.domain is not None}
+
+    async def kill(self) -> None:
+        """End it without a word to the database."""
+        self.backend.cut_off = True
+        await self.stop()
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+
+class Racks:
+    """A seeded database, the fabrics, and the replicas that a test starts."""
+
+    def __init__(self, url: str, servers: list[NmxcServer], stack: AsyncExitStack) -> None:
+        self.url = url
+        self.servers = servers
+        self.asked: list[tuple[str, str, Operation]] = []
+        self.made: list[tuple[str, str]] = []
+        """Domain and name of each partition that a fabric began to have."""
+        self._stack = stack
+        for server in servers:
+            self._watch(server)
+
+    def _watch(self, server: NmxcServer) -> None:
+        known: set[int] = set()
+
+        def note(snapshot: Any) -> None:
+            now = {one.id: one.name for one in snapshot.partitions}
+            self.made.extend((snapshot.domain, name) for key, name in now.items() if key not in known)
+            known.clear()
+            known.update(now)
+
+        note(server.fabric.snapshot())
+        self.made.clear()
+        server.fabric.on_change(note)
+
+    @property
+    def domains(self) -> set[str]:
+        return {server.fabric.domain for server in self.servers}
+
+    async def connect(self) -> tuple[Store, MortalBackend]:
+        # The backend is reached into, because only there can a process be cut off from its database.
+        backend = MortalBackend((await Store.connect(self.url))._backend)
+        self._stack.push_async_callback(backend.close)
+        return Store(backend), backend
+
+    async def replica(self, name: str) -> Replica:
+        replica = Replica(name, *await self.connect(), self.asked)
+        self._stack.push_async_callback(replica.stop)
+        await replica.reconciler.first_passes()
+        return replica
+
+    def partitions(self) -> dict[str, set[str]]:
+        return {
+            server.fabric.domain: {one.name for one in server.fabric.snapshot().partitions}
+            for server in self.servers
+        }
+
+    async def audit(self, store: Store) -> list[Any]:
+        return await store.read(
+            lambda conn: list(conn.execute(sa.select(tables.operation).order_by(tables.operation.c.id)))
+        )
+
+    async def order(self, store: Store, count: int) -> None:
+        """Wish for instances whose GPUs are joined; nobody but the database hears of it."""
+        now = time.time()
+        tenant = await store.read(tenants.of, "demo")
+        kind = await store.read(lambda conn: conn.execute(sa.select(tables.instance_type)).one())
+        names = {"site_id": kind.site_id, "description": None, "now": now, "ids": new_id}
+        partition = await store.run(logical_partitions.create, tenant.id, name=new_id(), **names)
+        vpc = await store.run(
+            vpcs.create,
+            tenant.id,
+            name=new_id(),
+            logical_partition_id=partition,
+            extra={},
+            wanted_id=None,
+            **names,
+        )
+        request = instance_creation.InstanceRequest(
+            names=tuple(new_id() for _ in range(count)),
+            vpc_id=vpc,
+            instance_type_id=kind.id,
+            one_domain=False,
+        )
+        await store.run(instance_creation.create, tenant, request, time.time(), new_id)
+
+    async def all_ready(self, store: Store) -> bool:
+        found = sa.select(tables.instance.c.status)
+        return await store.read(lambda conn: set(conn.execute(found).scalars())) == {"Ready"}
+
+
+async def until(look: Callable[[], Any]) -> None:
+    """Wait for something to be so."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            seen = look()
+            if asyncio.iscoroutine(seen):
+                seen = await seen
+            if seen:
+                return
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], Any]], Any]:
+    return until
+
+
+@pytest.fixture
+def racks(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
+    """Opens a site of so many racks; leases are shorter than in production, so that a test need not wait."""
+    monkeypatch.setattr(loop, "LEASE_SECONDS", 3.0)
+    monkeypatch.setattr(loop, "RENEW_SECONDS", 0.5)
+    monkeypatch.setattr(workers, "RENEW_SECONDS", 0.5)
+
+    @asynccontextmanager
+    async def opened(count: int) -> AsyncIterator[Racks]:
+        site = build_site(PROFILE, count, SeededNames("test"))
+        async with AsyncExitStack() as stack:
+            servers = [
+                await stack.enter_async_context(NmxcServer(fabric)) for fabric in fabrics_of(site, "test")
+            ]
+            found = Racks(postgres_url, servers, stack)
+            store, _ = await found.connect()
+            urls = {server.fabric.domain: server.url for server in servers}
+            await store.run(seed_embedded_site, site, PROFILE, urls, now=time.time(), ids=new_id)
+            yield found
+
+    return opened

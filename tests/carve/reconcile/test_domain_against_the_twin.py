@@ -1,0 +1,258 @@
+"""The loop against a switch controller on a real socket: down, back, refusing, changed behind its back."""
+
+import asyncio
+import itertools
+import time
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import sqlalchemy as sa
+
+from rackloom.carve.fabric.nmxc.driver import NmxcDriver
+from rackloom.carve.plan.values import DEFAULT_PARTITION_ID
+from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.site import instance_creation, knowledge, logical_partitions, tables, tenants, vpcs
+from rackloom.carve.site.seed import seed_embedded_site
+from rackloom.carve.site.store import Store
+from rackloom.topology import profiles
+from rackloom.topology.build import build_site
+from rackloom.twin.names import SeededNames
+from rackloom.twin.nmxc_server import NmxcServer
+from rackloom.twin.racks import fabrics_of
+
+PROFILE = profiles.load_rack("gb200-nvl72")
+PATIENCE = 20.0
+_numbers = itertools.count(1)
+
+
+def new_id():
+    return f"00000000-0000-4000-8000-{next(_numbers):012}"
+
+
+class Plane:
+    """A store, a reconciler and one simulated rack that a test can switch off."""
+
+    def __init__(self, store, server):
+        self.store = store
+        self.server = server
+        self.reconciler = Reconciler(
+            store, lambda endpoint: NmxcDriver(endpoint.url, clock=time.time), time.time, interval=30.0
+        )
+
+    @property
+    def domain(self):
+        return self.server.fabric.domain
+
+    async def order(self, count=2):
+        tenant = await self.store.read(tenants.of, "demo")
+        row = await self.store.read(lambda conn: conn.execute(sa.select(tables.instance_type)).one())
+        partition = await self.store.run(
+            logical_partitions.create,
+            tenant.id,
+            site_id=row.site_id,
+            name=f"p{next(_numbers)}",
+            description=None,
+            now=time.time(),
+            ids=new_id,
+        )
+        vpc = await self.store.run(
+            vpcs.create,
+            tenant.id,
+            site_id=row.site_id,
+            name=f"v{next(_numbers)}",
+            description=None,
+            logical_partition_id=partition,
+            extra={},
+            wanted_id=None,
+            now=time.time(),
+            ids=new_id,
+        )
+        changed = await self.store.run(
+            instance_creation.create,
+            tenant,
+            instance_creation.InstanceRequest(
+                names=tuple(f"i{next(_numbers)}" for _ in range(count)),
+                vpc_id=vpc,
+                instance_type_id=row.id,
+                one_domain=False,
+            ),
+            now=time.time(),
+            ids=new_id,
+        )
+        self.reconciler.wake(changed.domains)
+        return changed.value
+
+    async def statuses(self):
+        rows = await self.store.read(
+            lambda conn: conn.execute(sa.select(tables.instance.c.status)).scalars().all()
+        )
+        return sorted(rows)
+
+    async def until(self, look):
+        async with asyncio.timeout(PATIENCE):
+            while not (seen := await look()):
+                await asyncio.sleep(0.02)
+        return seen
+
+    async def doubt(self):
+        return (await self.store.read(knowledge.of_domain, self.domain)).doubt
+
+    def partitions(self):
+        return {one.name: len(one.guids) for one in self.server.fabric.snapshot().partitions}
+
+
+@asynccontextmanager
+async def plane():
+    """A site of one rack whose switch controller listens; its reconciler is not running yet."""
+    names = SeededNames("test")
+    site = build_site(PROFILE, 1, names)
+    (fabric,) = fabrics_of(site, "test")
+    store = Store.inline()
+    async with NmxcServer(fabric) as server:
+        await store.run(
+            seed_embedded_site, site, PROFILE, {fabric.domain: server.url}, now=time.time(), ids=new_id
+        )
+        yield Plane(store, server)
+    await store.close()
+
+
+@asynccontextmanager
+async def reconciling(reconciler):
+    running = asyncio.create_task(reconciler.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+def test_first_contact_removes_the_factory_default_and_nothing_else():
+    async def scenario():
+        async with plane() as site:
+            fabric = site.server.fabric
+            assert [one.id for one in fabric.snapshot().partitions] == [DEFAULT_PARTITION_ID]
+            async with reconciling(site.reconciler):
+                await site.reconciler.first_passes()
+                assert site.partitions() == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_change_wakes_the_domain_and_ready_means_seen():
+    async def scenario():
+        async with plane() as site, reconciling(site.reconciler):
+            await site.reconciler.first_passes()
+            await site.order(2)
+            await site.until(lambda: _all(site, "Ready", 2))
+            assert list(site.partitions().values()) == [8]
+
+    asyncio.run(scenario())
+
+
+def test_a_controller_that_is_down_at_start_is_unknown_since_then_and_heals_by_itself():
+    async def scenario():
+        async with plane() as site:
+            await site.server.go_away()
+            async with reconciling(site.reconciler):
+                await site.reconciler.first_passes()
+                await site.order(2)
+                assert await site.statuses() == ["Pending", "Pending"]
+                assert "no switch controller has reported this machine yet" in await _reasons(site)
+                await site.server.come_back()
+                await site.until(lambda: _all(site, "Ready", 2))
+
+    asyncio.run(scenario())
+
+
+def test_a_controller_that_goes_away_takes_ready_back_and_returns_it():
+    async def scenario():
+        async with plane() as site, reconciling(site.reconciler):
+            await site.reconciler.first_passes()
+            await site.order(2)
+            await site.until(lambda: _all(site, "Ready", 2))
+            await site.server.go_away()
+            site.reconciler.wake(frozenset({site.domain}))
+            await site.until(lambda: _all(site, "Unknown", 2))
+            assert (await site.doubt()).startswith("unknown since ")
+            await site.server.come_back()
+            await site.until(lambda: _all(site, "Ready", 2))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("code", ["NOT_READY", "RESOURCE_IN_USE", "GENERIC_ERROR"])
+def test_a_refused_operation_is_recorded_as_refused_and_tried_again(code):
+    async def scenario():
+        async with plane() as site, reconciling(site.reconciler):
+            await site.reconciler.first_passes()
+            site.server.faults.refuse_next("CreatePartition", code)
+            await site.order(1)
+            await site.until(lambda: _all(site, "Ready", 1))
+            rows = await _operations(site, "create-partition")
+            assert [(row.state, row.code) for row in rows] == [("refused", code), ("done", None)]
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_answer_is_not_asked_for_twice():
+    async def scenario():
+        async with plane() as site, reconciling(site.reconciler):
+            await site.reconciler.first_passes()
+            site.server.faults.drop_reply_of_next("CreatePartition")
+            await site.order(1)
+            await site.until(lambda: _all(site, "Ready", 1))
+            rows = await _operations(site, "create-partition")
+            assert [row.state for row in rows] == ["unknown"]
+            assert list(site.partitions().values()) == [4]
+
+    asyncio.run(scenario())
+
+
+def test_the_fabric_wakes_the_loop_when_somebody_else_changes_it():
+    async def scenario():
+        async with plane() as site, reconciling(site.reconciler):
+            await site.reconciler.first_passes()
+            await site.order(1)
+            await site.until(lambda: _all(site, "Ready", 1))
+            (partition,) = site.server.fabric.snapshot().partitions
+            site.server.fabric.delete(partition.id)
+            await site.until(lambda: _operation_count(site, "create-partition", 2))
+            await site.until(lambda: _all(site, "Ready", 1))
+
+    asyncio.run(scenario())
+
+
+def test_a_foreign_partition_is_left_alone():
+    async def scenario():
+        async with plane() as site, reconciling(site.reconciler):
+            await site.reconciler.first_passes()
+            fabric = site.server.fabric
+            guids = [gpu.guid for gpu in fabric.snapshot().gpus[-4:]]
+            fabric.create("somebody-elses", guids)
+            await site.order(1)
+            await site.until(lambda: _all(site, "Ready", 1))
+            assert site.partitions()["somebody-elses"] == 4
+
+    asyncio.run(scenario())
+
+
+async def _all(site, status, count):
+    return await site.statuses() == [status] * count
+
+
+async def _reasons(site):
+    rows = await site.store.read(
+        lambda conn: conn.execute(sa.select(tables.nvlink_interface.c.reason)).scalars().all()
+    )
+    return set(rows)
+
+
+async def _operations(site, kind):
+    table = tables.operation
+    chosen = sa.select(table).where(table.c.kind == kind).order_by(table.c.id)
+    return await site.store.read(lambda conn: conn.execute(chosen).all())
+
+
+async def _operation_count(site, kind, count):
+    return len(await _operations(site, kind)) >= count

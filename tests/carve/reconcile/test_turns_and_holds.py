@@ -1,0 +1,192 @@
+"""One process: endpoints of one domain take turns, and nothing is asked for after the lease ran out."""
+
+import asyncio
+import itertools
+import math
+import time
+from contextlib import AsyncExitStack, suppress
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from rackloom.carve.fabric.nmxc.driver import NmxcDriver
+from rackloom.carve.reconcile.domain import NEVER_ASKED, DomainPass
+from rackloom.carve.reconcile.leases import Hold
+from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.reconcile.turns import Turns
+from rackloom.carve.site import endpoints, sharing, tables
+from rackloom.carve.site.leases import Lease
+from rackloom.carve.site.seed import seed_embedded_site
+from rackloom.carve.site.store import Store
+from rackloom.topology import profiles
+from rackloom.topology.build import build_site
+from rackloom.twin.names import SeededNames
+from rackloom.twin.nmxc_server import NmxcServer
+from rackloom.twin.racks import fabrics_of
+
+PROFILE = profiles.load_rack("gb200-nvl72")
+LEASE = Lease("endpoint", "me", 1)
+_numbers = itertools.count(1)
+
+
+def new_id():
+    return f"00000000-0000-4000-8000-{next(_numbers):012}"
+
+
+async def seeded(stack, controllers=1):
+    """A store and so many controllers of one and the same rack, each with an endpoint of its own."""
+    site = build_site(PROFILE, 1, SeededNames("test"))
+    (fabric,) = fabrics_of(site, "test")
+    servers = [await stack.enter_async_context(NmxcServer(fabric)) for _ in range(controllers)]
+    store = Store.inline()
+    stack.push_async_callback(store.close)
+    urls = {fabric.domain: servers[0].url}
+    await store.run(seed_embedded_site, site, PROFILE, urls, now=time.time(), ids=new_id)
+    for number, server in enumerate(servers[1:]):
+        await store.run(endpoints.register, server.url, [f"OTHER{number}"], time.time(), new_id)
+    return store, servers
+
+
+async def operations(store):
+    return await store.read(
+        lambda conn: conn.execute(sa.select(tables.operation).order_by(tables.operation.c.id)).all()
+    )
+
+
+class Watched(NmxcDriver):
+    """Counts who is at work on the fabric at the same time."""
+
+    at_work = 0
+    most = 0
+
+    async def execute(self, operation):
+        Watched.at_work += 1
+        Watched.most = max(Watched.most, Watched.at_work)
+        try:
+            return await super().execute(operation)
+        finally:
+            Watched.at_work -= 1
+
+
+def test_two_endpoints_of_one_domain_never_act_at_the_same_time(monkeypatch):
+    monkeypatch.setattr(Watched, "most", 0)
+
+    async def main():
+        async with AsyncExitStack() as stack:
+            store, servers = await seeded(stack, controllers=2)
+            for server in servers:
+                server.faults.delay_next("DeletePartition", 0.2)
+            reconciler = Reconciler(store, lambda one: Watched(one.url, clock=time.time), time.time)
+            running = asyncio.create_task(reconciler.run())
+            await reconciler.first_passes()
+            assert len(reconciler.loops) == 2
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            assert servers[0].fabric.partitions == {}
+            # Both looked before either acted; the second one looked again and found it done.
+            assert [row.state for row in await operations(store)] == ["done"]
+            assert Watched.most == 1
+
+    asyncio.run(main())
+
+
+def test_nothing_is_asked_for_when_the_process_slept_through_the_end_of_its_lease():
+    async def main():
+        async with AsyncExitStack() as stack:
+            store, (server,) = await seeded(stack)
+            (held,) = await store.run(sharing.take_share, "me", time.time(), math.inf)
+            driver = NmxcDriver(server.url, clock=time.time)
+            stack.push_async_callback(driver.close)
+            hold = Hold(held.lease, asyncio.get_running_loop().time())
+            work = DomainPass(held.endpoint, hold, driver, store, time.time, Turns())
+            assert await work.run() is False
+            assert [(row.state, row.message) for row in await operations(store)] == [("refused", NEVER_ASKED)]
+            assert len(server.fabric.partitions) == 1
+            hold.extend(math.inf)
+            assert await work.run() is True
+            assert server.fabric.partitions == {}
+
+    asyncio.run(main())
+
+
+def test_an_endpoint_that_no_driver_takes_does_not_stop_the_others():
+    async def main():
+        async with AsyncExitStack() as stack:
+            store, (server,) = await seeded(stack)
+            await store.run(endpoints.register, "ftp://nonsense", ["OTHER"], time.time(), new_id)
+            reconciler = Reconciler(store, lambda one: NmxcDriver(one.url, clock=time.time), time.time)
+            running = asyncio.create_task(reconciler.run())
+            await reconciler.first_passes()
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            assert server.fabric.partitions == {}
+
+    asyncio.run(main())
+
+
+def test_work_under_a_hold_ends_at_its_deadline_unless_that_is_moved():
+    async def main():
+        loop = asyncio.get_running_loop()
+        task = asyncio.create_task(asyncio.Event().wait())
+        hold = Hold(LEASE, loop.time() + 3600)
+        hold.guard(task)
+        hold.extend(loop.time() + 7200)
+        await asyncio.sleep(0)
+        assert not hold.has_ended()
+        assert not task.done()
+        hold.extend(loop.time())
+        assert hold.has_ended()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_a_hold_without_end_never_ends():
+    async def main():
+        hold = Hold(msgspec.structs.replace(LEASE, epoch=2), math.inf)
+        task = asyncio.create_task(asyncio.sleep(0.01, "finished"))
+        hold.guard(task)
+        assert await task == "finished"
+        assert not hold.has_ended()
+
+    asyncio.run(main())
+
+
+def test_a_look_is_stale_once_somebody_acted_after_it_and_only_in_that_domain():
+    async def main():
+        turns = Turns()
+        before = turns.before_looking()
+        async with turns.act("other", before) as is_current:
+            assert is_current
+        async with turns.act("d", before) as is_current:
+            assert is_current
+        async with turns.act("d", before) as is_current:
+            assert not is_current
+        async with turns.act("d", turns.before_looking()) as is_current:
+            assert is_current
+
+    asyncio.run(main())
+
+
+def test_a_look_taken_while_somebody_acts_is_stale():
+    async def main():
+        turns, inside, go_on = Turns(), asyncio.Event(), asyncio.Event()
+
+        async def act():
+            async with turns.act("d", turns.before_looking()):
+                inside.set()
+                await go_on.wait()
+
+        acting = asyncio.create_task(act())
+        await inside.wait()
+        before = turns.before_looking()
+        go_on.set()
+        async with turns.act("d", before) as is_current:
+            assert not is_current
+        await acting
+
+    asyncio.run(main())

@@ -1,0 +1,95 @@
+"""Switch controllers that get another address, or whose chassis another controller takes over."""
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from rackloom.carve.site import endpoints, fabric_book, tables
+
+
+def register(site: Any, url: str, *serials: str) -> None:
+    site.run(endpoints.register, url, serials, site.tick(), site.ids)
+
+
+def known(site: Any) -> dict[str, Any]:
+    return {one.url: one for one in site.read(fabric_book.endpoints)}
+
+
+def unanswered(site: Any) -> list[str]:
+    pending = sa.select(tables.operation.c.endpoint_id).where(tables.operation.c.state == "pending")
+    return list(site.read(lambda conn: conn.execute(pending).scalars().all()))
+
+
+@pytest.fixture
+def domain(small_site: Any) -> str:
+    """The domain of CHASSIS0, observed like the other one."""
+    small_site.observe_all()
+    return str(next(iter(small_site.endpoint)))
+
+
+def test_a_chassis_whose_controller_moved_keeps_its_endpoint(small_site: Any, domain: str) -> None:
+    register(small_site, "http://moved", "CHASSIS0")
+    found = known(small_site)
+    assert len(found) == 2
+    assert found["http://moved"].id == small_site.endpoint[domain]
+    assert found["http://moved"].domain == domain
+
+
+def test_a_chassis_that_is_added_joins_the_endpoint(small_site: Any) -> None:
+    register(small_site, "http://moved", "CHASSIS0", "NEW")
+    assert known(small_site)["http://moved"].chassis_serials == ("CHASSIS0", "NEW")
+    assert len(known(small_site)) == 2
+
+
+def test_an_endpoint_that_keeps_a_chassis_keeps_its_address(small_site: Any) -> None:
+    register(small_site, "http://pair", "CHASSIS2", "CHASSIS3")
+    register(small_site, "http://single", "CHASSIS3")
+    found = known(small_site)
+    assert found["http://pair"].chassis_serials == ("CHASSIS2",)
+    assert found["http://single"].chassis_serials == ("CHASSIS3",)
+
+
+def test_an_endpoint_without_a_chassis_is_not_spoken_to_any_more(
+    small_site: Any, demo: Any, domain: str
+) -> None:
+    one = demo.instance()
+    mine = demo.where(one)[0]
+    small_site.observe(mine)
+    assert demo.status(one) == "Ready"
+    serial, other = (f"CHASSIS{list(small_site.endpoint).index(mine)}", "CHASSIS9")
+    register(small_site, "http://else", other)
+    register(small_site, "http://else", other, serial)
+    assert small_site.endpoint[mine] not in {found.id for found in known(small_site).values()}
+    # What the old one saw counts no longer, and the new one has not answered.
+    assert demo.status(one) == "Unknown"
+    again = known(small_site)["http://else"].id
+    seen = small_site.observation(mine, at=small_site.tick())
+    small_site.run(fabric_book.record_observation, again, seen, small_site.tick())
+    assert demo.status(one) == "Ready"
+
+
+def test_what_a_retired_endpoint_left_open_is_closed_by_its_successor(
+    small_site: Any, demo: Any, domain: str
+) -> None:
+    partition = demo.partition()
+    one = demo.instance([(partition, 0)])
+    mine, slot = demo.where(one)
+    small_site.begin_create(mine, partition, "ours", frozenset({small_site.guid(mine, slot, 0)}))
+    serial = f"CHASSIS{list(small_site.endpoint).index(mine)}"
+    register(small_site, "http://else", "CHASSIS9")
+    register(small_site, "http://else", "CHASSIS9", serial)
+    successor = known(small_site)["http://else"].id
+    assert unanswered(small_site) == [successor]
+    seen = small_site.observation(mine, at=small_site.tick())
+    small_site.run(fabric_book.record_observation, successor, seen, small_site.tick())
+    assert unanswered(small_site) == []
+
+
+def test_an_endpoint_that_gets_its_chassis_back_is_spoken_to_again(small_site: Any, domain: str) -> None:
+    old = next(url for url, one in known(small_site).items() if one.domain == domain)
+    register(small_site, "http://else", "CHASSIS9")
+    register(small_site, "http://else", "CHASSIS9", "CHASSIS0")
+    register(small_site, old, "CHASSIS0")
+    assert known(small_site)[old].id == small_site.endpoint[domain]
+    assert known(small_site)[old].domain is None

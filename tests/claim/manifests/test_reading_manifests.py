@@ -1,0 +1,166 @@
+"""Manifests become values; whatever is wrong with them is refused with file, line and field."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rackloom.claim.manifests.documents import parse_documents
+from rackloom.claim.manifests.read import decode, read
+from rackloom.errors import Refused
+
+CLAIM = """\
+apiVersion: resource.k8s.io/{version}
+kind: ResourceClaim
+metadata:
+  name: c
+spec:
+  devices:
+    requests:
+{request}
+"""
+NESTED = """\
+      - name: gpu
+        exactly:
+          deviceClassName: gpu.nvidia.com
+          tolerations:
+            - key: t
+"""
+FLAT = """\
+      - name: gpu
+        deviceClassName: gpu.nvidia.com
+        tolerations:
+          - key: t
+"""
+
+
+def written(folder: Path, text: str, name: str = "f.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("version", "request_text"), [("v1", NESTED), ("v1beta2", NESTED), ("v1beta1", FLAT)]
+)
+def test_versions_become_v1_with_the_servers_defaults(
+    tmp_path: Path, version: str, request_text: str
+) -> None:
+    path = written(tmp_path, CLAIM.format(version=version, request=request_text))
+    asked = read([path]).claims[0].spec.devices.requests[0].exactly
+    assert asked is not None
+    assert (asked.device_class_name, asked.allocation_mode, asked.count) == (
+        "gpu.nvidia.com",
+        "ExactCount",
+        1,
+    )
+    assert asked.tolerations[0].operator == "Equal"
+
+
+def test_defaults_do_not_replace_what_is_written(tmp_path: Path) -> None:
+    text = "      - name: gpu\n        exactly: {deviceClassName: c, allocationMode: All}\n"
+    asked = read([written(tmp_path, CLAIM.format(version="v1", request=text))]).claims[0]
+    exactly = asked.spec.devices.requests[0].exactly
+    assert exactly is not None
+    assert (exactly.allocation_mode, exactly.count) == ("All", 0)
+
+
+def test_alternatives_get_defaults_too(tmp_path: Path) -> None:
+    text = "      - name: gpu\n        firstAvailable: [{name: a, deviceClassName: c}]\n"
+    claim = read([written(tmp_path, CLAIM.format(version="v1", request=text))]).claims[0]
+    one = claim.spec.devices.requests[0].first_available[0]
+    assert (one.allocation_mode, one.count) == ("ExactCount", 1)
+
+
+def test_devices_of_v1beta1_slices_lose_their_wrapper(tmp_path: Path) -> None:
+    text = """\
+apiVersion: resource.k8s.io/v1beta1
+kind: ResourceSlice
+metadata: {name: s}
+spec:
+  driver: d
+  nodeName: n
+  pool: {name: p, generation: 1, resourceSliceCount: 1}
+  devices:
+    - name: gpu-0
+      basic:
+        attributes: {model: {string: h100}}
+        capacity: {memory: {value: 80Gi}}
+"""
+    device = read([written(tmp_path, text)]).slices[0].spec.devices[0]
+    assert device.attributes["model"].string == "h100"
+    assert device.capacity["memory"].value == "80Gi"
+
+
+def test_a_template_gives_one_claim_and_other_kinds_are_named(tmp_path: Path) -> None:
+    template = CLAIM.format(version="v1", request=NESTED).replace("ResourceClaim", "ResourceClaimTemplate")
+    template = template.replace("spec:\n  devices", "spec:\n spec:\n  devices")
+    pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n"
+    manifests = read([written(tmp_path, f"---\n{template}---\n{pod}---\n")])
+    assert [claim.metadata.name for claim in manifests.claims] == ["c"]
+    assert len(manifests.skipped) == 1
+    assert manifests.skipped[0].endswith(": Pod")
+
+
+def test_a_list_in_json_is_unfolded(tmp_path: Path) -> None:
+    item = parse_documents(CLAIM.format(version="v1", request=NESTED), "x")[0].value
+    text = msgspec.json.encode({"kind": "List", "apiVersion": "v1", "items": [item, item]}).decode()
+    assert len(read([written(tmp_path, text, "f.json")]).claims) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "says"),
+    [
+        (("deviceClassName", "deviceClasName"), 9, "deviceClasName"),
+        (("      - name: gpu", "      - name: [1]"), 8, "spec.devices.requests[0].name"),
+        (("tolerations:\n            - key: t", "count: many"), 11, "count"),
+        (("resource.k8s.io/v1", "resource.k8s.io/v2"), 1, "v2"),
+        (("  name: c", "  name: c\n\tx: y"), 5, "not YAML"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_the_line(
+    tmp_path: Path, change: tuple[str, str], line: int, says: str
+) -> None:
+    text = CLAIM.format(version="v1", request=NESTED).replace(*change)
+    with pytest.raises(Refused) as refused:
+        read([written(tmp_path, text)])
+    assert f"f.yaml:{line}" in refused.value.reason
+    assert says in refused.value.reason
+    assert refused.value.nearest_fix
+
+
+def test_a_scalar_document_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    for path in (written(tmp_path, "just text\n"), tmp_path / "absent.yaml"):
+        with pytest.raises(Refused):
+            read([path])
+
+
+def test_every_field_of_a_full_claim_survives() -> None:
+    text = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: c, namespace: x, labels: {a: b}, annotations: {when: 2026-01-01}}
+spec:
+  devices:
+    requests:
+      - name: gpu
+        exactly:
+          deviceClassName: gpu.nvidia.com
+          allocationMode: ExactCount
+          count: 2
+          adminAccess: true
+          selectors: [{cel: {expression: "true"}}]
+          tolerations: [{key: k, operator: Exists, effect: NoSchedule, tolerationSeconds: 5}]
+          capacity: {requests: {memory: 10Gi}}
+    constraints: [{matchAttribute: a/b, requests: [gpu]}]
+    config: [{requests: [gpu], opaque: {driver: d, parameters: {x: [1, {y: z}]}}}]
+status:
+  allocation:
+    devices:
+      results:
+        - {request: gpu, driver: d, pool: p, device: gpu-0, shareID: s, consumedCapacity: {memory: 10Gi}}
+  reservedFor: [{resource: pods, name: pod, uid: u}]
+"""
+    document = parse_documents(text, "f")[0]
+    fields = {name: value for name, value in document.value.items() if name not in ("apiVersion", "kind")}
+    assert msgspec.json.decode(msgspec.json.encode(decode(document))) == fields

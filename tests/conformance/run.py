@@ -1,0 +1,150 @@
+"""Runs allocator cases (one JSON file each, see data/dra-allocator/README.md) through the public call.
+
+    python tests/conformance/run.py FOLDER
+
+prints one line per failed case and ends with `N passed, N failed`.
+"""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rackloom.claim.allocate.allocator import allocate
+from rackloom.claim.allocate.features import Features
+from rackloom.claim.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
+from rackloom.claim.allocate.outcome import Allocation, Fault, Outcome
+from rackloom.claim.allocate.quantity import Quantity
+from rackloom.claim.allocate.use import DeviceId, InUse
+
+Case = dict[str, Any]
+
+
+def outcome_of(case: Case) -> Outcome:
+    """The library's answer to a case."""
+    return allocate(
+        msgspec.convert(case["node"], Node),
+        msgspec.convert(case["classes"], list[DeviceClass]),
+        msgspec.convert(case["slices"], list[ResourceSlice]),
+        msgspec.convert(case["claims"], list[ResourceClaim]),
+        state=_state(case.get("allocatedState") or {}),
+        features=msgspec.convert(case["features"], Features),
+    )
+
+
+def difference(case: Case) -> str | None:
+    """How the library's answer differs from every accepted one; None if it does not."""
+    answer = outcome_of(case)
+    accepted = [case["expect"], *_also(case)]
+    differences = [
+        _differs(answer, expect, case["expect"].get("compare", "unordered")) for expect in accepted
+    ]
+    return None if None in differences else differences[0]
+
+
+def _also(case: Case) -> list[dict[str, Any]]:
+    """Other right answers: expectations, outcomes by name, or bare lists of results."""
+    others = case.get("alsoAcceptable") or case["expect"].get("alsoAcceptable") or []
+    return [_expectation(one) for one in (others if isinstance(others, list) else [others])]
+
+
+def _expectation(other: Any) -> dict[str, Any]:
+    if isinstance(other, str):
+        return {"outcome": other, "results": []}
+    if isinstance(other, list):
+        return {"outcome": "allocated", "results": other}
+    return {"outcome": "allocated", "results": [], **other}
+
+
+def _state(state: dict[str, Any]) -> InUse:
+    def ids(name: str) -> frozenset[DeviceId]:
+        return frozenset(_device(one) for one in state.get(name) or [])
+
+    consumed = {_device(one): one["capacity"] for one in state.get("aggregatedCapacity") or []}
+    return InUse(dedicated=ids("devices"), shared=ids("sharedDevices"), consumed=consumed)
+
+
+def _device(one: dict[str, str]) -> DeviceId:
+    return DeviceId(one["driver"], one["pool"], one["device"])
+
+
+def _differs(answer: Outcome, expect: dict[str, Any], compare: str) -> str | None:
+    if isinstance(answer, Fault):
+        found = "error"
+    else:
+        found = "allocated" if isinstance(answer, Allocation) else "unsatisfiable"
+    if found != expect["outcome"]:
+        reason = f" ({answer.reason})" if isinstance(answer, Fault) else ""
+        return f"{found}{reason}, not {expect['outcome']}"
+    if not isinstance(answer, Allocation):
+        return None
+    if not _shares_differ(answer):
+        return "share ids are not distinct"
+    results = msgspec.json.decode(msgspec.json.encode(answer.results))
+    ours = [_normal(one, compare) for one in results]
+    theirs = [_normal(one, expect.get("compare", compare)) for one in expect["results"]]
+    return None if ours == theirs else f"got {ours}\n    not {theirs}"
+
+
+def _shares_differ(answer: Allocation) -> bool:
+    ids = [one.share_id for result in answer.results for one in result.devices.results if one.share_id]
+    return len(ids) == len(set(ids))
+
+
+def _normal(result: dict[str, Any], compare: str) -> Any:
+    """A result in which only real differences are left: quantities by value, nothing empty."""
+    devices = [_normal_device(one) for one in result.get("devices", {}).get("results") or []]
+    config = [_without_empty(one) for one in result.get("devices", {}).get("config") or []]
+    terms = (result.get("nodeSelector") or {}).get("nodeSelectorTerms") or []
+    selector = _as_multiset([_normal_term(term) for term in terms])
+    return (devices if compare == "exact" else _as_multiset(devices)), config, selector
+
+
+def _normal_device(device: dict[str, Any]) -> dict[str, Any]:
+    fields = _without_empty(device)
+    if "shareID" in fields:
+        fields["shareID"] = "any"
+    if "consumedCapacity" in fields:
+        fields["consumedCapacity"] = {
+            name: hash(Quantity.parse(amount)) for name, amount in fields["consumedCapacity"].items()
+        }
+    return fields
+
+
+def _normal_term(term: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _as_multiset(
+            [{**one, "values": sorted(one.get("values") or [])} for one in term.get(name) or []]
+        )
+        for name in ("matchFields", "matchExpressions")
+    }
+
+
+def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value not in (None, [], {}, "")}
+
+
+def _as_multiset(values: list[Any]) -> Counter[str]:
+    return Counter(json.dumps(value, sort_keys=True, default=repr) for value in values)
+
+
+def main(folder: Path) -> int:
+    """Run every case under `folder`; 0 if all passed."""
+    passed = failed = 0
+    for path in sorted(folder.rglob("*.json")):
+        case = json.loads(path.read_text())
+        wrong = difference(case)
+        if wrong is None:
+            passed += 1
+        else:
+            failed += 1
+            print(f"FAILED {case.get('name', path.stem)}: {wrong}")  # noqa: T201
+    print(f"{passed} passed, {failed} failed")  # noqa: T201
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
