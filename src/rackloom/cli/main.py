@@ -16,12 +16,19 @@ app = App(
     version=__version__,
     result_action="return_value",
 )
-app.command("rackloom.cli.demo:demo", name="demo")
-app.command("rackloom.cli.up:up", name="up")
-app.command("rackloom.cli.up:token", name="token")
-app.command("rackloom.cli.topology:app", name="topology")
-app.command("rackloom.cli.claim:app", name="claim")
-app.command("rackloom.cli.transfer:app", name="transfer")
+# Help texts stand here because listing the commands must not import them.
+COMMANDS = (
+    ("demo", "rackloom.cli.demo:demo", "Tell the whole story on simulated racks, each step verified."),
+    ("up", "rackloom.cli.up:up", "Run a site on simulated racks, on loopback."),
+    ("token", "rackloom.cli.up:token", "Print a bearer token for such a site."),
+    ("serve", "rackloom.cli.serve:serve", "Run the site service on real switch controllers."),
+    ("admin", "rackloom.cli.admin:app", "Operate a site: endpoints, machines, partitions, plans."),
+    ("topology", "rackloom.cli.topology:app", "What is wired to what, on known machines and racks."),
+    ("claim", "rackloom.cli.claim:app", "What device claims would get here, and why not."),
+    ("transfer", "rackloom.cli.transfer:app", "Measure a KV-cache transfer and prove its path."),
+)
+for _name, _path, _help in COMMANDS:
+    app.command(_path, name=_name, help=_help)
 
 
 def main() -> None:

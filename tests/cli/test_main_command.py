@@ -1,0 +1,50 @@
+"""The program as a whole: what it lists, and that every command can be asked for help."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rackloom.cli.main import COMMANDS
+
+RACKLOOM = [sys.executable, "-m", "rackloom.cli.main"]
+
+
+def rackloom(*arguments):
+    return subprocess.run([*RACKLOOM, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_every_command_is_listed_with_what_it_does():
+    listed = rackloom("--help").stdout
+    for name, _, what in COMMANDS:
+        assert name in listed
+        assert what in listed
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in COMMANDS])
+def test_every_command_can_be_asked_for_help(name):
+    asked = rackloom(name, "--help")
+    assert asked.returncode == 0
+    assert f"Usage: rackloom {name}" in asked.stdout
+
+
+def test_an_unknown_command_is_a_usage_error():
+    refused = rackloom("carve")
+    assert refused.returncode == 2
+    assert 'Unknown command "carve"' in refused.stdout + refused.stderr
+
+
+def test_what_is_refused_says_why_and_what_to_change_on_stderr():
+    refused = rackloom("topology", "show", "gb200")
+    assert refused.returncode == 1
+    assert refused.stdout == ""
+    assert refused.stderr.startswith("rackloom: no ")
+    assert "\n  fix: use gb200-nvl" in refused.stderr
+
+
+def test_listing_commands_imports_none_of_them():
+    code = "import sys, rackloom.cli.main; print([m for m in sys.modules if m.startswith('rackloom.')])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout
+    assert not any(
+        room in loaded for room in ("rackloom.carve", "rackloom.claim", "rackloom.app", "rackloom.prove")
+    )
