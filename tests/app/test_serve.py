@@ -91,6 +91,7 @@ def test_an_operator_brings_up_a_rack_and_a_tenant_uses_it(ground):
             seen = await admin.machines()
             joined = [one for one in seen if one.nvlink_status_observation.gpu_status[0].partition_id.value]
             assert len(joined) == 2
+            assert "nico_nvlink_instance_ready_seconds_count 2.0" in await metrics(site.metrics_port)
 
     async def tenant_uses(http, kind):
         place = (await http.get("site")).json()[0]["id"]

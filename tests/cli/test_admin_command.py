@@ -36,7 +36,11 @@ def ground(tmp_path_factory, authority):
 def running(ground):
     """A service with one rack that nobody has registered yet; its switch and its admin port."""
     # The service logs in the same process, and its lines are not the command's.
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    structlog.configure(
+        processors=[structlog.processors.JSONRenderer()],
+        wrapper_class=structlog.BoundLogger,
+        logger_factory=structlog.ReturnLoggerFactory(),
+    )
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(ground.racks()) as (switch,),

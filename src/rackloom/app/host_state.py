@@ -66,8 +66,7 @@ class HostStates:
             try:
                 reply = await client.get(f"{self._url}/{quote(machine_id, safe='')}")
                 told: Any = reply.raise_for_status().json()
-            except (httpx2.HTTPError, ValueError) as trouble:
-                log.info("host-state.unknown", machine=machine_id, reason=str(trouble))
+            except (httpx2.HTTPError, ValueError):
                 return Status.UNKNOWN
         state = told.get("state") if isinstance(told, dict) else None
         return STATES.get(state, Status.UNKNOWN) if isinstance(state, str) else Status.UNKNOWN

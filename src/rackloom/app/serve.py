@@ -39,6 +39,7 @@ from rackloom.carve.reconcile.hooks import Hooks
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.site import fabric_book
 from rackloom.carve.site.store import Store
+from rackloom.carve.site.values import Status
 from rackloom.errors import Refused
 
 log = structlog.get_logger(__name__)
@@ -208,7 +209,7 @@ def _reconciler(
     nvlink = config.nvlink_config
 
     def enrol_and_record(conn: sa.Connection, endpoint_id: str, seen: Observation, now: float) -> None:
-        machine_book.enrol_observed(conn, site_id, seen, now)
+        machine_book.enrol_observed(conn, site_id, seen, _new_status(config), now)
         fabric_book.record_observation(conn, endpoint_id, seen, now)
 
     enrols = "nmx-c" in config.site.machine_sources
@@ -226,6 +227,11 @@ def _reconciler(
         holder=new_id(),
         hooks=hooks,
     )
+
+
+def _new_status(config: Config) -> str:
+    """Of a host that nobody was asked about yet."""
+    return Status.READY if config.site.host_state.provider == "none" else Status.UNKNOWN
 
 
 async def _admin(
@@ -250,6 +256,7 @@ async def _admin(
         apply=reconciler.apply,
         credentials=_Keeper(secrets),
         check_endpoint=switches.check,
+        new_machine_status=_new_status(config),
         imports="import" in config.site.machine_sources,
     )
     identities = Identities(frozenset(admin.admin_names), frozenset(admin.reader_names))

@@ -75,16 +75,14 @@ class Switches:
         try:
             self.check(endpoint.url)
             address = Address(endpoint.url)
-            if address.scheme == "http":
-                return endpoint.url, None
-            tls = await self._material(endpoint)
+            tls = None if address.scheme == "http" else await self._material(endpoint)
         except (Refused, Retry) as error:
             raise FabricUnavailable(error.reason) from error
         except OSError as error:
             raise FabricUnavailable(f"cannot read {error.filename}: {error.strerror}") from error
         port = address.port or self.config.nmx_c_endpoint_port
         host = f"[{address.hostname}]" if ":" in (address.hostname or "") else address.hostname
-        return f"https://{host}:{port}", tls
+        return f"{address.scheme}://{host}:{port}", tls
 
     async def _material(self, endpoint: Endpoint) -> TlsMaterial:
         own: dict[str, Secret] = {}
@@ -135,7 +133,13 @@ class SwitchDriver:
 
     async def observe(self) -> Observation:
         """Read the whole domain. Raises FabricUnavailable."""
-        return await (await self._open()).observe()
+        config = self._switches.config
+        bound = None if config.enabled else config.domain_discovery_operation_timeout.total_seconds()
+        try:
+            async with asyncio.timeout(bound):
+                return await (await self._open()).observe()
+        except TimeoutError as error:
+            raise FabricUnavailable(f"the domain was not read within {bound:.0f} s") from error
 
     async def execute(self, operation: Operation) -> int:
         """Carry out one operation; see `FabricDriver`."""

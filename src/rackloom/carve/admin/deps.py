@@ -11,7 +11,7 @@ from rackloom.carve.reconcile.meter import Outcome
 from rackloom.carve.site.endpoints import Endpoint
 from rackloom.carve.site.operator_steps import Order
 from rackloom.carve.site.store import Store
-from rackloom.carve.site.values import Changed, Ids
+from rackloom.carve.site.values import Changed, Ids, Status
 
 T = TypeVar("T")
 
@@ -50,6 +50,8 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
 
     imports: bool = True
     """Whether machines may come from an operator's file."""
+    new_machine_status: str = Status.READY
+    """What is known of the host of a machine from a file."""
     caller: str = "unnamed"
     """Name in the certificate of whoever calls; set for each call."""
 

@@ -13,7 +13,7 @@ from rackloom.carve.plan.values import GpuHealth, Observation
 from rackloom.carve.site import machines, revisions
 from rackloom.carve.site.problems import Kind, Rejected, conflict, invalid, not_found
 from rackloom.carve.site.tables import cordon, drain, machine, machine_gpu
-from rackloom.carve.site.values import Changed, Status
+from rackloom.carve.site.values import Changed
 from rackloom.topology.facts import Source
 
 
@@ -50,10 +50,16 @@ def get(conn: sa.Connection, machine_id: str) -> sa.Row[Any]:
 
 
 def enrol(
-    conn: sa.Connection, site_id: str, records: Iterable[MachineRecord], source: Source, now: float
+    conn: sa.Connection,
+    site_id: str,
+    records: Iterable[MachineRecord],
+    source: Source,
+    status: str,
+    now: float,
 ) -> tuple[list[str], list[str]]:
     """Add machines that are new; returns the ids of the new ones, and of those that were known already.
 
+    `status` is what is known of their hosts: Ready where nobody else has a say in that, else Unknown.
     Refused, all of it, when a record contradicts a known machine: who sits where is not guessed.
     """
     created: list[str] = []
@@ -61,14 +67,16 @@ def enrol(
     for record in records:
         known = _known(conn, record)
         if known is None:
-            _insert(conn, site_id, record, source, now)
+            _insert(conn, site_id, record, source, status, now)
             created.append(record.machine_id)
         else:
             unchanged.append(known)
     return created, unchanged
 
 
-def enrol_observed(conn: sa.Connection, site_id: str, observation: Observation, now: float) -> list[str]:
+def enrol_observed(
+    conn: sa.Connection, site_id: str, observation: Observation, status: str, now: float
+) -> list[str]:
     """Add the trays that a controller shows and the site does not know; returns their ids."""
     trays: dict[tuple[str, int], list[int]] = {}
     index: dict[tuple[str, int], int] = {}
@@ -86,7 +94,7 @@ def enrol_observed(conn: sa.Connection, site_id: str, observation: Observation, 
         MachineRecord(chassis_serial=at[0], slot=at[1], tray_index=index[at], rack=at[0], gpus=max(trays[at]))
         for at in new
     ]
-    return enrol(conn, site_id, records, Source.NMX, now)[0]
+    return enrol(conn, site_id, records, Source.NMX, status, now)[0]
 
 
 def declare_gpus(
@@ -145,14 +153,16 @@ def _known(conn: sa.Connection, record: MachineRecord) -> str | None:
     return None
 
 
-def _insert(conn: sa.Connection, site_id: str, record: MachineRecord, source: Source, now: float) -> None:
+def _insert(
+    conn: sa.Connection, site_id: str, record: MachineRecord, source: Source, status: str, now: float
+) -> None:
     if not record.chassis_serial or not 1 <= record.gpus <= 64:
         raise invalid(f"machine {record.machine_id} needs a chassis serial, and 1 to 64 GPUs")
     conn.execute(
         sa.insert(machine).values(
             id=record.machine_id,
             site_id=site_id,
-            status=Status.READY,
+            status=status,
             chassis_serial=record.chassis_serial,
             slot=record.slot,
             tray_index=record.tray_index,

@@ -49,11 +49,6 @@ class OperatorStub:
                 request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.ImportRequest.SerializeToString,
                 response_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.ImportReply.FromString,
                 _registered_method=True)
-        self.ReadAgain = channel.unary_unary(
-                '/rackloom.admin.v1.Operator/ReadAgain',
-                request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.DomainRequest.SerializeToString,
-                response_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.Done.FromString,
-                _registered_method=True)
         self.PauseDomain = channel.unary_unary(
                 '/rackloom.admin.v1.Operator/PauseDomain',
                 request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.DomainRequest.SerializeToString,
@@ -107,12 +102,6 @@ class OperatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ImportMachines(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReadAgain(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,11 +166,6 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.ImportMachines,
                     request_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.ImportRequest.FromString,
                     response_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.ImportReply.SerializeToString,
-            ),
-            'ReadAgain': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReadAgain,
-                    request_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.DomainRequest.FromString,
-                    response_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.Done.SerializeToString,
             ),
             'PauseDomain': grpc.unary_unary_rpc_method_handler(
                     servicer.PauseDomain,
@@ -300,33 +284,6 @@ class Operator:
             '/rackloom.admin.v1.Operator/ImportMachines',
             rackloom_dot_carve_dot_admin_dot_operator__pb2.ImportRequest.SerializeToString,
             rackloom_dot_carve_dot_admin_dot_operator__pb2.ImportReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadAgain(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rackloom.admin.v1.Operator/ReadAgain',
-            rackloom_dot_carve_dot_admin_dot_operator__pb2.DomainRequest.SerializeToString,
-            rackloom_dot_carve_dot_admin_dot_operator__pb2.Done.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,7 +38,6 @@ class OperatorStub:
     MakePlan: _grpc.UnaryUnaryMultiCallable[_operator_pb2.PlanRequest, _operator_pb2.PlanReply]
     ApplyPlan: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ApplyRequest, _operator_pb2.ApplyReply]
     ImportMachines: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ImportRequest, _operator_pb2.ImportReply]
-    ReadAgain: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DomainRequest, _operator_pb2.Done]
     PauseDomain: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DomainRequest, _operator_pb2.Done]
     ResumeDomain: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DomainRequest, _operator_pb2.Done]
     CordonTray: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TrayRequest, _operator_pb2.Done]
@@ -53,7 +52,6 @@ class OperatorAsyncStub(OperatorStub):
     MakePlan: _aio.UnaryUnaryMultiCallable[_operator_pb2.PlanRequest, _operator_pb2.PlanReply]  # type: ignore[assignment]
     ApplyPlan: _aio.UnaryUnaryMultiCallable[_operator_pb2.ApplyRequest, _operator_pb2.ApplyReply]  # type: ignore[assignment]
     ImportMachines: _aio.UnaryUnaryMultiCallable[_operator_pb2.ImportRequest, _operator_pb2.ImportReply]  # type: ignore[assignment]
-    ReadAgain: _aio.UnaryUnaryMultiCallable[_operator_pb2.DomainRequest, _operator_pb2.Done]  # type: ignore[assignment]
     PauseDomain: _aio.UnaryUnaryMultiCallable[_operator_pb2.DomainRequest, _operator_pb2.Done]  # type: ignore[assignment]
     ResumeDomain: _aio.UnaryUnaryMultiCallable[_operator_pb2.DomainRequest, _operator_pb2.Done]  # type: ignore[assignment]
     CordonTray: _aio.UnaryUnaryMultiCallable[_operator_pb2.TrayRequest, _operator_pb2.Done]  # type: ignore[assignment]
@@ -83,13 +81,6 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.ImportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ImportReply, _abc.Awaitable[_operator_pb2.ImportReply]]: ...
-
-    @_abc_1.abstractmethod
-    def ReadAgain(
-        self,
-        request: _operator_pb2.DomainRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_operator_pb2.Done, _abc.Awaitable[_operator_pb2.Done]]: ...
 
     @_abc_1.abstractmethod
     def PauseDomain(

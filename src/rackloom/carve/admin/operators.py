@@ -54,15 +54,9 @@ async def import_machines(deps: AdminDeps, request: pb.ImportRequest) -> pb.Impo
         )
         for one in request.machines
     ]
-    created, unchanged = await deps.store.run(_import, records, deps.clock())
+    created, unchanged = await deps.store.run(_import, records, deps.new_machine_status, deps.clock())
     deps.wake(frozenset())
     return pb.ImportReply(created=created, unchanged=unchanged)
-
-
-async def read_again(deps: AdminDeps, request: pb.DomainRequest) -> pb.Done:
-    """Start a pass over a domain now."""
-    deps.wake(frozenset({request.domain}))
-    return pb.Done(message=f"a pass over domain {request.domain} begins")
 
 
 async def pause(deps: AdminDeps, request: pb.DomainRequest) -> pb.Done:
@@ -138,6 +132,8 @@ def _plan(conn: sa.Connection, domain: str) -> Plan:
     return plan
 
 
-def _import(conn: sa.Connection, records: list[MachineRecord], now: float) -> tuple[list[str], list[str]]:
+def _import(
+    conn: sa.Connection, records: list[MachineRecord], status: str, now: float
+) -> tuple[list[str], list[str]]:
     site_id = conn.execute(sa.select(site.c.id)).scalar_one()
-    return machine_book.enrol(conn, site_id, records, Source.DECLARED, now)
+    return machine_book.enrol(conn, site_id, records, Source.DECLARED, status, now)

@@ -74,7 +74,6 @@ RPCS: dict[str, dict[str, Rpc]] = {
         "MakePlan": _read(ours.PlanRequest, operators.make),
         "ApplyPlan": _write(ours.ApplyRequest, operators.apply),
         "ImportMachines": _write(ours.ImportRequest, operators.import_machines),
-        "ReadAgain": _write(ours.DomainRequest, operators.read_again),
         "PauseDomain": _write(ours.DomainRequest, operators.pause),
         "ResumeDomain": _write(ours.DomainRequest, operators.resume),
         "CordonTray": _write(ours.TrayRequest, operators.cordon),

@@ -1,0 +1,143 @@
+"""The configuration file: read whole, refused with the name of what is wrong, documented whole."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from rackloom.app.config import load, settings
+from rackloom.errors import Refused
+
+LEAST = """
+[site]
+name = "lab"
+provider_org = "acme"
+[database]
+sqlite = "/var/lib/rackloom"
+[nvlink_config]
+allow_insecure = false
+"""
+UPSTREAM = """
+enabled = true
+monitor_run_interval = "45s"
+nmx_m_operation_timeout = "10s"
+nmx_m_endpoint = "localhost"
+nmx_c_tls_ca_cert_path = "/etc/ca"
+nmx_c_tls_client_cert_path = "/etc/crt"
+nmx_c_tls_client_key_path = "/etc/key"
+nmx_c_tls_authority = "nmx-c"
+nmx_c_endpoint_port = 9371
+partition_monitor_max_concurrent_groups = 8
+domain_discovery_enabled = true
+domain_discovery_operation_timeout = "20s"
+[nvlink_config.nmx_c_certificate_rotation]
+enabled = false
+run_interval = "1h"
+rotate_before_expiry = "7d"
+probe_timeout = "10s"
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        file = tmp_path / "site.toml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+@pytest.fixture
+def refused(written):
+    def reason(text):
+        file = written(text)
+        with pytest.raises(Refused) as caught:
+            load(file)
+        assert str(file) in caught.value.reason
+        return caught.value.reason
+
+    return reason
+
+
+def test_the_least_that_a_file_must_say(written):
+    config = load(written(LEAST))
+    assert config.nvlink_config.enabled is False
+    assert config.nvlink_config.monitor_run_interval == timedelta(seconds=60)
+    assert config.metrics.prefix == "nico_"
+    assert config.admin is None
+
+
+def test_upstreams_section_is_read_as_it_is(written):
+    nvlink = load(written(LEAST + UPSTREAM)).nvlink_config
+    assert nvlink.monitor_run_interval == timedelta(seconds=45)
+    assert nvlink.nmx_c_certificate_rotation.rotate_before_expiry == timedelta(days=7)
+    assert (nvlink.nmx_c_endpoint_port, nvlink.partition_monitor_max_concurrent_groups) == (9371, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[nvlink_confg]\na = 1", "unknown key nvlink_confg"),
+        ("[server]\nlisten_on = 'x'", "unknown key server.listen_on"),
+        ("[nvlink_config.nmx_c_certificate_rotation]\nevery = '1h'", "nmx_c_certificate_rotation.every"),
+        ("[server]\nlisten = '0.0.0.0:443'", "not loopback"),
+        ("[server]\nlisten = 'nowhere'", "server.listen"),
+        ("[server]\ntls_cert = '/x'", "go together"),
+        ("[secrets]\nprovider = 'vault'", "needs [secrets.vault]"),
+        ("[secrets]\nprovider = 'file'", "needs directory"),
+        ("[admin]\nlisten = '127.0.0.1:1'", "admin.tls_cert is missing"),
+        ("[[auth.issuers]]\nissuer = 'i'\naudience = 'a'", "either jwks_file or jwks_url"),
+        ("[[auth.issuers]]\nissuer = 'i'\naudience = 'a'\njwks_url = 'http://x'", "must be https"),
+        ("[site.host_state]\nprovider = 'http'", "url goes with"),
+        ("[metrics]\nprefix = 'a-b'", "metrics.prefix"),
+    ],
+)
+def test_what_is_wrong_is_named(refused, text, told):
+    assert told in refused(LEAST + text)
+
+
+@pytest.mark.parametrize("text", ["a = ", "[site", "\x00"])
+def test_what_is_not_toml_is_refused(refused, text):
+    assert "is not TOML" in refused(text)
+
+
+@pytest.mark.parametrize("duration", ["60", "1 hour", "s", "", "0s", "-1s"])
+def test_durations_have_units(refused, duration):
+    assert "monitor_run_interval" in refused(LEAST + f'monitor_run_interval = "{duration}"')
+
+
+def test_allow_insecure_has_no_default(refused):
+    text = LEAST.replace("allow_insecure = false", "")
+    assert "nvlink_config.allow_insecure is missing" in refused(text)
+
+
+def test_exactly_one_database(refused):
+    assert "either sqlite" in refused(LEAST.replace('sqlite = "/var/lib/rackloom"', ""))
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(Refused, match="No such file"):
+        load(tmp_path / "none.toml")
+
+
+def test_the_environment_wins_and_keeps_passwords_out_of_the_file(written, monkeypatch):
+    monkeypatch.setenv("RACKLOOM_DATABASE__POSTGRESQL", "postgresql://u:hush@db/site")
+    config = load(written(LEAST.replace('sqlite = "/var/lib/rackloom"', "")))
+    assert config.database.postgresql == "postgresql://u:hush@db/site"
+    assert "hush" not in repr(config)
+
+
+def test_every_setting_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    missing = [setting for setting in settings() if f"| `{setting}` |" not in page]
+    assert missing == []
+    assert len(settings()) > 50
+
+
+def test_no_setting_is_documented_that_does_not_exist():
+    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    table = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
+    sections = {setting.partition(".")[0] for setting in settings()}
+    told = {name for name in table if "." in name and name.partition(".")[0] in sections}
+    assert told == set(settings())

@@ -1,0 +1,182 @@
+"""What Prometheus reads: upstream's names, zeros from the start, and numbers that follow what happened."""
+
+import asyncio
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rackloom.app.config import load
+from rackloom.app.metrics import OPERATIONS, SiteMetrics, connect_error
+from rackloom.app.serve import service
+from rackloom.app.site_counts import DomainCounts, SiteCounts
+from rackloom.carve.plan.values import (
+    DEFAULT_PARTITION_ID,
+    AddGpus,
+    CreatePartition,
+    DeletePartition,
+    RemoveGpus,
+)
+from rackloom.carve.reconcile.meter import Outcome
+from rackloom.carve.site import endpoint_registry
+from rackloom.carve.site.operator_steps import Order
+
+PATIENCE = 20.0
+NOTHING = SiteCounts(
+    logical_partitions=0,
+    physical_partitions=0,
+    endpoints={"known": 0, "unknown": 0, "never": 0},
+    domains=(),
+    ready_seconds=(),
+    newest_history=0,
+)
+UPSTREAM = {
+    "iteration_latency_milliseconds": "histogram",
+    "nmxc_op_latency_milliseconds": "histogram",
+    "nmxm_op_latency_milliseconds": "histogram",
+    "nvlink_config_apply_latency_milliseconds": "histogram",
+    "nmxc_changes_applied": "counter",
+    "nmxm_changes_applied": "counter",
+    "machine_status_updates_count": "gauge",
+    "num_logical_partitions": "gauge",
+    "num_physical_partitions": "gauge",
+    "nmxc_connect_error_count": "gauge",
+    "nmxm_connect_error_count": "gauge",
+    "nmxc_partition_count": "gauge",
+    "nmxc_gpu_count": "gauge",
+}
+
+
+def samples(page):
+    """Name and labels -> value."""
+    return {
+        (one.name, *sorted(one.labels.items())): one.value
+        for family in text_string_to_metric_families(page)
+        for one in family.samples
+    }
+
+
+@pytest.mark.parametrize("prefix", ["nico_", "carbide_", ""])
+def test_upstreams_names(prefix):
+    page = SiteMetrics(prefix).page(NOTHING, 0.0).decode()
+    kinds = {family.name: family.type for family in text_string_to_metric_families(page)}
+    for name, kind in UPSTREAM.items():
+        assert kinds[f"{prefix}nvlink_partition_monitor_{name}"] == kind, name
+
+
+def test_zeros_are_there_before_anything_happened():
+    seen = samples(SiteMetrics("nico_").page(NOTHING, 0.0).decode())
+    base = "nico_nvlink_partition_monitor_"
+    for controllers in ("nmxc", "nmxm"):
+        assert seen[f"{base}{controllers}_connect_error_count", ("error", "UNAVAILABLE")] == 0
+        for operation in OPERATIONS:
+            for status in ("completed", "failed", "timedout"):
+                labels = ("operation", operation), ("status", status)
+                assert seen[f"{base}{controllers}_changes_applied_total", *labels] == 0
+    assert seen["nico_nvlink_refused_plans_total",] == 0
+    assert seen["nico_nvlink_instance_ready_seconds_count",] == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "label"),
+    [
+        ("Hello: UNAVAILABLE: failed to connect to all addresses", "UNAVAILABLE"),
+        ("Hello: DEADLINE_EXCEEDED: Deadline Exceeded", "DEADLINE_EXCEEDED"),
+        ("Hello: domain uuid '' names no domain", "bad-hello"),
+        ("cannot read /etc/key: No such file or directory", "client"),
+        ("http://x is plaintext, which this site does not allow", "client"),
+        ("GetGpuInfoList: UNAVAILABLE: gone", None),
+        ("Hello: " + "A" * 50 + ": x", "A" * 32),
+    ],
+)
+def test_a_connect_error_is_one_that_did_not_get_beyond_hello(reason, label):
+    assert connect_error(reason) == label
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        (CreatePartition(name="p", logical_partition="l", guids=(1,)), "create"),
+        (AddGpus(partition_id=1, name="p", guids=(1,)), "update"),
+        (RemoveGpus(partition_id=1, name="p", guids=(1,)), "remove"),
+        (DeletePartition(partition_id=1, name="p"), "remove"),
+        (DeletePartition(partition_id=DEFAULT_PARTITION_ID, name="d"), "remove_default_partition"),
+        (RemoveGpus(partition_id=DEFAULT_PARTITION_ID, name="d", guids=(1,)), "remove_default_partition"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("state", "status"), [("done", "completed"), ("refused", "failed"), ("unknown", "timedout")]
+)
+def test_operations_have_upstreams_words(operation, name, state, status):
+    metrics = SiteMetrics("")
+    metrics.operated(operation, Outcome(kind="", partition_name="p", state=state, message=""), 0.25)
+    seen = samples(metrics.page(NOTHING, 0.0).decode())
+    labels = ("operation", name), ("status", status)
+    assert seen["nvlink_partition_monitor_nmxc_changes_applied_total", *labels] == 1
+    assert seen["nvlink_partition_monitor_nmxc_op_latency_milliseconds_sum", *labels] == 250
+
+
+def test_a_domain_that_is_gone_leaves_no_numbers():
+    metrics = SiteMetrics("")
+    domain = DomainCounts(uuid="d", observed_at=40.0, partitions={"healthy": 2}, gpus={"degraded": 1})
+    counts = {name: getattr(NOTHING, name) for name in NOTHING.__struct_fields__}
+    page = metrics.page(SiteCounts(**(counts | {"domains": (domain,)})), 100.0).decode()
+    assert samples(page)["nvlink_observation_age_seconds", ("nvlink_domain_uuid", "d")] == 60
+    labels = ("health", "degraded"), ("nvlink_domain_uuid", "d")
+    assert samples(page)["nvlink_partition_monitor_nmxc_gpu_count", *labels] == 1
+    assert 'nvlink_domain_uuid="d"' not in metrics.page(NOTHING, 100.0).decode()
+
+
+async def scrape(site):
+    async with httpx2.AsyncClient() as client:
+        return samples((await client.get(f"http://127.0.0.1:{site.metrics_port}/metrics")).text)
+
+
+async def until(site, holds):
+    async with asyncio.timeout(PATIENCE):
+        while not holds(seen := await scrape(site)):
+            await asyncio.sleep(0.05)
+    return seen
+
+
+def test_a_site_that_drifts_and_loses_its_switch(ground):
+    base = "nico_nvlink_partition_monitor_"
+
+    async def scenario():
+        async with ground.racks() as (switch,), service(load(ground.config())) as site:
+            at_first = switch.fabric.snapshot()
+            domain = ("nvlink_domain_uuid", switch.fabric.domain)
+            order = Order("test", "", site.reconciler.clock())
+            serial = next(iter(switch.fabric.gpus.values())).chassis_serial
+            await site.store.run(endpoint_registry.create, serial, switch.url, order, lambda: "e1")
+            site.reconciler.endpoints_changed()
+            gone = (
+                f"{base}nmxc_changes_applied_total",
+                ("operation", "remove_default_partition"),
+                ("status", "completed"),
+            )
+            seen = await until(site, lambda seen: seen[gone] == 1)
+            assert seen["nico_nvlink_drift_operations_total", domain] == 0
+            assert seen[f"{base}machine_status_updates_count",] == 18
+            assert seen["nico_nvlink_endpoints", ("state", "known")] == 1
+            await until(site, lambda seen: seen[f"{base}iteration_latency_milliseconds_count",] >= 1)
+            switch.fabric.restore(at_first)
+            site.reconciler.wake(frozenset({switch.fabric.domain}))
+            seen = await until(site, lambda seen: seen[gone] == 2)
+            assert seen["nico_nvlink_drift_operations_total", domain] == 1
+            await switch.go_away()
+            site.reconciler.wake(frozenset({switch.fabric.domain}))
+            lost = (f"{base}nmxc_connect_error_count", ("error", "UNAVAILABLE"))
+            seen = await until(site, lambda seen: seen[lost] >= 2)
+            assert seen["nico_nvlink_endpoints", ("state", "unknown")] == 1
+            assert seen["nico_nvlink_observation_age_seconds", domain] > 0
+
+    asyncio.run(scenario())
+
+
+def test_pages_that_are_not_there(ground):
+    async def scenario():
+        async with service(load(ground.config())) as site, httpx2.AsyncClient() as client:
+            assert (await client.get(f"http://127.0.0.1:{site.metrics_port}/admin")).status_code == 404
+
+    asyncio.run(scenario())

@@ -1,0 +1,169 @@
+"""What is shipped to run the service with: it agrees with the code, and a backup brings the site back."""
+
+import asyncio
+import configparser
+import json
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+import yaml
+from alembic import command
+from alembic.config import Config as Alembic
+
+from rackloom.app.config import load
+from rackloom.app.metrics import SiteMetrics
+from rackloom.app.serve import service
+from rackloom.app.site_counts import DomainCounts, SiteCounts
+from rackloom.carve.site import endpoint_registry, endpoints
+from rackloom.carve.site import migrate as migrate_module
+from rackloom.carve.site.operator_steps import Order
+
+SITE = Path(__file__).parents[2] / "deploy" / "site"
+BASE = SITE / "base"
+
+
+def _objects():
+    names = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
+    return [one for name in names for one in yaml.safe_load_all((BASE / name).read_text())]
+
+
+def _metric_names():
+    domain = DomainCounts(uuid="d", observed_at=0.0, partitions={"healthy": 1}, gpus={"healthy": 1})
+    counts = SiteCounts(
+        logical_partitions=0,
+        physical_partitions=0,
+        endpoints={"known": 1},
+        domains=(domain,),
+        ready_seconds=(),
+        newest_history=0,
+    )
+    metrics = SiteMetrics("nico_")
+    metrics.drifted("d", 1)
+    page = metrics.page(counts, 0.0).decode()
+    return {re.split(r"[{ ]", line)[0] for line in page.splitlines() if not line.startswith("#")}
+
+
+def test_the_configuration_of_the_base_is_one(monkeypatch):
+    monkeypatch.setenv("RACKLOOM_DATABASE__POSTGRESQL", "postgresql://u@db/site")
+    config = load(BASE / "site.toml")
+    assert config.nvlink_config.enabled
+    assert config.admin.admin_names
+
+
+def test_the_deployment_mounts_what_the_configuration_names():
+    config = (BASE / "site.toml").read_text()
+    (deployment,) = [one for one in _objects() if one["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    mounted = [one["mountPath"] for one in container["volumeMounts"]]
+    for path in re.findall(r'"(/etc/rackloom/[^"]+)/[^/"]+"', config):
+        assert path in mounted
+    ports = {one["containerPort"] for one in container["ports"]}
+    assert ports == {int(port) for port in re.findall(r'listen = "0\.0\.0\.0:(\d+)"', config)}
+    assert {container[probe]["httpGet"]["path"] for probe in ("livenessProbe", "readinessProbe")} == {
+        "/healthz",
+        "/readyz",
+    }
+
+
+def test_the_pod_has_no_more_than_it_needs():
+    (deployment,) = [one for one in _objects() if one["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    (role,) = [one for one in _objects() if one["kind"] == "Role"]
+    assert all(rule["resources"] == ["secrets"] for rule in role["rules"])
+    assert not any("list" in rule["verbs"] or "*" in rule["verbs"] for rule in role["rules"])
+
+
+def test_every_resource_that_is_named_is_there():
+    assert {one["kind"] for one in _objects()} >= {"Namespace", "Deployment", "Service", "NetworkPolicy"}
+
+
+def test_alerts_and_dashboard_ask_for_metrics_that_exist():
+    rules = yaml.safe_load((SITE / "alerts.yaml").read_text())["groups"][0]["rules"]
+    panels = json.loads((SITE / "dashboard.json").read_text())["panels"]
+    expressions = [rule["expr"] for rule in rules]
+    expressions += [target["expr"] for panel in panels for target in panel["targets"]]
+    asked = {name for one in expressions for name in re.findall(r"nico_\w+", one)}
+    assert asked <= _metric_names()
+    assert len(asked) > 10
+    assert all(rule["annotations"]["action"] for rule in rules)
+
+
+def test_the_unit_is_hardened_and_starts_the_service():
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read(SITE / "rackloom.service")
+    section = unit["Service"]
+    assert section["ExecStart"].endswith("rackloom serve --config /etc/rackloom/site.toml")
+    assert (section["DynamicUser"], section["ProtectSystem"]) == ("yes", "strict")
+    assert section["CapabilityBoundingSet"] == ""
+
+
+def test_a_backup_of_a_running_service_brings_it_back(ground, tmp_path):
+    async def before():
+        async with service(load(ground.config())) as site:
+            order = Order("test", "", site.reconciler.clock())
+            await site.store.run(endpoint_registry.create, "S1", "https://switch", order, lambda: "e1")
+            (tmp_path / "restored").mkdir()
+            source = ground.directory / "home" / "site.db"
+            with (
+                closing(sqlite3.connect(source)) as live,
+                closing(sqlite3.connect(tmp_path / "restored" / "site.db")) as copy,
+            ):
+                live.backup(copy)
+
+    async def after():
+        path = ground.config()
+        path.write_text(path.read_text().replace("/home", "/restored"))
+        async with service(load(path)) as site:
+            return await site.store.read(endpoints.every)
+
+    asyncio.run(before())
+    (found,) = asyncio.run(after())
+    assert (found.chassis_serials, found.url, found.domain) == (("S1",), "https://switch", None)
+
+
+def test_the_database_of_the_first_version_is_upgraded(ground):
+    home = ground.directory / "home"
+    home.mkdir()
+    engine = sa.create_engine(f"sqlite:///{home / 'site.db'}")
+    with engine.begin() as conn:
+        alembic = Alembic()
+        scripts = Path(migrate_module.__file__).parent / "migrations"
+        alembic.set_main_option("script_location", str(scripts))
+        alembic.attributes["connection"] = conn
+        command.upgrade(alembic, "0001")
+        insert = "INSERT INTO provider (id, org, created, updated) VALUES ('p', 'acme', 1, 1)"
+        conn.exec_driver_sql(insert)
+    engine.dispose()
+
+    async def start():
+        async with service(load(ground.config())) as site:
+            provider = sa.text("SELECT id FROM provider WHERE org = 'acme'")
+            return await site.store.read(lambda conn: conn.execute(provider).scalar_one())
+
+    assert asyncio.run(start()) == "p"
+
+
+@pytest.mark.parametrize("page", ["operating.md", "roles.md"])
+def test_the_pages_name_commands_that_exist(page):
+    from rackloom.cli.admin import app
+
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    named = set(re.findall(r"rackloom admin ([a-z-]+(?: [a-z-]+)?)", text))
+    assert named
+    for words in named:
+        first, _, second = words.partition(" ")
+        command_app = app[first]
+        known = {name for name in command_app if not name.startswith("-")}
+        assert not known or second in known or not second, words

@@ -1,0 +1,91 @@
+"""The state of hosts as a provider tells it: only a clear answer is Ready."""
+
+import asyncio
+import json
+
+import httpx2
+import pytest
+import sqlalchemy as sa
+
+from rackloom.app.host_state import HostStates
+from rackloom.carve.admin.machine_book import MachineRecord, enrol
+from rackloom.carve.admin.site_book import ensure_site
+from rackloom.carve.plan.values import DefaultPartition
+from rackloom.carve.site.store import Store
+from rackloom.carve.site.tables import machine
+from rackloom.topology.facts import Source
+
+
+def _furnish(conn):
+    ids = iter("ps")
+    site = ensure_site(conn, "lab", "acme", DefaultPartition.NONE, 1.0, lambda: next(ids))
+    records = [
+        MachineRecord(chassis_serial="C", slot=slot, tray_index=0, rack="r", gpus=4) for slot in (0, 1)
+    ]
+    enrol(conn, site, records, Source.DECLARED, "Unknown", 1.0)
+    conn.execute(sa.update(machine).values(domain="d1"))
+
+
+def _statuses(conn):
+    return {row.id: row.status for row in conn.execute(sa.select(machine))}
+
+
+class Provider:
+    """Answers as it is told."""
+
+    def __init__(self):
+        self.answers = {}
+        self.asked = []
+
+    def __call__(self, request):
+        self.asked.append(request.url.path)
+        return self.answers.get(request.url.path.rpartition("/")[2], httpx2.Response(404))
+
+
+@pytest.fixture
+def asked():
+    """Asks once and gives the statuses, and the domains that changed."""
+    provider = Provider()
+    store = Store.inline()
+    asyncio.run(store.run(_furnish))
+    hosts = HostStates("http://hosts.test/v1/", 60.0, store, lambda: 2.0, httpx2.MockTransport(provider))
+
+    def ask(**answers):
+        provider.answers = {name.replace("_", "-"): answer for name, answer in answers.items()}
+
+        async def scenario():
+            return await hosts.ask(), await store.read(_statuses)
+
+        return asyncio.run(scenario())
+
+    yield ask
+    asyncio.run(store.close())
+
+
+def told(state):
+    return httpx2.Response(200, content=json.dumps(state))
+
+
+def test_a_ready_host_is_ready_and_a_silent_one_is_not(asked):
+    changed, statuses = asked(c_0=told({"state": "ready"}))
+    assert statuses == {"c-0": "Ready", "c-1": "Unknown"}
+    assert changed == {"d1"}
+    assert asked(c_0=told({"state": "ready"})) == (frozenset(), statuses)
+    assert asked(c_0=told({"state": "error"}))[1]["c-0"] == "Error"
+    assert asked(c_0=told({"state": "initializing"}))[1]["c-0"] == "Initializing"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx2.Response(500, content='{"state": "ready"}'),
+        told({"state": "READY "}),
+        told({"state": ["ready"]}),
+        told({}),
+        told(["ready"]),
+        httpx2.Response(200, content="ready"),
+    ],
+)
+def test_what_is_not_understood_is_unknown(asked, answer):
+    asked(c_0=told({"state": "ready"}))
+    assert asked(c_0=answer)[1]["c-0"] == "Unknown"
