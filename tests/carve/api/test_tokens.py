@@ -172,6 +172,35 @@ def test_nothing_below_an_org_is_reached_without_a_token(api: Any) -> None:
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
+FORGED = {
+    "none": lambda api: unsigned(),
+    "algorithm swapped": lambda api: public_key_as_hmac_secret(),
+    "issuer": lambda api: signed(api.issuer._key, kid=api.issuer._key_id, aud=AUDIENCE),
+    "audience": lambda api: signed(api.issuer._key, kid=api.issuer._key_id, iss=ISSUER),
+    "expired": lambda api: "Bearer " + api.token(ttl=-1),
+    "kid as path": lambda api: signed(Ed25519PrivateKey.generate(), kid="../../../dev/null"),
+    "kid as query": lambda api: signed(Ed25519PrivateKey.generate(), kid="x' UNION SELECT 'k"),
+    "kid as URL": lambda api: signed(Ed25519PrivateKey.generate(), kid="https://evil.example/key"),
+    "kid not text": lambda api: with_header(api, kid=["a"]),
+    "own key in the header": lambda api: with_header(api, jwk={"kty": "OKP", "crv": "Ed25519", "x": "AA"}),
+}
+
+
+def with_header(api: Any, **header: Any) -> str:
+    """A token whose header was changed after it was signed."""
+    _, claims, signature = api.token().split(".")
+    told = {"alg": "EdDSA", "typ": "JWT", "kid": api.issuer._key_id, **header}
+    encoded = base64.urlsafe_b64encode(json.dumps(told).encode()).rstrip(b"=").decode()
+    return f"Bearer {encoded}.{claims}.{signature}"
+
+
+@pytest.mark.parametrize("attack", FORGED)
+def test_a_forged_token_opens_nothing(api: Any, attack: str) -> None:
+    headers = {"Authorization": FORGED[attack](api)}
+    answer = api.client.get("/v2/org/demo/nico/vpc", headers=headers)
+    assert (answer.status_code, answer.json()["source"]) == (401, "nico"), answer.text
+
+
 def test_a_token_of_one_org_does_not_open_another(api: Any) -> None:
     headers = {"Authorization": f"Bearer {api.token('rival')}"}
     answer = api.client.get("/v2/org/demo/nico/vpc", headers=headers)

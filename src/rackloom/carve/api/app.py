@@ -31,12 +31,6 @@ from rackloom.carve.api.gate import Gate
 __all__ = ["ApiDeps", "create_app"]
 
 BASE = "/v2/org/{org}/nico"
-MAX_BODY = 1 << 20
-"""Bytes. The largest body that means anything names every GPU of a domain, which is some 100 KiB."""
-
-BODY_SECONDS = 20.0
-"""A body of that size takes a second on the slowest link that anybody manages racks over."""
-
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "The request contradicts itself or a record that it names"},
     401: {"model": Problem, "description": "The caller did not prove who it is"},
@@ -46,7 +40,6 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     409: {"model": Problem, "description": "The state of the site is against it"},
     413: {"model": Problem, "description": "The body is too large"},
     503: {"model": Problem, "description": "Nothing was decided: try again"},
-    "default": {"model": Problem, "description": "Anything else"},
 }
 
 
@@ -64,7 +57,7 @@ def create_app(deps: ApiDeps) -> FastAPI:
     app.state.tenants_seen = set()
     app.state.event_streams = Counter()
     # The last one added is the first that a request meets: nothing is received from a stranger.
-    app.add_middleware(BodyLimit, limit=MAX_BODY, seconds=BODY_SECONDS)
+    app.add_middleware(BodyLimit)
     app.add_middleware(Gate, verifier=deps.verifier)
     problems.install(app)
     base = APIRouter(prefix=BASE, responses=ERRORS)

@@ -11,41 +11,44 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackloom.carve.api import respond
 
-TOO_LARGE = "Request body is larger than {limit} bytes"
+MAX_BODY = 1 << 20
+"""Bytes. The largest body that means anything names every GPU of a domain, which is some 100 KiB."""
+
+BODY_SECONDS = 20.0
+"""A body of that size takes a second on the slowest link that anybody manages racks over."""
+TOO_LARGE = f"Request body is larger than {MAX_BODY} bytes"
 
 
 class BodyLimit:
-    """ASGI middleware: at most `limit` bytes of body, all of them within `seconds`."""
+    """ASGI middleware: at most MAX_BODY bytes of body, all of them within BODY_SECONDS."""
 
-    def __init__(self, app: ASGIApp, *, limit: int, seconds: float) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.limit = limit
-        self.seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request pass, or answer it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
-        elif self._announced(scope) > self.limit:
-            await respond.problem(413, TOO_LARGE.format(limit=self.limit))(scope, receive, send)
+        elif _announced(scope) > MAX_BODY:
+            await respond.problem(413, TOO_LARGE)(scope, receive, send)
         else:
-            await self.app(scope, _Counted(self, receive), send)
+            await self.app(scope, _Counted(receive), send)
 
-    def _announced(self, scope: Scope) -> int:
-        length = Headers(scope=scope).get("content-length", "0")
-        # The server has refused anything else that is not a number.
-        return int(length) if length.isdecimal() else 0
+
+def _announced(scope: Scope) -> int:
+    length = Headers(scope=scope).get("content-length", "0")
+    # The server has refused anything else that is not a number.
+    return int(length) if length.isdecimal() else 0
 
 
 class _Counted:
     """Receives the messages of one request, as long as they keep the limits."""
 
-    def __init__(self, limits: BodyLimit, receive: Receive) -> None:
-        self.limits = limits
+    def __init__(self, receive: Receive) -> None:
         self.receive = receive
         self.size = 0
         self.complete = False
-        self.until = asyncio.get_running_loop().time() + limits.seconds
+        self.until = asyncio.get_running_loop().time() + BODY_SECONDS
 
     async def __call__(self) -> Message:
         if self.complete:
@@ -55,11 +58,9 @@ class _Counted:
             async with asyncio.timeout_at(self.until):
                 message = await self.receive()
         except TimeoutError:
-            raise HTTPException(
-                408, f"Request body took longer than {self.limits.seconds:g} seconds"
-            ) from None
+            raise HTTPException(408, f"Request body took over {BODY_SECONDS:g} seconds") from None
         self.complete = message["type"] != "http.request" or not message.get("more_body", False)
         self.size += len(message.get("body", b""))
-        if self.size > self.limits.limit:
-            raise HTTPException(413, TOO_LARGE.format(limit=self.limits.limit))
+        if self.size > MAX_BODY:
+            raise HTTPException(413, TOO_LARGE)
         return message

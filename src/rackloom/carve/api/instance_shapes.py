@@ -15,7 +15,7 @@ from rackloom.carve.site.instance_creation import CreationPlan
 from rackloom.carve.site.tables import nvlink_interface
 from rackloom.carve.site.values import Status
 
-RELATIONS = ("Site", "Tenant", "InfrastructureProvider", "InstanceType", "Vpc")
+RELATIONS = ("Site", "Tenant", "InfrastructureProvider", "InstanceType", "Vpc", "VPC", "Machine")
 
 KEPT_DEFAULTS: Json = {
     "operatingSystemId": None,

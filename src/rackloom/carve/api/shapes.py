@@ -76,6 +76,10 @@ def _instance_type(row: Row) -> Json:
     return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
 
 
+def _machine(row: Row) -> Json:
+    return {"id": row.id, "controllerMachineId": row.id, "status": row.status}
+
+
 RELATIONS: Mapping[str, Relation] = {
     "Site": Relation("siteId", "site", tables.site, _site),
     "Tenant": Relation("tenantId", "tenant", tables.tenant, _tenant),
@@ -85,6 +89,8 @@ RELATIONS: Mapping[str, Relation] = {
     "Instance": Relation("instanceId", "instance", tables.instance, _instance),
     "InstanceType": Relation("instanceTypeId", "instanceType", tables.instance_type, _instance_type),
     "Vpc": Relation("vpcId", "vpc", tables.vpc, vpc_summary),
+    "VPC": Relation("vpcId", "vpc", tables.vpc, vpc_summary),
+    "Machine": Relation("machineId", "machine", tables.machine, _machine),
     "NVLinkLogicalPartition": Relation(
         "nvLinkLogicalPartitionId", "nvLinkLogicalPartition", tables.logical_partition, partition_summary
     ),

@@ -1,0 +1,184 @@
+"""The events of a tenant: complete, in order, resumable, and nobody else's."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+
+from rackloom.carve.api import body_limit
+from rackloom.carve.api import events as stream
+from rackloom.carve.api.deps import ApiDeps
+from rackloom.carve.site import events
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "POLL_SECONDS", 0.01)
+
+
+@pytest.fixture
+def told(api: Any) -> Any:
+    def read(org: str = "demo", after: int = 0) -> list[Any]:
+        tenant = api.get("tenant/current", org=org).json()["id"]
+        found: list[Any] = api.site.read(events.after, tenant, after, 10_000)
+        return found
+
+    return read
+
+
+def test_a_life_is_told_from_beginning_to_end(api: Any, told: Any) -> None:
+    api.site.observe_all()
+    partition = api.partition()
+    vpc = api.vpc(partition=partition)
+    made = api.instance(vpc)
+    api.site.converge()
+    api.delete(f"instance/{made['id']}")
+    api.site.converge()
+    api.delete(f"vpc/{vpc}")
+    api.delete(f"nvlink-logical-partition/{partition}")
+    found = told()
+    assert [one.number for one in found] == list(range(1, len(found) + 1))
+    of = {
+        key: [one.note.status for one in found if one.note.object_id == key]
+        for key in (partition, vpc, made["id"])
+    }
+    assert of[partition] == ["Pending", "Ready", "Deleting", "Deleted"]
+    assert of[vpc] == ["Ready", "Deleted"]
+    assert list(dict.fromkeys(of[made["id"]])) == [
+        "Pending",
+        "Provisioning",
+        "Ready",
+        "Terminating",
+        "Deleted",
+    ]
+    interfaces = [one.note for one in found if one.note.kind is events.Kind.INTERFACE]
+    assert sum(note.status == "Ready" for note in interfaces) == 4
+
+
+def test_what_was_refused_is_not_told(api: Any, told: Any) -> None:
+    vpc = api.vpc()
+    before = told()
+    api.post("vpc", {"name": "net", "siteId": api.site.site_id})
+    api.post("instance?dryRun=true", {"name": "vm", "vpcId": vpc, "instanceTypeId": api.site.type_id})
+    assert told() == before
+
+
+def test_a_force_delete_is_told_to_the_tenant(api: Any, told: Any) -> None:
+    api.site.observe_all()
+    made = api.instance(api.vpc())
+    path = f"machine/{made['machineId']}/force-delete"
+    assert api.post(path, {"reason": "smoke"}, role="PROVIDER_ADMIN").status_code == 200
+    assert "released by the operator: smoke" in [one.note.message for one in told()]
+
+
+def test_tenants_hear_of_their_own_only(api: Any, told: Any) -> None:
+    api.vpc("mine")
+    api.vpc("theirs", org="rival")
+    mine, theirs = told(), told("rival")
+    assert {one.note.object_id for one in mine}.isdisjoint(one.note.object_id for one in theirs)
+    assert [one.number for one in theirs] == list(range(1, len(theirs) + 1))
+
+
+def test_only_so_many_are_kept_and_a_late_client_is_told(
+    api: Any, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "KEPT", 3)
+    for number in range(6):
+        api.vpc(f"net {number}")
+    numbers = [one.number for one in told()]
+    assert len(numbers) == 3
+    heard = follow(api, after=1, newest=numbers[-1])
+    assert [one.event for one in heard] == ["reset", "vpc", "vpc", "vpc"]
+    assert [int(one.id) for one in heard] == [numbers[0] - 1, *numbers]
+
+
+def test_a_client_from_before_a_restore_is_told(api: Any, told: Any) -> None:
+    api.vpc()
+    newest = told()[-1].number
+    (only,) = follow(api, after=newest + 50, newest=newest)
+    assert (only.event, only.id) == ("reset", str(newest))
+
+
+def follow(api: Any, after: int, newest: int) -> list[Any]:
+    """What a stream says until its token ends, which is after the second look."""
+    times = iter([0.0, 1.0])
+    given = api.client.app.state.deps
+    deps = ApiDeps(
+        store=given.store,
+        clock=lambda: next(times, 99.0),
+        ids=given.ids,
+        wake=given.wake,
+        verifier=given.verifier,
+    )
+
+    async def collect() -> list[Any]:
+        source = stream.follow(deps, api.site.tenant.id, after, newest, until=10.0)
+        return [one async for one in source]
+
+    found: list[Any] = api.site.runner.run(collect())
+    return found
+
+
+@pytest.fixture
+def url(api: Any) -> Iterator[str]:
+    """The application behind a real server on loopback."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    config = uvicorn.Config(api.client.app, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}/v2/org/demo/nico"
+    server.should_exit = True
+    thread.join(10)
+    listener.close()
+
+
+def test_a_stream_is_resumed_over_a_socket(api: Any, url: str) -> None:
+    api.vpc("before")
+    headers = {"Authorization": f"Bearer {api.token()}"}
+    with httpx2.Client(headers=headers, timeout=10) as client:
+        first = heard(client, url, {"Last-Event-ID": "0"}, 1)[0]
+        client.post(f"{url}/vpc", json={"name": "after", "siteId": api.site.site_id})
+        later = heard(client, url, {"Last-Event-ID": first["id"]}, 1)[0]
+        assert int(later["id"]) == int(first["id"]) + 1
+        assert json.loads(later["data"]).keys() == {"kind", "id", "status", "message", "created"}
+        refused = client.get(f"{url}/event", headers={"Last-Event-ID": "x"})
+        assert refused.status_code == 400
+
+
+def heard(client: Any, url: str, headers: dict[str, str], count: int) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = [{}]
+    with client.stream("GET", f"{url}/event", headers=headers) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            if line.startswith(":"):
+                continue
+            if line:
+                name, _, value = line.partition(": ")
+                found[-1][name] = value
+            elif len(found) == count:
+                break
+            else:
+                found.append({})
+    return found
+
+
+def test_a_body_that_never_ends_is_given_up(api: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_limit, "BODY_SECONDS", 0.2)
+    host, port = url.removeprefix("http://").partition("/")[0].split(":")
+    with contextlib.closing(socket.create_connection((host, int(port)), timeout=10)) as slow:
+        slow.sendall(
+            b"POST /v2/org/demo/nico/vpc HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\nAuthorization: Bearer " + api.token().encode() + b"\r\n\r\n{"
+        )
+        answer = slow.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 408 ")

@@ -1,0 +1,169 @@
+"""Every endpoint with every role, and with the ids of another tenant: never data, never a change."""
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from rackloom.carve.api.auth import Role
+from rackloom.carve.site import tables, tenants
+
+PREFIX = "/v2/org/{org}/nico/"
+TENANT, ADMIN, VIEWER = Role.TENANT_ADMIN, Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER
+TENANTS = {"event", "instance", "nvlink-interface", "nvlink-logical-partition", "tenant", "vpc"}
+"""First words of the paths that are a tenant's alone."""
+PROVIDERS = {
+    "infrastructure-provider",
+    "nvlink-drain",
+    "nvlink-nmxc-endpoint",
+    "nvlink-operation",
+    "nvlink-partition",
+    "operator-step",
+}
+ANYBODY = {"metadata", "service-account"}
+
+
+def operations(api: Any) -> list[tuple[str, str, str]]:
+    described = api.client.app.openapi()["paths"]
+    return [
+        (method.upper(), path.removeprefix(PREFIX), operation["operationId"])
+        for path, methods in described.items()
+        for method, operation in methods.items()
+        if operation["operationId"] != "stream-event"
+    ]
+
+
+def allowed(method: str, path: str, operation: str) -> set[Role]:
+    """The rule, written a second time."""
+    first = path.partition("/")[0]
+    if first in ANYBODY:
+        return set(Role)
+    if path.startswith("instance/type"):
+        if method != "GET":
+            return {ADMIN}
+        return {ADMIN, VIEWER} if operation == "get-instance-type-machine-association" else set(Role)
+    if first in TENANTS:
+        return {TENANT}
+    if first in PROVIDERS or operation == "get-machine-nvlink-info":
+        return {ADMIN, VIEWER} if method == "GET" else {ADMIN}
+    return set(Role) if method == "GET" else {ADMIN}
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_role_opens_exactly_its_doors(api: Any, role: Role) -> None:
+    for method, path, operation in operations(api):
+        body = {} if method in ("POST", "PATCH") else None
+        where = path.format(**dict.fromkeys(_names(path), str(uuid4())))
+        answer = api.call(method, where, body, role=role)
+        refused = answer.status_code == 403 and "does not have" in answer.json()["message"]
+        assert refused == (role not in allowed(method, path, operation)), (role, operation, answer.text)
+        assert answer.status_code < 500
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "update-nvlink-logical-partition": {"name": "mine now"},
+    "update-vpc": {"name": "mine now"},
+    "update-vpc-virtualization": {"networkVirtualizationType": "FNN"},
+    "update-instance": {"name": "mine now", "nvLinkInterfaces": []},
+    "update-site": {"capabilities": {"nvLinkPartition": False}},
+    "update-instance-type": {"name": "mine now"},
+    "create-instance-type-machine-association": {"machineIds": ["chassis0-0"]},
+    "update-allocation": {"name": "mine now"},
+    "update-allocation-constraint": {"constraintValue": 9},
+    "update-nvlink-nmxc-endpoint": {"endpoint": "http://evil:1"},
+}
+
+
+@pytest.fixture
+def theirs(api: Any) -> dict[str, str]:
+    """One of everything that belongs to org demo, as tenant and as provider."""
+    api.site.observe_all()
+    partition = api.partition()
+    vpc = api.vpc(partition=partition)
+    instance = api.instance(vpc)
+    api.site.converge()
+    allocation = api.get("allocation").json()[0]
+    return {
+        "instanceId": instance["id"],
+        "machineId": instance["machineId"],
+        "machineAssociationId": instance["machineId"],
+        "instanceTypeId": api.site.type_id,
+        "siteId": api.site.site_id,
+        "vpcId": vpc,
+        "nvLinkLogicalPartitionId": partition,
+        "nvLinkDomainId": next(iter(api.site.partitions)),
+        "chassisSerial": "CHASSIS0",
+        "allocationId": allocation["id"],
+        "allocationConstraintId": allocation["allocationConstraints"][0]["id"],
+    }
+
+
+SHARED = {"siteId", "instanceTypeId", "nvLinkDomainId"}
+"""What the rival may use too: it has an allocation at the site."""
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_the_ids_of_another_org_open_nothing(api: Any, theirs: dict[str, str], role: Role) -> None:
+    api.get("tenant/current", org="rival")
+    _make_provider(api, "rival")
+    before = _everything(api)
+    for method, path, operation in operations(api):
+        names = _names(path)
+        if not names or (role is TENANT and method == "GET" and set(names) <= SHARED):
+            continue
+        body = BODIES.get(operation, {"reason": "mine now"}) if method in ("POST", "PATCH") else None
+        where = path.format(**{name: theirs[name] for name in names})
+        answer = api.call(method, where, body, org="rival", role=role)
+        assert answer.status_code in (403, 404), (operation, answer.text)
+        assert set(answer.json()) == {"source", "message", "data"}
+    assert _everything(api) == before
+
+
+def test_lists_show_nothing_of_another_org(api: Any, theirs: dict[str, str]) -> None:
+    api.get("tenant/current", org="rival")
+    _make_provider(api, "rival")
+    secrets = {theirs[name] for name in theirs.keys() - SHARED} - {"CHASSIS0", theirs["machineId"]}
+    secrets.add(api.site.tenant.id)
+    for method, path, operation in operations(api):
+        if method != "GET" or (set(_names(path)) - SHARED):
+            continue
+        where = path.format(**{name: theirs[name] for name in _names(path)})
+        for role in Role:
+            text = api.get(f"{where}?pageSize=100", org="rival", role=role).text
+            assert not [secret for secret in secrets if secret in text], (operation, role)
+
+
+def test_a_rival_provider_sees_no_hardware(api: Any, theirs: dict[str, str]) -> None:
+    _make_provider(api, "rival")
+    for listing in (
+        "machine",
+        "nvlink-domain",
+        "nvlink-partition",
+        "nvlink-operation",
+        "nvlink-nmxc-endpoint",
+        "operator-step",
+        "nvlink-drain",
+    ):
+        answer = api.get(listing, org="rival", role=VIEWER)
+        assert (answer.status_code, answer.json()) == (200, []), listing
+
+
+def _names(path: str) -> list[str]:
+    return [part[1:-1] for part in path.split("/") if part.startswith("{")]
+
+
+def _make_provider(api: Any, org: str) -> None:
+    """A provider with a site of its own, in which there is no machine."""
+    made = api.site.run(tenants.ensure_provider, org, api.site.now, api.site.ids)
+    row = {"id": api.site.ids(), "provider_id": made.id, "name": f"site of {org}", "status": "Registered"}
+    row |= {"capabilities": {}, "default_partition": "none", "created": 0.0, "updated": 0.0}
+    api.site.run(lambda conn: conn.execute(sa.insert(tables.site).values(**row)))
+
+
+def _everything(api: Any) -> dict[str, Any]:
+    listings = ("nvlink-logical-partition", "vpc", "instance", "allocation", "site", "instance/type")
+    found = {listing: api.get(listing).json() for listing in listings}
+    for listing in ("machine", "nvlink-nmxc-endpoint", "operator-step"):
+        found[listing] = api.get(listing, role=VIEWER).json()
+    return found
