@@ -15,6 +15,17 @@ import uvicorn
 from rackloom.app.config import split_listen
 from rackloom.errors import Refused
 
+_OPTIONS: dict[str, Any] = {
+    "log_config": None,
+    "access_log": False,
+    "lifespan": "off",
+    "timeout_keep_alive": 5,
+    # Event streams never end by themselves.
+    "timeout_graceful_shutdown": 5,
+    "limit_concurrency": 1000,
+    "h11_max_incomplete_event_size": 16384,
+}
+
 
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
@@ -35,9 +46,8 @@ async def listening(
     app: Any, listen: str, *, cert: Path | None = None, key: Path | None = None
 ) -> AsyncIterator[int]:
     """Serve an ASGI application at `host:port` while the context is entered; gives the port."""
-    options: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off"}
     try:
-        server = _Server(uvicorn.Config(app, ssl_certfile=cert, ssl_keyfile=key, **options))
+        server = _Server(uvicorn.Config(app, ssl_certfile=cert, ssl_keyfile=key, **_OPTIONS))
         server.config.load()
     except OSError as error:
         raise Refused(f"cannot use certificate {cert} with key {key}: {error}") from error
@@ -56,7 +66,10 @@ def _bound(listen: str) -> socket.socket:
     try:
         return socket.create_server((host, port), family=_family(host))
     except OSError as error:
-        raise Refused(f"cannot listen on {listen}: {error.strerror}") from error
+        raise Refused(
+            f"cannot listen on {listen}: {error.strerror}",
+            nearest_fix="stop the program that uses the port, or choose another",
+        ) from error
 
 
 def _family(host: str) -> socket.AddressFamily:

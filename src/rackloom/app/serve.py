@@ -5,7 +5,6 @@ is made up: machines come from what the switch controllers show or from what an 
 """
 
 import asyncio
-import signal
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -26,6 +25,7 @@ from rackloom.app.metrics import SiteMetrics
 from rackloom.app.metrics_page import MetricsPage
 from rackloom.app.secrets.choose import provider_of
 from rackloom.app.secrets.values import Secret, SecretProvider
+from rackloom.app.stopping import told_to_stop
 from rackloom.app.switches import Switches
 from rackloom.carve.admin import machine_book
 from rackloom.carve.admin.deps import AdminDeps
@@ -66,9 +66,7 @@ def run_serve(path: Path, announce: Callable[[str], None]) -> None:
         log_to(config.log.file)
 
     async def until_stopped() -> None:
-        stopped = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        stopped = told_to_stop()
         async with service(config) as running:
             admin = f", admin on port {running.admin_port}" if running.admin_port else ""
             announce(

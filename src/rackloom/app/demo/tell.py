@@ -35,7 +35,7 @@ def run_demo(*, as_json: bool, say: Callable[[str], None] = print) -> int:
 
 async def _story(home: Home, story: Story) -> Report:
     async with (
-        embedded_site(home, port=0, racks=RACKS, profile=PROFILE) as (site, _),
+        embedded_site(home, port=0, racks=RACKS, profile=PROFILE) as site,
         Tenant(site) as tenant,
     ):
         for name, act in (
