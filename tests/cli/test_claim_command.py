@@ -98,3 +98,13 @@ def test_nothing_to_work_on_is_refused_with_a_fix(words: list[str]) -> None:
     with pytest.raises(Refused) as refused:
         ran("allocate", *words)
     assert refused.value.nearest_fix
+
+
+def test_mode_best_says_what_the_answer_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "aligned.yaml").write_text(Path(ALIGNED).read_text())
+    assert ran("allocate", "-f", str(tmp_path), *ON, "--mode", "best", "-o", "json") == 0
+    answer = json.loads(capsys.readouterr().out)[0]
+    assert answer["standing"]["proved"] is True
+    assert answer["standing"]["cost"]["alternatives"] == 0
+    assert ran("allocate", "-f", str(tmp_path), *ON, "--mode", "best") == 0
+    assert "(proved best)" in capsys.readouterr().out

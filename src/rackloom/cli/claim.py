@@ -1,13 +1,15 @@
 """`rackloom claim`: what claims would get on this hardware, and why not."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
 from rackloom.cli.output import Output, emit
 
 app = App(name="claim", help="Claims for devices: what they would get here, and why not.")
+app.command("rackloom.cli.claim_template:template", name="template", help="A claim template for this hardware.")
+app.command("rackloom.cli.claim_check:check", name="check", help="Find the traps in claims before they are applied.")
 
 Files = Annotated[list[Path], Parameter(name=["--file", "-f"], negative="", consume_multiple=True)]
 Slices = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
@@ -20,6 +22,7 @@ def allocate_claims(
     profile: str | None = None,
     nodes: int = 1,
     slices: Slices = None,
+    mode: Literal["exact", "best"] = "exact",
     output: Output = "table",
 ) -> int:
     """Allocate each claim as that of a pod of its own, on the first node that can serve it.
@@ -27,8 +30,8 @@ def allocate_claims(
     Parameters
     ----------
     file
-        Manifests with claims or templates; classes, slices and nodes count too. Claims that have an
-        allocation keep it.
+        Manifests with claims or templates, or a directory of them; classes, slices and nodes count too.
+        Claims that have an allocation keep it.
     profile
         A machine or rack of `rackloom topology list` to plan for: its devices as the drivers would publish
         them, and the classes gpu.nvidia.com and dranet.net.
@@ -36,6 +39,10 @@ def allocate_claims(
         How many nodes of the profile there are.
     slices
         ResourceSlices of a cluster (`kubectl get resourceslices -o yaml`).
+    mode
+        exact: the devices that the upstream allocator would choose. best: the valid choice that takes
+        preferred alternatives, breaks the fewest NUMA nodes, PCIe roots and NVLink cliques, packs
+        partitions, and keeps the devices of a claim close to each other, in this order.
     output
         How to print.
     """
@@ -43,7 +50,7 @@ def allocate_claims(
     from rackloom.cli import claim_plan
 
     manifests = claim_plan.manifests([*file, *(slices or [])], profile, nodes)
-    answers = claim_plan.answers(manifests)
+    answers = claim_plan.answers(manifests, mode)
     emit(answers, output, lambda: claim_plan.page(answers, manifests.slices))
     return claim_plan.exit_code(answers)
 
@@ -62,8 +69,8 @@ def explain_claims(
     Parameters
     ----------
     file
-        Manifests with claims or templates; classes, slices and nodes count too. Claims that have an
-        allocation hold their devices.
+        Manifests with claims or templates, or a directory of them; classes, slices and nodes count too.
+        Claims that have an allocation hold their devices.
     profile
         A machine or rack of `rackloom topology list` to plan for.
     nodes

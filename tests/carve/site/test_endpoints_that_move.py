@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from rackloom.carve.site import endpoints, fabric_book, tables
+from rackloom.carve.site import endpoint_registry, endpoints, fabric_book, tables
+from rackloom.carve.site.operator_steps import Order
 
 
 def register(site: Any, url: str, *serials: str) -> None:
@@ -93,3 +94,19 @@ def test_an_endpoint_that_gets_its_chassis_back_is_spoken_to_again(small_site: A
     register(small_site, old, "CHASSIS0")
     assert known(small_site)[old].id == small_site.endpoint[domain]
     assert known(small_site)[old].domain is None
+
+
+def test_a_look_that_ends_after_its_endpoint_was_given_up_teaches_nothing(
+    small_site: Any, demo: Any, domain: str
+) -> None:
+    one = demo.instance()
+    mine = demo.where(one)[0]
+    small_site.observe(mine)
+    late = small_site.observation(mine, at=small_site.tick())
+    given_up = small_site.endpoint[mine]
+    order = Order("an operator", "test", small_site.tick())
+    small_site.run(endpoint_registry.delete, f"CHASSIS{list(small_site.endpoint).index(mine)}", order)
+    for record, seen in ((fabric_book.record_observation, late), (fabric_book.record_unknown, "gone")):
+        small_site.run(record, given_up, seen, small_site.tick())
+        assert small_site.read(fabric_book.endpoint_domain, given_up) is None
+        assert demo.status(one) == "Unknown"

@@ -51,7 +51,7 @@ class Workers:
         for key in self._workers.keys() - ended:
             self._workers[key].hold.extend(deadline)
         gone = await self._end(ended)
-        for key in share.keys() - self._workers.keys():
+        for key in sorted(share.keys() - self._workers.keys()):
             self._begin(tasks, share[key], deadline)
         return gone - share.keys()
 

@@ -38,6 +38,14 @@ def domain_of(conn: sa.Connection, endpoint_id: str) -> str | None:
     return conn.execute(found).scalar_one_or_none()
 
 
+def is_spoken_to(conn: sa.Connection, endpoint_id: str) -> bool:
+    """Whether the endpoint still speaks for a chassis."""
+    chassis = sa.select(endpoint_chassis.c.chassis_serial).where(
+        endpoint_chassis.c.endpoint_id == endpoint_id
+    )
+    return conn.execute(chassis.limit(1)).first() is not None
+
+
 def set_domain(conn: sa.Connection, endpoint_id: str, domain: str, now: float) -> None:
     """Note which domain the endpoint answers for."""
     mine = endpoint.c.id == endpoint_id

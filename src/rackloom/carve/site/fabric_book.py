@@ -61,8 +61,11 @@ def intent(conn: sa.Connection, domain: str) -> Intent:
 def record_observation(conn: sa.Connection, endpoint_id: str, observation: Observation, now: float) -> None:
     """Take over all that a complete reading shows: identities, partitions of ours, and every status.
 
-    An observation older than the one already recorded teaches nothing and is dropped.
+    An observation older than the one already recorded teaches nothing and is dropped, and so does one by an
+    endpoint that was given up while it was being read.
     """
+    if not _endpoints.is_spoken_to(conn, endpoint_id):
+        return
     newest = knowledge.newest(conn, endpoint_id)
     if newest is not None and observation.observed_at < newest:
         return
@@ -79,6 +82,8 @@ def record_observation(conn: sa.Connection, endpoint_id: str, observation: Obser
 
 def record_unknown(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:
     """Note that the endpoint could not be read, and take back what rested on its observations."""
+    if not _endpoints.is_spoken_to(conn, endpoint_id):
+        return
     knowledge.lose(conn, endpoint_id, reason, now)
     domain = _endpoints.domain_of(conn, endpoint_id)
     if domain is not None:
