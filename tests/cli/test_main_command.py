@@ -48,3 +48,13 @@ def test_listing_commands_imports_none_of_them():
     assert not any(
         room in loaded for room in ("rackloom.carve", "rackloom.claim", "rackloom.app", "rackloom.prove")
     )
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    process = subprocess.Popen(
+        [*RACKLOOM, "topology", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    process.wait(60)

@@ -8,8 +8,12 @@ from cyclopts import App, Parameter
 from rackloom.cli.output import Output, emit
 
 app = App(name="claim", help="Claims for devices: what they would get here, and why not.")
-app.command("rackloom.cli.claim_template:template", name="template", help="A claim template for this hardware.")
-app.command("rackloom.cli.claim_check:check", name="check", help="Find the traps in claims before they are applied.")
+app.command(
+    "rackloom.cli.claim_template:template", name="template", help="A claim template for this hardware."
+)
+app.command(
+    "rackloom.cli.claim_check:check", name="check", help="Find the traps in claims before they are applied."
+)
 
 Files = Annotated[list[Path], Parameter(name=["--file", "-f"], negative="", consume_multiple=True)]
 Slices = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]

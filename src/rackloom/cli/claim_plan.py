@@ -4,6 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
+import msgspec
+
+from rackloom.claim.allocate.allocator import Mode
+from rackloom.claim.allocate.cost import Standing
 from rackloom.claim.allocate.explain import Explanation, explain
 from rackloom.claim.allocate.objects import DeviceAttribute, DeviceResult, Node, ObjectMeta, ResourceSlice
 from rackloom.claim.allocate.pods import Placed, Unplaced, allocate_each
@@ -24,9 +28,11 @@ _TELLING = ("rdmaDevice", "ifName", "pciBusID", "numaNode")
 """Attributes by which people know a device."""
 
 
-def answers(found: Manifests) -> tuple[Placed | Unplaced, ...]:
+def answers(found: Manifests, mode: Mode) -> tuple[Placed | Unplaced, ...]:
     """Each claim on the first node that can serve it."""
-    return allocate_each(found.nodes, found.classes, found.slices, found.claims, proceed=_bounded())
+    return allocate_each(
+        found.nodes, found.classes, found.slices, found.claims, mode=mode, proceed=_bounded()
+    )
 
 
 def accounts(found: Manifests) -> list[Explanation]:
@@ -110,6 +116,7 @@ def page(found: Sequence[Placed | Unplaced], slices: Sequence[ResourceSlice]) ->
     placed = [answer for answer in found if isinstance(answer, Placed)]
     refused = [answer for answer in found if isinstance(answer, Unplaced)]
     parts = [_table(placed, slices)] if placed else []
+    parts += [f"{one.claim}: {_standing(one.standing)}" for one in placed if one.standing is not None]
     return "\n\n".join([*parts, *(_refusal(answer) for answer in refused)])
 
 
@@ -125,6 +132,13 @@ def _table(placed: Sequence[Placed], slices: Sequence[ResourceSlice]) -> str:
         for result in answer.allocation.devices.results
     ]
     return columns(("CLAIM", "NODE", "REQUEST", "DRIVER", "DEVICE", "KNOWN AS"), rows)
+
+
+def _standing(standing: Standing) -> str:
+    """`broken 1, apart 2 (proved best)`; what costs nothing is not named."""
+    fields = msgspec.structs.asdict(standing.cost).items()
+    costs = ", ".join(f"{name} {value}" for name, value in fields if value) or "no cost"
+    return f"{costs} ({'proved best' if standing.proved else 'the best so far: the search was cut short'})"
 
 
 def _known_as(result: DeviceResult, known: Mapping[DeviceKey, Mapping[str, DeviceAttribute]]) -> str:

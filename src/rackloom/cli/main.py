@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 refused or unhealthy, 2 usage.
 """
 
+import os
 import sys
 
 from cyclopts import App
@@ -40,6 +41,10 @@ def main() -> None:
         sys.exit(1)
     except (Retry, Unknown) as trouble:
         _complain(trouble.reason, None)
+        sys.exit(1)
+    except BrokenPipeError:
+        # The reader (head, a pager) has seen enough; the interpreter must not complain about it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     sys.exit(result if isinstance(result, int) else 0)
 
