@@ -1,7 +1,8 @@
 """Allocates the claims of scenario files one by one and prints how fast, one JSON object per scenario.
 
-    python benchmarks/claims.py SCENARIO.json...
+    python benchmarks/claims.py SCENARIO...
 
+A SCENARIO is a file, or a folder of *.json files. Each runs in a process of its own, for peak_mib's sake.
 A scenario with `nodes` is filled pod by pod (each claim is a pod, on the first node that can serve it): what
 is measured is `Fleet.place`, the set-up for the first pod included. A scenario with `node` is one call of
 `allocate`. pods_per_s counts attempts; refusal_ms is the mean time to refuse the last claim once the nodes
@@ -12,6 +13,7 @@ import json
 import resource
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,21 @@ def timed(call: Any) -> tuple[float, Any]:
     return time.perf_counter() - start, answer
 
 
+def files(names: list[str]) -> list[Path]:
+    """The files, and those in the folders by name."""
+    paths = map(Path, names)
+    return [one for path in paths for one in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+
+
+def run(path: Path) -> None:
+    """Print the figures of one file."""
+    print(json.dumps(measured(json.loads(path.read_text()))), flush=True)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        print(json.dumps(measured(json.loads(Path(name).read_text()))), flush=True)
+    for name in files(sys.argv[1:]):
+        process = get_context("spawn").Process(target=run, args=(name,))
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(f"{name}: the measurement ended with {process.exitcode}")

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rackloom.claim.allocate.allocator import allocate
+from rackloom.claim.allocate.allocator import Mode, allocate
 from rackloom.claim.allocate.features import Features
 from rackloom.claim.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
 from rackloom.claim.allocate.outcome import Outcome
@@ -64,6 +64,7 @@ class Cluster:
         state: InUse = NOTHING,
         features: Features | None = None,
         proceed: Callable[[], bool] = lambda: True,
+        mode: Mode = "exact",
     ) -> Outcome:
         """The answer for all claims as those of one pod."""
         return allocate(
@@ -74,6 +75,7 @@ class Cluster:
             state=state,
             features=features or self.features,
             proceed=proceed,
+            mode=mode,
         )
 
     def in_use(self, *devices: str) -> InUse:

@@ -223,13 +223,18 @@ def test_one_request_more_than_devices(cluster: Any) -> None:
     assert isinstance(cluster.allocate(slices, claim, proceed=bounded(HOPELESS_BOUND)), Refusal)
 
 
-def test_pairs_of_gpu_and_nic_when_one_root_is_short_of_a_nic(cluster: Any) -> None:
+@pytest.mark.parametrize("devices", [32, 128])
+def test_pairs_of_gpu_and_nic_when_one_root_is_short_of_a_nic(cluster: Any, devices: int) -> None:
+    """15 roots have both; of 16 pairs, each fits if it comes first."""
+
     def device(what: str, number: int, root: int) -> dict[str, Any]:
         attributes = {"kind": {"string": what}, "root": {"int": root}, "uuid": {"string": f"{what}{number}"}}
         return {"name": f"{what}{number}", "attributes": attributes}
 
     pairs = 16
-    made = [device("gpu", n, n) for n in range(pairs)] + [device("nic", n, n + 1) for n in range(pairs)]
+    each = devices // 2
+    made = [device("gpu", n, n) for n in range(each)]
+    made += [device("nic", n, n if n < pairs - 1 else each + n) for n in range(each)]
     wanted = [
         cluster.request(f"{what}{n}", select=kind(what)) for n in range(pairs) for what in ("gpu", "nic")
     ]

@@ -1,9 +1,11 @@
 """Manifests become values; whatever is wrong with them is refused with file, line and field."""
 
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from rackloom.claim.manifests.documents import parse_documents
 from rackloom.claim.manifests.read import decode, read
@@ -164,3 +166,24 @@ status:
     document = parse_documents(text, "f")[0]
     fields = {name: value for name, value in document.value.items() if name not in ("apiVersion", "kind")}
     assert msgspec.json.decode(msgspec.json.encode(decode(document))) == fields
+
+
+def test_a_directory_is_its_manifests_by_name(tmp_path: Path) -> None:
+    for name in ("b.yml", "a.yaml", "c.json"):
+        request = f"      - name: {name[0]}\n        exactly: {{deviceClassName: c}}\n"
+        text = CLAIM.format(version="v1", request=request).replace("name: c\n", f"name: from-{name[0]}\n", 1)
+        if name.endswith("json"):
+            text = json.dumps(yaml.safe_load(text))
+        written(tmp_path, text, name)
+    written(tmp_path, "resources: [a.yaml]\n", "kustomization.yaml")
+    written(tmp_path, "not: [yaml", "notes.txt")
+    (tmp_path / "deeper").mkdir()
+    written(tmp_path / "deeper", "x: [", "d.yaml")
+    found = read([tmp_path])
+    assert [claim.metadata.name for claim in found.claims] == ["from-a", "from-b", "from-c"]
+    assert not found.skipped
+
+
+def test_a_directory_without_manifests_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="no manifest"):
+        read([tmp_path])

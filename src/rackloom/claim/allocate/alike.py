@@ -43,8 +43,9 @@ class Alike:
         self.members = [members[group] for group in range(len(members))]
         self.ranks: list[dict[Link, int]] = [_ranks(links, positions) for positions in self.members]
         """Of each group, the rank of what ties it."""
+        unlike = {ask.likeness: ask for ask in asks}.values()
         looks = [
-            (_look(one, asks, eligibility, ledger), self._local(one, constraints, ledger))
+            (_look(one, unlike, eligibility, ledger), self._local(one, constraints, ledger))
             for one in candidates
         ]
         self.shape: list[int] = _numbered(looks)
@@ -115,7 +116,7 @@ def _numbered(values: Iterable[Hashable]) -> list[int]:
     return [numbers.setdefault(value, len(numbers)) for value in values]
 
 
-def _look(one: Candidate, asks: Sequence[Ask], eligibility: Eligibility, ledger: Ledger) -> Hashable:
+def _look(one: Candidate, asks: Iterable[Ask], eligibility: Eligibility, ledger: Ledger) -> Hashable:
     """How the device fares with each ask, and what was taken of it before."""
     served = tuple(fares(ask, one, eligibility, ledger) for ask in asks)
     if not one.shareable:

@@ -1,12 +1,15 @@
 """The door of the allocator: what a node can give to the claims of one pod, or why not.
 
-Exact mode gives the answer of upstream's first-fit search: the same devices, in the same order, and the same
-distinction between "not here" and an error. Everything it needs is passed in; it keeps nothing.
+Mode exact gives the answer of upstream's first-fit search: the same devices, in the same order, and the same
+distinction between "not here" and an error. Mode best starts from it and looks for the valid answer of least
+`Cost`; where exact has none, best has none either. All that is needed is passed in; nothing is kept.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from typing import Literal
 
+from rackloom.claim.allocate.best import Best, Found
 from rackloom.claim.allocate.desk import Desk, offer_of
 from rackloom.claim.allocate.eligibility import Selectors
 from rackloom.claim.allocate.features import Features
@@ -18,6 +21,8 @@ from rackloom.claim.allocate.pools import SliceIndex, Trouble
 from rackloom.claim.allocate.requests import Ask
 from rackloom.claim.allocate.results import result_of
 from rackloom.claim.allocate.use import InUse
+
+Mode = Literal["exact", "best"]
 
 
 def numbered_ids() -> Callable[[], str]:
@@ -37,6 +42,7 @@ def allocate(
     slices: Iterable[ResourceSlice] | SliceIndex,
     claims: Sequence[ResourceClaim],
     *,
+    mode: Mode = "exact",
     state: InUse = InUse(),  # noqa: B008 (a frozen value)
     features: Features = Features(),  # noqa: B008
     proceed: Callable[[], bool] = always,
@@ -45,7 +51,8 @@ def allocate(
 ) -> Outcome:
     """Devices for all `claims` of a pod on `node`, a refusal, or a fault.
 
-    `proceed` is asked before every step; when it says no, the outcome is an undecided fault. `new_id` makes
+    `proceed` is asked before every step; when it says no, the outcome is an undecided fault, or in mode best
+    the best answer so far, whose standing says that it is not proved. `new_id` makes
     the UUIDs of shares. Pass a SliceIndex and one Selectors for all calls where there are many: they keep
     what is the same from call to call.
     """
@@ -54,21 +61,39 @@ def allocate(
         offer = offer_of(node, index, features)
         named = {one.metadata.name: one for one in classes}
         desk = Desk(offer, named, claims, state, features, selectors or Selectors())
-        return answer_at(desk, proceed, new_id or numbered_ids())
+        return answer_at(desk, proceed, new_id or numbered_ids(), mode)
     except Stop as stop:
         return fault_of(node, stop, 0)
 
 
-def answer_at(desk: Desk, proceed: Callable[[], bool], new_id: Callable[[], str]) -> Outcome:
+def answer_at(
+    desk: Desk, proceed: Callable[[], bool], new_id: Callable[[], str], mode: Mode = "exact"
+) -> Outcome:
     """The answer for what lies on the desk."""
     search = desk.search(proceed)
     try:
         if not search.run():
             return refusal_at(desk, search.steps)
-        results = results_of(desk.node, desk.claims, search.chosen, desk.ledger.entries, new_id)
-        return Allocation(node=desk.node.metadata.name, results=results, steps=search.steps)
+        found = Found(tuple(search.chosen), tuple(desk.ledger.entries))
+        best = improved(desk, found, proceed) if mode == "best" else None
+        answer = best.found if best else found
+        results = results_of(desk.node, desk.claims, answer.chosen, answer.entries, new_id)
     except Stop as stop:
         return fault_of(desk.node, stop, search.steps)
+    return Allocation(
+        node=desk.node.metadata.name,
+        results=results,
+        steps=search.steps + (best.trials if best else 0),
+        standing=best.standing if best else None,
+    )
+
+
+def improved(desk: Desk, first: Found, proceed: Callable[[], bool]) -> Best:
+    """The search for something better than the first fit, when it is over."""
+    desk.ledger.clear()
+    best = Best(desk, first, proceed)
+    best.run()
+    return best
 
 
 def fault_of(node: Node, stop: Stop, steps: int) -> Fault:

@@ -37,6 +37,11 @@ class Candidate:
             bool(self.device.allow_multiple_allocations),
         )
 
+    @cached_property
+    def content(self) -> bytes:
+        """The device without its name: equal contents are equal to every selector."""
+        return msgspec.json.encode((self.id.driver, msgspec.structs.replace(self.device, name="")))
+
     def attribute(self, name: str) -> DeviceAttribute | None:
         """The attribute of a fully qualified name: a name without a domain is in the driver's domain."""
         found = self.device.attributes.get(name)

@@ -16,20 +16,34 @@ Condition = tuple[int, Hashable]
 """Kind of a node, and what is in use on it."""
 
 
-def kind_of(desk: Desk) -> Hashable:
-    """All that the claims on the desk can see of a node, without its names: equal kinds get equal answers."""
-    pools = {pool.key: number for number, pool in enumerate(desk.pools)}
-    asks = list(chain.from_iterable(chain.from_iterable(desk.choices)))
-    constraints = list(chain.from_iterable(desk.constraints))
-    devices = (
-        (
-            tuple(fares(ask, one, desk.eligibility, desk.ledger) for ask in asks),
-            tuple(constraint.values(one) for constraint in constraints),
-            _books(one, pools[one.pool.key]),
-        )
-        for one in desk.candidates
+class Kinds:
+    """Nodes as one kind of claim sees them. Devices of equal content are looked at once for all nodes."""
+
+    def __init__(self) -> None:
+        self._looks: dict[Hashable, int] = {}
+        self._known: dict[Hashable, int] = {}
+
+    def of(self, desk: Desk) -> Hashable:
+        """All that the claims can see of a node, without its names: equal kinds, equal answers."""
+        pools = {pool.key: number for number, pool in enumerate(desk.pools)}
+        devices = tuple(self._device(desk, one, pools[one.pool.key]) for one in desk.candidates)
+        return devices, tuple(map(_pool, desk.pools))
+
+    def _device(self, desk: Desk, one: Candidate, pool: int) -> int:
+        # A device that selects its nodes itself may be here or not: its content does not tell.
+        key = one if one.source.spec.per_device_node_selection else (one.content, pool)
+        if key not in self._known:
+            self._known[key] = self._looks.setdefault(_look(desk, one, pool), len(self._looks))
+        return self._known[key]
+
+
+def _look(desk: Desk, one: Candidate, pool: int) -> Hashable:
+    asks = chain.from_iterable(chain.from_iterable(desk.choices))
+    return (
+        tuple(fares(ask, one, desk.eligibility, desk.ledger) for ask in asks),
+        tuple(constraint.values(one) for constraint in chain.from_iterable(desk.constraints)),
+        _books(one, pool),
     )
-    return tuple(devices), tuple(map(_pool, desk.pools))
 
 
 def _books(one: Candidate, pool: int) -> Hashable:

@@ -4,7 +4,8 @@ A set of devices that breaks a constraint stays broken whatever is added, so eac
 chosen. What a constraint remembers is a stack: undoing a choice restores exactly what was known before it.
 """
 
-from collections.abc import Hashable
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
 
 from rackloom.claim.allocate.candidates import Candidate
 from rackloom.claim.allocate.features import Features
@@ -45,12 +46,22 @@ class Constraint:
     have none in common, pair by pair. A device without the attribute breaks both.
     """
 
-    def __init__(self, attribute: str, requests: tuple[str, ...], *, distinct: bool, lists: bool) -> None:
+    def __init__(
+        self,
+        attribute: str,
+        requests: tuple[str, ...],
+        *,
+        distinct: bool,
+        lists: bool,
+        known: dict[Candidate, Values | None] | None = None,
+    ) -> None:
+        """`known` is shared by constraints of one attribute: N pairs have N of them."""
         self.attribute = attribute
         self.requests = requests
         self.distinct = distinct
         self._lists = lists
         self._seen: list[Values] = []
+        self._known = {} if known is None else known
 
     def __str__(self) -> str:
         kind = "distinctAttribute" if self.distinct else "matchAttribute"
@@ -59,8 +70,10 @@ class Constraint:
 
     def values(self, candidate: Candidate) -> Values | None:
         """What the constraint compares; None when the device lacks the attribute."""
-        found = candidate.attribute(self.attribute)
-        return None if found is None else values_of(found, lists=self._lists)
+        if candidate not in self._known:
+            found = candidate.attribute(self.attribute)
+            self._known[candidate] = None if found is None else values_of(found, lists=self._lists)
+        return self._known[candidate]
 
     def allows(self, values: Values | None) -> bool:
         """Whether a device of these values could be taken in now."""
@@ -95,15 +108,29 @@ class Constraint:
 
 def constraints_of(claim: ResourceClaim, features: Features) -> tuple[Constraint, ...]:
     """The constraints of a claim. Raises Stop for one of an unknown kind."""
+    known: defaultdict[str, dict[Candidate, Values | None]] = defaultdict(dict)
     return tuple(
-        _constraint(claim, number, one, features) for number, one in enumerate(claim.spec.devices.constraints)
+        _constraint(claim, number, one, features, known)
+        for number, one in enumerate(claim.spec.devices.constraints)
     )
 
 
-def _constraint(claim: ResourceClaim, number: int, one: DeviceConstraint, features: Features) -> Constraint:
-    lists = features.list_type_attributes
-    if one.match_attribute is not None:
-        return Constraint(one.match_attribute, one.requests, distinct=False, lists=lists)
-    if one.distinct_attribute is not None:
-        return Constraint(one.distinct_attribute, one.requests, distinct=True, lists=lists)
-    raise Stop(f"claim {title(claim)}, constraint #{number}: empty constraint (unsupported constraint type?)")
+def _constraint(
+    claim: ResourceClaim,
+    number: int,
+    one: DeviceConstraint,
+    features: Features,
+    known: Mapping[str, dict[Candidate, Values | None]],
+) -> Constraint:
+    attribute = one.match_attribute if one.match_attribute is not None else one.distinct_attribute
+    if attribute is None:
+        raise Stop(
+            f"claim {title(claim)}, constraint #{number}: empty constraint (unsupported constraint type?)"
+        )
+    return Constraint(
+        attribute,
+        one.requests,
+        distinct=one.match_attribute is None,
+        lists=features.list_type_attributes,
+        known=known[attribute],
+    )

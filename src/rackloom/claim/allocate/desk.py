@@ -68,9 +68,14 @@ class Desk:
         for claim, choices in zip(claims, self.choices, strict=True):
             self._check_size(claim, choices)
 
+    @property
+    def plan(self) -> list[Choice]:
+        """All requests of all claims, in order."""
+        return list(chain.from_iterable(self.choices))
+
     def search(self, proceed: Callable[[], bool], plan: Sequence[Choice] | None = None) -> Search:
         """A search for what `plan` asks (all requests, if not given), with what lies on the desk."""
-        asked = list(chain.from_iterable(self.choices)) if plan is None else plan
+        asked = self.plan if plan is None else plan
         return Search(asked, self.candidates, self.everything, self.eligibility, self.ledger, proceed)
 
     def _everything(self, ask: Ask) -> list[Candidate]:

@@ -25,6 +25,12 @@ class Selectors:
     def __init__(self) -> None:
         self._programs: dict[str, cel.Program | cel.CompileError] = {}
         self._said: dict[str, dict[Hashable, bool | cel.EvaluationError]] = {}
+        self._verdicts: dict[Hashable, dict[bytes, Verdict]] = {}
+
+    def verdicts(self, ask: Ask, features: Features) -> dict[bytes, Verdict]:
+        """What was found for devices by their content, with selectors as they are now. To be added to."""
+        key = features, ask.device_class.spec.selectors, ask.selectors
+        return self._verdicts.setdefault(key, {})
 
     def says(self, expression: str, candidate: Candidate) -> bool | cel.CompileError | cel.EvaluationError:
         """Whether the expression holds for the device; errors come back as values."""
@@ -63,14 +69,17 @@ class Eligibility:
         self._node = node
         self._features = features
         self._selectors = selectors
-        self._known: dict[Ask, dict[Candidate, Verdict]] = {}
+        self._known: dict[Hashable, dict[Candidate, Verdict]] = {}
+        self._by_content: dict[Hashable, dict[bytes, Verdict]] = {}
 
     def verdict(self, ask: Ask, candidate: Candidate) -> Verdict:
         """What selectors and node selection say; an error is returned, not raised."""
-        known = self._known.setdefault(ask, {})
+        known = self._known.setdefault(ask.likeness, {})
         if candidate not in known:
-            known[candidate] = self._judge(ask, candidate)
-        return known[candidate]
+            known[candidate] = self._found(ask, candidate)
+        # An error names the request, so it is not shared.
+        found = known[candidate]
+        return self._judge(ask, candidate) if isinstance(found, Stop) else found
 
     def matches(self, ask: Ask, candidate: Candidate) -> bool:
         """Whether the device is selectable. Raises Stop where a selector fails."""
@@ -78,6 +87,17 @@ class Eligibility:
         if isinstance(verdict, Stop):
             raise verdict
         return verdict is None
+
+    def _found(self, ask: Ask, candidate: Candidate) -> Verdict:
+        """The verdict on a device of the same content, unless devices differ in the nodes they reach."""
+        if candidate.source.spec.per_device_node_selection:
+            return self._judge(ask, candidate)
+        if ask.likeness not in self._by_content:
+            self._by_content[ask.likeness] = self._selectors.verdicts(ask, self._features)
+        known = self._by_content[ask.likeness]
+        if candidate.content not in known:
+            known[candidate.content] = self._judge(ask, candidate)
+        return known[candidate.content]
 
     def _judge(self, ask: Ask, candidate: Candidate) -> Verdict:
         device = candidate.device

@@ -5,12 +5,12 @@ uuids, which few claims read, so to a claim most nodes are copies of each other:
 position, X holds for all. The chosen node is the first in order that can serve, as if each were asked.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import msgspec
 
 from rackloom.claim.allocate.allocator import always, fault_of, numbered_ids, refusal_at, results_of
-from rackloom.claim.allocate.conditions import View, kind_of
+from rackloom.claim.allocate.conditions import Kinds, View
 from rackloom.claim.allocate.desk import Desk, Offer, offer_of
 from rackloom.claim.allocate.eligibility import Selectors
 from rackloom.claim.allocate.features import Features
@@ -92,18 +92,19 @@ class Fleet:
     def _view(self, claims: Sequence[ResourceClaim]) -> View[Pattern | Refusal | Fault]:
         key = msgspec.json.encode([claim.spec for claim in claims])
         if key not in self._views:
-            kinds = [self._kind(offer, claims) for offer in self._offers]
+            looks = Kinds()
+            kinds = [self._kind(offer, claims, looks) for offer in self._offers]
             self._views[key] = View(kinds, [used.key() for used in self._used])
         return self._views[key]
 
-    def _kind(self, offer: Offer, claims: Sequence[ResourceClaim]) -> object:
+    def _kind(self, offer: Offer, claims: Sequence[ResourceClaim], looks: Kinds) -> Hashable:
         try:
             desk = Desk(
                 offer, self._classes, claims, Occupancy().as_in_use(offer), self._features, self._selectors
             )
         except Stop as stop:
             return stop.reason
-        return kind_of(desk)
+        return looks.of(desk)
 
     def _searched(
         self, number: int, claims: Sequence[ResourceClaim], proceed: Callable[[], bool]

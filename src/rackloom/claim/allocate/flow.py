@@ -1,7 +1,7 @@
 """Maximum flow, small: whether demands can be met by supplies that several of them want."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -44,20 +44,38 @@ def _alike(demands: Iterable[tuple[Mapping[K, int], int]]) -> Iterable[tuple[Map
 
 
 def _max_flow(capacity: dict[Hashable, dict[Hashable, int]], wanted: int) -> int:
-    """Ford and Fulkerson: find a path with room until there is none."""
-    total = 0
+    """Ford and Fulkerson: find a path with room until there is none; the straight ones first."""
+    total = _straight(capacity)
     while total < wanted:
         path = _path(capacity)
         if path is None:
             break
-        edges = list(pairwise(path))
-        amount = min(capacity[a][b] for a, b in edges)
-        for a, b in edges:
-            capacity[a][b] -= amount
-            back = capacity.setdefault(b, {})
-            back[a] = back.get(a, 0) + amount
-        total += amount
+        total += _push(capacity, path)
     return total
+
+
+def _straight(capacity: dict[Hashable, dict[Hashable, int]]) -> int:
+    """From each demand to its supplies and on to the sink, as far as there is room."""
+    total = 0
+    for demand in list(capacity["source"]):
+        for supply in list(capacity[demand]):
+            onward = next(iter(capacity[supply]))
+            end = [] if onward == "sink" else ["sink"]
+            total += _push(capacity, ["source", demand, supply, onward, *end])
+            if not capacity["source"][demand]:
+                break
+    return total
+
+
+def _push(capacity: dict[Hashable, dict[Hashable, int]], path: Sequence[Hashable]) -> int:
+    """Use all the room of a path."""
+    edges = list(pairwise(path))
+    amount = min(capacity[a][b] for a, b in edges)
+    for a, b in edges if amount else ():
+        capacity[a][b] -= amount
+        back = capacity.setdefault(b, {})
+        back[a] = back.get(a, 0) + amount
+    return amount
 
 
 def _path(capacity: dict[Hashable, dict[Hashable, int]]) -> list[Hashable] | None:

@@ -51,7 +51,7 @@ class Ledger:
         self._holders: dict[Candidate, list[int]] = {}
         self._taken: dict[DeviceId, dict[str, Fraction]] = {}
         self._shares: dict[Candidate, int] = {}
-        self._static: dict[tuple[Ask, Candidate], Consumption | Cause] = {}
+        self._static: dict[tuple[Hashable, Candidate], Consumption | Cause] = {}
         self._covering: dict[Ask, list[Constraint]] = {}
         self.entries: list[Entry] = []
         self.version = 0
@@ -93,7 +93,7 @@ class Ledger:
 
     def suits(self, ask: Ask, candidate: Candidate) -> Consumption | Cause:
         """What the device would give for `ask` if it were free, or why it never can: nothing here changes."""
-        key = (ask, candidate)
+        key = (ask.likeness, candidate)
         if key not in self._static:
             self._static[key] = self._suits(ask, candidate)
         return self._static[key]
@@ -182,13 +182,18 @@ class Ledger:
         else:
             self._holders[candidate].pop()
 
+    def clear(self) -> None:
+        """Undo all entries."""
+        while self.entries:
+            self.strike()
+
     def book(self, candidate: Candidate) -> CounterBook:
         """The counters of the device's pool."""
         return self._book(candidate.pool.key)
 
     def _book(self, pool: PoolKey) -> CounterBook:
         if pool not in self._books:
-            self._books[pool] = CounterBook(self._pools[pool], self._ever_held)
+            self._books[pool] = CounterBook(self._pools[pool], self.ever_held)
         return self._books[pool]
 
     def left_of(self, pool: PoolKey, counter: str) -> Fraction:
@@ -219,7 +224,8 @@ class Ledger:
         """Whether shares in use already pay for the device's counters: those that took capacity do."""
         return candidate.id in self._state.consumed
 
-    def _ever_held(self, device: DeviceId) -> bool:
+    def ever_held(self, device: DeviceId) -> bool:
+        """Whether anybody held the device, or a share of it, before this allocation."""
         state = self._state
         return device in state.dedicated or device in state.shared or device in state.consumed
 

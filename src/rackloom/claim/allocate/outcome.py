@@ -4,6 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
+from rackloom.claim.allocate.cost import Standing
 from rackloom.claim.allocate.objects import AllocationResult
 
 
@@ -24,6 +25,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     """One per claim, in the order of the claims."""
     steps: int
     """Search steps that it took: a measure of work."""
+    standing: Standing | None = None
+    """How good it is. Mode exact does not rank: None."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

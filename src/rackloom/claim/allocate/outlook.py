@@ -58,6 +58,7 @@ class Outlook:
         self._dead: set[Hashable] = set()
         self._known: dict[tuple[int, int, int], Hashable] = {}
         self._known_at = -1
+        self._doubt = True
 
     def mark(self, index: int, candidate: Candidate) -> Hashable:
         """Equal for devices of which, at this moment and for `plan[index:]`, one is as good as the other."""
@@ -69,6 +70,7 @@ class Outlook:
 
     def failed(self, place: Place) -> None:
         """Remember that nothing was found at this place in this state."""
+        self._doubt = True
         if place[0] >= self._ordered_until:
             self._dead.add((place, self._state(place)))
 
@@ -76,12 +78,14 @@ class Outlook:
         """Whether the requests from `index` on, and the rest of `current`, surely cannot all be met."""
         if (place, self._state(place)) in self._dead:
             return True
-        if place[0] >= self._horizon:
+        # Where there was hope, the way is walked on until it ends: counting at every step costs more.
+        if place[0] >= self._horizon or not self._doubt:
             return False
         options = [*([(current,)] if current else []), *map(self._options, self._plan[index : self._horizon])]
-        return not self._relaxation.possible(
+        self._doubt = not self._relaxation.possible(
             [choice for choice in options if not any(ask.admin for ask, _, _ in choice)]
         )
+        return self._doubt
 
     def _may_fail(self, choice: Choice, eligibility: Eligibility) -> bool:
         """Whether a selector fails on some device, or mode All meets a constraint, which is an error too."""

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from rackloom.claim.allocate.allocator import allocate, always
+from rackloom.claim.allocate.allocator import Mode, allocate, always
+from rackloom.claim.allocate.cost import Standing
 from rackloom.claim.allocate.eligibility import Selectors
 from rackloom.claim.allocate.explain import Explanation, explain
 from rackloom.claim.allocate.features import Features
@@ -29,6 +30,8 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True, tag="placed", tag_field=
     claim: str
     node: str
     allocation: AllocationResult
+    standing: Standing | None = None
+    """How good it is, in mode best."""
 
 
 class Unplaced(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_field="outcome"):
@@ -47,11 +50,12 @@ def allocate_each(
     slices: Iterable[ResourceSlice],
     claims: Sequence[ResourceClaim],
     *,
+    mode: Mode = "exact",
     features: Features = Features(),  # noqa: B008 (a frozen value)
     proceed: Callable[[], bool] = always,
 ) -> tuple[Placed | Unplaced, ...]:
     """Place each claim as the claim of a pod of its own. Claims that have an allocation keep it."""
-    cluster = _Cluster(nodes, tuple(classes), SliceIndex(slices), claims, features, proceed)
+    cluster = _Cluster(nodes, tuple(classes), SliceIndex(slices), claims, mode, features, proceed)
     return tuple(cluster.place(claim) for claim in claims if claim.status.allocation is None)
 
 
@@ -64,12 +68,14 @@ class _Cluster:
         classes: Sequence[DeviceClass],
         index: SliceIndex,
         claims: Iterable[ResourceClaim],
+        mode: Mode,
         features: Features,
         proceed: Callable[[], bool],
     ) -> None:
         self._nodes = nodes
         self._classes = classes
         self._index = index
+        self._mode: Mode = mode
         self._features = features
         self._proceed = proceed
         self._selectors = Selectors()
@@ -83,6 +89,7 @@ class _Cluster:
                 self._classes,
                 self._index,
                 [claim],
+                mode=self._mode,
                 state=in_use_by(self._holding, shares=self._features.consumable_capacity),
                 features=self._features,
                 proceed=self._proceed,
@@ -103,7 +110,9 @@ class _Cluster:
     def _hold(self, claim: ResourceClaim, outcome: Allocation) -> Placed:
         status = ResourceClaimStatus(allocation=outcome.results[0])
         self._holding.append(msgspec.structs.replace(claim, status=status))
-        return Placed(claim=title(claim), node=outcome.node, allocation=outcome.results[0])
+        return Placed(
+            claim=title(claim), node=outcome.node, allocation=outcome.results[0], standing=outcome.standing
+        )
 
     def _explained(self, claim: ResourceClaim) -> tuple[Explanation, ...]:
         state = in_use_by(self._holding, shares=self._features.consumable_capacity)

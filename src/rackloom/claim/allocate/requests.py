@@ -1,6 +1,7 @@
 """What is asked for, in one shape: requests and alternatives as asks, refused here if they make no sense."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -21,7 +22,7 @@ MAX_RESULTS = 32
 """Devices that one claim can hold (AllocationResultsMaxSize of the API)."""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Ask(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """A request without alternatives, or one alternative of a request. Compared by identity."""
 
     claim: int
@@ -43,6 +44,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def name(self) -> str:
         """`request` or `request/alternative`, as results name it."""
         return self.request if self.alternative is None else f"{self.request}/{self.alternative}"
+
+    @cached_property
+    def likeness(self) -> Hashable:
+        """Equal for asks that treat every device the same: requests often repeat."""
+        tolerated, amounts = self.tolerations, frozenset(self.amounts.items())
+        return self.device_class.metadata.name, self.selectors, tolerated, amounts
 
     def named_in(self, requests: Sequence[str]) -> bool:
         """Whether a list of request names covers this ask (an empty list covers all)."""

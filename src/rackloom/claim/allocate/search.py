@@ -53,19 +53,28 @@ class Search:
                 below = next(stack[-1])
             except StopIteration:
                 stack.pop()
-                self._look_ahead()
+                if self._look_ahead():
+                    return False
                 continue
             if below is None:
                 return True
             stack.append(below)
         return False
 
-    def _look_ahead(self) -> None:
-        """The straight way failed: from now on it pays to look before walking."""
-        if self._outlook is None:
-            self._outlook = Outlook(
-                self._plan, self._candidates, self._everything, self._eligibility, self._ledger
-            )
+    def _look_ahead(self) -> bool:
+        """The straight way failed: from now on it pays to look before walking. Whether all hope is gone."""
+        if self._outlook is not None:
+            return False
+        entries = list(self._ledger.entries)
+        self._ledger.clear()
+        self._outlook = Outlook(
+            self._plan, self._candidates, self._everything, self._eligibility, self._ledger
+        )
+        if self._plan and self._outlook.hopeless((0,), 0):
+            return True
+        for entry in entries:
+            self._ledger.enter(entry.ask, entry.candidate)
+        return False
 
     def _choose(self, index: int) -> Frame:
         """One level per request: its alternatives in order."""

@@ -14,6 +14,7 @@ import yaml
 from rackloom.errors import Refused
 
 FieldPath = tuple[str | int, ...]
+_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,12 +43,31 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_documents(path: Path) -> list[Document]:
-    """The objects of a file; the items of `kind: List` one by one. Refused with file and line."""
+    """The objects of a file, or of the manifests right in a directory, as `kubectl -f` takes them.
+
+    The items of `kind: List` come one by one. Refused with file and line.
+    """
+    if path.is_dir():
+        return [one for file in _manifests_in(path) for one in read_documents(file)]
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(f"{path} cannot be read: {error}", nearest_fix="name a YAML or JSON file") from error
     return parse_documents(text, str(path))
+
+
+def _manifests_in(folder: Path) -> list[Path]:
+    """By name; a kustomization says how to build manifests and is none itself."""
+    found = sorted(
+        one
+        for one in folder.iterdir()
+        if one.is_file() and one.suffix in _SUFFIXES and one.stem.lower() != "kustomization"
+    )
+    if not found:
+        raise Refused(
+            f"{folder} has no manifest", nearest_fix=f"name a directory with files {', '.join(_SUFFIXES)}"
+        )
+    return found
 
 
 def parse_documents(text: str, file: str) -> list[Document]:

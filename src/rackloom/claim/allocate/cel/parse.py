@@ -91,12 +91,12 @@ def _serialised(source: str) -> bytes:
 
 
 def _syntax_error(text: str, source: str) -> CompileError:
+    if "recursion depth of" in text or "recursion limit exceeded" in text:
+        return CompileError("the expression is nested too deeply", hint=_DEPTH_HINT, source=source)
     found = _FIRST_ERROR.search(text)
     if found is None:
         return CompileError(text, source=source)
     line, column, message = found.groups()
-    if "recursion" in message:
-        return CompileError("the expression is nested too deeply", hint=_DEPTH_HINT, source=source)
     return CompileError(
         message.removesuffix(" [INVALID_ARGUMENT]"), line=int(line), column=int(column), source=source
     )
