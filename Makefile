@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := requirements/uv.txt requirements/dev.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: venv demo test lint format proto pins clean
+.PHONY: venv demo test lint simulate format proto pins clean
 
 venv: $(VENV)/.complete
 
@@ -28,6 +28,10 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The carve plane under seeded faults in virtual time; one line at the end says what was run.
+simulate: venv
+	$(BIN)/python tests/simulation/run.py --seeds $(or $(SEEDS),1000)
 
 format: venv
 	$(BIN)/ruff check --fix .

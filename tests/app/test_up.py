@@ -164,3 +164,89 @@ def test_the_log_is_json_lines(tmp_path):
     lines = (tmp_path / "logs" / "rackloom.log").read_text().splitlines()
     assert all("event" in json.loads(line) for line in lines)
     assert lines
+
+
+def store_is_lost(home):
+    for file in home.glob("site.db*"):
+        file.unlink()
+
+
+def racks_are_lost(home):
+    (home / "twin" / "racks.json").unlink()
+
+
+def racks_are_damaged(home):
+    (home / "twin" / "racks.json").write_bytes(b"{")
+
+
+def switch_memory_is_damaged(home):
+    for file in (home / "twin").glob("*-*.json"):
+        file.write_bytes(b"")
+
+
+def store_is_garbage(home):
+    for file in home.glob("site.db-*"):
+        file.unlink()
+    (home / "site.db").write_bytes(b"not a database" * 1000)
+
+
+def key_is_garbage(home):
+    for file in (home / "keys").glob("*.pem"):
+        file.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (store_is_lost, "site.db has lost its records"),
+        (racks_are_lost, "racks.json is missing, though the store has machines"),
+        (racks_are_damaged, "racks.json is damaged"),
+        (switch_memory_is_damaged, ".json is damaged"),
+        (store_is_garbage, "cannot be opened"),
+        (key_is_garbage, "cannot be used"),
+    ],
+)
+def test_a_home_that_is_not_whole_is_refused_with_the_file(tmp_path, harm, said):
+    with up(tmp_path):
+        pass
+    harm(tmp_path)
+    refused = rackloom("up", "--port", "0", "--home", str(tmp_path))
+    assert refused.returncode == 1
+    assert said in refused.stderr
+    assert "\n  fix: " in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--profile", "gb200"), ("--racks", "0"), ("--racks", "129"), ("--profile", "oci-bm.gpu.h100.8")],
+)
+def test_what_cannot_be_leaves_no_home_behind(tmp_path, arguments):
+    refused = rackloom("up", "--port", "0", "--home", str(tmp_path / "new"), *arguments)
+    assert refused.returncode == 1
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("port", ["-1", "99999"])
+def test_a_port_that_is_none_is_refused(tmp_path, port):
+    refused = rackloom("up", "--port", port, "--home", str(tmp_path))
+    assert refused.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in refused.stderr
+
+
+def test_what_a_site_writes_is_its_owners_alone(tmp_path):
+    with up(tmp_path):
+        pass
+    readable = [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077]
+    assert readable == []
+
+
+@pytest.mark.parametrize("arguments", [("--org", "../x"), ("--org", ""), ("--org", "demo", "--hours", "nan")])
+def test_a_token_that_could_not_be_used_is_not_made(tmp_path, arguments):
+    with up(tmp_path):
+        pass
+    refused = rackloom("token", "--home", str(tmp_path), "--role", "TENANT_ADMIN", *arguments)
+    assert refused.returncode == 1
+    assert refused.stdout == ""
+    assert refused.stderr.startswith("rackloom: ")

@@ -10,19 +10,24 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
+import alembic.util
 import msgspec
+import sqlalchemy.exc
 
 from rackloom.app.home import Home
 from rackloom.app.listeners import listening
 from rackloom.app.logs import log_to
 from rackloom.app.stopping import told_to_stop
-from rackloom.app.twin_site import TwinSite, run_twin
+from rackloom.app.twin_site import TwinSite, declare, note_recorded, racks_of, run_twin
 from rackloom.carve.api.app import ApiDeps, create_app
 from rackloom.carve.api.local_tokens import LocalIssuer
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
+from rackloom.carve.reconcile.clock import SteadyClock, newest_moment
 from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.site import machines
 from rackloom.carve.site.seed import seed_embedded_site
 from rackloom.carve.site.store import Store
+from rackloom.errors import Refused
 
 LOOPBACK = "127.0.0.1"
 
@@ -57,25 +62,44 @@ def run_up(home: Home, *, port: int, racks: int, profile: str, announce: Callabl
 
 @asynccontextmanager
 async def embedded_site(home: Home, *, port: int, racks: int, profile: str) -> AsyncIterator[Embedded]:
-    """A site that answers while the context is entered."""
+    """A site that answers while the context is entered. What cannot be is refused before a file is made."""
+    declare(racks, profile)
     home.create()
-    store = Store.open(home.path)
+    store = _open(home)
     try:
         log_to(home.log)
-        async with run_twin(home, racks, profile) as twin, _running(home, store, twin, port) as running:
-            yield running
+        recorded = await store.read(machines.any_known)
+        chosen = racks_of(home, racks, profile, recorded=recorded)
+        async with run_twin(home, chosen) as twin:
+            await store.run(
+                seed_embedded_site, twin.site, twin.profile, twin.endpoints, now=time.time(), ids=_new_id
+            )
+            note_recorded(home, chosen)
+            async with _running(home, store, twin, port) as running:
+                yield running
     finally:
         await store.close()
 
 
+def _open(home: Home) -> Store:
+    try:
+        return Store.open(home.path)
+    except (OSError, sqlalchemy.exc.DatabaseError, alembic.util.CommandError) as error:
+        cause = getattr(error, "orig", None) or error
+        raise Refused(
+            f"the store in {home.path} cannot be opened: {cause}",
+            nearest_fix="restore the home from a backup, or start with another --home",
+        ) from error
+
+
 @asynccontextmanager
 async def _running(home: Home, store: Store, twin: TwinSite, port: int) -> AsyncIterator[Embedded]:
-    await store.run(seed_embedded_site, twin.site, twin.profile, twin.endpoints, now=time.time(), ids=_new_id)
-    reconciler = Reconciler(store, lambda endpoint: NmxcDriver(endpoint.url, clock=time.time), time.time)
+    clock = SteadyClock(time.time, time.monotonic, await store.read(newest_moment))
+    reconciler = Reconciler(store, lambda endpoint: NmxcDriver(endpoint.url, clock=clock), clock)
     issuer = LocalIssuer(home.keys)
     deps = ApiDeps(
         store=store,
-        clock=time.time,
+        clock=clock,
         ids=_new_id,
         wake=reconciler.wake,
         verifier=issuer.verifier(),

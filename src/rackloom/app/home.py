@@ -29,13 +29,14 @@ class Home(msgspec.Struct, frozen=True):
         return self.path / "twin"
 
     def create(self) -> None:
-        """Make the directories that are missing."""
+        """Make the directories that are missing. What is written from now on is its owner's alone."""
+        os.umask(0o077)
         try:
             for directory in (self.path, self.keys, self.log.parent, self.twin):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise Refused(
-                f"cannot make the home directory {self.path}: {error.strerror}",
+                f"cannot make the directory {error.filename}: {error.strerror}",
                 nearest_fix="give another one with --home",
             ) from error
 

@@ -65,9 +65,9 @@ def _bound(listen: str) -> socket.socket:
     host, port = split_listen(listen)
     try:
         return socket.create_server((host, port), family=_family(host))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise Refused(
-            f"cannot listen on {listen}: {error.strerror}",
+            f"cannot listen on {listen}: {getattr(error, 'strerror', None) or error}",
             nearest_fix="stop the program that uses the port, or choose another",
         ) from error
 

@@ -47,9 +47,9 @@ class Judge:
 
     def answered(self, org: str, path: str, status: int, shown: Any) -> None:
         """S3 and L5 on every instance and interface that an answer shows, and S2 on whose they are."""
-        if status < 300 and path.startswith("nvlink-interface"):
+        if 200 <= status < 300 and path.startswith("nvlink-interface"):
             self._own_interfaces(org, shown)
-        if status < 300 and path.startswith("instance") and not path.startswith("instance/type"):
+        if 200 <= status < 300 and path.startswith("instance") and not path.startswith("instance/type"):
             for one in shown if isinstance(shown, list) else [shown]:
                 if isinstance(one, dict) and "nvLinkInterfaces" in one:
                     self._instance(one)
@@ -168,8 +168,7 @@ class Judge:
         if self.plane.tell_now() - outcome.begun > self.plane.longest_silence:
             return f"the last reading was begun {self.plane.tell_now() - outcome.begun:.0f} s ago"
         for device in devices:
-            sure = booked and booked.state == "live" and not booked.in_doubt
-            if sure and outcome.begun < booked.wish_since(device) - SAME_MOMENT:
+            if booked and _asked_after(booked, device, outcome):
                 return f"GPU {device} was asked for after the last reading had begun"
             if doubt := self._misplaced(shown["machineId"], device, wishes.get(device), outcome.observation):
                 return f"GPU {device} {doubt}"
@@ -203,6 +202,11 @@ class Judge:
                 if mine and other and other.org != mine.org:
                     return f"was seen with a GPU of {other.org}"
         return None
+
+
+def _asked_after(booked: BookedInstance, device: int, outcome: Outcome) -> bool:
+    sure = booked.state == "live" and not booked.in_doubt
+    return sure and outcome.begun < booked.wish_since(device) - SAME_MOMENT
 
 
 def _candidates(outcomes: list[Outcome], now: float, life_began: float) -> list[Outcome]:

@@ -8,6 +8,7 @@ irreproducible.
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -54,17 +55,18 @@ class SimLoop(asyncio.BaseEventLoop):
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 (the caller awaits it)
+        except Exception as error:
             future.set_exception(error)
         return future
 
     def _run_once(self) -> None:
         # One tick of the base class, with its queue in another order: every order of callbacks that became
         # ready together is possible in a real process, which has more than one source of events.
-        ready = list(self._ready)
+        queue: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
+        ready = list(queue)
         self._order.shuffle(ready)
-        self._ready.clear()
-        self._ready.extend(ready)
+        queue.clear()
+        queue.extend(ready)
         super()._run_once()  # type: ignore[misc]
 
     def _process_events(self, event_list: list[Any]) -> None:

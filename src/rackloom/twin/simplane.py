@@ -29,6 +29,9 @@ T = TypeVar("T")
 EPOCH = 1_800_000_000.0
 """Wall clock at virtual time 0."""
 
+NOBODY_THERE = 0.1
+"""Seconds until a client learns that nobody listens."""
+
 
 class Killed(BaseException):
     """The process is gone: nothing after this line happens."""
@@ -214,6 +217,7 @@ class SimPlane:
         await self.is_open.wait()
         life = self.life
         if life is None or not life.alive:
+            await asyncio.sleep(NOBODY_THERE)
             return None
         asking = life.spawn(_asgi(self.app, method, path, token, body))
         await asyncio.wait({asking})

@@ -19,7 +19,7 @@ import structlog
 from rackloom.carve.api.app import ApiDeps, create_app
 from rackloom.carve.api.auth import Role
 from rackloom.carve.api.local_tokens import LocalIssuer
-from rackloom.carve.reconcile import loop
+from rackloom.carve.reconcile import leases, loop
 from rackloom.carve.site import tables
 from rackloom.carve.site.seed import seed_embedded_site
 from rackloom.carve.site.store import Store
@@ -27,6 +27,7 @@ from rackloom.carve.site.store.sqlite import SqliteBackend
 from rackloom.errors import Refused
 from rackloom.topology.rack import RackProfile
 from rackloom.twin import simloop
+from rackloom.twin.fabric import FabricSnapshot
 from rackloom.twin.simbook import Book
 from rackloom.twin.simchecks import Judge
 from rackloom.twin.simfaults import KINDS, Mishaps
@@ -80,9 +81,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 def simulate(seed: int, plan: Plan | None = None) -> Result:
     """Run one seed to its end, or to the first broken promise."""
-    run = Run(seed, plan or Plan())
+    return play(Run(seed, plan or Plan()))
+
+
+def play(run: "Run") -> "Result":
+    """Play a run that was prepared."""
     with _heard(run.defects), _unhurried():
-        return simloop.run(seed, run.main)
+        return simloop.run(run.seed, run.main)
 
 
 class Run:
@@ -95,6 +100,7 @@ class Run:
         self.trace: list[str] = []
         self.defects: list[BaseException] = []
         self.requests = 0
+        self.points_in_act = 0
         self.world = SimWorld(_profile(plan), plan.racks, self._fork(), strangers=self.rng.random() < 0.3)
         self.book = Book()
 
@@ -108,7 +114,7 @@ class Run:
         self.world.racks[0].network.dark = self.plan.dark_rack
         for rack in self.world.racks:
             rack.watchers.append(self._executed)
-            rack.fabric.on_change(lambda _, rack=rack: self._guard(lambda: self.judge.fabric_changed(rack)))
+            rack.fabric.on_change(self._watcher(rack))
         await self._seed_records(backend)
         self.tenants = [self._tenant(org, issuer) for org in TENANTS]
         self.broken: str | None = None
@@ -123,13 +129,23 @@ class Run:
         await asyncio.gather(*work, return_exceptions=True)
         return self._result()
 
-    async def _play(self) -> None:
+    async def act(self) -> None:
+        """Tenants ask, and faults happen."""
         async with asyncio.TaskGroup() as tasks:
             for tenant in self.tenants:
                 tasks.create_task(self._tenancy(tenant))
             if self.plan.pause is not None:
                 tasks.create_task(self.mishaps.happen(self.plan.seconds, self.plan.pause))
+
+    async def pause(self, seconds: float) -> None:
+        """Let time pass."""
+        await asyncio.sleep(seconds)
+
+    async def _play(self) -> None:
+        await self.act()
+        self.points_in_act = self.plane.points + (self.plane.life.points if self.plane.life else 0)
         await self.mishaps.heal()
+        self.world.racks[0].network.dark = False
         self.note("healed")
         await self.settle_down()
 
@@ -169,11 +185,14 @@ class Run:
         for defect in self.defects:
             self._fail(defect)
 
+    def _watcher(self, rack: SimRack) -> Callable[[FabricSnapshot], None]:
+        return lambda _: self._guard(lambda: self.judge.fabric_changed(rack))
+
     def _guard(self, check: Callable[[], None]) -> None:
         """Run a judgement inside somebody else's call: what it finds ends the run, not that call."""
         try:
             check()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -275,7 +294,7 @@ def _heard(defects: list[BaseException]) -> Iterator[None]:
 @contextmanager
 def _unhurried() -> Iterator[None]:
     """One process on its own records need not say every 1.5 s that it lives: half of a run would be that."""
-    before = loop.RENEW_SECONDS
+    before = leases.RENEW_SECONDS
     setattr(loop, "RENEW_SECONDS", 30.0)  # noqa: B010 (not a name that the module offers)
     try:
         yield

@@ -245,6 +245,17 @@ def test_a_terminating_instance_takes_no_changes_and_may_be_deleted_again(api: A
     assert api.delete(f"instance/{one['id']}").status_code == 202
 
 
+def test_a_terminating_instance_claims_nothing_of_its_gpus(api: Any) -> None:
+    api.site.observe_all()
+    one = api.instance(api.vpc(partition=api.partition()))
+    api.site.converge()
+    assert api.delete(f"instance/{one['id']}").status_code == 202
+    shown = api.get(f"instance/{one['id']}").json()["nvLinkInterfaces"]
+    assert {row["status"] for row in shown} == {"Deleting"}
+    api.site.converge()
+    assert api.get(f"instance/{one['id']}").status_code == 404
+
+
 def test_the_history_is_paged_newest_first(api: Any) -> None:
     api.site.observe_all()
     one = api.instance(api.vpc())

@@ -48,12 +48,18 @@ class LocalIssuer:
         return TokenVerifier([key], issuer=ISSUER, audience=AUDIENCE, clock=clock)
 
 
+_NEW_KEY = "restore it, or remove it to have a new one made (tokens of the old one end)"
+
+
 def _load_or_make(path: Path) -> Ed25519PrivateKey:
     if not path.exists():
         _make(path)
-    key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path} cannot be used: {error}", nearest_fix=_NEW_KEY) from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise TypeError(f"{path} holds no Ed25519 private key; remove it to have a new one made")
+        raise Refused(f"{path} holds no Ed25519 private key", nearest_fix=_NEW_KEY)
     return key
 
 

@@ -78,6 +78,7 @@ def release(conn: sa.Connection, instance: sa.Row[Any], reason: str, now: float)
         return frozenset()
     mine = sa.update(table).where(table.c.id == instance.id)
     conn.execute(mine.values(status=Status.TERMINATING, intent_at=now, updated=now))
+    interfaces.detach_all(conn, instance.id, now)
     events.tell(conn, instance.tenant_id, Note(Kind.INSTANCE, instance.id, Status.TERMINATING, reason), now)
     return announce(conn, [instance.machine_id], now)
 

@@ -14,6 +14,8 @@ from rackloom.carve.site.tables import nvlink_interface as table
 from rackloom.carve.site.values import Ids, InterfaceWish, Status
 from rackloom.carve.site.verdicts import WAITING
 
+LEAVING = "leaving the partition"
+
 
 def wishes_for(
     conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceWish] | None, gpus: int
@@ -70,12 +72,16 @@ def replace(
     unwanted = [row_id for wish, row_id in live.items() if wish not in wishes]
     new = [wish for wish in wishes if wish not in live]
     detached = sa.update(table).where(table.c.id.in_(unwanted))
-    conn.execute(
-        detached.values(status=Status.DELETING, reason="leaving the partition", intent_at=now, updated=now)
-    )
+    conn.execute(detached.values(status=Status.DELETING, reason=LEAVING, intent_at=now, updated=now))
     if new:
         conn.execute(sa.insert(table), [_row(ids(), instance_id, wish, now) for wish in new])
     return bool(unwanted or new)
+
+
+def detach_all(conn: sa.Connection, instance_id: str, now: float) -> None:
+    """No GPU of the instance is wanted anywhere any more; the rows stay until the GPUs are seen outside."""
+    mine = sa.update(table).where(table.c.instance_id == instance_id)
+    conn.execute(mine.values(status=Status.DELETING, reason=LEAVING, intent_at=now, updated=now))
 
 
 def _row(new: str, instance_id: str, wish: InterfaceWish, now: float) -> dict[str, Any]:

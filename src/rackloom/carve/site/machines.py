@@ -19,6 +19,11 @@ shown_status = sa.case(
 """A machine that carries an instance is in use, whatever its own health."""
 
 
+def any_known(conn: sa.Connection) -> bool:
+    """Whether the store has any machine."""
+    return conn.execute(sa.select(machine.c.id).limit(1)).first() is not None
+
+
 def get(conn: sa.Connection, machine_id: str) -> sa.Row[Any]:
     """The machine; refused when there is none of that id."""
     found = conn.execute(sa.select(machine).where(machine.c.id == machine_id)).one_or_none()

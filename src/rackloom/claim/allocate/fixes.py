@@ -22,7 +22,7 @@ from rackloom.claim.allocate.objects import (
 )
 from rackloom.claim.allocate.outcome import Allocation
 from rackloom.claim.allocate.pools import SliceIndex
-from rackloom.claim.allocate.requests import title
+from rackloom.claim.allocate.requests import MAX_RESULTS, title
 from rackloom.claim.allocate.use import InUse
 
 Wanted = ExactDeviceRequest | DeviceSubRequest
@@ -96,7 +96,7 @@ def _tolerant(slices: SliceIndex) -> Edit:
 def _smaller(claim: ResourceClaim) -> Iterator[tuple[str, ResourceClaim]]:
     """With fewer devices in one request, as many as there can be."""
     most = max((_count(one) for one in claim.spec.devices.requests), default=0)
-    for count in range(most - 1, 0, -1):
+    for count in range(min(most - 1, MAX_RESULTS), 0, -1):
         yield from _edited(claim, f"ask for {count}", partial(_at_most, count))
 
 

@@ -19,6 +19,7 @@ from rackloom.claim.allocate.objects import (
     ResourceSlice,
 )
 from rackloom.claim.manifests.documents import Document, FieldPath, read_documents
+from rackloom.claim.manifests.rules import check_claim
 from rackloom.claim.manifests.versions import GROUP, as_v1
 from rackloom.errors import Refused
 
@@ -74,7 +75,12 @@ def decode(document: Document) -> Any:
     if kind not in _KINDS:
         return None
     fields = {name: field for name, field in as_v1(document).items() if name not in ("apiVersion", "kind")}
-    return _converted(document, fields, _KINDS[kind])
+    value = _converted(document, fields, _KINDS[kind])
+    if isinstance(value, ResourceClaim):
+        check_claim(document, value.spec.devices, ("spec", "devices"))
+    elif isinstance(value, ResourceClaimTemplate):
+        check_claim(document, value.spec.spec.devices, ("spec", "spec", "devices"))
+    return value
 
 
 def claim_of(template: ResourceClaimTemplate) -> ResourceClaim:

@@ -70,7 +70,8 @@ def _request_with_defaults(request: Fields) -> Fields:
 def _ask_with_defaults(ask: Fields) -> Fields:
     changed = {"allocationMode": "ExactCount", **ask}
     if changed["allocationMode"] == "ExactCount":
-        changed = {"count": 1, **changed}
+        # The API server takes 0 for "not given".
+        changed["count"] = changed.get("count") or 1
     if isinstance(ask.get("tolerations"), list):
         changed["tolerations"] = [
             {"operator": "Equal", **one} if isinstance(one, dict) else one for one in ask["tolerations"]

@@ -1,0 +1,100 @@
+"""Simulates the carve plane from many seeds and ends with one line that says what was run and what broke.
+
+python tests/simulation/run.py --seeds 1000
+python tests/simulation/run.py --seed 4711 --trace
+"""
+
+import argparse
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from rackloom.twin.simcrash import points_of, story
+from rackloom.twin.simrun import Plan, Result, simulate
+
+say = partial(print, flush=True)
+YEAR = 365.25 * 86400
+
+
+def outcome(seed: int) -> Result:
+    result = simulate(seed)
+    return result if result.broken else _without_trace(result)
+
+
+def death(point: int) -> Result | None:
+    result = story(point)
+    if result.broken is None and result.lives == 2:
+        return None
+    say(f"point {point}: {result.broken or 'nobody died'}")
+    return result
+
+
+def summary(results: Sequence[Result], plan: Plan) -> str:
+    faults: Counter[str] = Counter()
+    for one in results:
+        faults.update(one.faults)
+    rack_seconds = sum(one.rack_seconds for one in results)
+    hours = rack_seconds / 3600
+    rates = ", ".join(f"{kind} {count / hours:.2f}" for kind, count in sorted(faults.items()))
+    told = {
+        "seeds": len(results),
+        "simulated": f"{rack_seconds / YEAR:.4f} rack-years",
+        "faults per rack-hour": f"{faults.total() / hours:.1f} ({rates})",
+        "faults": faults.total(),
+        "operations": sum(one.operations for one in results),
+        "requests": sum(one.requests for one in results),
+        "process lives": sum(one.lives for one in results),
+        "judgements": sum(one.judged for one in results),
+        "interval": f"{plan.interval:.0f} s",
+        "violations": sum(one.broken is not None for one in results),
+    }
+    return "; ".join(f"{what}: {value}" for what, value in told.items())
+
+
+def _without_trace(result: Result) -> Result:
+    return msgspec.structs.replace(result, trace=())
+
+
+def _arguments() -> Any:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, help="how many seeds, from 0 or from --seed (100)")
+    parser.add_argument("--seed", type=int, help="only this seed, unless --seeds is given too")
+    parser.add_argument("--trace", action="store_true", help="print what happened, line by line")
+    parser.add_argument("--deaths", action="store_true", help="also kill a scripted story at every point")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.trace and arguments.seed is not None:
+        results = [simulate(arguments.seed)]
+        say("\n".join(results[0].trace))
+    else:
+        first = arguments.seed or 0
+        seeds = range(first, first + (arguments.seeds or (1 if arguments.seed is not None else 100)))
+        with multiprocessing.Pool(arguments.jobs) as pool:
+            results = []
+            for one in pool.imap_unordered(outcome, seeds, chunksize=4):
+                results.append(one)
+                if one.broken:
+                    say(f"seed {one.seed}: {one.broken}")
+    if arguments.deaths:
+        with multiprocessing.Pool(arguments.jobs) as pool:
+            deaths = pool.map(death, range(1, points_of() + 1), chunksize=4)
+        say(f"points of death: {len(deaths)}; not survived: {sum(one is not None for one in deaths)}")
+        results += [one for one in deaths if one is not None]
+    say(summary(results, Plan()))
+    return 1 if any(one.broken for one in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
