@@ -129,3 +129,9 @@ def _dump(slices):
         {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **msgspec.to_builtins(one)}
         for one in slices
     )
+
+
+def test_a_live_cluster_is_asked_through_kubectl(ran, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Refused, match="kubectl is not on the PATH"):
+        ran("template", *FOUR, "--align", "numa", "--cluster")

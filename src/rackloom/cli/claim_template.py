@@ -31,6 +31,8 @@ def template(
     rail: Rails = None,
     profile: str | None = None,
     slices: Slices = None,
+    cluster: Flag = False,
+    context: str | None = None,
     name: str | None = None,
     output: TemplateFormat = "yaml",
 ) -> None:
@@ -59,6 +61,10 @@ def template(
         devices that they publish.
     slices
         ResourceSlices of a cluster (`kubectl get resourceslices,deviceclasses -o yaml`).
+    cluster
+        Ask the cluster that kubectl talks to for its slices.
+    context
+        Another of kubectl's contexts.
     name
         Name of the template.
     output
@@ -77,7 +83,7 @@ def template(
         rails=tuple(rail or ()),
         name=name,
     )
-    found = _manifests(slices)
+    found = _manifests(slices, cluster, context)
     elsewhere = _recognised(found) if found is not None and profile is None else ()
     print(_text(generate(wish, stock_of(profile, found), elsewhere=elsewhere), output), end="")
 
@@ -91,7 +97,7 @@ def stock_of(profile: str | None, found: "Manifests | None") -> "Stock":
     if found is not None:
         return stock_of_slices(found.slices, found.classes, found.nodes, machine=machine)
     if machine is None:
-        fix = "name a --profile or files of --slices"
+        fix = "name a --profile or files of --slices, or ask with --cluster"
         raise Refused("it is not known for which hardware the template is", nearest_fix=fix)
     return stock_of_machine(machine)
 
@@ -110,7 +116,11 @@ def machine_of(profile: str) -> "Machine":
     return profiles.load_machine(found.tray_machine)
 
 
-def _manifests(slices: Sequence[Path] | None) -> "Manifests | None":
+def _manifests(slices: Sequence[Path] | None, cluster: bool, context: str | None) -> "Manifests | None":
+    if cluster:
+        from rackloom.claim.manifests.cluster import read_cluster
+
+        return read_cluster(context)
     from rackloom.claim.manifests.read import read
 
     return read(slices) if slices else None

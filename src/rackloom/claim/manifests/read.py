@@ -46,8 +46,13 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
 
 def read(paths: Iterable[Path]) -> Manifests:
     """All objects of the files. Refused with `file:line` and the path of the field."""
+    return gathered(one for path in paths for one in read_documents(path))
+
+
+def gathered(documents: Iterable[Document]) -> Manifests:
+    """All objects of the documents. Refused with `file:line` and the path of the field."""
     found: dict[type[Any] | None, list[Any]] = {}
-    for document in (one for path in paths for one in read_documents(path)):
+    for document in documents:
         value = decode(document)
         if value is None:
             kind = document.value.get("kind", "no kind")
