@@ -15,11 +15,9 @@ from rackloom.claim.allocate.slices import device_classes, slices_of
 from rackloom.claim.allocate.tell import told
 from rackloom.claim.allocate.use import in_use_by
 from rackloom.claim.manifests.read import Manifests, read
+from rackloom.cli.claim_template import machine_of
 from rackloom.cli.output import columns
 from rackloom.errors import Refused
-from rackloom.topology import profiles
-from rackloom.topology.machine import Machine
-from rackloom.topology.rack import RackProfile
 
 DeviceKey = tuple[str, str, str]
 _BOUND_S = 10.0
@@ -87,16 +85,8 @@ def manifests(files: Sequence[Path], profile: str | None, nodes: int) -> Manifes
 
 
 def _planned(profile: str, nodes: int) -> tuple[ResourceSlice, ...]:
-    machine = _machine(profiles.load(profile))
+    machine = machine_of(profile)
     return tuple(one for number in range(nodes) for one in slices_of(machine, f"node-{number}"))
-
-
-def _machine(profile: Machine | RackProfile) -> Machine:
-    if isinstance(profile, Machine):
-        return profile
-    if profile.tray_machine is None:
-        raise Refused(f"no machine like a tray of {profile.name} is published, so its devices are not known")
-    return profiles.load_machine(profile.tray_machine)
 
 
 def _nodes(slices: Sequence[ResourceSlice]) -> tuple[Node, ...]:
