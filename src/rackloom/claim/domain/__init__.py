@@ -1,0 +1,1 @@
+"""ComputeDomains as values: names, objects, opaque configurations and the rules they follow."""
