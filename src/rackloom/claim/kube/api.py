@@ -11,10 +11,6 @@ from typing import Any, Literal, Protocol
 Object = dict[str, Any]
 """One Kubernetes object as JSON."""
 
-MERGE = "application/merge-patch+json"
-JSON_PATCH = "application/json-patch+json"
-PatchType = Literal["application/merge-patch+json", "application/json-patch+json"]
-
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -97,7 +93,7 @@ class KubeApi(Protocol):
         labels: str = "",
         fields: str = "",
     ) -> AsyncIterator[WatchEvent]:
-        """Yield every change after `resource_version`; ends when the server ends it; `Expired` means re-list."""
+        """Yield changes after `resource_version` until the server ends it; `Expired` means re-list."""
         ...
 
     async def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:
@@ -111,7 +107,7 @@ class KubeApi(Protocol):
     async def apply(
         self, kind: Kind, obj: Object, *, manager: str, force: bool = False, subresource: str = ""
     ) -> Object:
-        """Server-side apply: own the fields given, leave all others; `Conflict` when another manager owns one."""
+        """Server-side apply: own the fields given and no others; `Conflict` when another manager owns one."""
         ...
 
     async def patch(
@@ -119,12 +115,11 @@ class KubeApi(Protocol):
         kind: Kind,
         name: str,
         namespace: str | None,
-        patch: Mapping[str, Any] | list[Mapping[str, Any]],
+        patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...],
         *,
-        type: PatchType = MERGE,
         subresource: str = "",
     ) -> Object:
-        """Change an object by a merge patch or a JSON patch."""
+        """Change an object: a mapping is a merge patch, a tuple of operations a JSON patch."""
         ...
 
     async def delete(
@@ -138,5 +133,5 @@ class KubeApi(Protocol):
         propagation: Literal["Background", "Foreground", "Orphan"] | None = None,
         grace_seconds: int | None = None,
     ) -> None:
-        """Ask for deletion, of exactly this `uid` and `resource_version` where given (`Conflict` otherwise)."""
+        """Ask for deletion, of just this `uid` and `resource_version` where given (else `Conflict`)."""
         ...
