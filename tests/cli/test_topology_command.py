@@ -7,7 +7,8 @@ from inline_snapshot import external_file, snapshot
 
 from rackloom.cli.main import app
 from rackloom.errors import Refused
-from rackloom.topology.profiles import load, names
+from rackloom.topology.profiles import load, load_machine, names
+from rackloom.twin.sysroot import host_files, write_sysroot
 
 
 @pytest.fixture
@@ -127,3 +128,22 @@ def test_a_file_that_is_no_machine_is_refused(text, tmp_path):
     refused = refusal("show", str(broken))
     assert refused.reason.startswith(f"{broken} is not a saved machine: ")
     assert refused.nearest_fix == "name a file that `rackloom topology show -o json` wrote for a machine"
+
+
+def test_discover_reads_a_copied_host(rackloom, tmp_path):
+    copied = host_files(load_machine("azure-nd96isr-h100-v5"))
+    write_sysroot(copied, tmp_path / "root")
+    (tmp_path / "topo.xml").write_text(copied.nccl_topology or "")
+    host = ("--sysroot", str(tmp_path / "root"))
+    assert rackloom("discover", *host, "--nccl-topology", str(tmp_path / "topo.xml")) == external_file(
+        "transcripts/topology-discover.txt"
+    )
+    (tmp_path / "saved.json").write_text(rackloom("discover", *host, "-o", "json"))
+    assert "azure-nd96isr-h100-v5" in rackloom("show", str(tmp_path / "saved.json"))
+
+
+def test_discover_says_what_is_wrong_with_its_input(tmp_path):
+    assert "no sys directory" in str(refusal("discover", "--sysroot", str(tmp_path)))
+    (tmp_path / "declared.json").write_text('{"nics": {"mlx5_77": {"excluded": "storage"}}}')
+    told = refusal("discover", "--declared", str(tmp_path / "declared.json"))
+    assert "mlx5_77, which this machine does not have" in str(told)

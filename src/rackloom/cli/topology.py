@@ -1,4 +1,4 @@
-"""`rackloom topology`: what is wired to what, on a published machine or rack or on a saved machine."""
+"""`rackloom topology`: what is wired to what, on this host, a saved machine, or a published one."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -52,6 +52,33 @@ def show(profile: str, *, output: Output = "table") -> None:
     emit(found, output, lambda: _table(found))
 
 
+@app.command
+def discover(
+    *,
+    sysroot: Path = Path("/"),
+    nccl_topology: Path | None = None,
+    declared: Path | None = None,
+    output: Output = "table",
+) -> None:
+    """Discover the GPUs and NICs of this host, and how near they are; saved as JSON, `show` reads it again.
+
+    Parameters
+    ----------
+    sysroot
+        A directory with `sys` and `proc` of another machine, instead of this one's.
+    nccl_topology
+        The vendor's topology file (NCCL_TOPO_FILE), for what a hypervisor hides.
+    declared
+        A JSON file with what is wrong or missing on this machine; docs/discovery.md shows one.
+    output
+        How to print.
+    """
+    from rackloom.topology.discovery.discover import discover as find
+
+    machine = find(sysroot, nccl_topology=nccl_topology, declared=declared)
+    emit(machine, output, lambda: _discovered(machine))
+
+
 @app.command(name="classes")
 def show_classes(
     profile: str,
@@ -77,6 +104,12 @@ def show_classes(
     excluded = [{"nic": nic.index, "reason": nic.excluded} for nic in machine.nics if nic.excluded]
     value = {"machine": machine.name, "guest": guest, "rows": matrix, "excluded": excluded}
     emit(value, output, lambda: _matrix_page(_title(found, machine, guest), machine, matrix))
+
+
+def _discovered(machine: Machine) -> str:
+    if not machine.gpus:
+        return f"{_machine_table(machine)}\n\nno GPU found: nothing on the PCI bus is one, and no driver lists one"
+    return f"{_machine_table(machine)}\n\n{_matrix_table(machine, classes(machine))}"
 
 
 def _load(profile: str) -> Machine | RackProfile:

@@ -45,9 +45,10 @@ def by_vendor_switch(gpu: Gpu, nic: Nic) -> Iterator[Cell]:
 
 
 def by_declaration(rows: tuple[ClassRow, ...], gpu: Gpu, nic: Nic) -> Iterator[Cell]:
-    """The class that a stated matrix gives the pair, if it covers it."""
+    """The class that a stated matrix gives the pair, if it covers it; a stated UNKNOWN says nothing."""
     for row in rows:
-        if row.gpu == gpu.index and nic.index < len(row.classes):
+        covered = row.gpu == gpu.index and nic.index < len(row.classes)
+        if covered and row.classes[nic.index] is not PathClass.UNKNOWN:
             yield _proven(gpu, nic, row.classes[nic.index], "matrix stated by the origin", Source.DECLARED)
 
 

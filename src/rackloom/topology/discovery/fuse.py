@@ -1,0 +1,254 @@
+"""From what was read to a machine profile: what is a GPU, what is a NIC, and which source a fact is from.
+
+Of two sources that know a fact, the kernel's own is kept; a file fills in what the kernel hides, and a
+declaration overrides both, since somebody wrote it because the machine was wrong.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from rackloom.topology.discovery.host import DriverGpu, Host, NetDevice, PciFunction, RdmaDevice
+from rackloom.topology.discovery.nvml import NvmlGpu
+from rackloom.topology.discovery.statements import (
+    NOTHING_DECLARED,
+    Declared,
+    DeclaredDevice,
+    VendorTopology,
+)
+from rackloom.topology.facts import Fact, Source
+from rackloom.topology.machine import ClassRow, Gpu, Machine, Nic, PathClass, PciePath
+
+NVIDIA, AMD, MELLANOX, AMAZON = 0x10DE, 0x1002, 0x15B3, 0x1D0F
+_DISPLAY, _NETWORK, _ACCELERATOR = 0x03, 0x02, 0x12
+_INFINIBAND = 0x0207
+"""Class and subclass of an InfiniBand controller."""
+_PASSED_ON = frozenset({"vfio-pci", "uio_pci_generic", "igb_uio", "pci-stub"})
+"""Drivers that hold a function for somebody else (a virtual machine, DPDK)."""
+_NOTHING = DeclaredDevice()
+
+
+def machine_of(
+    host: Host,
+    *,
+    nvml: Sequence[NvmlGpu] = (),
+    vendor: VendorTopology | None = None,
+    declared: Declared = NOTHING_DECLARED,
+) -> Machine:
+    """The machine profile, GPUs and NICs in the order of their PCI addresses; those without one are last."""
+    known = vendor or VendorTopology()
+    gpus = tuple(_gpus(host, {gpu.pci_address: gpu for gpu in nvml}, known, declared))
+    nics = tuple(_nics(host, known, declared))
+    return Machine(
+        name=host.name,
+        note="Read from a running machine." if nvml else "Read from the kernel's own files.",
+        origin=_origin(nvml, vendor, declared),
+        gpus=gpus,
+        nics=nics,
+        declared_classes=tuple(_rows(gpus, nics, declared)),
+    )
+
+
+def _origin(nvml: Sequence[NvmlGpu], vendor: VendorTopology | None, declared: Declared) -> tuple[str, ...]:
+    used = (
+        ("sysfs", True),
+        ("nvml", bool(nvml)),
+        ("vendor-file", vendor is not None),
+        ("declared", declared != NOTHING_DECLARED),
+    )
+    return tuple(name for name, present in used if present)
+
+
+def _gpus(
+    host: Host, nvml: Mapping[str, NvmlGpu], vendor: VendorTopology, declared: Declared
+) -> Iterator[Gpu]:
+    functions = {function.address: function for function in host.pci if _is_gpu(function)}
+    listed = {gpu.pci_address: gpu for gpu in host.gpus}
+    addresses = sorted(functions.keys() | listed.keys() | nvml.keys() | declared.gpus.keys())
+    for index, address in enumerate(addresses):
+        said = declared.gpus.get(address, _NOTHING)
+        function, driver, library = functions.get(address), listed.get(address), nvml.get(address)
+        yield _gpu(index, address, _Sources(function, vendor, said), driver, library)
+
+
+class _Sources(msgspec.Struct, frozen=True):
+    """All that is known of where one device sits."""
+
+    function: PciFunction | None
+    vendor: VendorTopology
+    said: DeclaredDevice
+
+    def numa_node(self, address: str | None) -> Fact[int] | None:
+        if self.said.numa_node is not None:
+            return Fact(self.said.numa_node, Source.DECLARED)
+        read = None if self.function is None else self.function.numa_node
+        if read is not None and read >= 0:
+            return Fact(read, Source.SYSFS)
+        written = self.vendor.numa_nodes.get(address or "")
+        return None if written is None else Fact(written, Source.VENDOR_FILE)
+
+    def pcie(self) -> PciePath | None:
+        if self.said.pcie is not None:
+            return self.said.pcie
+        return None if self.function is None else self.function.path
+
+    def switch(self, address: str | None) -> Fact[str] | None:
+        written = self.vendor.switches.get(address or "")
+        return None if written is None else Fact(written, Source.VENDOR_FILE)
+
+
+def _gpu(
+    index: int, address: str, sources: _Sources, driver: DriverGpu | None, library: NvmlGpu | None
+) -> Gpu:
+    product = sources.said.product or (library and library.product) or (driver and driver.product)
+    uuid = (library and library.uuid) or (driver and driver.uuid)
+    return Gpu(
+        index=index,
+        product=product or None,
+        pci_address=address,
+        pci_id=None if sources.function is None else sources.function.pci_id,
+        uuid=uuid or None,
+        memory_mib=None if library is None else library.memory_bytes >> 20,
+        numa_node=sources.numa_node(address),
+        pcie=sources.pcie(),
+        vendor_switch=sources.switch(address),
+        driver_version=None if library is None else library.driver_version,
+    )
+
+
+def _is_gpu(function: PciFunction) -> bool:
+    """NVIDIA's are display or 3D controllers; AMD's accelerators have a class of their own."""
+    base = function.class_code >> 16
+    return function.vendor in (NVIDIA, AMD) and base in (_DISPLAY, _ACCELERATOR) and not _is_lent(function)
+
+
+def _is_lent(function: PciFunction) -> bool:
+    return function.driver in _PASSED_ON
+
+
+class _Candidate(msgspec.Struct, frozen=True):
+    """One NIC to be: a PCI function, or a device that has none."""
+
+    function: PciFunction | None
+    rdma: RdmaDevice | None
+    netdev: NetDevice | None
+
+    @property
+    def address(self) -> str | None:
+        if self.function is not None:
+            return self.function.address
+        return self.rdma.pci_address if self.rdma is not None else None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By what a declaration may call it."""
+        named = (self.address, self.rdma and self.rdma.name, self.netdev and self.netdev.name)
+        return tuple(name for name in named if name)
+
+
+def _nics(host: Host, vendor: VendorTopology, declared: Declared) -> Iterator[Nic]:
+    candidates = _candidates(host)
+    reasons = _Reasons(host, candidates)
+    for index, candidate in enumerate(candidates):
+        said = next((declared.nics[name] for name in candidate.names if name in declared.nics), _NOTHING)
+        sources = _Sources(candidate.function, vendor, said)
+        yield Nic(
+            index=index,
+            pci_address=candidate.address,
+            pci_id=None if candidate.function is None else candidate.function.pci_id,
+            if_name=None if candidate.netdev is None else candidate.netdev.name,
+            rdma_device=None if candidate.rdma is None else candidate.rdma.name,
+            model=said.product,
+            line_rate_gbps=said.line_rate_gbps or _line_rate(candidate),
+            numa_node=sources.numa_node(candidate.address),
+            pcie=sources.pcie(),
+            vendor_switch=sources.switch(candidate.address),
+            excluded=said.excluded or reasons.against(candidate),
+        )
+
+
+def _candidates(host: Host) -> tuple[_Candidate, ...]:
+    """NICs by PCI address; then RDMA devices whose function has another class (some are 0x00ff)."""
+    rdma = {device.pci_address: device for device in host.rdma if device.pci_address}
+    netdevs = {device.pci_address: device for device in host.netdevs if device.pci_address}
+    functions = [one for one in host.pci if _is_nic(one) or (one.address in rdma and not _is_lent(one))]
+    found = [_Candidate(one, rdma.get(one.address), netdevs.get(one.address)) for one in functions]
+    seen = {one.address for one in functions}
+    return (*found, *(_Candidate(None, one, None) for one in host.rdma if one.pci_address not in seen))
+
+
+def _is_nic(function: PciFunction) -> bool:
+    """A network controller with a driver; its interface may be away, in the namespace of a pod."""
+    return function.class_code >> 16 == _NETWORK and function.driver is not None and not _is_lent(function)
+
+
+def _line_rate(candidate: _Candidate) -> int | None:
+    """Gb/s: the fastest port of the RDMA device, or the interface's negotiated speed."""
+    ports = () if candidate.rdma is None else candidate.rdma.ports
+    rates = [port.rate_gbps for port in ports if port.rate_gbps]
+    if rates:
+        return int(min(max(rates), 1e6))
+    speed = None if candidate.netdev is None else candidate.netdev.speed_mbps
+    return None if speed is None else speed // 1000 or None
+
+
+class _Reasons:
+    """Why a NIC must not carry tenant data."""
+
+    def __init__(self, host: Host, candidates: Iterable[_Candidate]) -> None:
+        everyone = tuple(candidates)
+        self._uplinks = _with_members(host)
+        self._any_rdma = any(one.rdma is not None for one in everyone)
+        self._any_efa = any(_is_efa(one) for one in everyone)
+
+    def against(self, one: _Candidate) -> str | None:
+        """The first reason that applies; None: it may."""
+        if one.netdev is not None and one.netdev.name in self._uplinks:
+            return "carries the default route"
+        if self._any_efa and _is_infiniband(one):
+            # Amazon's machines have no InfiniBand fabric: on HGX B200 boards it is how the NVLink switches
+            # are managed.
+            return "carries NVLink management"
+        if self._any_rdma and one.rdma is None and one.netdev is not None:
+            return "Ethernet without RDMA"
+        return None
+
+
+def _with_members(host: Host) -> frozenset[str]:
+    """Uplinks, and what carries their traffic below them: the members of a bond or bridge."""
+    found = set(host.uplinks)
+    while more := {one.name for one in host.netdevs if one.master in found} - found:
+        found |= more
+    return frozenset(found)
+
+
+def _is_efa(one: _Candidate) -> bool:
+    return one.function is not None and one.function.vendor == AMAZON and one.rdma is not None
+
+
+def _is_infiniband(one: _Candidate) -> bool:
+    function = one.function
+    return function is not None and function.vendor == MELLANOX and function.class_code >> 8 == _INFINIBAND
+
+
+def _rows(gpus: Sequence[Gpu], nics: Sequence[Nic], declared: Declared) -> Iterator[ClassRow]:
+    for gpu in gpus:
+        stated = declared.classes.get(gpu.pci_address or "")
+        if stated:
+            yield ClassRow(gpu.index, tuple(_stated(stated, nic) for nic in nics))
+
+
+def _stated(row: Mapping[str, PathClass], nic: Nic) -> PathClass:
+    return next((row[name] for name in _names(nic) if name in row), PathClass.UNKNOWN)
+
+
+def _names(nic: Nic) -> tuple[str, ...]:
+    return tuple(name for name in (nic.pci_address, nic.rdma_device, nic.if_name) if name)
+
+
+def unmatched(declared: Declared, machine: Machine) -> tuple[str, ...]:
+    """Names in a declaration that no device of the machine bears, and that therefore say nothing."""
+    nics = {name for nic in machine.nics for name in _names(nic)}
+    gpus = {gpu.pci_address for gpu in machine.gpus}
+    columns = {name for row in declared.classes.values() for name in row}
+    return tuple(sorted((declared.nics.keys() | columns) - nics | declared.classes.keys() - gpus))

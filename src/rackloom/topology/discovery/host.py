@@ -1,0 +1,90 @@
+"""What a kernel and its drivers say of a machine, before anything is concluded from it."""
+
+from dataclasses import dataclass, field
+
+from rackloom.topology.machine import PciePath
+
+
+@dataclass(frozen=True, slots=True)
+class PciFunction:
+    """One PCI function.
+
+    `class_code` has 24 bits: class, subclass, interface. A `numa_node` of -1 is kept as read.
+    """
+
+    address: str
+    class_code: int
+    vendor: int
+    device: int
+    numa_node: int | None
+    driver: str | None
+    path: PciePath | None
+    """None where the hypervisor hangs it below something that is no PCI root (VMBus)."""
+    virtual_function: bool = False
+    vfs: int = 0
+    """Virtual functions switched on."""
+    most_vfs: int = 0
+
+    @property
+    def pci_id(self) -> str:
+        """`vendor:device` in lower-case hex."""
+        return f"{self.vendor:04x}:{self.device:04x}"
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaPort:
+    """One port of an RDMA device. `rate_gbps` as the kernel prints it; counters are read elsewhere."""
+
+    number: int
+    state: str
+    link_layer: str
+    rate_gbps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaDevice:
+    """One RDMA device and the PCI function it is on (None for a software device)."""
+
+    name: str
+    pci_address: str | None
+    node_guid: str | None
+    ports: tuple[RdmaPort, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NetDevice:
+    """One network interface of the namespace that was read."""
+
+    name: str
+    pci_address: str | None
+    mac: str | None
+    mtu: int | None
+    state: str | None
+    speed_mbps: int | None
+    """As negotiated; None where the driver does not know (link down, virtual)."""
+    virtual: bool
+    master: str | None
+    """The bond or bridge that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverGpu:
+    """One GPU as NVIDIA's kernel driver lists it under /proc."""
+
+    pci_address: str
+    product: str | None
+    uuid: str | None
+    minor: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine, as read."""
+
+    name: str
+    pci: tuple[PciFunction, ...] = ()
+    rdma: tuple[RdmaDevice, ...] = ()
+    netdevs: tuple[NetDevice, ...] = ()
+    gpus: tuple[DriverGpu, ...] = ()
+    uplinks: frozenset[str] = field(default_factory=frozenset)
+    """Interfaces that carry a default route."""

@@ -1,0 +1,89 @@
+import contextlib
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rackloom.topology.discovery.fuse import machine_of
+from rackloom.topology.discovery.read import read_host
+from rackloom.topology.discovery.sysroot import LONGEST, Sysroot
+
+PARTS = st.sampled_from(
+    ["sys", "proc", "..", ".", "class", "net", "infiniband", "eth0", "device", "ports", "1"]
+)
+PLACES = st.sampled_from(
+    [
+        "sys/bus/pci/devices/0000:01:00.0/class",
+        "sys/bus/pci/devices/0000:01:00.0/vendor",
+        "sys/bus/pci/devices/0000:01:00.0/device",
+        "sys/bus/pci/devices/0000:01:00.0/numa_node",
+        "sys/bus/pci/devices/zz/class",
+        "sys/class/net/eth0/speed",
+        "sys/class/infiniband/mlx5_0/ports/1/rate",
+        "sys/class/infiniband/mlx5_0/ports/x/state",
+        "proc/driver/nvidia/gpus/0000:01:00.0/information",
+        "proc/net/route",
+        "proc/net/ipv6_route",
+        "proc/sys/kernel/hostname",
+    ]
+)
+CONTENT = st.binary(max_size=300) | st.sampled_from(
+    [b"0x030200", b"0x10de", b"-1", b"9" * 5000, b"4: ACTIVE", b"1e400 Gb/sec", b"Device Minor: 99999999999"]
+)
+LINKS = st.lists(PARTS, min_size=1, max_size=6).map("/".join)
+
+
+def test_links_never_lead_out_of_the_root(tmp_path):
+    (tmp_path / "secret").write_text("outside")
+    root = tmp_path / "root"
+    (root / "sys").mkdir(parents=True)
+    (root / "sys" / "up").symlink_to("../../../secret")
+    (root / "sys" / "away").symlink_to(tmp_path / "secret")
+    assert Sysroot(root).text("/sys/up") is None
+    assert Sysroot(root).text("/sys/away") is None
+
+
+def test_an_absolute_link_starts_at_the_root(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "real").write_text("inside\n")
+    (tmp_path / "link").symlink_to("/proc/real")
+    assert Sysroot(tmp_path).text("/link") == "inside"
+    assert str(Sysroot(tmp_path).real("/link")) == "/proc/real"
+
+
+def test_links_in_a_circle_lead_nowhere(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert Sysroot(tmp_path).real("/a") is None
+
+
+def test_a_huge_file_is_read_up_to_a_bound(tmp_path):
+    (tmp_path / "huge").write_bytes(b"x" * (LONGEST + 10))
+    assert len(Sysroot(tmp_path).text("/huge") or "") == LONGEST
+
+
+def test_numbers(tmp_path):
+    for name, content in {"hex": "0x10de\n", "minus": "-1\n", "none": "N/A\n", "long": "9" * 9999}.items():
+        (tmp_path / name).write_text(content)
+    root = Sysroot(tmp_path)
+    assert [root.number(f"/{name}") for name in ("hex", "minus", "none", "long", "absent")] == [
+        0x10DE,
+        -1,
+        None,
+        None,
+        None,
+    ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(files=st.dictionaries(PLACES, CONTENT, max_size=8), links=st.dictionaries(PLACES, LINKS, max_size=4))
+def test_no_tree_is_a_surprise(tmp_path_factory, files, links):
+    root = tmp_path_factory.mktemp("root")
+    for place, content in files.items():
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_bytes(content)
+    for place, target in links.items():
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (root / place).symlink_to(target)
+    machine = machine_of(read_host(Sysroot(root)))
+    assert all(gpu.numa_node is None or gpu.numa_node.value >= 0 for gpu in machine.gpus)
