@@ -9,7 +9,7 @@ irreproducible.
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -68,6 +68,12 @@ class SimLoop(asyncio.BaseEventLoop):
         queue.clear()
         queue.extend(ready)
         super()._run_once()  # type: ignore[misc]
+
+    def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
+        # The base class goes by way of another thread's door; whoever leaves a generator here is in this one.
+        self._asyncgens.discard(agen)  # type: ignore[attr-defined]
+        if not self.is_closed():
+            self.create_task(agen.aclose())
 
     def _process_events(self, event_list: list[Any]) -> None:
         """Nothing comes from outside."""

@@ -4,7 +4,7 @@ Objects are plain JSON mappings, exactly as the API server sends them: a field t
 survives a read and a write. What a room needs of an object it decodes into values of its own.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -92,8 +92,11 @@ class KubeApi(Protocol):
         resource_version: str,
         labels: str = "",
         fields: str = "",
-    ) -> AsyncIterator[WatchEvent]:
-        """Yield changes after `resource_version` until the server ends it; `Expired` means re-list."""
+    ) -> AsyncGenerator[WatchEvent, None]:
+        """Yield changes after `resource_version` until the server ends it; `Expired` means re-list.
+
+        Close it (`contextlib.aclosing`) to leave earlier.
+        """
         ...
 
     async def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:

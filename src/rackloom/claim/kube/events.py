@@ -1,0 +1,132 @@
+"""Events (core/v1) on objects: what `kubectl describe` shows, without storms.
+
+The same event on the same object is one Event with a count, written again at most once per interval. Many
+messages of one reason on one object are combined. An event that cannot be written is logged and dropped:
+nothing that works may fail because of what it tells.
+"""
+
+import hashlib
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import structlog
+
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Object
+from rackloom.claim.kube.kinds import EVENT
+from rackloom.claim.kube.timestamps import whole_time
+
+log = structlog.get_logger(__name__)
+
+REPEAT_SECONDS = 60.0
+"""Least time between two writes of one Event; what happens in between is counted."""
+MOST_MESSAGES = 10
+"""Different messages of one reason on one object, before they are combined (as client-go does)."""
+MOST_REMEMBERED = 4096
+COMBINED = "(combined from similar events): "
+_LONGEST_MESSAGE = 1024
+_LONGEST_NAME = 200
+
+Severity = Literal["Normal", "Warning"]
+_Topic = tuple[str, str, str]
+
+
+@dataclass(slots=True)
+class _Told:
+    """One Event as it was last written, and how often it has happened."""
+
+    name: str
+    first: str
+    count: int
+    written_at: float
+
+
+class Recorder:
+    """Writes events of one component, which runs in the pod or on the node `instance`.
+
+    `now` gives seconds since 1970.
+    """
+
+    def __init__(self, api: KubeApi, component: str, instance: str, now: Callable[[], float]) -> None:
+        self._api = api
+        self._component = component
+        self._instance = instance
+        self._now = now
+        self._told: OrderedDict[tuple[_Topic, str], _Told] = OrderedDict()
+        self._messages: defaultdict[_Topic, set[str]] = defaultdict(set)
+
+    async def record(self, regarding: Object, severity: Severity, reason: str, message: str) -> None:
+        """Tell that something happened to an object. `reason` is one CamelCase word, `message` a sentence."""
+        topic = (regarding["metadata"].get("uid") or regarding["metadata"]["name"], severity, reason)
+        text = self._combined(topic, message)
+        # Combined events are one event, whatever each of them says.
+        key = (topic, COMBINED if text.startswith(COMBINED) else text)
+        now, told = self._now(), self._told.get(key)
+        if told is None:
+            told = _Told(_name(regarding, key, now), whole_time(now), 0, float("-inf"))
+            self._remember(key, told)
+        told.count += 1
+        if now - told.written_at < REPEAT_SECONDS:
+            return
+        told.written_at = now
+        try:
+            await self._write(regarding, severity, reason, text, told)
+        except KubeError as error:
+            log.warning("an event was not written", reason=reason, message=text, why=error.message)
+
+    def _combined(self, topic: _Topic, message: str) -> str:
+        known, message = self._messages[topic], message[:_LONGEST_MESSAGE]
+        if message in known or len(known) < MOST_MESSAGES:
+            known.add(message)
+            return message
+        return (COMBINED + message)[:_LONGEST_MESSAGE]
+
+    def _remember(self, key: tuple[_Topic, str], told: _Told) -> None:
+        self._told[key] = told
+        if len(self._told) > MOST_REMEMBERED:
+            (topic, text), _ = self._told.popitem(last=False)
+            self._messages[topic].discard(text)
+            if not self._messages[topic]:
+                del self._messages[topic]
+
+    async def _write(
+        self, regarding: Object, severity: Severity, reason: str, text: str, told: _Told
+    ) -> None:
+        namespace = regarding["metadata"].get("namespace") or "default"
+        last = whole_time(self._now())
+        if told.count > 1:
+            try:
+                changes = {"count": told.count, "lastTimestamp": last, "message": text}
+                await self._api.patch(EVENT, told.name, namespace, changes)
+            except NotFound:
+                log.debug("an event has run out; it is written anew", name=told.name)
+            else:
+                return
+        metadata = {"name": told.name, "namespace": namespace}
+        event = {
+            "metadata": metadata,
+            "involvedObject": _reference(regarding),
+            "type": severity,
+            "reason": reason,
+            "message": text,
+            "count": told.count,
+            "firstTimestamp": told.first,
+            "lastTimestamp": last,
+            "source": {"component": self._component, "host": self._instance},
+            "reportingComponent": self._component,
+            "reportingInstance": self._instance,
+        }
+        await self._api.create(EVENT, event)
+
+
+def _reference(obj: Object) -> Object:
+    metadata = obj["metadata"]
+    named = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion") if key in metadata}
+    return {"apiVersion": obj["apiVersion"], "kind": obj["kind"]} | named
+
+
+def _name(obj: Object, key: object, now: float) -> str:
+    """A name that no other event has: told again after a restart, it is another one."""
+    digest = hashlib.sha256(repr((key, now)).encode()).hexdigest()[:16]
+    return f"{obj['metadata']['name'][:_LONGEST_NAME]}.{digest}"

@@ -1,0 +1,154 @@
+"""An informer: one list, then one watch, and a cache that follows.
+
+Handlers are told which object changed, never what to do: they put keys on a queue, and whoever works on a key
+reads the cache (level-triggered). A watch that ends goes on from the last version seen; one that is too old
+(410) starts over with a list. Between a broken watch and the next answer the cache may be behind, which
+`unknown_since` says.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+
+from rackloom.claim.kube.api import Expired, Kind, KubeApi, KubeError, Object, WatchEvent
+from rackloom.claim.kube.cache import Cache, Indexer, Key, key_of
+
+Handler = Callable[[Object], None]
+"""Told of an object that is new, changed or gone, as it was last seen."""
+
+SHORTEST_PAUSE = 0.2
+LONGEST_PAUSE = 30.0
+"""Seconds between attempts while the API server does not answer."""
+
+
+class Informer:
+    """What there is of one kind, as last seen. `run` keeps it up to date until it is cancelled.
+
+    `indexers` name the indexes of `cache`. `rng` draws the jitter of retries. Times are the running loop's.
+    """
+
+    def __init__(
+        self,
+        api: KubeApi,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        indexers: Mapping[str, Indexer] | None = None,
+        rng: random.Random,
+    ) -> None:
+        self._api = api
+        self._kind = kind
+        self._namespace = namespace
+        self._labels = labels
+        self._fields = fields
+        self._random = rng
+        self._handlers: list[Handler] = []
+        self._version: str | None = None
+        self._failures = 0
+        self._synced = asyncio.Event()
+        self._observed_at: float | None = None
+        self._unknown_since: float | None = None
+        self.cache = Cache(indexers or {})
+
+    def on_change(self, handler: Handler) -> None:
+        """Call `handler` for every object that is added, changed or removed from now on."""
+        self._handlers.append(handler)
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether a first list has been taken in whole."""
+        return self._synced.is_set()
+
+    async def synced(self) -> None:
+        """Wait for the first list."""
+        await self._synced.wait()
+
+    @property
+    def observed_at(self) -> float | None:
+        """Loop time of the newest answer of the API server (a list, a change or a bookmark)."""
+        return self._observed_at
+
+    @property
+    def unknown_since(self) -> float | None:
+        """Loop time since when the cache may be behind: no list yet, or a broken watch. None: it follows."""
+        return self._unknown_since
+
+    async def run(self) -> None:
+        """Follow the API server until cancelled."""
+        self._unknown_since = asyncio.get_running_loop().time()
+        while True:
+            try:
+                await self._follow()
+            except Expired:
+                self._version = None
+                await asyncio.sleep(self._random.uniform(0.0, SHORTEST_PAUSE))
+            except KubeError as error:
+                await self._pause(error)
+
+    async def _follow(self) -> None:
+        """One watch, after a list where there is nothing to go on from."""
+        if self._version is None:
+            await self._list()
+        assert self._version is not None  # noqa: S101 (set by the list)
+        events = self._api.watch(
+            self._kind,
+            self._namespace,
+            resource_version=self._version,
+            labels=self._labels,
+            fields=self._fields,
+        )
+        async with aclosing(events):
+            async for event in events:
+                self._take(event)
+
+    async def _list(self) -> None:
+        listed = await self._api.list(self._kind, self._namespace, labels=self._labels, fields=self._fields)
+        gone = self.cache.keys() - {key_of(obj) for obj in listed.items}
+        for obj in listed.items:
+            self._put(obj)
+        for key in sorted(gone):
+            self._drop(key)
+        self._version = listed.resource_version
+        self._see()
+        self._synced.set()
+
+    def _take(self, event: WatchEvent) -> None:
+        if event.type == "DELETED":
+            self._drop(key_of(event.object))
+        elif event.type != "BOOKMARK":
+            self._put(event.object)
+        self._version = event.object["metadata"]["resourceVersion"]
+        self._see()
+
+    def _put(self, obj: Object) -> None:
+        before = self.cache.put(obj)
+        if before is None or _version(before) != _version(obj):
+            self._tell(obj)
+
+    def _drop(self, key: Key) -> None:
+        gone = self.cache.drop(key)
+        if gone is not None:
+            self._tell(gone)
+
+    def _tell(self, obj: Object) -> None:
+        for handler in self._handlers:
+            handler(obj)
+
+    def _see(self) -> None:
+        self._failures = 0
+        self._observed_at = asyncio.get_running_loop().time()
+        self._unknown_since = None
+
+    async def _pause(self, error: KubeError) -> None:
+        if self._unknown_since is None:
+            self._unknown_since = self._observed_at
+        self._failures += 1
+        ceiling = min(LONGEST_PAUSE, SHORTEST_PAUSE * 2.0 ** min(self._failures, 16))
+        await asyncio.sleep(max(ceiling * self._random.uniform(0.5, 1.0), error.retry_after or 0.0))
+
+
+def _version(obj: Object) -> str:
+    return str(obj["metadata"]["resourceVersion"])

@@ -1,0 +1,138 @@
+"""What the types that we use allow: functions that fill in defaults or refuse a value.
+
+Only rules that our controllers can run into are here, with the wording of a real server where a user sees it.
+"""
+
+from collections.abc import Callable, Mapping
+
+from rackloom.claim.kube import kinds
+from rackloom.claim.kube.api import Kind, Object
+from rackloom.twin.kube import answers
+
+Rule = Callable[[Object, Object | None], Object]
+"""(new, old) -> new with defaults; `old` is None for a create. Raises `Rejected`."""
+
+_POD_CHANGES = ("schedulingGates", "tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds")
+
+_POD_IS_FROZEN = (
+    "spec: Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
+    "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to "
+    "existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was "
+    "previously negative)"
+)
+
+
+def immutable_spec(kind: Kind, message: str = "field is immutable") -> Rule:
+    """The spec stays as it was created."""
+
+    def rule(new: Object, old: Object | None) -> Object:
+        if old is not None and new.get("spec") != old.get("spec"):
+            raise answers.invalid(kind, new["metadata"]["name"], f"spec: Invalid value: {message}")
+        return new
+
+    return rule
+
+
+def required(kind: Kind, *paths: str) -> Rule:
+    """Each path (dotted) leads to a value."""
+
+    def rule(new: Object, _: Object | None) -> Object:
+        missing = [path for path in paths if not _has(new, path)]
+        if missing:
+            told = [f"{path}: Required value" for path in missing]
+            raise answers.invalid(kind, new["metadata"]["name"], *told)
+        return new
+
+    return rule
+
+
+def _has(obj: Object, path: str) -> bool:
+    value: object = obj
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return True
+
+
+def pod(new: Object, old: Object | None) -> Object:
+    """A new pod is Pending; a pod's spec hardly changes, and gates are only taken away."""
+    if old is None:
+        return {**new, "status": {"phase": "Pending"} | new.get("status", {})}
+    name, before, after = new["metadata"]["name"], old["spec"], new["spec"]
+    if _frozen_part(before, after) != _frozen_part(after, before):
+        raise answers.invalid(kinds.POD, name, _POD_IS_FROZEN)
+    gates = {gate["name"] for gate in before.get("schedulingGates", ())}
+    if any(gate["name"] not in gates for gate in after.get("schedulingGates", ())):
+        why = "only deletion is allowed, but found new scheduling gate"
+        raise answers.invalid(kinds.POD, name, f"spec.schedulingGates: Forbidden: {why}")
+    return new
+
+
+def _frozen_part(spec: Object, other: Object) -> Object:
+    """The part that must stay: binding (nodeName) comes once, and a gated pod may still be steered."""
+    free = {*_POD_CHANGES}
+    if not spec.get("nodeName") or not other.get("nodeName"):
+        free.add("nodeName")
+    if spec.get("schedulingGates") or other.get("schedulingGates"):
+        free |= {"nodeSelector", "affinity"}
+    kept = {key: value for key, value in spec.items() if key not in free}
+    return kept | {"containers": [{**one, "image": ""} for one in spec.get("containers", ())]}
+
+
+def channel_mode(new: Object, _: Object | None) -> Object:
+    """The CRD's default of spec.channel.allocationMode."""
+    channel = new.get("spec", {}).get("channel")
+    if channel is None or "allocationMode" in channel:
+        return new
+    spec = {**new["spec"], "channel": {**channel, "allocationMode": "Single"}}
+    return {**new, "spec": spec}
+
+
+def _counted(request: Object) -> Object:
+    asked = {"allocationMode": "ExactCount"} | request
+    return {"count": 1} | asked if asked["allocationMode"] == "ExactCount" else asked
+
+
+def _with_counts(claim: Object) -> Object:
+    """A claim's spec with the modes and counts that its requests leave out."""
+    devices = claim.get("devices") or {}
+    requests = []
+    for request in devices.get("requests") or ():
+        if "exactly" in request:
+            request = {**request, "exactly": _counted(request["exactly"])}
+        elif "firstAvailable" in request:
+            request = {**request, "firstAvailable": [_counted(one) for one in request["firstAvailable"]]}
+        requests.append(request)
+    return {**claim, "devices": {**devices, "requests": requests}} if requests else claim
+
+
+def claim_counts(new: Object, _: Object | None) -> Object:
+    """The API server's defaults in a claim."""
+    return {**new, "spec": _with_counts(new["spec"])}
+
+
+def template_counts(new: Object, _: Object | None) -> Object:
+    """The same in a claim template."""
+    return {**new, "spec": {**new["spec"], "spec": _with_counts(new["spec"]["spec"])}}
+
+
+RULES: Mapping[Kind, tuple[Rule, ...]] = {
+    kinds.POD: (required(kinds.POD, "spec"), pod),
+    kinds.DAEMON_SET: (required(kinds.DAEMON_SET, "spec.selector", "spec.template"),),
+    kinds.RESOURCE_CLAIM: (
+        required(kinds.RESOURCE_CLAIM, "spec"),
+        claim_counts,
+        immutable_spec(kinds.RESOURCE_CLAIM),
+    ),
+    kinds.RESOURCE_CLAIM_TEMPLATE: (
+        required(kinds.RESOURCE_CLAIM_TEMPLATE, "spec.spec"),
+        template_counts,
+        immutable_spec(kinds.RESOURCE_CLAIM_TEMPLATE),
+    ),
+    kinds.COMPUTE_DOMAIN: (
+        channel_mode,
+        immutable_spec(kinds.COMPUTE_DOMAIN, "A computeDomain.spec is immutable"),
+    ),
+}
+"""The rules every fake server has. More are appended to `FakeKube.rules`."""

@@ -1,0 +1,99 @@
+"""The objects of a fake server: what is stored, under which version, and what becomes of dependents.
+
+Stored objects are never changed in place: each write stores a new value. Readers must not change them either;
+the fronts hand out copies.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from rackloom.claim.kube.api import Kind, Object
+from rackloom.twin.kube import answers, lifecycle
+from rackloom.twin.kube.history import History
+
+Key = tuple[str | None, str]
+"""(namespace, name) of an object; the namespace of a cluster-wide one is None."""
+
+
+class Store(History):
+    """Every object of every kind. One resourceVersion counts all writes, as etcd's revision does."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__(window)
+        self._objects: dict[Kind, dict[Key, Object]] = defaultdict(dict)
+        self._by_uid: dict[str, tuple[Kind, Key]] = {}
+        self._dependents: dict[str, set[tuple[Kind, Key]]] = defaultdict(set)
+
+    def find(self, kind: Kind, key: Key) -> Object | None:
+        """The object, or None."""
+        return self._objects[kind].get(key)
+
+    def read(self, kind: Kind, key: Key) -> Object:
+        """The object. Raises `NotFound`."""
+        found = self._objects[kind].get(key)
+        if found is None:
+            raise answers.not_found(kind, key[1])
+        return found
+
+    def all(self, kind: Kind) -> list[Object]:
+        """Every object of a kind, by namespace and name."""
+        objects = self._objects[kind]
+        return [objects[key] for key in sorted(objects, key=lambda key: (key[0] or "", key[1]))]
+
+    def put(self, kind: Kind, obj: Object) -> Object:
+        """Store an object as it is now, under a new resourceVersion; returns it with that."""
+        key = key_of(obj)
+        before = self._objects[kind].get(key)
+        self.version += 1
+        stored = _versioned(obj, self.version)
+        self._objects[kind][key] = stored
+        self._reindex(kind, key, before, stored)
+        self.add(kind, "ADDED" if before is None else "MODIFIED", stored, before)
+        return stored
+
+    def drop(self, kind: Kind, key: Key) -> Object:
+        """Remove an object; what watches see of it carries the version of its removal."""
+        before = self._objects[kind].pop(key)
+        self.version += 1
+        gone = _versioned(before, self.version)
+        self._reindex(kind, key, before, None)
+        self.add(kind, "DELETED", gone, before)
+        return gone
+
+    def _reindex(self, kind: Kind, key: Key, before: Object | None, after: Object | None) -> None:
+        if before is not None:
+            self._by_uid.pop(before["metadata"]["uid"], None)
+            for owner in lifecycle.owners(before):
+                self._dependents[owner["uid"]].discard((kind, key))
+        if after is not None:
+            self._by_uid[after["metadata"]["uid"]] = (kind, key)
+            for owner in lifecycle.owners(after):
+                self._dependents[owner["uid"]].add((kind, key))
+
+    def is_alive(self, uid: str) -> bool:
+        """Whether an object of this uid is stored."""
+        return uid in self._by_uid
+
+    def whose(self, uid: str) -> tuple[Kind, Key] | None:
+        """Where the object of a uid is, if there is one."""
+        return self._by_uid.get(uid)
+
+    def dependents(self, uid: str) -> Iterator[tuple[Kind, Key, Object]]:
+        """The objects that name `uid` as an owner."""
+        for kind, key in sorted(self._dependents.get(uid, ()), key=str):
+            yield kind, key, self._objects[kind][key]
+
+    def inside(self, namespace: str) -> Iterator[tuple[Kind, Key]]:
+        """Everything in a namespace."""
+        for kind, objects in self._objects.items():
+            for key in [key for key in objects if key[0] == namespace]:
+                yield kind, key
+
+
+def key_of(obj: Object) -> Key:
+    """Under what an object is stored."""
+    return obj["metadata"].get("namespace"), obj["metadata"]["name"]
+
+
+def _versioned(obj: Object, version: int) -> Object:
+    return {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}

@@ -1,0 +1,167 @@
+"""The work queue, under virtual time."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.claim.kube.api import KubeError
+from rackloom.claim.kube.queue import WorkQueue
+from rackloom.errors import Retry
+from rackloom.twin import simloop
+
+Do = Callable[[str], Awaitable[float | None]]
+
+
+def queue() -> WorkQueue[str]:
+    return WorkQueue(random.Random(0), shortest=1.0, longest=60.0)
+
+
+async def worked(keys: WorkQueue[str], do: Do, *, seconds: float, workers: int = 1) -> None:
+    working = asyncio.create_task(keys.work(do, workers=workers))
+    await asyncio.sleep(seconds)
+    keys.stop()
+    await working
+
+
+def test_a_key_that_waits_is_one_key() -> None:
+    async def run() -> None:
+        keys, done = queue(), []
+
+        async def do(key: str) -> None:
+            done.append(key)
+
+        for key in ("a", "b", "a", "a"):
+            keys.add(key)
+        assert len(keys) == 2
+        await worked(keys, do, seconds=1)
+        assert done == ["a", "b"]
+
+    simloop.run(0, run)
+
+
+@given(
+    added=st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 20)), max_size=30),
+    workers=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+)
+def test_no_key_is_worked_on_twice_at_once_and_the_last_word_is_heard(
+    added: list[tuple[str, float]], workers: int, seed: int
+) -> None:
+    async def run() -> None:
+        keys, loop = queue(), asyncio.get_running_loop()
+        active: set[str] = set()
+        begun: dict[str, float] = {}
+        most = 0
+
+        async def do(key: str) -> None:
+            nonlocal most
+            assert key not in active
+            active.add(key)
+            most = max(most, len(active))
+            begun[key] = loop.time()
+            await asyncio.sleep(1.5)
+            active.discard(key)
+
+        for key, at in added:
+            loop.call_later(at, keys.add, key)
+        await worked(keys, do, seconds=200, workers=workers)
+        assert most <= workers
+        assert keys.is_idle
+        for key, at in added:
+            assert begun[key] >= at - simloop.EPSILON
+
+    simloop.run(seed, run)
+
+
+def test_failures_come_back_later_and_later_and_success_forgets() -> None:
+    async def run() -> None:
+        keys, times, loop = queue(), [], asyncio.get_running_loop()
+
+        async def do(key: str) -> None:
+            times.append(loop.time())
+            if len(times) < 6:
+                raise KubeError(503, "ServiceUnavailable", "not now")
+
+        keys.add("a")
+        await worked(keys, do, seconds=300)
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        assert len(times) == 6
+        assert all(0.5 * 2**n <= gap <= 2**n for n, gap in enumerate(gaps))
+        assert keys.failures("a") == 0
+
+    simloop.run(0, run)
+
+
+def test_the_server_says_when_to_come_back() -> None:
+    async def run() -> None:
+        keys, times, loop = queue(), [], asyncio.get_running_loop()
+        answers: list[Exception] = [
+            KubeError(429, "TooManyRequests", "slow down", retry_after=30.0),
+            Retry("not ready", after=7.0),
+        ]
+
+        async def do(key: str) -> float | None:
+            times.append(loop.time())
+            if answers:
+                raise answers.pop(0)
+            return 100.0 if len(times) == 3 else None
+
+        keys.add("a")
+        await worked(keys, do, seconds=300)
+        assert times == pytest.approx([0.0, 30.0, 37.0, 137.0])
+
+    simloop.run(0, run)
+
+
+def test_the_earliest_of_several_delays_counts() -> None:
+    async def run() -> None:
+        keys, times, loop = queue(), [], asyncio.get_running_loop()
+
+        async def do(key: str) -> None:
+            times.append(loop.time())
+
+        keys.add_after("a", 50.0)
+        keys.add_after("a", 10.0)
+        keys.add_after("a", 30.0)
+        await worked(keys, do, seconds=100)
+        assert times == pytest.approx([10.0])
+
+    simloop.run(0, run)
+
+
+def test_stopping_lets_work_finish_and_starts_none() -> None:
+    async def run() -> None:
+        keys, ended = queue(), []
+
+        async def do(key: str) -> None:
+            await asyncio.sleep(5)
+            ended.append(key)
+
+        keys.add("a")
+        keys.add("b")
+        await worked(keys, do, seconds=1)
+        assert ended == ["a"]
+        keys.add("c")
+        assert keys.is_idle
+
+    simloop.run(0, run)
+
+
+def test_a_defect_ends_the_work() -> None:
+    async def run() -> None:
+        keys = queue()
+
+        async def do(key: str) -> None:
+            raise ZeroDivisionError
+
+        keys.add("a")
+        with pytest.raises(ExceptionGroup) as error:
+            await keys.work(do, workers=2)
+        assert error.group_contains(ZeroDivisionError)
+
+    simloop.run(0, run)

@@ -1,0 +1,179 @@
+"""Worlds for the contract suite: the fake server, the fake behind lightkube's client, and a real server."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rackloom.claim.kube import kinds
+from rackloom.claim.kube.api import Conflict, Kind, KubeApi, NotFound, Object
+from rackloom.claim.kube.lightkube_api import connect
+from rackloom.twin import simloop
+from rackloom.twin.kube import DirectApi, FakeKube, KubeTransport, Shape
+
+PATIENCE = 60.0
+WIDGET = Kind("contract.rackloom.test", "v1", "Widget", "widgets", namespaced=True)
+WIDGET_SHAPE = Shape(status=True, generation=True, lists={"status.nodes": ("name",)})
+WIDGET_CRD: Object = {
+    "metadata": {"name": "widgets.contract.rackloom.test"},
+    "spec": {
+        "group": WIDGET.group,
+        "scope": "Namespaced",
+        "names": {"kind": "Widget", "plural": "widgets", "singular": "widget"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {
+                            "spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+                            "status": {
+                                "type": "object",
+                                "properties": {
+                                    "phase": {"type": "string"},
+                                    "nodes": {
+                                        "type": "array",
+                                        "x-kubernetes-list-type": "map",
+                                        "x-kubernetes-list-map-keys": ["name"],
+                                        "items": {
+                                            "type": "object",
+                                            "required": ["name"],
+                                            "properties": {
+                                                "name": {"type": "string"},
+                                                "index": {"type": "integer"},
+                                            },
+                                        },
+                                    },
+                                },
+                            },
+                        },
+                    }
+                },
+            }
+        ],
+    },
+}
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: fake, cluster: {server: "http://fake.invalid"}}]
+users: [{name: contract, user: {}}]
+contexts: [{name: fake, context: {cluster: fake, user: contract}}]
+current-context: fake
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """An API server with an empty namespace, and clients of it under several names."""
+
+    client: Callable[[str], KubeApi]
+    namespace: str
+    fake: FakeKube | None
+
+    @property
+    def api(self) -> KubeApi:
+        return self.client("contract")
+
+    def named(self, name: str, **more: Any) -> Object:
+        return {"metadata": {"name": name, "namespace": self.namespace}} | more
+
+
+Scenario = Callable[[World], Awaitable[None]]
+Play = Callable[[Scenario], None]
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until it holds."""
+    async with asyncio.timeout(PATIENCE):
+        while not await holds():
+            await asyncio.sleep(0.05)
+
+
+def on_fake(seed: int, client_of: Callable[[FakeKube], Callable[[str], KubeApi]]) -> Play:
+    def play(scenario: Scenario) -> None:
+        async def run() -> None:
+            fake = FakeKube(seed=seed, namespaces=("default", "contract"))
+            fake.serve(WIDGET, WIDGET_SHAPE)
+            await scenario(World(client_of(fake), "contract", fake))
+
+        simloop.run(seed, run)
+
+    return play
+
+
+def direct(fake: FakeKube) -> Callable[[str], KubeApi]:
+    return lambda user: DirectApi(fake, user)
+
+
+def over_http(kubeconfig: Path) -> Callable[[FakeKube], Callable[[str], KubeApi]]:
+    def client_of(fake: FakeKube) -> Callable[[str], KubeApi]:
+        transport = KubeTransport(fake)
+        return lambda user: connect(kubeconfig, user_agent=f"{user}/1", transport=transport)
+
+    return client_of
+
+
+def on_real(kubeconfig: Path) -> Play:
+    def play(scenario: Scenario) -> None:
+        async def run() -> None:
+            async with _real_world(kubeconfig) as world:
+                await scenario(world)
+
+        asyncio.run(run())
+
+    return play
+
+
+@asynccontextmanager
+async def _real_world(kubeconfig: Path) -> AsyncIterator[World]:
+    clients: dict[str, Any] = {}
+
+    def client(user: str) -> KubeApi:
+        if user not in clients:
+            clients[user] = connect(kubeconfig, user_agent=f"{user}/1")
+        api: KubeApi = clients[user]
+        return api
+
+    api, namespace = client("contract"), f"contract-{uuid.uuid4().hex[:8]}"
+    await _install(api)
+    await api.create(kinds.NAMESPACE, {"metadata": {"name": namespace}})
+    try:
+        yield World(client, namespace, None)
+    finally:
+        await api.delete(kinds.NAMESPACE, namespace)
+        for one in clients.values():
+            await one.aclose()
+
+
+async def _install(api: KubeApi) -> None:
+    with suppress(Conflict):
+        await api.create(kinds.CRD, WIDGET_CRD)
+
+    async def served() -> bool:
+        try:
+            await api.list(WIDGET)
+        except NotFound:
+            return False
+        return True
+
+    await eventually(served)
+
+
+async def collect(events: Any, count: int) -> list[Any]:
+    """The next `count` changes of a watch, bookmarks left out."""
+    found: list[Any] = []
+    async with asyncio.timeout(PATIENCE), aclosing(events):
+        async for event in events:
+            if event.type != "BOOKMARK":
+                found.append(event)
+            if len(found) == count:
+                return found
+    raise AssertionError(f"the watch ended after {len(found)} changes")

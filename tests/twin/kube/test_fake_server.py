@@ -1,0 +1,286 @@
+"""What the fake server offers beyond the contract: hooks, faults, counts, rules, and reproducible runs."""
+
+import asyncio
+import random
+from contextlib import aclosing, suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.claim.kube import kinds
+from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Object, Rejected
+from rackloom.twin import simloop
+from rackloom.twin.kube import DirectApi, FakeKube, Fault, Review
+from rackloom.twin.kube.fields import decode, encode, owned_fields
+from rackloom.twin.kube.shapes import SHAPES
+
+
+def named(name: str, **more: object) -> Object:
+    return {"metadata": {"name": name, "namespace": "default"}, **more}
+
+
+def test_an_admission_hook_changes_or_refuses() -> None:
+    async def run() -> None:
+        kube = FakeKube()
+        api = DirectApi(kube, "tenant")
+        seen: list[tuple[str, str]] = []
+
+        async def hook(review: Review) -> Object | None:
+            seen.append((review.operation, review.user))
+            if review.kind != kinds.CONFIG_MAP or review.object is None:
+                return None
+            if review.object.get("data", {}).get("bad"):
+                raise Rejected(403, "Forbidden", "no bad data here")
+            await asyncio.sleep(0.01)
+            review.object["data"] = {**review.object.get("data", {}), "by": "webhook"}
+            return review.object
+
+        kube.admission.append(hook)
+        made = await api.create(kinds.CONFIG_MAP, named("a"))
+        assert made["data"] == {"by": "webhook"}
+        with pytest.raises(Rejected, match="no bad data"):
+            await api.patch(kinds.CONFIG_MAP, "a", "default", {"data": {"bad": "1"}})
+        await api.delete(kinds.CONFIG_MAP, "a", "default")
+        assert seen == [("CREATE", "tenant"), ("UPDATE", "tenant"), ("DELETE", "tenant")]
+
+    simloop.run(0, run)
+
+
+def test_a_change_that_admission_delayed_does_not_undo_another() -> None:
+    async def run() -> None:
+        kube = FakeKube()
+        rng = random.Random(0)
+
+        async def slow(_: Review) -> None:
+            await asyncio.sleep(rng.random())
+
+        await DirectApi(kube, "x").create(kinds.CONFIG_MAP, named("a"))
+        kube.admission.append(slow)
+
+        async def add(number: int) -> None:
+            api = DirectApi(kube, f"u{number}")
+            for _ in range(50):
+                with suppress(Conflict):
+                    await api.patch(kinds.CONFIG_MAP, "a", "default", {"data": {f"k{number}": "1"}})
+                    return
+
+        await asyncio.gather(*(add(number) for number in range(8)))
+        found = await DirectApi(kube, "x").get(kinds.CONFIG_MAP, "a", "default")
+        assert len(found["data"]) == 8
+
+    simloop.run(0, run)
+
+
+def test_a_lost_reply_was_carried_out_and_a_lost_request_was_not() -> None:
+    async def run() -> None:
+        kube = FakeKube()
+        api = DirectApi(kube, "x")
+        kube.faults.add(Fault(verb="create", lost="reply"))
+        with pytest.raises(KubeError) as error:
+            await api.create(kinds.CONFIG_MAP, named("a"))
+        assert error.value.code == 0
+        kube.faults.clear()
+        assert await api.get(kinds.CONFIG_MAP, "a", "default")
+        kube.faults.add(Fault(verb="create", code=429, reason="TooManyRequests", retry_after=3.0))
+        with pytest.raises(KubeError) as error:
+            await api.create(kinds.CONFIG_MAP, named("b"))
+        assert (error.value.code, error.value.retry_after) == (429, 3.0)
+        with pytest.raises(NotFound):
+            await api.get(kinds.CONFIG_MAP, "b", "default")
+
+    simloop.run(0, run)
+
+
+def test_calls_are_counted_and_take_the_time_they_are_said_to() -> None:
+    async def run() -> None:
+        kube, loop = FakeKube(), asyncio.get_running_loop()
+        kube.faults.delay(0.005)
+        kube.faults.delay(1.0, verb="list", resource="configmaps")
+        api = DirectApi(kube, "x")
+        await api.create(kinds.CONFIG_MAP, named("a"))
+        assert loop.time() == pytest.approx(0.005)
+        await api.list(kinds.CONFIG_MAP)
+        assert loop.time() == pytest.approx(1.005)
+        assert kube.writes("x") == kube.writes() == 1
+        assert kube.writes("y") == 0
+
+    simloop.run(0, run)
+
+
+def test_a_quiet_watch_gets_bookmarks_and_ends() -> None:
+    async def run() -> None:
+        kube = FakeKube(bookmark_seconds=10.0, watch_seconds=35.0)
+        api = DirectApi(kube, "x")
+        version = (await api.list(kinds.CONFIG_MAP)).resource_version
+        await api.create(kinds.SECRET, named("s"))
+        async with aclosing(api.watch(kinds.CONFIG_MAP, resource_version=version)) as events:
+            seen = [event async for event in events]
+        assert [event.type for event in seen] == ["BOOKMARK"] * 4
+        assert int(seen[0].object["metadata"]["resourceVersion"]) > int(version)
+
+    simloop.run(0, run)
+
+
+def test_a_watch_from_the_future_is_told_to_come_back() -> None:
+    async def run() -> None:
+        api = DirectApi(FakeKube(), "x")
+        with pytest.raises(KubeError, match="Too large resource version") as error:
+            await anext(api.watch(kinds.CONFIG_MAP, resource_version="1000000"))
+        assert error.value.code == 504
+
+    simloop.run(0, run)
+
+
+def test_a_namespace_takes_what_is_in_it_along() -> None:
+    async def run() -> None:
+        api = DirectApi(FakeKube(), "x")
+        held = named("held")
+        held["metadata"]["finalizers"] = ["x/y"]
+        await api.create(kinds.CONFIG_MAP, held)
+        await api.create(kinds.CONFIG_MAP, named("free"))
+        await api.delete(kinds.NAMESPACE, "default")
+        await asyncio.sleep(1)
+        with pytest.raises(Rejected, match="being terminated"):
+            await api.create(kinds.CONFIG_MAP, named("late"))
+        assert [one["metadata"]["name"] for one in (await api.list(kinds.CONFIG_MAP)).items] == ["held"]
+        await api.patch(kinds.CONFIG_MAP, "held", "default", {"metadata": {"finalizers": None}})
+        await asyncio.sleep(1)
+        with pytest.raises(NotFound):
+            await api.get(kinds.NAMESPACE, "default")
+
+    simloop.run(0, run)
+
+
+def test_a_pod_on_a_node_gets_its_grace_and_any_other_goes_at_once() -> None:
+    async def run() -> None:
+        api = DirectApi(FakeKube(), "x")
+        await api.create(kinds.POD, named("bound", spec={"nodeName": "n", "containers": []}))
+        await api.create(kinds.POD, named("free", spec={"containers": []}))
+        for name in ("bound", "free"):
+            await api.delete(kinds.POD, name, "default")
+        (pod,) = (await api.list(kinds.POD)).items
+        assert pod["metadata"]["deletionGracePeriodSeconds"] == 30
+        assert pod["metadata"]["deletionTimestamp"] == "2026-01-01T00:00:30Z"
+        await api.delete(kinds.POD, "bound", "default", grace_seconds=0)
+        assert not (await api.list(kinds.POD)).items
+
+    simloop.run(0, run)
+
+
+def test_specs_that_must_not_change_do_not() -> None:
+    async def run() -> None:
+        api = DirectApi(FakeKube(), "x")
+        spec = {"channel": {"resourceClaimTemplate": {"name": "t"}}}
+        made = await api.create(kinds.COMPUTE_DOMAIN, named("d", spec=spec))
+        assert made["spec"]["channel"]["allocationMode"] == "Single"
+        with pytest.raises(Rejected, match=r"A computeDomain\.spec is immutable"):
+            await api.patch(kinds.COMPUTE_DOMAIN, "d", "default", {"spec": {"numNodes": 2}})
+        gated = {"containers": [{"name": "a", "image": "x"}], "schedulingGates": [{"name": "g"}]}
+        await api.create(kinds.POD, named("p", spec=gated))
+        await api.patch(
+            kinds.POD, "p", "default", {"spec": {"nodeSelector": {"a": "b"}, "schedulingGates": []}}
+        )
+        with pytest.raises(Rejected, match="pod updates may not change fields"):
+            await api.patch(kinds.POD, "p", "default", {"spec": {"nodeSelector": {"a": "c"}}})
+        with pytest.raises(Rejected, match="only deletion is allowed"):
+            await api.patch(kinds.POD, "p", "default", {"spec": {"schedulingGates": [{"name": "new"}]}})
+
+    simloop.run(0, run)
+
+
+NAMES = st.sampled_from("abc")
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["create", "apply", "force", "patch", "status", "delete"]),
+        NAMES,
+        st.dictionaries(NAMES, st.integers(0, 2), max_size=3),
+        st.sampled_from(["m", "n"]),
+    ),
+    max_size=30,
+)
+
+
+async def step(api: KubeApi, what: str, name: str, values: dict[str, int], manager: str) -> None:
+    nodes = [{"name": key, "index": value} for key, value in values.items()]
+    obj = named(name, spec=dict(values), status={"nodes": nodes})
+    match what:
+        case "create":
+            await api.create(kinds.COMPUTE_DOMAIN_CLIQUE, obj)
+        case "apply" | "force":
+            daemons = [{"nodeName": key, "index": value} for key, value in values.items()]
+            clique = named(name, daemons=daemons)
+            await api.apply(kinds.COMPUTE_DOMAIN_CLIQUE, clique, manager=manager, force=what == "force")
+        case "patch":
+            await api.patch(kinds.COMPUTE_DOMAIN_CLIQUE, name, "default", {"spec": values})
+        case "delete":
+            await api.delete(kinds.COMPUTE_DOMAIN_CLIQUE, name, "default")
+        case _:
+            await api.patch(kinds.COMPUTE_DOMAIN_CLIQUE, name, "default", {"status": {"nodes": nodes}})
+
+
+@given(steps=STEPS)
+def test_every_owned_field_is_there_and_an_apply_sets_what_it_says(
+    steps: list[tuple[str, str, dict[str, int], str]],
+) -> None:
+    async def run() -> None:
+        kube = FakeKube()
+        shape = SHAPES[kinds.COMPUTE_DOMAIN_CLIQUE]
+        for what, name, values, manager in steps:
+            applied = False
+            with suppress(KubeError):
+                await step(DirectApi(kube, manager), what, name, values, manager)
+                applied = what in ("apply", "force")
+            for obj in kube.store.all(kinds.COMPUTE_DOMAIN_CLIQUE):
+                present = owned_fields(obj, shape)
+                for entry in obj["metadata"]["managedFields"]:
+                    assert decode(entry["fieldsV1"]) <= present
+                    assert encode(decode(entry["fieldsV1"])) == entry["fieldsV1"]
+            if applied:
+                found = kube.store.read(kinds.COMPUTE_DOMAIN_CLIQUE, ("default", name))
+                indexes = {one["nodeName"]: one["index"] for one in found.get("daemons") or ()}
+                assert values.items() <= indexes.items()
+            assert what != "force" or applied
+
+    simloop.run(0, run)
+
+
+@given(steps=STEPS, seed=st.integers(0, 100))
+def test_a_watch_from_the_start_retells_the_store(
+    steps: list[tuple[str, str, dict[str, int], str]], seed: int
+) -> None:
+    async def run() -> None:
+        kube = FakeKube(seed=seed)
+        version = (await DirectApi(kube, "x").list(kinds.COMPUTE_DOMAIN_CLIQUE)).resource_version
+        for what, name, values, manager in steps:
+            with suppress(KubeError):
+                await step(DirectApi(kube, manager), what, name, values, manager)
+        told: dict[str, Object] = {}
+        kube.watch_seconds = 1.0
+        kube.bookmark_seconds = 0.5
+        async for event in DirectApi(kube, "x").watch(kinds.COMPUTE_DOMAIN_CLIQUE, resource_version=version):
+            if event.type == "BOOKMARK":
+                continue
+            assert (event.type == "ADDED") is (event.object["metadata"]["name"] not in told)
+            told[event.object["metadata"]["name"]] = event.object
+            if event.type == "DELETED":
+                del told[event.object["metadata"]["name"]]
+        assert [told[key] for key in sorted(told)] == kube.store.all(kinds.COMPUTE_DOMAIN_CLIQUE)
+
+    simloop.run(seed, run)
+
+
+def test_a_run_is_a_function_of_its_seed() -> None:
+    async def run() -> str:
+        kube = FakeKube(seed=3)
+        kube.faults.delay(0.0, 1.0)
+        kube.faults.add(Fault(rate=0.3))
+        for number in range(20):
+            with suppress(KubeError):
+                await DirectApi(kube, "x").create(
+                    kinds.CONFIG_MAP,
+                    {"metadata": {"generateName": "a-", "namespace": "default"}, "data": {"n": str(number)}},
+                )
+        return repr(kube.store.all(kinds.CONFIG_MAP))
+
+    assert simloop.run(3, run) == simloop.run(3, run)
