@@ -16,10 +16,26 @@ TARGET_WORKLOAD = "Workload"
 GPU_CLIQUE_LABEL = "nvidia.com/gpu.clique"
 """On nodes: `<clusterUUID>.<cliqueId>`, the topology key of seed manifests."""
 
+ALLOW_DELETION_ANNOTATION = "rackloom.dev/allow-deletion-under-load"
+"""On a ComputeDomain: "true" lets its deletion take IMEX away from pods that still use it."""
+ISOLATION_LABEL = "rackloom.dev/imex-isolation"
+"""On nodes and ComputeDomains: `domain` or `channel`; without it the controller's setting holds."""
+WARM_CLIQUE_LABEL = "rackloom.dev/warm-clique"
+"""On the controller's own ComputeDomain of a clique in channel mode, its slice, and the nodes on which its
+daemons run; its value is the clique id."""
+CHANNELS_READY_LABEL = "rackloom.dev/imex-channels"
+"""On nodes of a clique in channel mode while IMEX is READY there; its value is the clique id."""
+
+MESH_ANNOTATION = "rackloom.dev/imex-mesh"
+"""On daemon pods: which of its peers the daemon reaches, as JSON `{complete, peers, missing}`."""
+
 IMEX_DRIVER = "compute-domain.nvidia.com"
 GPU_DRIVER = "gpu.nvidia.com"
 CHANNEL_CLASS = "compute-domain-default-channel.nvidia.com"
 DAEMON_CLASS = "compute-domain-daemon.nvidia.com"
+ISOLATED_CHANNEL_CLASS = "compute-domain-isolated-channel.rackloom.dev"
+ISOLATED_CHANNEL_TYPE = "isolated-channel"
+"""The device attribute `type` of a clique's channels; those of a node say `channel`."""
 CHANNEL_REQUEST = "channel"
 DAEMON_REQUEST = "daemon"
 CHANNEL_DEVICE = "channel-0"
@@ -27,6 +43,10 @@ DAEMON_DEVICE = "daemon-0"
 
 CHANNELS_PER_NODE = 2048
 """The driver's IMEX channel device nodes are 0 to 2047."""
+CHANNELS_PER_CLIQUE = 128
+"""Channels that one clique's pool offers to isolated jobs: the most devices one ResourceSlice holds."""
+PODS_PER_CLAIM = 256
+"""Kubernetes reserves one claim for at most this many pods."""
 MAX_NODES_PER_IMEX_DOMAIN = 18
 """Trays of one NVL72 rack; a setting, since other racks differ."""
 
@@ -39,3 +59,38 @@ def daemon_name(compute_domain_uid: str) -> str:
 def clique_object_name(compute_domain_uid: str, clique_id: str) -> str:
     """The name of the ComputeDomainClique that one ComputeDomain has for one clique."""
     return f"{compute_domain_uid}.{clique_id}"
+
+
+def imex_secret_name(compute_domain_uid: str) -> str:
+    """The Secret with the key and certificate that all IMEX daemons of a ComputeDomain share."""
+    return f"computedomain-imex-{compute_domain_uid}"
+
+
+def imex_authority_name(compute_domain_uid: str) -> str:
+    """The Secret with the authority that issues them; only the controller reads it."""
+    return f"computedomain-imex-authority-{compute_domain_uid}"
+
+
+def imex_peer_name(compute_domain_uid: str) -> str:
+    """The DNS name in that certificate: who shows it belongs to this ComputeDomain's IMEX domain."""
+    return f"imex-{compute_domain_uid}"
+
+
+def shared_claim_name(compute_domain_uid: str) -> str:
+    """The name of the one claim that all pods of a ComputeDomain share in channel mode."""
+    return f"computedomain-channel-{compute_domain_uid}"
+
+
+def channel_pool_name(clique_id: str) -> str:
+    """The pool of a clique's isolated channels; the prefix keeps it apart from pools named by node."""
+    return f"clique/{clique_id}"
+
+
+def channel_device_name(channel: int) -> str:
+    """The device of one IMEX channel, in a node's pool and in a clique's."""
+    return f"channel-{channel}"
+
+
+def clique_of_pool(pool: str) -> str | None:
+    """The clique whose isolated channels a pool holds; None for any other pool."""
+    return pool.removeprefix("clique/") if pool.startswith("clique/") else None

@@ -1,0 +1,130 @@
+"""`rackloom imex run` and `check`: one IMEX daemon, as a container of a ComputeDomain's DaemonSet."""
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from rackloom.app.stopping import told_to_stop
+from rackloom.claim.domain import names
+from rackloom.claim.domain.objects import Ref
+from rackloom.claim.imex.config import ImexConfig, Tls
+from rackloom.claim.imex.control import ImexControl
+from rackloom.claim.imex.credentials import Credentials
+from rackloom.claim.imex.daemon import ImexDaemon, label_pod
+from rackloom.claim.imex.files import ImexFiles, config_file
+from rackloom.claim.imex.member import Place
+from rackloom.claim.imex.status import READY, NotUnderstood
+from rackloom.claim.imex.steps import Layout, Mode
+from rackloom.claim.imex.supervisor import Supervisor
+from rackloom.claim.kube.lightkube_api import connect
+from rackloom.errors import Refused, Retry
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ImexSettings:
+    """Where things are, and how peers are named. `tls` None switches authentication off."""
+
+    directory: Path
+    hosts: Path
+    tls_directory: Path | None
+    mode: Mode
+    quorum: int
+    program: Sequence[str]
+    control_program: Sequence[str]
+    kubeconfig: Path | None
+
+
+def place_from(environment: Mapping[str, str]) -> Place:
+    """Where this daemon runs, from what the device plugin and the DaemonSet put into the environment."""
+    wanted = ("COMPUTE_DOMAIN_UUID", "NODE_NAME", "POD_IP", "POD_UID", "POD_NAME", "POD_NAMESPACE")
+    missing = [name for name in wanted if not environment.get(name)]
+    if missing:
+        raise Refused(
+            f"{', '.join(missing)} not set in the environment",
+            nearest_fix="run it in a pod of a ComputeDomain's DaemonSet, in a runtime with CDI switched on",
+        )
+    most = environment.get("MAX_NODES_PER_IMEX_DOMAIN") or str(names.MAX_NODES_PER_IMEX_DOMAIN)
+    if not (most.isascii() and most.isdigit() and 0 < int(most[:5]) <= 9999):
+        raise Refused(f"MAX_NODES_PER_IMEX_DOMAIN is {most!r}", nearest_fix="use a number from 1 to 9999")
+    return Place(
+        compute_domain=environment["COMPUTE_DOMAIN_UUID"],
+        clique_id=environment.get("CLIQUE_ID", ""),
+        namespace=environment["POD_NAMESPACE"],
+        node=environment["NODE_NAME"],
+        address=environment["POD_IP"],
+        pod=Ref(environment["POD_NAME"], environment["POD_UID"], environment["POD_NAMESPACE"]),
+        max_nodes=int(most),
+    )
+
+
+def run_imex(settings: ImexSettings) -> None:
+    """Run the daemon until SIGTERM or SIGINT."""
+    asyncio.run(_run(settings, place_from(os.environ)))
+
+
+async def _run(settings: ImexSettings, place: Place) -> None:
+    stopped = told_to_stop()
+    async with connect(settings.kubeconfig, user_agent="rackloom-imex") as api:
+        if not place.clique_id:
+            _log.info("imex.idle", reason="this node is in no NVLink clique")
+            await label_pod(api, place)
+            await stopped.wait()
+            return
+        daemon = ImexDaemon(
+            api,
+            place,
+            _supervisor(settings, place),
+            ImexControl(settings.control_program, config_file(settings.directory)),
+            random.Random(),  # noqa: S311
+        )
+        running = asyncio.create_task(daemon.run())
+        stopping = asyncio.create_task(stopped.wait())
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+def _supervisor(settings: ImexSettings, place: Place) -> Supervisor:
+    tls = None
+    if settings.tls_directory is not None:
+        tls = Tls(settings.tls_directory, names.imex_peer_name(place.compute_domain))
+    files = ImexFiles(settings.directory, settings.hosts)
+    files.write_config(ImexConfig(place.address, files.nodes, tls))
+    layout = Layout(settings.mode, place.max_nodes, settings.quorum)
+    return Supervisor(
+        layout, files, Credentials(tls), partial(_spawn, (*settings.program, "-c", str(files.config)))
+    )
+
+
+async def _spawn(command: Sequence[str]) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(*command)
+    except OSError as error:
+        raise Refused(
+            f"{command[0]} does not start: {error.strerror}",
+            nearest_fix="install the nvidia-imex package of the driver's version on the node",
+        ) from error
+
+
+def check_imex(directory: Path, control_program: Sequence[str]) -> None:
+    """Return if the daemon of this pod is ready, or has nothing to do. Raises `Retry` otherwise."""
+    if not os.environ.get("CLIQUE_ID"):
+        return
+    control = ImexControl(control_program, config_file(directory))
+    try:
+        status = asyncio.run(control.local_status())
+    except NotUnderstood as error:
+        raise Retry(str(error), after=1.0) from error
+    if status != READY:
+        raise Retry(f"the IMEX daemon is {status}", after=1.0)

@@ -1,0 +1,139 @@
+"""The conditions of a ComputeDomain: what is true, why, and what would change it.
+
+Ready is never vacuous: it needs nodes, and each of them observed ready. NVIDIA's driver calls a
+ComputeDomain of numNodes 0 Ready before it has any.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+
+from rackloom.claim.cluster import teardown
+from rackloom.claim.cluster.problems import Problem
+from rackloom.claim.cluster.settings import ImexMode, Settings
+from rackloom.claim.cluster.slots import needs_no_daemons
+from rackloom.claim.cluster.snapshot import Snapshot
+from rackloom.claim.domain import names
+from rackloom.claim.domain.objects import ComputeDomain, Condition, NodeStatus, Readiness
+
+READY, PROGRESSING, DEGRADED, MESHED = "Ready", "Progressing", "Degraded", "Meshed"
+NAMED_AT_MOST = 8
+"""Names listed in a message; the rest are counted."""
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """What conditions are computed from."""
+
+    domain: ComputeDomain
+    snapshot: Snapshot
+    settings: Settings
+    nodes: tuple[NodeStatus, ...]
+    problems: tuple[Problem, ...]
+
+
+def conditions(view: View) -> tuple[Condition, ...]:
+    """Ready, Progressing, Degraded and, where there are peers, Meshed; dated when the status changed."""
+    ready = _ready(view)
+    said = (ready, _progressing(view, ready), _degraded(view), *_meshed(view))
+    return tuple(_dated(one, view) for one in said)
+
+
+def listed(found: Collection[str]) -> str:
+    """Names for a message."""
+    shown = ", ".join(sorted(found)[:NAMED_AT_MOST])
+    more = len(found) - NAMED_AT_MOST
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _ready(view: View) -> Condition:
+    if view.settings.imex_mode is ImexMode.HOST_MANAGED:
+        said = "each node asks its own nvidia-imex when it prepares a claim; it is not observed from here"
+        return _condition(READY, "Unknown", "HostManaged", said)
+    if not view.nodes:
+        return _condition(READY, "False", *_why_no_nodes(view))
+    waiting = _not_ready(view)
+    if waiting is not None:
+        return _condition(READY, _how_sure(view, waiting[0]), *waiting)
+    cliques = {node.clique_id for node in view.nodes}
+    said = f"{len(view.nodes)} nodes ready, in cliques {listed({one or '(no fabric)' for one in cliques})}"
+    return _condition(READY, "True", "AllNodesReady", said)
+
+
+def _how_sure(view: View, reason: str) -> str:
+    """In channel mode the nodes are all of the clique, and which of them a job runs on is not seen here."""
+    shared = needs_no_daemons(view.domain, view.settings)
+    some = any(node.status is Readiness.READY for node in view.nodes)
+    return "Unknown" if shared and some and reason == "NodesNotReady" else "False"
+
+
+def _why_no_nodes(view: View) -> tuple[str, str]:
+    if view.snapshot.nodes:
+        return "DaemonsMissing", f"no daemon yet on {listed([node.name for node in view.snapshot.nodes])}"
+    if needs_no_daemons(view.domain, view.settings) and view.snapshot.warm is not None:
+        return "CliqueNotWarm", f"no IMEX daemon is ready in clique {view.snapshot.warm.clique_id}"
+    return "NoNodes", "no channel of it is in use: nodes join when pods that claim a channel land on them"
+
+
+def _not_ready(view: View) -> tuple[str, str] | None:
+    present = {node.name for node in view.nodes}
+    missing = {node.name for node in view.snapshot.nodes} - present
+    if missing:
+        return "DaemonsMissing", f"no daemon yet on {listed(missing)}"
+    waiting = [node.name for node in view.nodes if node.status is not Readiness.READY]
+    if waiting:
+        return "NodesNotReady", f"IMEX is not READY on {listed(waiting)}"
+    if len(present) < view.domain.num_nodes:
+        return "TooFewNodes", f"{len(present)} of numNodes {view.domain.num_nodes} nodes have joined"
+    return None
+
+
+def _progressing(view: View, ready: Condition) -> Condition:
+    if view.domain.deleting:
+        return _deletion(view)
+    waits = ready.status == "False" and ready.reason not in ("NoNodes", "TooFewNodes")
+    if waits:
+        return _condition(PROGRESSING, "True", "WaitingForDaemons", ready.message)
+    return _condition(PROGRESSING, "False", "Settled", "nothing is left to do")
+
+
+def _deletion(view: View) -> Condition:
+    users = teardown.users(view.snapshot)
+    if users:
+        fix = f'end them, or annotate it with {names.ALLOW_DELETION_ANNOTATION}: "true"'
+        said = f"deletion would take IMEX from running pods {listed(users)}; {fix}"
+        return _condition(PROGRESSING, "False", "DeletionHeld", said)
+    return _condition(PROGRESSING, "True", "TearingDown", "its objects are being deleted")
+
+
+def _degraded(view: View) -> Condition:
+    if not view.problems:
+        return _condition(DEGRADED, "False", "AsExpected", "nothing is wrong")
+    said = "; ".join(problem.message for problem in view.problems)
+    return _condition(DEGRADED, "True", view.problems[0].reason, said)
+
+
+def _meshed(view: View) -> tuple[Condition, ...]:
+    """Whether every daemon reaches all its peers: readiness is only about each daemon by itself."""
+    on = {pod.node: pod.mesh for pod in view.snapshot.pods if pod.alive and pod.clique_id}
+    if not on:
+        return ()
+    missing = [peer for mesh in on.values() if mesh is not None for peer in mesh.missing]
+    silent = [node for node, mesh in on.items() if mesh is None]
+    if any(mesh is not None and not mesh.complete for mesh in on.values()):
+        return (_condition(MESHED, "False", "PeersMissing", f"not connected: {listed(set(missing))}"),)
+    if silent:
+        return (_condition(MESHED, "Unknown", "NotReported", f"not reported by {listed(silent)}"),)
+    return (_condition(MESHED, "True", "Complete", f"{len(on)} daemons reach all their peers"),)
+
+
+def _condition(type_: str, status: str, reason: str, message: str) -> Condition:
+    return Condition(type=type_, status=status, reason=reason, message=message)
+
+
+def _dated(new: Condition, view: View) -> Condition:
+    old = view.domain.status.condition(new.type)
+    same = old is not None and old.status == new.status
+    since = old.last_transition_time if old is not None and same else view.snapshot.now
+    return msgspec.structs.replace(
+        new, last_transition_time=since, observed_generation=view.domain.generation
+    )

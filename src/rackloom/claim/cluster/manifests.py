@@ -1,0 +1,191 @@
+"""The objects that the controller creates for a ComputeDomain.
+
+Names, labels, finalizers, classes and the daemon's environment are those of NVIDIA's DRA driver 0.5. Owner
+references are not used between them, because they cross namespaces: ownership is label plus finalizer.
+"""
+
+from typing import Any
+
+from rackloom.claim.cluster.settings import DaemonSettings, ImexMode, Settings
+from rackloom.claim.domain import names
+from rackloom.claim.domain.configs import ChannelConfig, Config, DaemonConfig, config_json
+from rackloom.claim.domain.isolation import Isolation, isolation_of
+from rackloom.claim.domain.objects import AllocationMode, ComputeDomain
+from rackloom.claim.kube.api import Object
+
+SERVICE_ACCOUNT = "compute-domain-daemon-service-account"
+CONTAINER = "compute-domain-daemon"
+_TLS = "imex-tls"
+_CHECK = {"exec": {"command": ["rackloom", "imex", "check"]}}
+_TOLERATIONS = [
+    {"operator": "Exists", "effect": effect} for effect in ("NoSchedule", "NoExecute", "PreferNoSchedule")
+]
+
+
+def workload_template(domain: ComputeDomain, settings: Settings) -> Object:
+    """The template that the user's pods refer to."""
+    isolated = isolation_of(domain.labels, settings.isolation) is Isolation.CHANNEL
+    managed = settings.imex_mode is ImexMode.DRIVER_MANAGED
+    mode = domain.allocation_mode if managed else AllocationMode.SINGLE
+    config = ChannelConfig(domain_id=domain.uid, allocation_mode=mode)
+    device_class = names.ISOLATED_CHANNEL_CLASS if isolated else names.CHANNEL_CLASS
+    spec = _claim_spec(names.CHANNEL_REQUEST, device_class, config)
+    meta = _meta(domain.uid, domain.template, domain.namespace, names.TARGET_WORKLOAD)
+    return _template(meta, spec)
+
+
+def daemon_template(domain: ComputeDomain, settings: Settings) -> Object:
+    """The template of the IMEX daemons' own claims."""
+    config = DaemonConfig(domain_id=domain.uid)
+    spec = _claim_spec(names.DAEMON_REQUEST, names.DAEMON_CLASS, config)
+    meta = _meta(domain.uid, names.daemon_name(domain.uid), settings.namespace, names.TARGET_DAEMON)
+    return _template(meta, spec)
+
+
+def shared_claim(domain: ComputeDomain) -> Object:
+    """The one claim that all pods of a ComputeDomain share in channel mode."""
+    config = ChannelConfig(domain_id=domain.uid)
+    owner = {
+        "apiVersion": names.API_VERSION,
+        "kind": "ComputeDomain",
+        "name": domain.name,
+        "uid": domain.uid,
+        "controller": True,
+    }
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {
+            "name": names.shared_claim_name(domain.uid),
+            "namespace": domain.namespace,
+            "labels": {names.COMPUTE_DOMAIN_LABEL: domain.uid},
+            "ownerReferences": [owner],
+        },
+        "spec": _claim_spec(names.CHANNEL_REQUEST, names.ISOLATED_CHANNEL_CLASS, config),
+    }
+
+
+def daemon_set(domain: ComputeDomain, settings: Settings) -> Object:
+    """The IMEX daemons: none at first, then one on each node where a channel of this domain is prepared.
+
+    Those of a clique in channel mode run on all its nodes that no other ComputeDomain holds.
+    """
+    labels = {names.COMPUTE_DOMAIN_LABEL: domain.uid}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": _meta(domain.uid, names.daemon_name(domain.uid), settings.namespace),
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": _pod_spec(domain, settings)},
+        },
+    }
+
+
+def warm_clique(domain: ComputeDomain, settings: Settings) -> str | None:
+    """The clique that a ComputeDomain of the controller's own keeps warm; None for those of users."""
+    ours = domain.namespace == settings.namespace
+    return domain.labels.get(names.WARM_CLIQUE_LABEL) if ours else None
+
+
+def _pod_spec(domain: ComputeDomain, settings: Settings) -> dict[str, Any]:
+    daemon = settings.daemon
+    spec: dict[str, Any] = {
+        "serviceAccountName": SERVICE_ACCOUNT,
+        **_placement(domain, settings),
+        "tolerations": list(_TOLERATIONS),
+        "containers": [_container(daemon)],
+        "resourceClaims": [
+            {"name": names.DAEMON_REQUEST, "resourceClaimTemplateName": names.daemon_name(domain.uid)}
+        ],
+    }
+    if daemon.authentication:
+        secret = {"secretName": names.imex_secret_name(domain.uid), "defaultMode": 0o400}
+        spec["volumes"] = [{"name": _TLS, "secret": secret}]
+    if daemon.priority_class is not None:
+        spec["priorityClassName"] = daemon.priority_class
+    if daemon.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": secret} for secret in daemon.pull_secrets]
+    return spec
+
+
+def _placement(domain: ComputeDomain, settings: Settings) -> dict[str, Any]:
+    clique_id = warm_clique(domain, settings)
+    if clique_id is None:
+        return {"nodeSelector": {names.COMPUTE_DOMAIN_LABEL: domain.uid}}
+    # A node holds one IMEX session: where a ComputeDomain in domain mode has it, the warm daemon waits.
+    free = {"matchExpressions": [{"key": names.COMPUTE_DOMAIN_LABEL, "operator": "DoesNotExist"}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [free]}}
+    return {
+        "nodeSelector": {names.WARM_CLIQUE_LABEL: clique_id},
+        "affinity": {"nodeAffinity": required},
+    }
+
+
+def _container(daemon: DaemonSettings) -> dict[str, Any]:
+    mounts = [{"name": _TLS, "mountPath": "/imexd-tls", "readOnly": True}] if daemon.authentication else []
+    return {
+        "name": CONTAINER,
+        "image": daemon.image,
+        "volumeMounts": mounts,
+        # The peers' names are written to /etc/hosts, which belongs to root.
+        "securityContext": {"runAsUser": 0, "allowPrivilegeEscalation": False},
+        "command": ["rackloom", "imex", "run"],
+        "env": _environment(daemon),
+        "resources": {**daemon.resources, "claims": [{"name": names.DAEMON_REQUEST}]},
+        "startupProbe": _probe(period=1, failures=1200),
+        "livenessProbe": _probe(period=60, failures=20),
+        "readinessProbe": _probe(period=10, failures=1),
+    }
+
+
+def _environment(daemon: DaemonSettings) -> list[dict[str, Any]]:
+    plain = {
+        "LOG_VERBOSITY": str(daemon.log_verbosity),
+        "MAX_NODES_PER_IMEX_DOMAIN": str(daemon.max_nodes),
+        "NVIDIA_VISIBLE_DEVICES": "void",
+        "IMEX_AUTHENTICATION": str(daemon.authentication).lower(),
+        "FEATURE_GATES": "",
+    }
+    own = {
+        "NODE_NAME": "spec.nodeName",
+        "POD_IP": "status.podIP",
+        "POD_UID": "metadata.uid",
+        "POD_NAME": "metadata.name",
+        "POD_NAMESPACE": "metadata.namespace",
+    }
+    fixed = [{"name": name, "value": value} for name, value in plain.items()]
+    return fixed + [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in own.items()
+    ]
+
+
+def _probe(*, period: int, failures: int) -> dict[str, Any]:
+    return {**_CHECK, "periodSeconds": period, "timeoutSeconds": 10, "failureThreshold": failures}
+
+
+def _claim_spec(request: str, device_class: str, config: Config) -> dict[str, Any]:
+    opaque = {"driver": names.IMEX_DRIVER, "parameters": config_json(config)}
+    exactly = {"deviceClassName": device_class, "allocationMode": "ExactCount", "count": 1}
+    return {
+        "devices": {
+            "requests": [{"name": request, "exactly": exactly}],
+            "config": [{"requests": [request], "opaque": opaque}],
+        }
+    }
+
+
+def _template(meta: dict[str, Any], claim_spec: dict[str, Any]) -> Object:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": meta,
+        "spec": {"spec": claim_spec},
+    }
+
+
+def _meta(uid: str, name: str, namespace: str, target: str | None = None) -> dict[str, Any]:
+    labels = {names.COMPUTE_DOMAIN_LABEL: uid}
+    if target is not None:
+        labels[names.TARGET_LABEL] = target
+    return {"name": name, "namespace": namespace, "labels": labels, "finalizers": [names.FINALIZER]}

@@ -1,0 +1,54 @@
+"""What an operator chooses for the ComputeDomain controller."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.domain.names import MAX_NODES_PER_IMEX_DOMAIN
+
+DEFAULT_NAMESPACE = "rackloom-system"
+
+
+class ImexMode(StrEnum):
+    """Who runs nvidia-imex."""
+
+    DRIVER_MANAGED = "driverManaged"
+    HOST_MANAGED = "hostManaged"
+
+
+class DaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the pods of IMEX daemons are made."""
+
+    image: str
+    pull_secrets: tuple[str, ...] = ()
+    log_verbosity: int = 4
+    max_nodes: int = MAX_NODES_PER_IMEX_DOMAIN
+    """Size of the index space of one IMEX domain, in nodes."""
+    authentication: bool = True
+    """Mutual TLS between the daemons of one ComputeDomain, with certificates that the controller issues."""
+    priority_class: str | None = None
+    """A daemon that is evicted takes a whole job's memory sharing with it."""
+    resources: Mapping[str, Mapping[str, str]] = msgspec.field(
+        default_factory=lambda: {"requests": {"cpu": "50m", "memory": "128Mi"}}
+    )
+    """`requests` and `limits` of the container; equal ones give the pod guaranteed quality of service."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one controller."""
+
+    daemon: DaemonSettings
+    namespace: str = DEFAULT_NAMESPACE
+    """Where daemons run and clique objects live."""
+    additional_namespaces: tuple[str, ...] = ()
+    """Where earlier installations may have left daemons: found and deleted there, never created."""
+    imex_mode: ImexMode = ImexMode.DRIVER_MANAGED
+    isolation: Isolation = Isolation.DOMAIN
+    """Of nodes and ComputeDomains that do not carry the isolation label."""
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """All namespaces in which daemons may be."""
+        return (self.namespace, *self.additional_namespaces)

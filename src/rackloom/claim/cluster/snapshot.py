@@ -1,0 +1,92 @@
+"""All that a decision about one ComputeDomain rests on, read from the cluster at about one moment."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from rackloom.claim.cluster.things import ChannelClaim, DaemonPod, Thing
+from rackloom.claim.domain import names
+from rackloom.claim.domain.objects import Clique, ComputeDomain, NodeStatus, Ref
+from rackloom.claim.kube.api import Kind
+from rackloom.claim.kube.kinds import (
+    DAEMON_SET,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    SECRET,
+)
+
+
+class CliqueObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A clique object with what is needed to change it."""
+
+    thing: Thing
+    clique: Clique
+
+
+class WarmState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the warm IMEX domain of the clique in which a shared claim was allocated looks like."""
+
+    clique_id: str
+    nodes: tuple[NodeStatus, ...]
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One ComputeDomain and what belongs to it. `domain` is None for things that outlived theirs."""
+
+    uid: str
+    now: str
+    """RFC 3339, for the conditions."""
+    domain: ComputeDomain | None
+    domain_thing: Thing | None
+    held: tuple[Thing, ...] = ()
+    """Templates, DaemonSets and claims that carry this UID, in any namespace we look at."""
+    named: tuple[Thing, ...] = ()
+    """Whatever has the names that this ComputeDomain's objects need."""
+    nodes: tuple[Thing, ...] = ()
+    """Nodes labelled with this UID: a channel of it was prepared there."""
+    pods: tuple[DaemonPod, ...] = ()
+    cliques: tuple[CliqueObject, ...] = ()
+    claims: tuple[ChannelClaim, ...] = ()
+    """Claims that use it: for a warm ComputeDomain those of all jobs in its clique."""
+    warm: WarmState | None = None
+    mixed_nodes: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    """Cliques of this ComputeDomain whose nodes disagree about isolation, with what is said."""
+    invalid: str = ""
+    """Why the spec cannot be read; empty when it can."""
+    failures: tuple[str, ...] = ()
+    """What the API server did not accept of the last decision."""
+
+    def held_of(self, kind: Kind, target: str | None = None) -> tuple[Thing, ...]:
+        """Our objects of a kind, of one target where templates have two."""
+        return tuple(
+            one
+            for one in self.held
+            if one.kind == kind and (target is None or one.labels.get(names.TARGET_LABEL) == target)
+        )
+
+    @property
+    def workload_templates(self) -> tuple[Thing, ...]:
+        """Templates for the user's pods; one, if all is well."""
+        return self.held_of(RESOURCE_CLAIM_TEMPLATE, names.TARGET_WORKLOAD)
+
+    @property
+    def daemon_objects(self) -> tuple[Thing, ...]:
+        """Templates, DaemonSets and certificates of the IMEX daemons."""
+        return (
+            *self.held_of(RESOURCE_CLAIM_TEMPLATE, names.TARGET_DAEMON),
+            *self.held_of(DAEMON_SET),
+            *self.held_of(SECRET),
+        )
+
+    @property
+    def shared_claims(self) -> tuple[Thing, ...]:
+        """The claim of channel mode."""
+        return self.held_of(RESOURCE_CLAIM)
+
+    def living(self) -> dict[str, tuple[Ref, ...]]:
+        """The daemon pods that have not ended, by node."""
+        alive: dict[str, tuple[Ref, ...]] = {}
+        for pod in self.pods:
+            if pod.alive:
+                alive[pod.node] = (*alive.get(pod.node, ()), pod.ref)
+        return alive

@@ -1,0 +1,143 @@
+"""The CustomResourceDefinitions of ComputeDomain and ComputeDomainClique, as data.
+
+Fields, defaults and the immutability rule are those of NVIDIA's DRA driver 0.5, so that its objects are valid
+here and ours there; conditions and printer columns are added.
+"""
+
+from typing import Any
+
+from rackloom.claim.domain import names
+
+Schema = dict[str, Any]
+
+_READINESS: Schema = {"type": "string", "enum": ["Ready", "NotReady"], "default": "NotReady"}
+_TEXT: Schema = {"type": "string"}
+_RFC1123: Schema = {"type": "string", "minLength": 1, "maxLength": 253}
+
+
+def crds() -> tuple[Schema, ...]:
+    """All of them, ready to be applied."""
+    return (_compute_domain(), _clique())
+
+
+def _compute_domain() -> Schema:
+    version = {
+        "name": "v1beta1",
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": _columns(),
+        "schema": {"openAPIV3Schema": _object({"spec": _spec(), "status": _status()})},
+    }
+    return _crd("ComputeDomain", version)
+
+
+def _clique() -> Schema:
+    daemons = _keyed("nodeName", _entry("nodeName"))
+    columns = [
+        _column("CD", f".metadata.labels.{_escaped(names.COMPUTE_DOMAIN_LABEL)}"),
+        _column("Clique", f".metadata.labels.{_escaped(names.CLIQUE_ID_LABEL)}"),
+        _column("Age", ".metadata.creationTimestamp", type_="date"),
+    ]
+    version = {
+        "name": "v1beta1",
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": columns,
+        "schema": {"openAPIV3Schema": _object({"daemons": daemons})},
+    }
+    return _crd("ComputeDomainClique", version)
+
+
+def _crd(kind: str, version: Schema) -> Schema:
+    singular = kind.lower()
+    name = {"kind": kind, "listKind": f"{kind}List", "plural": f"{singular}s", "singular": singular}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{singular}s.{names.GROUP}"},
+        "spec": {"group": names.GROUP, "names": name, "scope": "Namespaced", "versions": [version]},
+    }
+
+
+def _columns() -> list[Schema]:
+    def ready(field: str) -> str:
+        return f'.status.conditions[?(@.type=="Ready")].{field}'
+
+    return [
+        _column("Status", ".status.status"),
+        _column("Reason", ready("reason")),
+        _column("Degraded", '.status.conditions[?(@.type=="Degraded")].reason'),
+        _column("Template", ".spec.channel.resourceClaimTemplate.name"),
+        _column("Message", ready("message"), priority=1),
+        _column("Age", ".metadata.creationTimestamp", type_="date"),
+    ]
+
+
+def _column(name: str, path: str, *, type_: str = "string", priority: int = 0) -> Schema:
+    column: Schema = {"name": name, "type": type_, "jsonPath": path}
+    return column | ({"priority": priority} if priority else {})
+
+
+def _escaped(label: str) -> str:
+    return label.replace(".", r"\.")
+
+
+def _spec() -> Schema:
+    template = _object({"name": _RFC1123}, required=["name"])
+    mode = {"type": "string", "enum": ["All", "Single"], "default": "Single"}
+    channel = _object(
+        {"resourceClaimTemplate": template, "allocationMode": mode}, required=["resourceClaimTemplate"]
+    )
+    # Deprecated: it gates nothing, and only keeps the status from Ready until so many nodes have joined.
+    nodes = {"type": "integer", "default": 0, "minimum": 0}
+    spec = _object({"numNodes": nodes, "channel": channel}, required=["channel"])
+    rule = {"rule": "self == oldSelf", "message": "A computeDomain.spec is immutable"}
+    return spec | {"x-kubernetes-validations": [rule]}
+
+
+def _status() -> Schema:
+    properties = {
+        "status": _READINESS,
+        "nodes": _keyed("name", _entry("name")),
+        "conditions": _keyed("type", _condition()),
+    }
+    return _object(properties, required=["status"])
+
+
+def _entry(key: str) -> Schema:
+    properties = {
+        key: _TEXT,
+        "ipAddress": _TEXT,
+        "cliqueID": _TEXT,
+        "index": {"type": "integer"},
+        "status": _READINESS,
+    }
+    return _object(properties, required=[key, "ipAddress", "cliqueID"])
+
+
+def _condition() -> Schema:
+    properties = {
+        "type": {"type": "string", "maxLength": 316},
+        "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+        "reason": {"type": "string", "minLength": 1, "maxLength": 1024},
+        "message": {"type": "string", "maxLength": 32768},
+        "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+        "lastTransitionTime": {"type": "string", "format": "date-time"},
+    }
+    required = ["type", "status", "reason", "message", "lastTransitionTime"]
+    return _object(properties, required=required)
+
+
+def _keyed(key: str, item: Schema) -> Schema:
+    return {
+        "type": "array",
+        "items": item,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": [key],
+    }
+
+
+def _object(properties: Schema, *, required: list[str] | None = None) -> Schema:
+    schema: Schema = {"type": "object", "properties": properties}
+    return schema if required is None else schema | {"required": required}

@@ -1,0 +1,1 @@
+"""Running NVIDIA's IMEX daemon for one ComputeDomain on one node."""

@@ -1,0 +1,90 @@
+"""The configuration files of nvidia-imex, as text.
+
+Source: the option names and defaults of NVIDIA's IMEX service guide.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+SERVER_PORT = 50000
+COMMAND_PORT = 50005
+"""Peers ask each other on this port: where it is closed, a healthy domain calls itself DEGRADED."""
+
+DAEMON_PREFIX = "compute-domain-daemon-"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Where a daemon's key, certificate and authority lie, and the name that every peer's certificate bears.
+
+    All daemons of a domain share one identity: being of the domain is what a peer has to prove. The name
+    overrides the peer's address, which changes with its pod.
+    """
+
+    directory: PurePath
+    peer_name: str
+
+    @property
+    def files(self) -> tuple[PurePath, PurePath, PurePath]:
+        """Key, certificate and authority, under the names of a kubernetes.io/tls Secret."""
+        return self.directory / "tls.key", self.directory / "tls.crt", self.directory / "ca.crt"
+
+
+@dataclass(frozen=True, slots=True)
+class ImexConfig:
+    """What one daemon is told. Without `tls` anybody who reaches its port may join the domain."""
+
+    bind_ip: str
+    nodes_file: PurePath
+    tls: Tls | None
+    server_port: int = SERVER_PORT
+    command_port: int = COMMAND_PORT
+
+
+def config_text(config: ImexConfig) -> str:
+    """The service's configuration file."""
+    options = {
+        "LOG_LEVEL": "4",
+        "LOG_FILE_NAME": "",  # empty: to stderr, where the container's log is
+        "DAEMONIZE": "0",
+        "BIND_INTERFACE_IP": config.bind_ip,
+        "SERVER_PORT": str(config.server_port),
+        "IMEX_NODE_CONFIG_FILE": str(config.nodes_file),
+        # After an unsafe stop, wait for the nodes that had imported memory, so that no stale reference stays.
+        "IMEX_WAIT_FOR_QUORUM": "RECOVERY",
+        "IMEX_CMD_ENABLED": "1",
+        "IMEX_CMD_BIND_INTERFACE_IP": config.bind_ip,
+        "IMEX_CMD_PORT": str(config.command_port),
+        "IMEX_NODE_DISCONNECTED_GRACE_TIME": "-1",
+        **_authentication(config.tls),
+    }
+    return "".join(f"{name}={value}\n" for name, value in options.items())
+
+
+def _authentication(tls: Tls | None) -> dict[str, str]:
+    if tls is None:
+        return {"IMEX_ENABLE_AUTH_ENCRYPTION": "0"}
+    key, certificate, authority = (str(path) for path in tls.files)
+    return {
+        "IMEX_ENABLE_AUTH_ENCRYPTION": "1",
+        "IMEX_AUTH_ENCRYPTION_MODE": "SSL_TLS",
+        "IMEX_AUTH_SOURCE": "FILE",  # the only source whose credentials SIGUSR1 reloads
+        "IMEX_SERVER_KEY": key,
+        "IMEX_SERVER_CERT": certificate,
+        "IMEX_SERVER_CERT_AUTH": authority,
+        "IMEX_CLIENT_KEY": key,
+        "IMEX_CLIENT_CERT": certificate,
+        "IMEX_CLIENT_CERT_AUTH": authority,
+        "IMEX_SECURITY_TARGET_OVERRIDE": tls.peer_name,
+    }
+
+
+def daemon_host(index: int) -> str:
+    """The DNS name under which the daemon at this index of its clique is known to its peers."""
+    return f"{DAEMON_PREFIX}{index:04d}"
+
+
+def nodes_text(hosts: Sequence[str]) -> str:
+    """The node configuration file: a peer's line number is its index, so it must be alike on all nodes."""
+    return "".join(f"{host}\n" for host in hosts)

@@ -1,0 +1,121 @@
+"""One IMEX daemon of a ComputeDomain, from joining its clique to taking leave of it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+
+from rackloom.claim.domain import names
+from rackloom.claim.domain.objects import Clique, clique
+from rackloom.claim.imex.control import ImexControl
+from rackloom.claim.imex.member import CliqueMember, Place, peers_of
+from rackloom.claim.imex.reporter import Reporter
+from rackloom.claim.imex.supervisor import Supervisor
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.informer import Informer
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE, POD
+from rackloom.errors import Refused
+
+LEAVE_SECONDS = 10.0
+"""How long an orderly end may take to tell the API server; the controller removes what is left over."""
+CREDENTIALS_SECONDS = 30.0
+"""Between looks at the certificate on disk; kubelet refreshes a Secret about once a minute."""
+
+
+class ImexDaemon:
+    """Joins, follows the clique object, keeps the daemon running, and tells what it sees of it."""
+
+    def __init__(
+        self, api: KubeApi, place: Place, supervisor: Supervisor, control: ImexControl, random: Random
+    ) -> None:
+        self._api = api
+        self._place = place
+        self._supervisor = supervisor
+        self._control = control
+        self._random = random
+        self._member = CliqueMember(api, place, random)
+
+    async def run(self) -> None:
+        """Run until cancelled. Raises `Refused` when the clique has no place left, or nothing can be run."""
+        await label_pod(self._api, self._place)
+        self._follow(await self._member.join())
+        reporter = Reporter(
+            self._control, lambda: self._supervisor.running_with, self._member.set_ready, self._tell_mesh
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                for work in (self._watch, self._supervisor.run, reporter.run, self._look_at_credentials):
+                    group.create_task(work())
+        except* Refused as refused:
+            raise _first(refused) from refused
+        finally:
+            await _within(LEAVE_SECONDS, self._member.leave)
+
+    async def _watch(self) -> None:
+        name = names.clique_object_name(self._place.compute_domain, self._place.clique_id)
+        informer = Informer(
+            self._api,
+            COMPUTE_DOMAIN_CLIQUE,
+            self._place.namespace,
+            fields=f"metadata.name={name}",
+            rng=self._random,
+        )
+        informer.on_change(lambda obj: self._follow(clique(obj)))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(informer.run())
+            group.create_task(self._stay_in(informer))
+
+    async def _stay_in(self, informer: Informer) -> None:
+        """Join again where somebody took the entry, or the whole object, away."""
+        await informer.synced()
+        while True:
+            if not self._is_entered(informer):
+                self._follow(await self._member.join())
+            await asyncio.sleep(self._random.uniform(1.0, 2.0))
+
+    def _is_entered(self, informer: Informer) -> bool:
+        own = None
+        for obj in informer.cache:
+            own = clique(obj).on(self._place.node)
+        return own is not None and own.ip_address == self._place.address
+
+    def _follow(self, value: Clique) -> None:
+        peers = peers_of(value, self._place.node)
+        if peers.own_index is not None:
+            self._supervisor.set_peers(peers)
+
+    async def _look_at_credentials(self) -> None:
+        while True:
+            await asyncio.sleep(CREDENTIALS_SECONDS)
+            self._supervisor.look_again()
+
+    async def _tell_mesh(self, seen: str) -> None:
+        await self._api.patch(
+            POD,
+            self._place.pod.name,
+            self._place.namespace,
+            {"metadata": {"annotations": {names.MESH_ANNOTATION: seen}}},
+        )
+
+
+async def label_pod(api: KubeApi, place: Place) -> None:
+    """Say on the daemon's own pod which clique it is in; an empty value means a node without a fabric."""
+    await api.patch(
+        POD,
+        place.pod.name,
+        place.namespace,
+        {"metadata": {"labels": {names.CLIQUE_ID_LABEL: place.clique_id}}},
+    )
+
+
+def _first(group: BaseExceptionGroup[Refused]) -> Refused:
+    """One of a group's errors: the program has one line to say why it ends."""
+    one = group.exceptions[0]
+    return _first(one) if isinstance(one, BaseExceptionGroup) else one
+
+
+async def _within(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await work()
+    except TimeoutError:
+        pass

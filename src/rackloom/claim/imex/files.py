@@ -1,0 +1,36 @@
+"""The files that the daemon reads, written where it looks for them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rackloom.claim.imex.config import ImexConfig, config_text
+from rackloom.claim.imex.hosts import with_peers
+
+
+def config_file(directory: Path) -> Path:
+    """The service's configuration file; the control tool reads it too."""
+    return directory / "imexd.cfg"
+
+
+class ImexFiles:
+    """`imexd.cfg` and `nodes.cfg` in `directory`, and the pod's hosts file."""
+
+    def __init__(self, directory: Path, hosts: Path) -> None:
+        self.config = config_file(directory)
+        self.nodes = directory / "nodes.cfg"
+        self._hosts = hosts
+
+    def write_config(self, config: ImexConfig) -> None:
+        """The service's options; read once, when it starts."""
+        self.config.write_text(config_text(config))
+
+    def write_nodes(self, text: str) -> None:
+        """The node file; read once, when the service starts."""
+        self.nodes.write_text(text)
+
+    def write_hosts(self, addresses: Mapping[int, str]) -> None:
+        """The peers' names. In place: a pod's hosts file is a bind mount, which cannot be renamed over."""
+        before = self._hosts.read_text()
+        after = with_peers(before, addresses)
+        if after != before:
+            self._hosts.write_text(after)

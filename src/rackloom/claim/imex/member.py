@@ -1,0 +1,98 @@
+"""The entry of this node in the clique object of its ComputeDomain: made, kept true, taken out."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from rackloom.claim.domain import membership
+from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique, clique_json
+from rackloom.claim.imex.steps import Peers
+from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Object, Rejected
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE
+
+FIRST_WAIT, LONGEST_WAIT = 0.005, 6.0
+"""Seconds between attempts. Up to a rack of daemons writes one object at the same moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this daemon runs, and for which ComputeDomain. `namespace` is the driver's."""
+
+    compute_domain: str
+    clique_id: str
+    namespace: str
+    node: str
+    address: str
+    pod: Ref
+    max_nodes: int
+
+
+class CliqueMember:
+    """Writes the entry of one daemon; every change is made to the newest object or not at all."""
+
+    def __init__(self, api: KubeApi, place: Place, random: Random) -> None:
+        self._api = api
+        self._place = place
+        self._random = random
+
+    async def join(self) -> Clique:
+        """Enter, or refresh the address of, this node. Raises `Refused` when the clique is full."""
+        place = self._place
+        return await self._change(
+            lambda current: membership.join(
+                current, node=place.node, ip_address=place.address, pod=place.pod, max_nodes=place.max_nodes
+            )
+        )
+
+    async def set_ready(self, ready: bool) -> None:
+        """Say whether the daemon was seen ready."""
+        status = Readiness.READY if ready else Readiness.NOT_READY
+        node = self._place.node
+        await self._change(lambda current: membership.with_status(current, node=node, status=status))
+
+    async def leave(self) -> None:
+        """Take the entry out, so that the peers do not wait for a daemon that has ended."""
+        place = self._place
+        await self._change(lambda current: membership.leave(current, node=place.node, pod=place.pod))
+
+    async def _change(self, change: Callable[[Clique], Clique]) -> Clique:
+        wait = FIRST_WAIT
+        while True:
+            try:
+                return await self._try(change)
+            except Rejected:
+                raise
+            except Conflict:
+                pass  # somebody else was first: the same change, on what is there now
+            except KubeError as error:
+                wait = max(wait, error.retry_after or 0.0)
+            await asyncio.sleep(wait * self._random.uniform(0.5, 1.0))
+            wait = min(wait * 2, LONGEST_WAIT)
+
+    async def _try(self, change: Callable[[Clique], Clique]) -> Clique:
+        read = await self._read()
+        current = self._new() if read is None else clique(read)
+        wanted = change(current)
+        if wanted == current:
+            return current
+        body = clique_json(wanted, self._place.namespace, read)
+        if read is None:
+            return clique(await self._api.create(COMPUTE_DOMAIN_CLIQUE, body))
+        return clique(await self._api.replace(COMPUTE_DOMAIN_CLIQUE, body))
+
+    async def _read(self) -> Object | None:
+        try:
+            return await self._api.get(COMPUTE_DOMAIN_CLIQUE, self._new().name, self._place.namespace)
+        except NotFound:
+            return None
+
+    def _new(self) -> Clique:
+        return Clique(compute_domain=self._place.compute_domain, clique_id=self._place.clique_id)
+
+
+def peers_of(value: Clique, node: str) -> Peers:
+    """The daemons of a clique as the supervisor of this node's daemon needs them."""
+    own = value.on(node)
+    addresses = {daemon.index: daemon.ip_address for daemon in value.daemons}
+    return Peers(None if own is None else own.index, addresses)

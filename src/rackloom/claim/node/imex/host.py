@@ -1,0 +1,62 @@
+"""What the IMEX plugin reads of the kernel: device numbers of channels, and the management capability."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from rackloom.claim.node.values import DeviceNode
+from rackloom.errors import Refused
+
+CHANNEL_DRIVER = "nvidia-caps-imex-channels"
+CAPS_DRIVER = "nvidia-caps"
+CHANNEL_MODE = 0o666
+_CAP_FIELD = re.compile(r"^(DeviceFile\w+):\s*(\d+)\s*$", re.MULTILINE)
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the kernel tells of NVIDIA's driver."""
+
+    proc_devices: Path = Path("/proc/devices")
+    imex_capability: Path = Path("/proc/driver/nvidia/capabilities/fabric-imex-mgmt")
+
+    def channel_major(self) -> int:
+        """Major number of the channel devices. Raises `Refused` where the driver offers none."""
+        return self._major(CHANNEL_DRIVER)
+
+    def management_node(self) -> DeviceNode:
+        """The device that lets a daemon manage the fabric. Raises `Refused` where there is none."""
+        try:
+            fields = dict(_CAP_FIELD.findall(self.imex_capability.read_text()))
+            minor, mode = int(fields["DeviceFileMinor"]), int(fields["DeviceFileMode"])
+        except (OSError, KeyError) as error:
+            raise Refused(
+                f"{self.imex_capability} does not name the IMEX management device: {error!r}",
+                nearest_fix="install NVIDIA's driver 570.158.01 or later on the node",
+            ) from error
+        path = f"/dev/nvidia-caps/nvidia-cap{minor}"
+        return DeviceNode(path=path, major=self._major(CAPS_DRIVER), minor=minor, file_mode=mode)
+
+    def _major(self, driver: str) -> int:
+        for major, name in character_devices(self.proc_devices.read_text()):
+            if name == driver:
+                return major
+        raise Refused(
+            f"{self.proc_devices} lists no character device {driver}",
+            nearest_fix="load the nvidia module of a driver with IMEX support",
+        )
+
+
+def character_devices(text: str) -> Iterator[tuple[int, str]]:
+    """(major, name) of the character devices section of /proc/devices."""
+    section = text.partition("Character devices:\n")[2].partition("\n\n")[0]
+    for line in section.splitlines():
+        major, _, name = line.strip().partition(" ")
+        yield int(major), name
+
+
+def channel_node(major: int, channel: int) -> DeviceNode:
+    """The device of one IMEX channel. Anybody in the container may open it, as NVIDIA's driver has it."""
+    path = f"/dev/{CHANNEL_DRIVER}/channel{channel}"
+    return DeviceNode(path=path, major=major, minor=channel, file_mode=CHANNEL_MODE)

@@ -1,0 +1,136 @@
+"""The fabric of a node as its GPUs' driver tells it, through NVML.
+
+Source: nvmlDeviceGetGpuFabricInfoV (versions 2 and 3) and nvmlDeviceGetPlatformInfo. An older driver, or a
+GPU without a fabric, answers ERROR_NOT_SUPPORTED or lacks the function; both mean that it has none.
+"""
+
+from ctypes import CDLL, byref
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from rackloom.claim.node.imex.base import LIBRARY_PLACES
+from rackloom.claim.node.imex.fabric import FABRIC_RETRY_SECONDS, FabricState, GpuFabric, NodeFabric
+from rackloom.claim.node.values import Health
+from rackloom.errors import Retry
+from rackloom.topology.facts import Fact, Source
+from rackloom.topology.identity import GpuKey, SlotKey
+
+_SUMMARIES = {1: Health.HEALTHY, 2: Health.UNHEALTHY, 3: Health.UNHEALTHY}
+_SUMMARY_TEXTS = {
+    1: "the NVLink fabric is healthy",
+    2: "NVML: the NVLink fabric is unhealthy",
+    3: "NVML: the NVLink fabric has limited capacity",
+}
+
+
+def read_nvml(driver_root: Path) -> NodeFabric:
+    """What every GPU says; a machine without NVIDIA's driver has none. Blocks for some milliseconds.
+
+    The library is that of the driver below `driver_root`, else the system's. Raises `Retry` when the driver
+    is there and does not answer.
+    """
+    import pynvml
+
+    _load_library(driver_root)
+    try:
+        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return NodeFabric()
+    except pynvml.NVMLError as error:
+        raise Retry(f"NVML does not start: {error}", after=FABRIC_RETRY_SECONDS) from error
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        gpus = tuple(_gpu(pynvml, index, handle) for index, handle in enumerate(handles))
+        return NodeFabric(gpus=gpus, driver_version=pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        raise Retry(f"NVML does not answer: {error}", after=FABRIC_RETRY_SECONDS) from error
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _load_library(driver_root: Path) -> None:
+    """The bindings ask the loader for the library by name; it answers with one that is loaded already."""
+    for place in LIBRARY_PLACES:
+        library = driver_root / place / "libnvidia-ml.so.1"
+        if library.exists():
+            try:
+                CDLL(str(library))
+            except OSError as error:
+                raise Retry(f"{library} cannot be loaded: {error}", after=FABRIC_RETRY_SECONDS) from error
+            return
+
+
+def _gpu(nvml: Any, index: int, handle: Any) -> GpuFabric:
+    uuid = nvml.nvmlDeviceGetUUID(handle)
+    name = f"GPU {index} ({uuid})"
+    key, tray = _key(nvml, handle, uuid)
+    info = _fabric_info(nvml, handle)
+    if info is None:
+        return GpuFabric(name=name, state=FabricState.NOT_SUPPORTED, key=key, tray=tray)
+    summary = getattr(info, "healthSummary", 0)
+    return GpuFabric(
+        name=name,
+        state=FabricState(info.state),
+        status=info.status,
+        cluster_uuid=str(UUID(bytes=_raw(info, "clusterUuid"))),
+        clique_id=info.cliqueId,
+        key=key,
+        tray=tray,
+        health=_SUMMARIES.get(summary, Health.UNKNOWN),
+        health_message=_SUMMARY_TEXTS.get(summary, "this driver does not report the health of the fabric"),
+    )
+
+
+def _fabric_info(nvml: Any, handle: Any) -> Any:
+    """The newest version that this driver fills in; None where it knows of no fabric."""
+    layouts = (
+        (nvml.c_nvmlGpuFabricInfo_v3_t, nvml.nvmlGpuFabricInfo_v3),
+        (nvml.c_nvmlGpuFabricInfo_v2_t, nvml.nvmlGpuFabricInfo_v2),
+    )
+    for layout, version in layouts:
+        info = layout()
+        info.version = version
+        try:
+            nvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
+        except nvml.NVMLError_ArgumentVersionMismatch:
+            continue
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+            return None
+        return info
+    return None
+
+
+def _key(nvml: Any, handle: Any, uuid: str) -> tuple[GpuKey, int | None]:
+    """The join key, and the tray's index; boards outside a rack have no platform information."""
+    info = nvml.c_nvmlPlatformInfo_v2_t()
+    info.version = nvml.nvmlPlatformInfo_v2
+    pci = nvml.nvmlDeviceGetPciInfo(handle).busId
+    key = GpuKey(gpu_uuid=Fact(uuid, Source.NVML), pci_address=Fact(_pci_address(pci), Source.NVML))
+    try:
+        nvml.nvmlDeviceGetPlatformInfo(handle, byref(info))
+    except nvml.NVMLError:
+        return key, None
+    serial = _raw(info, "chassisSerialNumber").partition(b"\0")[0].decode("ascii", "replace").strip()
+    # On Blackwell the GUID has 8 bytes; the rest of the field is zero.
+    guid = int.from_bytes(_raw(info, "ibGuid")[:8], "big")
+    slot, module, tray = (_raw(info, field)[0] for field in ("slotNumber", "moduleId", "trayIndex"))
+    place = Fact(SlotKey(serial, slot, module), Source.NVML) if serial else None
+    return GpuKey(
+        place=place,
+        fabric_guid=Fact(guid, Source.NVML) if guid else None,
+        gpu_uuid=key.gpu_uuid,
+        pci_address=key.pci_address,
+    ), tray
+
+
+def _raw(info: Any, field: str) -> bytes:
+    """A field as it lies in memory: the bindings would read it as text and stop at the first zero."""
+    place = getattr(type(info), field)
+    return bytes(info)[place.offset : place.offset + place.size]
+
+
+def _pci_address(bus_id: str) -> str:
+    """NVML prints eight digits of domain, upper case; the kernel four, lower case."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"

@@ -1,0 +1,186 @@
+"""The plugin of compute-domain.nvidia.com.
+
+Preparing a channel labels the node, the label brings the ComputeDomain's daemon, whose own claim is prepared
+here meanwhile, and once the daemon is READY the channel is there. An attempt never waits: it says `Retry`.
+"""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from rackloom.claim.domain import names
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.node.imex.devices import health_of, node_pool
+from rackloom.claim.node.imex.domains import Domains
+from rackloom.claim.node.imex.host import channel_node
+from rackloom.claim.node.imex.mode import NodeMode
+from rackloom.claim.node.imex.node_label import NodeLabel
+from rackloom.claim.node.imex.readiness import Daemons, HostDaemon, of_clique, of_domain
+from rackloom.claim.node.imex.settings import ImexMode, ImexSettings
+from rackloom.claim.node.imex.view import FabricView
+from rackloom.claim.node.imex.wanted import Kind, Wanted, wanted_by
+from rackloom.claim.node.values import (
+    Claim,
+    DeviceHealth,
+    Edits,
+    Entry,
+    Mount,
+    Pool,
+    Prepared,
+    PreparedDevice,
+)
+from rackloom.errors import Refused
+
+LOOK_SECONDS = 600.0
+
+
+class ImexPlugin:
+    """IMEX channels and daemons of one node."""
+
+    driver = names.IMEX_DRIVER
+    kinds = (Kind.CHANNEL.value, Kind.DAEMON.value, Kind.ISOLATED_CHANNEL.value)
+
+    def __init__(
+        self, api: KubeApi, settings: ImexSettings, fabric: FabricView, host_daemon: HostDaemon
+    ) -> None:
+        self._settings = settings
+        self._mode = NodeMode(api, settings.node, settings.isolation)
+        self._fabric = fabric
+        self._host_daemon = host_daemon
+        self._domains = Domains(api)
+        self._label = NodeLabel(api, settings.node)
+        self._daemons = Daemons(api, settings.node, settings.namespace)
+
+    async def start(self) -> None:
+        """Learn the node's mode before anything is published or prepared. Raises `KubeError`."""
+        await self._mode.read()
+
+    async def pools(self) -> tuple[Pool, ...]:
+        """The node's pool. Raises `Retry` until the node's clique is known."""
+        clique = await self._fabric.clique()
+        return (node_pool(self._now(), clique, self._fabric.fabric),)
+
+    def intent(self, claim: Claim) -> Mapping[str, Any]:
+        """What is wanted, and for whom: enough to take the label back."""
+        wanted = wanted_by(claim, self._now())
+        return {"kind": wanted.kind.value, "domain": wanted.domain}
+
+    async def prepare(self, claim: Claim) -> Prepared:
+        """One attempt."""
+        wanted = wanted_by(claim, self._now())
+        match wanted.kind:
+            case Kind.DAEMON:
+                device = await self._daemon(wanted)
+            case Kind.CHANNEL:
+                device = await self._channel(claim, wanted)
+            case Kind.ISOLATED_CHANNEL:
+                device = await self._isolated(claim, wanted)
+        return Prepared(devices=(device,))
+
+    async def changes(self, claim: Claim) -> AsyncIterator[None]:
+        """Whenever a daemon that a channel may wait for is READY here."""
+        wanted = wanted_by(claim, self._now())
+        if wanted.kind is Kind.DAEMON or self._settings.mode is ImexMode.HOST_MANAGED:
+            return
+        clique = await self._fabric.clique()
+        labels = of_domain(wanted.domain) if wanted.kind is Kind.CHANNEL else of_clique(clique)
+        async for _ in self._daemons.changes(labels):
+            yield
+
+    async def unprepare(self, entry: Entry, others: Collection[Entry]) -> None:
+        """Take the node label back, unless another channel of the ComputeDomain is still in use here."""
+        if entry.record.get("kind") == Kind.CHANNEL and not _uses(others, entry.record["domain"]):
+            await self._label.leave(entry.record["domain"])
+
+    async def tidy(self, claims: Collection[Entry]) -> None:
+        """Remove the directories of ComputeDomains that are gone."""
+        here = {path.name: path for path in self._settings.domains.glob("*/")}
+        unused = here.keys() - {entry.record.get("domain") for entry in claims}
+        if unused:
+            for uid in unused - await self._domains.living():
+                shutil.rmtree(here[uid], ignore_errors=True)
+
+    async def run(self, wake: Callable[[], None]) -> None:
+        """Follow the node's mode, and the fabric: it may be partitioned anew under a running node."""
+        self._fabric.when_changed(wake)
+        await asyncio.gather(self._look(), self._mode.follow(wake))
+
+    async def health(self) -> tuple[DeviceHealth, ...]:
+        """As the GPUs' fabric is now."""
+        await self._fabric.look()
+        return tuple(one for pool in await self.pools() for one in health_of(pool, self._fabric))
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self._fabric.look()
+
+    def _now(self) -> ImexSettings:
+        """The settings with the mode that the node is in at present."""
+        return msgspec.structs.replace(self._settings, isolation=self._mode.isolation)
+
+    async def _channel(self, claim: Claim, wanted: Wanted) -> PreparedDevice:
+        await self._domains.of_workload(wanted.domain, claim.ref.namespace)
+        if self._settings.mode is ImexMode.HOST_MANAGED:
+            await self._host_daemon.need_ready()
+            return self._channels(wanted)
+        await self._label.take(wanted.domain)
+        clique = await self._fabric.clique()
+        if not clique:
+            # No NVLink beyond the node, hence no memory to share through a channel.
+            return PreparedDevice(result=wanted.result, kind=wanted.kind)
+        await self._daemons.need_own(wanted.domain, clique)
+        return self._channels(wanted)
+
+    async def _isolated(self, claim: Claim, wanted: Wanted) -> PreparedDevice:
+        await self._domains.of_workload(wanted.domain, claim.ref.namespace)
+        clique = await self._fabric.clique()
+        if wanted.result.pool != names.channel_pool_name(clique):
+            raise Refused(
+                f"channel {wanted.channel} is of pool {wanted.result.pool}, but node {self._settings.node} is"
+                f" in clique {clique or 'none'}",
+                nearest_fix="delete the pod: its claim is allocated anew where the fabric is now",
+            )
+        await self._daemons.need_warm(clique)
+        return self._channels(wanted)
+
+    def _channels(self, wanted: Wanted) -> PreparedDevice:
+        major = self._settings.kernel.channel_major()
+        numbers = range(names.CHANNELS_PER_NODE) if wanted.every_channel else (wanted.channel,)
+        nodes = tuple(channel_node(major, number) for number in numbers)
+        return PreparedDevice(result=wanted.result, kind=wanted.kind, edits=Edits(device_nodes=nodes))
+
+    async def _daemon(self, wanted: Wanted) -> PreparedDevice:
+        domain = await self._domains.of_daemon(wanted.domain)
+        clique = await self._fabric.clique()
+        home = self._settings.domains / wanted.domain
+        home.mkdir(parents=True, exist_ok=True, mode=0o750)
+        edits = Edits(
+            env=(
+                f"CLIQUE_ID={clique}",
+                f"COMPUTE_DOMAIN_UUID={wanted.domain}",
+                f"COMPUTE_DOMAIN_NAME={domain.name}",
+                f"COMPUTE_DOMAIN_NAMESPACE={domain.namespace}",
+            ),
+            device_nodes=(self._settings.kernel.management_node(),) if clique else (),
+            mounts=(
+                Mount(
+                    host_path=str(home), container_path="/imexd", options=("rw", "nosuid", "nodev", "bind")
+                ),
+            ),
+        )
+        return PreparedDevice(
+            result=wanted.result,
+            kind=wanted.kind,
+            edits=edits,
+            shared_cdi_ids=self._settings.daemon_cdi_ids,
+        )
+
+
+def _uses(entries: Collection[Entry], domain: str) -> bool:
+    return any(
+        one.record.get("kind") == Kind.CHANNEL and one.record.get("domain") == domain for one in entries
+    )

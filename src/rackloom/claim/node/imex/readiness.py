@@ -1,0 +1,110 @@
+"""Whether the IMEX daemon that a channel needs is READY on this node."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+
+from rackloom.claim.domain.names import CLIQUE_ID_LABEL, COMPUTE_DOMAIN_LABEL, clique_object_name
+from rackloom.claim.domain.objects import Readiness, clique
+from rackloom.claim.kube.api import KubeApi, NotFound, Object
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE
+from rackloom.errors import Retry
+
+WAIT_SECONDS = 0.25
+CTL_SECONDS = 10.0
+
+
+class Daemons:
+    """IMEX daemons of this node, as the clique objects in the driver's `namespace` tell of them."""
+
+    def __init__(self, api: KubeApi, node: str, namespace: str) -> None:
+        self._api = api
+        self._node = node
+        self._namespace = namespace
+
+    async def need_own(self, uid: str, clique_id: str) -> None:
+        """Raise `Retry` unless the daemon of ComputeDomain `uid` is READY here."""
+        name = clique_object_name(uid, clique_id)
+        try:
+            found = await self._api.get(COMPUTE_DOMAIN_CLIQUE, name, self._namespace)
+        except NotFound:
+            found = None
+        if found is None or not self._is_ready(found):
+            raise Retry(
+                f"the IMEX daemon of ComputeDomain {uid} is not ready on this node", after=WAIT_SECONDS
+            )
+
+    async def need_warm(self, clique_id: str) -> None:
+        """Raise `Retry` unless the daemon that is kept warm for the clique is READY here."""
+        listed = await self._api.list(COMPUTE_DOMAIN_CLIQUE, self._namespace, labels=of_clique(clique_id))
+        if not any(self._is_ready(one) for one in listed.items):
+            raise Retry(
+                f"the IMEX daemon of clique {clique_id} is not ready on this node", after=WAIT_SECONDS
+            )
+
+    async def changes(self, labels: str) -> AsyncIterator[None]:
+        """Yield when a daemon of the clique objects selected by `labels` is READY here."""
+        listed = await self._api.list(COMPUTE_DOMAIN_CLIQUE, self._namespace, labels=labels)
+        if any(self._is_ready(one) for one in listed.items):
+            yield
+        events = self._api.watch(
+            COMPUTE_DOMAIN_CLIQUE, self._namespace, resource_version=listed.resource_version, labels=labels
+        )
+        async for event in events:
+            if event.type in ("ADDED", "MODIFIED") and self._is_ready(event.object):
+                yield
+
+    def _is_ready(self, obj: Object) -> bool:
+        here = clique(obj).on(self._node)
+        return here is not None and here.status is Readiness.READY
+
+
+def _not_ready(whose: str) -> Retry:
+    return Retry(f"the IMEX daemon of {whose} is not ready on this node", after=WAIT_SECONDS)
+
+
+def of_domain(uid: str) -> str:
+    """Selects the clique objects of a ComputeDomain."""
+    return f"{COMPUTE_DOMAIN_LABEL}={uid}"
+
+
+def of_clique(clique_id: str) -> str:
+    """Selects the clique objects of a clique."""
+    return f"{CLIQUE_ID_LABEL}={clique_id}"
+
+
+class HostDaemon(msgspec.Struct, frozen=True, kw_only=True):
+    """An nvidia-imex that the host runs by itself."""
+
+    root: Path
+    """Where the host's root, with nvidia-imex-ctl in it, is mounted."""
+    socket: str = "/etc/nvidia-imex/imex_ctrl.sock"
+
+    async def need_ready(self) -> None:
+        """Raise `Retry` unless it says READY."""
+        command = ("chroot", str(self.root), "nvidia-imex-ctl", "-q", "-u", self.socket)
+        said = await _output(command)
+        if said != "READY":
+            raise Retry(f"the host's nvidia-imex says {said!r}, not READY", after=WAIT_SECONDS)
+
+
+async def _output(command: tuple[str, ...]) -> str:
+    """What the command prints, or why it failed."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+    except OSError as error:
+        raise Retry(f"cannot run {command[0]}: {error}", after=WAIT_SECONDS) from error
+    try:
+        async with asyncio.timeout(CTL_SECONDS):
+            out, _ = await process.communicate()
+    except TimeoutError as error:
+        raise Retry(f"{command[-4]} did not answer in {CTL_SECONDS:g} s", after=WAIT_SECONDS) from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return out.decode(errors="replace").strip()

@@ -1,0 +1,32 @@
+"""What an operator chooses for the IMEX plugin."""
+
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.node.imex.host import Kernel
+
+
+class ImexMode(StrEnum):
+    """Who runs nvidia-imex."""
+
+    DRIVER_MANAGED = "driverManaged"
+    HOST_MANAGED = "hostManaged"
+
+
+class ImexSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one node."""
+
+    node: str
+    namespace: str
+    """The driver's: daemon claims and clique objects are there."""
+    domains: Path
+    """A directory for each ComputeDomain, which its daemon sees as /imexd."""
+    mode: ImexMode = ImexMode.DRIVER_MANAGED
+    isolation: Isolation = Isolation.DOMAIN
+    """Of a node without the label."""
+    kernel: Kernel = Kernel()
+    daemon_cdi_ids: tuple[str, ...] = ()
+    """CDI devices that a daemon needs besides its own: the driver's libraries and programs."""

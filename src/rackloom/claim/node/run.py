@@ -1,0 +1,117 @@
+"""One plugin as a running process: sockets, slices, sweeps, health and metrics around a `Plugin`."""
+
+import fcntl
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.node import dra
+from rackloom.claim.node.cdi import CdiDirectory
+from rackloom.claim.node.checkpoint import Checkpoint
+from rackloom.claim.node.health import answers_kubelet, device_health_handler
+from rackloom.claim.node.meter import Meter
+from rackloom.claim.node.plugin import Plugin
+from rackloom.claim.node.preparing import Preparing
+from rackloom.claim.node.publisher import Publisher
+from rackloom.claim.node.registration import Registrar, registrar_path
+from rackloom.claim.node.requests import Requests
+from rackloom.claim.node.sockets import check_length, serving
+from rackloom.claim.node.sweeper import Sweeper
+from rackloom.claim.node.tasks import Background, background
+from rackloom.errors import Refused
+
+
+class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a plugin meets kubelet and the container runtime."""
+
+    registry: Path
+    """kubelet's plugins_registry directory."""
+    plugins: Path
+    """kubelet's plugins directory; the plugin has one of its own below it."""
+    cdi: Path
+    """Where runtimes read transient CDI specs."""
+
+    def home(self, driver: str) -> Path:
+        """The plugin's own directory."""
+        return self.plugins / driver
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plugin has to know of the machine it runs on."""
+
+    node: str
+    boot_id: str
+    places: Places
+    wall: Callable[[], float]
+    """Seconds since the epoch."""
+
+
+class Running:
+    """A plugin that answers kubelet."""
+
+    def __init__(self, plugin: Plugin, api: KubeApi, host: Host) -> None:
+        home = host.places.home(plugin.driver)
+        self.registrar_socket = registrar_path(host.places.registry, plugin.driver)
+        self.dra_socket = home / "dra.sock"
+        self.checkpoint = Checkpoint(home / "checkpoint.json", host.boot_id)
+        self.meter = Meter(plugin.driver, host.node, plugin.kinds)
+        cdi = CdiDirectory(host.places.cdi, plugin.driver)
+        preparing = Preparing(plugin, self.checkpoint, cdi, host.wall)
+        self.requests = Requests(plugin, api, preparing, self.meter)
+        self.publisher = Publisher(plugin, api, host.node, self.meter)
+        self.registrar = Registrar(plugin.driver, self.dra_socket)
+        self.sweeper = Sweeper(plugin, api, self.checkpoint, preparing, self.requests)
+        self.background = Background([])
+
+    def metrics(self) -> bytes:
+        """The page that Prometheus reads."""
+        return self.meter.page(self.checkpoint.claims)
+
+    async def is_serving(self) -> bool:
+        """Whether kubelet would get an answer now."""
+        return await answers_kubelet(self.registrar_socket, self.dra_socket)
+
+
+@asynccontextmanager
+async def running(plugin: Plugin, api: KubeApi, host: Host) -> AsyncIterator[Running]:
+    """Serve `plugin` while the context is entered.
+
+    The plugin answers before kubelet can find it, and cannot be found any more before it stops. Raises
+    `Refused` when another process serves the driver here, or the checkpoint or a socket cannot be used.
+    """
+    home = host.places.home(plugin.driver)
+    check_length(home / "dra.sock")
+    home.mkdir(parents=True, exist_ok=True, mode=0o750)
+    host.places.registry.mkdir(parents=True, exist_ok=True)
+    with _alone(home / "plugin.lock", plugin.driver):
+        one = Running(plugin, api, host)
+        async with AsyncExitStack() as stack:
+            handlers = (*dra.handlers(one.requests), device_health_handler(plugin))
+            await stack.enter_async_context(serving(one.dra_socket, handlers))
+            await stack.enter_async_context(serving(one.registrar_socket, (one.registrar.handler(),)))
+            one.background = await stack.enter_async_context(
+                background(one.publisher.run(), one.sweeper.run(), plugin.run(one.publisher.wake))
+            )
+            yield one
+
+
+@contextmanager
+def _alone(path: Path, driver: str) -> Iterator[None]:
+    """Two processes with one checkpoint would undo each other's work. The kernel ends the lock with us."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise Refused(
+            f"another process serves {driver} on this node (it holds {path})",
+            nearest_fix="stop it, or wait until it has ended",
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,97 @@
+"""`rackloom controller`: the ComputeDomain controller."""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+
+def _env(name: str) -> Parameter:
+    return Parameter(env_var=name)
+
+
+def controller(
+    *,
+    image: Annotated[str, _env("IMAGE_NAME")],
+    namespace: Annotated[str, _env("NAMESPACE")] = "rackloom-system",
+    additional_namespaces: Annotated[str, _env("ADDITIONAL_NAMESPACES")] = "",
+    mode: Annotated[Literal["driverManaged", "hostManaged"], _env("IMEX_MODE")] = "driverManaged",
+    isolation: Annotated[Literal["domain", "channel"], _env("IMEX_ISOLATION")] = "domain",
+    max_nodes_per_imex_domain: Annotated[int, _env("MAX_NODES_PER_IMEX_DOMAIN")] = 18,
+    daemon_pull_secrets: Annotated[str, _env("CD_DAEMON_IMAGE_PULL_SECRET_NAMES")] = "",
+    daemon_log_verbosity: Annotated[int, _env("LOG_VERBOSITY_CD_DAEMON")] = 4,
+    daemon_authentication: Annotated[bool, _env("IMEX_AUTHENTICATION")] = True,
+    daemon_priority_class: Annotated[str | None, _env("CD_DAEMON_PRIORITY_CLASS")] = None,
+    daemon_cpu: Annotated[str, _env("CD_DAEMON_CPU")] = "50m",
+    daemon_memory: Annotated[str, _env("CD_DAEMON_MEMORY")] = "128Mi",
+    daemon_guaranteed: Annotated[bool, _env("CD_DAEMON_GUARANTEED")] = False,
+    listen: Annotated[str | None, _env("HTTP_ENDPOINT")] = None,
+    pod: Annotated[str, _env("POD_NAME")] = "controller",
+    kubeconfig: Path | None = None,
+) -> None:
+    """Give each ComputeDomain its claim templates and IMEX daemons, say how it is, and take it apart.
+
+    Parameters
+    ----------
+    image
+        Image of the IMEX daemons' pods; in a cluster, the one this runs from.
+    namespace
+        The driver's namespace: daemons run there.
+    additional_namespaces
+        Where earlier installations left daemons, separated by commas: found and removed, never made.
+    mode
+        Who runs nvidia-imex: the driver, one per ComputeDomain, or the host.
+    isolation
+        What a job gets: an IMEX domain of its own (domain), or a channel of a shared one (channel). The label
+        rackloom.dev/imex-isolation of nodes and ComputeDomains is stronger.
+    max_nodes_per_imex_domain
+        How many nodes of one clique an IMEX domain can hold.
+    daemon_pull_secrets
+        Names of image pull secrets, separated by commas.
+    daemon_log_verbosity
+        Passed to the daemons.
+    daemon_authentication
+        Mutual TLS between the daemons of a ComputeDomain.
+    daemon_priority_class
+        Priority class of the daemons' pods.
+    daemon_cpu
+        CPU that a daemon requests.
+    daemon_memory
+        Memory that a daemon requests.
+    daemon_guaranteed
+        Limit daemons to what they request, which makes them the last to be evicted.
+    listen
+        HOST:PORT of /metrics and /healthz.
+    pod
+        Name of this pod, for the election.
+    kubeconfig
+        How to reach the API server; default: as the service account of this pod.
+    """
+    from rackloom.app.controller import Options, run_controller
+    from rackloom.claim.cluster.settings import DaemonSettings, ImexMode, Settings
+    from rackloom.claim.domain.isolation import Isolation
+
+    requests = {"cpu": daemon_cpu, "memory": daemon_memory}
+    daemon = DaemonSettings(
+        image=image,
+        pull_secrets=_listed(daemon_pull_secrets),
+        log_verbosity=daemon_log_verbosity,
+        max_nodes=max_nodes_per_imex_domain,
+        authentication=daemon_authentication,
+        priority_class=daemon_priority_class,
+        resources={"requests": requests} | ({"limits": requests} if daemon_guaranteed else {}),
+    )
+    settings = Settings(
+        daemon=daemon,
+        namespace=namespace,
+        additional_namespaces=_listed(additional_namespaces),
+        imex_mode=ImexMode(mode),
+        isolation=Isolation(isolation),
+    )
+    options = Options(identity=pod, listen=listen, kubeconfig=kubeconfig)
+    run_controller(settings, options, partial(print, flush=True))
+
+
+def _listed(names: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in names.split(",") if name.strip())

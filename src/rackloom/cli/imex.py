@@ -1,0 +1,86 @@
+"""`rackloom imex`: the IMEX daemon of a ComputeDomain on one node."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+
+app = App(name="imex", help="Supervise NVIDIA's IMEX daemon in a pod of a ComputeDomain.")
+
+Directory = Annotated[Path, Parameter(env_var="IMEX_DIRECTORY")]
+TlsDirectory = Annotated[Path, Parameter(env_var="IMEX_TLS_DIRECTORY")]
+Program = Annotated[str, Parameter(env_var="IMEX_PROGRAM")]
+ControlProgram = Annotated[str, Parameter(env_var="IMEX_CTL_PROGRAM")]
+
+
+@app.command
+def run(
+    *,
+    directory: Directory = Path("/imexd"),
+    tls_directory: TlsDirectory = Path("/imexd-tls"),
+    authentication: Annotated[bool, Parameter(env_var="IMEX_AUTHENTICATION")] = True,
+    peers: Annotated[Literal["dns", "ip"], Parameter(env_var="IMEX_PEERS")] = "dns",
+    nodes: Annotated[int, Parameter(env_var="IMEX_NODES")] = 0,
+    program: Program = "nvidia-imex",
+    control_program: ControlProgram = "nvidia-imex-ctl",
+    hosts: Path = Path("/etc/hosts"),
+    kubeconfig: Path | None = None,
+) -> None:
+    """Join the clique of this ComputeDomain and keep nvidia-imex running with its peers.
+
+    The node, the pod and the ComputeDomain come from the environment that the device plugin and the
+    DaemonSet make.
+
+    Parameters
+    ----------
+    directory
+        Where the daemon's configuration is written.
+    tls_directory
+        Where tls.key, tls.crt and ca.crt of the domain lie.
+    authentication
+        Let only daemons with a certificate of this domain in.
+    peers
+        How the node file names peers: `dns` survives moving pods, `ip` needs a restart for each.
+    nodes
+        With `ip`: how many nodes must have joined before any daemon starts.
+    program
+        NVIDIA's daemon.
+    control_program
+        NVIDIA's control tool.
+    hosts
+        The hosts file of the pod.
+    kubeconfig
+        How to reach the API server; by default as the pod's service account.
+    """
+    from rackloom.app.imex import ImexSettings, run_imex
+
+    run_imex(
+        ImexSettings(
+            directory=directory,
+            hosts=hosts,
+            tls_directory=tls_directory if authentication else None,
+            mode=peers,
+            quorum=nodes,
+            program=program.split(),
+            control_program=control_program.split(),
+            kubeconfig=kubeconfig,
+        )
+    )
+
+
+@app.command
+def check(
+    *, directory: Directory = Path("/imexd"), control_program: ControlProgram = "nvidia-imex-ctl"
+) -> None:
+    """Exit 0 if the daemon of this pod is READY, or if its node has no NVLink fabric.
+
+    Parameters
+    ----------
+    directory
+        Where `run` wrote the configuration.
+    control_program
+        NVIDIA's control tool.
+    """
+    from rackloom.app.imex import check_imex
+
+    check_imex(directory, control_program.split())

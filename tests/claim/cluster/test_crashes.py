@@ -1,0 +1,195 @@
+"""A controller that dies after any action: the next one finishes, and nothing is left behind."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rackloom.claim.cluster.observe import snapshot
+from rackloom.claim.cluster.reconcile import Decision, reconcile
+from rackloom.claim.domain import names
+from rackloom.claim.domain.membership import join, with_status
+from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique, clique_json, read_status
+from rackloom.claim.kube.kinds import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    DAEMON_SET,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+)
+
+UID = "cd-1"
+NODES = ("n0", "n1", "n2")
+EVENTS = st.sampled_from(
+    [
+        "prepare n0",
+        "prepare n1",
+        "prepare n2",
+        "daemon n0",
+        "daemon n1",
+        "end n0",
+        "end n1",
+        "use",
+        "unuse",
+        "collide",
+        "uncollide",
+        "delete",
+        "steal daemons",
+    ]
+)
+PASSES = st.integers(0, 4)
+"""How many actions of the next decision are carried out before the controller dies."""
+
+
+def happen(world, make, what):
+    """Something that the cluster or a user does."""
+    verb, _, name = what.partition(" ")
+    HAPPENINGS[verb](world, make, name)
+
+
+def prepare(world, make, name):
+    domain = world.at(COMPUTE_DOMAIN, "team", "job")
+    if domain is not None and "deletionTimestamp" not in domain["metadata"]:
+        world.put(NODE, make.node(name, UID))
+
+
+def end(world, make, name):
+    pod = world.at(POD, "rackloom-system", f"daemon-{UID}-{name}")
+    if pod is not None:
+        world.delete(POD, pod)
+
+
+def use(world, make, name):
+    if world.of(COMPUTE_DOMAIN):
+        world.put(RESOURCE_CLAIM, make.claim(UID, pods=("worker",), device=("n0", "channel-0")))
+
+
+def unuse(world, make, name):
+    world.objects.pop((RESOURCE_CLAIM, "team", "c"), None)
+
+
+def collide(world, make, name):
+    if world.at(RESOURCE_CLAIM_TEMPLATE, "team", "imex-channel-0") is None:
+        world.put(RESOURCE_CLAIM_TEMPLATE, {"metadata": {"namespace": "team", "name": "imex-channel-0"}})
+
+
+def uncollide(world, make, name):
+    found = world.at(RESOURCE_CLAIM_TEMPLATE, "team", "imex-channel-0")
+    if found is not None and not found["metadata"].get("labels"):
+        world.delete(RESOURCE_CLAIM_TEMPLATE, found)
+
+
+def delete(world, make, name):
+    for domain in world.of(COMPUTE_DOMAIN):
+        world.delete(COMPUTE_DOMAIN, domain)
+
+
+def steal(world, make, name):
+    for found in world.of(DAEMON_SET):
+        world.delete(DAEMON_SET, found)
+
+
+def enter(world, make, name):
+    """A daemon starts where its node is labelled, and joins its clique object."""
+    node = world.at(NODE, None, name)
+    if node is None or node["metadata"]["labels"].get(names.COMPUTE_DOMAIN_LABEL) != UID:
+        return
+    if not world.of(DAEMON_SET):
+        return
+    pod = world.put(POD, make.pod(name, UID))
+    read = next(iter(world.of(COMPUTE_DOMAIN_CLIQUE)), None)
+    members = Clique(compute_domain=UID, clique_id=make.clique) if read is None else clique(read)
+    ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
+    members = join(members, node=name, ip_address=pod["status"]["podIP"], pod=ref, max_nodes=18)
+    members = with_status(members, node=name, status=Readiness.READY)
+    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, "rackloom-system", read))
+
+
+HAPPENINGS = {
+    "prepare": prepare,
+    "daemon": enter,
+    "end": end,
+    "use": use,
+    "unuse": unuse,
+    "collide": collide,
+    "uncollide": uncollide,
+    "delete": delete,
+    "steal": steal,
+}
+
+
+def one_pass(world, config, make, carried):
+    decision = reconcile(snapshot(world, UID, config, make.now), config)
+    if carried is None:
+        world.carry_out(decision, UID)
+    else:
+        world.carry_out(Decision(actions=decision.actions[:carried]))
+    return decision
+
+
+def settle(world, config, make):
+    for _ in range(20):
+        decision = one_pass(world, config, make, None)
+        if not decision.actions and decision.status is None:
+            return
+    raise AssertionError(f"does not settle: {decision}")
+
+
+@settings(max_examples=150)
+@given(script=st.lists(st.tuples(EVENTS, PASSES), max_size=15))
+def test_whatever_happens_it_settles_and_deletion_ends(make, settings, script):
+    world = make.world()
+    world.put(COMPUTE_DOMAIN, make.domain())
+    for what, carried in script:
+        happen(world, make, what)
+        one_pass(world, settings, make, carried)
+    settle(world, settings, make)
+    check_truth(world)
+    for what in ("delete", "unuse"):
+        happen(world, make, what)
+    settle(world, settings, make)
+    check_nothing_left(world)
+
+
+def check_truth(world):
+    """What the status says of nodes is what their pods and cliques say."""
+    domain = world.at(COMPUTE_DOMAIN, "team", "job")
+    if domain is None:
+        return
+    status = read_status(domain)
+    assert status.conditions
+    pods = {pod["spec"]["nodeName"] for pod in world.of(POD)}
+    assert {node.name for node in status.nodes} <= pods
+    if status.status is Readiness.READY:
+        labelled = world.by(NODE, "domain", UID)
+        assert {node["metadata"]["name"] for node in labelled} <= {node.name for node in status.nodes}
+        assert status.nodes
+    for found in world.of(COMPUTE_DOMAIN_CLIQUE):
+        assert {one.node_name for one in clique(found).daemons} <= pods
+
+
+def check_nothing_left(world):
+    """Nothing but what is not ours: nodes without our label, a foreign template, ending pods."""
+    assert not world.of(COMPUTE_DOMAIN)
+    assert not world.of(DAEMON_SET)
+    assert all(not one["metadata"].get("labels") for one in world.of(RESOURCE_CLAIM_TEMPLATE))
+    assert not world.by(NODE, "domain", UID)
+
+
+@given(cut=st.integers(0, 8), deleted=st.booleans())
+def test_every_decision_carried_out_in_part_goes_on(make, settings, cut, deleted):
+    """The whole life, with the controller dying after `cut` actions of every decision it makes alone."""
+    world = make.world()
+    world.put(COMPUTE_DOMAIN, make.domain())
+    for what in ("prepare n0", "prepare n1", "daemon n0"):
+        one_pass(world, settings, make, cut)
+        happen(world, make, what)
+    if deleted:
+        happen(world, make, "delete")
+    for _ in range(4):
+        one_pass(world, settings, make, cut)
+    settle(world, settings, make)
+    if deleted:
+        check_nothing_left(world)
+    else:
+        check_truth(world)

@@ -1,0 +1,96 @@
+"""The DaemonSet and templates, as NVIDIA's driver makes them, and what operators may change of them."""
+
+import msgspec
+import pytest
+
+from rackloom.claim.cluster import manifests
+from rackloom.claim.cluster.settings import DaemonSettings, Settings
+from rackloom.claim.domain import names
+from rackloom.claim.domain.configs import ChannelConfig, DaemonConfig, decode_strict
+from rackloom.claim.domain.objects import AllocationMode, compute_domain
+
+
+@pytest.fixture
+def domain(make):
+    return compute_domain(make.domain())
+
+
+def pod_spec(domain, **daemon):
+    settings = Settings(daemon=DaemonSettings(image="image:1", **daemon))
+    return manifests.daemon_set(domain, settings)["spec"]["template"]["spec"]
+
+
+def test_the_daemon_set_of_the_driver(domain, settings):
+    made = manifests.daemon_set(domain, settings)
+    assert made["metadata"] == {
+        "name": "computedomain-daemon-cd-1",
+        "namespace": "rackloom-system",
+        "labels": {"resource.nvidia.com/computeDomain": "cd-1"},
+        "finalizers": ["resource.nvidia.com/computeDomain"],
+    }
+    spec = made["spec"]["template"]["spec"]
+    assert spec["serviceAccountName"] == "compute-domain-daemon-service-account"
+    assert {one["effect"] for one in spec["tolerations"]} == {"NoSchedule", "NoExecute", "PreferNoSchedule"}
+    assert "hostNetwork" not in spec
+    assert spec["resourceClaims"] == [
+        {"name": "daemon", "resourceClaimTemplateName": "computedomain-daemon-cd-1"}
+    ]
+    (container,) = spec["containers"]
+    assert container["name"] == "compute-domain-daemon"
+    probes = {
+        name: (container[name]["periodSeconds"], container[name]["failureThreshold"])
+        for name in ("startupProbe", "livenessProbe", "readinessProbe")
+    }
+    assert probes == {"startupProbe": (1, 1200), "livenessProbe": (60, 20), "readinessProbe": (10, 1)}
+    environment = {one["name"]: one for one in container["env"]}
+    assert environment["MAX_NODES_PER_IMEX_DOMAIN"]["value"] == "18"
+    assert environment["NVIDIA_VISIBLE_DEVICES"]["value"] == "void"
+    own = {
+        name: one["valueFrom"]["fieldRef"]["fieldPath"]
+        for name, one in environment.items()
+        if "valueFrom" in one
+    }
+    assert own == {
+        "NODE_NAME": "spec.nodeName",
+        "POD_IP": "status.podIP",
+        "POD_UID": "metadata.uid",
+        "POD_NAME": "metadata.name",
+        "POD_NAMESPACE": "metadata.namespace",
+    }
+
+
+def test_daemons_can_be_given_priority_resources_and_secrets(domain):
+    limits = {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
+    spec = pod_spec(domain, priority_class="imex", resources=limits, pull_secrets=("registry",), max_nodes=36)
+    assert spec["priorityClassName"] == "imex"
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["containers"][0]["resources"] == {**limits, "claims": [{"name": "daemon"}]}
+
+
+@pytest.mark.parametrize("authentication", [True, False])
+def test_daemons_get_the_certificate_of_their_domain(domain, authentication):
+    spec = pod_spec(domain, authentication=authentication)
+    secrets = [one["secret"]["secretName"] for one in spec.get("volumes", ())]
+    assert secrets == (["computedomain-imex-cd-1"] if authentication else [])
+    mounted = [one["mountPath"] for one in spec["containers"][0]["volumeMounts"]]
+    assert mounted == (["/imexd-tls"] if authentication else [])
+    values = {one["name"]: one.get("value") for one in spec["containers"][0]["env"]}
+    assert values["IMEX_AUTHENTICATION"] == str(authentication).lower()
+
+
+@pytest.mark.parametrize("mode", AllocationMode)
+def test_templates_carry_configs_that_a_strict_reader_accepts(domain, settings, mode):
+    domain = msgspec.structs.replace(domain, allocation_mode=mode)
+    made = (
+        (manifests.workload_template(domain, settings), "channel", "Workload", ChannelConfig),
+        (manifests.daemon_template(domain, settings), "daemon", "Daemon", DaemonConfig),
+    )
+    for template, request, target, kind in made:
+        devices = template["spec"]["spec"]["devices"]
+        assert [one["name"] for one in devices["requests"]] == [request]
+        assert template["metadata"]["labels"][names.TARGET_LABEL] == target
+        config = decode_strict(devices["config"][0]["opaque"]["parameters"])
+        assert isinstance(config, kind)
+        assert config.domain_id == "cd-1"
+        if isinstance(config, ChannelConfig):
+            assert config.allocation_mode is mode

@@ -1,0 +1,311 @@
+"""One ComputeDomain, decided from what is there: whole life, collisions, readiness, deletion under load."""
+
+import msgspec
+import pytest
+
+from rackloom.claim.cluster.observe import snapshot
+from rackloom.claim.cluster.reconcile import reconcile
+from rackloom.claim.cluster.settings import ImexMode
+from rackloom.claim.domain import names
+from rackloom.claim.domain.membership import join, with_status
+from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique, clique_json, read_status
+from rackloom.claim.kube.kinds import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    DAEMON_SET,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+)
+
+UID = "cd-1"
+
+
+def settle(world, settings, make, uid=UID, rounds=10):
+    """Decide and carry out until nothing is left; returns all notices."""
+    told = []
+    for _ in range(rounds):
+        decision = reconcile(snapshot(world, uid, settings, make.now), settings)
+        if not decision.actions and decision.status is None:
+            return told
+        told += decision.notices
+        world.carry_out(decision, uid)
+    raise AssertionError(f"not settled: {decision}")
+
+
+def status_of(world, name="job"):
+    return read_status(world.at(COMPUTE_DOMAIN, "team", name))
+
+
+def started(world, make, settings, nodes=("n0", "n1"), ready=True):
+    """A ComputeDomain whose daemons run on some nodes."""
+    world.put(COMPUTE_DOMAIN, make.domain())
+    settle(world, settings, make)
+    members = Clique(compute_domain=UID, clique_id=make.clique)
+    for name in nodes:
+        world.put(NODE, make.node(name, UID))
+        pod = world.put(POD, make.pod(name, UID, ready=ready))
+        ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
+        address = pod["status"]["podIP"]
+        members = join(members, node=name, ip_address=address, pod=ref, max_nodes=18)
+        status = Readiness.READY if ready else Readiness.NOT_READY
+        members = with_status(members, node=name, status=status)
+    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, settings.namespace))
+    settle(world, settings, make)
+
+
+def delete(world, name="job"):
+    world.delete(COMPUTE_DOMAIN, world.at(COMPUTE_DOMAIN, "team", name))
+
+
+def test_a_new_one_gets_its_objects_and_is_not_ready_without_nodes(make, settings):
+    world = make.world()
+    world.put(COMPUTE_DOMAIN, make.domain())
+    settle(world, settings, make)
+    meta = world.at(COMPUTE_DOMAIN, "team", "job")["metadata"]
+    assert meta["finalizers"] == [names.FINALIZER]
+    assert meta["labels"] == {names.COMPUTE_DOMAIN_LABEL: UID}, "node plugins find it by its label"
+    template = world.at(RESOURCE_CLAIM_TEMPLATE, "team", "imex-channel-0")
+    assert template["metadata"]["labels"] == {
+        names.COMPUTE_DOMAIN_LABEL: UID,
+        names.TARGET_LABEL: "Workload",
+    }
+    assert template["metadata"]["finalizers"] == [names.FINALIZER]
+    request = template["spec"]["spec"]["devices"]["requests"][0]
+    assert (request["name"], request["exactly"]["deviceClassName"]) == (
+        "channel",
+        "compute-domain-default-channel.nvidia.com",
+    )
+    daemons = world.at(DAEMON_SET, "rackloom-system", "computedomain-daemon-cd-1")
+    assert daemons["spec"]["template"]["spec"]["nodeSelector"] == {names.COMPUTE_DOMAIN_LABEL: UID}
+    assert world.at(RESOURCE_CLAIM_TEMPLATE, "rackloom-system", "computedomain-daemon-cd-1")
+    status = status_of(world)
+    assert status.status is Readiness.NOT_READY
+    assert status.condition("Ready").reason == "NoNodes"
+    assert status.condition("Degraded").status == "False"
+    # finalizer, three objects, one status
+    assert world.writes == 5
+
+
+def test_ready_once_every_labelled_node_is(make, settings):
+    world = make.world()
+    started(world, make, settings)
+    status = status_of(world)
+    assert status.status is Readiness.READY
+    assert [(one.name, one.index, one.status) for one in status.nodes] == [
+        ("n0", 0, Readiness.READY),
+        ("n1", 1, Readiness.READY),
+    ]
+    world.put(NODE, make.node("n2", UID))
+    settle(world, settings, make)
+    assert status_of(world).condition("Ready").reason == "DaemonsMissing"
+    assert "n2" in status_of(world).condition("Ready").message
+    assert status_of(world).condition("Progressing").status == "True"
+
+
+def test_the_mesh_is_what_the_daemons_say(make, settings):
+    world = make.world()
+    started(world, make, settings)
+    assert status_of(world).condition("Meshed").status == "Unknown"
+    world.put(POD, make.pod("n0", UID, mesh='{"complete": true, "peers": 1, "missing": []}'))
+    settle(world, settings, make)
+    assert "n1" in status_of(world).condition("Meshed").message
+    world.put(POD, make.pod("n1", UID, mesh='{"complete": false, "peers": 1, "missing": ["n0"]}'))
+    settle(world, settings, make)
+    meshed = status_of(world).condition("Meshed")
+    assert (meshed.status, meshed.reason) == ("False", "PeersMissing")
+    world.put(POD, make.pod("n1", UID, mesh='{"complete": true, "peers": 1}'))
+    settle(world, settings, make)
+    assert status_of(world).condition("Meshed").status == "True"
+    world.put(POD, make.pod("n1", UID, mesh="not json"))
+    settle(world, settings, make)
+    assert status_of(world).condition("Meshed").status == "Unknown"
+
+
+def test_losing_readiness_is_told(make, settings):
+    world = make.world()
+    started(world, make, settings)
+    world.put(POD, make.pod("n1", UID, ready=False))
+    told = settle(world, settings, make)
+    assert status_of(world).status is Readiness.NOT_READY
+    assert [(one.warning, one.reason) for one in told] == [(True, "NodesNotReady")]
+
+
+def test_an_entry_at_another_address_is_not_ready(make, settings):
+    world = make.world()
+    started(world, make, settings)
+    world.put(POD, make.pod("n1", UID, ip="10.0.9.9"))
+    settle(world, settings, make)
+    assert [one.status for one in status_of(world).nodes] == [Readiness.READY, Readiness.NOT_READY]
+
+
+def test_another_domains_daemon_is_no_proof_of_life(make, settings):
+    world = make.world()
+    started(world, make, settings)
+    world.delete(POD, world.at(POD, "rackloom-system", "daemon-cd-1-n1"))
+    world.put(POD, make.pod("n1", "cd-2"))
+    settle(world, settings, make)
+    left = clique(world.of(COMPUTE_DOMAIN_CLIQUE)[0])
+    assert [one.node_name for one in left.daemons] == ["n0"]
+    assert [owner.uid for owner in left.owners] == ["pod-cd-1-n0"]
+
+
+def test_a_clique_object_that_nobody_is_in_goes(make, settings):
+    world = make.world()
+    started(world, make, settings)
+    for name in ("n0", "n1"):
+        world.delete(POD, world.at(POD, "rackloom-system", f"daemon-cd-1-{name}"))
+    settle(world, settings, make)
+    assert not world.of(COMPUTE_DOMAIN_CLIQUE)
+
+
+def test_a_node_without_fabric_has_no_index(make, settings):
+    world = make.world()
+    world.put(COMPUTE_DOMAIN, make.domain())
+    world.put(NODE, make.node("n0", UID))
+    world.put(POD, make.pod("n0", UID, clique=""))
+    settle(world, settings, make)
+    assert [(one.index, one.clique_id) for one in status_of(world).nodes] == [(-1, "")]
+    assert status_of(world).status is Readiness.READY
+
+
+def test_num_nodes_is_a_lower_bound_for_ready(make, settings):
+    world = make.world()
+    obj = make.domain()
+    obj["spec"]["numNodes"] = 3
+    world.put(COMPUTE_DOMAIN, obj)
+    for name in ("n0", "n1"):
+        world.put(NODE, make.node(name, UID))
+        world.put(POD, make.pod(name, UID, clique=""))
+    settle(world, settings, make)
+    assert status_of(world).condition("Ready").reason == "TooFewNodes"
+
+
+@pytest.mark.parametrize("owner", [None, "cd-other"])
+def test_a_taken_template_name_is_told_and_heals(make, settings, owner):
+    world = make.world()
+    labels = {} if owner is None else {names.COMPUTE_DOMAIN_LABEL: owner, names.TARGET_LABEL: "Workload"}
+    taken = {"metadata": {"namespace": "team", "name": "imex-channel-0", "labels": labels}}
+    foreign = world.put(RESOURCE_CLAIM_TEMPLATE, taken)
+    world.put(COMPUTE_DOMAIN, make.domain())
+    told = settle(world, settings, make)
+    degraded = status_of(world).condition("Degraded")
+    assert (degraded.status, degraded.reason) == ("True", "TemplateNameTaken")
+    assert "team/imex-channel-0" in degraded.message
+    assert "resourceClaimTemplate.name" in degraded.message
+    assert [(one.warning, one.reason) for one in told] == [(True, "TemplateNameTaken")]
+    assert world.at(RESOURCE_CLAIM_TEMPLATE, "team", "imex-channel-0") == foreign
+
+    world.delete(RESOURCE_CLAIM_TEMPLATE, foreign)
+    settle(world, settings, make)
+    assert status_of(world).condition("Degraded").status == "False"
+    assert world.at(RESOURCE_CLAIM_TEMPLATE, "team", "imex-channel-0")["metadata"]["labels"]
+
+
+def test_an_object_of_ours_that_was_deleted_comes_back(make, settings):
+    world = make.world()
+    world.put(COMPUTE_DOMAIN, make.domain())
+    settle(world, settings, make)
+    before = world.at(DAEMON_SET, "rackloom-system", "computedomain-daemon-cd-1")
+    world.delete(DAEMON_SET, before)
+    settle(world, settings, make)
+    after = world.at(DAEMON_SET, "rackloom-system", "computedomain-daemon-cd-1")
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+
+
+def test_a_spec_that_cannot_be_read_is_a_condition(make, settings):
+    world = make.world()
+    obj = make.domain()
+    del obj["spec"]
+    world.put(COMPUTE_DOMAIN, obj)
+    settle(world, settings, make)
+    assert status_of(world).condition("Degraded").reason == "InvalidSpec"
+    assert not world.of(RESOURCE_CLAIM_TEMPLATE)
+
+
+def test_what_the_api_refused_is_a_condition(make, settings):
+    world = make.world()
+    world.put(COMPUTE_DOMAIN, make.domain())
+    seen = snapshot(world, UID, settings, make.now, failures=("create DaemonSet: quota exceeded",))
+    degraded = reconcile(seen, settings).status.condition("Degraded")
+    assert (degraded.reason, degraded.message) == ("ApiRefused", "create DaemonSet: quota exceeded")
+
+
+def test_host_managed_makes_a_single_channel_template_and_claims_no_observation(make, settings):
+    host = msgspec.structs.replace(settings, imex_mode=ImexMode.HOST_MANAGED)
+    world = make.world()
+    obj = make.domain()
+    obj["spec"]["channel"]["allocationMode"] = "All"
+    world.put(COMPUTE_DOMAIN, obj)
+    settle(world, host, make)
+    assert not world.of(DAEMON_SET)
+    template = world.at(RESOURCE_CLAIM_TEMPLATE, "team", "imex-channel-0")
+    parameters = template["spec"]["spec"]["devices"]["config"][0]["opaque"]["parameters"]
+    assert parameters["allocationMode"] == "Single"
+    status = status_of(world)
+    assert status.status is Readiness.READY
+    assert (status.condition("Ready").status, status.condition("Ready").reason) == ("Unknown", "HostManaged")
+
+
+def test_deletion_takes_everything_and_only_what_is_ours(make, settings):
+    world = make.world()
+    started(world, make, settings)
+    world.put(NODE, make.node("n9", "cd-other"))
+    delete(world)
+    settle(world, settings, make)
+    assert not world.of(COMPUTE_DOMAIN)
+    assert not world.of(RESOURCE_CLAIM_TEMPLATE)
+    assert not world.of(DAEMON_SET)
+    labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in world.of(NODE)}
+    assert {name for name, found in labels.items() if names.COMPUTE_DOMAIN_LABEL in found} == {"n9"}
+
+
+def test_deletion_waits_for_running_pods_and_names_them(make, settings):
+    world = make.world()
+    started(world, make, settings)
+    used = world.put(RESOURCE_CLAIM, make.claim(UID, pods=("worker-0",), device=("n0", "channel-0")))
+    delete(world)
+    told = settle(world, settings, make)
+    progressing = status_of(world).condition("Progressing")
+    assert progressing.reason == "DeletionHeld"
+    assert "team/worker-0" in progressing.message
+    assert names.ALLOW_DELETION_ANNOTATION in progressing.message
+    assert [one.reason for one in told] == ["DeletionHeld"]
+    assert world.of(DAEMON_SET)
+    world.put(RESOURCE_CLAIM, {**used, "status": {}})
+    settle(world, settings, make)
+    assert not world.of(COMPUTE_DOMAIN)
+
+
+def test_the_annotation_allows_deletion_under_load(make, settings):
+    world = make.world()
+    started(world, make, settings)
+    world.put(RESOURCE_CLAIM, make.claim(UID, pods=("worker-0",), device=("n0", "channel-0")))
+    held = world.at(COMPUTE_DOMAIN, "team", "job")
+    held["metadata"]["annotations"] = {names.ALLOW_DELETION_ANNOTATION: "true"}
+    delete(world)
+    settle(world, settings, make)
+    assert not world.of(COMPUTE_DOMAIN)
+
+
+def test_a_claim_made_after_the_deletion_holds_nothing_back(make, settings):
+    world = make.world()
+    started(world, make, settings)
+    late = make.claim(UID, pods=("worker-0",), device=("n0", "channel-0"))
+    late["metadata"]["creationTimestamp"] = "2026-01-01T00:00:01Z"
+    delete(world)
+    world.put(RESOURCE_CLAIM, late)
+    settle(world, settings, make)
+    assert not world.of(COMPUTE_DOMAIN)
+
+
+def test_things_that_outlived_their_domain_are_taken_apart(make, settings):
+    world = make.world()
+    started(world, make, settings)
+    del world.objects[(COMPUTE_DOMAIN, "team", "job")]
+    for name in ("n0", "n1"):
+        world.delete(POD, world.at(POD, "rackloom-system", f"daemon-cd-1-{name}"))
+    settle(world, settings, make)
+    assert [obj for key, obj in world.objects.items() if key[0] is not NODE] == []
+    assert all(names.COMPUTE_DOMAIN_LABEL not in one["metadata"]["labels"] for one in world.of(NODE))

@@ -1,0 +1,50 @@
+"""ComputeDomains as values."""
+
+import pytest
+
+from rackloom.claim.domain.objects import (
+    AllocationMode,
+    Condition,
+    NodeStatus,
+    Readiness,
+    Status,
+    compute_domain,
+    read_status,
+    status_json,
+)
+from rackloom.errors import Refused
+
+OBJECT = {
+    "apiVersion": "resource.nvidia.com/v1beta1",
+    "kind": "ComputeDomain",
+    "metadata": {"namespace": "team", "name": "job", "uid": "b1f9", "generation": 1},
+    "spec": {"channel": {"resourceClaimTemplate": {"name": "imex-channel-0"}}},
+}
+
+
+def test_the_seed_manifest_without_num_nodes_or_mode():
+    domain = compute_domain(OBJECT)
+    assert (domain.key, domain.uid, domain.template) == ("team/job", "b1f9", "imex-channel-0")
+    assert (domain.allocation_mode, domain.num_nodes) == (AllocationMode.SINGLE, 0)
+    assert not domain.deleting
+
+
+def test_a_missing_spec_is_refused_by_name():
+    with pytest.raises(Refused, match="team/job: spec"):
+        compute_domain({key: value for key, value in OBJECT.items() if key != "spec"})
+
+
+def test_the_status_is_written_with_the_names_of_the_api():
+    node = NodeStatus(name="n", ip_address="10.0.0.1", clique_id="a.1", index=3, status=Readiness.READY)
+    condition = Condition(type="Ready", status="True", reason="AllNodesReady")
+    status = Status(status=Readiness.READY, nodes=(node,), conditions=(condition,))
+    written = status_json(status)
+    assert written["nodes"] == [
+        {"name": "n", "ipAddress": "10.0.0.1", "cliqueID": "a.1", "index": 3, "status": "Ready"}
+    ]
+    assert read_status({"status": written}) == status
+
+
+def test_a_status_that_cannot_be_read_is_none():
+    assert read_status({"status": {"status": "Perhaps"}}) == Status()
+    assert read_status({}).status is Readiness.NOT_READY

@@ -1,0 +1,37 @@
+from pathlib import PurePath
+
+from rackloom.claim.imex.config import ImexConfig, Tls, config_text, daemon_host, nodes_text
+
+NODES = PurePath("/imexd/nodes.cfg")
+
+
+def options(config: ImexConfig) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in config_text(config).splitlines())
+
+
+def test_peers_must_authenticate_each_other_where_certificates_are_given():
+    told = options(ImexConfig("10.0.0.7", NODES, Tls(PurePath("/tls"), "domain.imex")))
+    assert told["IMEX_ENABLE_AUTH_ENCRYPTION"] == "1"
+    assert told["IMEX_AUTH_ENCRYPTION_MODE"] == "SSL_TLS"
+    assert told["IMEX_SERVER_KEY"] == told["IMEX_CLIENT_KEY"] == "/tls/tls.key"
+    assert told["IMEX_CLIENT_CERT_AUTH"] == "/tls/ca.crt"
+    assert told["IMEX_SECURITY_TARGET_OVERRIDE"] == "domain.imex"
+
+
+def test_without_certificates_authentication_is_said_to_be_off():
+    told = options(ImexConfig("10.0.0.7", NODES, None))
+    assert told["IMEX_ENABLE_AUTH_ENCRYPTION"] == "0"
+    assert "IMEX_SERVER_KEY" not in told
+
+
+def test_daemon_stays_in_the_foreground_and_listens_where_the_pod_is():
+    told = options(ImexConfig("fd00::7", NODES, None))
+    assert (told["DAEMONIZE"], told["BIND_INTERFACE_IP"]) == ("0", "fd00::7")
+    assert (told["SERVER_PORT"], told["IMEX_CMD_PORT"]) == ("50000", "50005")
+    assert told["IMEX_NODE_CONFIG_FILE"] == "/imexd/nodes.cfg"
+
+
+def test_a_line_number_is_an_index():
+    assert nodes_text([daemon_host(0), daemon_host(17)]) == (
+        "compute-domain-daemon-0000\ncompute-domain-daemon-0017\n"
+    )

@@ -1,0 +1,189 @@
+"""Whole daemons: the fake API server, the stand-in for nvidia-imex, one loopback address each."""
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+
+import pytest
+
+from rackloom.claim.cluster.certificates import issue, new_authority
+from rackloom.claim.domain import names
+from rackloom.claim.domain.objects import Readiness, Ref, clique
+from rackloom.claim.imex.config import ImexConfig, Tls
+from rackloom.claim.imex.control import ImexControl
+from rackloom.claim.imex.credentials import Credentials
+from rackloom.claim.imex.daemon import ImexDaemon
+from rackloom.claim.imex.files import ImexFiles
+from rackloom.claim.imex.member import Place
+from rackloom.claim.imex.steps import Layout
+from rackloom.claim.imex.supervisor import Supervisor
+from rackloom.claim.kube.api import NotFound
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE, POD
+from rackloom.errors import Refused
+from rackloom.twin.kube import DirectApi, FakeKube
+
+DRIVER = "rackloom-system"
+DOMAIN, CLIQUE = "0a1b2c3d-0000-4000-8000-000000000001", "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
+OBJECT = names.clique_object_name(DOMAIN, CLIQUE)
+PATIENCE = 90.0
+
+
+class Rack:
+    """Nodes of one clique; `start` runs the daemon of one of them."""
+
+    def __init__(self, home, max_nodes: int = 3) -> None:
+        self.kube = FakeKube(namespaces=("default", DRIVER), seed=3)
+        self.api = DirectApi(self.kube, "controller")
+        self._home = home
+        self._net = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}"
+        self._max_nodes = max_nodes
+        self._identity = issue(authority := new_authority("d", time.time()), ("imex-d",), time.time())
+        self._authority = authority
+        self._starts = 0
+
+    async def start(self, node: int) -> asyncio.Task[None]:
+        pod = await self.api.create(POD, self._pod(node))
+        address = f"{self._net}.{node + 1}"
+        directory = self._home / f"{node}-{self._starts}"
+        self._starts += 1
+        self._fill(directory)
+        tls = Tls(directory, "imex-d")
+        files = ImexFiles(directory, directory / "hosts")
+        files.write_config(ImexConfig(address, files.nodes, tls))
+
+        async def spawn() -> asyncio.subprocess.Process:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "rackloom.twin.imex.service", "-c", str(files.config)),
+                env={**os.environ, "RACKLOOM_TWIN_IMEX_HOSTS": str(directory / "hosts")},
+            )
+
+        place = Place(
+            DOMAIN,
+            CLIQUE,
+            DRIVER,
+            f"node-{node}",
+            address,
+            Ref(pod["metadata"]["name"], pod["metadata"]["uid"], DRIVER),
+            self._max_nodes,
+        )
+        supervisor = Supervisor(Layout("dns", self._max_nodes), files, Credentials(tls), spawn)
+        control = ImexControl((sys.executable, "-m", "rackloom.twin.imex.ctl"), files.config)
+        daemon = ImexDaemon(
+            DirectApi(self.kube, f"daemon-{node}"), place, supervisor, control, random.Random(node)
+        )
+        return asyncio.create_task(daemon.run())
+
+    def _pod(self, node: int) -> dict:
+        meta = {"name": f"daemon-{node}-{self._starts}", "namespace": DRIVER}
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": meta,
+            "spec": {"nodeName": f"node-{node}", "containers": [{"name": "imex", "image": "rackloom"}]},
+        }
+
+    def _fill(self, directory) -> None:
+        directory.mkdir()
+        (directory / "hosts").write_text("127.0.0.1\tlocalhost\n")
+        (directory / "tls.key").write_bytes(self._identity.key)
+        (directory / "tls.crt").write_bytes(self._identity.certificate)
+        (directory / "ca.crt").write_bytes(self._authority.certificate)
+
+    async def members(self) -> dict[str, tuple[int, str]]:
+        try:
+            found = clique(await self.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
+        except NotFound:
+            return {}
+        return {one.node_name: (one.index, str(one.status)) for one in found.daemons}
+
+    async def meshes(self) -> list[dict]:
+        pods = (await self.api.list(POD, DRIVER)).items
+        told = [(pod["metadata"].get("annotations") or {}).get(names.MESH_ANNOTATION) for pod in pods]
+        return [json.loads(one) for one in told if one]
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not await condition():
+            await asyncio.sleep(0.2)
+
+
+async def stop(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+READY = str(Readiness.READY)
+
+
+def test_daemons_form_a_mesh_and_say_so(tmp_path):
+    async def story() -> None:
+        rack = Rack(tmp_path)
+        tasks = [await rack.start(node) for node in range(3)]
+        await until(lambda: all_ready(rack, 3))
+        await until(lambda: all_meshed(rack, 3))
+        await stop(*tasks)
+        assert await rack.members() == {}
+
+    async def all_ready(rack: Rack, count: int) -> bool:
+        members = await rack.members()
+        return sorted(members.values()) == [(index, READY) for index in range(count)]
+
+    async def all_meshed(rack: Rack, count: int) -> bool:
+        meshes = await rack.meshes()
+        return len(meshes) == count and all(m["complete"] and m["peers"] == count - 1 for m in meshes)
+
+    asyncio.run(story())
+
+
+def test_a_node_that_lost_its_daemon_comes_back_under_its_index(tmp_path):
+    async def story() -> None:
+        rack = Rack(tmp_path)
+        first, second = await rack.start(0), await rack.start(1)
+        await until(lambda: ready_count(rack, 2))
+        index = (await rack.members())["node-1"][0]
+        # Killed, not stopped: nobody takes the entry out, so the index is still the node's.
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        again = await rack.start(1)
+        await until(lambda: ready_count(rack, 2))
+        assert (await rack.members())["node-1"][0] == index
+        await stop(first, again)
+
+    asyncio.run(story())
+
+
+async def ready_count(rack: Rack, count: int) -> bool:
+    return [status for _, status in (await rack.members()).values()] == [READY] * count
+
+
+def test_an_entry_that_somebody_took_away_is_made_again(tmp_path):
+    async def story() -> None:
+        rack = Rack(tmp_path)
+        task = await rack.start(0)
+        await until(lambda: ready_count(rack, 1))
+        await rack.api.delete(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER)
+        await until(lambda: entered(rack))
+        await stop(task)
+
+    async def entered(rack: Rack) -> bool:
+        return "node-0" in await rack.members()
+
+    asyncio.run(story())
+
+
+def test_a_full_clique_is_refused_with_the_setting_to_change(tmp_path):
+    async def story() -> None:
+        rack = Rack(tmp_path, max_nodes=1)
+        first = await rack.start(0)
+        await until(lambda: ready_count(rack, 1))
+        second = await rack.start(1)
+        with pytest.raises(Refused, match="max-nodes-per-imex-domain"):
+            await second
+        await stop(first)
+
+    asyncio.run(story())

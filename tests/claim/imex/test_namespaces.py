@@ -1,0 +1,95 @@
+"""Two daemons in two network namespaces, as in two pods: only NVIDIA's ports between them."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from rackloom.claim.cluster.certificates import issue, new_authority
+from rackloom.claim.imex.config import ImexConfig, Tls
+from rackloom.claim.imex.control import ImexControl
+from rackloom.claim.imex.credentials import Credentials
+from rackloom.claim.imex.files import ImexFiles
+from rackloom.claim.imex.status import mesh_of
+from rackloom.claim.imex.steps import Layout, Peers
+from rackloom.claim.imex.supervisor import Supervisor
+from rackloom.errors import Retry
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+]
+ADDRESSES = ("10.231.7.1", "10.231.7.2")
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture
+def pods():
+    names = [f"rlimex{os.getpid()}{side}" for side in "ab"]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ends = [f"im{os.getpid() % 100000}{side}" for side in "ab"]
+        ip("link", "add", ends[0], "netns", names[0], "type", "veth", "peer", ends[1], "netns", names[1])
+        for name, end, address in zip(names, ends, ADDRESSES, strict=True):
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=30)
+
+
+def test_daemons_in_two_pods_meet_on_the_documented_ports(pods, tmp_path):
+    authority = new_authority("d", time.time())
+    identity = issue(authority, ("imex-d",), time.time())
+    peers = dict(enumerate(ADDRESSES))
+    controls: list[ImexControl] = []
+    supervisors = []
+    for index, pod in enumerate(pods):
+        directory = tmp_path / pod
+        directory.mkdir()
+        (directory / "hosts").write_text("")
+        (directory / "tls.key").write_bytes(identity.key)
+        (directory / "tls.crt").write_bytes(identity.certificate)
+        (directory / "ca.crt").write_bytes(authority.certificate)
+        tls = Tls(directory, "imex-d")
+        files = ImexFiles(directory, directory / "hosts")
+        files.write_config(ImexConfig(ADDRESSES[index], files.nodes, tls))
+        inside = ("ip", "netns", "exec", pod, sys.executable, "-m")
+        command = (*inside, "rackloom.twin.imex.service", "-c", str(files.config))
+        environment = {**os.environ, "RACKLOOM_TWIN_IMEX_HOSTS": str(directory / "hosts")}
+
+        async def spawn(command=command, environment=environment) -> asyncio.subprocess.Process:
+            return await asyncio.create_subprocess_exec(*command, env=environment)
+
+        supervisor = Supervisor(Layout("dns", places=18), files, Credentials(tls), spawn)
+        supervisors.append((supervisor, Peers(index, peers)))
+        controls.append(ImexControl((*inside, "rackloom.twin.imex.ctl"), files.config))
+
+    async def meshed(index: int) -> bool:
+        try:
+            return mesh_of(await controls[index].domain(), index, peers).complete
+        except Retry:
+            return False
+
+    async def story() -> None:
+        tasks = []
+        for supervisor, known in supervisors:
+            supervisor.set_peers(known)
+            tasks.append(asyncio.create_task(supervisor.run()))
+        async with asyncio.timeout(60):
+            while not (await meshed(0) and await meshed(1)):
+                await asyncio.sleep(0.2)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(story())

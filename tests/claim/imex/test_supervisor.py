@@ -1,0 +1,222 @@
+"""The supervisor with the stand-in for nvidia-imex: real processes, each on a loopback address of its own."""
+
+import asyncio
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rackloom.claim.cluster.certificates import Identity, issue, new_authority
+from rackloom.claim.imex.config import ImexConfig, Tls
+from rackloom.claim.imex.control import ImexControl
+from rackloom.claim.imex.credentials import Credentials
+from rackloom.claim.imex.files import ImexFiles
+from rackloom.claim.imex.status import mesh_of
+from rackloom.claim.imex.steps import Layout, Peers
+from rackloom.claim.imex.supervisor import Supervisor
+from rackloom.errors import Retry
+
+PATIENCE = 60.0
+SERVICE = (sys.executable, "-m", "rackloom.twin.imex.service")
+CTL = (sys.executable, "-m", "rackloom.twin.imex.ctl")
+LAYOUT = Layout("dns", places=3)
+
+
+@dataclass
+class Daemon:
+    """One supervised daemon and what belongs to it."""
+
+    supervisor: Supervisor
+    control: ImexControl
+    children: list[asyncio.subprocess.Process]
+    secret: Path
+
+
+class Domain:
+    """Daemons at 127.a.b.1 and on, each with its own directory and hosts file."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._net = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}"
+        self.authority = new_authority("domain-a", time.time())
+        self.identity = issue(self.authority, ("imex-a",), time.time())
+
+    def address(self, index: int) -> str:
+        return f"{self._net}.{index + 1}"
+
+    def peers(self, own: int, *indexes: int) -> Peers:
+        return Peers(own, {index: self.address(index) for index in indexes})
+
+    def daemon(self, index: int, identity: Identity | None = None, *, secret: bool = True) -> Daemon:
+        directory = self._home / str(index)
+        directory.mkdir()
+        (directory / "hosts").write_text("127.0.0.1\tlocalhost\n")
+        tls = Tls(directory, "imex-a")
+        if secret:
+            self.project(directory, identity or self.identity)
+        files = ImexFiles(directory, directory / "hosts")
+        files.write_config(ImexConfig(self.address(index), files.nodes, tls))
+        children: list[asyncio.subprocess.Process] = []
+
+        async def spawn() -> asyncio.subprocess.Process:
+            child = await asyncio.create_subprocess_exec(
+                *SERVICE,
+                "-c",
+                str(files.config),
+                env={**os.environ, "RACKLOOM_TWIN_IMEX_HOSTS": str(directory / "hosts")},
+            )
+            children.append(child)
+            return child
+
+        supervisor = Supervisor(LAYOUT, files, Credentials(tls), spawn)
+        return Daemon(supervisor, ImexControl(CTL, files.config), children, directory)
+
+    def project(self, directory: Path, identity: Identity) -> None:
+        (directory / "tls.key").write_bytes(identity.key)
+        (directory / "tls.crt").write_bytes(identity.certificate)
+        (directory / "ca.crt").write_bytes(self.authority.certificate)
+
+
+@pytest.fixture
+def domain(tmp_path):
+    return Domain(tmp_path)
+
+
+class Running:
+    """Supervisors in tasks, cancelled at the end; afterwards no child is left."""
+
+    def __init__(self, *daemons: Daemon) -> None:
+        self._daemons = daemons
+
+    async def __aenter__(self) -> None:
+        self._tasks = [asyncio.create_task(one.supervisor.run()) for one in self._daemons]
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        assert all(child.returncode is not None for one in self._daemons for child in one.children)
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not await condition():
+            await asyncio.sleep(0.1)
+
+
+async def ready(daemon: Daemon) -> bool:
+    try:
+        return await daemon.control.local_status() == "READY"
+    except Retry:
+        return False
+
+
+async def meshed(daemon: Daemon, own: int, *peers: int) -> bool:
+    try:
+        return mesh_of(await daemon.control.domain(), own, peers).complete
+    except Retry:
+        return False
+
+
+def test_daemons_that_join_later_are_found_without_a_restart(domain):
+    async def story() -> None:
+        first, second = domain.daemon(0), domain.daemon(1)
+        async with Running(first, second):
+            first.supervisor.set_peers(domain.peers(0, 0))
+            await until(lambda: ready(first))
+            second.supervisor.set_peers(domain.peers(1, 0, 1))
+            first.supervisor.set_peers(domain.peers(0, 0, 1))
+            await until(lambda: meshed(first, 0, 0, 1))
+            await until(lambda: meshed(second, 1, 0, 1))
+            assert (len(first.children), len(second.children)) == (1, 1)
+
+    asyncio.run(story())
+
+
+def test_peers_that_join_while_it_starts_are_told_to_it(domain):
+    async def story() -> None:
+        first, second = domain.daemon(0), domain.daemon(1)
+        spawn = first.supervisor._spawn
+
+        async def slowly() -> asyncio.subprocess.Process:
+            child = await spawn()
+            first.supervisor.set_peers(domain.peers(0, 0, 1))
+            return child
+
+        first.supervisor._spawn = slowly
+        second.supervisor.set_peers(domain.peers(1, 0, 1))
+        first.supervisor.set_peers(domain.peers(0, 0))
+        async with Running(first, second):
+            await until(lambda: meshed(first, 0, 0, 1))
+
+    asyncio.run(story())
+
+
+def test_a_daemon_that_dies_is_started_again(domain):
+    async def story() -> None:
+        daemon = domain.daemon(0)
+        async with Running(daemon):
+            daemon.supervisor.set_peers(domain.peers(0, 0))
+            await until(lambda: ready(daemon))
+            daemon.children[0].kill()
+            await daemon.children[0].wait()
+            await until(lambda: ready(daemon))
+            assert len(daemon.children) == 2
+
+    asyncio.run(story())
+
+
+def test_a_daemon_whose_index_moved_is_restarted_under_the_new_one(domain):
+    async def story() -> None:
+        daemon = domain.daemon(0)
+        async with Running(daemon):
+            daemon.supervisor.set_peers(Peers(0, {0: domain.address(0)}))
+            await until(lambda: ready(daemon))
+            daemon.supervisor.set_peers(Peers(2, {2: domain.address(0)}))
+
+            async def moved() -> bool:
+                try:
+                    answer = await daemon.control.domain()
+                except Retry:
+                    return False
+                return answer.nodes["2"].status == "READY"
+
+            await until(moved)
+
+    asyncio.run(story())
+
+
+def test_no_daemon_starts_before_its_certificate_is_there(domain):
+    async def story() -> None:
+        daemon = domain.daemon(0, secret=False)
+        async with Running(daemon):
+            daemon.supervisor.set_peers(domain.peers(0, 0))
+            await asyncio.sleep(0.5)
+            assert daemon.children == []
+            domain.project(daemon.secret, domain.identity)
+            await until(lambda: ready(daemon))
+
+    asyncio.run(story())
+
+
+def test_a_daemon_of_another_domain_is_not_let_in(domain):
+    async def story() -> None:
+        stranger = issue(new_authority("domain-b", time.time()), ("imex-a",), time.time())
+        first, second = domain.daemon(0), domain.daemon(1, stranger)
+        async with Running(first, second):
+            for index, daemon in enumerate((first, second)):
+                daemon.supervisor.set_peers(domain.peers(index, 0, 1))
+            await until(lambda: ready(first))
+            await until(lambda: ready(second))
+            await asyncio.sleep(1)
+            assert not await meshed(first, 0, 0, 1)
+            # The secret is put right, and both are told: now they meet.
+            domain.project(second.secret, domain.identity)
+            second.supervisor.look_again()
+            await until(lambda: meshed(first, 0, 0, 1))
+
+    asyncio.run(story())

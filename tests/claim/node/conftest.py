@@ -1,0 +1,160 @@
+"""A node with a fake API server, a kubelet over real sockets, and a plugin that does what a test tells it."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rackloom.claim.allocate.objects import Device, DeviceAttribute
+from rackloom.claim.kube.kinds import NODE, RESOURCE_CLAIM
+from rackloom.claim.node.run import Host, Places, Running, running
+from rackloom.claim.node.values import (
+    Claim,
+    DeviceHealth,
+    Edits,
+    Entry,
+    Health,
+    Pool,
+    Prepared,
+    PreparedDevice,
+)
+from rackloom.twin.kube import DirectApi, FakeKube
+from rackloom.twin.kubelet.claims import PodClaim, pod_claim
+from rackloom.twin.kubelet.kubelet import Kubelet, Timing, kubelet_on
+
+DRIVER = "toy.example.com"
+NODE_NAME = "node-a"
+HURRY = Timing(look=0.01, call=20.0, again=0.05, wipe=0.2)
+
+
+class Toys:
+    """A plugin whose devices are environment variables. `trouble` is raised by the next prepares."""
+
+    driver = DRIVER
+    kinds = ("toy",)
+
+    def __init__(self) -> None:
+        self.names = ["toy-0", "toy-1"]
+        self.trouble: dict[str, Exception] = {}
+        self.prepared: list[str] = []
+        self.unprepared: list[str] = []
+        self.others: list[list[str]] = []
+        self.woken: asyncio.Queue[None] = asyncio.Queue()
+
+    async def pools(self) -> tuple[Pool, ...]:
+        devices = tuple(
+            Device(name=name, attributes={"color": DeviceAttribute(string="red")}) for name in self.names
+        )
+        return (Pool(name=NODE_NAME, devices=devices),)
+
+    def intent(self, claim: Claim) -> Mapping[str, Any]:
+        return {"devices": [one.device for one in claim.results]}
+
+    async def prepare(self, claim: Claim) -> Prepared:
+        self.prepared.append(claim.ref.uid)
+        if claim.ref.name in self.trouble:
+            raise self.trouble[claim.ref.name]
+        return Prepared(
+            devices=tuple(
+                PreparedDevice(result=one, kind="toy", edits=Edits(env=(f"TOY={one.device}",)))
+                for one in claim.results
+            )
+        )
+
+    async def changes(self, claim: Claim) -> AsyncIterator[None]:
+        while True:
+            yield await self.woken.get()
+
+    async def unprepare(self, entry: Entry, others: Any) -> None:
+        self.unprepared.append(entry.ref.uid)
+        self.others.append([one.ref.name for one in others])
+        await asyncio.sleep(0)
+        if entry.ref.name in self.trouble:
+            raise self.trouble[entry.ref.name]
+
+    async def tidy(self, claims: Any) -> None:
+        pass
+
+    async def run(self, wake: Any) -> None:
+        self.wake = wake
+        await asyncio.Event().wait()
+
+    async def health(self) -> tuple[DeviceHealth, ...]:
+        return tuple(
+            DeviceHealth(pool=NODE_NAME, device=name, health=Health.HEALTHY, observed_at=1.0)
+            for name in self.names
+        )
+
+
+class NodeKit:
+    """One node below a short temporary directory (socket paths are limited)."""
+
+    driver = DRIVER
+    node = NODE_NAME
+
+    def __init__(self, root: Path) -> None:
+        self.places = Places(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
+        self.kube = FakeKube(namespaces=("default", "rackloom-system"), seed=1)
+        self.api = DirectApi(self.kube, "plugin")
+        self.boot_id = "boot-1"
+        self.now = 1000.0
+        self.toys = Toys()
+
+    def host(self) -> Host:
+        return Host(node=NODE_NAME, boot_id=self.boot_id, places=self.places, wall=lambda: self.now)
+
+    @asynccontextmanager
+    async def plugin(self, plugin: Any = None) -> AsyncIterator[Running]:
+        async with running(plugin or self.toys, self.api, self.host()) as one:
+            yield one
+
+    @asynccontextmanager
+    async def kubelet(self, version: str = "v1", timing: Timing = HURRY) -> AsyncIterator[Kubelet]:
+        registry = self.places.registry
+        async with kubelet_on(registry, self.api, NODE_NAME, timing=timing, version=version) as one:
+            yield one
+
+    async def boot(self) -> None:
+        await self.api.create(NODE, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE_NAME}})
+
+    async def claim(self, name: str, *devices: str, **extra: Any) -> PodClaim:
+        """An allocated claim of this driver."""
+        return pod_claim(await self.allocated(name, allocation(*(devices or ("toy-0",)), **extra)))
+
+    async def allocated(self, name: str, status: Any, **metadata: Any) -> Any:
+        obj = {
+            "apiVersion": RESOURCE_CLAIM.api_version,
+            "kind": "ResourceClaim",
+            "metadata": {"name": name, "namespace": "default", **metadata},
+            "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "toy"}}]}},
+        }
+        made = await self.api.create(RESOURCE_CLAIM, obj)
+        return await self.api.replace(RESOURCE_CLAIM, {**made, "status": status}, subresource="status")
+
+
+def allocation(
+    *devices: str, driver: str = DRIVER, configs: tuple[Any, ...] = (), pool: str = NODE_NAME
+) -> Any:
+    results = [{"request": "r", "driver": driver, "pool": pool, "device": device} for device in devices]
+    return {
+        "allocation": {
+            "devices": {
+                "results": results,
+                "config": [
+                    {"source": "FromClaim", "requests": [], "opaque": {"driver": driver, "parameters": one}}
+                    for one in configs
+                ],
+            }
+        },
+        "reservedFor": [{"resource": "pods", "name": "p", "uid": "p-uid"}],
+    }
+
+
+@pytest.fixture
+def kit() -> Iterator[NodeKit]:
+    with tempfile.TemporaryDirectory(prefix="rl") as root:
+        yield NodeKit(Path(root))

@@ -1,0 +1,34 @@
+"""How long a channel waits for us, and what it costs the API server, in virtual time."""
+
+import asyncio
+
+from rackloom.claim.domain import names
+from rackloom.claim.node.run import Running
+from rackloom.twin.kube import DirectApi
+from rackloom.twin.simloop import run
+
+API_SECONDS = 0.005
+
+
+def test_a_channel_is_there_soon_after_its_daemon_is_ready(imex):
+    kube = imex.kit.kube
+
+    async def story():
+        await imex.kit.boot()
+        uid = await imex.domain()
+        claim = await imex.channel("work", uid)
+        imex.kit.places.home(names.IMEX_DRIVER).mkdir(parents=True)
+        kube.faults.delay(API_SECONDS)
+        api = DirectApi(kube, "the-plugin")
+        one = Running(imex.plugin(api), api, imex.kit.host())
+        waiting = asyncio.create_task(one.requests.prepare([claim.ref]))
+        # In the middle of the longest pause: nothing but the watch can wake it in time.
+        await asyncio.sleep(11.0)
+        await imex.ready(uid)
+        ready = asyncio.get_running_loop().time()
+        (answer,) = (await waiting).values()
+        assert answer.devices
+        return asyncio.get_running_loop().time() - ready
+
+    assert run(1, story) < 0.1
+    assert kube.writes("the-plugin") == 1

@@ -1,0 +1,91 @@
+"""What the kernel says of IMEX, what a daemon gets of the driver, and directories nobody needs."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.claim.domain import names
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN
+from rackloom.claim.node.imex.base import base_edits
+from rackloom.claim.node.imex.host import Kernel, character_devices
+from rackloom.errors import Refused
+
+
+def test_only_character_devices_count():
+    text = "Character devices:\n  1 mem\n235 nvidia-caps-imex-channels\n\nBlock devices:\n  8 sd\n"
+    assert dict(character_devices(text)) == {1: "mem", 235: "nvidia-caps-imex-channels"}
+
+
+@given(st.text())
+def test_any_text_can_be_read(text):
+    list(character_devices(text))
+
+
+def test_a_driver_without_imex_is_refused(tmp_path):
+    (tmp_path / "devices").write_text("Character devices:\n  1 mem\n\nBlock devices:\n  8 sd\n")
+    kernel = Kernel(proc_devices=tmp_path / "devices", imex_capability=tmp_path / "missing")
+    with pytest.raises(Refused, match="lists no character device nvidia-caps-imex-channels"):
+        kernel.channel_major()
+    with pytest.raises(Refused, match="does not name the IMEX management device"):
+        kernel.management_node()
+    (tmp_path / "missing").write_text("DeviceFileMode: 438\n")
+    with pytest.raises(Refused, match="DeviceFileMinor"):
+        kernel.management_node()
+
+
+def test_a_daemon_gets_the_programs_and_libraries_of_the_driver(tmp_path):
+    files = ("usr/bin/nvidia-imex", "usr/bin/nvidia-imex-ctl", "usr/lib64/libnvidia-ml.so.1")
+    for path in (*files, "dev/nvidia0"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    edits = base_edits(tmp_path, tmp_path / "on-host")
+    assert [(one.host_path, one.container_path) for one in edits.mounts] == [
+        (str(tmp_path / "on-host" / path), f"/{path}") for path in files
+    ]
+    assert edits.env == ("NVIDIA_VISIBLE_DEVICES=void", "LD_LIBRARY_PATH=/usr/lib64")
+    assert edits.device_nodes == ()  # dev/nvidia0 is no device here
+
+
+def test_a_node_without_the_driver_adds_nothing(tmp_path):
+    assert not base_edits(tmp_path, tmp_path)
+
+
+def test_directories_of_domains_that_are_gone_are_removed(imex):
+    async def story():
+        await imex.kit.boot()
+        living, used = await imex.domain("living"), await imex.domain("used")
+        claim = await imex.daemon("daemon", used)
+        domains = imex.settings().domains
+        async with imex.kit.plugin(imex.plugin()) as one:
+            await one.requests.prepare([claim.ref])
+            await imex.api.delete(COMPUTE_DOMAIN, "used", "default")
+            for uid in (living, "gone"):
+                (domains / uid).mkdir()
+                (domains / uid / "imexd.cfg").touch()
+            await one.sweeper.sweep()
+            assert {path.name for path in domains.iterdir()} == {living, used}
+            await one.requests.unprepare([claim.ref])
+            await one.sweeper.sweep()
+            assert {path.name for path in domains.iterdir()} == {living}
+
+    asyncio.run(story())
+
+
+def test_health_follows_the_fabric(imex):
+    async def story():
+        await imex.kit.boot()
+        async with imex.kit.plugin(imex.plugin()), imex.kit.kubelet() as kubelet:
+            plugin = await kubelet.registered(names.IMEX_DRIVER)
+            assert await told(plugin) == {"channel-0": (1, ""), "daemon-0": (1, "")}
+            imex.declare(clusterUUID=imex.cluster, cliqueId=1, gpus=[{"health": "Unhealthy"}])
+            assert await told(plugin) == dict.fromkeys(("channel-0", "daemon-0"), (2, "GPU 0: declared"))
+            imex.declare(clusterUUID=imex.cluster, cliqueId=1, gpus=[{"state": "inProgress"}])
+            why = "GPU 0 has not joined its NVLink fabric: in progress"
+            assert await told(plugin) == dict.fromkeys(("channel-0", "daemon-0"), (0, why))
+
+    async def told(plugin):
+        return await anext(plugin.health())
+
+    asyncio.run(story())

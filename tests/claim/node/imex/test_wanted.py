@@ -1,0 +1,134 @@
+"""What a claim asks for: every rule that can be told without the cluster, and no input that breaks them."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rackloom.claim.domain import names
+from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.node.imex.settings import ImexMode, ImexSettings
+from rackloom.claim.node.imex.wanted import Kind, Wanted, wanted_by
+from rackloom.claim.node.values import Claim, ClaimRef, Config, Result
+from rackloom.errors import Refused
+
+DOMAIN = "0f1c9f0e-3a1e-4a0f-9b62-000000000001"
+SETTINGS = ImexSettings(node="n1", namespace="rackloom-system", domains=Path("/nowhere"))
+CHANNEL = {"apiVersion": names.API_VERSION, "kind": "ComputeDomainChannelConfig", "domainID": DOMAIN}
+DAEMON = {"apiVersion": names.API_VERSION, "kind": "ComputeDomainDaemonConfig", "domainID": DOMAIN}
+
+
+def claim(*parameters, device="channel-0", pool="n1", namespace="team", count=1, of_pod=None):
+    result = Result(request="r/first", pool=pool, device=device)
+    return Claim(
+        ref=ClaimRef(namespace=namespace, name="c", uid="u"),
+        results=(result,) * count,
+        configs=tuple(Config(source="FromClaim", requests=(), parameters=one) for one in parameters),
+        fingerprint="f",
+        of_pod=of_pod,
+    )
+
+
+def test_a_channel():
+    wanted = wanted_by(claim(CHANNEL), SETTINGS)
+    assert (wanted.kind, wanted.domain, wanted.channel, wanted.every_channel) == (
+        Kind.CHANNEL,
+        DOMAIN,
+        0,
+        False,
+    )
+
+
+def test_the_last_config_wins_but_none_may_be_wrong():
+    everything = {**CHANNEL, "allocationMode": "All"}
+    assert wanted_by(claim(CHANNEL, everything), SETTINGS).every_channel
+    with pytest.raises(Refused, match='unknown field "mode"'):
+        wanted_by(claim({**CHANNEL, "mode": "All"}, everything), SETTINGS)
+
+
+def test_a_config_for_another_request_does_not_count():
+    other = Config(source="FromClaim", requests=("s",), parameters={"kind": "Nonsense"})
+    ours = Config(source="FromClaim", requests=("r",), parameters=CHANNEL)
+    wanted = wanted_by(msgspec.structs.replace(claim(), configs=(ours, other)), SETTINGS)
+    assert wanted.kind is Kind.CHANNEL
+
+
+def test_a_daemon():
+    wanted = wanted_by(claim(DAEMON, device="daemon-0", namespace="rackloom-system"), SETTINGS)
+    assert (wanted.kind, wanted.domain) == (Kind.DAEMON, DOMAIN)
+
+
+def test_an_isolated_channel():
+    settings = msgspec.structs.replace(SETTINGS, isolation=Isolation.CHANNEL)
+    shared = claim(CHANNEL, device="channel-17", pool=names.channel_pool_name("cluster.1"))
+    wanted = wanted_by(shared, settings)
+    assert (wanted.kind, wanted.channel) == (Kind.ISOLATED_CHANNEL, 17)
+    with pytest.raises(Refused, match="would give this job the channels of all others"):
+        wanted_by(
+            claim({**CHANNEL, "allocationMode": "All"}, device="channel-17", pool=shared.results[0].pool),
+            settings,
+        )
+    with pytest.raises(Refused, match="gives a whole IMEX domain to one job"):
+        wanted_by(shared, SETTINGS)
+
+
+def test_all_is_one_where_the_host_runs_imex():
+    settings = msgspec.structs.replace(SETTINGS, mode=ImexMode.HOST_MANAGED)
+    assert not wanted_by(claim({**CHANNEL, "allocationMode": "All"}), settings).every_channel
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (claim(CHANNEL, count=2), "has 2 devices"),
+        (claim(CHANNEL, count=0), "has 0 devices"),
+        (claim(), "has no configuration for request r/first"),
+        (claim(CHANNEL, device="gpu-0"), "device gpu-0 of pool n1 is none of this node"),
+        (claim(DAEMON), "cannot apply ComputeDomainDaemonConfig to request r/first, which got channel-0"),
+        (claim(CHANNEL, device="daemon-0"), "cannot apply ComputeDomainChannelConfig"),
+        (claim(DAEMON, device="daemon-0"), "in namespace rackloom-system only, not team"),
+    ],
+)
+def test_what_can_never_be_prepared(wrong, why):
+    with pytest.raises(Refused, match=why):
+        wanted_by(wrong, SETTINGS)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+nearly = st.fixed_dictionaries(
+    {},
+    optional={
+        "apiVersion": st.just(names.API_VERSION) | json_values,
+        "kind": st.sampled_from(["ComputeDomainChannelConfig", "ComputeDomainDaemonConfig"]) | json_values,
+        "domainID": st.just(DOMAIN) | json_values,
+        "allocationMode": st.sampled_from(["All", "Single", ""]) | json_values,
+    },
+)
+
+
+@given(
+    st.lists(nearly | st.dictionaries(st.text(max_size=8), json_values, max_size=3), max_size=3),
+    st.sampled_from(["channel-0", "daemon-0", "channel-5", "channel-", "channel-x", "gpu-0", "", "-1"]),
+    st.sampled_from(["n1", names.channel_pool_name("cluster.1"), names.channel_pool_name(""), ""]),
+    st.sampled_from(Isolation),
+    st.sampled_from(ImexMode),
+)
+@example(
+    [CHANNEL], "channel-x", names.channel_pool_name("cluster.1"), Isolation.CHANNEL, ImexMode.DRIVER_MANAGED
+)
+def test_hostile_claims_are_refused_or_understood(parameters, device, pool, isolation, mode):
+    settings = msgspec.structs.replace(SETTINGS, isolation=isolation, mode=mode)
+    hostile = claim(*parameters, device=device, pool=pool, namespace="rackloom-system")
+    try:
+        wanted = wanted_by(hostile, settings)
+    except Refused:
+        return
+    assert isinstance(wanted, Wanted)
+    assert wanted.domain
+    assert 0 <= wanted.channel < names.CHANNELS_PER_NODE

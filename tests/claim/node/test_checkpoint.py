@@ -1,0 +1,110 @@
+"""The checkpoint: what was written is read again, and damage is never taken for nothing."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.claim.node.checkpoint import Checkpoint, Content, decode, encode
+from rackloom.claim.node.values import ClaimRef, Entry, ReadyDevice, State
+from rackloom.errors import Refused
+
+HERE = Path("checkpoint.json")
+words = st.text(max_size=12)
+devices = st.builds(
+    ReadyDevice,
+    requests=st.tuples(words),
+    pool=words,
+    device=words,
+    cdi_ids=st.lists(words, max_size=2).map(tuple),
+    share_id=st.none() | words,
+    admin_access=st.booleans(),
+    kind=words,
+)
+entries = st.builds(
+    Entry,
+    ref=st.builds(ClaimRef, namespace=words, name=words, uid=words),
+    state=st.sampled_from(State),
+    fingerprint=words,
+    devices=st.lists(devices, max_size=2).map(tuple),
+    record=st.dictionaries(words, words | st.integers(-10, 10), max_size=2),
+    undoing=st.booleans(),
+    aborted_at=st.none() | st.floats(0, 2e9),
+)
+contents = st.builds(Content, boot_id=words, claims=st.dictionaries(words, entries, max_size=3))
+
+
+def entry(uid: str = "u1", state: State = State.COMPLETED) -> Entry:
+    return Entry(ref=ClaimRef(namespace="n", name="c", uid=uid), state=state, fingerprint="f")
+
+
+@given(contents)
+def test_what_was_written_is_read(content):
+    assert decode(encode(content), HERE) == content
+
+
+@given(contents, st.data())
+def test_no_damage_goes_unnoticed(content, data):
+    written = encode(content)
+    # Spaces around JSON carry nothing, and neither does the newline at the end.
+    at = data.draw(st.integers(0, len(written) - 2))
+    flip = data.draw(st.integers(1, 255))
+    damaged = bytes([*written[:at], written[at] ^ flip, *written[at + 1 :]])
+    with suppress(Refused):
+        assert decode(damaged, HERE) == content
+
+
+@given(contents, st.integers(0, 200))
+def test_a_file_that_ends_early_is_refused(content, cut):
+    written = encode(content)
+    with pytest.raises(Refused, match=f"checkpoint {HERE} cannot be read"):
+        decode(written[: min(cut, len(written) - 2)], HERE)
+
+
+def test_what_is_wrong_is_named():
+    other = {"format": "cpu_manager_state", "version": 1, "checksum": "", "content": {}}
+    with pytest.raises(Refused, match="its format is 'cpu_manager_state'"):
+        decode(json.dumps(other).encode(), HERE)
+    changed = json.loads(encode(Content(boot_id="b")))
+    changed["content"]["boot_id"] = "another"
+    with pytest.raises(Refused, match=r"its content has SHA-256 [0-9a-f]{64}, but [0-9a-f]{64} was written"):
+        decode(json.dumps(changed).encode(), HERE)
+    with pytest.raises(Refused, match="has version 2; this plugin reads up to 1") as refused:
+        decode(json.dumps({**changed, "version": 2}).encode(), HERE)
+    assert refused.value.nearest_fix == "run the newer version of the plugin that wrote it"
+
+
+def test_fields_of_a_newer_plugin_are_ignored():
+    import hashlib
+
+    content = json.loads(json.dumps({"boot_id": "b", "claims": {}, "seed": 7})).copy()
+    raw = json.dumps(content).encode()
+    file = b'{"format":"rackloom-checkpoint","version":1,"since":"2.0","checksum":"%s","content":%s}' % (
+        hashlib.sha256(raw).hexdigest().encode(),
+        raw,
+    )
+    assert decode(file, HERE) == Content(boot_id="b")
+
+
+def test_changes_are_on_the_disk_at_once(tmp_path):
+    path = tmp_path / "checkpoint.json"
+    checkpoint = Checkpoint(path, "boot")
+    checkpoint.put(entry("u1"))
+    checkpoint.put(entry("u2"))
+    checkpoint.drop("u1")
+    checkpoint.drop("unheard-of")
+    assert Checkpoint(path, "boot").claims == checkpoint.claims == {"u2": entry("u2")}
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["checkpoint.json"]
+
+
+def test_after_a_boot_nothing_is_prepared_but_everything_is_remembered(tmp_path):
+    path = tmp_path / "checkpoint.json"
+    before = Checkpoint(path, "boot-1")
+    before.put(entry("u1"))
+    before.put(entry("u2", State.ABORTED))
+    after = Checkpoint(path, "boot-2").claims
+    assert [one.state for one in after.values()] == [State.STARTED, State.STARTED]

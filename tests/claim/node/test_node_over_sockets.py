@@ -1,0 +1,325 @@
+"""A plugin and a kubelet over real unix sockets."""
+
+import asyncio
+import json
+import stat
+
+import msgspec
+import pytest
+
+from rackloom.claim.kube.kinds import RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.claim.node.registration import registrar_path
+from rackloom.claim.node.run import running
+from rackloom.errors import Refused, Retry
+from rackloom.twin.kubelet.calls import NotPrepared
+from rackloom.twin.kubelet.kubelet import Timing
+
+HURRY = Timing(look=0.01, call=20.0, again=0.05, wipe=0.2)
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_a_claim_is_prepared_and_given_back(kit, version):
+    async def story():
+        await kit.boot()
+        claim = await kit.claim("c1", "toy-1")
+        async with kit.plugin() as one, kit.kubelet(version) as kubelet:
+            await kubelet.registered(kit.driver)
+            assert one.registrar.registered is True
+            (device,) = (await kubelet.prepare(claim))[claim.uid]
+            cdi_id = f"k8s.{kit.driver}/claim={claim.uid}-toy-1"
+            assert (device.requests, device.pool, device.name) == (("r",), kit.node, "toy-1")
+            assert device.cdi_ids == (cdi_id,)
+            spec = kit.places.cdi / f"k8s.{kit.driver}-claim_{claim.uid}.yaml"
+            written = json.loads(spec.read_bytes())
+            assert written["devices"][0]["containerEdits"] == {"env": ["TOY=toy-1"]}
+            await kubelet.unprepare(claim)
+            assert not spec.exists()
+            assert one.checkpoint.claims == {}
+
+    asyncio.run(story())
+
+
+def test_kubelet_hears_of_every_claim_and_why_one_failed(kit):
+    async def story():
+        await kit.boot()
+        good, bad = await kit.claim("good", "toy-0"), await kit.claim("bad", "toy-1")
+        kit.toys.trouble["bad"] = Refused("it is broken", nearest_fix="mend it")
+        async with kit.plugin() as one, kit.kubelet() as kubelet:
+            await kubelet.registered(kit.driver)
+            with pytest.raises(NotPrepared, match=r"^Permanent error: it is broken; mend it$"):
+                await kubelet.prepare(good, bad)
+            assert {uid: entry.state.value for uid, entry in one.checkpoint.claims.items()} == {
+                good.uid: "PrepareCompleted",
+                bad.uid: "PrepareStarted",
+            }
+
+    asyncio.run(story())
+
+
+def test_what_did_not_end_in_time_is_answered_with_its_last_error(kit):
+    async def story():
+        await kit.boot()
+        claim = await kit.claim("slow")
+        kit.toys.trouble["slow"] = Retry("the daemon is not ready", after=0.0)
+        async with kit.plugin(), kit.kubelet(timing=msgspec.structs.replace(HURRY, call=2.5)) as kubelet:
+            await kubelet.registered(kit.driver)
+            with pytest.raises(NotPrepared, match=r"^the daemon is not ready$"):
+                await kubelet.prepare(claim)
+            assert len(kit.toys.prepared) > 2
+            del kit.toys.trouble["slow"]
+            assert (await kubelet.start(claim))[claim.uid][0].name == "toy-0"
+
+    asyncio.run(story())
+
+
+def test_a_waiting_claim_is_tried_again_when_something_changed(kit):
+    async def story():
+        await kit.boot()
+        claim = await kit.claim("slow")
+        kit.toys.trouble["slow"] = Retry("not yet", after=1000.0)
+        async with kit.plugin(), kit.kubelet() as kubelet:
+            await kubelet.registered(kit.driver)
+            waiting = asyncio.create_task(kubelet.prepare(claim))
+            while not kit.toys.prepared:
+                await asyncio.sleep(0.01)
+            del kit.toys.trouble["slow"]
+            kit.toys.woken.put_nowait(None)
+            assert (await waiting)[claim.uid]
+
+    asyncio.run(story())
+
+
+def test_a_replaced_claim_and_a_vanished_one_are_told(kit):
+    async def story():
+        await kit.boot()
+        claim = await kit.claim("c1")
+        await kit.api.delete(RESOURCE_CLAIM, "c1", "default")
+        async with kit.plugin(), kit.kubelet() as kubelet:
+            await kubelet.registered(kit.driver)
+            with pytest.raises(NotPrepared, match="does not exist any more"):
+                await kubelet.prepare(claim)
+            await kit.claim("c1")
+            with pytest.raises(NotPrepared, match="got replaced"):
+                await kubelet.prepare(claim)
+            await kubelet.unprepare(claim)
+
+    asyncio.run(story())
+
+
+def test_prepared_again_it_is_the_same_and_the_plugin_is_not_asked(kit):
+    async def story():
+        await kit.boot()
+        claim = await kit.claim("c1")
+        async with kit.plugin(), kit.kubelet() as kubelet:
+            await kubelet.registered(kit.driver)
+            first = await kubelet.prepare(claim)
+        async with kit.plugin() as one, kit.kubelet() as kubelet:
+            await kubelet.registered(kit.driver)
+            await kit.api.delete(RESOURCE_CLAIM, "c1", "default")
+            assert await kubelet.prepare(claim) == first
+            assert kit.toys.prepared == [claim.uid]
+            await kubelet.unprepare(claim)
+            await kubelet.unprepare(claim)
+            assert kit.toys.unprepared == [claim.uid]
+            assert one.checkpoint.claims == {}
+
+    asyncio.run(story())
+
+
+def test_a_claim_whose_cdi_spec_is_gone_is_prepared_anew(kit):
+    async def story():
+        await kit.boot()
+        claim = await kit.claim("c1")
+        async with kit.plugin() as one:
+            await one.requests.prepare([claim.ref])
+            (spec,) = kit.places.cdi.iterdir()
+            spec.unlink()
+            (answer,) = (await one.requests.prepare([claim.ref])).values()
+            assert answer.devices
+            assert spec.exists()
+
+    asyncio.run(story())
+
+
+def test_a_device_is_not_given_to_two_claims(kit):
+    async def story():
+        await kit.boot()
+        first, two = await kit.claim("one"), await kit.claim("two")
+        async with kit.plugin() as one:
+            await one.requests.prepare([first.ref])
+            (answer,) = (await one.requests.prepare([two.ref], 0.3)).values()
+            assert answer.error == "device toy-0 is still held by claim default/one on this node"
+            waiting = asyncio.create_task(one.requests.prepare([two.ref]))
+            await one.requests.unprepare([first.ref])
+            (answer,) = (await waiting).values()
+            assert answer.devices[0].device == "toy-0"
+
+    asyncio.run(story())
+
+
+def test_a_given_up_claim_is_not_brought_back_by_a_late_prepare(kit):
+    async def story():
+        await kit.boot()
+        claim = await kit.claim("c1")
+        kit.toys.trouble["c1"] = Retry("not yet", after=0.0)
+        async with kit.plugin() as one:
+            await one.requests.prepare([claim.ref], 0.2)
+            del kit.toys.trouble["c1"]
+            await one.requests.unprepare([claim.ref])
+            (late,) = (await one.requests.prepare([claim.ref])).values()
+            assert late.error.startswith("Permanent error: stale prepare")
+            kit.now += 91
+            (later,) = (await one.requests.prepare([claim.ref])).values()
+            assert later.devices
+
+    asyncio.run(story())
+
+
+def test_another_pod_may_use_a_shared_claim_that_was_given_up(kit):
+    async def story():
+        await kit.boot()
+        claim = await kit.claim("c1")
+        kit.toys.trouble["c1"] = Retry("not yet", after=0.0)
+        async with kit.plugin() as one:
+            await one.requests.prepare([claim.ref], 0.2)
+            del kit.toys.trouble["c1"]
+            await one.requests.unprepare([claim.ref])
+            found = await kit.api.get(RESOURCE_CLAIM, "c1", "default")
+            found["status"]["reservedFor"] = [{"resource": "pods", "name": "q", "uid": "q-uid"}]
+            await kit.api.replace(RESOURCE_CLAIM, found, subresource="status")
+            (answer,) = (await one.requests.prepare([claim.ref])).values()
+            assert answer.devices
+
+    asyncio.run(story())
+
+
+def test_of_two_claims_that_go_at_once_the_last_sees_nobody_left(kit):
+    async def story():
+        await kit.boot()
+        claims = [await kit.claim("one", "toy-0"), await kit.claim("two", "toy-1")]
+        refs = [claim.ref for claim in claims]
+        async with kit.plugin() as one:
+            await one.requests.prepare(refs)
+            await one.requests.unprepare(refs)
+            assert kit.toys.others == [["two"], []]
+
+    asyncio.run(story())
+
+
+def test_sockets_are_private_come_late_and_leave_nothing(kit):
+    async def story():
+        await kit.boot()
+        kit.places.registry.mkdir()
+        stale = kit.places.registry / f"{kit.driver}-reg.sock"
+        stale.touch()
+        async with kit.plugin() as one:
+            for path in (one.dra_socket, one.registrar_socket):
+                mode = path.stat().st_mode
+                assert stat.S_ISSOCK(mode)
+                assert stat.S_IMODE(mode) == 0o600
+            assert one.registrar_socket == stale
+            assert await one.is_serving()
+            with pytest.raises(Refused, match="another process serves"):
+                async with kit.plugin():
+                    raise AssertionError("two plugins at once")
+        assert not stale.exists()
+        assert not one.dra_socket.exists()
+        assert not await one.is_serving()
+
+    asyncio.run(story())
+
+
+def test_a_long_driver_name_gets_a_hashed_socket_and_a_long_directory_is_refused(kit):
+    long = "a" * 60 + ".example.com"
+    found = registrar_path(kit.places.registry / ("d" * 30), long)
+    assert len(str(found)) <= 107
+    assert found.name.endswith("-reg.sock")
+    places = msgspec.structs.replace(kit.places, plugins=kit.places.plugins / ("p" * 90))
+
+    async def story():
+        host = msgspec.structs.replace(kit.host(), places=places)
+        with pytest.raises(Refused, match="the kernel takes 107"):
+            async with running(kit.toys, kit.api, host):
+                raise AssertionError("no socket has such a path")
+
+    asyncio.run(story())
+
+
+def test_kubelet_is_told_how_the_devices_are(kit):
+    async def story():
+        await kit.boot()
+        async with kit.plugin(), kit.kubelet() as kubelet:
+            plugin = await kubelet.registered(kit.driver)
+            async for told in plugin.health():
+                assert told == {"toy-0": (1, ""), "toy-1": (1, "")}
+                break
+
+    asyncio.run(story())
+
+
+def test_the_slices_follow_the_devices_and_come_back_when_they_were_wiped(kit):
+    async def names():
+        found = (await kit.api.list(RESOURCE_SLICE)).items
+        return [device["name"] for one in found for device in one["spec"]["devices"]]
+
+    async def until(wanted):
+        while await names() != wanted:
+            await asyncio.sleep(0.01)
+
+    async def story():
+        await kit.boot()
+        async with kit.plugin() as one:
+            await until(["toy-0", "toy-1"])
+            kit.toys.names = ["toy-2"]
+            one.publisher.wake()
+            await until(["toy-2"])
+            (found,) = (await kit.api.list(RESOURCE_SLICE)).items
+            assert found["spec"]["pool"]["generation"] == 2
+            await kit.api.delete(RESOURCE_SLICE, found["metadata"]["name"])
+            await until(["toy-2"])
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_metrics_count_from_zero(kit):
+    async def story():
+        await kit.boot()
+        good, bad = await kit.claim("good"), await kit.claim("bad", "toy-1")
+        kit.toys.trouble["bad"] = Refused("broken")
+        async with kit.plugin() as one:
+            before = one.metrics().decode()
+            await one.requests.prepare([good.ref])
+            await one.requests.prepare([bad.ref])
+            assert await one.is_serving()
+            return before, one.metrics().decode()
+
+    before, after = asyncio.run(story())
+    prepared = 'nvidia_dra_prepared_devices{device_type="toy",driver="toy.example.com",node="node-a"}'
+    failed = 'nvidia_dra_node_prepare_errors_total{driver="toy.example.com",error_type="prepare_devices"}'
+    done = 'nvidia_dra_requests_total{driver="toy.example.com",operation="prepare"}'
+    for series, late in ((prepared, 1.0), (failed, 1.0), (done, 1.0)):
+        assert f"{series} 0.0\n" in before
+        assert f"{series} {late}\n" in after
+
+
+def test_the_sweeper_gives_back_what_was_begun_for_claims_that_are_gone(kit):
+    async def story():
+        await kit.boot()
+        gone, there = await kit.claim("gone"), await kit.claim("there", "toy-1")
+        for name in ("gone", "there"):
+            kit.toys.trouble[name] = Retry("not yet", after=0.0)
+        async with kit.plugin() as one:
+            await one.requests.prepare([gone.ref, there.ref], 0.2)
+            await kit.api.delete(RESOURCE_CLAIM, "gone", "default")
+            del kit.toys.trouble["gone"]
+            orphan = kit.places.cdi / f"k8s.{kit.driver}-claim_nobody.yaml"
+            orphan.write_text("{}")
+            await one.sweeper.sweep()
+            assert kit.toys.unprepared == [gone.uid]
+            assert not orphan.exists()
+            assert one.checkpoint.claims[there.uid].state == "PrepareStarted"
+            kit.now += 91
+            await one.sweeper.sweep()
+            assert gone.uid not in one.checkpoint.claims
+
+    asyncio.run(story())

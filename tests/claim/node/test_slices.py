@@ -1,0 +1,129 @@
+"""Slices: what the plan makes is what was wanted, in as few writes as there are differences."""
+
+import copy
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.claim.allocate.objects import Device, DeviceAttribute, DeviceCapacity, DeviceTaint
+from rackloom.claim.node.slices import Create, Delete, Owner, Update, chunks, plan_slices
+from rackloom.claim.node.values import Pool
+
+OWNER = Owner(driver="d.example.com", node="n1", node_uid="node-uid")
+TAINT = DeviceTaint(key="d.example.com/lost", effect="NoSchedule")
+device_lists = st.lists(
+    st.builds(
+        Device,
+        name=st.integers(0, 300).map(lambda number: f"dev-{number}"),
+        attributes=st.dictionaries(
+            st.sampled_from(["a", "b"]), st.builds(DeviceAttribute, int_=st.integers(0, 3))
+        ),
+        capacity=st.just({"memory": DeviceCapacity(value="1024Mi")}),
+        taints=st.just(()) | st.just((TAINT,)),
+    ),
+    unique_by=lambda device: device.name,
+    max_size=5,
+)
+pools = st.dictionaries(st.sampled_from(["p1", "p2"]), device_lists, max_size=2).map(
+    lambda found: tuple(Pool(name=name, devices=tuple(devices)) for name, devices in found.items())
+)
+
+
+class Server:
+    """Slices as an API server keeps them: it words quantities its own way and dates taints."""
+
+    def __init__(self):
+        self.slices = {}
+        self.count = 0
+
+    def run(self, actions):
+        for action in actions:
+            match action:
+                case Create(new):
+                    self.count += 1
+                    name = f"{new['metadata']['generateName']}{self.count:05}"
+                    meta = {**new["metadata"], "name": name, "uid": f"u{self.count}"}
+                    self.slices[name] = self.admit({**new, "metadata": meta})
+                case Update(changed):
+                    assert changed["metadata"]["name"] in self.slices
+                    self.slices[changed["metadata"]["name"]] = self.admit(changed)
+                case Delete(name, uid):
+                    assert self.slices.pop(name)["metadata"]["uid"] == uid
+
+    def admit(self, obj):
+        obj = copy.deepcopy(obj)
+        for device in obj["spec"]["devices"]:
+            for capacity in device.get("capacity", {}).values():
+                capacity["value"] = "1Gi"
+            for taint in device.get("taints", ()):
+                self.count += 1
+                taint.setdefault("timeAdded", f"t{self.count}")
+        return obj
+
+    def all(self):
+        return list(self.slices.values())
+
+    def names(self, pool):
+        """As the scheduler reads them: the newest generation, if it is complete."""
+        mine = [one["spec"] for one in self.all() if one["spec"]["pool"]["name"] == pool]
+        newest = max((one["pool"]["generation"] for one in mine), default=0)
+        found = [one for one in mine if one["pool"]["generation"] == newest]
+        complete = found and len(found) == found[0]["pool"]["resourceSliceCount"]
+        return sorted(device["name"] for one in found for device in one["devices"]) if complete else None
+
+
+@given(st.lists(pools, min_size=1, max_size=4))
+def test_the_plan_makes_what_is_wanted_and_then_rests(wishes):
+    server = Server()
+    for wanted in wishes:
+        server.run(plan_slices(wanted, server.all(), OWNER))
+        for pool in wanted:
+            assert server.names(pool.name) == sorted(device.name for device in pool.devices)
+        assert {one["spec"]["pool"]["name"] for one in server.all()} == {pool.name for pool in wanted}
+        assert plan_slices(wanted, server.all(), OWNER) == ()
+
+
+@given(pools, pools, st.integers(0, 6))
+def test_a_plan_that_was_cut_off_is_finished_by_the_next(before, after, done):
+    server = Server()
+    server.run(plan_slices(before, server.all(), OWNER))
+    server.run(plan_slices(after, server.all(), OWNER)[:done])
+    server.run(plan_slices(after, server.all(), OWNER))
+    assert plan_slices(after, server.all(), OWNER) == ()
+    for pool in after:
+        assert server.names(pool.name) == sorted(device.name for device in pool.devices)
+
+
+def devices(count, taints=()):
+    return tuple(Device(name=f"dev-{number}", taints=taints) for number in range(count))
+
+
+def test_a_slice_has_at_most_as_many_devices_as_the_api_takes():
+    assert [len(chunk) for chunk in chunks(devices(300))] == [128, 128, 44]
+    assert [len(chunk) for chunk in chunks(devices(130, (TAINT,)))] == [64, 64, 2]
+    assert chunks(()) == ((),)
+
+
+def test_a_new_slice_belongs_to_the_node():
+    (action,) = plan_slices([Pool(name="n1", devices=devices(1))], [], OWNER)
+    assert action.slice["metadata"]["generateName"] == "00000-d.example.com-n1-"
+    (owner,) = action.slice["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("Node", "node-uid", True)
+    assert action.slice["spec"]["pool"] == {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+
+
+def test_a_taint_that_stays_keeps_its_time():
+    server = Server()
+    server.run(plan_slices([Pool(name="n1", devices=devices(1, (TAINT,)))], [], OWNER))
+    since = server.all()[0]["spec"]["devices"][0]["taints"][0]["timeAdded"]
+    server.run(plan_slices([Pool(name="n1", devices=devices(2, (TAINT,)))], server.all(), OWNER))
+    first, second = server.all()[0]["spec"]["devices"]
+    assert first["taints"][0]["timeAdded"] == since
+    assert second["taints"][0]["timeAdded"] != since
+
+
+def test_removals_come_last():
+    server = Server()
+    server.run(plan_slices([Pool(name="old", devices=devices(1))], [], OWNER))
+    kinds = [type(one) for one in plan_slices([Pool(name="new", devices=devices(1))], server.all(), OWNER)]
+    assert kinds == [Create, Delete]

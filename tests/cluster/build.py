@@ -1,0 +1,158 @@
+"""The binaries of a real control plane: the machine's own, or built once from the pins beside this file.
+
+`KUBEBUILDER_ASSETS` names a folder with all four of them. Without it they are Go tools of go.mod, built into
+a folder of the cache that carries the digest of the pins, so that another pin is another folder.
+
+python tests/cluster/build.py                 builds what is missing and prints where it is
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ASSETS = "KUBEBUILDER_ASSETS"
+CACHE = "RACKLOOM_CLUSTER_CACHE"
+_VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+say = partial(print, file=sys.stderr, flush=True)
+
+
+class NotBuilt(Exception):
+    """The binaries are not there and cannot be made here; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Go programs that one go.mod pins."""
+
+    module: Path
+    """The folder of go.mod and go.sum, and of a program of ours where there is one."""
+    packages: Mapping[str, str]
+    """The package of each binary."""
+
+    @property
+    def folder(self) -> Path:
+        """Where they are kept: the same pins, the same place."""
+        pins = hashlib.sha256()
+        for file in sorted((*self.module.glob("go.*"), *self.module.glob("*.go"))):
+            pins.update(file.read_bytes())
+        return cache() / pins.hexdigest()[:16]
+
+    def missing(self, folder: Path) -> list[str]:
+        return [name for name in self.packages if not os.access(folder / name, os.X_OK)]
+
+
+CONTROL_PLANE = Tools(
+    HERE,
+    {
+        "etcd": "go.etcd.io/etcd/server/v3",
+        "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+        "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+        "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+    },
+)
+MPI_OPERATOR = Tools(HERE / "mpi", {"mpi-operator": "."})
+
+
+def cache() -> Path:
+    """The folder of all builds."""
+    named = os.environ.get(CACHE)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(named) if named else Path(base) / "rackloom" / "cluster"
+
+
+def at_hand(tools: Tools) -> Path | None:
+    """The folder of binaries that need no build.
+
+    Raises:
+        NotBuilt: the folder that the environment names lacks some.
+    """
+    assets = os.environ.get(ASSETS)
+    if assets and tools is CONTROL_PLANE:
+        if lacking := tools.missing(Path(assets)):
+            raise NotBuilt(
+                f"{ASSETS}={assets} lacks {', '.join(lacking)}: add them, or unset it to build them"
+            )
+        return Path(assets)
+    return None if tools.missing(tools.folder) else tools.folder
+
+
+def made(tools: Tools) -> Path:
+    """The folder of the binaries, built where they are not at hand.
+
+    Raises:
+        NotBuilt: the build failed.
+    """
+    folder = at_hand(tools)
+    if folder is not None:
+        return folder
+    target = tools.folder
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if tools.missing(target):
+            _build(tools, target)
+    return target
+
+
+def _build(tools: Tools, target: Path) -> None:
+    say(f"building {', '.join(tools.packages)} into {target}: minutes the first time, nothing after that")
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        for binary, package in tools.packages.items():
+            _build_one(tools.module, package, Path(scratch) / binary)
+        target.mkdir(exist_ok=True)
+        for binary in tools.packages:
+            (Path(scratch) / binary).replace(target / binary)
+
+
+def _build_one(module: Path, package: str, binary: Path) -> None:
+    go = shutil.which("go")
+    if go is None:
+        raise NotBuilt(
+            f"there is no Go to build {binary.name} with: install Go, or name binaries by {ASSETS}"
+        )
+    flags = f"-s -w {stamps((module / 'go.mod').read_text())}"
+    done = subprocess.run(
+        [go, "build", "-mod=readonly", "-trimpath", "-ldflags", flags, "-o", str(binary), package],
+        cwd=module,
+        env={**os.environ, "CGO_ENABLED": "0"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        raise NotBuilt(f"{package} does not build (is the Go module proxy reachable?): {_gist(done.stderr)}")
+
+
+def stamps(pins: str) -> str:
+    """Linker flags that make binaries report the pinned Kubernetes version rather than v0.0.0-master."""
+    pinned = re.search(r"k8s\.io/kubernetes (v(\d+)\.(\d+)\.\d+)", pins)
+    if pinned is None:
+        return ""
+    version, major, minor = pinned.groups()
+    values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    return " ".join(
+        f"-X {where}.{name}={value}" for where in _VERSION_PACKAGES for name, value in values.items()
+    )
+
+
+def _gist(stderr: str) -> str:
+    """The last line that is not progress, which is where Go says what is wrong."""
+    lines = [line.strip() for line in stderr.splitlines() if not line.startswith("go: downloading")]
+    return next((line for line in reversed(lines) if line), "go said nothing")
+
+
+if __name__ == "__main__":
+    try:
+        for wanted in (CONTROL_PLANE, MPI_OPERATOR):
+            sys.stdout.write(f"{made(wanted)}\n")
+    except NotBuilt as error:
+        sys.exit(f"build: {error}")

@@ -1,0 +1,151 @@
+"""A real control plane for the tests of this folder, and simulated nodes on it.
+
+`make test-cluster` sets RACKLOOM_TEST_CLUSTER; without it these tests are collected and skipped, so that
+`make test` neither builds Kubernetes nor runs one for each of its workers.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.cluster.build import CONTROL_PLANE, Tools, made
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.waiting import until
+
+from rackloom.claim.kube.api import KubeApi, NotFound
+from rackloom.claim.kube.connection import http_client
+from rackloom.claim.kube.kinds import NAMESPACE, NODE, POD, SERVICE_ACCOUNT
+from rackloom.claim.kube.lightkube_api import LightkubeApi
+from rackloom.claim.kube.pace import Pace
+from rackloom.twin.nodes.hooks import Containers, Devices, Idle, NoDevices
+from rackloom.twin.nodes.kubelets import Kubelets
+from rackloom.twin.nodes.node_objects import NodeSpec
+
+ASKED_BY = "RACKLOOM_TEST_CLUSTER"
+_PATIENT = httpx2.Timeout(60.0, pool=None)
+"""A thousand pods of one process wait for a hundred connections as long as it takes."""
+_UNLIMITED = Pace(10_000.0, 10_000)
+_numbers = itertools.count(1)
+AddNodes = Callable[..., Awaitable[list[str]]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Iterator[None]:
+    """A failure shows the ends of the control plane's logs."""
+    report: Any = yield
+    plane = item.funcargs.get("cluster")
+    if report.failed and isinstance(plane, ControlPlane):
+        report.sections.append(("control plane", plane.told()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def binaries() -> Callable[[Tools], Path]:
+    """Makes tools that Go builds; nothing is built unless somebody asked for a cluster."""
+    if not os.environ.get(ASKED_BY):
+        pytest.skip(f"needs a real control plane: make test-cluster (it sets {ASKED_BY})")
+    return made
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    binaries: Callable[[Tools], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlPlane]:
+    """One control plane for all tests: its url, an admin's kubeconfig, and kubeconfigs for anybody else."""
+    plane = ControlPlane(binaries(CONTROL_PLANE), tmp_path_factory.mktemp("cluster"))
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.stop()
+
+
+@pytest.fixture
+async def api(cluster: ControlPlane) -> AsyncIterator[KubeApi]:
+    """The cluster as its administrator sees it, at full speed."""
+    client = http_client(cluster.admin, None)
+    client.timeout = _PATIENT
+    async with LightkubeApi(client, _UNLIMITED) as admin:
+        yield admin
+
+
+@pytest.fixture
+def devices() -> Devices:
+    """What prepares claims on the nodes of a test; tests put their own plugins here."""
+    return NoDevices()
+
+
+@pytest.fixture
+def containers() -> Containers:
+    """What runs in the pods of a test."""
+    return Idle()
+
+
+@pytest.fixture
+async def kubelets(api: KubeApi, devices: Devices, containers: Containers) -> AsyncIterator[Kubelets]:
+    """Kubelets at work, of no node yet."""
+    at_work = Kubelets(api, time.time, devices=devices, containers=containers)
+    task = asyncio.create_task(at_work.run())
+    yield at_work
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+@pytest.fixture
+async def add_nodes(api: KubeApi, kubelets: Kubelets) -> AsyncIterator[AddNodes]:
+    """Registers nodes that are ready, `add_nodes(count, labels=...)`, and returns their names."""
+    names: list[str] = []
+
+    async def add(count: int, **spec: Any) -> list[str]:
+        new = [f"node-{next(_numbers)}" for _ in range(count)]
+        names.extend(new)
+        await asyncio.gather(*(kubelets.register(NodeSpec(name, **spec)) for name in new))
+        await until(lambda: _take_pods(api, new), "new nodes take pods")
+        return new
+
+    yield add
+    await asyncio.gather(*(api.delete(NODE, name) for name in names))
+
+
+@pytest.fixture
+async def namespace(api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[str]:
+    """A namespace that pods can be made in; at the end it and its pods are gone, which takes the kubelets."""
+    name = f"test-{next(_numbers)}"
+    await api.create(NAMESPACE, {"metadata": {"name": name}})
+    await until(lambda: _exists(api, name), "the service account of a new namespace")
+    yield name
+    await api.delete(NAMESPACE, name)
+    await until(lambda: _is_empty(api, name), "the pods of a deleted namespace are gone")
+
+
+async def _take_pods(api: KubeApi, names: list[str]) -> bool:
+    """The node controller has seen that they are ready, and taken the taint of new nodes away."""
+    taken = {
+        node["metadata"]["name"] for node in (await api.list(NODE)).items if "taints" not in node["spec"]
+    }
+    return taken.issuperset(names)
+
+
+async def _exists(api: KubeApi, namespace: str) -> bool:
+    try:
+        await api.get(SERVICE_ACCOUNT, "default", namespace)
+    except NotFound:
+        return False
+    return True
+
+
+async def _is_empty(api: KubeApi, namespace: str) -> bool:
+    return not (await api.list(POD, namespace)).items

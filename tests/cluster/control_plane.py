@@ -1,0 +1,197 @@
+"""A real control plane on loopback: etcd, kube-apiserver, kube-scheduler and kube-controller-manager."""
+
+import json
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+from tests.cluster.credentials import MASTERS, Credentials
+from tests.cluster.processes import Child, start
+
+from rackloom.claim.kube.api import Object
+
+_READY_WITHIN = 120.0
+"""Seconds for the API server to be ready; a machine with nothing else to do needs about five."""
+_ISSUER = "https://kubernetes.default.svc"
+_SERVICES = "10.96.0.0/16"
+_PER_SECOND = 2000
+"""Calls that the scheduler and the controllers may make: their own limits are meant for larger machines."""
+
+
+class NotReady(Exception):
+    """It did not come up; the text has the ends of the logs."""
+
+
+class ControlPlane:
+    """Four processes in one folder. Every one of them can be killed and started again."""
+
+    def __init__(self, binaries: Path, folder: Path) -> None:
+        self._binaries = binaries
+        self._folder = folder
+        self.logs = folder / "logs"
+        self.logs.mkdir()
+        self.credentials = Credentials(folder)
+        self._port = _free_port()
+        self.url = f"https://127.0.0.1:{self._port}"
+        self.admin = self.kubeconfig("admin", MASTERS)
+        self._children: dict[str, Child] = {}
+
+    def kubeconfig(self, user: str, *groups: str) -> Path:
+        """A client configuration for a user of these groups, by certificate."""
+        return self.credentials.kubeconfig(self.url, user, *groups)
+
+    def kubeconfig_of_token(self, name: str, token: str) -> Path:
+        """A client configuration for whoever this bearer token is."""
+        return self.credentials.kubeconfig_of_token(self.url, name, token)
+
+    def start(self) -> None:
+        """Start all of it and wait until the API server serves.
+
+        Raises:
+            NotReady: it ended, or did not become ready in time.
+        """
+        for name in ("etcd", "kube-apiserver"):
+            self.start_one(name)
+        self.wait_until_ready()
+        for name in ("kube-scheduler", "kube-controller-manager"):
+            self.start_one(name)
+
+    def start_one(self, name: str) -> None:
+        """Start one of the four, for the first time or after `kill_one`."""
+        flags = {
+            "etcd": self._etcd,
+            "kube-apiserver": self._apiserver,
+            "kube-scheduler": self._scheduler,
+            "kube-controller-manager": self._controller_manager,
+        }
+        self._children[name] = start(name, [self._binaries / name, *flags[name]()], self.logs)
+
+    def kill_one(self, name: str) -> None:
+        """End one of the four without a farewell."""
+        self._children[name].kill()
+
+    def wait_until_ready(self) -> None:
+        """Wait until the API server says so itself.
+
+        Raises:
+            NotReady: it ended, or did not become ready in time.
+        """
+        with self._client() as client:
+            self._wait(lambda: _is_ready(client))
+
+    def bound_token(self, pod: Object, account: str) -> str:
+        """A token of a service account that counts while the pod exists, as a kubelet asks for."""
+        meta = pod["metadata"]
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
+        where = f"/api/v1/namespaces/{meta['namespace']}/serviceaccounts/{account}/token"
+        with self._client() as client:
+            answer = client.post(where, json={"spec": {"boundObjectRef": bound}}).raise_for_status()
+        token: str = answer.json()["status"]["token"]
+        return token
+
+    def _client(self) -> httpx2.Client:
+        trust = ssl.create_default_context(cafile=str(self.credentials.authority))
+        admin = self.credentials.client("admin", MASTERS)
+        trust.load_cert_chain(admin.certificate, admin.key)
+        return httpx2.Client(base_url=self.url, verify=trust)
+
+    def stop(self) -> None:
+        """End what still runs, the last started first."""
+        while self._children:
+            self._children.popitem()[1].stop()
+
+    def told(self) -> str:
+        """The ends of all logs."""
+        return "\n".join(child.tail() for child in self._children.values())
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _READY_WITHIN
+        while not ready():
+            ended = [child.name for child in self._children.values() if child.ended()]
+            if ended or time.monotonic() > deadline:
+                why = f"{' and '.join(ended)} ended" if ended else f"not ready within {_READY_WITHIN:.0f} s"
+                raise NotReady(f"{why}\n{self.told()}")
+            time.sleep(0.1)
+
+    @property
+    def _store(self) -> str:
+        return f"unix://{self._folder}/etcd.sock"
+
+    def _etcd(self) -> list[str]:
+        return [
+            f"--data-dir={self._folder}/etcd",
+            f"--listen-client-urls={self._store}",
+            # Flags must name addresses to advertise; a single member is called by nobody at either.
+            "--advertise-client-urls=http://localhost:2379",
+            f"--listen-peer-urls=unix://{self._folder}/peer.sock",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+        ]
+
+    def _apiserver(self) -> list[str]:
+        serving = self.credentials.server("kube-apiserver", "kubernetes.default.svc")
+        signing = self.credentials.service_accounts
+        return [
+            f"--etcd-servers={self._store}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self._port}",
+            # An endpoint on loopback is not valid, and nothing here reaches the server through a Service.
+            "--endpoint-reconciler-type=none",
+            f"--tls-cert-file={serving.certificate}",
+            f"--tls-private-key-file={serving.key}",
+            f"--client-ca-file={self.credentials.authority}",
+            "--anonymous-auth=false",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--allow-privileged=true",
+            f"--service-account-issuer={_ISSUER}",
+            f"--service-account-key-file={signing.certificate}",
+            f"--service-account-signing-key-file={signing.key}",
+            f"--service-cluster-ip-range={_SERVICES}",
+            "--profiling=false",
+        ]
+
+    def _scheduler(self) -> list[str]:
+        file = self._folder / "scheduler.json"
+        connection = {
+            "kubeconfig": str(self.kubeconfig("system:kube-scheduler")),
+            "qps": _PER_SECOND,
+            "burst": _PER_SECOND,
+        }
+        document = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": connection,
+            "leaderElection": {"leaderElect": False},
+        }
+        file.write_text(json.dumps(document))
+        return [f"--config={file}", "--secure-port=0"]
+
+    def _controller_manager(self) -> list[str]:
+        return [
+            f"--kubeconfig={self.kubeconfig('system:kube-controller-manager')}",
+            f"--kube-api-qps={_PER_SECOND}",
+            f"--kube-api-burst={_PER_SECOND}",
+            "--leader-elect=false",
+            "--secure-port=0",
+            "--use-service-account-credentials=true",
+            f"--service-account-private-key-file={self.credentials.service_accounts.key}",
+            f"--root-ca-file={self.credentials.authority}",
+        ]
+
+
+def _is_ready(client: httpx2.Client) -> bool:
+    try:
+        return client.get("/readyz").status_code == httpx2.codes.OK
+    except httpx2.TransportError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,103 @@
+"""The real scheduler allocates what `rackloom claim allocate` predicts."""
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from tests.cluster.conftest import AddNodes
+from tests.cluster.waiting import until
+
+from rackloom.claim.allocate.objects import AllocationResult
+from rackloom.claim.allocate.pods import Placed
+from rackloom.claim.allocate.slices import device_classes, slices_of
+from rackloom.claim.kube.api import KubeApi, Object
+from rackloom.claim.kube.kinds import (
+    DEVICE_CLASS,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
+)
+from rackloom.cli import claim_plan
+from rackloom.cli.claim_template import machine_of
+
+pytestmark = pytest.mark.anyio
+EXAMPLE = Path(__file__).parents[2] / "examples" / "nixl-kv-transfer"
+TEMPLATES = {
+    name: EXAMPLE / f"resource-claim-template-{name.rpartition('-')[2]}.yaml"
+    for name in ("h100-4gpu-4nic-numa-aligned", "h100-4gpu-4nic-numa-unaligned")
+}
+PROFILE = "azure-nd96isr-h100-v5"
+Devices = list[tuple[str, str, str]]
+
+
+def predicted() -> Mapping[str, Devices]:
+    """By template: request, driver and device of each result, in order."""
+    answers = claim_plan.answers(claim_plan.manifests([*TEMPLATES.values()], PROFILE, 2), "exact")
+    return {answer.claim: told(answer.allocation) for answer in answers if isinstance(answer, Placed)}
+
+
+def told(allocation: AllocationResult) -> Devices:
+    return [(one.request, one.driver, one.device) for one in allocation.devices.results]
+
+
+@pytest.fixture
+async def azure_nodes(api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[list[str]]:
+    """Two nodes with the slices that their GPU and NIC drivers would publish, and the drivers' classes."""
+    nodes = await add_nodes(2)
+    classes = [(DEVICE_CLASS, one) for one in device_classes()]
+    slices = [(RESOURCE_SLICE, one) for node in nodes for one in slices_of(machine_of(PROFILE), node)]
+    for kind, one in (*classes, *slices):
+        await api.create(kind, msgspec.to_builtins(one))
+    yield nodes
+    for kind, one in (*classes, *slices):
+        await api.delete(kind, one.metadata.name)
+
+
+def pod_of(template: str, namespace: str) -> Object:
+    container = {"name": "main", "image": "none", "resources": {"claims": [{"name": "devices"}]}}
+    return {
+        "metadata": {"name": template, "namespace": namespace},
+        "spec": {
+            "containers": [container],
+            "resourceClaims": [{"name": "devices", "resourceClaimTemplateName": template}],
+        },
+    }
+
+
+async def run_pod(api: KubeApi, template: str, namespace: str) -> tuple[Object, Object]:
+    """The running pod of a template, and its claim."""
+    await api.create(
+        RESOURCE_CLAIM_TEMPLATE,
+        {
+            **yaml.safe_load(TEMPLATES[template].read_text()),
+            "metadata": {"name": template, "namespace": namespace},
+        },
+    )
+    await api.create(POD, pod_of(template, namespace))
+
+    async def running() -> Object | None:
+        pod = await api.get(POD, template, namespace)
+        return pod if pod["status"]["phase"] == "Running" else None
+
+    pod = await until(running, f"the pod {template} runs")
+    assert pod is not None
+    (made,) = pod["status"]["resourceClaimStatuses"]
+    return pod, await api.get(RESOURCE_CLAIM, made["resourceClaimName"], namespace)
+
+
+async def test_both_example_templates_get_the_predicted_devices(
+    api: KubeApi, azure_nodes: list[str], namespace: str
+) -> None:
+    expected, used = predicted(), []
+    assert expected.keys() == TEMPLATES.keys()
+    for template, devices in expected.items():
+        pod, claim = await run_pod(api, template, namespace)
+        used.append(pod["spec"]["nodeName"])
+        results = claim["status"]["allocation"]["devices"]["results"]
+        assert told(msgspec.convert(claim["status"]["allocation"], AllocationResult)) == devices
+        assert {one["pool"] for one in results} == {used[-1]}
+        assert [user["uid"] for user in claim["status"]["reservedFor"]] == [pod["metadata"]["uid"]]
+    assert set(used) == set(azure_nodes)

@@ -1,0 +1,98 @@
+"""The upstream MPI operator makes the pods of an MPIJob here, and sees them run."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from tests.cluster.build import MPI_OPERATOR, Tools
+from tests.cluster.conftest import AddNodes
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.credentials import MASTERS
+from tests.cluster.custom import definition, serve
+from tests.cluster.processes import start
+from tests.cluster.waiting import until
+
+from rackloom.claim.kube.api import Kind, KubeApi, Object
+from rackloom.claim.kube.kinds import CRD, POD
+from rackloom.twin.nodes.hooks import Containers, Idle
+
+pytestmark = pytest.mark.anyio
+MPI_JOB = Kind("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", namespaced=True)
+ROLE = "training.kubeflow.org/job-role"
+WORKERS = 4
+
+
+class LaunchersEnd:
+    """The launcher ends when the test says that the ranks are done; workers serve until they are deleted."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    async def run(self, node: str, pod: Object, ready: Callable[[], Awaitable[None]]) -> int:
+        await ready()
+        if pod["metadata"]["labels"][ROLE] == "launcher":
+            await until(self._is_done, "the ranks are done")
+            return 0
+        return await Idle().run(node, pod, ready)
+
+    async def _is_done(self) -> bool:
+        return self.done
+
+
+@pytest.fixture
+def containers() -> Containers:
+    return LaunchersEnd()
+
+
+@pytest.fixture
+async def mpi_operator(
+    binaries: Callable[[Tools], Path], cluster: ControlPlane, api: KubeApi
+) -> AsyncIterator[None]:
+    """The operator at work. Its CRD here is one of ours that takes any field."""
+    program = binaries(MPI_OPERATOR) / "mpi-operator"
+    await serve(api, MPI_JOB)
+    child = start("mpi-operator", [program, cluster.kubeconfig("mpi-operator", MASTERS)], cluster.logs)
+    yield
+    child.stop()
+    await api.delete(CRD, definition(MPI_JOB)["metadata"]["name"])
+
+
+def mpi_job(namespace: str) -> Object:
+    template = {"spec": {"containers": [{"name": "main", "image": "none"}]}}
+    return {
+        "metadata": {"name": "ranks", "namespace": namespace},
+        "spec": {
+            "slotsPerWorker": 4,
+            "runPolicy": {"cleanPodPolicy": "Running"},
+            "mpiReplicaSpecs": {
+                "Launcher": {"replicas": 1, "template": template},
+                "Worker": {"replicas": WORKERS, "template": template},
+            },
+        },
+    }
+
+
+async def test_a_job_has_its_workers_and_its_launcher(
+    mpi_operator: None, api: KubeApi, add_nodes: AddNodes, namespace: str, containers: LaunchersEnd
+) -> None:
+    await add_nodes(2)
+    await api.create(MPI_JOB, mpi_job(namespace))
+
+    async def running() -> list[str]:
+        pods = (await api.list(POD, namespace)).items
+        roles = [pod["metadata"]["labels"][ROLE] for pod in pods if pod["status"]["phase"] == "Running"]
+        return sorted(roles) if len(roles) > WORKERS else []
+
+    assert await until(running, "launcher and workers run") == ["launcher"] + ["worker"] * WORKERS
+    names = {
+        pod["metadata"]["name"] for pod in (await api.list(POD, namespace, labels=f"{ROLE}=worker")).items
+    }
+    assert names == {f"ranks-worker-{index}" for index in range(WORKERS)}
+
+    containers.done = True
+
+    async def succeeded() -> bool:
+        status = (await api.get(MPI_JOB, "ranks", namespace)).get("status", {})
+        return any(one["type"] == "Succeeded" for one in status.get("conditions", ()))
+
+    await until(succeeded, "the job succeeded")

@@ -1,0 +1,119 @@
+"""A plugin of ours over its unix socket: published, allocated by the real scheduler, prepared, given back."""
+
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from tests.claim.node.conftest import DRIVER, Toys
+from tests.cluster.conftest import AddNodes
+from tests.cluster.waiting import until
+
+from rackloom.claim.allocate.objects import Device
+from rackloom.claim.kube.api import KubeApi, Object
+from rackloom.claim.kube.kinds import DEVICE_CLASS, POD, RESOURCE_CLAIM, RESOURCE_CLAIM_TEMPLATE
+from rackloom.claim.node.run import Host, Places, running
+from rackloom.claim.node.values import Pool
+from rackloom.twin.kubelet.kubelet import Kubelet, kubelet_on
+from rackloom.twin.nodes.plugins import PluginDevices
+
+pytestmark = pytest.mark.anyio
+
+
+class ToysOf(Toys):
+    """Toys of a node that the test names."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self._node = node
+
+    async def pools(self) -> tuple[Pool, ...]:
+        return (Pool(name=self._node, devices=tuple(Device(name=name) for name in self.names)),)
+
+
+class Plugged:
+    """Nodes with a kubelet that calls plugins; the devices of every pod of the test go through it."""
+
+    def __init__(self, stack: AsyncExitStack, root: Path, api: KubeApi) -> None:
+        self.kubelets: dict[str, Kubelet] = {}
+        self._stack = stack
+        self._root = root
+        self._api = api
+
+    def places(self, node: str) -> Places:
+        root = self._root / node
+        return Places(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
+
+    async def plug(self, node: str, toys: Toys) -> None:
+        places = self.places(node)
+        host = Host(node=node, boot_id="1", places=places, wall=time.time)
+        await self._stack.enter_async_context(running(toys, self._api, host))
+        registry = kubelet_on(places.registry, self._api, node)
+        self.kubelets[node] = await self._stack.enter_async_context(registry)
+        await self.kubelets[node].registered(DRIVER)
+
+
+@pytest.fixture
+async def plugged(api: KubeApi) -> AsyncIterator[Plugged]:
+    async with AsyncExitStack() as stack:
+        # Paths of unix sockets must be short.
+        root = stack.enter_context(tempfile.TemporaryDirectory(prefix="rl"))
+        yield Plugged(stack, Path(root), api)
+
+
+@pytest.fixture
+def devices(plugged: Plugged) -> PluginDevices:
+    return PluginDevices(plugged.kubelets)
+
+
+async def test_a_claim_goes_through_the_plugin_and_back(
+    api: KubeApi, add_nodes: AddNodes, namespace: str, plugged: Plugged
+) -> None:
+    (node,) = await add_nodes(1)
+    toys = ToysOf(node)
+    await plugged.plug(node, toys)
+    await _request(api, namespace)
+
+    async def phase() -> str:
+        return str((await api.get(POD, "player", namespace))["status"]["phase"])
+
+    async def runs() -> bool:
+        return await phase() == "Running"
+
+    await until(runs, "the pod runs")
+    (claim,) = (await api.list(RESOURCE_CLAIM, namespace)).items
+    uid = claim["metadata"]["uid"]
+    assert toys.prepared == [uid]
+    specs = list(plugged.places(node).cdi.iterdir())
+    assert [uid in spec.name for spec in specs] == [True]
+
+    await api.delete(POD, "player", namespace)
+
+    async def claims_left() -> bool:
+        return not (await api.list(RESOURCE_CLAIM, namespace)).items
+
+    await until(claims_left, "the claim of a template goes with its pod")
+    assert toys.unprepared == [uid]
+    assert not list(plugged.places(node).cdi.iterdir())
+    await api.delete(DEVICE_CLASS, DRIVER)
+
+
+async def _request(api: KubeApi, namespace: str) -> None:
+    """A pod with one toy of a template."""
+    selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
+    await api.create(DEVICE_CLASS, {"metadata": {"name": DRIVER}, "spec": {"selectors": [selector]}})
+    requests = [{"name": "toy", "exactly": {"deviceClassName": DRIVER}}]
+    template: Object = {
+        "metadata": {"name": "toy", "namespace": namespace},
+        "spec": {"spec": {"devices": {"requests": requests}}},
+    }
+    await api.create(RESOURCE_CLAIM_TEMPLATE, template)
+    container = {"name": "main", "image": "none", "resources": {"claims": [{"name": "toy"}]}}
+    claims = [{"name": "toy", "resourceClaimTemplateName": "toy"}]
+    pod = {
+        "metadata": {"name": "player", "namespace": namespace},
+        "spec": {"containers": [container], "resourceClaims": claims},
+    }
+    await api.create(POD, pod)
