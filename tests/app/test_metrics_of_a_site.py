@@ -9,16 +9,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from rackloom.app.config import load
 from rackloom.app.metrics import OPERATIONS, SiteMetrics, connect_error
 from rackloom.app.serve import service
-from rackloom.app.site_counts import DomainCounts, SiteCounts
+from rackloom.app.site_counts import DomainCounts, SiteCounts, node_health
 from rackloom.carve.plan.values import (
     DEFAULT_PARTITION_ID,
     AddGpus,
     CreatePartition,
     DeletePartition,
+    GpuHealth,
     RemoveGpus,
 )
 from rackloom.carve.reconcile.meter import Outcome
 from rackloom.carve.site import endpoint_registry
+from rackloom.carve.site.controllers import ControllerKind
 from rackloom.carve.site.operator_steps import Order
 
 PATIENCE = 20.0
@@ -44,6 +46,7 @@ UPSTREAM = {
     "nmxm_connect_error_count": "gauge",
     "nmxc_partition_count": "gauge",
     "nmxc_gpu_count": "gauge",
+    "nmxc_compute_node_count": "gauge",
 }
 
 
@@ -109,7 +112,7 @@ def test_a_connect_error_is_one_that_did_not_get_beyond_hello(reason, label):
 )
 def test_operations_have_upstreams_words(operation, name, state, status):
     metrics = SiteMetrics("")
-    metrics.operated(operation, Outcome(kind="", partition_name="p", state=state, message=""), 0.25)
+    metrics.operated("e1", operation, Outcome(kind="", partition_name="p", state=state, message=""), 0.25)
     seen = samples(metrics.page(NOTHING, 0.0).decode())
     labels = ("operation", name), ("status", status)
     assert seen["nvlink_partition_monitor_nmxc_changes_applied_total", *labels] == 1
@@ -118,13 +121,36 @@ def test_operations_have_upstreams_words(operation, name, state, status):
 
 def test_a_domain_that_is_gone_leaves_no_numbers():
     metrics = SiteMetrics("")
-    domain = DomainCounts(uuid="d", observed_at=40.0, partitions={"healthy": 2}, gpus={"degraded": 1})
+    domain = DomainCounts(
+        uuid="d",
+        kind=ControllerKind.NMX_C,
+        observed_at=40.0,
+        partitions={"healthy": 2},
+        gpus={"degraded": 1},
+        nodes={"degraded": 1},
+    )
     counts = {name: getattr(NOTHING, name) for name in NOTHING.__struct_fields__}
     page = metrics.page(SiteCounts(**(counts | {"domains": (domain,)})), 100.0).decode()
     assert samples(page)["nvlink_observation_age_seconds", ("nvlink_domain_uuid", "d")] == 60
     labels = ("health", "degraded"), ("nvlink_domain_uuid", "d")
     assert samples(page)["nvlink_partition_monitor_nmxc_gpu_count", *labels] == 1
+    assert samples(page)["nvlink_partition_monitor_nmxc_compute_node_count", *labels] == 1
     assert 'nvlink_domain_uuid="d"' not in metrics.page(NOTHING, 100.0).decode()
+
+
+@pytest.mark.parametrize(
+    ("healths", "node"),
+    [
+        ((1, 1, 1, 1), "healthy"),
+        ((1, 1, 1, 2), "degraded"),
+        ((1, 3, 3, 3), "degraded"),
+        ((4, 4, 4, 4), "degraded"),
+        ((3, 3, 3, 3), "unhealthy"),
+        ((0, 0), "unknown"),
+    ],
+)
+def test_a_compute_node_has_the_health_of_its_gpus(healths, node):
+    assert node_health({GpuHealth(one) for one in healths}) == node
 
 
 async def scrape(site):
@@ -180,3 +206,18 @@ def test_pages_that_are_not_there(ground):
             assert (await client.get(f"http://127.0.0.1:{site.metrics_port}/admin")).status_code == 404
 
     asyncio.run(scenario())
+
+
+def test_what_an_nmxm_does_is_counted_as_its_own():
+    metrics = SiteMetrics("")
+    metrics.speaks("m", ControllerKind.NMX_M)
+    done = Outcome(kind="", partition_name="p", state="done", message="")
+    metrics.operated("m", DeletePartition(partition_id=1, name="p"), done, 0.25)
+    metrics.unreachable("m", "Hello: UNAVAILABLE: connection refused")
+    labels = {"operation": "remove", "status": "completed"}
+    for family, times in (("nmxm", 1.0), ("nmxc", 0.0)):
+        base = f"nvlink_partition_monitor_{family}"
+        sample = metrics.registry.get_sample_value
+        assert sample(f"{base}_changes_applied_total", labels) == times
+        assert sample(f"{base}_op_latency_milliseconds_count", labels) == times
+        assert sample(f"{base}_connect_error_count", {"error": "UNAVAILABLE"}) == times

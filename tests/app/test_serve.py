@@ -223,6 +223,29 @@ def test_a_site_that_only_discovers_does_what_an_operator_applies(ground):
     asyncio.run(scenario())
 
 
+def test_a_plan_is_not_applied_in_a_paused_domain_and_the_refusal_says_so(ground):
+    config = load(ground.config())
+
+    async def scenario():
+        async with (
+            ground.racks() as (switch,),
+            service(config) as site,
+            Operator(ground, site.admin_port) as admin,
+        ):
+            await admin.register(switch)
+            await until(admin.machines)
+            domain = switch.fabric.domain
+            made = (await admin.ours.MakePlan(ours.PlanRequest(domain=domain))).plan
+            plan = msgspec.json.decode(made)
+            plan["operations"] = [{"type": "delete-partition", "partition_id": 1, "name": "x"}]
+            apply = ours.ApplyRequest(plan=msgspec.json.encode(plan).decode())
+            await admin.ours.PauseDomain(ours.DomainRequest(domain=domain, reason="switch firmware"))
+            with pytest.raises(grpc.aio.AioRpcError, match="the domain is paused: switch firmware"):
+                await admin.ours.ApplyPlan(apply)
+
+    asyncio.run(scenario())
+
+
 def test_browse_asks_the_controller_itself(ground):
     config = load(ground.config())
 
@@ -272,7 +295,6 @@ def test_tokens_of_other_issuers_are_not_believed(ground):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("enabled = true", "enabled = true\nnmx_m_endpoint = 'https://nmx-m'", "NMX-M"),
         ("[server]", "[nvlink_config.nmx_c_certificate_rotation]\nenabled = true\n[server]", "not rotated"),
     ],
 )

@@ -20,6 +20,7 @@ from rackloom.app.serve import service
 from rackloom.app.site_counts import DomainCounts, SiteCounts
 from rackloom.carve.site import endpoint_registry, endpoints
 from rackloom.carve.site import migrate as migrate_module
+from rackloom.carve.site.controllers import ControllerKind
 from rackloom.carve.site.operator_steps import Order
 
 SITE = Path(__file__).parents[2] / "deploy" / "site"
@@ -32,7 +33,14 @@ def _objects():
 
 
 def _metric_names():
-    domain = DomainCounts(uuid="d", observed_at=0.0, partitions={"healthy": 1}, gpus={"healthy": 1})
+    domain = DomainCounts(
+        uuid="d",
+        kind=ControllerKind.NMX_C,
+        observed_at=0.0,
+        partitions={"healthy": 1},
+        gpus={"healthy": 1},
+        nodes={"healthy": 1},
+    )
     counts = SiteCounts(
         logical_partitions=0,
         physical_partitions=0,

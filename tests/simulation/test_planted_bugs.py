@@ -20,11 +20,13 @@ from rackloom.carve.plan.values import (
     AddGpus,
     CreatePartition,
     DeletePartition,
+    Limits,
     OwnedPartition,
     Plan,
 )
 from rackloom.carve.reconcile import domain, domain_loop, loop
 from rackloom.carve.site import (
+    drains,
     fabric_book,
     holdings,
     instances,
@@ -34,26 +36,24 @@ from rackloom.carve.site import (
     learn,
     logical_partitions,
     ownership,
+    pauses,
     settle,
     tables,
 )
 from rackloom.carve.site.store import Store
-from rackloom.twin.simfaults import KINDS, UNSETTLED
+from rackloom.twin.simfaults import KINDS
 from rackloom.twin.simrun import Plan as SimPlan
 from rackloom.twin.simrun import simulate
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 
 CALM = SimPlan(pause=None, seconds=400, think=12)
-ROUGH = SimPlan(seconds=400, think=12, pause=20)
+BUSY = SimPlan(pause=None, seconds=300, think=1, patience=2.0)
 PROMPT = SimPlan(pause=None, seconds=300, think=12, patience=8.0)
 
 
-ALL = KINDS | UNSETTLED
-
-
 def only(*kinds: str, pause: float = 15, think: float = 12) -> SimPlan:
-    return SimPlan(seconds=400, think=think, pause=pause, kinds={kind: ALL[kind] for kind in kinds})
+    return SimPlan(seconds=400, think=think, pause=pause, kinds={kind: KINDS[kind] for kind in kinds})
 
 
 def return_code_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -149,8 +149,8 @@ def ready_in_somebody_elses_partition(patch: pytest.MonkeyPatch) -> None:
 def unknown_partitions_deleted(patch: pytest.MonkeyPatch) -> None:
     make_plan = planner.make_plan
 
-    def thorough(intent: Any, observation: Any) -> Plan:
-        plan = make_plan(intent, observation)
+    def thorough(intent: Any, observation: Any, *rest: Any) -> Plan:
+        plan = make_plan(intent, observation, *rest)
         ours = {one.name for one in intent.owned}
         strange = [
             DeletePartition(partition_id=one.id, name=one.name)
@@ -330,6 +330,43 @@ def one_slow_domain_holds_up_the_others(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(domain.DomainPass, "run", in_turn)
 
 
+def name_forgotten_when_a_list_omits_it(patch: pytest.MonkeyPatch) -> None:
+    def hasty(_conn: Any, row: Any, observed_at: float, _now: float) -> bool:
+        return bool(row.seen_at is not None and row.seen_at < observed_at)
+
+    patch.setattr(ownership, "_is_gone", hasty)
+
+
+def name_forgotten_while_a_create_is_unanswered(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ownership, "_may_still_be_made", lambda *_: False)
+
+
+def ownership_lost_with_the_domain_uuid(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ownership, "follow", lambda *_: None)
+
+
+def pause_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pauses, "reason", lambda *_: None)
+
+
+def limit_of_the_domain_ignored(patch: pytest.MonkeyPatch) -> None:
+    make_plan = planner.make_plan
+
+    def boundless(intent: Any, observation: Any, *rest: Any) -> Plan:
+        roomy = msgspec.structs.replace(observation, limits=Limits())
+        plan = make_plan(intent, roomy, *rest)
+        return msgspec.structs.replace(plan, observation=observation)
+
+    patch.setattr(domain, "make_plan", boundless)
+    patch.setattr(domain, "check", lambda *_: None)
+
+
+def ended_drain_not_announced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(drains, "drained_machines", lambda: sa.select(tables.drain.c.machine_id))
+
+
+CRAMPED = SimPlan(pause=None, seconds=400, think=6, max_partitions=1)
+WATCHFUL = SimPlan(pause=None, seconds=400, think=6, operator=8)
 DARK = SimPlan(pause=None, seconds=300, think=12, patience=2.0, dark_rack=True)
 
 BUGS: dict[Bug, SimPlan] = {
@@ -350,7 +387,7 @@ BUGS: dict[Bug, SimPlan] = {
     wrong_tenant_in_a_partition: CALM,
     one_name_for_two: CALM,
     wake_lost: PROMPT,
-    wake_cleared_after_the_pass: PROMPT,
+    wake_cleared_after_the_pass: BUSY,
     partial_list_believed: only("list-omits", pause=6),
     ownership_recorded_after_the_fact: only("reply-lost", "kill-soon", pause=8),
     gpus_of_strangers_touched: CALM,
@@ -359,6 +396,12 @@ BUGS: dict[Bug, SimPlan] = {
     unknown_for_ever: only("unreachable", "restart"),
     swapped_tray_not_noticed: only("tray-swapped"),
     one_slow_domain_holds_up_the_others: DARK,
+    name_forgotten_when_a_list_omits_it: only("list-omits", "tray-away", pause=5),
+    name_forgotten_while_a_create_is_unanswered: only("applied-late", pause=4, think=6),
+    ownership_lost_with_the_domain_uuid: only("new-domain-uuid", pause=60),
+    pause_ignored: WATCHFUL,
+    limit_of_the_domain_ignored: CRAMPED,
+    ended_drain_not_announced: CALM,
 }
 
 SEEDS = 8

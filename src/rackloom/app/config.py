@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from rackloom.carve.plan.values import DefaultPartition
 from rackloom.errors import Refused
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -181,8 +182,8 @@ class SiteConfig(Section):
 
     name: Annotated[str, Field(min_length=2, max_length=256)]
     provider_org: Annotated[str, Field(min_length=1)]
-    default_partition: Literal["keep", "tray", "none"] = "none"
-    machine_sources: tuple[Literal["nmx-c", "import"], ...] = ("nmx-c", "import")
+    default_partition: DefaultPartition = DefaultPartition.NONE
+    machine_sources: tuple[Literal["nmx-c", "nmx-m", "import"], ...] = ("nmx-c", "nmx-m", "import")
     host_state: HostState = HostState()
 
 

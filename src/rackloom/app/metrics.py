@@ -22,6 +22,7 @@ from rackloom.carve.plan.values import (
     RemoveGpus,
 )
 from rackloom.carve.reconcile.meter import Outcome
+from rackloom.carve.site.controllers import ControllerKind
 
 OPERATIONS: Final = ("create", "update", "remove", "remove_default_partition")
 STATUSES: Final = {"done": "completed", "refused": "failed", "unknown": "timedout"}
@@ -63,6 +64,9 @@ class _Controllers:
             f"{base}{kind}_partition_count", "Partitions as observed", labels, registry=registry
         )
         self.gpus = Gauge(f"{base}{kind}_gpu_count", "GPUs as observed", labels, registry=registry)
+        self.nodes = Gauge(
+            f"{base}{kind}_compute_node_count", "Compute nodes by their GPUs", labels, registry=registry
+        )
         for error in KNOWN_ERRORS:
             self.connect_errors.labels(error)
         for operation in OPERATIONS:
@@ -79,6 +83,7 @@ class SiteMetrics:
         base, ours = f"{prefix}nvlink_partition_monitor_", f"{prefix}nvlink_"
         self.nmxc = _Controllers("nmxc", base, registry)
         self.nmxm = _Controllers("nmxm", base, registry)
+        self._kinds: dict[str, ControllerKind] = {}
 
         def milliseconds(name: str, about: str) -> Histogram:
             return Histogram(f"{base}{name}_milliseconds", about, buckets=_MILLISECONDS, registry=registry)
@@ -113,6 +118,10 @@ class SiteMetrics:
             f"{ours}refused_plans", "Plans that no longer held when they were checked", registry=registry
         )
 
+    def speaks(self, endpoint_id: str, kind: ControllerKind) -> None:
+        """What comes from this endpoint is counted for this kind of controller."""
+        self._kinds[endpoint_id] = kind
+
     def passed(self, _endpoint_id: str, seconds: float) -> None:
         """A pass over an endpoint ended."""
         self.iteration.observe(seconds * 1000)
@@ -122,11 +131,11 @@ class SiteMetrics:
         self.machine_updates.set(len({(gpu.chassis_serial, gpu.slot) for gpu in observation.gpus}))
         self.drift.labels(observation.domain)
 
-    def unreachable(self, _endpoint_id: str, reason: str) -> None:
+    def unreachable(self, endpoint_id: str, reason: str) -> None:
         """An endpoint could not be read; counted as a connect error when it did not get beyond Hello."""
         error = connect_error(reason)
         if error is not None:
-            self.nmxc.connect_errors.labels(error).inc()
+            self._of(endpoint_id).connect_errors.labels(error).inc()
 
     def drifted(self, domain: str, operations: int) -> None:
         """A domain differs from an intent that it was once seen to meet."""
@@ -136,11 +145,12 @@ class SiteMetrics:
         """A plan was refused."""
         self.refusals.inc()
 
-    def operated(self, operation: Operation, outcome: Outcome, seconds: float) -> None:
+    def operated(self, endpoint_id: str, operation: Operation, outcome: Outcome, seconds: float) -> None:
         """An operation was asked for."""
         labels = (_name(operation), STATUSES[outcome.state])
-        self.nmxc.changes.labels(*labels).inc()
-        self.nmxc.op_latency.labels(*labels).observe(seconds * 1000)
+        controllers = self._of(endpoint_id)
+        controllers.changes.labels(*labels).inc()
+        controllers.op_latency.labels(*labels).observe(seconds * 1000)
 
     def applied(self, _domain: str, seconds: float) -> None:
         """All operations of a plan were asked for."""
@@ -153,17 +163,29 @@ class SiteMetrics:
         for state, number in counts.endpoints.items():
             self.endpoints.labels(state).set(number)
         # A domain that is gone must not leave its last numbers behind.
-        for gauge in (self.age, self.nmxc.partitions, self.nmxc.gpus):
-            gauge.clear()
+        self.age.clear()
+        for controllers in (self.nmxc, self.nmxm):
+            controllers.partitions.clear()
+            controllers.gpus.clear()
+            controllers.nodes.clear()
         for domain in counts.domains:
             self.age.labels(domain.uuid).set(max(0.0, now - domain.observed_at))
+            controllers = self._family(domain.kind)
             for health, number in domain.partitions.items():
-                self.nmxc.partitions.labels(domain.uuid, health).set(number)
+                controllers.partitions.labels(domain.uuid, health).set(number)
             for health, number in domain.gpus.items():
-                self.nmxc.gpus.labels(domain.uuid, health).set(number)
+                controllers.gpus.labels(domain.uuid, health).set(number)
+            for health, number in domain.nodes.items():
+                controllers.nodes.labels(domain.uuid, health).set(number)
         for seconds in counts.ready_seconds:
             self.ready.observe(seconds)
         return generate_latest(self.registry)
+
+    def _of(self, endpoint_id: str) -> _Controllers:
+        return self._family(self._kinds.get(endpoint_id, ControllerKind.NMX_C))
+
+    def _family(self, kind: ControllerKind) -> _Controllers:
+        return self.nmxm if kind is ControllerKind.NMX_M else self.nmxc
 
 
 def connect_error(reason: str) -> str | None:

@@ -16,6 +16,7 @@ import msgspec
 import sqlalchemy as sa
 import structlog
 
+from rackloom.app import site_nmxm
 from rackloom.app.config import Config, load
 from rackloom.app.host_state import HostStates
 from rackloom.app.issuers import Issuers
@@ -33,11 +34,14 @@ from rackloom.carve.admin.identity import Identities
 from rackloom.carve.admin.server import AdminServer, AdminTls
 from rackloom.carve.admin.site_book import ensure_site
 from rackloom.carve.api.app import ApiDeps, create_app
-from rackloom.carve.plan.values import DefaultPartition, Observation
+from rackloom.carve.fabric.ports import FabricDriver
+from rackloom.carve.plan.values import Observation
 from rackloom.carve.reconcile.clock import SteadyClock, newest_moment
 from rackloom.carve.reconcile.hooks import Hooks
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.site import fabric_book
+from rackloom.carve.site.controllers import ControllerKind, kind_of
+from rackloom.carve.site.endpoints import Endpoint
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.values import Status
 from rackloom.errors import Refused
@@ -87,12 +91,17 @@ async def service(config: Config) -> AsyncIterator[Service]:
         stack.push_async_callback(store.close)
         clock = SteadyClock(time.time, time.monotonic, await store.read(newest_moment))
         site = config.site
-        policy = DefaultPartition(site.default_partition)
-        site_id = await store.run(ensure_site, site.name, site.provider_org, policy, clock(), new_id)
+        site_id = await store.run(
+            ensure_site, site.name, site.provider_org, site.default_partition, clock(), new_id
+        )
         nvlink = config.nvlink_config
         secrets = provider_of(config.secrets)
         switches = Switches(nvlink, secrets, clock)
         metrics = SiteMetrics(config.metrics.prefix)
+        nmxm = site_nmxm.url_of(nvlink)
+        if nmxm is not None:
+            switches.check(nmxm)
+            metrics.speaks(site_nmxm.SUBJECT, ControllerKind.NMX_M)
         reconciler = _reconciler(config, store, switches, metrics, site_id, clock)
         issuers = Issuers(config.auth.issuers, clock)
         await issuers.load()
@@ -101,6 +110,10 @@ async def service(config: Config) -> AsyncIterator[Service]:
         jobs = [issuers.refresh()]
         if nvlink.enabled or nvlink.domain_discovery_enabled:
             jobs.append(reconciler.run())
+            if nmxm is not None:
+                interval = nvlink.monitor_run_interval.total_seconds()
+                found = site_nmxm.SiteNmxm(nmxm, switches, store, clock, new_id, interval, metrics)
+                jobs.append(found.run(reconciler.endpoints_changed))
         if site.host_state.url is not None:
             hosts = HostStates(site.host_state.url, site.host_state.interval.total_seconds(), store, clock)
             jobs.append(hosts.run(reconciler.wake))
@@ -162,21 +175,10 @@ async def _wait(event: asyncio.Event) -> None:
 def check_supported(config: Config) -> None:
     """Raise Refused for what the file may say but this version does not do."""
     nvlink = config.nvlink_config
-    if nvlink.nmx_m_endpoint != "localhost":
-        raise Refused(
-            "nvlink_config.nmx_m_endpoint: this version does not speak NMX-M",
-            nearest_fix="remove it, and register the racks' NMX-C endpoints",
-        )
     if nvlink.nmx_c_certificate_rotation.enabled:
         raise Refused(
             "nvlink_config.nmx_c_certificate_rotation: certificates are not rotated by this service",
             nearest_fix="set enabled = false, and restart the service after the files were replaced",
-        )
-    if config.site.default_partition not in {policy.value for policy in DefaultPartition}:
-        known = " or ".join(f'"{policy.value}"' for policy in DefaultPartition)
-        raise Refused(
-            f'site.default_partition = "{config.site.default_partition}" is not carried out by this version',
-            nearest_fix=f"use {known}",
         )
 
 
@@ -205,21 +207,27 @@ def _reconciler(
     clock: Callable[[], float],
 ) -> Reconciler:
     nvlink = config.nvlink_config
+    kinds: dict[str, ControllerKind] = {}
 
-    def enrol_and_record(conn: sa.Connection, endpoint_id: str, seen: Observation, now: float) -> None:
-        machine_book.enrol_observed(conn, site_id, seen, _new_status(config), now)
+    def record(conn: sa.Connection, endpoint_id: str, seen: Observation, now: float) -> None:
+        if kinds[endpoint_id] in config.site.machine_sources:
+            machine_book.enrol_observed(conn, site_id, seen, _new_status(config), now)
         fabric_book.record_observation(conn, endpoint_id, seen, now)
 
-    enrols = "nmx-c" in config.site.machine_sources
+    def driver_for(endpoint: Endpoint) -> FabricDriver:
+        kinds[endpoint.id] = kind_of(endpoint.url)
+        metrics.speaks(endpoint.id, kinds[endpoint.id])
+        return switches.driver_for(endpoint)
+
     hooks = Hooks(
-        record=enrol_and_record if enrols else fabric_book.record_observation,
+        record=record,
         meter=metrics,
         acts=nvlink.enabled,
         slots=asyncio.Semaphore(nvlink.partition_monitor_max_concurrent_groups),
     )
     return Reconciler(
         store,
-        switches.driver_for,
+        driver_for,
         clock,
         nvlink.monitor_run_interval.total_seconds(),
         holder=new_id(),

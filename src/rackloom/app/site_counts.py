@@ -6,22 +6,25 @@ from collections.abc import Mapping
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.plan.values import Observation
-from rackloom.carve.site import endpoints
+from rackloom.carve.plan.values import GpuHealth, Observation
+from rackloom.carve.site import controllers, endpoints, knowledge
+from rackloom.carve.site.controllers import ControllerKind
 from rackloom.carve.site.tables import instance, logical_partition, observation, owned_partition
 from rackloom.carve.site.tables import status_history as history
 from rackloom.carve.site.values import Status
-
-_decoder = msgspec.json.Decoder(Observation)
 
 
 class DomainCounts(msgspec.Struct, frozen=True, kw_only=True):
     """The newest observation of a domain, by health."""
 
     uuid: str
+    kind: ControllerKind
+    """Of the controller that was observed."""
     observed_at: float
     partitions: Mapping[str, int]
     gpus: Mapping[str, int]
+    nodes: Mapping[str, int]
+    """Compute nodes, by the health of their GPUs."""
 
 
 class SiteCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +54,7 @@ def count(conn: sa.Connection, since: int) -> SiteCounts:
         row = rows.get(one.id)
         states[_state(row)] += 1
         if row is not None and row.facts is not None:
-            found = _domain(_decoder.decode(row.facts))
+            found = _domain(knowledge.kept(row), controllers.kind_of(one.url))
             if found.observed_at >= domains.get(found.uuid, found).observed_at:
                 domains[found.uuid] = found
     return SiteCounts(
@@ -74,13 +77,28 @@ def _state(row: "sa.Row[tuple[object, ...]] | None") -> str:
     return "known" if row.unknown_since is None else "unknown"
 
 
-def _domain(observed: Observation) -> DomainCounts:
+def _domain(observed: Observation, kind: ControllerKind) -> DomainCounts:
     return DomainCounts(
         uuid=observed.domain,
+        kind=kind,
         observed_at=observed.observed_at,
         partitions=Counter(one.health.name.lower() for one in observed.partitions),
         gpus=Counter(one.health.name.lower() for one in observed.gpus),
+        nodes=_nodes(observed),
     )
+
+
+def _nodes(observed: Observation) -> Mapping[str, int]:
+    healths: dict[tuple[str, int], set[GpuHealth]] = {}
+    for gpu in observed.gpus:
+        healths.setdefault((gpu.chassis_serial, gpu.slot), set()).add(gpu.health)
+    return Counter(node_health(of_gpus) for of_gpus in healths.values())
+
+
+def node_health(of_gpus: set[GpuHealth]) -> str:
+    """In the words of NMX-C: one sick GPU makes its node degraded, none with NVLink makes it unhealthy."""
+    names = {GpuHealth.HEALTHY: "healthy", GpuHealth.UNKNOWN: "unknown", GpuHealth.NO_NVLINK: "unhealthy"}
+    return names.get(next(iter(of_gpus)), "degraded") if len(of_gpus) == 1 else "degraded"
 
 
 def _ready_since(conn: sa.Connection, since: int) -> tuple[float, ...]:

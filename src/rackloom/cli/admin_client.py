@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from rackloom.cli.output import Output
 from rackloom.errors import Refused, Retry
 
 SECONDS = 60.0
@@ -30,6 +31,12 @@ class Connection:
 
 At = Annotated[Connection, Parameter(name="*")]
 HERE = Connection()
+Printed = Annotated[Output, Parameter(help="How to print.")]
+Reason = Annotated[str, Parameter(name="--reason", help="Why; it is recorded.")]
+Domain = Annotated[str, Parameter(help="Domain uuid.")]
+MachineId = Annotated[str, Parameter(help="Machine id.")]
+Serial = Annotated[str, Parameter(name="--chassis-serial", help="Serial number of the chassis.")]
+Url = Annotated[str, Parameter(name="--endpoint", help="https://HOST[:PORT] of its controller.")]
 PAGE = 100
 """The server's limit on ids in one call."""
 

@@ -8,83 +8,56 @@ from cyclopts import App, Parameter
 from google.protobuf.empty_pb2 import Empty
 
 from rackloom.carve.admin import forge_pb2 as pb
-from rackloom.cli.admin_client import HERE, At, Client, Connection, connect
-from rackloom.cli.output import Output, columns, emit
+from rackloom.carve.site.controllers import ControllerKind, kind_of, url_of_kind
+from rackloom.cli.admin_client import HERE, At, Client, Connection, Printed, Serial, Url, connect
+from rackloom.cli.output import columns, emit
 from rackloom.errors import Refused
 
 endpoint = App(name="endpoint", help="Switch controllers, by the chassis they speak for.")
 credential = App(name="credential", help="Credentials of controllers.")
-Serial = Annotated[str, Parameter(name="--chassis-serial")]
-Url = Annotated[str, Parameter(name="--endpoint")]
+Kind = Annotated[
+    Literal["nmx-c", "nmx-m"] | None,
+    Parameter(help="What it speaks. The address says it: that of an NMX-M ends in /nmx/v1."),
+]
+Passworded = Annotated[Literal["nmx-m"], Parameter(help="nmx-m: the only controllers that take a password.")]
 
 
 @endpoint.command(name="show")
-def endpoint_show(*, chassis_serial: str | None = None, at: At = HERE, output: Output = "table") -> None:
-    """Show which controller speaks for which chassis.
-
-    Parameters
-    ----------
-    chassis_serial
-        Only this chassis.
-    output
-        How to print.
-    at
-        Which site, and who we are.
-    """
+def endpoint_show(
+    *,
+    chassis_serial: Annotated[str | None, Parameter(help="Only this chassis.")] = None,
+    at: At = HERE,
+    output: Printed = "table",
+) -> None:
+    """Show which controller speaks for which chassis."""
     with connect(at) as site:
         found = site.forge("ListNvlinkNmxcEndpoints", Empty()).entries
     rows = [
-        (one.chassis_serial, one.endpoint) for one in found if chassis_serial in (None, one.chassis_serial)
+        (one.chassis_serial, str(kind_of(one.endpoint)), one.endpoint)
+        for one in found
+        if chassis_serial in (None, one.chassis_serial)
     ]
-    value = [{"chassis_serial": serial, "endpoint": url} for serial, url in rows]
-    emit(value, output, lambda: columns(("CHASSIS SERIAL", "ENDPOINT"), rows))
+    value = [{"chassis_serial": serial, "endpoint": url, "kind": kind} for serial, kind, url in rows]
+    emit(value, output, lambda: columns(("CHASSIS SERIAL", "KIND", "ENDPOINT"), rows))
 
 
 @endpoint.command(name="create")
-def endpoint_create(*, chassis_serial: Serial, url: Url, at: At = HERE) -> None:
-    """Register the controller of a chassis; the site speaks to it at once.
-
-    Parameters
-    ----------
-    chassis_serial
-        Serial number of the chassis.
-    url
-        https://HOST[:PORT] of its controller.
-    at
-        Which site, and who we are.
-    """
-    _put_endpoint("CreateNvlinkNmxcEndpoint", chassis_serial, url, at)
-    print(f"created {chassis_serial} -> {url}")
+def endpoint_create(*, chassis_serial: Serial, url: Url, kind: Kind = None, at: At = HERE) -> None:
+    """Register the controller of a chassis; the site speaks to it at once."""
+    registered = _put_endpoint("CreateNvlinkNmxcEndpoint", chassis_serial, url, kind, at)
+    print(f"created {chassis_serial} -> {registered}")
 
 
 @endpoint.command(name="update")
-def endpoint_update(*, chassis_serial: Serial, url: Url, at: At = HERE) -> None:
-    """Give a chassis another controller, or another address of it.
-
-    Parameters
-    ----------
-    chassis_serial
-        Serial number of the chassis.
-    url
-        https://HOST[:PORT] of its controller.
-    at
-        Which site, and who we are.
-    """
-    _put_endpoint("UpdateNvlinkNmxcEndpoint", chassis_serial, url, at)
-    print(f"updated {chassis_serial} -> {url}")
+def endpoint_update(*, chassis_serial: Serial, url: Url, kind: Kind = None, at: At = HERE) -> None:
+    """Give a chassis another controller, or another address of it."""
+    registered = _put_endpoint("UpdateNvlinkNmxcEndpoint", chassis_serial, url, kind, at)
+    print(f"updated {chassis_serial} -> {registered}")
 
 
 @endpoint.command(name="delete")
 def endpoint_delete(*, chassis_serial: Serial, at: At = HERE) -> None:
-    """Stop speaking to the controller of a chassis; what it told turns unknown.
-
-    Parameters
-    ----------
-    chassis_serial
-        Serial number of the chassis.
-    at
-        Which site, and who we are.
-    """
+    """Stop speaking to the controller of a chassis; what it told turns unknown."""
     with connect(at) as site:
         request = pb.DeleteNvlinkNmxcEndpointRequest(chassis_serial=chassis_serial)
         site.forge("DeleteNvlinkNmxcEndpoint", request)
@@ -93,51 +66,43 @@ def endpoint_delete(*, chassis_serial: Serial, at: At = HERE) -> None:
 
 def browse(
     *,
-    chassis_serial: Serial,
-    operation: Literal["compute-node-info-list", "gpu-info", "gpu-info-list"],
-    gpu_uid: str = "0",
+    chassis_serial: Annotated[Serial, Parameter(help="Chassis whose controller is asked.")],
+    operation: Annotated[
+        Literal["compute-node-info-list", "gpu-info", "gpu-info-list"], Parameter(help="What it is asked.")
+    ],
+    gpu_uid: Annotated[str, Parameter(help="Fabric GUID for gpu-info, decimal or 0x hexadecimal.")] = "0",
     at: At = HERE,
 ) -> None:
-    """Print what a controller itself answers, as JSON.
-
-    Parameters
-    ----------
-    chassis_serial
-        Chassis whose controller is asked.
-    operation
-        What it is asked.
-    gpu_uid
-        Fabric GUID for gpu-info, decimal or 0x hexadecimal.
-    at
-        Which site, and who we are.
-    """
+    """Print what a controller itself answers, as JSON."""
     with connect(at) as site:
         print(ask(site, chassis_serial, operation, int(gpu_uid, 0)))
 
 
 @credential.command(name="add")
 def credential_add(
-    kind: Literal["nmx-m"], *, username: str, password_file: Path | None = None, at: At = HERE
+    kind: Passworded,
+    *,
+    username: Annotated[str, Parameter(help="The name.")],
+    password_file: Annotated[
+        Path | None, Parameter(help="File whose first line is the password; asked for where left out.")
+    ] = None,
+    at: At = HERE,
 ) -> None:
-    """Keep the name and password of a controller in the site's secret provider.
-
-    Parameters
-    ----------
-    kind
-        nmx-m: the only controllers that take a password.
-    username
-        The name.
-    password_file
-        File whose first line is the password; asked for where left out.
-    at
-        Which site, and who we are.
-    """
+    """Keep the name and password of a controller in the site's secret provider."""
     request = pb.CredentialCreationRequest(
         credential_type=pb.NmxM, username=username, password=_password(password_file)
     )
     with connect(at) as site:
         site.forge("CreateCredential", request)
     print(f"kept the credential of {kind}")
+
+
+@credential.command(name="delete")
+def credential_delete(kind: Passworded, *, at: At = HERE) -> None:
+    """Forget the name and password of a controller."""
+    with connect(at) as site:
+        site.forge("DeleteCredential", pb.CredentialDeletionRequest(credential_type=pb.NmxM))
+    print(f"forgot the credential of {kind}")
 
 
 def ask(site: Client, chassis_serial: str, operation: str, gpu_uid: int) -> str:
@@ -148,9 +113,12 @@ def ask(site: Client, chassis_serial: str, operation: str, gpu_uid: int) -> str:
     return str(site.forge("NmxcBrowse", request).body)
 
 
-def _put_endpoint(rpc: str, chassis_serial: str, url: str, at: Connection) -> None:
+def _put_endpoint(rpc: str, chassis_serial: str, url: str, kind: str | None, at: Connection) -> str:
+    """Register the URL, and return it as it was registered."""
+    whole = url if kind is None else url_of_kind(url, ControllerKind(kind))
     with connect(at) as site:
-        site.forge(rpc, pb.NvlinkNmxcEndpoint(chassis_serial=chassis_serial, endpoint=url))
+        site.forge(rpc, pb.NvlinkNmxcEndpoint(chassis_serial=chassis_serial, endpoint=whole))
+    return whole
 
 
 def _password(file: Path | None) -> str:

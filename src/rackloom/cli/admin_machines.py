@@ -9,15 +9,19 @@ from cyclopts import App, Parameter
 
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
-from rackloom.cli.admin_client import HERE, At, Client, as_dict, connect, pages
+from rackloom.cli.admin_client import HERE, At, Client, MachineId, Printed, as_dict, connect, pages
 from rackloom.cli.admin_endpoints import ask
-from rackloom.cli.output import Output, columns, emit
+from rackloom.cli.output import columns, emit
 from rackloom.errors import Refused
 
 machine = App(name="machine", help="Machines and where their GPUs are in the fabric.")
 nvlink_info = App(name="nvlink-info", help="The GPU mapping of a machine.")
 machine.command(nvlink_info)
 instance = App(name="instance", help="Instances of tenants.")
+CONFIG = (
+    'JSON: {"gpu_configs": [{"device_instance": 0, "logical_partition_id": "..."}]}; the list is the whole'
+    " wish, so a GPU that is not in it is detached."
+)
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,16 +43,8 @@ class _InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @machine.command(name="list")
-def machine_list(*, at: At = HERE, output: Output = "table") -> None:
-    """List the machines with their place, domain and state.
-
-    Parameters
-    ----------
-    output
-        How to print.
-    at
-        Which site, and who we are.
-    """
+def machine_list(*, at: At = HERE, output: Printed = "table") -> None:
+    """List the machines with their place, domain and state."""
     with connect(at) as site:
         ids = site.forge("FindMachineIds", pb.MachineSearchConfig()).machine_ids
         found = [one for page in pages(ids) for one in _machines(site, page)]
@@ -59,18 +55,16 @@ def machine_list(*, at: At = HERE, output: Output = "table") -> None:
 
 
 @machine.command(name="import")
-def machine_import(file: Path, *, at: At = HERE, output: Output = "table") -> None:
-    """Add the machines of a file (JSON or YAML); all of them or none.
-
-    Parameters
-    ----------
-    file
-        A list of {chassis_serial, slot, tray_index, rack, gpus, id}; id may be left out.
-    output
-        How to print.
-    at
-        Which site, and who we are.
-    """
+def machine_import(
+    file: Annotated[
+        Path,
+        Parameter(help="A list of {chassis_serial, slot, tray_index, rack, gpus, id}; id may be left out."),
+    ],
+    *,
+    at: At = HERE,
+    output: Printed = "table",
+) -> None:
+    """Add the machines of a file (JSON or YAML); all of them or none."""
     records = [ours.MachineRecord(**msgspec.structs.asdict(one)) for one in _records(file)]
     with connect(at) as site:
         reply = site.operator("ImportMachines", ours.ImportRequest(machines=records))
@@ -80,15 +74,7 @@ def machine_import(file: Path, *, at: At = HERE, output: Output = "table") -> No
 
 @machine.command(name="force-delete")
 def machine_force_delete(*, machine_id: Annotated[str, Parameter(name="--machine")], at: At = HERE) -> int:
-    """Release what runs on a machine and forget the machine. Exit code 1: not done yet, ask again.
-
-    Parameters
-    ----------
-    machine_id
-        Machine id.
-    at
-        Which site, and who we are.
-    """
+    """Release what runs on a machine and forget the machine. Exit code 1: not done yet, ask again."""
     with connect(at) as site:
         request = pb.AdminForceDeleteMachineRequest(host_query=machine_id)
         reply = site.forge("AdminForceDeleteMachine", request)
@@ -100,18 +86,8 @@ def machine_force_delete(*, machine_id: Annotated[str, Parameter(name="--machine
 
 
 @nvlink_info.command(name="show")
-def nvlink_info_show(machine_id: str, *, at: At = HERE, output: Output = "json") -> None:
-    """Show the GPU mapping of a machine, and in which partition each GPU was last seen.
-
-    Parameters
-    ----------
-    machine_id
-        Machine id.
-    output
-        How to print.
-    at
-        Which site, and who we are.
-    """
+def nvlink_info_show(machine_id: MachineId, *, at: At = HERE, output: Printed = "json") -> None:
+    """Show the GPU mapping of a machine, and in which partition each GPU was last seen."""
     with connect(at) as site:
         found = _machine(site, machine_id)
     value = {
@@ -125,22 +101,14 @@ def nvlink_info_show(machine_id: str, *, at: At = HERE, output: Output = "json")
 
 @nvlink_info.command(name="populate")
 def nvlink_info_populate(
-    machine_id: str,
+    machine_id: MachineId,
     *,
-    update_db: Annotated[bool, Parameter(negative="")] = False,
+    update_db: Annotated[
+        bool, Parameter(negative="", help="Also write it into the records, as a repair.")
+    ] = False,
     at: At = HERE,
 ) -> None:
-    """Ask the controller for the GPU mapping of a machine and print it. The site does so by itself.
-
-    Parameters
-    ----------
-    machine_id
-        Machine id.
-    update_db
-        Also write it into the records, as a repair.
-    at
-        Which site, and who we are.
-    """
+    """Ask the controller for the GPU mapping of a machine and print it. The site does so by itself."""
     with connect(at) as site:
         known = _machine(site, machine_id).nvlink_info
         body = msgspec.json.decode(ask(site, known.chassis_serial, "gpu-info-list", 0))
@@ -155,25 +123,12 @@ def nvlink_info_populate(
 @instance.command(name="update-nvlink-config")
 def instance_update(
     *,
-    instance_id: Annotated[str, Parameter(name=["--instance", "-i"])],
-    config: str,
+    instance_id: Annotated[str, Parameter(name=["--instance", "-i"], help="Instance id.")],
+    config: Annotated[str, Parameter(help=CONFIG)],
     at: At = HERE,
-    output: Output = "table",
+    output: Printed = "table",
 ) -> None:
-    """Change which logical partition each GPU of an instance joins.
-
-    Parameters
-    ----------
-    instance_id
-        Instance id.
-    config
-        JSON: {"gpu_configs": [{"device_instance": 0, "logical_partition_id": "..."}]}; the list is the whole
-        wish, so a GPU that is not in it is detached.
-    output
-        How to print.
-    at
-        Which site, and who we are.
-    """
+    """Change which logical partition each GPU of an instance joins."""
     try:
         wished = msgspec.json.decode(config, type=_InstanceConfig)
     except msgspec.DecodeError as error:

@@ -7,36 +7,23 @@ from cyclopts import App, Parameter
 
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
-from rackloom.cli.admin_client import HERE, At, as_dict, connect, order, pages
-from rackloom.cli.output import Output, columns, emit
+from rackloom.cli.admin_client import HERE, At, Domain, Printed, Reason, as_dict, connect, order, pages
+from rackloom.cli.output import columns, emit
 from rackloom.errors import Refused
 
 logical = App(name="logical-partition", help="Logical partitions of tenants.")
 partition = App(name="partition", help="Physical partitions, as the switch controllers show them.")
-Reason = Annotated[str, Parameter(name="--reason")]
 
 
 @logical.command(name="show")
 def logical_show(
-    partition_id: str | None = None,
+    partition_id: Annotated[str | None, Parameter(help="Only this one.")] = None,
     *,
-    name: Annotated[str | None, Parameter(name=["--name", "-n"])] = None,
+    name: Annotated[str | None, Parameter(name=["--name", "-n"], help="Only those of this name.")] = None,
     at: At = HERE,
-    output: Output = "table",
+    output: Printed = "table",
 ) -> None:
-    """Show logical partitions.
-
-    Parameters
-    ----------
-    partition_id
-        Only this one.
-    name
-        Only those of this name.
-    output
-        How to print.
-    at
-        Which site, and who we are.
-    """
+    """Show logical partitions."""
     wanted = pb.NVLinkLogicalPartitionSearchFilter(name=name)
     with connect(at) as site:
         ids = site.forge("FindNVLinkLogicalPartitionIds", wanted).partition_ids
@@ -64,21 +51,11 @@ def logical_show(
 @logical.command(name="create")
 def logical_create(
     *,
-    name: Annotated[str, Parameter(name=["--name", "-n"])],
-    tenant: Annotated[str, Parameter(name=["--tenant", "-t"])],
+    name: Annotated[str, Parameter(name=["--name", "-n"], help="Its name, unique for the tenant.")],
+    tenant: Annotated[str, Parameter(name=["--tenant", "-t"], help="Organisation of the tenant.")],
     at: At = HERE,
 ) -> None:
-    """Make a logical partition for a tenant, and print its id.
-
-    Parameters
-    ----------
-    name
-        Its name, unique for the tenant.
-    tenant
-        Organisation of the tenant.
-    at
-        Which site, and who we are.
-    """
+    """Make a logical partition for a tenant, and print its id."""
     config = pb.NVLinkLogicalPartitionConfig(metadata=pb.Metadata(name=name), tenant_organization_id=tenant)
     with connect(at) as site:
         request = pb.NVLinkLogicalPartitionCreationRequest(config=config)
@@ -86,16 +63,8 @@ def logical_create(
 
 
 @logical.command(name="delete")
-def logical_delete(partition_id: str, *, at: At = HERE) -> None:
-    """Begin to delete a logical partition that nothing refers to.
-
-    Parameters
-    ----------
-    partition_id
-        Its id.
-    at
-        Which site, and who we are.
-    """
+def logical_delete(partition_id: Annotated[str, Parameter(help="Its id.")], *, at: At = HERE) -> None:
+    """Begin to delete a logical partition that nothing refers to."""
     with connect(at) as site:
         request = pb.NVLinkLogicalPartitionDeletionRequest()
         request.id.value = partition_id
@@ -105,28 +74,16 @@ def logical_delete(partition_id: str, *, at: At = HERE) -> None:
 
 @partition.command(name="show")
 def partition_show(
-    partition_id: str | None = None,
+    partition_id: Annotated[str | None, Parameter(help="Only this one.")] = None,
     *,
-    tenant: Annotated[str | None, Parameter(name=["--tenant", "-t"])] = None,
-    name: Annotated[str | None, Parameter(name=["--name", "-n"])] = None,
+    tenant: Annotated[
+        str | None, Parameter(name=["--tenant", "-t"], help="Only those of this organisation.")
+    ] = None,
+    name: Annotated[str | None, Parameter(name=["--name", "-n"], help="Only those of this name.")] = None,
     at: At = HERE,
-    output: Output = "table",
+    output: Printed = "table",
 ) -> None:
-    """Show physical partitions; those without a logical partition were found, and are nobody's.
-
-    Parameters
-    ----------
-    partition_id
-        Only this one.
-    tenant
-        Only those of this organisation.
-    name
-        Only those of this name.
-    output
-        How to print.
-    at
-        Which site, and who we are.
-    """
+    """Show physical partitions; those without a logical partition were found, and are nobody's."""
     wanted = pb.NVLinkPartitionSearchFilter(tenant_organization_id=tenant, name=name)
     with connect(at) as site:
         ids = site.forge("FindNVLinkPartitionIds", wanted).partition_ids
@@ -148,27 +105,15 @@ def partition_show(
 @partition.command(name="adopt")
 def partition_adopt(
     *,
-    domain: str,
-    name: str,
-    logical_partition: str,
+    domain: Domain,
+    name: Annotated[str, Parameter(help="Name of the partition.")],
+    logical_partition: Annotated[
+        str, Parameter(help="Id of the logical partition, which must want exactly the GPUs that are in it.")
+    ],
     reason: Reason,
     at: At = HERE,
 ) -> None:
-    """Make a partition that was found that of a logical partition. No GPU moves.
-
-    Parameters
-    ----------
-    domain
-        Domain uuid.
-    name
-        Name of the partition.
-    logical_partition
-        Id of the logical partition, which must want exactly the GPUs that are in it.
-    reason
-        Why; it is recorded.
-    at
-        Which site, and who we are.
-    """
+    """Make a partition that was found that of a logical partition. No GPU moves."""
     order(
         at,
         "AdoptPartition",
@@ -179,20 +124,14 @@ def partition_adopt(
 
 
 @partition.command(name="release")
-def partition_release(*, domain: str, name: str, reason: Reason, at: At = HERE) -> None:
-    """Let a partition that was found be taken apart.
-
-    Parameters
-    ----------
-    domain
-        Domain uuid.
-    name
-        Name of the partition.
-    reason
-        Why; it is recorded.
-    at
-        Which site, and who we are.
-    """
+def partition_release(
+    *,
+    domain: Domain,
+    name: Annotated[str, Parameter(help="Name of the partition.")],
+    reason: Reason,
+    at: At = HERE,
+) -> None:
+    """Let a partition that was found be taken apart."""
     request = ours.ReleaseRequest(domain=domain, partition_name=name, reason=reason)
     order(at, "ReleasePartition", request)
 

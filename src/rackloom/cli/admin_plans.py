@@ -9,29 +9,24 @@ import msgspec
 from cyclopts import App, Parameter
 
 from rackloom.carve.admin import operator_pb2 as ours
-from rackloom.cli.admin_client import HERE, At, as_dict, connect, order
-from rackloom.cli.output import Output, columns, emit
+from rackloom.cli.admin_client import HERE, At, Domain, MachineId, Printed, Reason, as_dict, connect, order
+from rackloom.cli.output import columns, emit
 from rackloom.errors import Refused
 
 domain = App(name="domain", help="NVLink domains.")
 tray = App(name="tray", help="Trays under maintenance.")
-Reason = Annotated[str, Parameter(name="--reason")]
 
 
-def plan(domain: str, *, to: Path | None = None, at: At = HERE, output: Output = "table") -> None:
-    """Show what would be done to a domain now; nothing is done.
-
-    Parameters
-    ----------
-    domain
-        Domain uuid.
-    to
-        Also write the plan into this file, for `rackloom admin apply`.
-    output
-        How to print.
-    at
-        Which site, and who we are.
-    """
+def plan(
+    domain: Domain,
+    *,
+    to: Annotated[
+        Path | None, Parameter(help="Also write the plan into this file, for `rackloom admin apply`.")
+    ] = None,
+    at: At = HERE,
+    output: Printed = "table",
+) -> None:
+    """Show what would be done to a domain now; nothing is done."""
     with connect(at) as site:
         text = site.operator("MakePlan", ours.PlanRequest(domain=domain)).plan
     if to is not None:
@@ -42,18 +37,13 @@ def plan(domain: str, *, to: Path | None = None, at: At = HERE, output: Output =
     emit(msgspec.json.decode(text), output, lambda: _plan_table(msgspec.json.decode(text)))
 
 
-def apply(file: Path, *, at: At = HERE, output: Output = "table") -> int:
-    """Carry out a plan. Refused when fabric or intent are no longer as the plan found them.
-
-    Parameters
-    ----------
-    file
-        What `rackloom admin plan --to` wrote.
-    output
-        How to print.
-    at
-        Which site, and who we are.
-    """
+def apply(
+    file: Annotated[Path, Parameter(help="What `rackloom admin plan --to` wrote.")],
+    *,
+    at: At = HERE,
+    output: Printed = "table",
+) -> int:
+    """Carry out a plan. Refused when fabric or intent are no longer as the plan found them."""
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -67,82 +57,32 @@ def apply(file: Path, *, at: At = HERE, output: Output = "table") -> int:
 
 
 @domain.command(name="pause")
-def domain_pause(domain: str, *, reason: Reason, at: At = HERE) -> None:
-    """Do nothing to a domain until it is resumed; it is observed as ever.
-
-    Parameters
-    ----------
-    domain
-        Domain uuid.
-    reason
-        Why; it is recorded.
-    at
-        Which site, and who we are.
-    """
+def domain_pause(domain: Domain, *, reason: Reason, at: At = HERE) -> None:
+    """Do nothing to a domain until it is resumed; it is observed as ever."""
     order(at, "PauseDomain", ours.DomainRequest(domain=domain, reason=reason))
 
 
 @domain.command(name="resume")
-def domain_resume(domain: str, *, reason: Reason = "", at: At = HERE) -> None:
-    """Work on a domain again.
-
-    Parameters
-    ----------
-    domain
-        Domain uuid.
-    reason
-        Why; it is recorded.
-    at
-        Which site, and who we are.
-    """
+def domain_resume(domain: Domain, *, reason: Reason = "", at: At = HERE) -> None:
+    """Work on a domain again."""
     order(at, "ResumeDomain", ours.DomainRequest(domain=domain, reason=reason))
 
 
 @tray.command(name="cordon")
-def tray_cordon(machine_id: str, *, reason: Reason, at: At = HERE) -> None:
-    """Place nothing new on a tray; what runs there stays.
-
-    Parameters
-    ----------
-    machine_id
-        Machine id.
-    reason
-        Why; it is recorded.
-    at
-        Which site, and who we are.
-    """
+def tray_cordon(machine_id: MachineId, *, reason: Reason, at: At = HERE) -> None:
+    """Place nothing new on a tray; what runs there stays."""
     order(at, "CordonTray", ours.TrayRequest(machine_id=machine_id, reason=reason))
 
 
 @tray.command(name="uncordon")
-def tray_uncordon(machine_id: str, *, reason: Reason = "", at: At = HERE) -> None:
-    """Use a tray again, and join the GPUs of its instance again if it was drained.
-
-    Parameters
-    ----------
-    machine_id
-        Machine id.
-    reason
-        Why; it is recorded.
-    at
-        Which site, and who we are.
-    """
+def tray_uncordon(machine_id: MachineId, *, reason: Reason = "", at: At = HERE) -> None:
+    """Use a tray again, and join the GPUs of its instance again if it was drained."""
     order(at, "UncordonTray", ours.TrayRequest(machine_id=machine_id, reason=reason))
 
 
 @tray.command(name="drain")
-def tray_drain(machine_id: str, *, reason: Reason, at: At = HERE) -> None:
-    """Take the GPUs of a tray out of all partitions. Its instance stays and is not Ready meanwhile.
-
-    Parameters
-    ----------
-    machine_id
-        Machine id.
-    reason
-        Why; it is recorded.
-    at
-        Which site, and who we are.
-    """
+def tray_drain(machine_id: MachineId, *, reason: Reason, at: At = HERE) -> None:
+    """Take the GPUs of a tray out of all partitions. Its instance stays and is not Ready meanwhile."""
     order(at, "DrainTray", ours.TrayRequest(machine_id=machine_id, reason=reason))
 
 

@@ -129,6 +129,14 @@ class SimulatedFabric:
             raise FabricRefusal("RESOURCE_NOT_IN_USE")
         return self._set_members(target, set(target.guids) - members)
 
+    def replace(self, partition_id: int, guids: Iterable[int]) -> int:
+        """Give a partition exactly these members, in one step (NMX-M: PUT)."""
+        members = tuple(guids)
+        target = self._find_by_guid(partition_id, "")
+        if joining := tuple(guid for guid in members if guid not in target.guids):
+            self._require_free(joining)
+        return self._set_members(target, set(members))
+
     def partition_of(self, guid: int) -> int:
         """Id of the partition that holds a GPU; 0 where none does."""
         return next((one.id for one in self.partitions.values() if guid in one.guids), 0)

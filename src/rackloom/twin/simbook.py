@@ -61,6 +61,10 @@ class Book:
         self.instances: dict[str, BookedInstance] = {}
         self.holder: dict[str, str] = {}
         """Machine to the instance that was last told to be on it, until it is known to be gone."""
+        self.paused: dict[str, float] = {}
+        """Rack to the virtual time at which its pause was acknowledged, until its end is asked for."""
+        self.drained_until: dict[str, float] = {}
+        """Machine to the virtual time until which its GPUs may be taken out of where they are wanted."""
 
     def owner_of(self, partition: str) -> str | None:
         """The org of a logical partition, deleted ones too."""

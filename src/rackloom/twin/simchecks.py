@@ -5,18 +5,16 @@ told, and what the controllers answered when they were read. Nothing here asks t
 Names S1 to S10 and L1 to L5 are those of the design.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, Observation, ObservedPartition
 from rackloom.twin.fabric import FabricPartition, FabricSnapshot
 from rackloom.twin.simbook import Book, BookedInstance, Json
-from rackloom.twin.simplane import Outcome, SimPlane
+from rackloom.twin.simplane import SAME_MOMENT, Outcome, SimPlane
 from rackloom.twin.simtenants import Broken
 from rackloom.twin.simworld import Executed, SimRack, SimWorld, machine_of
-
-SAME_MOMENT = 1e-3
-"""Seconds: a reading that has just ended may not be in the records yet."""
 
 
 class Judge:
@@ -39,6 +37,8 @@ class Judge:
 
     def executed(self, rack: SimRack, event: Executed) -> None:
         """S4, S5, S6 and S9 on a change that the plane asked for."""
+        if event.read_at > self.book.paused.get(rack.name, math.inf) and event.expected:
+            raise Broken(f"S5 {rack.name}: {event.rpc} was asked for, though the domain is paused")
         if event.code != "SUCCESS":
             self._refusal(rack, event)
         elif event.rpc in ("DeletePartition", "RemoveGpusFromPartition"):
@@ -111,6 +111,8 @@ class Judge:
         machine = machine_of(gpu.chassis_serial, gpu.slot)
         if machine not in self.world.machines:
             raise Broken(f"S4 {rack.name}: took out {guid:#x}, which is on no machine of the site")
+        if event.read_at < self.book.drained_until.get(machine, 0.0):
+            return
         holder = self.book.on_machine(machine)
         device = gpu.module_id - 1
         if holder is None or holder.state != "live" or holder.in_doubt:
@@ -122,8 +124,8 @@ class Judge:
     def _instance(self, shown: Json) -> None:
         booked = self.book.instances.get(shown["id"])
         rack = self.world.rack_of(shown["machineId"])
-        outcomes = _candidates(self.plane.outcomes_of(rack), self.plane.tell_now(), self.plane.life_began)
-        if shown["status"] == "Unknown" and all(one.observation for one in outcomes):
+        outcomes = _candidates(self.plane.outcomes_of(rack), self.plane.tell_now())
+        if shown["unknownSince"] is not None and all(one.observation for one in outcomes):
             raise Broken(f"L5 instance {shown['name']} is Unknown after a good observation")
         for row in shown["nvLinkInterfaces"]:
             if row["status"] == "Ready":
@@ -209,17 +211,15 @@ def _asked_after(booked: BookedInstance, device: int, outcome: Outcome) -> bool:
     return sure and outcome.begun < booked.wish_since(device) - SAME_MOMENT
 
 
-def _candidates(outcomes: list[Outcome], now: float, life_began: float) -> list[Outcome]:
+def _candidates(outcomes: list[Outcome], now: float) -> list[Outcome]:
     """The readings that an answer given now may rest on.
 
-    The newest one; the one before it too when the newest may not have been written down: it ended this very
-    moment, or its process was killed.
+    The newest one, and those before it as long as the newer ones may not have been written down: they ended
+    this very moment, or their process was killed then.
     """
     found: list[Outcome] = []
     for one in reversed(outcomes):
         found.append(one)
-        if one.ended < now - SAME_MOMENT and one.ended >= life_began:
-            break
-        if one.ended < life_began and len(found) > 1:
+        if one.was_written_down(now):
             break
     return found

@@ -10,7 +10,7 @@ from rackloom.twin.simrun import Plan, Result, Run, play
 from rackloom.twin.simtenants import Broken, Tenant
 
 ATTEMPTS = 20
-STORY = Plan(pause=None, seconds=0.0, racks=1, trays=3)
+STORY = Plan(pause=None, operator=None, replicas=1, seconds=0.0, racks=1, trays=3)
 
 
 class Story(Run):

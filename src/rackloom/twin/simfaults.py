@@ -13,6 +13,7 @@ import msgspec
 
 from rackloom.carve.plan.values import GpuHealth
 from rackloom.twin.fabric import FabricGpu, FabricPartition
+from rackloom.twin.simlife import Life
 from rackloom.twin.simplane import SimPlane
 from rackloom.twin.simwire import Trip
 from rackloom.twin.simworld import MUTATIONS, SimRack, SimWorld
@@ -177,12 +178,16 @@ class Mishaps:
         self.plane.skew += self.rng.choice((-1, 1)) * self.rng.choice((0.5, 30.0, 600.0))
 
     async def _kill(self, _: SimRack) -> None:
-        if self.plane.life is not None:
-            self.plane.life.kill()
+        if life := self._any_life():
+            life.kill()
 
     async def _kill_soon(self, _: SimRack) -> None:
-        if self.plane.life is not None:
-            self.plane.life.fuse = self.plane.life.points + self.rng.randint(1, 12)
+        if life := self._any_life():
+            life.fuse = life.points + self.rng.randint(1, 12)
+
+    def _any_life(self) -> Life | None:
+        living = self.plane.living
+        return self.rng.choice(living) if living else None
 
 
 KINDS = {
@@ -202,14 +207,10 @@ KINDS = {
     "sick-gpu": 4,
     "tray-away": 3,
     "tray-swapped": 3,
+    "list-omits": 4,
+    "new-domain-uuid": 1,
     "clock-jump": 3,
     "kill": 2,
     "kill-soon": 4,
 }
-"""Kinds of fault and how often each comes, relative to the others.
-
-`UNSETTLED` kinds are played only where they are asked for.
-"""
-
-UNSETTLED = {"list-omits": 4, "new-domain-uuid": 1}
-"""Kinds that the plane does not recover from by itself in every case: see docs/simulation.md."""
+"""Kinds of fault and how often each comes, relative to the others."""

@@ -1,4 +1,4 @@
-"""The service under simulation: one process that lives, is killed, and lives again on the same records.
+"""The service under simulation: processes that live, are killed, and live again on the same records.
 
 Everything from the REST application to the NMX-C driver is production code. The parts around it are ours:
 the clock, the wire, and a store that can be the last thing a process does.
@@ -7,24 +7,22 @@ the clock, the wire, and a store that can be the last thing a process does.
 import asyncio
 import random
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import msgspec
-import sqlalchemy as sa
 
 from rackloom.carve.api.app import ApiDeps
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.fabric.ports import FabricUnavailable
 from rackloom.carve.plan.values import Observation, Operation
 from rackloom.carve.reconcile.clock import SteadyClock, newest_moment
-from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.reconcile.loop import ALONE, Reconciler
 from rackloom.carve.site.fabric_book import Endpoint
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.store.backend import Backend
+from rackloom.twin.simlife import Bulletin, Killed, Life, MortalBackend
 from rackloom.twin.simworld import SimRack, SimWorld
-
-T = TypeVar("T")
 
 EPOCH = 1_800_000_000.0
 """Wall clock at virtual time 0."""
@@ -33,81 +31,8 @@ NOBODY_THERE = 0.1
 """Seconds until a client learns that nobody listens."""
 
 
-class Killed(BaseException):
-    """The process is gone: nothing after this line happens."""
-
-
-class Life:
-    """One process, from its start to its end. `fuse` is the number of the point at which it is killed."""
-
-    def __init__(self, rng: random.Random, fuse: int | None) -> None:
-        self.alive = True
-        self.ended = asyncio.Event()
-        self.points = 0
-        self.fuse = fuse
-        self.rng = rng
-        self.tasks: list[asyncio.Task[Any]] = []
-
-    def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Run something that ends with the process."""
-        task = asyncio.create_task(work)
-        self.tasks.append(task)
-        return task
-
-    def checkpoint(self) -> None:
-        """A point at which the process may be killed; a dead process gets no further."""
-        self.points += 1
-        if self.points == self.fuse:
-            self.kill()
-        if not self.alive:
-            raise Killed
-
-    def kill(self) -> None:
-        """End the process where it stands."""
-        self.alive = False
-        self.ended.set()
-
-    async def bury(self) -> None:
-        """Take away what is left of it."""
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-
-
-class MortalBackend:
-    """The records as one process reaches them: other tasks run meanwhile, and the process may end there."""
-
-    is_shared = False
-
-    def __init__(self, records: Backend, life: Life) -> None:
-        self._records = records
-        self._life = life
-
-    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
-        """As the real one, with a point of death on both sides of every write."""
-        await self._elsewhere()
-        self._die_here(write)
-        result = await self._records.transact(work, write=write)
-        self._die_here(write)
-        await self._elsewhere()
-        return result
-
-    def changes(self) -> AsyncGenerator[str | None, None]:
-        """Nobody else writes."""
-        return self._records.changes()
-
-    async def close(self) -> None:
-        """The records outlive the process."""
-
-    def _die_here(self, write: bool) -> None:
-        if write:
-            self._life.checkpoint()
-        elif not self._life.alive:
-            raise Killed
-
-    async def _elsewhere(self) -> None:
-        for _ in range(self._life.rng.randrange(3)):
-            await asyncio.sleep(0)
+SAME_MOMENT = 1e-3
+"""Seconds: a reading that has just ended may not be in the records yet."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,15 +42,23 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """None: it failed, and what is there is unknown."""
     begun: float
     ended: float
+    life: Life
+    """Of the process that asked."""
+
+    def was_written_down(self, now: float) -> bool:
+        """Whether its process had the time to write it down."""
+        until = now if self.life.ended_at is None else min(now, self.life.ended_at)
+        return self.ended < until - SAME_MOMENT
 
 
 class WatchedDriver:
     """The driver, with its readings noted for those who judge the plane."""
 
-    def __init__(self, driver: NmxcDriver, world: SimWorld, outcomes: list[Outcome]) -> None:
+    def __init__(self, driver: NmxcDriver, world: SimWorld, outcomes: list[Outcome], life: Life) -> None:
         self._driver = driver
         self._world = world
         self._outcomes = outcomes
+        self._life = life
 
     async def observe(self) -> Observation:
         """Read, and note what came of it."""
@@ -133,9 +66,9 @@ class WatchedDriver:
         try:
             observation = await self._driver.observe()
         except FabricUnavailable:
-            self._outcomes.append(Outcome(observation=None, begun=begun, ended=_now()))
+            self._note(None, begun)
             raise
-        self._outcomes.append(Outcome(observation=observation, begun=begun, ended=_now()))
+        self._note(observation, begun)
         return observation
 
     async def execute(self, operation: Operation) -> int:
@@ -145,7 +78,7 @@ class WatchedDriver:
         try:
             return await self._driver.execute(operation)
         except FabricUnavailable:
-            self._outcomes.append(Outcome(observation=None, begun=begun, ended=_now()))
+            self._note(None, begun)
             raise
 
     def notifications(self) -> AsyncIterator[None]:
@@ -156,31 +89,53 @@ class WatchedDriver:
         """Close."""
         await self._driver.close()
 
+    def _note(self, observation: Observation | None, begun: float) -> None:
+        self._outcomes.append(Outcome(observation=observation, begun=begun, ended=_now(), life=self._life))
+
+
+class Process:
+    """A place where the service runs: one life after another. `app` answers for the present one."""
+
+    def __init__(self, name: str, app: Any) -> None:
+        self.name = name
+        self.app = app
+        self.life: Life | None = None
+        self.is_open = False
+
 
 class SimPlane:
-    """The service, the records that outlive it, and the clock that it believes."""
+    """The service in one process or in several, the records that outlive them, and the clock they believe."""
 
     def __init__(
-        self, world: SimWorld, app: Any, records: Backend, rng: random.Random, interval: float
+        self, world: SimWorld, apps: Sequence[Any], records: Backend, rng: random.Random, interval: float
     ) -> None:
         self.world = world
-        self.app = app
+        self.processes = [Process(f"process-{number}", app) for number, app in enumerate(apps)]
         self.interval = interval
         self.skew = 0.0
         self.outcomes: dict[str, list[Outcome]] = {rack.url: [] for rack in world.racks}
         self.is_open = asyncio.Event()
-        self.life: Life | None = None
+        """Whether any process answers."""
         self.lives = 0
-        self.points = 0
-        """Points of death that all lives so far have passed."""
         self.next_fuse: int | None = None
         self.downtime = 5.0
-        self.life_began = 0.0
         self.longest_silence = 2 * interval + 120.0
         """Seconds. A claim that rests on an older reading is a claim about the past: two timers, and the
         longest that a pass over a slow controller takes."""
+        self._past_points = 0
         self._records = records
+        self._bulletin = Bulletin(records) if len(apps) > 1 else None
         self._rng = rng
+
+    @property
+    def living(self) -> list[Life]:
+        """The lives that have not ended."""
+        return [one.life for one in self.processes if one.life is not None and one.life.alive]
+
+    @property
+    def points(self) -> int:
+        """Points of death that were passed so far."""
+        return self._past_points + sum(life.points for life in self.living)
 
     def wall(self) -> float:
         """What the machine believes the time is."""
@@ -195,31 +150,43 @@ class SimPlane:
         return _now()
 
     async def serve(self) -> None:
-        """Keep a process running until cancelled."""
+        """Keep all processes running until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for process in self.processes:
+                tasks.create_task(self._keep(process))
+
+    async def _keep(self, process: Process) -> None:
         while True:
             life = Life(random.Random(self._rng.getrandbits(64)), self.next_fuse)  # noqa: S311
-            self.life, self.next_fuse, self.lives = life, None, self.lives + 1
-            self.life_began = _now()
+            process.life, self.next_fuse, self.lives = life, None, self.lives + 1
             try:
-                await self._open(life)
+                await self._open(process, life)
                 await life.ended.wait()
             except Killed:
                 life.kill()
             finally:
-                self.is_open.clear()
+                self._set_open(process, open_now=False)
                 life.kill()
                 await life.bury()
-                self.points += life.points
+                self._past_points += life.points
             await asyncio.sleep(self.downtime)
+
+    def _set_open(self, process: Process, *, open_now: bool) -> None:
+        process.is_open = open_now
+        if any(one.is_open for one in self.processes):
+            self.is_open.set()
+        else:
+            self.is_open.clear()
 
     async def call(self, method: str, path: str, token: str, body: bytes | None) -> tuple[int, bytes] | None:
         """A request as a client sees it; None when the connection was lost before the answer."""
         await self.is_open.wait()
-        life = self.life
+        process = self._rng.choice([one for one in self.processes if one.is_open])
+        life = process.life
         if life is None or not life.alive:
             await asyncio.sleep(NOBODY_THERE)
             return None
-        asking = life.spawn(_asgi(self.app, method, path, token, body))
+        asking = life.spawn(_asgi(process.app, method, path, token, body))
         await asyncio.wait({asking})
         life.tasks.remove(asking)
         if not life.alive or asking.cancelled() or isinstance(asking.exception(), Killed):
@@ -230,33 +197,37 @@ class SimPlane:
         """Every attempt to read a rack, oldest first."""
         return self.outcomes[rack.url]
 
-    async def _open(self, life: Life) -> None:
-        store = Store(MortalBackend(self._records, life))
+    async def _open(self, process: Process, life: Life) -> None:
+        store = Store(MortalBackend(self._records, life, self._bulletin))
         clock = SteadyClock(self.wall, _now, await store.read(newest_moment))
         reconciler = Reconciler(
-            store, lambda endpoint: self._driver(life, clock, endpoint), clock, self.interval
+            store,
+            lambda endpoint: self._driver(life, clock, endpoint),
+            clock,
+            self.interval,
+            holder=f"{process.name}-{self.lives}" if store.is_shared else ALONE,
         )
-        deps = ApiDeps(
+        state = process.app.state
+        state.deps = ApiDeps(
             store=store,
             clock=clock,
             ids=self.ids,
             wake=reconciler.wake,
-            verifier=self.app.state.deps.verifier,
+            verifier=state.deps.verifier,
             auto_tenant=True,
         )
-        self.app.state.deps = deps
-        self.app.state.tenants_seen.clear()
+        state.tenants_seen.clear()
         life.spawn(reconciler.run())
         asked, ended = life.spawn(reconciler.first_passes()), life.spawn(life.ended.wait())
         await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
         if life.alive:
-            self.is_open.set()
+            self._set_open(process, open_now=True)
 
     def _driver(self, life: Life, clock: Callable[[], float], endpoint: Endpoint) -> WatchedDriver:
         rack = self.world.rack_at(endpoint.url)
         channel: Any = rack.switch.connect(life.checkpoint)
         driver = NmxcDriver(endpoint.url, clock=clock, connect=lambda _url, _tls: channel)
-        return WatchedDriver(driver, self.world, self.outcomes[endpoint.url])
+        return WatchedDriver(driver, self.world, self.outcomes[endpoint.url], life)
 
 
 def _now() -> float:

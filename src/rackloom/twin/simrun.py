@@ -32,11 +32,14 @@ from rackloom.twin.simbook import Book
 from rackloom.twin.simchecks import Judge
 from rackloom.twin.simfaults import KINDS, Mishaps
 from rackloom.twin.simfinal import judge_rest
+from rackloom.twin.simoperator import ORG, Operator
 from rackloom.twin.simplane import EPOCH, SimPlane
 from rackloom.twin.simtenants import Broken, Tenant
 from rackloom.twin.simworld import Executed, SimRack, SimWorld
 
 TENANTS = ("red", "blue")
+SEVERAL = 0.2
+"""How often two processes share the records."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,10 +50,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 2
     interval: float = 60.0
     """Seconds between two passes over a domain where nothing happens."""
-    seconds: float = 600.0
-    think: float = 20.0
+    max_partitions: int | None = None
+    """How many partitions each domain holds; None: as many as real ones, or a few in every fifth domain."""
+    seconds: float = 360.0
+    think: float = 18.0
     """Mean seconds between two requests of one tenant."""
-    pause: float | None = 25.0
+    operator: float | None = 50.0
+    """Mean seconds between two steps of the operator; None: nobody pauses, cordons or drains."""
+    replicas: int | None = None
+    """Processes that share the records; None: two in every fifth run, one in the others."""
+    pause: float | None = 18.0
     """Mean seconds between two faults on the whole site; None: no faults."""
     kinds: Mapping[str, int] = msgspec.field(default_factory=lambda: dict(KINDS))
     """Kinds of fault with their relative frequencies."""
@@ -67,7 +76,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     broken: str | None
     operations: int
     requests: int
+    steps: int
+    """Of the operator."""
     judged: int
+    processes: int
     lives: int
     rack_seconds: float
     faults: dict[str, int]
@@ -86,7 +98,7 @@ def simulate(seed: int, plan: Plan | None = None) -> Result:
 
 def play(run: "Run") -> "Result":
     """Play a run that was prepared."""
-    with _heard(run.defects), _unhurried():
+    with _heard(run.defects), _unhurried(run.replicas):
         return simloop.run(run.seed, run.main)
 
 
@@ -101,22 +113,31 @@ class Run:
         self.defects: list[BaseException] = []
         self.requests = 0
         self.points_in_act = 0
-        self.world = SimWorld(_profile(plan), plan.racks, self._fork(), strangers=self.rng.random() < 0.3)
+        self.world = SimWorld(
+            _profile(plan),
+            plan.racks,
+            self._fork(),
+            strangers=self.rng.random() < 0.3,
+            room=plan.max_partitions,
+        )
         self.book = Book()
+        several = self.rng.random() < SEVERAL and plan.patience is None
+        self.replicas = plan.replicas or (2 if several else 1)
 
     async def main(self) -> Result:
         """Set up, run, and say what came of it."""
         self.loop = asyncio.get_running_loop()
-        backend, app, issuer = _service_parts()
-        self.plane = SimPlane(self.world, app, backend, self._fork(), self.plan.interval)
+        backend, apps, issuer = _service_parts()
+        self.plane = SimPlane(self.world, apps[: self.replicas], backend, self._fork(), self.plan.interval)
         self.judge = Judge(self.world, self.plane, self.book)
-        self.mishaps = Mishaps(self.world, self.plane, self._fork(), self.plan.kinds, self.note)
+        self.mishaps = Mishaps(self.world, self.plane, self._fork(), self._kinds(), self.note)
         self.world.racks[0].network.dark = self.plan.dark_rack
         for rack in self.world.racks:
             rack.watchers.append(self._executed)
             rack.fabric.on_change(self._watcher(rack))
         await self._seed_records(backend)
         self.tenants = [self._tenant(org, issuer) for org in TENANTS]
+        self.operator = self._operator(issuer)
         self.broken: str | None = None
         self.failed = asyncio.Event()
         work = [asyncio.create_task(one) for one in (self.plane.serve(), self._play(), self.failed.wait())]
@@ -134,6 +155,8 @@ class Run:
         async with asyncio.TaskGroup() as tasks:
             for tenant in self.tenants:
                 tasks.create_task(self._tenancy(tenant))
+            if self.plan.operator is not None and self.plan.patience is None:
+                tasks.create_task(self.operator.work(self.plan.seconds, self.plan.operator))
             if self.plan.pause is not None:
                 tasks.create_task(self.mishaps.happen(self.plan.seconds, self.plan.pause))
 
@@ -143,7 +166,7 @@ class Run:
 
     async def _play(self) -> None:
         await self.act()
-        self.points_in_act = self.plane.points + (self.plane.life.points if self.plane.life else 0)
+        self.points_in_act = self.plane.points
         await self.mishaps.heal()
         self.world.racks[0].network.dark = False
         self.note("healed")
@@ -168,6 +191,15 @@ class Run:
     def _tenant(self, org: str, issuer: LocalIssuer) -> Tenant:
         token = issuer.mint(org, [Role.TENANT_ADMIN], EPOCH - 1e8, 1e9)
         return Tenant(org, token, self.plane, self.book, self._fork(), self._answered, self.plan.patience)
+
+    def _operator(self, issuer: LocalIssuer) -> Operator:
+        token = issuer.mint(ORG, [Role.PROVIDER_ADMIN], EPOCH - 1e8, 1e9)
+        return Operator(token, self.world, self.plane, self.book, self._fork(), self._answered)
+
+    def _kinds(self) -> Mapping[str, int]:
+        # The clocks of replicas agree: NTP is asked for in docs/store.md.
+        together = {kind: often for kind, often in self.plan.kinds.items() if kind != "clock-jump"}
+        return self.plan.kinds if self.replicas == 1 else together
 
     def _answered(self, org: str, method: str, path: str, status: int, shown: Any) -> None:
         self.requests += 1
@@ -216,7 +248,7 @@ class Run:
             self.world.endpoints,
             now=EPOCH,
             ids=self.plane.ids,
-            org="landlord",
+            org=ORG,
         )
 
     def _result(self) -> Result:
@@ -224,6 +256,8 @@ class Run:
             seed=self.seed,
             broken=self.broken,
             operations=sum(tenant.operations for tenant in self.tenants),
+            steps=self.operator.operations,
+            processes=self.replicas,
             requests=self.requests,
             judged=self.judge.judged,
             lives=self.plane.lives,
@@ -234,8 +268,8 @@ class Run:
 
 
 @cache
-def _service_parts() -> tuple[SqliteBackend, Any, LocalIssuer]:
-    """What is slow to make and the same for every run in this process: tables, routes, a signing key."""
+def _service_parts() -> tuple[SqliteBackend, tuple[Any, ...], LocalIssuer]:
+    """What is slow to make and the same for every run: tables, routes of two processes, a signing key."""
     with tempfile.TemporaryDirectory() as keys:
         issuer = LocalIssuer(Path(keys))
     backend = SqliteBackend.inline(None)
@@ -247,7 +281,7 @@ def _service_parts() -> tuple[SqliteBackend, Any, LocalIssuer]:
         verifier=issuer.verifier(lambda: EPOCH),
         auto_tenant=True,
     )
-    return backend, create_app(deps), issuer
+    return backend, (create_app(deps), create_app(deps)), issuer
 
 
 def _empty(conn: sa.Connection) -> None:
@@ -292,11 +326,14 @@ def _heard(defects: list[BaseException]) -> Iterator[None]:
 
 
 @contextmanager
-def _unhurried() -> Iterator[None]:
-    """One process on its own records need not say every 1.5 s that it lives: half of a run would be that."""
-    before = leases.RENEW_SECONDS
-    setattr(loop, "RENEW_SECONDS", 30.0)  # noqa: B010 (not a name that the module offers)
+def _unhurried(processes: int) -> Iterator[None]:
+    """Looking every 1.5 s who is there would be half of a run. Leases keep their proportions."""
+    before = {"RENEW_SECONDS": leases.RENEW_SECONDS, "LEASE_SECONDS": leases.LEASE_SECONDS}
+    longer = {"RENEW_SECONDS": 6.0, "LEASE_SECONDS": 20.0} if processes > 1 else {"RENEW_SECONDS": 30.0}
+    for name, seconds in longer.items():
+        setattr(loop, name, seconds)
     try:
         yield
     finally:
-        setattr(loop, "RENEW_SECONDS", before)  # noqa: B010
+        for name, seconds in before.items():
+            setattr(loop, name, seconds)

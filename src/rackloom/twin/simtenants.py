@@ -48,6 +48,8 @@ class Tenant:
         self._gpus = plane.world.profile.gpus_per_tray
         self._may_be_new = False
         """Whether the last request to make something was not answered."""
+        self._asked = 0.0
+        """Virtual time of the last request to change something: what was not answered is as old as that."""
 
     async def settle_in(self) -> None:
         """Learn the ids that everything else needs."""
@@ -91,10 +93,9 @@ class Tenant:
     async def audit(self) -> None:
         """Compare the book with what is there; what was not answered is learnt, the rest must be so (S10)."""
         shown = {kind: await self._all(path) for kind, path in _PATHS.items()}
-        now = self.plane.tell_now()
         self._audit_partitions(shown["partitions"])
         self._audit_vpcs(shown["vpcs"])
-        self._audit_instances(shown["instances"], now)
+        self._audit_instances(shown["instances"], self._asked)
         for kind in _PATHS:
             for one in self.book.of(self.org, kind):
                 one.in_doubt = False
@@ -160,6 +161,7 @@ class Tenant:
         """A request that changes something; None when it was refused, or lost and looked into."""
         if target is not None:
             target.in_doubt = True
+        self._asked = self.plane.tell_now()
         answer = await self.ask(method, path, body)
         if answer is None:
             self._may_be_new = target is None

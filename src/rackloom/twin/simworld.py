@@ -21,6 +21,8 @@ from rackloom.twin.simwire import SimSwitch, Trip
 
 MUTATIONS = frozenset({"CreatePartition", "DeletePartition", "AddGpusToPartition", "RemoveGpusFromPartition"})
 HEALED = Trip()
+CRAMPED = 0.2
+"""How often a domain holds no more than one to three partitions."""
 
 
 class SimNetwork:
@@ -116,6 +118,11 @@ class SimRack:
         gpu = self.fabric.gpus.get(guid)
         return None if gpu is None else machine_of(gpu.chassis_serial, gpu.slot)
 
+    def limit(self, room: int | None) -> None:
+        """Let the domain hold no more than `room` partitions; None: as many as a real one."""
+        if room is not None:
+            self.fabric.limits = msgspec.structs.replace(self.fabric.limits, max_partitions=room)
+
     def disturb(self) -> None:
         """Note that another hand is at work: what a client has read no longer holds."""
         self._disturbed_since_read = True
@@ -172,8 +179,19 @@ class SimRack:
 class SimWorld:
     """All racks of a site, and who is who in them."""
 
-    def __init__(self, profile: RackProfile, racks: int, rng: random.Random, *, strangers: bool) -> None:
-        """With `strangers`, the last tray of the first rack is on no machine that the site knows."""
+    def __init__(
+        self,
+        profile: RackProfile,
+        racks: int,
+        rng: random.Random,
+        *,
+        strangers: bool,
+        room: int | None = None,
+    ) -> None:
+        """With `strangers`, the last tray of the first rack is on no machine that the site knows.
+
+        `room` is how many partitions each domain holds.
+        """
         names = SeededNames(f"sim-{rng.getrandbits(64):x}")
         self.profile = profile
         self.site: Site = build_site(profile, racks, names)
@@ -181,6 +199,9 @@ class SimWorld:
             SimRack(domain, fabric, random.Random(rng.getrandbits(64)))  # noqa: S311
             for domain, fabric in zip(self.site.domains, fabrics_of(self.site, names.seed), strict=True)
         )
+        for rack in self.racks:
+            few = rng.randint(1, 3) if rng.random() < CRAMPED else None
+            rack.limit(room or few)
         if strangers:
             self.site = _without_last_tray(self.site)
         self.machines = frozenset(

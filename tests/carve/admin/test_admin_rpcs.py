@@ -445,3 +445,31 @@ def test_no_plan_without_an_observation(on_stage):
         assert code is Code.INVALID_ARGUMENT
 
     on_stage(scenario)
+
+
+def test_the_first_call_of_every_client_is_answered(on_stage):
+    async def scenario(stage):
+        told = await stage.forge.Version(pb.VersionRequest(display_config=True))
+        assert told.build_version.startswith("rackloom ")
+        assert told.build_hostname == ""
+
+    on_stage(scenario)
+
+
+@pytest.mark.parametrize("name", ["", "x", "   ", " left", "right ", "a\tb", "n" * 257])
+def test_a_name_follows_the_rule_of_every_door(on_stage, name):
+    async def scenario(stage):
+        code, why = await stage.refused(stage.partition(name))
+        assert (code, "name" in why) == (Code.INVALID_ARGUMENT, True)
+        made = await stage.partition("good")
+        config = pb.NVLinkLogicalPartitionConfig(metadata=pb.Metadata(name=name))
+        again = stage.forge.UpdateNVLinkLogicalPartition(
+            pb.NVLinkLogicalPartitionUpdateRequest(id=made.id, config=config)
+        )
+        # On this wire no name is an empty one: it stays.
+        if name:
+            assert (await stage.refused(again))[0] == Code.INVALID_ARGUMENT
+        else:
+            await again
+
+    on_stage(scenario)

@@ -46,6 +46,8 @@ SOME_FIELDS = {
     ("Instance", "nvlink_config_version"): 206,
 }
 BROWSE = "NMXC_BROWSE_OPERATION_"
+KINDS = {1: "double", 3: "int64", 4: "uint64", 5: "int32", 8: "bool", 9: "string", 12: "bytes", 13: "uint32"}
+"""protobuf: FieldDescriptorProto.Type."""
 IDS = {
     "MachineId": "id",
     "InstanceId": "value",
@@ -84,6 +86,27 @@ def test_enums():
         "GPU_INFO",
         "GPU_INFO_LIST",
     ]
+
+
+def wire(module):
+    """Every RPC, field and enum value of a file, one in a line: what a client of upstream relies on."""
+    for service in module.DESCRIPTOR.services_by_name.values():
+        for rpc in service.methods:
+            yield f"rpc {rpc.name} {rpc.input_type.full_name} {rpc.output_type.full_name}"
+    for message in module.DESCRIPTOR.message_types_by_name.values():
+        for one in message.fields:
+            kind = (one.message_type or one.enum_type).full_name if one.type in (11, 14) else KINDS[one.type]
+            many = "repeated " if one.is_repeated else "optional " if one.has_presence else ""
+            yield f"{message.full_name} {one.number} {one.name} {many}{kind}"
+    for enum in module.DESCRIPTOR.enum_types_by_name.values():
+        for one in enum.values:
+            yield f"{enum.full_name} {one.number} {one.name}"
+
+
+def test_the_whole_wire_is_that_of_upstream():
+    """The table was compared with the descriptors of NVIDIA/infra-controller a02fa34b7 (docs/api.md)."""
+    table = Path(__file__).with_name("forge_wire.txt").read_text().splitlines()
+    assert sorted([*wire(forge_pb2), *wire(common_pb2)]) == table
 
 
 def test_every_rpc_of_the_proto_is_served_and_takes_its_own_request():

@@ -125,9 +125,10 @@ def test_references_must_be_the_callers(api: Any) -> None:
 
 
 def test_a_chosen_machine_needs_the_capability(api: Any) -> None:
+    theirs = api.vpc(org="rival")
+    wanted = {"name": "vm", "vpcId": theirs, "machineId": "chassis0-1"}
+    assert api.post("instance", wanted, org="rival").status_code == 403
     vpc = api.vpc()
-    refused(api, 403, vpcId=vpc, instanceTypeId=None, machineId="chassis0-1")
-    api.site.run(lambda conn: conn.execute(sa.update(tables.tenant).values(targeted_instance_creation=True)))
     refused(api, 400, vpcId=vpc, instanceTypeId=None, machineId="nowhere")
     made = api.new("instance", {"name": "vm", "vpcId": vpc, "machineId": "chassis0-1"})
     assert made["machineId"] == "chassis0-1"

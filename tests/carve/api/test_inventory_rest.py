@@ -17,10 +17,11 @@ ADMIN, VIEWER = Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER
 
 def test_who_am_i(api: Any) -> None:
     metadata = api.get("metadata").json()
-    assert metadata["version"]
+    assert metadata["version"] == "1.6.0"
+    assert metadata["implementation"].startswith("rackloom ")
     assert metadata["buildTime"].endswith("Z")
     tenant = api.get("tenant/current").json()
-    assert (tenant["org"], tenant["capabilities"]) == ("demo", {"targetedInstanceCreation": False})
+    assert (tenant["org"], tenant["capabilities"]) == ("demo", {"targetedInstanceCreation": True})
     provider = api.get("infrastructure-provider/current", role=VIEWER).json()
     account = api.get("service-account/current").json()
     assert account == {

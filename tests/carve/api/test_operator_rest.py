@@ -209,7 +209,9 @@ def test_without_its_endpoint_a_domain_is_unknown(api: Any, running: dict[str, A
     domain = running["nvLinkInterfaces"][0]["nvLinkDomainId"]
     serial = f"CHASSIS{list(api.site.partitions).index(domain)}"
     assert api.delete(f"nvlink-nmxc-endpoint/{serial}", role=ADMIN).status_code == 202
-    assert api.get(f"instance/{running['id']}").json()["status"] == "Unknown"
+    now = api.get(f"instance/{running['id']}").json()
+    assert (now["status"], now["statusHistory"][0]["status"]) == ("Configuring", "Unknown")
+    assert now["unknownSince"] == now["statusHistory"][0]["created"]
     shown = api.get(f"nvlink-domain/{domain}", role=VIEWER).json()
     assert (shown["status"], shown["observedAt"]) == ("Unknown", None)
 

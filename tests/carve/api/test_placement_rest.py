@@ -120,7 +120,6 @@ def test_a_degraded_gpu_is_avoided_and_named(api: Any) -> None:
 
 
 def test_a_chosen_machine_is_healthy_and_in_the_required_domain(api: Any) -> None:
-    api.site.run(lambda conn: conn.execute(sa.update(tables.tenant).values(targeted_instance_creation=True)))
     first, second = api.site.partitions
     vpc = api.vpc(partition=api.partition())
     chosen = {"name": "vm", "vpcId": vpc, "machineId": "chassis0-0", "requireSameDomain": True}

@@ -11,7 +11,16 @@ from rackloom.carve.site import tables, tenants
 
 PREFIX = "/v2/org/{org}/nico/"
 TENANT, ADMIN, VIEWER = Role.TENANT_ADMIN, Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER
-TENANTS = {"event", "instance", "nvlink-interface", "nvlink-logical-partition", "tenant", "vpc"}
+TENANTS = {
+    "event",
+    "instance",
+    "nvlink-interface",
+    "nvlink-logical-partition",
+    "subnet",
+    "tenant",
+    "vpc",
+    "vpc-prefix",
+}
 """First words of the paths that are a tenant's alone."""
 PROVIDERS = {
     "infrastructure-provider",

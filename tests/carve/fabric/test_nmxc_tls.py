@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from rackloom.carve.fabric.nmxc.channel import TlsMaterial, parse_endpoint
+from rackloom.carve.fabric.nmxc.channel import parse_endpoint
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.fabric.ports import FabricUnavailable
+from rackloom.carve.fabric.tls import TlsMaterial
 from rackloom.errors import Refused
 from rackloom.twin.fabric import SimulatedFabric
 from rackloom.twin.nmxc_server import NmxcServer, ServerTls

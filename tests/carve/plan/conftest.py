@@ -73,6 +73,10 @@ class Case:
         """The default partition is to stay."""
         return self.want(default_partition=DefaultPartition.KEEP)
 
+    def trays(self) -> "Case":
+        """Free GPUs are to be with their tray."""
+        return self.want(default_partition=DefaultPartition.TRAY)
+
     def ill(self, guid: int, health: GpuHealth = GpuHealth.NO_NVLINK) -> "Case":
         """A GPU is not healthy."""
         changed = tuple(

@@ -30,6 +30,7 @@ from rackloom.carve.plan.values import (
 
 DOMAIN = "00000000-0000-4000-8000-00000000d001"
 LOGICAL = ("lp0", "lp1", "lp2", "lp3")
+TRAYS = ("tray-C-0", "tray-C-1", "tray-gone-7")
 MAX_ROUNDS = 4
 """Removals, additions, the look that finds nothing to do, and one to spare."""
 
@@ -52,7 +53,7 @@ def worlds(draw: st.DrawFn) -> World:
     owned = draw(_owned())
     observation = Observation(
         domain=DOMAIN,
-        gpus=tuple(_gpu(guid, draw(_health)) for guid in guids if guid in present),
+        gpus=tuple(_gpu(guid, draw(_health), draw(st.integers(0, 2))) for guid in guids if guid in present),
         partitions=draw(_partitions(guids, [one.name for one in owned])),
         limits=Limits(max_partitions=draw(st.none() | st.integers(0, 9))),
         observed_at=0.0,
@@ -73,7 +74,7 @@ _health = st.sampled_from([GpuHealth.HEALTHY] * 6 + list(GpuHealth))
 
 @st.composite
 def _owned(draw: st.DrawFn) -> tuple[OwnedPartition, ...]:
-    names = [*(partition_name(one) for one in LOGICAL), "older", "adopted"]
+    names = [*(partition_name(one) for one in (*LOGICAL, *TRAYS)), "older", "adopted"]
     chosen = draw(st.dictionaries(st.sampled_from(names), st.sampled_from(LOGICAL), max_size=4))
     return tuple(
         OwnedPartition(
@@ -119,8 +120,8 @@ _EMPTY_DEFAULT = ObservedPartition(
 )
 
 
-def _gpu(guid: int, health: GpuHealth) -> ObservedGpu:
-    return ObservedGpu(guid=guid, chassis_serial="C", slot=0, tray_index=0, module_id=1, health=health)
+def _gpu(guid: int, health: GpuHealth, slot: int) -> ObservedGpu:
+    return ObservedGpu(guid=guid, chassis_serial="C", slot=slot, tray_index=slot, module_id=1, health=health)
 
 
 def play(world: World) -> Iterator[tuple[Intent, Observation, frozenset[str]]]:
@@ -169,11 +170,15 @@ def test_s1_a_gpu_is_in_at_most_one_partition(world: World) -> None:
 @given(worlds())
 def test_s2_a_partition_that_we_filled_has_gpus_of_one_tenant_and_nobody_else(world: World) -> None:
     tenant_of = {one.guid: one.tenant for one in world[0].assignments}
+    slots = {gpu.guid: gpu.slot for gpu in world[1].gpus}
     for _, observation, changed in play(world):
         for one in observation.partitions:
             if one.id == DEFAULT_PARTITION_ID:
                 if one.name in changed:
                     assert not one.members & tenant_of.keys()
+            elif one.name in changed and one.name.startswith("rl-tray-"):
+                assert not one.members & tenant_of.keys()
+                assert len({slots[guid] for guid in one.members}) == 1
             elif one.name in changed and one.guid_based:
                 assert len({tenant_of.get(guid) for guid in one.members} - {None}) == 1
                 assert one.members <= tenant_of.keys()
@@ -237,18 +242,40 @@ def test_every_wish_ends_served_or_explained(world: World) -> None:
 
 
 @given(worlds())
-def test_what_nobody_was_given_ends_in_no_partition_of_ours(world: World) -> None:
+def test_what_nobody_was_given_ends_in_no_partition_of_a_tenant(world: World) -> None:
     intent, observation = last(world)
     given_away = {one.guid for one in intent.assignments}
     recorded = {one.name for one in intent.owned}
     keep = intent.default_partition is DefaultPartition.KEEP
+    trays = intent.default_partition is DefaultPartition.TRAY
     for one in observation.partitions:
         idle = one.members & intent.managed - given_away
         if one.id == DEFAULT_PARTITION_ID:
             assert keep or one.members - intent.managed, "only GPUs of others hold the default partition"
             assert not one.members & intent.managed & (given_away if keep else intent.managed)
         elif one.name in recorded and one.guid_based:
-            assert not idle
+            assert not idle or (trays and one.name.startswith("rl-tray-"))
+
+
+@given(worlds())
+def test_with_room_every_free_gpu_ends_with_its_tray(world: World) -> None:
+    intent, observation = world
+    intent = msgspec.structs.replace(intent, default_partition=DefaultPartition.TRAY)
+    intent, observation = last((intent, msgspec.structs.replace(observation, limits=Limits())))
+    given_away = {one.guid for one in intent.assignments}
+    owner = {one.name: one.logical_partition for one in intent.owned}
+    at = {guid: one for one in observation.partitions for guid in one.members}
+    names = {one.name for one in observation.partitions}
+    for gpu in observation.gpus:
+        tray = f"tray-C-{gpu.slot}"
+        if gpu.guid in given_away or gpu.guid not in intent.managed or gpu.health is GpuHealth.NO_NVLINK:
+            continue
+        holder = at.get(gpu.guid)
+        if holder is None:
+            # Its name is taken by another hand's partition, or the partition holds what may not be moved.
+            assert f"rl-{tray}" in names
+        elif holder.guid_based and holder.name in owner:
+            assert owner[holder.name] == tray
 
 
 @given(worlds(), st.randoms(use_true_random=False))

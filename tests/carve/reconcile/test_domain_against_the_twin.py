@@ -11,7 +11,16 @@ import sqlalchemy as sa
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.plan.values import DEFAULT_PARTITION_ID
 from rackloom.carve.reconcile.loop import Reconciler
-from rackloom.carve.site import instance_creation, knowledge, logical_partitions, tables, tenants, vpcs
+from rackloom.carve.site import (
+    blocks,
+    instance_creation,
+    instances,
+    knowledge,
+    logical_partitions,
+    tables,
+    tenants,
+    vpcs,
+)
 from rackloom.carve.site.seed import seed_embedded_site
 from rackloom.carve.site.store import Store
 from rackloom.topology import profiles
@@ -235,6 +244,31 @@ def test_a_foreign_partition_is_left_alone():
             assert site.partitions()["somebody-elses"] == 4
 
     asyncio.run(scenario())
+
+
+def test_a_removal_that_is_refused_for_ever_keeps_nobody_else_waiting():
+    async def scenario():
+        async with plane() as site, reconciling(site.reconciler):
+            await site.reconciler.first_passes()
+            (old,) = await site.order(1)
+            await site.until(lambda: _all(site, "Ready", 1))
+            for _ in range(1000):
+                site.server.faults.refuse_next("DeletePartition", "GENERIC_ERROR")
+            tenant = await site.store.read(tenants.of, "demo")
+            released = await site.store.run(instances.delete, tenant.id, old, time.time())
+            site.reconciler.wake(released.domains)
+            await site.until(lambda: _operation_count(site, "delete-partition", 2))
+            await site.order(1)
+            await site.until(lambda: _are(site, ["Ready", "Terminating"]))
+            told = await site.store.read(blocks.of_domain, site.domain)
+            assert len(told) == 4
+            assert all("refused delete-partition" in row.reason for row in told)
+
+    asyncio.run(scenario())
+
+
+async def _are(site, statuses):
+    return await site.statuses() == statuses
 
 
 async def _all(site, status, count):

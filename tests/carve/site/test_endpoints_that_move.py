@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
-from rackloom.carve.site import endpoint_registry, endpoints, fabric_book, tables
+from rackloom.carve.plan.values import DeletePartition
+from rackloom.carve.site import endpoint_registry, endpoints, fabric_book, pauses, tables
 from rackloom.carve.site.operator_steps import Order
 
 
@@ -110,3 +112,89 @@ def test_a_look_that_ends_after_its_endpoint_was_given_up_teaches_nothing(
         small_site.run(record, given_up, seen, small_site.tick())
         assert small_site.read(fabric_book.endpoint_domain, given_up) is None
         assert demo.status(one) == "Unknown"
+
+
+RENAMED = "00000000-0000-4000-8000-00000000beef"
+
+
+def answers_as(site: Any, domain: str, other: str, *, without: frozenset[int] = frozenset()) -> None:
+    """The controller of `domain` is read, and names itself `other`; GPUs `without` are away."""
+    site.tick()
+    seen = site.observation(domain)
+    gpus = tuple(gpu for gpu in seen.gpus if gpu.guid not in without)
+    renamed = msgspec.structs.replace(seen, domain=other, gpus=gpus)
+    site.run(fabric_book.record_observation, site.endpoint[domain], renamed, site.tick())
+
+
+@pytest.fixture
+def joined(small_site: Any, demo: Any, domain: str) -> Any:
+    """An instance whose first GPU is in its partition, and the domain that it is in."""
+    one = demo.instance([(demo.partition(), 0)])
+    small_site.converge()
+    assert demo.status(one) == "Ready"
+    return one, demo.where(one)[0]
+
+
+def test_a_domain_under_another_uuid_keeps_what_was_made_in_it(
+    small_site: Any, demo: Any, joined: Any
+) -> None:
+    one, mine = joined
+    before = small_site.read(fabric_book.intent, mine)
+    answers_as(small_site, mine, RENAMED)
+    after = small_site.read(fabric_book.intent, RENAMED)
+    assert (after.owned, after.assignments, after.managed) == (
+        before.owned,
+        before.assignments,
+        before.managed,
+    )
+    assert demo.status(one) == "Ready"
+    assert small_site.read(fabric_book.intent, mine).owned == ()
+
+
+def test_a_machine_that_is_away_while_its_domain_is_renamed_follows(
+    small_site: Any, demo: Any, joined: Any
+) -> None:
+    one, mine = joined
+    slot = demo.where(one)[1]
+    away = frozenset(small_site.guid(mine, slot, device) for device in range(4))
+    answers_as(small_site, mine, RENAMED, without=away)
+    assert demo.where(one)[0] == RENAMED
+    assert [owned.name for owned in small_site.read(fabric_book.intent, RENAMED).owned]
+
+
+def test_a_paused_domain_stays_paused_under_another_uuid(small_site: Any, joined: Any) -> None:
+    mine = joined[1]
+    small_site.run(pauses.pause, mine, Order("operator", "firmware", small_site.tick()))
+    answers_as(small_site, mine, RENAMED)
+    assert small_site.read(fabric_book.intent, RENAMED).paused == "firmware"
+
+
+def test_a_released_machine_waits_for_its_gpus_under_another_uuid(
+    small_site: Any, demo: Any, joined: Any
+) -> None:
+    one, mine = joined
+    demo.release(one)
+    answers_as(small_site, mine, RENAMED)
+    assert demo.status(one) == "Terminating"
+    small_site.partitions[mine] = {}
+    answers_as(small_site, mine, RENAMED)
+    assert demo.status(one) is None
+
+
+def test_a_create_without_an_answer_is_remembered_under_another_uuid(
+    small_site: Any, demo: Any, joined: Any
+) -> None:
+    mine = joined[1]
+    (owned,) = small_site.read(fabric_book.intent, mine).owned
+    guids = small_site.partitions[mine][owned.name]
+    again = small_site.begin_create(mine, owned.logical_partition, owned.name, guids)
+    small_site.finish(again, "unknown")
+    answers_as(small_site, mine, RENAMED)
+    wanted = DeletePartition(partition_id=1, name=owned.name)
+    begun = small_site.run(
+        fabric_book.begin_operation, small_site.lease(mine), wanted, small_site.now, small_site.tick()
+    )
+    small_site.finish(begun)
+    small_site.partitions[mine] = {}
+    answers_as(small_site, mine, RENAMED)
+    assert [one.name for one in small_site.read(fabric_book.intent, RENAMED).owned] == [owned.name]

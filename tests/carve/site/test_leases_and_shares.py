@@ -161,3 +161,15 @@ def test_a_process_that_is_alone_waits_for_nobody(small_site: Any) -> None:
     assert share(small_site, "alone") == set(small_site.endpoint.values())
     with pytest.raises(LeaseLost):
         begin(small_site, held.lease)
+
+
+def test_a_process_that_is_alone_need_not_write_to_keep_its_share(small_site: Any) -> None:
+    forever = float("inf")
+    small_site.run(sharing.start_alone)
+    assert small_site.read(sharing.held_alone, "alone", small_site.now) is None
+    taken = small_site.run(sharing.take_share, "alone", small_site.now, forever)
+    assert small_site.read(sharing.held_alone, "alone", small_site.tick()) == taken
+    many(small_site, 3)
+    assert small_site.read(sharing.held_alone, "alone", small_site.now) is None, "a new one has to be taken"
+    small_site.run(sharing.start_alone)
+    assert small_site.read(sharing.held_alone, "alone", small_site.now) is None

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -85,14 +86,95 @@ def test_a_create_refused_because_the_name_exists_is_recognised(small_site: Any,
     assert owned(small_site, domain) == {"ours": 1}
 
 
-def test_a_partition_that_was_seen_and_is_gone_is_dropped(small_site: Any, begun: Any) -> None:
+@pytest.fixture
+def seen(small_site: Any, begun: Any) -> Any:
+    """The same, answered, and seen to stand."""
     domain, *_, guids, operation = begun
     small_site.finish(operation)
     small_site.partitions[domain] = {"ours": guids}
     small_site.observe(domain)
+    return begun
+
+
+def delete_ours(site: Any, domain: str, answer: str) -> None:
+    wanted = DeletePartition(partition_id=1, name="ours")
+    operation = site.run(fabric_book.begin_operation, site.lease(domain), wanted, site.now, site.tick())
+    site.finish(operation, answer)
+
+
+def test_a_partition_whose_deletion_was_accepted_and_that_is_gone_is_forgotten(
+    small_site: Any, seen: Any
+) -> None:
+    delete_ours(small_site, seen[0], "done")
+    small_site.observe(seen[0])
+    assert owned(small_site, seen[0]) == {"ours": 1}, "it is still there"
+    small_site.partitions[seen[0]] = {}
+    small_site.observe(seen[0])
+    assert owned(small_site, seen[0]) == {"ours": None}, "it was seen after that deletion"
+    delete_ours(small_site, seen[0], "done")
+    small_site.observe(seen[0])
+    assert owned(small_site, seen[0]) == {}
+
+
+def test_a_name_is_kept_while_another_create_of_it_is_without_an_answer(small_site: Any, begun: Any) -> None:
+    domain, partition, _, guids, first = begun
+    small_site.finish(first, "unknown")
+    small_site.finish(small_site.begin_create(domain, partition, "ours", guids), "unknown")
+    small_site.partitions[domain] = {"ours": guids}
+    small_site.observe(domain)
+    delete_ours(small_site, domain, "done")
     small_site.partitions[domain] = {}
     small_site.observe(domain)
+    assert owned(small_site, domain) == {"ours": None}, "the other create may be carried out yet"
+    small_site.tick(FORGET_AFTER)
+    small_site.observe(domain)
     assert owned(small_site, domain) == {}
+
+
+def test_a_partition_that_a_list_omits_stays_ours(small_site: Any, seen: Any) -> None:
+    domain, *_, guids, _ = seen
+    small_site.partitions[domain] = {}
+    small_site.observe(domain)
+    assert owned(small_site, domain) == {"ours": None}
+    small_site.partitions[domain] = {"ours": guids}
+    small_site.observe(domain)
+    assert owned(small_site, domain) == {"ours": 1}
+
+
+@pytest.mark.parametrize("answer", ["refused", "unknown"])
+def test_a_deletion_that_was_not_accepted_proves_nothing(small_site: Any, seen: Any, answer: str) -> None:
+    delete_ours(small_site, seen[0], answer)
+    small_site.partitions[seen[0]] = {}
+    small_site.observe(seen[0])
+    assert owned(small_site, seen[0]) == {"ours": None}
+
+
+def test_a_partition_that_nobody_lists_for_a_day_is_forgotten(small_site: Any, seen: Any) -> None:
+    small_site.partitions[seen[0]] = {}
+    small_site.observe(seen[0])
+    small_site.tick(FORGET_AFTER)
+    small_site.observe(seen[0])
+    assert owned(small_site, seen[0]) == {}
+
+
+def test_a_machine_that_is_away_is_not_given_away_while_a_list_omits_our_partition(
+    small_site: Any, demo: Any, seen: Any
+) -> None:
+    domain, _, one, guids, _ = seen
+    demo.release(one)
+    small_site.partitions[domain] = {}
+    small_site.tick()
+    listed = small_site.observation(domain)
+    away = tuple(gpu for gpu in listed.gpus if gpu.guid not in guids)
+    small_site.run(
+        fabric_book.record_observation,
+        small_site.endpoint[domain],
+        msgspec.structs.replace(listed, gpus=away),
+        small_site.tick(),
+    )
+    assert demo.status(one) == "Terminating"
+    small_site.observe(domain)
+    assert demo.status(one) is None
 
 
 def test_a_name_is_forgotten_after_a_day_without_a_sign(small_site: Any, begun: Any) -> None:

@@ -3,9 +3,10 @@
 from typing import Any
 
 import msgspec
+import sqlalchemy as sa
 
-from rackloom.carve.plan.values import DefaultPartition
-from rackloom.carve.site import fabric_book, history, tables
+from rackloom.carve.plan.values import Blocked, DefaultPartition
+from rackloom.carve.site import fabric_book, history, settle, tables
 from rackloom.carve.site.knowledge import moment
 
 
@@ -258,3 +259,39 @@ def test_a_reason_that_changes_replaces_the_message_and_not_the_history(small_si
     assert [row.status for row in entries] == ["Provisioning", "Pending"]
     assert entries[0].message == "GPU 0: the GPU is still in partition c"
     assert entries[0].updated > entries[0].created
+
+
+def host_says(site: Any, demo: Any, instance: str, status: str) -> None:
+    host, domain = site.row(tables.instance, instance).machine_id, demo.where(instance)[0]
+    change = sa.update(tables.machine).where(tables.machine.c.id == host).values(status=status)
+    site.run(lambda conn: conn.execute(change) and None)
+    site.run(settle.settle, domain, site.tick())
+
+
+def test_an_instance_is_ready_only_while_its_host_is(small_site: Any, demo: Any) -> None:
+    small_site.observe_all()
+    one = demo.instance([(demo.partition(), 0)])
+    small_site.converge()
+    assert demo.status(one) == "Ready"
+    host_says(small_site, demo, one, "Error")
+    assert demo.status(one) == "Configuring"
+    assert demo.interfaces(one)[0] == ("Ready", None)
+    assert small_site.read(history.of, [one])[one][0].message == "the host is Error"
+    host_says(small_site, demo, one, "Unknown")
+    assert small_site.read(history.of, [one])[one][0].message == "the host is Unknown"
+    host_says(small_site, demo, one, "Ready")
+    assert demo.status(one) == "Ready"
+
+
+def test_a_tenant_is_told_what_stands_in_the_way(small_site: Any, demo: Any) -> None:
+    small_site.observe_all()
+    one = demo.instance([(demo.partition(), 0)])
+    domain, slot = demo.where(one)
+    small_site.observe(domain)
+    reason = Blocked(guids=(small_site.guid(domain, slot, 0),), reason="the domain is full", fix="make room")
+    small_site.run(fabric_book.record_blocked, domain, [reason], small_site.tick())
+    told = "the GPU is in no partition yet: the domain is full"
+    assert demo.interfaces(one)[0] == ("Pending", told)
+    assert small_site.read(history.of, [one])[one][0].message == f"GPU 0: {told}"
+    small_site.converge()
+    assert demo.interfaces(one)[0] == ("Ready", None)

@@ -100,7 +100,7 @@ class _CredentialTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Creden
     DpuBMCFactoryDefault: _CredentialType.ValueType  # 6
     SiteWideBmcRoot: _CredentialType.ValueType  # 7
     RootBmcByMacAddress: _CredentialType.ValueType  # 8
-    BmcNICoAdminByMacAddress: _CredentialType.ValueType  # 9
+    BmcForgeAdminByMacAddress: _CredentialType.ValueType  # 9
     NmxM: _CredentialType.ValueType  # 10
 
 class CredentialType(_CredentialType, metaclass=_CredentialTypeEnumTypeWrapper):
@@ -115,9 +115,64 @@ HostBMCFactoryDefault: CredentialType.ValueType  # 5
 DpuBMCFactoryDefault: CredentialType.ValueType  # 6
 SiteWideBmcRoot: CredentialType.ValueType  # 7
 RootBmcByMacAddress: CredentialType.ValueType  # 8
-BmcNICoAdminByMacAddress: CredentialType.ValueType  # 9
+BmcForgeAdminByMacAddress: CredentialType.ValueType  # 9
 NmxM: CredentialType.ValueType  # 10
 Global___CredentialType: _TypeAlias = CredentialType  # noqa: Y015
+
+@_typing.final
+class VersionRequest(_message.Message):
+    """---- the first call of every client"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DISPLAY_CONFIG_FIELD_NUMBER: _builtins.int
+    display_config: _builtins.bool
+    def __init__(
+        self,
+        *,
+        display_config: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["display_config", b"display_config"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VersionRequest: _TypeAlias = VersionRequest  # noqa: Y015
+
+@_typing.final
+class BuildInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUILD_VERSION_FIELD_NUMBER: _builtins.int
+    BUILD_DATE_FIELD_NUMBER: _builtins.int
+    GIT_SHA_FIELD_NUMBER: _builtins.int
+    RUST_VERSION_FIELD_NUMBER: _builtins.int
+    BUILD_USER_FIELD_NUMBER: _builtins.int
+    BUILD_HOSTNAME_FIELD_NUMBER: _builtins.int
+    build_version: _builtins.str
+    build_date: _builtins.str
+    git_sha: _builtins.str
+    rust_version: _builtins.str
+    build_user: _builtins.str
+    build_hostname: _builtins.str
+    def __init__(
+        self,
+        *,
+        build_version: _builtins.str = ...,
+        build_date: _builtins.str = ...,
+        git_sha: _builtins.str = ...,
+        rust_version: _builtins.str = ...,
+        build_user: _builtins.str = ...,
+        build_hostname: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build_date", b"build_date", "build_hostname", b"build_hostname", "build_user", b"build_user", "build_version", b"build_version", "git_sha", b"git_sha", "rust_version", b"rust_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BuildInfo: _TypeAlias = BuildInfo  # noqa: Y015
 
 @_typing.final
 class Label(_message.Message):

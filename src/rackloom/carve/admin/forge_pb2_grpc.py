@@ -36,6 +36,11 @@ class ForgeStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Version = channel.unary_unary(
+                '/forge.Forge/Version',
+                request_serializer=rackloom_dot_carve_dot_admin_dot_forge__pb2.VersionRequest.SerializeToString,
+                response_deserializer=rackloom_dot_carve_dot_admin_dot_forge__pb2.BuildInfo.FromString,
+                _registered_method=True)
         self.ListNvlinkNmxcEndpoints = channel.unary_unary(
                 '/forge.Forge/ListNvlinkNmxcEndpoints',
                 request_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
@@ -165,6 +170,12 @@ class ForgeStub:
 
 class ForgeServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def Version(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def ListNvlinkNmxcEndpoints(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -319,6 +330,11 @@ class ForgeServicer:
 
 def add_ForgeServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Version': grpc.unary_unary_rpc_method_handler(
+                    servicer.Version,
+                    request_deserializer=rackloom_dot_carve_dot_admin_dot_forge__pb2.VersionRequest.FromString,
+                    response_serializer=rackloom_dot_carve_dot_admin_dot_forge__pb2.BuildInfo.SerializeToString,
+            ),
             'ListNvlinkNmxcEndpoints': grpc.unary_unary_rpc_method_handler(
                     servicer.ListNvlinkNmxcEndpoints,
                     request_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
@@ -454,6 +470,33 @@ def add_ForgeServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Forge:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Version(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/forge.Forge/Version',
+            rackloom_dot_carve_dot_admin_dot_forge__pb2.VersionRequest.SerializeToString,
+            rackloom_dot_carve_dot_admin_dot_forge__pb2.BuildInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def ListNvlinkNmxcEndpoints(request,

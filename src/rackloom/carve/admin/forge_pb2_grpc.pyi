@@ -40,6 +40,7 @@ class ForgeStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ForgeAsyncStub: ...
+    Version: _grpc.UnaryUnaryMultiCallable[_forge_pb2.VersionRequest, _forge_pb2.BuildInfo]
     ListNvlinkNmxcEndpoints: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _forge_pb2.NvlinkNmxcEndpointList]
     CreateNvlinkNmxcEndpoint: _grpc.UnaryUnaryMultiCallable[_forge_pb2.NvlinkNmxcEndpoint, _forge_pb2.NvlinkNmxcEndpoint]
     UpdateNvlinkNmxcEndpoint: _grpc.UnaryUnaryMultiCallable[_forge_pb2.NvlinkNmxcEndpoint, _forge_pb2.NvlinkNmxcEndpoint]
@@ -69,6 +70,7 @@ class ForgeStub:
 @_typing.type_check_only
 class ForgeAsyncStub(ForgeStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Version: _aio.UnaryUnaryMultiCallable[_forge_pb2.VersionRequest, _forge_pb2.BuildInfo]  # type: ignore[assignment]
     ListNvlinkNmxcEndpoints: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _forge_pb2.NvlinkNmxcEndpointList]  # type: ignore[assignment]
     CreateNvlinkNmxcEndpoint: _aio.UnaryUnaryMultiCallable[_forge_pb2.NvlinkNmxcEndpoint, _forge_pb2.NvlinkNmxcEndpoint]  # type: ignore[assignment]
     UpdateNvlinkNmxcEndpoint: _aio.UnaryUnaryMultiCallable[_forge_pb2.NvlinkNmxcEndpoint, _forge_pb2.NvlinkNmxcEndpoint]  # type: ignore[assignment]
@@ -96,6 +98,13 @@ class ForgeAsyncStub(ForgeStub):
     DeleteCredential: _aio.UnaryUnaryMultiCallable[_forge_pb2.CredentialDeletionRequest, _forge_pb2.CredentialDeletionResult]  # type: ignore[assignment]
 
 class ForgeServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
+    def Version(
+        self,
+        request: _forge_pb2.VersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_forge_pb2.BuildInfo, _abc.Awaitable[_forge_pb2.BuildInfo]]: ...
+
     @_abc_1.abstractmethod
     def ListNvlinkNmxcEndpoints(
         self,

@@ -10,6 +10,7 @@ from rackloom.carve.admin.deps import AdminDeps
 from rackloom.carve.admin.words import check_ids, check_version, state, timestamp, version
 from rackloom.carve.site import logical_partitions as book
 from rackloom.carve.site import tenants
+from rackloom.carve.site.naming import check_name
 from rackloom.carve.site.problems import conflict, invalid, not_found
 from rackloom.carve.site.tables import logical_partition as table
 from rackloom.carve.site.tables import site, tenant
@@ -66,6 +67,8 @@ async def update(
             raise invalid("Tenant organization ID should not be updated")
         check_version(request, row.updated)
         told = request.config.metadata
+        if told.name:
+            check_name(told.name)
         book.update(
             conn,
             row.tenant_id,
@@ -95,8 +98,7 @@ async def delete(
 def _create(
     conn: sa.Connection, config: pb.NVLinkLogicalPartitionConfig, chosen: str, deps: AdminDeps
 ) -> _Row:
-    if not config.metadata.name:
-        raise invalid("metadata.name must not be empty")
+    check_name(config.metadata.name)
     if chosen and book.find(conn, chosen) is not None:
         raise conflict("a logical partition has this id already", id=chosen)
     new = book.create(

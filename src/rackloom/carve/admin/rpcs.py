@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from google.protobuf.empty_pb2 import Empty
 
-from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import (
+    build,
     credentials,
     endpoints,
     instances,
@@ -16,6 +16,7 @@ from rackloom.carve.admin import (
     operators,
     partitions,
 )
+from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.carve.admin.deps import AdminDeps
@@ -44,6 +45,7 @@ _lp, _pp = logical_partitions, partitions
 
 RPCS: dict[str, dict[str, Rpc]] = {
     FORGE: {
+        "Version": _read(pb.VersionRequest, build.tell),
         "ListNvlinkNmxcEndpoints": _read(Empty, endpoints.list_all),
         "CreateNvlinkNmxcEndpoint": _write(pb.NvlinkNmxcEndpoint, endpoints.create),
         "UpdateNvlinkNmxcEndpoint": _write(pb.NvlinkNmxcEndpoint, endpoints.update),

@@ -1,6 +1,6 @@
 """Allocations over REST: those that a provider gave, and those that a tenant was given."""
 
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ from rackloom.carve.api import respond
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.bodies import AllocationConstraintUpdate, AllocationCreate, AllocationUpdate
 from rackloom.carve.api.deps import Deps, ProviderAdmin, Reader
+from rackloom.carve.api.filters import narrowed
 from rackloom.carve.api.inventory_answers import Allocation, AllocationConstraintAnswer
 from rackloom.carve.api.parties import Select, party
 from rackloom.carve.api.queries import AllocationQuery, Query
@@ -23,7 +24,9 @@ from rackloom.carve.site.problems import not_found
 from rackloom.carve.site.tables import (
     allocation,
     allocation_constraint,
+    instance_type,
     site,
+    tenant,
 )
 from rackloom.carve.site.values import Ids
 
@@ -113,36 +116,54 @@ def _allocations(conn: sa.Connection, caller: Caller) -> Select:
 
 def _list_allocations(conn: sa.Connection, caller: Caller, query: AllocationQuery) -> tuple[list[Json], int]:
     listing = _allocations(conn, caller)
-    for column, value in (
-        (site.c.provider_id, query.infrastructure_provider_id),
+    if query.infrastructure_provider_id is not None:
+        listing = listing.where(site.c.provider_id == str(query.infrastructure_provider_id))
+    listing = narrowed(
+        listing,
+        (allocation.c.id, query.id),
         (allocation.c.site_id, query.site_id),
         (allocation.c.tenant_id, query.tenant_id),
         (allocation.c.status, query.status),
-    ):
-        if value is not None:
-            listing = listing.where(column == str(value))
-    if query.id:
-        listing = listing.where(allocation.c.id.in_([str(one) for one in query.id]))
+    )
     if (constraint := _constraint_filter(query)) is not None:
         listing = listing.where(allocation.c.id.in_(constraint))
     if query.query:
         columns = (allocation.c.name, allocation.c.description, allocation.c.status)
         listing = listing.where(matches(query.query, *columns))
-    rows, total = fetch(conn, listing, query.page, order_of(allocation, "name", "status"))
+    rows, total = fetch(conn, listing, query.page, _order())
     return shapes.allocations(conn, rows, query), total
 
 
-def _constraint_filter(query: AllocationQuery) -> sa.Select[tuple[str]] | None:
+def _constraint_filter(query: AllocationQuery) -> Select | None:
     """Allocations by what they give; every constraint is a reservation of an instance type."""
     table = allocation_constraint
-    wanted = []
-    if query.resource_type_id is not None:
-        wanted.append(table.c.instance_type_id == str(query.resource_type_id))
-    if query.constraint_value is not None:
-        wanted.append(table.c.value == query.constraint_value)
-    if not wanted and query.resource_type is None and query.constraint_type is None:
+    if not (query.resource_type_id or query.constraint_value or query.resource_type or query.constraint_type):
         return None
-    return sa.select(table.c.allocation_id).where(*wanted)
+    return narrowed(
+        sa.select(table.c.allocation_id),
+        (table.c.instance_type_id, query.resource_type_id),
+        (table.c.value, query.constraint_value),
+        (sa.literal("InstanceType"), query.resource_type),
+        (sa.literal("Reserved"), query.constraint_type),
+    )
+
+
+def _order() -> dict[str, sa.ColumnElement[Any]]:
+    """An allocation of several types stands where the first of them does; none gives IP blocks."""
+    given = allocation_constraint
+    mine = given.c.allocation_id == allocation.c.id
+    org = sa.select(tenant.c.org).where(tenant.c.id == allocation.c.tenant_id)
+    kinds = sa.select(sa.func.min(instance_type.c.name)).join(
+        given, given.c.instance_type_id == instance_type.c.id
+    )
+    values = sa.select(sa.func.min(given.c.value)).where(mine)
+    return order_of(allocation, "name", "status") | {
+        "SITE_NAME": site.c.name,
+        "TENANT_ORG_DISPLAY_NAME": org.scalar_subquery(),
+        "INSTANCE_TYPE_NAME": kinds.where(mine).scalar_subquery(),
+        "IP_BLOCK_NAME": sa.cast(sa.null(), sa.Text),
+        "CONSTRAINT_VALUE": values.scalar_subquery(),
+    }
 
 
 def _get_allocation(conn: sa.Connection, caller: Caller, allocation_id: str, query: Query) -> Json:

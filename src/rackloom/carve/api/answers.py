@@ -88,9 +88,10 @@ class ServiceAccount(Answer):
 
 
 class Metadata(Answer):
-    """Which build this is."""
+    """Which version of the contract this keeps, and which build it is."""
 
     version: str
+    implementation: str
     build_time: datetime
 
 
@@ -181,6 +182,7 @@ class Instance(Timed):
     is_update_pending: bool
     placement_reason: str
     status: InstanceStatus
+    unknown_since: datetime | None
     status_history: list[StatusDetail]
     warnings: list[CautionAnswer] = []
 

@@ -16,6 +16,7 @@ from rackloom.carve.api import (
     instances,
     interfaces,
     machines,
+    networks,
     partitions,
     problems,
     sites,
@@ -39,8 +40,24 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     408: {"model": Problem, "description": "The body took too long"},
     409: {"model": Problem, "description": "The state of the site is against it"},
     413: {"model": Problem, "description": "The body is too large"},
+    415: {"model": Problem, "description": "The body is not JSON"},
     503: {"model": Problem, "description": "Nothing was decided: try again"},
 }
+
+
+def _routes() -> APIRouter:
+    base = APIRouter(prefix=BASE, responses=ERRORS)
+    # Types before instances: /instance/type would else be read as an instance id.
+    for room in (
+        tenancy, sites, instance_types, machines, tray_steps, domains, fabric_steps, events, allocations,
+        partitions, interfaces, networks, vpcs, instances,
+    ):  # fmt: skip
+        base.include_router(room.router)
+    return base
+
+
+ROUTES = _routes()
+"""Put together once: a process may make many applications."""
 
 
 def create_app(deps: ApiDeps) -> FastAPI:
@@ -60,24 +77,6 @@ def create_app(deps: ApiDeps) -> FastAPI:
     app.add_middleware(BodyLimit)
     app.add_middleware(Gate, verifier=deps.verifier)
     problems.install(app)
-    base = APIRouter(prefix=BASE, responses=ERRORS)
-    # Types before instances: /instance/type would else be read as an instance id.
-    for router in (
-        tenancy.router,
-        sites.router,
-        instance_types.router,
-        machines.router,
-        tray_steps.router,
-        domains.router,
-        fabric_steps.router,
-        events.router,
-        allocations.router,
-        partitions.router,
-        interfaces.router,
-        vpcs.router,
-        instances.router,
-    ):
-        base.include_router(router)
-    app.include_router(base)
+    app.include_router(ROUTES)
     description.complete(app)
     return app

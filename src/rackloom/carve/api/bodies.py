@@ -12,17 +12,20 @@ from pydantic import model_validator as validator
 from pydantic.alias_generators import to_camel
 
 from rackloom.carve.api.queries import CapabilityType
+from rackloom.carve.site.naming import LONGEST, NAME, NAME_MEANING, SHORTEST
 from rackloom.carve.site.values import InterfaceWish
 
 NO_CONTROL = r"^[^\x00-\x1f\x7f]+$"
 NO_NUL = r"^[^\x00]*$"
 """PostgreSQL keeps every character but this one."""
-Name = Annotated[
-    str, StringConstraints(strict=True, min_length=2, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")
-]
-NamePrefix = Annotated[
-    str, StringConstraints(strict=True, min_length=2, max_length=240, pattern=r"^[^\x00-\x1f\x7f]+$")
-]
+MEANING = {
+    NO_CONTROL: "must hold no control characters",
+    NO_NUL: "must not hold NUL",
+    NAME: NAME_MEANING,
+}
+"""What a text lacks that does not match a pattern."""
+Name = Annotated[str, StringConstraints(strict=True, min_length=SHORTEST, max_length=LONGEST, pattern=NAME)]
+NamePrefix = Annotated[str, StringConstraints(strict=True, min_length=SHORTEST, max_length=240, pattern=NAME)]
 Description = Annotated[str, StringConstraints(strict=True, max_length=1024, pattern=NO_NUL)]
 Label = Annotated[str, StringConstraints(strict=True, max_length=256, pattern=NO_NUL)]
 Labels = Annotated[dict[Label, Label], Field(max_length=10)]
@@ -212,10 +215,49 @@ class SiteCapabilities(Body):
     image_based_operating_system: StrictBool | None = None
 
 
-class SiteUpdate(Body):
-    """Changes of a site."""
+class SiteLocation(Body):
+    """Where a site is."""
 
-    capabilities: SiteCapabilities
+    city: Label | None = None
+    state: Label | None = None
+    country: Label | None = None
+
+
+class SiteContact(Body):
+    """Who answers for a site."""
+
+    email: Label | None = None
+
+
+Seconds = Annotated[StrictInt, Field(ge=0, le=1_000_000_000)]
+
+
+class SiteUpdate(Body):
+    """Changes of a site; what is not named stays. The serial console is kept, and not acted on."""
+
+    name: Name | None = None
+    description: Description | None = None
+    capabilities: SiteCapabilities | None = None
+    location: SiteLocation | None = None
+    contact: SiteContact | None = None
+    serial_console_hostname: Label | None = None
+    is_serial_console_enabled: StrictBool | None = None
+    serial_console_idle_timeout: Seconds | None = None
+    serial_console_max_session_length: Seconds | None = None
+    is_serial_console_ssh_keys_enabled: StrictBool | None = Field(None, alias="isSerialConsoleSSHKeysEnabled")
+    renew_registration_token: StrictBool = False
+
+    @validator(mode="after")
+    def _no_registration(self) -> Self:
+        if self.renew_registration_token:
+            raise ValueError("renewRegistrationToken must be false: sites register with no token here")
+        return self
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What is returned but not acted on."""
+        ours = {"name", "description", "capabilities", "renew_registration_token"}
+        return self.model_dump(mode="json", by_alias=True, exclude=ours, exclude_none=True)
 
 
 class MachineCapability(OpenBody):

@@ -1,4 +1,4 @@
-"""How large a body may be and how long it may take, answered in the error body of this API.
+"""What a body may be, how large, and how long it may take, answered in the error body of this API.
 
 A client that sends its body a byte at a time would otherwise hold a connection for as long as it likes.
 """
@@ -16,11 +16,12 @@ MAX_BODY = 1 << 20
 
 BODY_SECONDS = 20.0
 """A body of that size takes a second on the slowest link that anybody manages racks over."""
+NOT_JSON = "Request body is not JSON: send it with Content-Type: application/json"
 TOO_LARGE = f"Request body is larger than {MAX_BODY} bytes"
 
 
 class BodyLimit:
-    """ASGI middleware: at most MAX_BODY bytes of body, all of them within BODY_SECONDS."""
+    """ASGI middleware: at most MAX_BODY bytes of JSON, all of them within BODY_SECONDS."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -31,6 +32,8 @@ class BodyLimit:
             await self.app(scope, receive, send)
         elif _announced(scope) > MAX_BODY:
             await respond.problem(413, TOO_LARGE)(scope, receive, send)
+        elif _has_body(scope) and not _is_json(scope):
+            await respond.problem(415, NOT_JSON)(scope, receive, send)
         else:
             await self.app(scope, _Counted(receive), send)
 
@@ -39,6 +42,16 @@ def _announced(scope: Scope) -> int:
     length = Headers(scope=scope).get("content-length", "0")
     # The server has refused anything else that is not a number.
     return int(length) if length.isdecimal() else 0
+
+
+def _has_body(scope: Scope) -> bool:
+    return _announced(scope) > 0 or "transfer-encoding" in Headers(scope=scope)
+
+
+def _is_json(scope: Scope) -> bool:
+    kind, _, _ = Headers(scope=scope).get("content-type", "").partition(";")
+    main, _, sub = kind.strip().lower().partition("/")
+    return main == "application" and (sub == "json" or sub.endswith("+json"))
 
 
 class _Counted:

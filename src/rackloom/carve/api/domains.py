@@ -18,7 +18,7 @@ from rackloom.carve.api.parties import Select, party
 from rackloom.carve.api.queries import DomainQuery
 from rackloom.carve.api.respond import Json
 from rackloom.carve.site import allocations, authority, capacity, pauses, tenants
-from rackloom.carve.site.paging import fetch
+from rackloom.carve.site.paging import TIE_BREAKER, fetch
 from rackloom.carve.site.problems import not_found
 from rackloom.carve.site.tables import allocation, machine
 from rackloom.carve.site.values import Changed
@@ -84,7 +84,7 @@ def _list(conn: sa.Connection, caller: Caller, query: DomainQuery, now: float) -
     if query.site_id is not None:
         listing = listing.where(machine.c.site_id == str(query.site_id))
     known = listing.subquery()
-    order_by = {"CREATED": known.c.created, "ID": known.c.domain}
+    order_by = {"CREATED": known.c.created, TIE_BREAKER: known.c.domain}
     rows, total = fetch(conn, sa.select(known), query.page, order_by)
     return _shapes(conn, [row.domain for row in rows], provider_id, tenant_id, now), total
 

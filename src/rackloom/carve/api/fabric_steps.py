@@ -18,7 +18,7 @@ from rackloom.carve.api.queries import FabricQuery, OperationQuery, PageQuery, P
 from rackloom.carve.api.respond import Json
 from rackloom.carve.site import adoption, authority, endpoint_registry, physical_partitions, tenants
 from rackloom.carve.site.operator_steps import Order
-from rackloom.carve.site.paging import fetch
+from rackloom.carve.site.paging import TIE_BREAKER, fetch
 from rackloom.carve.site.tables import endpoint, endpoint_chassis, machine, operation, operator_step
 from rackloom.carve.site.values import Changed
 
@@ -158,7 +158,7 @@ def _endpoints(conn: sa.Connection, caller: Caller, query: PageQuery) -> tuple[l
     provider_id = tenants.provider_of(conn, caller.org).id
     serial = endpoint_chassis.c.chassis_serial
     listing = endpoint_registry.listing().where(authority.operates_chassis(provider_id, serial))
-    order_by = {"CREATED": endpoint.c.created, "UPDATED": endpoint.c.updated, "ID": serial}
+    order_by = {"CREATED": endpoint.c.created, "UPDATED": endpoint.c.updated, TIE_BREAKER: serial}
     rows, total = fetch(conn, listing, query.page, order_by)
     return [fabric_shapes.endpoint(row) for row in rows], total
 
@@ -188,7 +188,7 @@ def _operations(conn: sa.Connection, caller: Caller, query: OperationQuery) -> t
         listing = listing.where(operation.c.domain == query.nvlink_domain_id)
     if query.state is not None:
         listing = listing.where(operation.c.state == query.state)
-    order_by = {"CREATED": operation.c.started, "ID": operation.c.id}
+    order_by = {"CREATED": operation.c.started, TIE_BREAKER: operation.c.id}
     rows, total = fetch(conn, listing, query.page, order_by)
     return [fabric_shapes.operation(row) for row in rows], total
 
@@ -205,5 +205,5 @@ def _steps(conn: sa.Connection, caller: Caller, query: FabricQuery) -> tuple[lis
     listing: sa.Select[Any] = sa.select(table).where(mine)
     if query.nvlink_domain_id is not None:
         listing = listing.where(table.c.domain == query.nvlink_domain_id)
-    rows, total = fetch(conn, listing, query.page, {"CREATED": table.c.created, "ID": table.c.id})
+    rows, total = fetch(conn, listing, query.page, {"CREATED": table.c.created, TIE_BREAKER: table.c.id})
     return [fabric_shapes.step(row) for row in rows], total

@@ -8,14 +8,18 @@ import sqlalchemy as sa
 from rackloom.carve.api.interfaces import shape as interface_shape
 from rackloom.carve.api.queries import KeptInterfaceQuery, Query
 from rackloom.carve.api.respond import Json
-from rackloom.carve.api.shapes import Row, Rows, relate, status_history, times
+from rackloom.carve.api.shapes import Row, Rows, relate, shown_status, status_history, times
 from rackloom.carve.site import history, interfaces
 from rackloom.carve.site.cautions import Caution
 from rackloom.carve.site.instance_creation import CreationPlan
+from rackloom.carve.site.knowledge import moment
 from rackloom.carve.site.tables import nvlink_interface
 from rackloom.carve.site.values import Status
 
-RELATIONS = ("Site", "Tenant", "InfrastructureProvider", "InstanceType", "Vpc", "VPC", "Machine")
+RELATIONS = (
+    "Site", "Tenant", "InfrastructureProvider", "InstanceType", "Vpc", "VPC", "Machine",
+    "Allocation", "OperatingSystem", "NetworkSecurityGroup",
+)  # fmt: skip
 
 KEPT_DEFAULTS: Json = {
     "operatingSystemId": None,
@@ -66,7 +70,8 @@ def _shape(row: Row, nvlink: list[Json], past: Rows) -> Json:
         "nvLinkInterfaces": nvlink,
         "isUpdatePending": row.status not in SETTLED,
         "placementReason": row.placement,
-        "status": row.status,
+        "status": shown_status(row.status),
+        "unknownSince": moment(past[0].created) if row.status == Status.UNKNOWN else None,
         "statusHistory": status_history(past),
         **times(row),
     }

@@ -1,5 +1,7 @@
 """Instances over REST."""
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
@@ -13,16 +15,17 @@ from rackloom.carve.api.answers import Instance, InstancePlan, KeptInterface, St
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.bodies import InstanceBatchCreate, InstanceCreate, InstanceUpdate
 from rackloom.carve.api.deps import ApiDeps, Deps, TenantAdmin
+from rackloom.carve.api.filters import narrowed
 from rackloom.carve.api.instance_shapes import kept_interfaces, plan_shape, shapes, warning_shapes
 from rackloom.carve.api.queries import DryRun, InstanceQuery, KeptInterfaceQuery, PageQuery, Query
 from rackloom.carve.api.respond import Json
-from rackloom.carve.api.shapes import Row
+from rackloom.carve.api.shapes import Row, shown_status
 from rackloom.carve.site import cautions, instance_creation, instances, tenants
 from rackloom.carve.site.instance_creation import CreationPlan, InstanceRequest
 from rackloom.carve.site.paging import fetch, matches, order_of
 from rackloom.carve.site.tables import instance as table
-from rackloom.carve.site.tables import site
-from rackloom.carve.site.values import Changed
+from rackloom.carve.site.tables import instance_type, site, tenant
+from rackloom.carve.site.values import Changed, Status
 
 router = APIRouter(prefix="/instance")
 
@@ -188,38 +191,59 @@ def _make(conn: sa.Connection, deps: ApiDeps, planned: CreationPlan) -> Changed[
     return Changed([{**one, "warnings": warnings} for one in found], made.domains)
 
 
+@cache
 def _listing() -> sa.Select[Any]:
     return sa.select(table, site.c.provider_id).join(site, site.c.id == table.c.site_id)
 
 
 def _list(conn: sa.Connection, org: str, query: InstanceQuery) -> tuple[list[Json], int]:
     listing = _listing().where(table.c.tenant_id == tenants.of(conn, org).id)
-    for column, value in _filters(query):
-        if value is not None:
-            listing = listing.where(column == str(value))
-    if query.ip_address is not None:
-        # The interfaces are kept as they came: the address is looked for as a whole JSON string in them.
-        listing = listing.where(
-            sa.cast(table.c.extra["interfaces"], sa.Text).contains(f'"{query.ip_address}"', autoescape=True)
-        )
+    if query.name is not None:
+        listing = listing.where(table.c.name == query.name)
+    if query.infrastructure_provider_id is not None:
+        listing = listing.where(site.c.provider_id == str(query.infrastructure_provider_id))
+    listing = narrowed(listing, *_filters(query))
+    if query.ip_address:
+        # The interfaces are kept as they came: an address is looked for as a whole JSON string in them.
+        kept = sa.cast(table.c.extra["interfaces"], sa.Text)
+        wanted = (kept.contains(f'"{one}"', autoescape=True) for one in query.ip_address)
+        listing = listing.where(sa.or_(*wanted))
     if query.query:
         listing = listing.where(matches(query.query, table.c.name, table.c.description, table.c.status))
-    rows, total = fetch(conn, listing, query.page, order_of(table, "name", "status", "machine_id"))
+    rows, total = fetch(conn, listing, query.page, _order())
     return shapes(conn, rows, query), total
 
 
-def _filters(query: InstanceQuery) -> list[tuple[sa.ColumnElement[Any], object]]:
+def _filters(query: InstanceQuery) -> list[tuple[sa.ColumnElement[object], Sequence[object]]]:
     return [
-        (site.c.provider_id, query.infrastructure_provider_id),
         (table.c.site_id, query.site_id),
         (table.c.vpc_id, query.vpc_id),
         (table.c.instance_type_id, query.instance_type_id),
         (table.c.machine_id, query.machine_id),
-        (table.c.name, query.name),
-        (table.c.status, query.status),
+        (table.c.status, _meant(query.status)),
         (table.c.extra["operatingSystemId"].as_string(), query.operating_system_id),
         (table.c.extra["networkSecurityGroupId"].as_string(), query.network_security_group_id),
     ]
+
+
+def _meant(shown: Sequence[str]) -> list[str]:
+    """The statuses that are shown as one of `shown`."""
+    return [*shown, *(one for one in (Status.UNKNOWN,) if shown_status(one) in shown)]
+
+
+def _order() -> dict[str, sa.ColumnElement[Any]]:
+    """Of joined objects the names are known here, except of security groups, which have ids only."""
+    ours = order_of(table, "name", "status", "machine_id")
+    org = sa.select(tenant.c.org).where(tenant.c.id == table.c.tenant_id)
+    kind = sa.select(instance_type.c.name).where(instance_type.c.id == table.c.instance_type_id)
+    infiniband = sa.func.coalesce(sa.cast(table.c.extra["infinibandInterfaces"], sa.Text), "null")
+    joined: dict[str, sa.ColumnElement[Any]] = {
+        "TENANT_ORG_DISPLAY_NAME": org.scalar_subquery(),
+        "INSTANCE_TYPE_NAME": kind.scalar_subquery(),
+        "HAS_INFINIBAND": infiniband.not_in(("[]", "null")),
+        "NETWORK_SECURITY_GROUP_NAME": table.c.extra["networkSecurityGroupId"].as_string(),
+    }
+    return joined | ours
 
 
 def _get(conn: sa.Connection, org: str, instance_id: str, query: Query) -> Json:

@@ -22,6 +22,7 @@ def sites(conn: sa.Connection, rows: Rows) -> list[Json]:
     orgs = tenants.provider_orgs(conn, {row.provider_id for row in rows})
     return [
         {
+            **row.extra,
             "id": row.id,
             "name": row.name,
             "description": row.description,

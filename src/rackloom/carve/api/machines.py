@@ -1,6 +1,7 @@
 """Machines over REST: a provider's own, and those that carry a tenant's instances."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated
 
 import sqlalchemy as sa
@@ -14,6 +15,7 @@ from rackloom.carve.api.answers import StatusDetail
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.bodies import NO_NUL
 from rackloom.carve.api.deps import Deps, Reader
+from rackloom.carve.api.filters import narrowed
 from rackloom.carve.api.inventory_answers import GpuStats, Machine
 from rackloom.carve.api.parties import Select, party
 from rackloom.carve.api.queries import GpuStatsQuery, MachineIncludes, MachineQuery, PageQuery
@@ -79,30 +81,33 @@ def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> 
     listing = _machines(conn, caller)
     wanted = (
         (query.site_id, machine.c.site_id == str(query.site_id)),
-        (query.instance_type_id, machine.c.instance_type_id == str(query.instance_type_id)),
-        (query.tenant_id, instance.c.tenant_id == str(query.tenant_id)),
-        (query.id or None, machine.c.id.in_(query.id)),
         (query.has_instance_type, machine.c.instance_type_id.is_not(None) == query.has_instance_type),
         (query.has_instance, instance.c.id.is_not(None) == query.has_instance),
         (query.is_missing_on_site, machine.c.missing_since.is_not(None) == query.is_missing_on_site),
-        (query.status, machines.shown_status == query.status),
-        (query.hw_sku_device_type, _has_sku(query.hw_sku_device_type)),
+        (query.hw_sku_device_type or None, _has_sku(query.hw_sku_device_type)),
     )
     for value, condition in wanted:
         if value is not None:
             listing = listing.where(condition)
-    if query.capability_type is not None or query.capability_name is not None:
+    listing = narrowed(
+        listing,
+        (machine.c.id, query.id),
+        (machine.c.instance_type_id, query.instance_type_id),
+        (instance.c.tenant_id, query.tenant_id),
+        (machines.shown_status, query.status),
+    )
+    if query.capability_type is not None or query.capability_name:
         listing = listing.where(machine.c.instance_type_id.in_(_types_with(conn, query)))
     if query.query:
         columns = (machine.c.id, machine.c.chassis_serial, machine.c.rack, machines.shown_status)
         listing = listing.where(matches(query.query, *columns))
-    rows, total = fetch(conn, listing, query.page, order_of(machine, "status"))
+    rows, total = fetch(conn, listing, query.page, order_of(machine, "id", "status"))
     return shapes.machines(conn, rows, query), total
 
 
-def _has_sku(kind: str | None) -> sa.ColumnElement[bool]:
+def _has_sku(kinds: Sequence[str]) -> sa.ColumnElement[bool]:
     has_gpu = sa.exists().where(machine_gpu.c.machine_id == machine.c.id)
-    return sa.and_(has_gpu, sa.literal(kind) == GPU_SKU)
+    return has_gpu if GPU_SKU in kinds else sa.false()
 
 
 def _types_with(conn: sa.Connection, query: MachineQuery) -> list[str]:
@@ -112,7 +117,8 @@ def _types_with(conn: sa.Connection, query: MachineQuery) -> list[str]:
         row.id
         for row in types
         if any(
-            query.capability_type in (None, one["type"]) and query.capability_name in (None, one["name"])
+            query.capability_type in (None, one["type"])
+            and (not query.capability_name or one["name"] in query.capability_name)
             for one in row.capabilities
         )
     ]

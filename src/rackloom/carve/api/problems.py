@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rackloom.carve.api import respond
+from rackloom.carve.api.bodies import MEANING
 from rackloom.carve.site.problems import Kind, Rejected
 from rackloom.errors import Refused, Retry, Unknown
 
@@ -43,13 +44,21 @@ async def _bad_request(_request: Request, error: RequestValidationError) -> Resp
     problems = error.errors()
     if any(one["type"] == "json_invalid" for one in problems):
         return respond.problem(400, "Failed to parse request data, potentially invalid structure")
-    fields = {_field(one): str(one["msg"]) for one in problems}
+    fields = {_field(one): _said(one) for one in problems}
     return respond.problem(400, "Error validating request data", fields)
 
 
 def _field(problem: Mapping[str, Any]) -> str:
-    """`nvLinkInterfaces.0.deviceInstance`; the whole body is `body`."""
+    """`nvLinkInterfaces.0.deviceInstance`; the whole body is `body`. A repeated parameter is one field."""
+    if problem["loc"][0] == "query":
+        return str(problem["loc"][1])
     return ".".join(str(part) for part in problem["loc"][1:]) or str(problem["loc"][0])
+
+
+def _said(problem: Mapping[str, Any]) -> str:
+    """A pattern says little to a person; what it means says more."""
+    meaning = MEANING.get(problem.get("ctx", {}).get("pattern", ""))
+    return meaning or str(problem["msg"])
 
 
 async def _http(_request: Request, error: HTTPException) -> Response:

@@ -16,7 +16,7 @@ PartitionStatus = Literal["Pending", "Provisioning", "Configuring", "Ready", "De
 InterfaceStatus = Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]
 InstanceStatus = Literal[
     "Pending", "Provisioning", "Configuring", "Ready", "Updating", "Repairing", "Rebooting",
-    "Terminating", "Terminated", "Error", "Unknown",
+    "Terminating", "Error",
 ]  # fmt: skip
 MachineStatus = Literal[
     "Initializing", "Ready", "Reset", "Maintenance", "InUse", "Error", "Decommissioned", "Unknown"
@@ -28,6 +28,7 @@ DryRun = Annotated[bool, QueryParam(alias="dryRun")]
 """Whether to say what would be done, and do nothing."""
 Text = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
 Ids = Annotated[list[UUID], Field(max_length=100)]
+Texts = Annotated[list[Text], Field(max_length=100)]
 
 
 class Query(BaseModel):
@@ -92,10 +93,10 @@ class InterfaceQuery(InstanceInterfaceQuery):
 class VpcQuery(PageQuery):
     """Filters on VPCs."""
 
-    site_id: UUID | None = None
+    site_id: Ids = []
     name: Text | None = None
-    status: PartitionStatus | None = None
-    network_security_group_id: UUID | None = None
+    status: list[PartitionStatus] = []
+    network_security_group_id: Ids = []
     query: Text | None = None
     nvlink_logical_partition_id: Ids = Field([], alias="nvLinkLogicalPartitionId")
 
@@ -110,15 +111,15 @@ class InstanceQuery(PageQuery):
     """Filters on instances."""
 
     infrastructure_provider_id: UUID | None = None
-    site_id: UUID | None = None
-    vpc_id: UUID | None = None
-    instance_type_id: UUID | None = None
-    operating_system_id: UUID | None = None
-    network_security_group_id: UUID | None = None
-    machine_id: Text | None = None
+    site_id: Ids = []
+    vpc_id: Ids = []
+    instance_type_id: Ids = []
+    operating_system_id: Ids = []
+    network_security_group_id: Ids = []
+    machine_id: Texts = []
     name: Text | None = None
-    status: InstanceStatus | None = None
-    ip_address: IPvAnyAddress | None = None
+    status: list[InstanceStatus | Literal["Terminated", "Unknown"]] = []
+    ip_address: Annotated[list[IPvAnyAddress], Field(max_length=100)] = []
     query: Text | None = None
 
 
@@ -130,7 +131,7 @@ class SiteQuery(PageQuery):
     is_network_security_group_enabled: bool | None = None
     is_nvlink_partition_enabled: bool | None = Field(None, alias="isNVLinkPartitionEnabled")
     is_flow_enabled: bool | None = None
-    status: SiteStatus | None = None
+    status: list[SiteStatus] = []
     query: Text | None = None
 
 
@@ -162,16 +163,16 @@ class MachineQuery(PageQuery, MachineIncludes):
     """Filters on machines."""
 
     site_id: UUID | None = None
-    id: Annotated[list[Text], Field(max_length=100)] = []
-    instance_type_id: UUID | None = None
-    tenant_id: UUID | None = None
+    id: Texts = []
+    instance_type_id: Ids = []
+    tenant_id: Ids = []
     has_instance_type: bool | None = None
     has_instance: bool | None = None
     is_missing_on_site: bool | None = None
-    status: MachineStatus | None = None
+    status: list[MachineStatus] = []
     capability_type: CapabilityType | None = None
-    capability_name: Text | None = None
-    hw_sku_device_type: Text | None = None
+    capability_name: Texts = []
+    hw_sku_device_type: Texts = []
     query: Text | None = None
 
 
@@ -187,14 +188,14 @@ class AllocationQuery(PageQuery):
     """Filters on allocations."""
 
     infrastructure_provider_id: UUID | None = None
-    site_id: UUID | None = None
-    tenant_id: UUID | None = None
+    site_id: Ids = []
+    tenant_id: Ids = []
     id: Ids = []
-    resource_type: Literal["InstanceType"] | None = None
-    resource_type_id: UUID | None = None
-    constraint_type: Literal["Reserved"] | None = None
-    constraint_value: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    status: SiteStatus | None = None
+    resource_type: list[Literal["InstanceType", "IPBlock"]] = []
+    resource_type_id: Ids = []
+    constraint_type: list[Literal["Reserved", "OnDemand", "Preemptible"]] = []
+    constraint_value: Annotated[list[Annotated[int, Field(ge=1, le=1_000_000)]], Field(max_length=100)] = []
+    status: list[SiteStatus] = []
     query: Text | None = None
 
 

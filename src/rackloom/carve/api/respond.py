@@ -13,6 +13,7 @@ from rackloom.carve.site.problems import invalid
 Json = dict[str, Any]
 
 SOURCE = "nico"
+SLICED_BY = ("STATUS", "CREATED", "UPDATED")
 
 
 def ok(
@@ -34,11 +35,19 @@ def listing(values: Sequence[Json], total: int, page: Page) -> Response:
 
 
 def sliced(values: Sequence[Json], page: Page) -> Response:
-    """One page of a list that is at hand as a whole, in its own order."""
-    if page.order_by is not None:
-        raise invalid("Invalid orderBy value in query", orderBy="this listing has one order only")
+    """One page of a list that is at hand as a whole, in its own order when no other is asked for."""
     first = (page.number - 1) * page.size
-    return listing(values[first : first + page.size], len(values), page)
+    return listing(_ordered(values, page.order_by)[first : first + page.size], len(values), page)
+
+
+def _ordered(values: Sequence[Json], order_by: str | None) -> Sequence[Json]:
+    if order_by is None:
+        return values
+    field, _, direction = order_by.rpartition("_")
+    if field not in SLICED_BY:
+        wanted = ", ".join(f"{name}_ASC, {name}_DESC" for name in SLICED_BY)
+        raise invalid("Invalid orderBy value in query", orderBy=f"must be one of {wanted}")
+    return sorted(values, key=lambda one: str(one[field.lower()]), reverse=direction == "DESC")
 
 
 def deleting() -> Response:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from rackloom.carve.api.respond import Json
 from rackloom.carve.site import tables
 from rackloom.carve.site.knowledge import moment
+from rackloom.carve.site.values import Status
 
 Row = sa.Row[Any]
 Rows = Sequence[Row]
@@ -68,8 +69,16 @@ def _provider(row: Row) -> Json:
     return {"id": row.id, "org": row.org, **times(row)}
 
 
+def shown_status(status: str) -> str:
+    """The status of an instance on this wire, which has no unknown; Configuring claims nothing.
+
+    Clients generated from the published description reject a whole answer for a status that is not in it.
+    """
+    return Status.CONFIGURING if status == Status.UNKNOWN else status
+
+
 def _instance(row: Row) -> Json:
-    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
+    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": shown_status(row.status)}
 
 
 def _instance_type(row: Row) -> Json:
@@ -98,11 +107,19 @@ RELATIONS: Mapping[str, Relation] = {
 
 
 def relate(conn: sa.Connection, objects: Sequence[Json], wanted: Collection[str]) -> None:
-    """Add the related objects `wanted` to each of `objects`: one query for each kind, not for each row."""
-    for name in sorted(wanted):
-        relation = RELATIONS[name]
-        keys = {one[relation.key] for one in objects if one[relation.key] is not None}
+    """Add the related objects `wanted` to each of `objects`: one query for each kind, not for each row.
+
+    Objects of kinds that do not exist here (security groups, operating systems) have nothing to show.
+    """
+    for name in sorted(RELATIONS.keys() & wanted):
+        _relate(conn, objects, RELATIONS[name])
+
+
+def _relate(conn: sa.Connection, objects: Sequence[Json], relation: Relation) -> None:
+    related = [one for one in objects if one.get(relation.key) is not None]
+    if related:
+        keys = {one[relation.key] for one in related}
         rows = conn.execute(sa.select(relation.table).where(relation.table.c.id.in_(keys)))
         found = {row.id: relation.summary(row) for row in rows}
-        for one in objects:
+        for one in related:
             one[relation.shown_as] = found.get(one[relation.key])

@@ -1,6 +1,6 @@
 """Sites over REST: a provider's own, and those where a tenant has an allocation."""
 
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -14,6 +14,7 @@ from rackloom.carve.api.answers import StatusDetail
 from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.bodies import SiteUpdate
 from rackloom.carve.api.deps import Deps, ProviderAdmin, Reader
+from rackloom.carve.api.filters import narrowed
 from rackloom.carve.api.inventory_answers import Site
 from rackloom.carve.api.parties import Select, party
 from rackloom.carve.api.queries import PageQuery, Query, SiteQuery
@@ -47,9 +48,8 @@ async def get_site(deps: Deps, caller: Reader, site_id: SiteId, query: Annotated
 
 @router.patch("/site/{siteId}", operation_id="update-site", response_model=Site)
 async def update_site(deps: Deps, caller: ProviderAdmin, site_id: SiteId, body: SiteUpdate) -> Response:
-    """Switch capabilities of a site."""
-    wanted = body.capabilities.model_dump(by_alias=True)
-    return respond.ok(await deps.store.run(_update_site, caller, str(site_id), wanted, deps.clock()))
+    """Change what is said of a site, and switch its capabilities."""
+    return respond.ok(await deps.store.run(_update_site, caller, str(site_id), body, deps.clock()))
 
 
 @router.get(
@@ -70,8 +70,7 @@ def _sites(conn: sa.Connection, caller: Caller) -> Select:
 
 def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery) -> tuple[list[Json], int]:
     listing = _sites(conn, caller)
-    if query.status is not None:
-        listing = listing.where(site.c.status == query.status)
+    listing = narrowed(listing, (site.c.status, query.status))
     if query.infrastructure_provider_id is not None:
         listing = listing.where(site.c.provider_id == str(query.infrastructure_provider_id))
     for capability, wanted in (
@@ -85,8 +84,13 @@ def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery) -> tuple[
             listing = listing.where(enabled == wanted)
     if query.query:
         listing = listing.where(matches(query.query, site.c.name, site.c.description, site.c.status))
-    rows, total = fetch(conn, listing, query.page, order_of(site, "name", "status", "description"))
+    rows, total = fetch(conn, listing, query.page, _order())
     return _shapes(conn, rows, query), total
+
+
+def _order() -> dict[str, sa.ColumnElement[Any]]:
+    said = {name.upper(): sa.cast(site.c.extra[name], sa.Text) for name in ("location", "contact")}
+    return order_of(site, "name", "status", "description") | said
 
 
 def _row(conn: sa.Connection, caller: Caller, site_id: str) -> Row:
@@ -106,8 +110,15 @@ def _shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
     return found
 
 
-def _update_site(
-    conn: sa.Connection, caller: Caller, site_id: str, wanted: dict[str, bool | None], now: float
-) -> Json:
-    sites.set_capabilities(conn, tenants.provider_of(conn, caller.org).id, site_id, wanted, now)
+def _update_site(conn: sa.Connection, caller: Caller, site_id: str, body: SiteUpdate, now: float) -> Json:
+    sites.update(
+        conn,
+        tenants.provider_of(conn, caller.org).id,
+        site_id,
+        name=body.name,
+        description=body.description,
+        capabilities={} if body.capabilities is None else body.capabilities.model_dump(by_alias=True),
+        extra=body.kept,
+        now=now,
+    )
     return _get_site(conn, caller, site_id, Query())

@@ -18,11 +18,18 @@ from rackloom.carve.site.knowledge import moment
 
 router = APIRouter()
 
+CONTRACT = "1.6.0"
+"""The version of NVIDIA Infra Controller's REST contract that is kept here.
+
+Its client libraries read the features of a service from this, and refuse to speak to one before 0.2.86.
+"""
+
 
 @router.get("/metadata", operation_id="get-metadata", response_model=Metadata)
 async def metadata(_caller: Anyone) -> Response:
-    """Which build of the service this is."""
-    return respond.ok({"version": version("rackloom"), "buildTime": moment(_build_time())})
+    """Which version of the contract the service keeps, and which build of it this is."""
+    build = {"buildTime": moment(_build_time()), "implementation": f"rackloom {version('rackloom')}"}
+    return respond.ok({"version": CONTRACT, **build})
 
 
 @router.get("/tenant/current", operation_id="get-current-tenant", response_model=Tenant)

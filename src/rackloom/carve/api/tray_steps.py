@@ -22,7 +22,7 @@ from rackloom.carve.api.queries import DrainQuery, MachineIncludes
 from rackloom.carve.api.respond import Json
 from rackloom.carve.site import authority, machines, tenants, tray_steps
 from rackloom.carve.site.operator_steps import Order
-from rackloom.carve.site.paging import fetch
+from rackloom.carve.site.paging import TIE_BREAKER, fetch
 from rackloom.carve.site.tables import drain, machine
 from rackloom.carve.site.values import Changed
 
@@ -134,5 +134,5 @@ def _drains(conn: sa.Connection, caller: Caller, query: DrainQuery) -> tuple[lis
         listing = listing.where(drain.c.machine_id == query.machine_id)
     if query.is_active is not None:
         listing = listing.where(drain.c.ended.is_(None) == query.is_active)
-    rows, total = fetch(conn, listing, query.page, {"CREATED": drain.c.started, "ID": drain.c.id})
+    rows, total = fetch(conn, listing, query.page, {"CREATED": drain.c.started, TIE_BREAKER: drain.c.id})
     return [fabric_shapes.drain(row) for row in rows], total

@@ -12,6 +12,7 @@ from rackloom.carve.api import histories, respond
 from rackloom.carve.api.answers import StatusDetail, Vpc
 from rackloom.carve.api.bodies import VpcCreate, VpcUpdate, VpcVirtualization
 from rackloom.carve.api.deps import Deps, TenantAdmin
+from rackloom.carve.api.filters import narrowed
 from rackloom.carve.api.queries import PageQuery, Query, VpcQuery
 from rackloom.carve.api.respond import Json
 from rackloom.carve.api.shapes import Rows, partition_summary, relate, status_history, times
@@ -24,6 +25,9 @@ from rackloom.carve.site.values import Ids
 
 router = APIRouter(prefix="/vpc")
 
+RELATIONS = (
+    "Site", "Tenant", "NVLinkLogicalPartition", "InfrastructureProvider", "NetworkSecurityGroup",
+)  # fmt: skip
 VpcId = Annotated[UUID, Path(alias="vpcId")]
 
 
@@ -85,13 +89,14 @@ async def delete(deps: Deps, caller: TenantAdmin, vpc_id: VpcId) -> Response:
 def _list(conn: sa.Connection, org: str, query: VpcQuery) -> tuple[list[Json], int]:
     tenant_id = tenants.of(conn, org).id
     listing = sa.select(table).where(table.c.tenant_id == tenant_id)
-    equal = {"site_id": query.site_id, "name": query.name, "status": query.status}
-    for column, value in equal.items():
-        if value is not None:
-            listing = listing.where(table.c[column] == str(value))
-    if query.network_security_group_id is not None:
-        group = table.c.extra["networkSecurityGroupId"].as_string()
-        listing = listing.where(group == str(query.network_security_group_id))
+    if query.name is not None:
+        listing = listing.where(table.c.name == query.name)
+    listing = narrowed(
+        listing,
+        (table.c.site_id, query.site_id),
+        (table.c.status, query.status),
+        (table.c.extra["networkSecurityGroupId"].as_string(), query.network_security_group_id),
+    )
     if query.nvlink_logical_partition_id:
         wanted = [str(one) for one in query.nvlink_logical_partition_id]
         _check_partitions(conn, tenant_id, wanted)
@@ -185,5 +190,5 @@ def _shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
         }
         for row in rows
     ]
-    relate(conn, shapes, query.relations("Site", "Tenant", "NVLinkLogicalPartition"))
+    relate(conn, shapes, query.relations(*RELATIONS))
     return shapes

@@ -9,6 +9,7 @@ from collections import defaultdict
 
 from rackloom.carve.plan.model import apply
 from rackloom.carve.plan.names import flaw
+from rackloom.carve.plan.trays import is_tray
 from rackloom.carve.plan.values import (
     DEFAULT_PARTITION_ID,
     AddGpus,
@@ -45,13 +46,14 @@ def check(plan: Plan, intent: Intent, observation: Observation) -> None:
 def _require_current(plan: Plan, intent: Intent, observation: Observation) -> None:
     if intent.domain != observation.domain:
         raise Refused(f"intent is for domain {intent.domain}, the observation of {observation.domain}")
+    # Before the revision, which pausing counts up: to plan again would not help.
+    if intent.paused is not None and plan.operations:
+        raise Refused(f"the domain is paused: {intent.paused}", nearest_fix="resume the domain")
     if plan.intent_revision != intent.revision:
         raise Refused(
             f"the plan was made from intent {plan.intent_revision}, which is now {intent.revision}",
             nearest_fix=PLAN_AGAIN,
         )
-    if intent.paused is not None and plan.operations:
-        raise Refused(f"the domain is paused: {intent.paused}", nearest_fix="resume the domain")
     if plan.observation.facts != observation.facts:
         raise Refused("the fabric is no longer as the plan found it", nearest_fix=PLAN_AGAIN)
 
@@ -94,7 +96,7 @@ class _Judge:
                 raise Refused(f"the plan takes GPU {guid:#x} out of {target.name!r}, where it is wanted")
 
     def allow_addition(self, operation: CreatePartition | AddGpus, after: Observation) -> None:
-        """S2, S9: everyone in the changed partition is of one tenant, and name and number are allowed."""
+        """S2, S9: all in the changed partition are of one tenant or tray, and name and number are allowed."""
         self._require_managed(frozenset(operation.guids))
         target = _find(after, operation)
         if target.id == DEFAULT_PARTITION_ID:
@@ -105,11 +107,23 @@ class _Judge:
             logical_partition = operation.logical_partition
         else:
             logical_partition = self._owner(target)
+        if is_tray(logical_partition):
+            self._allow_together(target, after)
+            return
         if len(self.tenants[logical_partition]) > 1:
             raise Refused(f"logical partition {logical_partition} has GPUs of several tenants")
         for guid in sorted(target.members):
             if {lp for lp, _ in self.claims.get(guid, ())} != {logical_partition}:
                 raise Refused(f"partition {target.name!r} would hold GPU {guid:#x}, not of its tenant")
+
+    def _allow_together(self, target: ObservedPartition, after: Observation) -> None:
+        if self.policy is not DefaultPartition.TRAY:
+            raise Refused("trays have partitions of their own only if that is the site's policy")
+        if given := sorted(target.members & self.claims.keys()):
+            raise Refused(f"partition {target.name!r} would hold GPU {given[0]:#x}, which a tenant was given")
+        seats = {gpu.guid: (gpu.chassis_serial, gpu.slot) for gpu in after.gpus}
+        if len({seats.get(guid) for guid in target.members}) > 1:
+            raise Refused(f"partition {target.name!r} would hold GPUs of several trays")
 
     def _allow_creation(self, operation: CreatePartition, after: Observation) -> None:
         if wrong := flaw(operation.name):

@@ -5,6 +5,7 @@ the factory default partition, for which the site has a policy.
 """
 
 from collections import defaultdict
+from collections.abc import Collection
 
 import msgspec
 
@@ -45,26 +46,38 @@ def read_layout(intent: Intent, observation: Observation, wishes: Wishes) -> Lay
     recorded = {one.name: one.logical_partition for one in intent.owned}
     default: ObservedPartition | None = None
     named: dict[str, list[ObservedPartition]] = defaultdict(list)
-    untouchable: dict[int, ObservedPartition] = {}
     for partition in sorted(observation.partitions, key=lambda one: one.id):
         if partition.id == DEFAULT_PARTITION_ID:
             default = partition
-        elif partition.name in recorded and partition.guid_based:
+        elif _is_ours(partition, recorded):
             named[recorded[partition.name]].append(partition)
-        else:
-            # Also a location-based partition under our name: we make none, so another hand made it, and it
-            # takes no GUIDs (NMX-C fixes the type at creation).
-            untouchable.update(dict.fromkeys(partition.members, partition))
     ours = [one for wanted, standing in named.items() for one in _claimed(wanted, standing, wishes)]
     held = frozenset(guid for partition in observation.partitions for guid in partition.members)
     return Layout(
         ours=tuple(sorted(ours, key=lambda one: one.partition.id)),
         home={one.logical_partition: one for one in ours if one.is_home},
         default=default,
-        untouchable=untouchable,
+        untouchable=left_alone(intent, observation),
         held=held,
         absent=held - {gpu.guid for gpu in observation.gpus},
     )
+
+
+def left_alone(intent: Intent, observation: Observation) -> dict[int, ObservedPartition]:
+    """GPU -> the partition that holds it and that is not ours to change."""
+    recorded = {one.name for one in intent.owned}
+    return {
+        guid: partition
+        for partition in sorted(observation.partitions, key=lambda one: one.id)
+        if partition.id != DEFAULT_PARTITION_ID and not _is_ours(partition, recorded)
+        for guid in partition.members
+    }
+
+
+def _is_ours(partition: ObservedPartition, recorded: Collection[str]) -> bool:
+    # A location-based partition under our name was made by another hand: we make none, and it takes no GUIDs
+    # (NMX-C fixes the type at creation).
+    return partition.name in recorded and partition.guid_based
 
 
 def _claimed(logical_partition: str, standing: list[ObservedPartition], wishes: Wishes) -> list[OurPartition]:

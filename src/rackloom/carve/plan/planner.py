@@ -3,21 +3,33 @@
 All removals come in one plan and all additions in a later one, made from an observation that shows the
 removals done. Between any two operations a GPU is thus in at most one partition, and nobody's memory is
 reachable from a partition of somebody else.
+
+A removal that the controller refuses holds up what needs it and nothing more: its GPUs still are in the
+observation where they are, so no addition takes them, none joins the partition that they ought to leave, and
+the partition still counts against the limit of the domain.
 """
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from rackloom.carve.plan.additions import plan_additions
 from rackloom.carve.plan.blockers import Blocker, Blockers, read_blockers
 from rackloom.carve.plan.layout import read_layout
 from rackloom.carve.plan.removals import plan_removals
+from rackloom.carve.plan.trays import with_trays
 from rackloom.carve.plan.values import DeletePartition, Intent, Observation, Operation, Plan
 from rackloom.carve.plan.wishes import read_wishes
 from rackloom.errors import Refused
 
 
-def make_plan(intent: Intent, observation: Observation) -> Plan:
+NOTHING: Mapping[Operation, str] = MappingProxyType({})
+
+
+def make_plan(intent: Intent, observation: Observation, refused: Mapping[Operation, str] = NOTHING) -> Plan:
     """The next operations for one domain; none when nothing can or need be done.
 
-    Equal inputs give equal plans, whatever the order of their parts. Raises Refused when the two are about
+    `refused` are operations that the controller has just refused, with its words: they are not asked for
+    again, and told of instead. Equal inputs give equal plans, whatever the order of their parts. Raises Refused when the two are about
     different domains.
     """
     if intent.domain != observation.domain:
@@ -25,15 +37,18 @@ def make_plan(intent: Intent, observation: Observation) -> Plan:
             f"intent is for domain {intent.domain}, the observation of {observation.domain}",
             nearest_fix="read the intent of the domain that the controller names",
         )
-    wishes = read_wishes(intent)
+    wishes = with_trays(read_wishes(intent), intent, observation)
     layout = read_layout(intent, observation, wishes)
     blocked_gpus = read_blockers(intent, observation, wishes, layout)
     blockers = Blockers()
     for guid, blocker in blocked_gpus.items():
         blockers.add(blocker, frozenset((guid,)))
-    operations: list[Operation] = plan_removals(intent, wishes, layout, blockers)
+    _tell_refused(refused, observation, blockers)
+    operations = _without(refused, plan_removals(intent, wishes, layout, blockers))
     if not operations:
-        operations = plan_additions(intent, observation, wishes, layout, frozenset(blocked_gpus), blockers)
+        unserved = frozenset(blocked_gpus)
+        added = plan_additions(intent, observation, wishes, layout, unserved, blockers)
+        operations = _without(refused, added)
     if intent.paused is not None:
         paused = Blocker(f"the domain is paused: {intent.paused}", "resume the domain")
         blockers.add(paused, _touched(operations, observation))
@@ -46,9 +61,24 @@ def make_plan(intent: Intent, observation: Observation) -> Plan:
     )
 
 
-def _touched(operations: list[Operation], observation: Observation) -> frozenset[int]:
+def _without(refused: Mapping[Operation, str], operations: list[Operation]) -> list[Operation]:
+    return [one for one in operations if one not in refused]
+
+
+def _tell_refused(refused: Mapping[Operation, str], observation: Observation, blockers: Blockers) -> None:
+    for operation, said in refused.items():
+        kind = str(operation.__struct_config__.tag)
+        reason = f"the switch controller refused {kind} on partition {operation.name!r}: {said}"
+        again = "find out why on the switch controller; it is asked again in the next pass"
+        blockers.add(Blocker(reason, again), _touched([operation], observation))
+
+
+def _touched(operations: Collection[Operation], observation: Observation) -> frozenset[int]:
     members = {one.id: one.members for one in observation.partitions}
     touched: frozenset[int] = frozenset()
     for one in operations:
-        touched |= members[one.partition_id] if isinstance(one, DeletePartition) else frozenset(one.guids)
+        if isinstance(one, DeletePartition):
+            touched |= members.get(one.partition_id, frozenset())
+        else:
+            touched |= frozenset(one.guids)
     return touched

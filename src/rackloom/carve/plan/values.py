@@ -37,6 +37,8 @@ class DefaultPartition(StrEnum):
 
     KEEP = "keep"
     """It stays, and GPUs return to it: full-rack, single-tenant sites (clique 32766)."""
+    TRAY = "tray"
+    """It is removed: GPUs without an assignment are in a partition of their tray's own."""
     NONE = "none"
     """It is removed: a GPU without an assignment is in no partition."""
 
@@ -101,6 +103,7 @@ class OwnedPartition(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     logical_partition: str
+    """A tenant's, or a tray (`plan.trays`)."""
     partition_id: int | None
     """None until an observation showed the partition under this name."""
 

@@ -11,7 +11,7 @@ class Wishes(msgspec.Struct, frozen=True):
     """Where GPUs are wanted, in the order of fabric GUIDs."""
 
     partition_of: dict[int, str]
-    """GPU -> its logical partition, where the assignments agree."""
+    """GPU -> the logical partition that it is wanted in; a tray's where the policy puts free GPUs there."""
     contradictory: dict[int, str]
     """GPU -> why nothing is done about it. Such a GPU is neither added nor taken out: either would be a
     guess about somebody's memory."""

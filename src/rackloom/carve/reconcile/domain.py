@@ -5,15 +5,24 @@ killed between any two lines and run again: a partition is recorded by name befo
 state is only ever taken from an observation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
 import structlog
+from msgspec.structs import replace
 
 from rackloom.carve.fabric.ports import FabricDriver, FabricRefused, FabricUnavailable
 from rackloom.carve.plan.check import check
 from rackloom.carve.plan.planner import make_plan
-from rackloom.carve.plan.values import Observation, Operation, Plan
+from rackloom.carve.plan.values import (
+    Blocked,
+    DeletePartition,
+    Intent,
+    Observation,
+    Operation,
+    Plan,
+    RemoveGpus,
+)
 from rackloom.carve.reconcile.hooks import NONE, Hooks
 from rackloom.carve.reconcile.leases import Hold
 from rackloom.carve.reconcile.meter import Outcome
@@ -56,6 +65,10 @@ class DomainPass:
         self.domain = endpoint.domain
         self._met: tuple[str, int] | None = None
         """Domain and intent that were last seen to agree; operations for the same intent mean drift."""
+        self._told: tuple[str, tuple[Blocked, ...]] | None = None
+        """Domain and what stood in the way there, as it was last recorded by this process."""
+        self._planned: tuple[Intent, Plan] | None = None
+        """Equal inputs give equal plans: a domain at rest is planned once."""
 
     async def run(self) -> bool:
         """Work until nothing is left to do; False when the fabric could not be asked or refused."""
@@ -83,22 +96,12 @@ class DomainPass:
         return outcomes
 
     async def _rounds(self) -> bool:
+        refused: dict[Operation, str] = {}
         for _ in range(MAX_ROUNDS):
             try:
-                before = self.turns.before_looking()
-                observation = await self._observe()
-                if not self.hooks.acts:
-                    return True
-                plan = await self._plan(observation)
-                if not plan.operations:
-                    return not plan.blocked
-                async with self.turns.act(observation.domain, before) as is_current:
-                    states = {one.state for one in await self._execute(plan)} if is_current else set()
-                    if "unknown" in states:
-                        return False
-                    if "refused" in states:
-                        await self._observe()
-                        return False
+                settled = await self._round(refused)
+                if settled is not None:
+                    return settled
             except LeaseLost as lost:
                 log.info("domain.lease-lost", endpoint=self.endpoint.id, reason=lost.reason)
                 return False
@@ -112,6 +115,38 @@ class DomainPass:
         log.warning("domain.unsettled", endpoint=self.endpoint.id, rounds=MAX_ROUNDS)
         return False
 
+    async def _round(self, refused: dict[Operation, str]) -> bool | None:
+        """One look, and what follows from it; whether the pass ends settled, None when it goes on.
+
+        What the controller refuses in this pass is added to `refused`, and left to the next pass. What is
+        blocked waits for somebody else, so it is looked at again when that is told, or at the next interval.
+        """
+        before = self.turns.before_looking()
+        observation = await self._observe()
+        if not self.hooks.acts:
+            return True
+        plan = await self._plan(observation, refused)
+        await self._tell_blocked(plan)
+        if not plan.operations:
+            return not refused
+        async with self.turns.act(observation.domain, before) as is_current:
+            outcomes = await self._execute(plan) if is_current else ()
+        for operation, outcome in zip(plan.operations, outcomes, strict=False):
+            if outcome.state == "refused":
+                refused[operation] = outcome.message
+        return False if any(one.state == "unknown" for one in outcomes) else None
+
+    async def _tell_blocked(self, plan: Plan) -> None:
+        told = (plan.observation.domain, plan.blocked)
+        # What stands in the way of additions is only known once nothing is left to be removed.
+        removes = any(isinstance(one, RemoveGpus | DeletePartition) for one in plan.operations)
+        if removes or told == self._told:
+            return
+        await self.store.run(fabric_book.record_blocked, *told, self.clock())
+        self._told = told
+        for one in plan.blocked:
+            log.info("plan.blocked", domain=told[0], gpus=len(one.guids), reason=one.reason, fix=one.fix)
+
     async def _observe(self) -> Observation:
         observation = await self.driver.observe()
         self.domain = observation.domain
@@ -119,12 +154,24 @@ class DomainPass:
         self.meter.observed(self.endpoint.id, observation)
         return observation
 
-    async def _plan(self, observation: Observation) -> Plan:
+    async def _plan(self, observation: Observation, refused: Mapping[Operation, str]) -> Plan:
         intent = await self.store.read(fabric_book.intent, observation.domain)
-        plan = make_plan(intent, observation)
-        check(plan, intent, observation)
+        plan = None if refused else self._planned_before(intent, observation)
+        if plan is None:
+            plan = make_plan(intent, observation, refused)
+            check(plan, intent, observation)
+            self._planned = None if refused else (intent, plan)
         self._note_drift(plan)
         return plan
+
+    def _planned_before(self, intent: Intent, observation: Observation) -> Plan | None:
+        if self._planned is None:
+            return None
+        known, plan = self._planned
+        shown = replace(observation, observed_at=plan.observation.observed_at)
+        if (known, plan.observation) != (intent, shown):
+            return None
+        return replace(plan, observation=observation)
 
     def _note_drift(self, plan: Plan) -> None:
         now = (plan.observation.domain, plan.intent_revision)
@@ -165,7 +212,7 @@ class DomainPass:
             state=state,
             message=message or "",
         )
-        self.meter.operated(operation, outcome, self.clock() - began)
+        self.meter.operated(self.endpoint.id, operation, outcome, self.clock() - began)
         return outcome
 
     async def _ask(self, operation: Operation) -> tuple[str, str | None, str | None]:

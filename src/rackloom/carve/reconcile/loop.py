@@ -120,8 +120,7 @@ class Reconciler:
         deadline = asyncio.get_running_loop().time() + self._lease_seconds
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                now = self.clock()
-                share = await self.store.run(sharing.take_share, self.holder, now, now + self._lease_seconds)
+                share = await self._share()
             held = {one.endpoint.id: one for one in share}
             if given_up := await self._workers.follow(tasks, held, deadline):
                 await self.store.run(leases.release, self.holder, given_up)
@@ -131,6 +130,14 @@ class Reconciler:
             log.warning("leases.not-renewed", holder=self.holder, reason=str(trouble) or repr(trouble))
         except Exception:
             log.exception("leases.not-renewed", holder=self.holder)
+
+    async def _share(self) -> tuple[sharing.Held, ...]:
+        now = self.clock()
+        if not self.store.is_shared:
+            standing = await self.store.read(sharing.held_alone, self.holder, now)
+            if standing is not None:
+                return standing
+        return await self.store.run(sharing.take_share, self.holder, now, now + self._lease_seconds)
 
     async def _leave(self) -> None:
         try:

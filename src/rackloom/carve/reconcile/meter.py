@@ -39,7 +39,7 @@ class Meter(Protocol):
         """A plan was refused, by the check or because its facts no longer hold."""
         ...
 
-    def operated(self, operation: Operation, outcome: Outcome, seconds: float) -> None:
+    def operated(self, endpoint_id: str, operation: Operation, outcome: Outcome, seconds: float) -> None:
         """An operation was asked for, and answered or not."""
         ...
 
@@ -66,7 +66,7 @@ class Silent:
     def refused(self, domain: str) -> None:
         """Nothing."""
 
-    def operated(self, operation: Operation, outcome: Outcome, seconds: float) -> None:
+    def operated(self, endpoint_id: str, operation: Operation, outcome: Outcome, seconds: float) -> None:
         """Nothing."""
 
     def applied(self, domain: str, seconds: float) -> None:

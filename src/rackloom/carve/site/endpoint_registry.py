@@ -1,15 +1,15 @@
 """Which switch controller speaks for which chassis, as operators register it: one URL for each serial."""
 
 from typing import Any
-from urllib.parse import urlsplit
 
 import sqlalchemy as sa
 
-from rackloom.carve.site import endpoints, operations, operator_steps, settle
+from rackloom.carve.site import controllers, endpoints, operator_steps
 from rackloom.carve.site.operator_steps import Order, Step
 from rackloom.carve.site.problems import conflict, invalid, not_found
 from rackloom.carve.site.tables import endpoint, endpoint_chassis, observation
 from rackloom.carve.site.values import Changed, Ids
+from rackloom.errors import Refused
 
 
 def listing() -> sa.Select[Any]:
@@ -65,18 +65,9 @@ def delete(conn: sa.Connection, chassis_serial: str, order: Order) -> Changed[No
     conn.execute(sa.delete(endpoint_chassis).where(endpoint_chassis.c.chassis_serial == chassis_serial))
     left = sa.select(endpoint_chassis.c.chassis_serial).where(endpoint_chassis.c.endpoint_id == before.id)
     if conn.execute(left).first() is None:
-        _retire(conn, before, order.now)
+        endpoints.retire(conn, before.id, before.domain, None, order.now)
     operator_steps.record(conn, Step.DELETE_ENDPOINT, chassis_serial, before.domain, order)
     return Changed(None, _domains(before))
-
-
-def _retire(conn: sa.Connection, before: sa.Row[Any], now: float) -> None:
-    """Forget what the endpoint told; its row stays for the audit."""
-    operations.close_interrupted(conn, before.id, now, now)
-    conn.execute(sa.delete(observation).where(observation.c.endpoint_id == before.id))
-    conn.execute(sa.update(endpoint).where(endpoint.c.id == before.id).values(domain=None, updated=now))
-    if before.domain is not None:
-        settle.settle(conn, before.domain, now)
 
 
 def _domains(row: sa.Row[Any]) -> frozenset[str]:
@@ -90,10 +81,7 @@ def _check_serial(chassis_serial: str) -> None:
 
 def _check_url(url: str) -> None:
     try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    # A password in the URL would be shown to whoever may list the endpoints.
-    if not usable or parts.username or parts.path not in ("", "/") or parts.query:
-        raise invalid("Error validating endpoint", endpoint="must be http(s)://HOST[:PORT], no password")
+        controllers.parse(url)
+    except Refused as refusal:
+        told = refusal.nearest_fix or refusal.reason
+        raise invalid("Error validating endpoint", endpoint=told) from refusal

@@ -64,7 +64,23 @@ def register(conn: sa.Connection, url: str, chassis_serials: Collection[str], no
     _give(conn, chosen, chassis_serials)
     for one in emptied:
         if one.id != chosen:
-            _retire(conn, one, chosen, now)
+            retire(conn, one.id, one.domain, chosen, now)
+
+
+def retire(
+    conn: sa.Connection, endpoint_id: str, domain: str | None, successor: str | None, now: float
+) -> None:
+    """Forget what an endpoint told of `domain`; its row stays for the audit.
+
+    Its successor closes what it left unanswered; without one that is closed here, as unknown.
+    """
+    if successor is None:
+        operations.close_interrupted(conn, endpoint_id, now, now)
+    else:
+        operations.hand_over(conn, endpoint_id, successor)
+    conn.execute(sa.delete(observation).where(observation.c.endpoint_id == endpoint_id))
+    conn.execute(sa.update(endpoint).where(endpoint.c.id == endpoint_id).values(domain=None, updated=now))
+    settle.settle(conn, domain, now)
 
 
 def _at(conn: sa.Connection, url: str) -> str | None:
@@ -89,11 +105,3 @@ def _give(conn: sa.Connection, endpoint_id: str, chassis_serials: Collection[str
     conn.execute(sa.delete(endpoint_chassis).where(chosen))
     rows = [{"chassis_serial": serial, "endpoint_id": endpoint_id} for serial in sorted(chassis_serials)]
     conn.execute(sa.insert(endpoint_chassis), rows)
-
-
-def _retire(conn: sa.Connection, old: Endpoint, successor: str, now: float) -> None:
-    """Forget what `old` told. Its row stays for the audit; its successor closes what it left unanswered."""
-    conn.execute(sa.delete(observation).where(observation.c.endpoint_id == old.id))
-    conn.execute(sa.update(endpoint).where(endpoint.c.id == old.id).values(domain=None, updated=now))
-    operations.hand_over(conn, old.id, successor)
-    settle.settle(conn, old.domain, now)

@@ -20,6 +20,14 @@ DELETED = "Deleted"
 """Status in the last event of an object; no object has it."""
 
 
+_GROWN = (
+    sa.update(counter)
+    .where(counter.c.tenant_id == sa.bindparam("tenant"))
+    .values(newest=counter.c.newest + sa.bindparam("more"))
+    .returning(counter.c.newest)
+)
+
+
 class Kind(StrEnum):
     """What an event is about."""
 
@@ -58,13 +66,20 @@ def publish(conn: sa.Connection, tenant_id: str, notes: Sequence[Note], now: flo
         for number, note in enumerate(notes, newest - len(notes) + 1)
     ]
     conn.execute(sa.insert(table), rows)
-    conn.execute(sa.delete(table).where(table.c.tenant_id == tenant_id, table.c.number <= newest - KEPT))
+    if newest > KEPT:
+        conn.execute(sa.delete(table).where(table.c.tenant_id == tenant_id, table.c.number <= newest - KEPT))
 
 
 def tell(conn: sa.Connection, tenant_id: str, note: Note, now: float) -> None:
     """Write `note` into the history of its object and, when it says something new, into the events."""
     if history.record(conn, note.object_id, note.status, note.message or "", now):
         publish(conn, tenant_id, [note], now)
+
+
+def tell_new(conn: sa.Connection, tenant_id: str, notes: Sequence[Note], now: float) -> None:
+    """As `tell`, for the first `notes` of an object that has just been made."""
+    history.begin(conn, [history.Entry(one.object_id, one.status, one.message or "") for one in notes], now)
+    publish(conn, tenant_id, notes, now)
 
 
 def after(conn: sa.Connection, tenant_id: str, number: int, limit: int) -> tuple[Event, ...]:
@@ -87,8 +102,7 @@ def newest(conn: sa.Connection, tenant_id: str) -> int:
 
 
 def _count(conn: sa.Connection, tenant_id: str, more: int) -> int:
-    grown = sa.update(counter).where(counter.c.tenant_id == tenant_id).values(newest=counter.c.newest + more)
-    found: int | None = conn.execute(grown.returning(counter.c.newest)).scalar_one_or_none()
+    found: int | None = conn.execute(_GROWN, {"tenant": tenant_id, "more": more}).scalar_one_or_none()
     if found is None:
         conn.execute(sa.insert(counter).values(tenant_id=tenant_id, newest=more))
         return more

@@ -3,11 +3,14 @@
 Each function is one transaction when run through the store. Nothing here asks the fabric anything.
 """
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 
-from rackloom.carve.plan.values import AddGpus, CreatePartition, Intent, Observation, Operation
-from rackloom.carve.site import endpoints as _endpoints
+from rackloom.carve.plan.trays import is_tray
+from rackloom.carve.plan.values import AddGpus, Blocked, CreatePartition, Intent, Observation, Operation
 from rackloom.carve.site import (
+    blocks,
     holdings,
     intents,
     knowledge,
@@ -16,9 +19,11 @@ from rackloom.carve.site import (
     operations,
     ownership,
     pauses,
+    repeats,
     revisions,
     settle,
 )
+from rackloom.carve.site import endpoints as _endpoints
 from rackloom.carve.site.endpoints import Endpoint
 from rackloom.carve.site.leases import Lease
 from rackloom.errors import Refused
@@ -30,6 +35,7 @@ __all__ = [
     "endpoints",
     "finish_operation",
     "intent",
+    "record_blocked",
     "record_observation",
     "record_unknown",
 ]
@@ -69,12 +75,20 @@ def record_observation(conn: sa.Connection, endpoint_id: str, observation: Obser
     newest = knowledge.newest(conn, endpoint_id)
     if newest is not None and observation.observed_at < newest:
         return
+    if repeats.is_repeat(conn, endpoint_id, observation, now):
+        knowledge.confirm(conn, endpoint_id, observation.observed_at)
+        return
     before = _endpoints.domain_of(conn, endpoint_id)
     knowledge.learn(conn, endpoint_id, observation)
     _endpoints.set_domain(conn, endpoint_id, observation.domain, now)
     operations.close_interrupted(conn, endpoint_id, observation.observed_at, now)
     operations.confirm(conn, endpoint_id, observation.observed_at)
     touched = learn.learn(conn, observation, now)
+    for left in sorted(touched - {observation.domain}):
+        # The same chassis under another domain uuid: what was made there, and what was ordered, still holds.
+        ownership.follow(conn, left, observation.domain)
+        pauses.follow(conn, left, observation.domain)
+        blocks.forget(conn, left)
     ownership.recognise(conn, observation, now)
     for domain in sorted({observation.domain, *touched} | ({before} if before else set())):
         settle.settle(conn, domain, now)
@@ -87,6 +101,12 @@ def record_unknown(conn: sa.Connection, endpoint_id: str, reason: str, now: floa
     knowledge.lose(conn, endpoint_id, reason, now)
     domain = _endpoints.domain_of(conn, endpoint_id)
     if domain is not None:
+        settle.settle(conn, domain, now)
+
+
+def record_blocked(conn: sa.Connection, domain: str, blocked: Sequence[Blocked], now: float) -> None:
+    """Note what the newest plan of `domain` found in the way of wishes, and tell the tenants concerned."""
+    if blocks.replace(conn, domain, blocked, now):
         settle.settle(conn, domain, now)
 
 
@@ -124,11 +144,13 @@ def _check_still_wanted(conn: sa.Connection, domain: str, operation: Operation) 
     if not isinstance(operation, CreatePartition | AddGpus):
         return
     partitions = {one.name: one.logical_partition for one in ownership.of_domain(conn, domain)}
-    wanted = {
-        one.guid
-        for one in intents.assignments(conn, domain)
-        if one.logical_partition == partitions.get(operation.name)
-    }
+    owner = partitions.get(operation.name)
+    assignments = intents.assignments(conn, domain)
+    if owner is None or is_tray(owner):
+        # The default partition and those of trays are for GPUs that nobody was given.
+        wanted = holdings.managed(conn, domain) - {one.guid for one in assignments}
+    else:
+        wanted = frozenset(one.guid for one in assignments if one.logical_partition == owner)
     if not wanted.issuperset(operation.guids):
         raise Refused(
             f"GPUs that {operation.name} would get are no longer wanted there", nearest_fix="plan again"

@@ -7,7 +7,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.plan.values import DefaultPartition
-from rackloom.carve.site import drains, knowledge, operations
+from rackloom.carve.site import blocks, drains, knowledge, operations, ownership
 from rackloom.carve.site.tables import (
     instance,
     machine,
@@ -23,6 +23,7 @@ class Holding(msgspec.Struct, frozen=True):
     """An instance with the GPUs of its machine (module id -> GUID) and its interfaces."""
 
     instance: sa.Row[Any]
+    """With the status of its machine as `host_status`."""
     gpus: dict[int, int | None]
     interfaces: Sequence[sa.Row[Any]]
     drain: str | None
@@ -37,7 +38,7 @@ def load(conn: sa.Connection, domain: str | None) -> list[Holding]:
     """Everything that is held on machines of `domain` (None: of no known domain)."""
     here = machine.c.domain.is_(None) if domain is None else machine.c.domain == domain
     instances = conn.execute(
-        sa.select(instance)
+        sa.select(instance, machine.c.status.label("host_status"))
         .join(machine, machine.c.id == instance.c.machine_id)
         .where(here)
         .order_by(instance.c.created, instance.c.id)
@@ -85,6 +86,8 @@ def facts(conn: sa.Connection, domain: str | None, held: Sequence[Holding]) -> D
         observation=known.observation,
         doubt=known.doubt,
         owned={row.name: row.logical_partition_id for row in owned},
+        blocked=blocks.reasons(conn, domain),
+        lost=frozenset() if domain is None else ownership.lost(conn, domain),
         tenant_of={
             guid: holding.instance.tenant_id
             for holding in held

@@ -25,10 +25,12 @@ from rackloom.carve.site.tables import instance as table
 from rackloom.carve.site.tables import machine
 from rackloom.carve.site.values import Changed, Ids, InterfaceWish, Status
 
+_BY_ID = sa.select(table).where(table.c.id == sa.bindparam("id"))
+
 
 def get(conn: sa.Connection, tenant_id: str, instance_id: str) -> sa.Row[Any]:
     """The tenant's instance; refused when it does not exist or is somebody else's."""
-    found = conn.execute(sa.select(table).where(table.c.id == instance_id)).one_or_none()
+    found = conn.execute(_BY_ID, {"id": instance_id}).one_or_none()
     if found is None:
         raise not_found("Could not find Instance with specified ID")
     if found.tenant_id != tenant_id:
@@ -121,7 +123,14 @@ def _rewire(
     conn: sa.Connection, instance: sa.Row[Any], wishes: Sequence[InterfaceWish], now: float, ids: Ids
 ) -> bool:
     vpc = vpcs.get(conn, instance.tenant_id, instance.vpc_id)
-    attached = any(row.status != Status.DELETING for row in interfaces.of(conn, instance.id))
+    attached = [
+        InterfaceWish(row.logical_partition_id, row.device_instance)
+        for row in interfaces.of(conn, instance.id)
+        if row.status != Status.DELETING
+    ]
+    if set(attached) == set(wishes) and len(attached) == len(wishes):
+        # Clients that keep the whole object send back what they have read, with something else changed.
+        return False
     if vpc.logical_partition_id is not None and attached:
         raise invalid("Cannot update NVLink Interfaces if VPC has default NVLink Logical Partition")
     site = sites.get(conn, instance.site_id)

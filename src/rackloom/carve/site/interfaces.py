@@ -4,6 +4,7 @@ They change only with their instance. A list is always the whole wish: what is n
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -40,6 +41,7 @@ def check(conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceWish]
         _check_default(vpc, wishes)
 
 
+@cache
 def listing() -> sa.Select[Any]:
     """Interfaces with what the fabric told of their GPUs: `guid` and `domain`, None until observed."""
     gpu = sa.and_(
@@ -55,6 +57,23 @@ def listing() -> sa.Select[Any]:
 def of(conn: sa.Connection, instance_id: str) -> Sequence[sa.Row[Any]]:
     """The interfaces of an instance, the ones being detached too."""
     return conn.execute(sa.select(table).where(table.c.instance_id == instance_id)).all()
+
+
+def users_of_defaults(conn: sa.Connection, logical_partition_id: str, vpc_ids: Sequence[str]) -> list[str]:
+    """The instances of VPCs with this default that have an interface on it: while they do, it stays."""
+    using = (
+        sa.select(table.c.instance_id)
+        .join(instance, instance.c.id == table.c.instance_id)
+        .where(instance.c.vpc_id.in_(vpc_ids), table.c.logical_partition_id == logical_partition_id)
+    )
+    return list(conn.execute(using.distinct().order_by(table.c.instance_id)).scalars())
+
+
+def named(instance_ids: Sequence[str]) -> str:
+    """Instances in a sentence: the first few by id, the others by their number."""
+    shown = ", ".join(instance_ids[:5])
+    more = len(instance_ids) - 5
+    return f"Instances {shown}" + (f" and {more} more" if more > 0 else "")
 
 
 def replace(

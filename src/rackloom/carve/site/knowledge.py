@@ -50,7 +50,7 @@ def of_domains(conn: sa.Connection, domains: Collection[str]) -> dict[str, Knowl
 def _weigh(domain: str, rows: Sequence[sa.Row[Any]]) -> Knowledge:
     good = [row for row in rows if row.unknown_since is None]
     if good:
-        return Knowledge(_decoder.decode(max(good, key=lambda row: row.observed_at).facts), "")
+        return Knowledge(kept(max(good, key=lambda row: row.observed_at)), "")
     if not rows:
         return Knowledge(None, f"no switch controller reports domain {domain} any more")
     last = max(rows, key=lambda row: row.unknown_since)
@@ -69,11 +69,26 @@ def learn(conn: sa.Connection, endpoint_id: str, observation: Observation) -> No
     _put(
         conn,
         endpoint_id,
-        facts=_encoder.encode(observation).decode(),
+        facts=encoded(observation),
         observed_at=observation.observed_at,
         unknown_since=None,
         unknown_reason=None,
     )
+
+
+def confirm(conn: sa.Connection, endpoint_id: str, observed_at: float) -> None:
+    """Note that the endpoint shows at `observed_at` what it showed before."""
+    _put(conn, endpoint_id, observed_at=observed_at)
+
+
+def encoded(observation: Observation) -> str:
+    """What `observation` says, without its time: equal for readings that show the same."""
+    return _encoder.encode(msgspec.structs.replace(observation, observed_at=0.0)).decode()
+
+
+def kept(row: sa.Row[Any]) -> Observation:
+    """The observation that a row of the table `observation` keeps."""
+    return msgspec.structs.replace(_decoder.decode(row.facts), observed_at=row.observed_at)
 
 
 def lose(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:

@@ -4,6 +4,7 @@ The place (chassis serial, slot, module id) is the key, because it survives a sw
 does not.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,7 +25,7 @@ def learn(conn: sa.Connection, observation: Observation, now: float) -> frozense
     told = _told(observation, machines)
     changed = {at: gpu for at, gpu in told.items() if known.get(at) != (str(gpu.guid), int(gpu.health))}
     if moved:
-        _move(conn, [row.id for row in machines.values()], observation.domain, now)
+        _move(conn, machines.values(), moved, observation.domain, now)
     if changed:
         _write(conn, changed, known)
     _mark_missing(conn, observation, {row.id for row in machines.values()})
@@ -52,8 +53,15 @@ def _told(observation: Observation, machines: dict[GpuAt, sa.Row[Any]]) -> dict[
     }
 
 
-def _move(conn: sa.Connection, machine_ids: list[str], domain: str, now: float) -> None:
-    chosen = machine.c.id.in_(machine_ids)
+def _move(
+    conn: sa.Connection, seen: Collection[sa.Row[Any]], before: set[str | None], domain: str, now: float
+) -> None:
+    # A machine whose tray is away answers with the rest of its chassis, wherever that answers now.
+    beside = sa.and_(
+        machine.c.chassis_serial.in_({row.chassis_serial for row in seen}),
+        machine.c.domain.in_({one for one in before if one is not None}),
+    )
+    chosen = sa.or_(machine.c.id.in_([row.id for row in seen]), beside)
     conn.execute(sa.update(machine).where(chosen).values(domain=domain, updated=now))
 
 

@@ -4,11 +4,12 @@ Creating one writes a record and nothing else; the fabric hears of it when the f
 one ends when the newest observations no longer show any partition that the site made for it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from rackloom.carve.site import allocations, events, history, revisions, sites
+from rackloom.carve.site import allocations, events, history, interfaces, revisions, sites
 from rackloom.carve.site.events import Kind as Event
 from rackloom.carve.site.events import Note
 from rackloom.carve.site.problems import Kind, Rejected, conflict, forbidden, invalid, not_found
@@ -16,10 +17,12 @@ from rackloom.carve.site.tables import instance, nvlink_interface, operation, ow
 from rackloom.carve.site.tables import logical_partition as table
 from rackloom.carve.site.values import Changed, Ids, Status
 
+_BY_ID = sa.select(table).where(table.c.id == sa.bindparam("id"))
+
 
 def find(conn: sa.Connection, partition_id: str) -> sa.Row[Any] | None:
     """The logical partition, whoever owns it, or None."""
-    return conn.execute(sa.select(table).where(table.c.id == partition_id)).one_or_none()
+    return conn.execute(_BY_ID, {"id": partition_id}).one_or_none()
 
 
 def get(conn: sa.Connection, tenant_id: str, partition_id: str) -> sa.Row[Any]:
@@ -52,8 +55,11 @@ def create(
     row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
     conn.execute(sa.insert(table).values(**row, status=Status.READY, created=now, updated=now))
     received = "received NVLink Logical Partition creation request, pending"
-    _tell(conn, tenant_id, new, Status.PENDING, received, now)
-    _tell(conn, tenant_id, new, Status.READY, "NVLink Logical Partition is ready for use", now)
+    notes = (
+        Note(Event.LOGICAL_PARTITION, new, Status.PENDING, received),
+        Note(Event.LOGICAL_PARTITION, new, Status.READY, "NVLink Logical Partition is ready for use"),
+    )
+    events.tell_new(conn, tenant_id, notes, now)
     return new
 
 
@@ -145,7 +151,7 @@ def _check_unreferenced(conn: sa.Connection, partition_id: str) -> None:
             Kind.INVALID,
             "NVLink Logical Partition is the default of VPCs, unable to delete",
             data={"vpcIds": ", ".join(vpcs)},
-            nearest_fix="clear nvLinkLogicalPartitionId of these VPCs first",
+            nearest_fix=_release_of_defaults(conn, partition_id, vpcs),
         )
     active = (
         sa.select(sa.func.count(instance.c.id.distinct()))
@@ -161,3 +167,10 @@ def _check_unreferenced(conn: sa.Connection, partition_id: str) -> None:
         raise invalid(
             f"{count} active Instances are associated with this NVLink Logical Partition, unable to delete"
         )
+
+
+def _release_of_defaults(conn: sa.Connection, partition_id: str, vpcs: Sequence[str]) -> str:
+    """What makes it nobody's default: a default that instances use cannot be cleared."""
+    clear = 'send "nvLinkLogicalPartitionId": "" in a PATCH of each of these VPCs'
+    users = interfaces.users_of_defaults(conn, partition_id, vpcs)
+    return f"release {interfaces.named(users)}, then {clear}" if users else clear

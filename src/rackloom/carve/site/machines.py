@@ -1,6 +1,7 @@
 """Machines: where they sit, what they carry, and what an observation taught about their GPUs."""
 
 from collections.abc import Collection
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -32,6 +33,7 @@ def get(conn: sa.Connection, machine_id: str) -> sa.Row[Any]:
     return found
 
 
+@cache
 def listing() -> sa.Select[Any]:
     """Machines with their instance (instance_id, tenant_id; None when free), shown_status, cordon_reason."""
     return sa.select(

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from rackloom.carve.plan.trays import is_tray
 from rackloom.carve.plan.values import AddGpus, CreatePartition, Observation, ObservedPartition, Operation
 from rackloom.carve.site.operator_steps import Order
 from rackloom.carve.site.tables import endpoint, logical_partition, owned_partition, tenant
@@ -140,6 +141,8 @@ def _why(conn: sa.Connection, domain: str, operation: Operation) -> tuple[str, s
         partition_id = owner.logical_partition_id
         if partition_id == RELEASED:
             return owner.asked_by, owner.reason
+    if is_tray(partition_id):
+        return SITE, "GPUs that nobody was given share memory within their tray only"
     found = conn.execute(
         sa.select(logical_partition.c.name, tenant.c.org)
         .join(tenant, tenant.c.id == logical_partition.c.tenant_id)

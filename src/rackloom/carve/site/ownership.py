@@ -8,14 +8,22 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rackloom.carve.plan.values import CreatePartition, Observation, ObservedPartition, OwnedPartition
-from rackloom.carve.site.tables import operation
+from rackloom.carve.plan.values import (
+    CreatePartition,
+    DeletePartition,
+    Observation,
+    ObservedPartition,
+    OwnedPartition,
+)
+from rackloom.carve.site.operations import OperationState
+from rackloom.carve.site.tables import endpoint, machine, operation
 from rackloom.carve.site.tables import owned_partition as table
 from rackloom.errors import Refused
 
 FORGET_AFTER = 86400.0
-"""Seconds for which the name of a create whose outcome was never learnt is remembered. A controller that
-carries one out later than that is not known to exist."""
+"""Seconds for which a name is remembered that stands for nothing in sight: a create whose outcome was never
+learnt, or a partition that a list has omitted and nobody deleted. A controller that shows one later than that
+is not known to exist."""
 
 
 def of_domain(conn: sa.Connection, domain: str) -> tuple[OwnedPartition, ...]:
@@ -57,7 +65,11 @@ def adopt(
 
 
 def recognise(conn: sa.Connection, observation: Observation, now: float) -> None:
-    """Take ids from what is seen under our names, and drop the names of what is known to be gone."""
+    """Take ids from what is seen under our names, and drop the names of what is known to be gone.
+
+    A partition that one list omits need not be gone: controllers were seen to leave out one whose GPUs are
+    all away. It has no id until it is listed again, and its name stays ours.
+    """
     seen = {partition.name: partition.id for partition in observation.partitions}
     rows = conn.execute(
         sa.select(table, operation.c.state, operation.c.finished)
@@ -69,13 +81,67 @@ def recognise(conn: sa.Connection, observation: Observation, now: float) -> None
         if row.name in seen:
             found = {"partition_id": seen[row.name], "seen_at": observation.observed_at}
             conn.execute(sa.update(table).where(mine).values(**found))
-        elif _is_gone(row, observation.observed_at, now):
+        elif _is_gone(conn, row, observation.observed_at, now):
             conn.execute(sa.delete(table).where(mine))
+        elif row.partition_id is not None and row.seen_at < observation.observed_at:
+            conn.execute(sa.update(table).where(mine).values(partition_id=None))
 
 
-def _is_gone(row: sa.Row[tuple[object, ...]], observed_at: float, now: float) -> bool:
-    if row.seen_at is not None:
-        return bool(row.seen_at < observed_at)
-    if row.state == "refused":
-        return bool(row.finished <= observed_at)
-    return bool(row.created + FORGET_AFTER < now)
+def lost(conn: sa.Connection, domain: str) -> frozenset[str]:
+    """Names of partitions that were seen once, that nobody deleted, and that the newest list omits."""
+    found = sa.select(table.c.name).where(
+        table.c.domain == domain, table.c.seen_at.is_not(None), table.c.partition_id.is_(None)
+    )
+    return frozenset(conn.execute(found).scalars())
+
+
+def follow(conn: sa.Connection, domain: str, successor: str) -> None:
+    """Let the names of `domain` be known in `successor` too, where its chassis answer now.
+
+    The names stay in `domain` as long as a machine is there: it may have been split.
+    """
+    known = set(conn.execute(sa.select(table.c.name).where(table.c.domain == successor)).scalars())
+    rows = conn.execute(sa.select(table).where(table.c.domain == domain)).mappings().all()
+    new = [{**row, "domain": successor} for row in rows if row["name"] not in known]
+    if new:
+        conn.execute(sa.insert(table), new)
+    here = sa.select(machine.c.id).where(machine.c.domain == domain).limit(1)
+    if conn.execute(here).first() is None:
+        conn.execute(sa.delete(table).where(table.c.domain == domain))
+
+
+def _is_gone(conn: sa.Connection, row: sa.Row[Any], observed_at: float, now: float) -> bool:
+    if row.seen_at is not None and row.seen_at >= observed_at:
+        return False
+    if max(row.created, row.seen_at or 0.0) + FORGET_AFTER < now:
+        return True
+    refused = row.seen_at is None and row.state == OperationState.REFUSED and row.finished <= observed_at
+    return (refused or _was_deleted(conn, row)) and not _may_still_be_made(conn, row, now)
+
+
+def _may_still_be_made(conn: sa.Connection, row: sa.Row[Any], now: float) -> bool:
+    """Whether a create of this name is without an answer: a controller may carry it out after a deletion."""
+    unanswered = _asked(CreatePartition, row).where(
+        operation.c.state.in_((OperationState.UNKNOWN, OperationState.PENDING)),
+        operation.c.started > now - FORGET_AFTER,
+    )
+    return conn.execute(unanswered.limit(1)).first() is not None
+
+
+def _was_deleted(conn: sa.Connection, row: sa.Row[Any]) -> bool:
+    """Whether the controller accepted to delete the partition after it was last asked for and last seen."""
+    accepted = _asked(DeletePartition, row).where(
+        operation.c.state == OperationState.DONE,
+        operation.c.started >= max(row.created, row.seen_at or 0.0),
+    )
+    return conn.execute(accepted.limit(1)).first() is not None
+
+
+def _asked(kind: type[CreatePartition | DeletePartition], row: sa.Row[Any]) -> sa.Select[tuple[int]]:
+    """What was asked of the partition, also when its domain had another uuid."""
+    here = sa.select(endpoint.c.id).where(endpoint.c.domain == row.domain)
+    return sa.select(operation.c.id).where(
+        operation.c.kind == str(kind.__struct_config__.tag),
+        operation.c.partition_name == row.name,
+        sa.or_(operation.c.domain == row.domain, operation.c.endpoint_id.in_(here)),
+    )

@@ -35,6 +35,13 @@ def resume(conn: sa.Connection, domain: str, order: Order) -> Changed[None]:
     return Changed(None, revisions.touch(conn, [domain]))
 
 
+def follow(conn: sa.Connection, domain: str, successor: str) -> None:
+    """Pause `successor` too when `domain` is paused: its chassis answer there now."""
+    row = conn.execute(sa.select(table).where(table.c.domain == domain)).mappings().one_or_none()
+    if row is not None and reason(conn, successor) is None:
+        conn.execute(sa.insert(table).values(**{**row, "domain": successor}))
+
+
 def _check_known(conn: sa.Connection, domain: str) -> None:
     for column in (endpoint.c.domain, machine.c.domain):
         if conn.execute(sa.select(column).where(column == domain).limit(1)).first() is not None:

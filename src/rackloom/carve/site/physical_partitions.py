@@ -6,6 +6,7 @@ from enum import StrEnum
 import msgspec
 import sqlalchemy as sa
 
+from rackloom.carve.plan.trays import is_tray
 from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, ObservedPartition
 from rackloom.carve.site import knowledge
 from rackloom.carve.site.tables import owned_partition
@@ -17,6 +18,8 @@ class Owner(StrEnum):
 
     SITE = "site"
     """Made or adopted for a logical partition."""
+    TRAY = "tray"
+    """Made by the site for the free GPUs of one tray."""
     DEFAULT = "default"
     """The factory default partition."""
     RELEASED = "released"
@@ -65,8 +68,10 @@ def _owner(partition: ObservedPartition, recorded: str | None) -> Owner:
         return Owner.DEFAULT
     if recorded is None:
         return Owner.FOREIGN
+    if is_tray(recorded):
+        return Owner.TRAY
     return Owner.RELEASED if recorded == RELEASED else Owner.SITE
 
 
 def _logical(recorded: str | None) -> str | None:
-    return None if recorded == RELEASED else recorded
+    return None if recorded is None or recorded == RELEASED or is_tray(recorded) else recorded

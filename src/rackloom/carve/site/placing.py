@@ -45,11 +45,12 @@ def rooms(conn: sa.Connection, type_id: str, members: Mapping[str, int]) -> list
         )
         .order_by(machine.c.rack, machine.c.chassis_serial, machine.c.slot)
     )
-    rows = conn.execute(free).all()
-    sick = sick_gpus(conn, [row.id for row in rows])
+    # Of many machines few are sick: to name the others to the database would cost more than the answer.
+    sick = sick_gpus(conn, None)
     by_domain: dict[str | None, list[TrayRoom]] = defaultdict(list)
-    for row in rows:
-        by_domain[row.domain].append(TrayRoom(row.id, sick.get(row.id), _shut(row)))
+    for machine_id, domain, missing_since, pause in conn.execute(free).all():
+        room = TrayRoom(machine_id, sick.get(machine_id), _shut(missing_since, pause))
+        by_domain[domain].append(room)
     return [
         DomainRoom(domain, tuple(trays), members.get(domain, 0) if domain else 0)
         for domain, trays in by_domain.items()
@@ -78,21 +79,19 @@ def members(conn: sa.Connection, logical_partitions: Collection[str]) -> dict[st
     return found
 
 
-def sick_gpus(conn: sa.Connection, machine_ids: Collection[str]) -> dict[str, str]:
-    """What the switch controllers say is wrong with the GPUs of machines, of those where something is."""
-    rows = conn.execute(
-        sa.select(machine_gpu)
-        .where(machine_gpu.c.machine_id.in_(machine_ids), machine_gpu.c.health.in_(UNHEALTHY))
-        .order_by(machine_gpu.c.machine_id, machine_gpu.c.module_id)
-    )
+def sick_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, str]:
+    """What switch controllers say is wrong with the GPUs of machines (None: of all), where something is."""
+    wanted = sa.select(machine_gpu).where(machine_gpu.c.health.in_(UNHEALTHY))
+    if machine_ids is not None:
+        wanted = wanted.where(machine_gpu.c.machine_id.in_(machine_ids))
     found: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
+    for row in conn.execute(wanted.order_by(machine_gpu.c.machine_id, machine_gpu.c.module_id)):
         health = GpuHealth(row.health).name.lower().replace("_", " ")
         found[row.machine_id].append(f"GPU {row.module_id - 1} {health}")
     return {machine_id: ", ".join(told) for machine_id, told in found.items()}
 
 
-def _shut(row: sa.Row[Any]) -> str | None:
-    if row.missing_since is not None:
+def _shut(missing_since: float | None, pause: str | None) -> str | None:
+    if missing_since is not None:
         return "the switch controller no longer lists it"
-    return None if row.reason is None else f"its domain is paused: {row.reason}"
+    return None if pause is None else f"its domain is paused: {pause}"

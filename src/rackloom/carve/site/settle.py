@@ -5,15 +5,13 @@ longer counts are taken back: the REST states have Unknown for instances; interf
 Pending with the reason.
 """
 
-from collections import defaultdict
-from typing import Any, TypeAlias
+from typing import Any
 
 import sqlalchemy as sa
 
-from rackloom.carve.site import drains, events, history, holdings, logical_partitions
-from rackloom.carve.site.events import Kind, Note
+from rackloom.carve.site import drains, history, holdings, logical_partitions
+from rackloom.carve.site.changes import Changes
 from rackloom.carve.site.holdings import Holding
-from rackloom.carve.site.tables import instance, nvlink_interface
 from rackloom.carve.site.values import Status
 from rackloom.carve.site.verdicts import (
     DomainFacts,
@@ -22,9 +20,6 @@ from rackloom.carve.site.verdicts import (
     why_not_joined,
     why_not_released,
 )
-
-News: TypeAlias = defaultdict[str, list[Note]]
-"""What each tenant is to be told, told at the end in one go."""
 
 READY = "Instance is ready: every GPU is where it was asked to be, and nowhere else"
 
@@ -36,46 +31,38 @@ def settle(conn: sa.Connection, domain: str | None, now: float) -> None:
     if found or draining:
         facts = holdings.facts(conn, domain, found)
         drains.settle(conn, draining, facts, now)
-        news: News = defaultdict(list)
+        changes = Changes(history.newest(conn, [holding.instance.id for holding in found]), now)
         for holding in found:
-            _settle_one(conn, holding, facts, now, news[holding.instance.tenant_id])
-        for tenant_id, notes in news.items():
-            events.publish(conn, tenant_id, notes, now)
+            _settle_one(holding, facts, changes)
+        changes.write(conn)
     logical_partitions.remove_emptied(conn, now)
 
 
-def _settle_one(
-    conn: sa.Connection, holding: Holding, facts: DomainFacts, now: float, news: list[Note]
-) -> None:
+def _settle_one(holding: Holding, facts: DomainFacts, changes: Changes) -> None:
     if holding.instance.status == Status.TERMINATING:
-        _settle_terminating(conn, holding, facts, now, news)
+        _settle_terminating(holding, facts, changes)
         return
     troubles: list[str] = []
     wished: set[int] = set()
     for row in holding.interfaces:
         if row.status != Status.DELETING:
             wished.add(row.device_instance)
-            troubles += _settle_interface(conn, holding, row, facts, now, news)
+            troubles += _settle_interface(holding, row, facts, changes)
     for row in holding.interfaces:
         if row.status == Status.DELETING:
             replaced = row.device_instance in wished
-            troubles += _settle_leaving(conn, holding, row, facts, news, replaced=replaced)
+            troubles += _settle_leaving(holding, row, facts, changes, replaced=replaced)
     for module_id, guid in holding.gpus.items():
         if module_id - 1 not in wished:
             troubles += _named(module_id - 1, why_not_isolated(_gpu(holding, module_id - 1, guid), facts))
+    if holding.instance.host_status != Status.READY:
+        troubles.append(f"the host is {holding.instance.host_status}")
     if holding.drain is not None:
         troubles.insert(0, _drained(holding.drain))
-    _settle_instance(conn, holding, troubles, facts, now, news)
+    _settle_instance(holding, troubles, facts, changes)
 
 
-def _settle_interface(
-    conn: sa.Connection,
-    holding: Holding,
-    row: sa.Row[Any],
-    facts: DomainFacts,
-    now: float,
-    news: list[Note],
-) -> list[str]:
+def _settle_interface(holding: Holding, row: sa.Row[Any], facts: DomainFacts, changes: Changes) -> list[str]:
     gpu = GpuWish(
         device_instance=row.device_instance,
         guid=holding.guid(row.device_instance),
@@ -86,28 +73,17 @@ def _settle_interface(
     reason = why_not_joined(gpu, facts) if holding.drain is None else _drained(holding.drain)
     status = Status.PENDING if reason else Status.READY
     if (row.status, row.reason) != (status, reason):
-        mine = nvlink_interface.c.id == row.id
-        conn.execute(
-            sa.update(nvlink_interface).where(mine).values(status=status, reason=reason, updated=now)
-        )
-        news.append(Note(Kind.INTERFACE, row.id, status, reason))
+        changes.interface(holding.instance.tenant_id, row.id, status, reason)
     return _named(row.device_instance, reason)
 
 
 def _settle_leaving(
-    conn: sa.Connection,
-    holding: Holding,
-    row: sa.Row[Any],
-    facts: DomainFacts,
-    news: list[Note],
-    *,
-    replaced: bool,
+    holding: Holding, row: sa.Row[Any], facts: DomainFacts, changes: Changes, *, replaced: bool
 ) -> list[str]:
     guid = holding.guid(row.device_instance)
     reason = why_not_released(guid, row.logical_partition_id, row.intent_at, facts)
     if reason is None or (replaced and _joins_again(holding, row)):
-        conn.execute(sa.delete(nvlink_interface).where(nvlink_interface.c.id == row.id))
-        news.append(Note(Kind.INTERFACE, row.id, events.DELETED))
+        changes.interface_left(holding.instance.tenant_id, row.id)
         return []
     return _named(row.device_instance, reason)
 
@@ -120,22 +96,15 @@ def _joins_again(holding: Holding, leaving: sa.Row[Any]) -> bool:
     )
 
 
-def _settle_instance(
-    conn: sa.Connection,
-    holding: Holding,
-    troubles: list[str],
-    facts: DomainFacts,
-    now: float,
-    news: list[Note],
-) -> None:
+def _settle_instance(holding: Holding, troubles: list[str], facts: DomainFacts, changes: Changes) -> None:
     row = holding.instance
     drained = holding.drain is not None
     status = Status.REPAIRING if drained else _instance_status(row.status, bool(troubles), facts)
     message = "; ".join(dict.fromkeys(troubles)) or READY
     if status != row.status:
-        conn.execute(sa.update(instance).where(instance.c.id == row.id).values(status=status, updated=now))
-    if (troubles or status != row.status) and history.record(conn, row.id, status, message, now):
-        news.append(Note(Kind.INSTANCE, row.id, status, message))
+        changes.instance_status(row.id, status)
+    if troubles or status != row.status:
+        changes.instance_says(row.tenant_id, row.id, status, message)
 
 
 def _instance_status(current: str, troubled: bool, facts: DomainFacts) -> str:
@@ -148,9 +117,7 @@ def _instance_status(current: str, troubled: bool, facts: DomainFacts) -> str:
     return Status.CONFIGURING
 
 
-def _settle_terminating(
-    conn: sa.Connection, holding: Holding, facts: DomainFacts, now: float, news: list[Note]
-) -> None:
+def _settle_terminating(holding: Holding, facts: DomainFacts, changes: Changes) -> None:
     row = holding.instance
     reasons = [
         text
@@ -159,13 +126,9 @@ def _settle_terminating(
     ]
     if reasons:
         message = "; ".join(dict.fromkeys(reasons))
-        if history.record(conn, row.id, Status.TERMINATING, message, now):
-            news.append(Note(Kind.INSTANCE, row.id, Status.TERMINATING, message))
-        return
-    conn.execute(sa.delete(nvlink_interface).where(nvlink_interface.c.instance_id == row.id))
-    conn.execute(sa.delete(instance).where(instance.c.id == row.id))
-    history.forget(conn, [row.id])
-    news.append(Note(Kind.INSTANCE, row.id, events.DELETED))
+        changes.instance_says(row.tenant_id, row.id, Status.TERMINATING, message)
+    else:
+        changes.instance_gone(row.tenant_id, row.id)
 
 
 def _drained(reason: str) -> str:

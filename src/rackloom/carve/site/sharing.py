@@ -42,6 +42,19 @@ def take_share(conn: sa.Connection, holder: str, now: float, until: float) -> tu
     )
 
 
+def held_alone(conn: sa.Connection, holder: str, now: float) -> tuple[Held, ...] | None:
+    """What `take_share` would return, where it would change nothing: no replica but `holder` can exist.
+
+    None where an endpoint has no lease yet. Only reads, so that a process alone need not write to say that it
+    lives, which nobody hears.
+    """
+    held = leases.held_by(conn, holder, now)
+    found = endpoints.every(conn)
+    if any(one.id not in held for one in found):
+        return None
+    return tuple(Held(one, held[one.id]) for one in found)
+
+
 def leave(conn: sa.Connection, holder: str) -> None:
     """Let the others have everything of `holder` at once."""
     leases.release(conn, holder, [one.id for one in endpoints.every(conn)])

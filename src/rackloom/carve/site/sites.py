@@ -5,7 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rackloom.carve.site.problems import forbidden, invalid, not_found
+from rackloom.carve.site.problems import conflict, forbidden, invalid, not_found
 from rackloom.carve.site.tables import site as table
 from rackloom.carve.site.values import Status
 
@@ -18,9 +18,12 @@ CAPABILITIES = (
 )
 
 
+_BY_ID = sa.select(table).where(table.c.id == sa.bindparam("id"))
+
+
 def get(conn: sa.Connection, site_id: str) -> sa.Row[Any]:
     """The site; refused when there is none of that id."""
-    found = conn.execute(sa.select(table).where(table.c.id == site_id)).one_or_none()
+    found = conn.execute(_BY_ID, {"id": site_id}).one_or_none()
     if found is None:
         raise not_found("Could not find Site with specified ID")
     return found
@@ -38,12 +41,34 @@ def check_nvlink(site: sa.Row[Any]) -> None:
         raise invalid("Site specified in request does not have NVLink Partition capability enabled")
 
 
-def set_capabilities(
-    conn: sa.Connection, provider_id: str, site_id: str, wanted: Mapping[str, bool | None], now: float
+def update(
+    conn: sa.Connection,
+    provider_id: str,
+    site_id: str,
+    *,
+    name: str | None,
+    description: str | None,
+    capabilities: Mapping[str, bool | None],
+    extra: Mapping[str, Any],
+    now: float,
 ) -> None:
-    """Switch capabilities on or off; None leaves one as it is."""
+    """Change a site; None leaves a field or a capability as it is."""
     site = get(conn, site_id)
     if site.provider_id != provider_id:
         raise forbidden("Site is not associated with org's Infrastructure Provider")
-    changed = site.capabilities | {name: value for name, value in wanted.items() if value is not None}
-    conn.execute(sa.update(table).where(table.c.id == site_id).values(capabilities=changed, updated=now))
+    changes: dict[str, Any] = {"extra": site.extra | dict(extra), "updated": now}
+    changes["capabilities"] = site.capabilities | _given(capabilities)
+    changes |= _given({"name": name, "description": description})
+    if name not in (None, site.name):
+        _check_name(conn, str(name))
+    conn.execute(sa.update(table).where(table.c.id == site_id).values(**changes))
+
+
+def _given(values: Mapping[str, object]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _check_name(conn: sa.Connection, name: str) -> None:
+    existing = conn.execute(sa.select(table.c.id).where(table.c.name == name)).scalar_one_or_none()
+    if existing is not None:
+        raise conflict("A Site with specified name already exists", id=existing)

@@ -66,6 +66,7 @@ site = sa.Table(
     _text("description", nullable=True),
     _text("status"),
     _json("capabilities"),
+    sa.Column("extra", sa.JSON, nullable=False, default=dict, server_default="{}"),
     _text("default_partition"),
     *_times(),
 )
@@ -299,6 +300,16 @@ domain_pause = sa.Table(
     _text("reason"),
     _text("asked_by"),
     _time("created"),
+)
+
+blocked_gpu = sa.Table(
+    "blocked_gpu",
+    metadata,
+    sa.Column("domain", sa.Text, primary_key=True),
+    sa.Column("guid", sa.Text, primary_key=True),
+    sa.Column("reason", sa.Text, primary_key=True),
+    _text("fix", nullable=True),
+    _time("since"),
 )
 
 cordon = sa.Table(

@@ -9,10 +9,14 @@ from rackloom.carve.site.problems import invalid
 from rackloom.carve.site.tables import provider, tenant
 from rackloom.carve.site.values import Ids
 
+# Built once: every request asks this.
+_BY_ORG = sa.select(tenant).where(tenant.c.org == sa.bindparam("org"))
+_ORGS = sa.select(tenant.c.id, tenant.c.org).where(tenant.c.id.in_(sa.bindparam("tenants", expanding=True)))
+
 
 def find(conn: sa.Connection, org: str) -> sa.Row[Any] | None:
     """The tenant of `org`, or None."""
-    return conn.execute(sa.select(tenant).where(tenant.c.org == org)).one_or_none()
+    return conn.execute(_BY_ORG, {"org": org}).one_or_none()
 
 
 def of(conn: sa.Connection, org: str) -> sa.Row[Any]:
@@ -25,15 +29,15 @@ def of(conn: sa.Connection, org: str) -> sa.Row[Any]:
 
 def orgs(conn: sa.Connection, tenant_ids: Collection[str]) -> dict[str, str]:
     """The org of each tenant."""
-    rows = conn.execute(sa.select(tenant.c.id, tenant.c.org).where(tenant.c.id.in_(tenant_ids)))
-    return {row.id: row.org for row in rows}
+    return {row.id: row.org for row in conn.execute(_ORGS, {"tenants": list(tenant_ids)})}
 
 
 def ensure(conn: sa.Connection, org: str, now: float, ids: Ids) -> sa.Row[Any]:
-    """The tenant of `org`, made now if this is its first use."""
+    """The tenant of `org`, made now if this is its first use. A provider may choose among its machines."""
     if find(conn, org) is None:
-        row = {"id": ids(), "org": org, "targeted_instance_creation": False, "created": now, "updated": now}
-        conn.execute(sa.insert(tenant).values(**row))
+        row = {"id": ids(), "org": org, "created": now, "updated": now}
+        provides = find_provider(conn, org) is not None
+        conn.execute(sa.insert(tenant).values(**row, targeted_instance_creation=provides))
     return of(conn, org)
 
 

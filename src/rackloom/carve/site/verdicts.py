@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from rackloom.carve.plan.trays import is_tray
 from rackloom.carve.plan.values import (
     DEFAULT_PARTITION_ID,
     DefaultPartition,
@@ -26,6 +27,10 @@ class DomainFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no observation, when there is none."""
     owned: Mapping[str, str]
     """Partition name -> logical partition that the site made it for."""
+    lost: frozenset[str]
+    """Names of ours that the newest list omits although nobody deleted the partition."""
+    blocked: Mapping[int, str]
+    """Fabric GUID -> what stands in the way of what is wanted of the GPU."""
     tenant_of: Mapping[int, str]
     """Fabric GUID -> tenant whose instance has the GPU's machine."""
     managed: frozenset[int]
@@ -68,9 +73,9 @@ def why_not_joined(gpu: GpuWish, facts: DomainFacts) -> str | None:
         return "the switch controller does not report this GPU"
     seen = facts.holders.get(gpu.guid, ())
     if not seen:
-        return "the GPU is in no partition yet"
+        return _because("the GPU is in no partition yet", gpu.guid, facts)
     if len(seen) > 1 or facts.owned.get(seen[0].name) != gpu.logical_partition:
-        return f"the GPU is still in partition {_names(seen)}"
+        return _because(f"the GPU is still in partition {_names(seen)}", gpu.guid, facts)
     return _intruder(seen[0], gpu.tenant, facts)
 
 
@@ -80,8 +85,12 @@ def why_not_isolated(gpu: GpuWish, facts: DomainFacts) -> str | None:
         return facts.doubt
     if facts.observation.observed_at < gpu.intent_at:
         return WAITING
-    strange = [seen for seen in _holders(gpu.guid, facts) if not _is_kept_default(seen, facts)]
-    return f"the GPU is still in partition {_names(strange)}" if strange else None
+    seen = _holders(gpu.guid, facts)
+    strange = [one for one in seen if not (_is_kept_default(one, facts) or _is_of_tray(one, facts))]
+    if strange:
+        return _because(f"the GPU is still in partition {_names(strange)}", gpu.guid, facts)
+    reasons = (_intruder(one, gpu.tenant, facts) for one in seen if _is_of_tray(one, facts))
+    return next((reason for reason in reasons if reason), None)
 
 
 def why_not_released(
@@ -100,9 +109,22 @@ def why_not_released(
     ours = [
         seen
         for seen in _holders(guid, facts)
-        if seen.name in facts.owned and logical_partition in (None, facts.owned[seen.name])
+        if seen.name in facts.owned
+        and not _is_of_tray(seen, facts)
+        and logical_partition in (None, facts.owned[seen.name])
     ]
-    return f"the GPU is still in partition {_names(ours)}" if ours else None
+    if ours:
+        return _because(f"the GPU is still in partition {_names(ours)}", guid, facts)
+    if facts.lost and guid not in facts.present:
+        # A GUID-based partition keeps the names of GPUs that are away, also while a list omits it.
+        missing = " and ".join(sorted(facts.lost))
+        return f"the switch controller lists neither the GPU nor partition {missing}, which may hold it"
+    return None
+
+
+def _because(what: str, guid: int | None, facts: DomainFacts) -> str:
+    blocked = None if guid is None else facts.blocked.get(guid)
+    return what if blocked is None else f"{what}: {blocked}"
 
 
 def _holders(guid: int | None, facts: DomainFacts) -> tuple[ObservedPartition, ...]:
@@ -111,6 +133,11 @@ def _holders(guid: int | None, facts: DomainFacts) -> tuple[ObservedPartition, .
 
 def _is_kept_default(partition: ObservedPartition, facts: DomainFacts) -> bool:
     return partition.id == DEFAULT_PARTITION_ID and facts.default_partition is DefaultPartition.KEEP
+
+
+def _is_of_tray(partition: ObservedPartition, facts: DomainFacts) -> bool:
+    """Whether the site keeps free GPUs of one tray there."""
+    return is_tray(facts.owned.get(partition.name, ""))
 
 
 def _intruder(partition: ObservedPartition, tenant: str, facts: DomainFacts) -> str | None:

@@ -8,17 +8,20 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rackloom.carve.site import allocations, events, history, logical_partitions, sites
-from rackloom.carve.site.events import Kind, Note
-from rackloom.carve.site.problems import conflict, forbidden, invalid, not_found
-from rackloom.carve.site.tables import instance, nvlink_interface
+from rackloom.carve.site import allocations, events, history, interfaces, logical_partitions, sites
+from rackloom.carve.site.events import Kind as Event
+from rackloom.carve.site.events import Note
+from rackloom.carve.site.problems import Kind, Rejected, conflict, forbidden, invalid, not_found
+from rackloom.carve.site.tables import instance
 from rackloom.carve.site.tables import vpc as table
 from rackloom.carve.site.values import Ids, Status
+
+_BY_ID = sa.select(table).where(table.c.id == sa.bindparam("id"))
 
 
 def get(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
     """The tenant's VPC; refused when it does not exist or is somebody else's."""
-    found = conn.execute(sa.select(table).where(table.c.id == vpc_id)).one_or_none()
+    found = conn.execute(_BY_ID, {"id": vpc_id}).one_or_none()
     if found is None:
         raise not_found("Could not find VPC with specified ID")
     if found.tenant_id != tenant_id:
@@ -52,7 +55,7 @@ def create(
     row = {"id": new, "tenant_id": tenant_id, "site_id": site_id, "name": name, "description": description}
     row |= {"logical_partition_id": logical_partition_id, "status": Status.READY}
     conn.execute(sa.insert(table).values(**row, extra=dict(extra), created=now, updated=now))
-    events.tell(conn, tenant_id, Note(Kind.VPC, new, Status.READY, "VPC is ready for use"), now)
+    events.tell(conn, tenant_id, Note(Event.VPC, new, Status.READY, "VPC is ready for use"), now)
     return new
 
 
@@ -81,7 +84,7 @@ def update(
             _check_default(conn, tenant_id, sites.get(conn, vpc.site_id), logical_partition_id)
         changes["logical_partition_id"] = logical_partition_id or None
     conn.execute(sa.update(table).where(table.c.id == vpc_id).values(**changes))
-    events.publish(conn, tenant_id, [Note(Kind.VPC, vpc_id, vpc.status, "changed")], now)
+    events.publish(conn, tenant_id, [Note(Event.VPC, vpc_id, vpc.status, "changed")], now)
 
 
 def virtualize(conn: sa.Connection, tenant_id: str, vpc_id: str, kind: str, now: float) -> None:
@@ -98,7 +101,7 @@ def delete(conn: sa.Connection, tenant_id: str, vpc_id: str, now: float) -> None
     _check_empty(conn, vpc_id, "unable to delete")
     conn.execute(sa.delete(table).where(table.c.id == vpc_id))
     history.forget(conn, [vpc_id])
-    events.publish(conn, tenant_id, [Note(Kind.VPC, vpc_id, events.DELETED)], now)
+    events.publish(conn, tenant_id, [Note(Event.VPC, vpc_id, events.DELETED)], now)
 
 
 def _check_empty(conn: sa.Connection, vpc_id: str, unable: str) -> None:
@@ -133,15 +136,10 @@ def _check_default(conn: sa.Connection, tenant_id: str, site: sa.Row[Any], logic
 
 
 def _check_default_unused(conn: sa.Connection, vpc: sa.Row[Any]) -> None:
-    used = (
-        sa.select(nvlink_interface.c.id)
-        .join(instance, instance.c.id == nvlink_interface.c.instance_id)
-        .where(
-            instance.c.vpc_id == vpc.id,
-            nvlink_interface.c.logical_partition_id == vpc.logical_partition_id,
-        )
-    )
-    if conn.execute(used.limit(1)).first() is not None:
-        raise forbidden(
-            "Existing default NVLink Logical Partition is already being used by an Instance from the VPC"
+    users = interfaces.users_of_defaults(conn, vpc.logical_partition_id, [vpc.id])
+    if users:
+        raise Rejected(
+            Kind.FORBIDDEN,
+            "Existing default NVLink Logical Partition is already being used by an Instance from the VPC",
+            nearest_fix=f"release {interfaces.named(users)} first",
         )

@@ -5,8 +5,8 @@ from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
-import msgspec
 
+from rackloom.carve.fabric.tls import TlsMaterial
 from rackloom.errors import Refused
 
 DEFAULT_PORT = 9370
@@ -28,25 +28,6 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     # Drivers must not wait for one another's attempts.
     ("grpc.use_local_subchannel_pool", 1),
 )
-
-
-class TlsMaterial(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM contents; all optional."""
-
-    ca: bytes | None = None
-    """Trusted instead of gRPC's built-in roots."""
-    certificate: bytes | None = None
-    """Client certificate, for controllers that ask for one (mTLS)."""
-    key: bytes | None = None
-    authority: str | None = None
-    """Name to expect in the controller's certificate; the host of the URL where None."""
-
-    def __post_init__(self) -> None:
-        """Refuse half of a client identity."""
-        if (self.certificate is None) != (self.key is None):
-            raise Refused(
-                "a client certificate and its key go together", nearest_fix="give both, or neither of them"
-            )
 
 
 Connect = Callable[[str, TlsMaterial | None], grpc.aio.Channel]

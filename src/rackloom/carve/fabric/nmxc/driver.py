@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
 from rackloom.carve.fabric.nmxc import requests
-from rackloom.carve.fabric.nmxc.channel import Connect, TlsMaterial, open_channel
+from rackloom.carve.fabric.nmxc.channel import Connect, open_channel
 from rackloom.carve.fabric.nmxc.notify import wake_ups
 from rackloom.carve.fabric.nmxc.reading import read_gpus, read_limits, read_partitions
 from rackloom.carve.fabric.nmxc.session import Session
 from rackloom.carve.fabric.ports import FabricRefused, FabricUnavailable
+from rackloom.carve.fabric.tls import TlsMaterial
 from rackloom.carve.plan.values import (
     AddGpus,
     CreatePartition,

@@ -6,10 +6,11 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
-from rackloom.carve.fabric.nmxc.channel import Connect, TlsMaterial, open_channel
+from rackloom.carve.fabric.nmxc.channel import Connect, open_channel
 from rackloom.carve.fabric.nmxc.nmx_c_pb2_grpc import NMX_ControllerStub
 from rackloom.carve.fabric.nmxc.replies import domain_of, from_status, require_success
 from rackloom.carve.fabric.ports import FabricUnavailable
+from rackloom.carve.fabric.tls import TlsMaterial
 
 MAJOR_VERSION, MINOR_VERSION = 2, 20
 """Version of the protocol that the client says it speaks."""

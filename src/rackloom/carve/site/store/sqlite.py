@@ -15,6 +15,7 @@ from sqlalchemy.pool import StaticPool
 
 from rackloom.carve.site.lock import HomeLock
 from rackloom.carve.site.migrate import upgrade
+from rackloom.carve.site.store.together import Waiting, do_together
 
 T = TypeVar("T")
 
@@ -30,6 +31,7 @@ class SqliteBackend:
         self._engine = engine
         self._lock = lock
         self._thread = thread
+        self._waiting = Waiting()
 
     @classmethod
     def open(cls, home: Path) -> "SqliteBackend":
@@ -58,7 +60,11 @@ class SqliteBackend:
 
     async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
         """Run `work` in one transaction; with one connection every one is serial."""
-        return await self._call(lambda: self._transact(work, write))
+        if self._thread is None:
+            return self._transact(work, write)
+        told: Future[T] = self._waiting.add(work, write=write)
+        self._thread.submit(self._work_off)
+        return await asyncio.wrap_future(told)
 
     async def changes(self) -> AsyncGenerator[str | None, None]:
         """Nothing, ever: the lock on the home directory keeps other writers out."""
@@ -78,6 +84,12 @@ class SqliteBackend:
             return work()
         future: Future[T] = self._thread.submit(work)
         return await asyncio.wrap_future(future)
+
+    def _work_off(self) -> None:
+        """Do what waits; nothing, when an earlier turn took it along."""
+        writes, reads = self._waiting.take()
+        do_together(writes, lambda work: self._transact(work, write=True))
+        do_together(reads, lambda work: self._transact(work, write=False))
 
     def _transact(self, work: Callable[[sa.Connection], T], write: bool) -> T:
         with self._engine.connect() as base:
@@ -109,5 +121,7 @@ def _prepare(connection: Any, _record: object) -> None:
 
 def _begin(conn: sa.Connection) -> None:
     write = bool(conn.get_execution_options().get("site_write", False))
-    conn.exec_driver_sql(f"PRAGMA query_only={'OFF' if write else 'ON'}")
+    if conn.info.get("site_write") is not write:
+        conn.exec_driver_sql(f"PRAGMA query_only={'OFF' if write else 'ON'}")
+        conn.info["site_write"] = write
     conn.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")

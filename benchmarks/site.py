@@ -1,0 +1,71 @@
+"""Speed and size of the site service, one JSON object a row; `docs/speed.md` says how to read them.
+
+    python benchmarks/site.py [--quick] [--only MEASURE] [--folder FOLDER]
+
+The service is whole: REST, store (SQLite on disk, synchronous FULL), reconciler, NMX-C driver. The racks
+are simulated, by a process of their own that is reached over sockets. Each measure runs in a fresh process.
+FOLDER is where the databases are written; the disk below it decides how long a commit takes.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import site_latency
+import site_memory
+import site_passes
+import site_rest
+import structlog
+import uvloop
+
+Rows = list[dict[str, Any]]
+MEASURES: dict[str, Callable[..., Coroutine[Any, Any, Rows]]] = {
+    "latency": site_latency.measured,
+    "passes": site_passes.measured,
+    "rest": site_rest.measured,
+    "memory": site_memory.measured,
+}
+FULL = {
+    "latency": [(1, 100), (100, 100), (1000, 200)],
+    "passes": [(100,)],
+    "rest": [(2, 9, 400)],
+    "memory": [(100,), (1000,)],
+}
+QUICK = {"latency": [(1, 3), (10, 3)], "passes": [(2,)], "rest": [(1, 3, 32)], "memory": [(1,), (10,)]}
+"""Measure -> the arguments of each of its runs."""
+
+
+def run(measure: str, arguments: tuple[int, ...], folder: Path) -> None:
+    """Print the rows of one run."""
+    # What the service logs as it works is no row; what goes wrong still is written to stderr.
+    level = structlog.make_filtering_bound_logger(logging.ERROR)
+    structlog.configure(wrapper_class=level, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    rows: Rows = uvloop.run(MEASURES[measure](*arguments, folder))
+    for row in rows:
+        print(json.dumps(row), flush=True)
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few domains and samples: shows that it works")
+    parser.add_argument("--only", choices=MEASURES, help="one measure instead of all")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    asked = parser.parse_args()
+    for measure in [asked.only] if asked.only else MEASURES:
+        for arguments in (QUICK if asked.quick else FULL)[measure]:
+            process = get_context("spawn").Process(target=run, args=(measure, arguments, asked.folder))
+            process.start()
+            process.join()
+            if process.exitcode:
+                sys.exit(f"{measure} {arguments}: the measurement ended with {process.exitcode}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The simulated switch controllers of a benchmark, in a process of their own: real NMX-C over real sockets.
+
+Their CPU time and their memory are thus no part of what is measured of the control plane.
+"""
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+import uvloop
+
+from rackloom.topology import profiles
+from rackloom.topology.build import build_site
+from rackloom.topology.rack import RackProfile, Site
+from rackloom.twin.names import SeededNames
+from rackloom.twin.nmxc_server import NmxcServer
+from rackloom.twin.racks import fabrics_of
+
+SEED = "benchmark"
+
+
+def profile() -> RackProfile:
+    """18 trays of 4 GPUs: one domain is one rack."""
+    return profiles.load_rack("gb200-nvl72")
+
+
+def racks(domains: int) -> Site:
+    """The site that the controllers serve."""
+    return build_site(profile(), domains, SeededNames(SEED))
+
+
+@asynccontextmanager
+async def switches(domains: int) -> AsyncIterator[dict[str, str]]:
+    """Domain uuid to the URL of its controller, all listening on loopback until the context ends."""
+    allow_many_files()
+    ours, theirs = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=_serve, args=(domains, theirs))
+    process.start()
+    theirs.close()
+    try:
+        yield await asyncio.to_thread(ours.recv)
+    finally:
+        ours.close()
+        await asyncio.to_thread(process.join)
+
+
+def allow_many_files() -> None:
+    """Two sockets a domain are more than many machines allow by default."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _serve(domains: int, parent: Connection) -> None:
+    allow_many_files()
+    uvloop.run(_serve_until_closed(domains, parent))
+
+
+async def _serve_until_closed(domains: int, parent: Connection) -> None:
+    async with AsyncExitStack() as stack:
+        urls = {}
+        for fabric in fabrics_of(racks(domains), SEED):
+            urls[fabric.domain] = (await stack.enter_async_context(NmxcServer(fabric))).url
+        parent.send(urls)
+        closed = asyncio.Event()
+        asyncio.get_running_loop().add_reader(parent.fileno(), closed.set)
+        await closed.wait()

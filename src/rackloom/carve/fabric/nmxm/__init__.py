@@ -1,0 +1,1 @@
+"""NMX-M: the switch controllers' REST interface, with asynchronous operations."""

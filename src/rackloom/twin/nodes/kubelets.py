@@ -1,0 +1,172 @@
+"""Simulated nodes: they register, keep alive, and take pods through their lives without containers.
+
+One process plays hundreds of nodes. It sees their pods through one watch, and each pod has one task, so a
+pod's steps are in order and no pod waits for another.
+"""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable
+
+from rackloom.claim.kube.api import Conflict, Expired, KubeApi, KubeError, NotFound, Object, WatchEvent
+from rackloom.claim.kube.kinds import LEASE, NODE, POD
+from rackloom.twin.nodes.hooks import Containers, Devices, Idle, NoDevices
+from rackloom.twin.nodes.node_objects import (
+    HEARTBEAT_SECONDS,
+    LEASE_NAMESPACE,
+    LEASE_SECONDS,
+    NodeSpec,
+    lease_object,
+    lease_spec,
+    node_object,
+    node_status,
+)
+from rackloom.twin.nodes.pod_life import Host, PodLife
+from rackloom.twin.nodes.pod_objects import address_number, has_work, pod_address
+
+_CALLS_AT_ONCE = 50
+"""Half of the connections that a client opens by default."""
+_RETRY_S = 1.0
+"""Between attempts at an API server that does not answer."""
+
+
+class Kubelets:
+    """The kubelets of simulated nodes. `wall` is seconds since the epoch."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        wall: Callable[[], float],
+        *,
+        devices: Devices | None = None,
+        containers: Containers | None = None,
+    ) -> None:
+        self._api = api
+        self._wall = wall
+        turns = asyncio.Semaphore(_CALLS_AT_ONCE)
+        self._host = Host(api, wall, devices or NoDevices(), containers or Idle(), turns)
+        self._nodes: dict[str, NodeSpec] = {}
+        self._beats: dict[str, float] = {}
+        self._pods: dict[str, Object] = {}
+        self._lives: dict[str, tuple[PodLife, asyncio.Task[None]]] = {}
+        self._done: set[str] = set()
+        self._newest = 0
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def register(self, spec: NodeSpec) -> None:
+        """Make a node, or take over the one of that name, and report it ready; again after a reboot.
+
+        Raises:
+            KubeError: the API server did not take it.
+        """
+        with contextlib.suppress(Conflict):
+            await self._api.create(NODE, node_object(spec))
+        await self._report(spec)
+        self._nodes[spec.name] = spec
+        for pod in list(self._pods.values()):
+            self._lead(pod)
+
+    async def lose(self, name: str) -> None:
+        """The node is off: no heartbeat, and its pods stop where they are without a word to anyone."""
+        del self._nodes[name]
+        tasks = [task for life, task in self._lives.values() if life.node == name]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def run(self) -> None:
+        """Play the nodes until cancelled, which is what the death of all kubelets at once is."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(self._keep_alive())
+            tasks.create_task(self._follow())
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.gather(*map(self._try_beat, self._nodes.values()))
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _try_beat(self, spec: NodeSpec) -> None:
+        with contextlib.suppress(KubeError):
+            await self._beat(spec)
+
+    async def _beat(self, spec: NodeSpec) -> None:
+        """Renew a node's lease; one that was late has been marked not ready, so it reports again."""
+        if self._wall() - self._beats[spec.name] > LEASE_SECONDS:
+            await self._report(spec)
+        renewed = {"spec": lease_spec(spec.name, self._wall())}
+        try:
+            await self._api.patch(LEASE, spec.name, LEASE_NAMESPACE, renewed)
+        except NotFound:
+            await self._api.create(LEASE, lease_object(await self._api.get(NODE, spec.name), self._wall()))
+        self._beats[spec.name] = self._wall()
+
+    async def _report(self, spec: NodeSpec) -> None:
+        status = node_status(spec, self._wall())
+        await self._api.patch(NODE, spec.name, None, {"status": status}, subresource="status")
+        self._beats[spec.name] = self._wall()
+
+    async def _follow(self) -> None:
+        """See every pod, from a list and then from watches, and from a list again where those have a gap."""
+        since = ""
+        while True:
+            try:
+                since = since or await self._list()
+                async for change in self._api.watch(POD, resource_version=since):
+                    since = change.object["metadata"]["resourceVersion"]
+                    self._take(change)
+            except Expired:
+                since = ""
+            except KubeError:
+                await asyncio.sleep(_RETRY_S)
+
+    async def _list(self) -> str:
+        listed = await self._api.list(POD)
+        found = {pod["metadata"]["uid"]: pod for pod in listed.items}
+        for uid in self._pods.keys() - found.keys():
+            self._forget(uid)
+        self._newest = max([self._newest, *map(address_number, found.values())])
+        for pod in found.values():
+            self._lead(pod)
+        return listed.resource_version
+
+    def _take(self, change: WatchEvent) -> None:
+        if change.type == "DELETED":
+            self._forget(change.object["metadata"]["uid"])
+        elif change.type != "BOOKMARK":
+            self._lead(change.object)
+
+    def _forget(self, uid: str) -> None:
+        self._pods.pop(uid, None)
+        self._done.discard(uid)
+        if uid in self._lives:
+            self._lives[uid][0].see_gone()
+
+    def _lead(self, pod: Object) -> None:
+        """Tell the pod's life of its new state, or begin it where the pod is new to a node of ours."""
+        uid = pod["metadata"]["uid"]
+        self._pods[uid] = pod
+        if uid in self._lives:
+            self._lives[uid][0].see(pod)
+        elif self._tasks and uid not in self._done and self._is_ours(pod):
+            life = PodLife(self._host, pod, self._address(pod))
+            task = self._tasks.create_task(life.live())
+            self._lives[uid] = life, task
+            task.add_done_callback(functools.partial(self._let_go, uid))
+
+    def _address(self, pod: Object) -> str:
+        """The one it has, when its kubelet was restarted; else one that no pod has had yet."""
+        number = address_number(pod)
+        if not number:
+            self._newest = number = self._newest + 1
+        return pod_address(number)
+
+    def _is_ours(self, pod: Object) -> bool:
+        return pod["spec"].get("nodeName") in self._nodes and has_work(pod)
+
+    def _let_go(self, uid: str, task: asyncio.Task[None]) -> None:
+        """A pod that a finalizer keeps has had its life; one of a lost node goes on with the node."""
+        del self._lives[uid]
+        if uid in self._pods and not task.cancelled():
+            self._done.add(uid)

@@ -1,0 +1,318 @@
+"""`rackloom serve` on racks behind NMX-M, alone and beside racks behind NMX-C."""
+
+import asyncio
+import json
+from collections import Counter
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx2
+import pytest
+
+from rackloom.app.config import load
+from rackloom.app.secrets.choose import provider_of
+from rackloom.app.serve import service
+from rackloom.app.switches import Switches
+from rackloom.carve.fabric.ports import FabricUnavailable
+from rackloom.carve.site.endpoints import Endpoint
+from rackloom.errors import Refused
+from rackloom.topology import profiles
+from rackloom.topology.build import build_site
+from rackloom.twin.names import SeededNames
+from rackloom.twin.nmxc_server import NmxcServer, ServerTls
+from rackloom.twin.nmxm_faults import NmxmFault
+from rackloom.twin.nmxm_server import NmxmServer
+from rackloom.twin.racks import fabrics_of
+
+PATIENCE = 60.0
+PASSWORD = "simulated"
+
+
+def fabrics(count):
+    return fabrics_of(build_site(profiles.load_rack("gb200-nvl72"), count, SeededNames("lab")), "lab")
+
+
+def serials(fabric):
+    return sorted({gpu.chassis_serial for gpu in fabric.gpus.values()})
+
+
+def keep_login(ground, path="nmxm/default/auth", password=PASSWORD):
+    place = ground.directory / "secrets" / path
+    place.mkdir(parents=True, exist_ok=True)
+    for name, text in (("username", "rw-user"), ("password", password)):
+        (place / name).write_text(text)
+        (place / name).chmod(0o600)
+
+
+@asynccontextmanager
+async def nmxm(ground, *fabrics, **options):
+    crt, key = ground.authority.issue("nmx-m").save(ground.directory, "nmx-m")
+    async with NmxmServer(fabrics, cert=crt, key=key, seconds=0.02, **options) as server:
+        yield server
+
+
+@asynccontextmanager
+async def nmxc(ground, fabric):
+    pem = ground.authority.issue("switch")
+    tls = ServerTls(certificate=pem.certificate, key=pem.key, client_ca=ground.authority.certificate)
+    async with NmxcServer(fabric, tls=tls) as server:
+        yield server
+
+
+async def until(look):
+    async with asyncio.timeout(PATIENCE):
+        while not (seen := await look()):
+            await asyncio.sleep(0.05)
+    return seen
+
+
+async def ok(answer):
+    answer = await answer
+    assert answer.is_success, answer.text
+    return answer.json()
+
+
+async def machines(http, count):
+    """The machines, once there are so many."""
+
+    async def enough():
+        found = await ok(http.get("machine", params={"pageSize": 100, "includeMetadata": "true"}))
+        return found if len(found) == count else None
+
+    return await until(enough)
+
+
+def domain(machine):
+    return machine["metadata"]["nvLinkInfo"]["domainUuid"]
+
+
+async def metrics(port):
+    async with httpx2.AsyncClient() as http:
+        return (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+
+
+class Stage:
+    """A site with its provider and one tenant."""
+
+    def __init__(self, ground, site, stack):
+        self.ground, self.site, self.stack = ground, site, stack
+
+    async def open(self):
+        rest = self.site.rest_port
+        self.provider = await self.stack.enter_async_context(self.ground.rest(rest, role="PROVIDER_ADMIN"))
+        self.tenant = await self.stack.enter_async_context(self.ground.rest(rest, org="tenant"))
+        self.place = (await ok(self.provider.get("site")))[0]["id"]
+        return self
+
+    async def register(self, fabric, url):
+        for serial in serials(fabric):
+            body = {"chassisSerial": serial, "endpoint": url}
+            await ok(self.provider.post("nvlink-nmxc-endpoint", json=body))
+
+    async def kind(self, name, machines):
+        gpus = {"type": "GPU", "name": "NVIDIA GB200", "count": 4, "deviceType": "NVLink"}
+        body = {"name": name, "siteId": self.place, "machineCapabilities": [gpus]}
+        made = (await ok(self.provider.post("instance/type", json=body)))["id"]
+        ids = {"machineIds": [one["id"] for one in machines]}
+        await ok(self.provider.post(f"instance/type/{made}/machine", json=ids))
+        return made
+
+    async def net(self):
+        await ok(self.tenant.get("site"))
+        body = {"name": "job", "siteId": self.place}
+        partition = (await ok(self.tenant.post("nvlink-logical-partition", json=body)))["id"]
+        body = {"name": "net", "siteId": self.place, "nvLinkLogicalPartitionId": partition}
+        return (await ok(self.tenant.post("vpc", json=body)))["id"]
+
+    async def instance(self, name, vpc, kind):
+        body = {"name": name, "vpcId": vpc, "instanceTypeId": kind}
+        return (await ok(self.tenant.post("instance", json=body)))["id"]
+
+    async def ready(self, count):
+        async def all_ready():
+            found = await ok(self.tenant.get("instance"))
+            return found if [one["status"] for one in found] == ["Ready"] * count else None
+
+        return await until(all_ready)
+
+
+@asynccontextmanager
+async def stage(ground, **changes):
+    async with service(load(ground.config(**changes))) as site, AsyncExitStack() as stack:
+        yield await Stage(ground, site, stack).open()
+
+
+def held(fabric):
+    return {one.name: len(one.guids) for one in fabric.partitions.values()}
+
+
+def test_one_site_with_a_rack_behind_each_protocol(ground):
+    first, second = fabrics(2)
+    keep_login(ground)
+
+    async def scenario():
+        async with nmxc(ground, first) as switch, nmxm(ground, second) as manager, stage(ground) as site:
+            await site.register(first, switch.url)
+            await site.register(second, manager.url)
+            found = await machines(site.provider, 36)
+            here = [one for one in found if domain(one) == first.domain]
+            there = [one for one in found if domain(one) == second.domain]
+            kinds = [await site.kind("rack-c", here), await site.kind("rack-m", there)]
+            vpc = await site.net()
+            for name, kind in zip(("on-c", "on-m"), kinds, strict=True):
+                await site.instance(name, vpc, kind)
+            await site.ready(2)
+            (name,) = held(first)
+            assert held(first) == held(second) == {name: 4}
+            page = await metrics(site.site.metrics_port)
+            for family in ("nmxc", "nmxm"):
+                counted = f"nico_nvlink_partition_monitor_{family}_changes_applied_total"
+                assert f'{counted}{{operation="create",status="completed"}} 1.0' in page
+            assert f'nmxm_gpu_count{{health="healthy",nvlink_domain_uuid="{second.domain}"}} 72.0' in page
+            assert f'nmxc_gpu_count{{health="healthy",nvlink_domain_uuid="{second.domain}"}}' not in page
+            for one in await ok(site.tenant.get("instance")):
+                assert (await site.tenant.delete(f"instance/{one['id']}")).status_code == 202
+
+            async def empty():
+                return held(first) == held(second) == {}
+
+            await until(empty)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("policy", "at_rest", "in_use"),
+    [
+        ("keep", {72: 1}, {68: 1, 4: 1}),
+        ("tray", {4: 18}, {4: 18}),
+        ("none", {}, {4: 1}),
+    ],
+)
+def test_free_gpus_are_where_the_policy_wants_them(ground, policy, at_rest, in_use):
+    (fabric,) = fabrics(1)
+    keep_login(ground)
+    shared = set()
+
+    def judge(snapshot):
+        """Called at every change: no partition but the kept default reaches over a tray."""
+        for one in snapshot.partitions:
+            trays = {fabric.gpus[guid].host_id for guid in one.guids}
+            if len(trays) > 1 and one.name != "Default Partition":
+                shared.add(one.name)
+
+    def sizes():
+        return Counter(held(fabric).values())
+
+    async def scenario():
+        async with (
+            nmxm(ground, fabric) as manager,
+            stage(ground, site=f'default_partition = "{policy}"') as site,
+        ):
+            await site.register(fabric, manager.url)
+            kind = await site.kind("rack", await machines(site.provider, 18))
+            await until(lambda: told(sizes() == at_rest))
+            vpc = await site.net()
+            await site.instance("job", vpc, kind)
+            (made,) = await site.ready(1)
+            await until(lambda: told(sizes() == in_use))
+            (name,) = [name for name in held(fabric) if name != "Default Partition" and "tray" not in name]
+            assert held(fabric)[name] == 4
+            assert (await site.tenant.delete(f"instance/{made['id']}")).status_code == 202
+            await until(lambda: told(sizes() == at_rest))
+
+            async def given_back():
+                listed = await ok(site.provider.get("nvlink-partition", params={"pageSize": 100}))
+                owners = Counter(one["owner"] for one in listed)
+                owner = "tray" if policy == "tray" else "default"
+                return owners == Counter({owner: sum(at_rest.values())}) and not await ok(
+                    site.tenant.get("instance")
+                )
+
+            await until(given_back)
+
+    fabric.on_change(judge)
+    asyncio.run(scenario())
+    assert not shared
+
+
+async def told(value):
+    return value
+
+
+def test_the_nmxm_of_the_configuration_needs_no_registration(ground):
+    first, second = fabrics(2)
+    keep_login(ground)
+
+    async def scenario():
+        async with nmxm(ground, first, second) as manager:
+            line = f'nmx_m_endpoint = "{manager.origin}"\nnmx_m_operation_timeout = "20s"'
+            async with stage(ground, nvlink_config=line) as site:
+                found = await machines(site.provider, 36)
+                assert {domain(one) for one in found} == {first.domain, second.domain}
+                (serial,) = serials(first)
+                shown = await ok(site.provider.get(f"nvlink-nmxc-endpoint/{serial}"))
+                assert shown["endpoint"] == f"{manager.url}?domain={first.domain}"
+                kind = await site.kind("rack", [one for one in found if domain(one) == second.domain])
+                await site.instance("job", await site.net(), kind)
+                await site.ready(1)
+                await until(lambda: told(sorted(held(second).values()) == [4]))
+                assert held(first) == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_login_that_is_wrong_or_missing_is_told_and_used_once_it_is_right(ground):
+    (fabric,) = fabrics(1)
+
+    async def scenario():
+        async with nmxm(ground, fabric) as manager, stage(ground) as site:
+            await site.register(fabric, manager.url)
+            (serial,) = serials(fabric)
+
+            async def says(what):
+                shown = await ok(site.provider.get(f"nvlink-nmxc-endpoint/{serial}"))
+                return what in (shown["statusMessage"] or "")
+
+            await until(lambda: says("no secret nmxm/default/auth"))
+            keep_login(ground, password="wrong")
+            await until(lambda: says("UNAUTHENTICATED"))
+            page = await metrics(site.site.metrics_port)
+            assert 'nmxm_connect_error_count{error="UNAUTHENTICATED"} 0.0' not in page
+            assert 'nmxc_connect_error_count{error="UNAUTHENTICATED"} 0.0' in page
+            keep_login(ground, path=f"nmxm/{serial}/auth")
+            await machines(site.provider, 18)
+
+    asyncio.run(scenario())
+
+
+def test_an_nmxm_in_plaintext_is_refused_at_the_start(ground):
+    path = ground.config(nvlink_config='nmx_m_endpoint = "http://nmx-m"')
+
+    async def start():
+        async with service(load(path)):
+            raise AssertionError("it started")
+
+    with pytest.raises(Refused, match="plaintext"):
+        asyncio.run(start())
+
+
+def test_an_nmxm_can_be_browsed(ground):
+    (fabric,) = fabrics(1)
+    keep_login(ground)
+    config = load(ground.config())
+    (serial,) = serials(fabric)
+    guid = max(fabric.gpus)
+
+    async def scenario():
+        async with nmxm(ground, fabric) as manager:
+            switches = Switches(config.nvlink_config, provider_of(config.secrets), clock=lambda: 0.0)
+            endpoint = Endpoint(id="e", url=manager.url, chassis_serials=(serial,), domain=None)
+            one = json.loads(await switches.browse(endpoint, "GetGpuInfoList", guid))
+            assert [gpu["DeviceUID"] for gpu in one] == [guid]
+            assert len(json.loads(await switches.browse(endpoint, "GetGpuInfoList", 0))) == 72
+            assert len(json.loads(await switches.browse(endpoint, "GetComputeNodeInfoList", 0))) == 18
+            manager.faults.next("GET gpus", NmxmFault(status=404))
+            with pytest.raises(FabricUnavailable, match="NOT_FOUND"):
+                await switches.browse(endpoint, "GetGpuInfoList", 0)
+
+    asyncio.run(scenario())

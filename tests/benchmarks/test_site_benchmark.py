@@ -1,0 +1,36 @@
+"""The benchmark of the site service runs and says what it promises; how fast is for its reader to judge."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SITE = Path(__file__).parents[2] / "benchmarks" / "site.py"
+FIELDS = {
+    "latency": {"measure", "domains", "samples", "p50_ms", "p99_ms", "load", "cpus"},
+    "passes": {"measure", "to_do", "domains", "gpus", "cpu_s", "wall_s", "passes", "load", "cpus"},
+    "rest": {"measure", "of", "against", "ratio", "rounds", "per_s", "cpu_ms", "load", "cpus"},
+    "memory": {"measure", "domains", "resident_mib", "kib_per_domain", "load", "cpus"},
+}
+ROWS = {"latency": 2, "passes": 2, "rest": 5, "memory": 2}
+
+
+@pytest.mark.parametrize("measure", FIELDS)
+def test_each_measure_prints_whole_rows(measure: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SITE), "--quick", "--only", measure, "--folder", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == ROWS[measure]
+    for row in rows:
+        assert row.keys() >= FIELDS[measure]
+        numbers = [value for value in row.values() if isinstance(value, int | float)]
+        assert all(value >= 0 for value in numbers), row

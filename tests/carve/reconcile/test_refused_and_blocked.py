@@ -1,0 +1,209 @@
+"""What a controller refuses for ever holds up what needs it, and nothing else; what is blocked is told."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rackloom.carve.fabric.ports import FabricRefused
+from rackloom.carve.plan.check import check
+from rackloom.carve.plan.planner import make_plan
+from rackloom.carve.plan.values import (
+    AddGpus,
+    Assignment,
+    Blocked,
+    CreatePartition,
+    DefaultPartition,
+    DeletePartition,
+    GpuHealth,
+    Intent,
+    Limits,
+    Observation,
+    ObservedGpu,
+    ObservedPartition,
+    Operation,
+    OwnedPartition,
+    PartitionHealth,
+    RemoveGpus,
+)
+from rackloom.carve.reconcile.domain import DomainPass
+from rackloom.carve.reconcile.leases import Hold
+from rackloom.carve.reconcile.turns import Turns
+from rackloom.carve.site import blocks, fabric_book
+
+GUIDS = range(1, 9)
+
+
+def observed(limit: int | None = None, **members: tuple[int, ...]) -> Observation:
+    return Observation(
+        domain="d",
+        gpus=tuple(
+            ObservedGpu(
+                guid=guid,
+                chassis_serial="C",
+                slot=guid // 4,
+                tray_index=0,
+                module_id=guid,
+                health=GpuHealth.HEALTHY,
+            )
+            for guid in GUIDS
+        ),
+        partitions=tuple(
+            ObservedPartition(
+                id=number,
+                name=name,
+                members=frozenset(guids),
+                health=PartitionHealth.HEALTHY,
+                guid_based=True,
+                multicast_groups=0,
+            )
+            for number, (name, guids) in enumerate(members.items(), 1)
+        ),
+        limits=Limits(max_partitions=limit),
+        observed_at=0.0,
+    )
+
+
+def intended(*owned: str, **wanted: tuple[int, ...]) -> Intent:
+    return Intent(
+        domain="d",
+        assignments=tuple(
+            Assignment(guid=guid, logical_partition=lp, tenant=f"tenant of {lp}")
+            for lp, guids in wanted.items()
+            for guid in guids
+        ),
+        owned=tuple(OwnedPartition(name=f"p-{lp}", logical_partition=lp, partition_id=1) for lp in owned),
+        managed=frozenset(GUIDS),
+        default_partition=DefaultPartition.NONE,
+        revision=1,
+    )
+
+
+def after_refusal(intent: Intent, observation: Observation) -> tuple[Operation, Any]:
+    """The one operation that comes first, and the plan that is made once that was refused."""
+    (first,) = make_plan(intent, observation).operations
+    plan = make_plan(intent, observation, {first: "GENERIC_ERROR"})
+    check(plan, intent, observation)
+    return first, plan
+
+
+def test_additions_that_need_nothing_of_a_refused_removal_go_on() -> None:
+    intent = intended("old", old=(), new=(3, 4))
+    first, plan = after_refusal(intent, observed(**{"p-old": (1, 2)}))
+    assert first == DeletePartition(partition_id=1, name="p-old")
+    (made,) = plan.operations
+    assert isinstance(made, CreatePartition)
+    assert (made.logical_partition, made.guids) == ("new", (3, 4))
+    (blocked,) = plan.blocked
+    assert blocked.guids == (1, 2)
+    assert "refused delete-partition on partition 'p-old': GENERIC_ERROR" in blocked.reason
+
+
+def test_a_gpu_that_may_not_leave_joins_nothing() -> None:
+    intent = intended("old", old=(2,), new=(1, 3))
+    first, plan = after_refusal(intent, observed(**{"p-old": (1, 2)}))
+    assert first == RemoveGpus(partition_id=1, name="p-old", guids=(1,))
+    (made,) = plan.operations
+    assert isinstance(made, CreatePartition)
+    assert made.guids == (3,)
+
+
+def test_nobody_joins_the_partition_that_a_gpu_may_not_leave() -> None:
+    intent = intended("old", old=(2, 5))
+    _, plan = after_refusal(intent, observed(**{"p-old": (1, 2)}))
+    assert plan.operations == ()
+    assert {guid for one in plan.blocked for guid in one.guids} == {1, 5}
+
+
+def test_a_partition_that_may_not_be_deleted_still_counts() -> None:
+    intent = intended("old", old=(), new=(3,))
+    _, plan = after_refusal(intent, observed(1, **{"p-old": (1, 2)}))
+    assert plan.operations == ()
+    assert any("1 partitions of at most 1" in one.reason for one in plan.blocked)
+
+
+def test_a_refused_addition_holds_up_no_other() -> None:
+    intent = intended(a=(1,), b=(2,))
+    one, other = make_plan(intent, observed()).operations
+    assert make_plan(intent, observed(), {one: "no"}).operations == (other,)
+
+
+class Switch:
+    """A controller that may refuse every removal of one partition, as a driver shows it."""
+
+    def __init__(self, site: Any, domain: str) -> None:
+        self.site, self.domain = site, domain
+        self.refuses = ""
+        self.asked: list[Operation] = []
+
+    async def observe(self) -> Observation:
+        seen: Observation = self.site.observation(self.domain, at=self.site.tick())
+        return seen
+
+    async def execute(self, operation: Operation) -> int:
+        self.asked.append(operation)
+        standing = self.site.partitions[self.domain]
+        if operation.name == self.refuses:
+            raise FabricRefused("GENERIC_ERROR", "not today")
+        if isinstance(operation, DeletePartition):
+            del standing[operation.name]
+        elif isinstance(operation, RemoveGpus):
+            standing[operation.name] -= frozenset(operation.guids)
+        elif isinstance(operation, AddGpus):
+            standing[operation.name] |= frozenset(operation.guids)
+        else:
+            standing[operation.name] = frozenset(operation.guids)
+        return 1
+
+    async def notifications(self) -> Any:
+        await asyncio.Event().wait()
+        yield
+
+    async def close(self) -> None:
+        return
+
+
+@pytest.fixture
+def switch(small_site: Any) -> Switch:
+    small_site.observe_all()
+    return Switch(small_site, next(iter(small_site.endpoint)))
+
+
+def run_pass(site: Any, switch: Switch) -> bool:
+    async def one_pass() -> bool:
+        found = await site.store.read(fabric_book.endpoints)
+        endpoint = next(one for one in found if one.domain == switch.domain)
+        hold = Hold(lease, float("inf"))
+        return await DomainPass(endpoint, hold, switch, site.store, site.tick, Turns()).run()
+
+    lease = site.lease(switch.domain)
+    settled: bool = site.runner.run(one_pass())
+    return settled
+
+
+def test_a_refused_removal_is_told_and_tried_again(small_site: Any, switch: Switch) -> None:
+    domain = switch.domain
+    small_site.finish(small_site.begin_create(domain, "nobody's", "old", frozenset()))
+    small_site.partitions[domain] = {"old": frozenset({small_site.guid(domain, 0, 0)})}
+    switch.refuses = "old"
+    assert run_pass(small_site, switch) is False, "a refusal is tried again soon"
+    assert [type(one) for one in switch.asked] == [DeletePartition]
+    told = small_site.read(blocks.of_domain, domain)
+    assert [(row.guid, "refused delete-partition" in row.reason) for row in told] == [
+        (str(small_site.guid(domain, 0, 0)), True)
+    ]
+    switch.refuses = ""
+    assert run_pass(small_site, switch) is True
+    assert small_site.read(blocks.of_domain, domain) == []
+
+
+def test_what_is_blocked_is_no_failure_and_is_told(small_site: Any, switch: Switch) -> None:
+    domain = switch.domain
+    guid = small_site.guid(domain, 0, 0)
+    reason = Blocked(guids=(guid,), reason="somebody has it", fix="ask them")
+    small_site.run(fabric_book.record_blocked, domain, [reason], 5.0)
+    small_site.run(fabric_book.record_blocked, domain, [reason], 6.0)
+    (row,) = small_site.read(blocks.of_domain, domain)
+    assert (row.reason, row.fix, row.since) == ("somebody has it", "ask them", 5.0)
+    assert run_pass(small_site, switch) is True
+    assert small_site.read(blocks.of_domain, domain) == []
