@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := requirements/uv.txt requirements/dev.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: venv demo test lint simulate format proto pins clean
+.PHONY: venv demo test test-cluster lint simulate format proto pins clean
 
 venv: $(VENV)/.complete
 
@@ -22,6 +22,11 @@ demo: venv
 
 test: venv
 	$(BIN)/python -m pytest -n auto
+
+# A real control plane (etcd, kube-apiserver, kube-scheduler, kube-controller-manager): built once, then cached.
+test-cluster: venv
+	$(BIN)/python tests/cluster/build.py
+	RACKLOOM_TEST_CLUSTER=1 $(BIN)/python -m pytest tests/cluster
 
 lint: venv
 	$(BIN)/ruff check .

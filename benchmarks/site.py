@@ -25,19 +25,25 @@ import structlog
 import uvloop
 
 Rows = list[dict[str, Any]]
+Arguments = dict[str, list[tuple[int, ...]]]
 MEASURES: dict[str, Callable[..., Coroutine[Any, Any, Rows]]] = {
     "latency": site_latency.measured,
     "passes": site_passes.measured,
     "rest": site_rest.measured,
     "memory": site_memory.measured,
 }
-FULL = {
+FULL: Arguments = {
     "latency": [(1, 100), (100, 100), (1000, 200)],
     "passes": [(100,)],
-    "rest": [(2, 9, 400)],
+    "rest": [(2, 7, 200)],
     "memory": [(100,), (1000,)],
 }
-QUICK = {"latency": [(1, 3), (10, 3)], "passes": [(2,)], "rest": [(1, 3, 32)], "memory": [(1,), (10,)]}
+QUICK: Arguments = {
+    "latency": [(1, 3), (10, 3)],
+    "passes": [(2,)],
+    "rest": [(1, 3, 32)],
+    "memory": [(1,), (10,)],
+}
 """Measure -> the arguments of each of its runs."""
 
 

@@ -39,7 +39,7 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_SLICE,
     SECRET,
 )
-from rackloom.claim.kube.lightkube_api import connect
+from rackloom.claim.kube.lightkube_api import LightkubeApi, connect
 
 pytestmark = pytest.mark.anyio
 BASE = Path(__file__).parents[2] / "deploy" / "kubernetes" / "base"
@@ -116,7 +116,7 @@ async def pod_of(api: KubeApi, prefix: str) -> Object:
     return pod
 
 
-async def account(api: KubeApi, cluster: ControlPlane, pod: str, name: str) -> KubeApi:
+async def account(api: KubeApi, cluster: ControlPlane, pod: str, name: str) -> LightkubeApi:
     found = await pod_of(api, pod)
     token = await asyncio.to_thread(cluster.bound_token, found, name)
     return connect(cluster.kubeconfig_of_token(f"{pod}-{time.monotonic_ns()}", token))
@@ -133,7 +133,7 @@ async def controller(
     api: KubeApi, cluster: ControlPlane, settings: Settings = SETTINGS
 ) -> AsyncIterator[None]:
     """The controller, with the token of its own pod."""
-    async with await account(api, cluster, "rackloom-controller", "rackloom-controller") as own:  # type: ignore[attr-defined]
+    async with await account(api, cluster, "rackloom-controller", "rackloom-controller") as own:
         recorder = Recorder(own, "rackloom-controller", "test", time.time)
         one = Controller(own, settings, recorder, time.time, random.Random(1))
         task = asyncio.create_task(one.run())
@@ -215,7 +215,7 @@ async def test_a_daemon_writes_its_own_entry_only(
     value = Clique(compute_domain="cd", clique_id=CLIQUE)
     by_admin = join(value, node="other", ip_address="10.0.0.9", pod=there, max_nodes=18)
     read = await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(by_admin, DRIVER))
-    async with await account(api, cluster, "daemon-1", DAEMON_ACCOUNT) as daemon:  # type: ignore[attr-defined]
+    async with await account(api, cluster, "daemon-1", DAEMON_ACCOUNT) as daemon:
         forged = join(clique(read), node="elsewhere", ip_address="10.0.0.1", pod=here, max_nodes=18)
         with pytest.raises(Rejected, match="own node only"):
             await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(forged, DRIVER, read))
@@ -255,7 +255,7 @@ async def test_a_plugin_writes_its_own_node_only(
     node = pod["spec"]["nodeName"]
     other = other if other != node else (await add_nodes(1))[0]
     label = {"metadata": {"labels": {names.COMPUTE_DOMAIN_LABEL: "cd"}}}
-    async with await account(api, cluster, "plugin", "rackloom-node") as plugin:  # type: ignore[attr-defined]
+    async with await account(api, cluster, "plugin", "rackloom-node") as plugin:
         await plugin.patch(NODE, node, None, label)
         with pytest.raises(Rejected, match="own node only"):
             await plugin.patch(NODE, other, None, label)

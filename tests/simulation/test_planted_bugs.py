@@ -4,6 +4,7 @@ A simulation that finds nothing is worth what it can find. Each bug is a small c
 same seeds pass without it.
 """
 
+import asyncio
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -48,7 +49,7 @@ from rackloom.twin.simrun import simulate
 Bug = Callable[[pytest.MonkeyPatch], None]
 
 CALM = SimPlan(pause=None, seconds=400, think=12)
-BUSY = SimPlan(pause=None, seconds=300, think=1, patience=2.0)
+BUSY = SimPlan(pause=None, seconds=300, think=3, patience=4.0)
 PROMPT = SimPlan(pause=None, seconds=300, think=12, patience=8.0)
 
 
@@ -241,6 +242,7 @@ def wake_cleared_after_the_pass(patch: pytest.MonkeyPatch) -> None:
     wait = domain_loop.DomainLoop._wait
 
     async def sleepy(self: Any, seconds: float) -> None:
+        await asyncio.sleep(0.5)  # "let things calm down first"
         self.woken.clear()
         await wait(self, max(seconds, 60.0))
 
@@ -318,8 +320,6 @@ def swapped_tray_not_noticed(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_slow_domain_holds_up_the_others(patch: pytest.MonkeyPatch) -> None:
-    import asyncio
-
     run = domain.DomainPass.run
     gates: dict[Any, asyncio.Lock] = {}
 
@@ -388,7 +388,7 @@ BUGS: dict[Bug, SimPlan] = {
     one_name_for_two: CALM,
     wake_lost: PROMPT,
     wake_cleared_after_the_pass: BUSY,
-    partial_list_believed: only("list-omits", pause=6),
+    partial_list_believed: only("list-omits", pause=1.5, think=3),
     ownership_recorded_after_the_fact: only("reply-lost", "kill-soon", pause=8),
     gpus_of_strangers_touched: CALM,
     anybodys_logical_partition_accepted: CALM,

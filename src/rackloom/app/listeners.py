@@ -5,6 +5,7 @@ The server library would handle signals itself, one server against the other; he
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -43,12 +44,21 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def listening(
-    app: Any, listen: str, *, cert: Path | None = None, key: Path | None = None
+    app: Any,
+    listen: str,
+    *,
+    cert: Path | None = None,
+    key: Path | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[int]:
-    """Serve an ASGI application at `host:port` while the context is entered; gives the port."""
+    """Serve an ASGI application at `host:port` while the context is entered; gives the port.
+
+    For TLS, either files, or a context whose certificate its owner may change meanwhile.
+    """
     try:
         server = _Server(uvicorn.Config(app, ssl_certfile=cert, ssl_keyfile=key, **_OPTIONS))
         server.config.load()
+        server.config.ssl = tls or server.config.ssl
     except OSError as error:
         raise Refused(f"cannot use certificate {cert} with key {key}: {error}") from error
     with _bound(listen) as bound:

@@ -29,6 +29,7 @@ COMMANDS = (
     ("controller", "rackloom.cli.controller:controller", "Control the ComputeDomains of a cluster."),
     ("imex", "rackloom.cli.imex:app", "Supervise the IMEX daemon of a ComputeDomain on one node."),
     ("node", "rackloom.cli.node:app", "Kubelet plugins: serve the devices of this node to pods."),
+    ("webhook", "rackloom.cli.webhook:webhook", "Admit claims and pods: validate, keep together, hold back."),
     ("transfer", "rackloom.cli.transfer:app", "Measure a KV-cache transfer and prove its path."),
 )
 for _name, _path, _help in COMMANDS:

@@ -108,7 +108,7 @@ def show_classes(
 
 def _discovered(machine: Machine) -> str:
     if not machine.gpus:
-        return f"{_machine_table(machine)}\n\nno GPU found: nothing on the PCI bus is one, and no driver lists one"
+        return f"{_machine_table(machine)}\n\nno GPU found: none is on the PCI bus, and no driver lists one"
     return f"{_machine_table(machine)}\n\n{_matrix_table(machine, classes(machine))}"
 
 

@@ -18,8 +18,13 @@ async def judge_rest(world: SimWorld, plane: SimPlane, book: Book, tenants: Sequ
         await _answers_are_good(tenant, world, full)
 
 
+def _room(rack: SimRack) -> int:
+    """Partitions that tenants can have there; the default one stays where it holds GPUs of strangers."""
+    return rack.fabric.limits.max_partitions - (DEFAULT_PARTITION_ID in rack.fabric.partitions)
+
+
 def _is_full(rack: SimRack, wanted: dict[str, set[int]]) -> bool:
-    return len(wanted) > rack.fabric.limits.max_partitions
+    return len(wanted) > _room(rack)
 
 
 def _wanted(rack: SimRack, book: Book) -> dict[str, set[int]]:
@@ -42,7 +47,7 @@ def _fabric_is_as_wished(world: SimWorld, rack: SimRack, book: Book) -> None:
             continue
         found[world.lp_of_name.get(partition.name, partition.name)] = present
     if _is_full(rack, wanted):
-        room = rack.fabric.limits.max_partitions - (DEFAULT_PARTITION_ID in rack.fabric.partitions)
+        room = _room(rack)
         served = {name: guids for name, guids in wanted.items() if name in found}
         if len(served) < room:
             raise Broken(f"L1 {rack.name}: there is room for {room} partitions, and {len(served)} are served")

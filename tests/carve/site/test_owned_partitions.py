@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.plan.values import AddGpus, CreatePartition, DeletePartition
 from rackloom.carve.site import fabric_book, tables
+from rackloom.carve.site.operations import LATE_SECONDS
 from rackloom.carve.site.ownership import FORGET_AFTER
 from rackloom.errors import Refused
 
@@ -217,6 +218,7 @@ def test_a_create_that_lands_after_its_logical_partition_is_gone_is_still_ours(
     domain, partition, one, guids, operation = begun
     small_site.finish(operation, "unknown")
     demo.release(one)
+    small_site.tick(LATE_SECONDS)
     small_site.observe(domain)
     demo.drop(partition)
     assert small_site.row(tables.logical_partition, partition) is None
@@ -301,6 +303,19 @@ def test_a_machine_is_not_given_away_while_an_operation_may_still_join_its_gpu(
         small_site.observation(domain, at=small_site.tick()),
         small_site.tick(),
     )
+    assert demo.status(one) is None
+
+
+def test_a_machine_is_not_given_away_while_an_unanswered_operation_may_be_carried_out_late(
+    small_site: Any, demo: Any, begun: Any
+) -> None:
+    domain, _, one, _, operation = begun
+    small_site.finish(operation, "unknown")
+    demo.release(one)
+    small_site.observe(domain)
+    assert demo.status(one) == "Terminating"
+    small_site.tick(LATE_SECONDS)
+    small_site.observe(domain)
     assert demo.status(one) is None
 
 

@@ -1,10 +1,13 @@
 """A cluster as a dict: the semantics of the API server that the controller relies on, without a server."""
 
 import copy
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from tests.claim.cluster.fake_site import Site
 
 from rackloom.claim.cluster.actions import Action, Create, Delete, Patch, delete
 from rackloom.claim.cluster.observe import INDEXES
@@ -198,3 +201,13 @@ def make() -> SimpleNamespace:
     return SimpleNamespace(
         world=World, domain=compute_domain, node=node, pod=daemon_pod, claim=claim, now=NOW, clique=CLIQUE
     )
+
+
+@pytest.fixture
+def site(settings: Settings, make: SimpleNamespace) -> Callable[..., Site]:
+    """Fake clusters with a controller of changed settings."""
+
+    def build(nodes: int = 4, seed: int = 1, **changes: Any) -> Site:
+        return Site(msgspec.structs.replace(settings, **changes), make.clique, nodes, seed)
+
+    return build

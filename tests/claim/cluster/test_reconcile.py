@@ -261,6 +261,40 @@ def test_deletion_takes_everything_and_only_what_is_ours(make, settings):
     assert {name for name, found in labels.items() if names.COMPUTE_DOMAIN_LABEL in found} == {"n9"}
 
 
+def all_actions(world, settings, make):
+    """What is done until nothing is left, in order."""
+    done = []
+    while (decision := reconcile(snapshot(world, UID, settings, make.now), settings)).actions:
+        done += [action.what for action in decision.actions]
+        world.carry_out(decision, UID)
+    return done
+
+
+def test_the_order_of_making_and_of_taking_apart(make, settings):
+    world = make.world()
+    world.put(COMPUTE_DOMAIN, make.domain())
+    daemon = "rackloom-system/computedomain-daemon-cd-1"
+    workload = "ResourceClaimTemplate team/imex-channel-0"
+    assert all_actions(world, settings, make) == [
+        "change ComputeDomain team/job",
+        f"create ResourceClaimTemplate {daemon}",
+        f"create DaemonSet {daemon}",
+        f"create {workload}",
+    ]
+    world.put(NODE, make.node("n0", UID))
+    delete(world)
+    assert all_actions(world, settings, make) == [
+        f"delete {workload}",
+        f"delete ResourceClaimTemplate {daemon}",
+        f"delete DaemonSet {daemon}",
+        "change Node n0",
+        f"change {workload}",
+        f"change ResourceClaimTemplate {daemon}",
+        f"change DaemonSet {daemon}",
+        "change ComputeDomain team/job",
+    ]
+
+
 def test_deletion_waits_for_running_pods_and_names_them(make, settings):
     world = make.world()
     started(world, make, settings)

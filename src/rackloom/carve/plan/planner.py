@@ -21,7 +21,6 @@ from rackloom.carve.plan.values import DeletePartition, Intent, Observation, Ope
 from rackloom.carve.plan.wishes import read_wishes
 from rackloom.errors import Refused
 
-
 NOTHING: Mapping[Operation, str] = MappingProxyType({})
 
 

@@ -97,7 +97,7 @@ def facts(conn: sa.Connection, domain: str | None, held: Sequence[Holding]) -> D
         managed=managed(conn, domain),
         default_partition=default_partition(conn, domain),
         holders=holders(known.observation),
-        joining=operations.joining(conn, domain),
+        joining=operations.joining(conn, domain, known.observation.observed_at if known.observation else 0.0),
         present=frozenset(gpu.guid for gpu in known.observation.gpus) if known.observation else frozenset(),
     )
 

@@ -24,6 +24,8 @@ class OperationState(StrEnum):
 
 
 INTERRUPTED = "the service stopped before the controller's answer was recorded"
+LATE_SECONDS = 30.0
+"""A controller may carry a request out after its caller has given up, but not longer than this after."""
 SITE = "site"
 """Who asks for what no tenant asked for, such as the end of the factory default partition."""
 
@@ -109,12 +111,17 @@ def hand_over(conn: sa.Connection, endpoint_id: str, successor: str) -> None:
     conn.execute(sa.update(table).where(open_ones).values(endpoint_id=successor))
 
 
-def joining(conn: sa.Connection, domain: str | None) -> frozenset[int]:
-    """Fabric GUIDs that an operation whose answer is still out would put into a partition."""
-    under_way = sa.select(table.c.detail).where(
-        table.c.domain == domain,
+def joining(conn: sa.Connection, domain: str | None, observed_at: float) -> frozenset[int]:
+    """Fabric GUIDs that an operation may yet put into a partition, as far as a look at `observed_at` tells.
+
+    Its answer is still out, or never came, and the look was not late enough to show what became of it.
+    """
+    outcome_open = sa.or_(
         table.c.state == OperationState.PENDING,
-        table.c.kind.in_((_tag(CreatePartition), _tag(AddGpus))),
+        sa.and_(table.c.state == OperationState.UNKNOWN, table.c.finished > observed_at - LATE_SECONDS),
+    )
+    under_way = sa.select(table.c.detail).where(
+        table.c.domain == domain, outcome_open, table.c.kind.in_((_tag(CreatePartition), _tag(AddGpus)))
     )
     return frozenset(int(guid) for detail in conn.execute(under_way).scalars() for guid in detail["guids"])
 

@@ -39,7 +39,7 @@ class DomainFacts(msgspec.Struct, frozen=True, kw_only=True):
     holders: Mapping[int, tuple[ObservedPartition, ...]]
     """Fabric GUID -> the partitions it was seen in."""
     joining: frozenset[int]
-    """Fabric GUIDs that an operation whose answer is still out would put into a partition."""
+    """Fabric GUIDs that an operation without an answer may yet put into a partition."""
     present: frozenset[int]
     """Fabric GUIDs that the controller listed."""
 
@@ -105,7 +105,7 @@ def why_not_released(
     if facts.observation.observed_at < since:
         return WAITING
     if guid in facts.joining:
-        return "an operation that joins the GPU is under way"
+        return "an operation that joins the GPU may still be carried out"
     ours = [
         seen
         for seen in _holders(guid, facts)

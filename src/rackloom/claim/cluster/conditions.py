@@ -11,7 +11,7 @@ import msgspec
 from rackloom.claim.cluster import teardown
 from rackloom.claim.cluster.problems import Problem
 from rackloom.claim.cluster.settings import ImexMode, Settings
-from rackloom.claim.cluster.slots import needs_no_daemons
+from rackloom.claim.cluster.slots import uses_warm_clique
 from rackloom.claim.cluster.snapshot import Snapshot
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import ComputeDomain, Condition, NodeStatus, Readiness
@@ -61,7 +61,7 @@ def _ready(view: View) -> Condition:
 
 def _how_sure(view: View, reason: str) -> str:
     """In channel mode the nodes are all of the clique, and which of them a job runs on is not seen here."""
-    shared = needs_no_daemons(view.domain, view.settings)
+    shared = uses_warm_clique(view.domain, view.settings)
     some = any(node.status is Readiness.READY for node in view.nodes)
     return "Unknown" if shared and some and reason == "NodesNotReady" else "False"
 
@@ -69,7 +69,7 @@ def _how_sure(view: View, reason: str) -> str:
 def _why_no_nodes(view: View) -> tuple[str, str]:
     if view.snapshot.nodes:
         return "DaemonsMissing", f"no daemon yet on {listed([node.name for node in view.snapshot.nodes])}"
-    if needs_no_daemons(view.domain, view.settings) and view.snapshot.warm is not None:
+    if uses_warm_clique(view.domain, view.settings) and view.snapshot.warm is not None:
         return "CliqueNotWarm", f"no IMEX daemon is ready in clique {view.snapshot.warm.clique_id}"
     return "NoNodes", "no channel of it is in use: nodes join when pods that claim a channel land on them"
 

@@ -5,18 +5,26 @@ written for it has come back; for a limited time, since the watch may skip to so
 """
 
 from collections.abc import Callable, Hashable
+from typing import Protocol
 
-from rackloom.claim.cluster.observe import Cluster
 from rackloom.claim.kube.api import Kind, Object
 
 PATIENCE = 5.0
 """Seconds after which a write that was not seen is no longer waited for."""
 
 
+class Seen(Protocol):
+    """Objects as last seen."""
+
+    def at(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+        """The object of this name."""
+        ...
+
+
 class Echoes:
     """What is still to come back, by key. `now` is a monotonic clock in seconds."""
 
-    def __init__(self, cluster: Cluster, now: Callable[[], float]) -> None:
+    def __init__(self, cluster: Seen, now: Callable[[], float]) -> None:
         self._cluster = cluster
         self._now = now
         self._expected: dict[Hashable, list[tuple[Kind, Object, float]]] = {}

@@ -12,7 +12,7 @@ from rackloom.claim.cluster import isolation
 from rackloom.claim.cluster.manifests import warm_clique
 from rackloom.claim.cluster.membership import node_entries
 from rackloom.claim.cluster.settings import Settings
-from rackloom.claim.cluster.slots import needs_no_daemons
+from rackloom.claim.cluster.slots import uses_warm_clique
 from rackloom.claim.cluster.snapshot import CliqueObject, Snapshot, WarmState
 from rackloom.claim.cluster.things import (
     ChannelClaim,
@@ -220,7 +220,7 @@ def _warm(
     cluster: Cluster, domain: ComputeDomain, claims: Iterable[ChannelClaim], settings: Settings, now: str
 ) -> WarmState | None:
     """The warm domain of the clique in which the shared claim was allocated."""
-    if not needs_no_daemons(domain, settings):
+    if not uses_warm_clique(domain, settings):
         return None
     shared = names.shared_claim_name(domain.uid)
     device = next((one.device for one in claims if one.thing.name == shared and one.device), None)

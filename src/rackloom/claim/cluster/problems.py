@@ -3,7 +3,7 @@
 import msgspec
 
 from rackloom.claim.cluster.settings import Settings
-from rackloom.claim.cluster.slots import Slot, needs_no_daemons, slots
+from rackloom.claim.cluster.slots import Slot, slots, uses_warm_clique
 from rackloom.claim.cluster.snapshot import Snapshot
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
@@ -25,7 +25,7 @@ def problems(domain: ComputeDomain, snapshot: Snapshot, settings: Settings) -> t
     found = [problem for slot in slots(domain, snapshot, settings) for problem in _of_slot(slot)]
     found += _of_labels(domain)
     found += _of_cliques(snapshot)
-    if needs_no_daemons(domain, settings):
+    if uses_warm_clique(domain, settings):
         found += _of_channel_mode(domain, snapshot)
     found += [Problem("ApiRefused", failure) for failure in snapshot.failures]
     return tuple(found)

@@ -11,7 +11,7 @@ from rackloom.claim.cluster.actions import Action, Create, adopt
 from rackloom.claim.cluster.notices import Notice, notices
 from rackloom.claim.cluster.problems import Problem, problems
 from rackloom.claim.cluster.settings import ImexMode, Settings
-from rackloom.claim.cluster.slots import needs_no_daemons, slots
+from rackloom.claim.cluster.slots import slots, uses_warm_clique
 from rackloom.claim.cluster.snapshot import Snapshot
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import ComputeDomain, NodeStatus, Readiness, Status
@@ -90,7 +90,7 @@ def _nodes(domain: ComputeDomain, snapshot: Snapshot, settings: Settings) -> tup
     """In channel mode the nodes are those of the IMEX domain in which the channel was allocated."""
     if settings.imex_mode is ImexMode.HOST_MANAGED:
         return ()
-    if needs_no_daemons(domain, settings):
+    if uses_warm_clique(domain, settings):
         return () if snapshot.warm is None else snapshot.warm.nodes
     return membership.node_entries(snapshot)
 

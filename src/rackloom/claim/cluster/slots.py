@@ -31,7 +31,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
     wanted: Object
     ours: tuple[Thing, ...]
     taken_by: Thing | None
-    """What has its name without being ours."""
+    """What has its name; of interest where none is ours."""
 
     @property
     def called(self) -> str:
@@ -72,13 +72,13 @@ def slots(domain: ComputeDomain, snapshot: Snapshot, settings: Settings) -> tupl
 
 def shares_a_claim(domain: ComputeDomain, settings: Settings) -> bool:
     """Whether all pods of the ComputeDomain are to use one channel through one claim."""
-    isolated = isolation_of(domain.labels, settings.isolation) is Isolation.CHANNEL and needs_no_daemons(
+    isolated = isolation_of(domain.labels, settings.isolation) is Isolation.CHANNEL and uses_warm_clique(
         domain, settings
     )
     return isolated and domain.allocation_mode is AllocationMode.SINGLE
 
 
-def needs_no_daemons(domain: ComputeDomain, settings: Settings) -> bool:
+def uses_warm_clique(domain: ComputeDomain, settings: Settings) -> bool:
     """Whether it uses a warm IMEX domain of the clique it lands in."""
     managed = settings.imex_mode is ImexMode.DRIVER_MANAGED
     return managed and not needs_daemons(domain, settings)
@@ -90,11 +90,10 @@ def _slot(kind: Kind, wanted: Object, snapshot: Snapshot) -> Slot:
         kind=kind,
         wanted=wanted,
         ours=snapshot.held_of(kind, target),
-        taken_by=next((one for one in snapshot.named if _has_name_of(one, kind, wanted, snapshot.uid)), None),
+        taken_by=next((one for one in snapshot.named if _has_name_of(one, kind, wanted)), None),
     )
 
 
-def _has_name_of(one: Thing, kind: Kind, wanted: Object, uid: str) -> bool:
+def _has_name_of(one: Thing, kind: Kind, wanted: Object) -> bool:
     meta = wanted["metadata"]
-    same = (one.kind, one.namespace, one.name) == (kind, meta["namespace"], meta["name"])
-    return same and one.domain != uid
+    return (one.kind, one.namespace, one.name) == (kind, meta["namespace"], meta["name"])

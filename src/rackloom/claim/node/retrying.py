@@ -29,8 +29,9 @@ async def persist(
     """
     trouble = Retry(NOT_ANSWERED, after=0.0)
     pauses = _pauses()
+    limit = asyncio.timeout_at(deadline)
     try:
-        async with asyncio.timeout_at(deadline), AsyncExitStack() as stack:
+        async with limit, AsyncExitStack() as stack:
             woken: asyncio.Event | None = None
             while True:
                 try:
@@ -41,7 +42,9 @@ async def persist(
                     woken = await stack.enter_async_context(_waking(changes))
                 await _pause(max(next(pauses), trouble.after), woken)
     except TimeoutError:
-        raise trouble from None
+        if limit.expired():
+            raise trouble from None
+        raise
 
 
 def _pauses() -> Iterator[float]:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from rackloom.twin.imex.links import ask
-from rackloom.twin.imex.settings import Refusal, read_settings
+from rackloom.twin.imex.settings import Refusal, read_settings, surroundings
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("-j", action="store_true", dest="json")
     options = parser.parse_args()
     try:
-        settings = read_settings(options.config)
+        settings = read_settings(options.config, surroundings())
         question = "local" if options.local else "domain"
         answer = asyncio.run(ask(settings.bind_ip, settings.command_port, question, patience=5))
     except (Refusal, OSError, TimeoutError, ValueError) as error:

@@ -7,11 +7,10 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rackloom.twin.imex.settings import Settings, resolve
+from rackloom.twin.imex.settings import Settings
 
 RETRY = 0.2
 """Seconds between attempts; NVIDIA's daemon takes 15 and more."""
-BEAT = 0.2
 
 
 class Links:
@@ -62,7 +61,7 @@ class Links:
             await asyncio.sleep(RETRY)
 
     async def _stay_connected(self, peer: int, tls: ssl.SSLContext | None) -> None:
-        address = self.addresses[peer] = resolve(self._settings.nodes[peer])
+        address = self.addresses[peer] = self._settings.around.resolve(self._settings.nodes[peer])
         if address is None:
             return
         name = self._settings.options.get("IMEX_SECURITY_TARGET_OVERRIDE") or address
@@ -81,7 +80,7 @@ class Links:
                 async with asyncio.timeout(2):
                     if not await reader.readline():
                         raise EOFError
-                await asyncio.sleep(BEAT)
+                await asyncio.sleep(self._settings.around.beat)
         finally:
             writer.close()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rackloom.twin.imex.links import Links, ask, serve_commands
-from rackloom.twin.imex.settings import Refusal, Settings, read_settings
+from rackloom.twin.imex.settings import Refusal, Settings, read_settings, surroundings
 
 RELOAD_WINDOW = 5.0
 """Seconds in which a second SIGUSR1 is ignored, as NVIDIA documents."""
@@ -30,9 +30,19 @@ class Service:
     async def run(self) -> None:
         """Serve until SIGTERM, SIGINT or SIGQUIT."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-            loop.add_signal_handler(number, self._stop.set)
-        loop.add_signal_handler(signal.SIGUSR1, self._asked_to_reload)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1):
+            loop.add_signal_handler(number, self.take, number)
+        await self.serve()
+
+    def take(self, number: int) -> None:
+        """Do what the signal asks for."""
+        if number == signal.SIGUSR1:
+            self._asked_to_reload()
+        else:
+            self._stop.set()
+
+    async def serve(self) -> None:
+        """Serve until a signal that is taken says otherwise."""
         async with await serve_commands(self._settings.bind_ip, self._settings.command_port, self._answer):
             await self._start()
             reloading = asyncio.create_task(self._reload_when_asked())
@@ -121,7 +131,7 @@ def main() -> int:
     parser.add_argument("-c", "--config", type=Path, required=True)
     parser.add_argument("--nogpu", action="store_true")
     try:
-        asyncio.run(Service(read_settings(parser.parse_args().config)).run())
+        asyncio.run(Service(read_settings(parser.parse_args().config, surroundings())).run())
     except (Refusal, OSError) as error:
         print(f"nvidia-imex (stand-in): {error}", file=sys.stderr)  # noqa: T201
         return 1

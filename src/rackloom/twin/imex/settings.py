@@ -8,10 +8,45 @@ from pathlib import Path
 
 HOSTS_VARIABLE = "RACKLOOM_TWIN_IMEX_HOSTS"
 """A hosts file to use instead of /etc/hosts, where daemons that share a machine need one each."""
+NETWORK_VARIABLE = "RACKLOOM_TWIN_IMEX_NETWORK"
+"""Two octets, such as `127.7`, that take the place of the first two of every address: simulated pods have
+addresses at which nothing can listen."""
 
 
 class Refusal(Exception):
     """The configuration prevents initialisation."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The machine as a daemon sees it, where several daemons share one."""
+
+    hosts: Path | None = None
+    network: str = ""
+    beat: float = 0.2
+    """Seconds between heart-beats to a peer."""
+
+    def address(self, named: str) -> str:
+        """Where to listen or connect for an address of the configuration or the hosts file."""
+        return f"{self.network}.{named.split('.', 2)[2]}" if self.network else named
+
+    def resolve(self, host: str) -> str | None:
+        """A node's address now; None for a name that nobody has (a place that is not taken)."""
+        if host[:1].isdigit():
+            return self.address(host)
+        if self.hosts is not None:
+            lines = (line.split() for line in self.hosts.read_text().splitlines())
+            return next((self.address(fields[0]) for fields in lines if host in fields[1:]), None)
+        try:
+            return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        except socket.gaierror:
+            return None
+
+
+def surroundings() -> Surroundings:
+    """As the environment describes them."""
+    hosts = os.environ.get(HOSTS_VARIABLE)
+    return Surroundings(Path(hosts) if hosts else None, os.environ.get(NETWORK_VARIABLE, ""))
 
 
 @dataclass(frozen=True)
@@ -23,6 +58,7 @@ class Settings:
     command_port: int
     nodes: tuple[str, ...]
     options: dict[str, str]
+    around: Surroundings
 
     @property
     def authenticated(self) -> bool:
@@ -32,7 +68,7 @@ class Settings:
     def own_index(self) -> int:
         """The line of the node file that is this node."""
         for index, host in enumerate(self.nodes):
-            if resolve(host) == self.bind_ip:
+            if self.around.resolve(host) == self.bind_ip:
                 return index
         raise Refusal(f"no line of the node file is {self.bind_ip}")
 
@@ -55,7 +91,7 @@ class Settings:
         return context
 
 
-def read_settings(path: Path) -> Settings:
+def read_settings(path: Path, around: Surroundings) -> Settings:
     """Read the configuration and the node file it names."""
     lines = (line.strip() for line in path.read_text().splitlines())
     options = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
@@ -63,11 +99,12 @@ def read_settings(path: Path) -> Settings:
         _check_authentication(options)
     nodes = Path(options.get("IMEX_NODE_CONFIG_FILE", "/etc/nvidia-imex/nodes_config.cfg")).read_text()
     return Settings(
-        bind_ip=options.get("BIND_INTERFACE_IP", ""),
+        bind_ip=around.address(options.get("BIND_INTERFACE_IP", "")),
         port=int(options.get("SERVER_PORT", "50000")),
         command_port=int(options.get("IMEX_CMD_PORT", "50005")),
         nodes=tuple(line.strip() for line in nodes.splitlines() if line.strip() and line[0] != "#"),
         options=options,
+        around=around,
     )
 
 
@@ -76,17 +113,3 @@ def _check_authentication(options: dict[str, str]) -> None:
         raise Refusal("the stand-in knows IMEX_AUTH_ENCRYPTION_MODE=SSL_TLS only")
     if options.get("IMEX_AUTH_SOURCE") != "FILE":
         raise Refusal("the stand-in knows IMEX_AUTH_SOURCE=FILE only")
-
-
-def resolve(host: str) -> str | None:
-    """A node's address now; None for a name that nobody has (a place that is not taken)."""
-    override = os.environ.get(HOSTS_VARIABLE)
-    if override:
-        for line in Path(override).read_text().splitlines():
-            fields = line.split()
-            if host in fields[1:]:
-                return fields[0]
-    try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except socket.gaierror:
-        return None

@@ -20,6 +20,10 @@ MOST = 64
 """Transactions done in one go: the last of them waits for all others."""
 
 
+class _UndoneWithOthers(Retry):
+    """The transaction is no longer there, and with it what was done in it before."""
+
+
 class Job(msgspec.Struct, frozen=True, eq=False):
     """A transaction, and who waits for its result."""
 
@@ -85,21 +89,32 @@ def _do_alone(job: Job, transact: Transact) -> None:
 
 def _part(conn: sa.Connection, job: Job) -> tuple[Any, BaseException | None]:
     try:
-        if not job.write:
-            return job.work(conn), None
-        with conn.begin_nested():
-            return job.work(conn), None
+        return (_in_savepoint(conn, job.work) if job.write else job.work(conn)), None
+    except _UndoneWithOthers:
+        raise
     except BaseException as error:
-        if job.write:
-            _require_open(conn, error)
         return None, error
 
 
-def _require_open(conn: sa.Connection, cause: BaseException) -> None:
-    """A full disk undoes the whole transaction, and with it what the others were about to be told."""
+def _in_savepoint(conn: sa.Connection, work: Callable[[sa.Connection], Any]) -> Any:
+    # Straight to the driver: a savepoint of the library costs more than most of what is done in it.
     connection: Any = conn.connection.dbapi_connection
+    connection.execute("SAVEPOINT part")
+    try:
+        result = work(conn)
+    except BaseException as error:
+        _undo(connection, error)
+        raise
+    connection.execute("RELEASE part")
+    return result
+
+
+def _undo(connection: Any, cause: BaseException) -> None:
     if not connection.in_transaction:
-        raise Retry("the database undid this together with a change that failed", after=1.0) from cause
+        # A full disk undoes the whole transaction, and with it what the others were about to be told.
+        raise _UndoneWithOthers("undone together with a change that failed", after=1.0) from cause
+    connection.execute("ROLLBACK TO part")
+    connection.execute("RELEASE part")
 
 
 def _tell(job: Job, result: Any, trouble: BaseException | None) -> None:

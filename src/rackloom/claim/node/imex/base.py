@@ -12,7 +12,7 @@ from pathlib import Path
 from rackloom.claim.node.values import DeviceNode, Edits, Mount
 
 PROGRAMS = ("nvidia-imex", "nvidia-imex-ctl", "nvidia-smi")
-_PROGRAM_PLACES = ("usr/bin", "usr/sbin", "opt/bin")
+PROGRAM_PLACES = ("usr/bin", "usr/sbin", "opt/bin")
 _LIBRARIES = ("libnvidia-ml.so*", "libcuda.so*", "libnvidia-cfg.so*", "libnvidia-nscq.so*")
 LIBRARY_PLACES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
 _DEVICES = ("nvidiactl", "nvidia[0-9]*")
@@ -21,25 +21,26 @@ _OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 
 def base_edits(driver_root: Path, host_root: Path) -> Edits:
     """Edits for what is found below `driver_root`, which the host sees as `host_root`; none without IMEX."""
-    programs = _found(driver_root, _PROGRAM_PLACES, PROGRAMS)
-    libraries = _found(driver_root, LIBRARY_PLACES, _LIBRARIES)
+    programs = found(driver_root, PROGRAM_PLACES, PROGRAMS)
+    libraries = found(driver_root, LIBRARY_PLACES, _LIBRARIES)
     if not programs or not libraries:
         return Edits()
     folders = sorted({f"/{file.parent}" for file in libraries})
     return Edits(
         env=("NVIDIA_VISIBLE_DEVICES=void", f"LD_LIBRARY_PATH={':'.join(folders)}"),
-        mounts=tuple(_mount(file, host_root) for file in (*programs, *libraries)),
+        mounts=tuple(mount_of(file, host_root) for file in (*programs, *libraries)),
         device_nodes=tuple(_device_nodes(driver_root / "dev")),
     )
 
 
-def _found(root: Path, places: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[Path, ...]:
-    """Paths below `root`, relative to it."""
+def found(root: Path, places: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[Path, ...]:
+    """Files below `root` that match in one of `places`, relative to it."""
     globs = ((root / place).glob(pattern) for place in places for pattern in patterns)
-    return tuple(sorted(file.relative_to(root) for found in globs for file in found))
+    return tuple(sorted(file.relative_to(root) for files in globs for file in files))
 
 
-def _mount(relative: Path, host_root: Path) -> Mount:
+def mount_of(relative: Path, host_root: Path) -> Mount:
+    """A read-only mount of the driver's file at the place that it has on the host."""
     return Mount(host_path=str(host_root / relative), container_path=f"/{relative}", options=_OPTIONS)
 
 

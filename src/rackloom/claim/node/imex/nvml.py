@@ -32,7 +32,7 @@ def read_nvml(driver_root: Path) -> NodeFabric:
     """
     import pynvml
 
-    _load_library(driver_root)
+    load_library(driver_root)
     try:
         pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
@@ -41,7 +41,7 @@ def read_nvml(driver_root: Path) -> NodeFabric:
         raise Retry(f"NVML does not start: {error}", after=FABRIC_RETRY_SECONDS) from error
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        gpus = tuple(_gpu(pynvml, index, handle) for index, handle in enumerate(handles))
+        gpus = tuple(gpu_fabric(pynvml, index, handle) for index, handle in enumerate(handles))
         return NodeFabric(gpus=gpus, driver_version=pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError as error:
         raise Retry(f"NVML does not answer: {error}", after=FABRIC_RETRY_SECONDS) from error
@@ -49,8 +49,12 @@ def read_nvml(driver_root: Path) -> NodeFabric:
         pynvml.nvmlShutdown()
 
 
-def _load_library(driver_root: Path) -> None:
-    """The bindings ask the loader for the library by name; it answers with one that is loaded already."""
+def load_library(driver_root: Path) -> None:
+    """Load the driver's own library.
+
+    The bindings ask the loader for the library by name; it answers with one that is loaded already.
+    Raises `Retry` when it cannot be loaded.
+    """
     for place in LIBRARY_PLACES:
         library = driver_root / place / "libnvidia-ml.so.1"
         if library.exists():
@@ -61,7 +65,8 @@ def _load_library(driver_root: Path) -> None:
             return
 
 
-def _gpu(nvml: Any, index: int, handle: Any) -> GpuFabric:
+def gpu_fabric(nvml: Any, index: int, handle: Any) -> GpuFabric:
+    """What one GPU says; `nvml` is the started library. Raises its errors."""
     uuid = nvml.nvmlDeviceGetUUID(handle)
     name = f"GPU {index} ({uuid})"
     key, tray = _key(nvml, handle, uuid)

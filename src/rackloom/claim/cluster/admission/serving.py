@@ -1,0 +1,105 @@
+"""The webhook's own certificate, and the trust that the API server puts in it.
+
+The authority outlives the identities under it by years, so that a renewal changes nobody's trust. When the
+authority itself is renewed, the API server trusts both before anything is served from the new one. Secrets
+and webhook configurations are installed with the rest and only filled in here: the right to create such
+objects is not needed.
+"""
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rackloom.claim.cluster.certificates import Identity, issue, issued_by, new_authority, renewal_due
+from rackloom.claim.kube.api import Kind, KubeApi, Object
+from rackloom.claim.kube.kinds import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK
+
+NAME = "rackloom-webhook"
+"""Of the service and of both webhook configurations."""
+AUTHORITY_SECRET = "rackloom-webhook-authority"  # noqa: S105
+SERVING_SECRET = "rackloom-webhook-tls"  # noqa: S105
+_KEY, _CERTIFICATE, _TRUSTED = "tls.key", "tls.crt", "ca.crt"
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """A Secret of ours: what it holds, and the version that was read."""
+
+    identity: Identity | None
+    trusted: bytes
+    version: str
+
+
+class Serving:
+    """Issues and renews. `dns_names` are those that the API server calls; `wall` is seconds since 1970."""
+
+    def __init__(
+        self, api: KubeApi, namespace: str, dns_names: tuple[str, ...], wall: Callable[[], float]
+    ) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._dns_names = dns_names
+        self._wall = wall
+
+    async def ensure(self) -> Identity:
+        """The identity to serve with, after the API server was told whom to trust.
+
+        Raises KubeError; Conflict when another replica was faster, whose work the next attempt finds.
+        """
+        authority, trusted = await self._authority()
+        for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK):
+            await self._have_trusted(kind, trusted)
+        held = await self._read(SERVING_SECRET)
+        if held.identity is not None and self._is_good(held.identity, authority):
+            return held.identity
+        made = issue(authority, self._dns_names, self._wall())
+        await self._write(SERVING_SECRET, made, trusted, held.version)
+        return made
+
+    async def _authority(self) -> tuple[Identity, bytes]:
+        held = await self._read(AUTHORITY_SECRET)
+        old = held.identity
+        if old is not None and not renewal_due(old.certificate, self._wall()):
+            return old, held.trusted
+        made = new_authority(NAME, self._wall())
+        trusted = made.certificate + (old.certificate if old is not None else b"")
+        await self._write(AUTHORITY_SECRET, made, trusted, held.version)
+        return made, trusted
+
+    def _is_good(self, identity: Identity, authority: Identity) -> bool:
+        certificate = identity.certificate
+        return issued_by(certificate, authority) and not renewal_due(certificate, self._wall())
+
+    async def _have_trusted(self, kind: Kind, trusted: bytes) -> None:
+        found = await self._api.get(kind, NAME)
+        wanted = base64.b64encode(trusted).decode()
+        hooks = list(enumerate(found.get("webhooks") or ()))
+        stale = [(index, hook) for index, hook in hooks if hook["clientConfig"].get("caBundle") != wanted]
+        operations = tuple(
+            operation for index, hook in stale for operation in _trusting(index, hook["name"], wanted)
+        )
+        if operations:
+            await self._api.patch(kind, NAME, None, operations)
+
+    async def _read(self, name: str) -> _Held:
+        secret = await self._api.get(SECRET, name, self._namespace)
+        data = {key: base64.b64decode(value) for key, value in (secret.get("data") or {}).items()}
+        version = secret["metadata"]["resourceVersion"]
+        if not data.get(_KEY) or not data.get(_CERTIFICATE):
+            return _Held(None, b"", version)
+        return _Held(Identity(data[_KEY], data[_CERTIFICATE]), data.get(_TRUSTED, b""), version)
+
+    async def _write(self, name: str, identity: Identity, trusted: bytes, version: str) -> None:
+        held = {_KEY: identity.key, _CERTIFICATE: identity.certificate, _TRUSTED: trusted}
+        data = {key: base64.b64encode(value).decode() for key, value in held.items()}
+        patch: Object = {"metadata": {"resourceVersion": version}, "data": data}
+        await self._api.patch(SECRET, name, self._namespace, patch)
+
+
+def _trusting(index: int, name: str, bundle: str) -> tuple[dict[str, Any], ...]:
+    path = f"/webhooks/{index}"
+    return (
+        {"op": "test", "path": f"{path}/name", "value": name},
+        {"op": "add", "path": f"{path}/clientConfig/caBundle", "value": bundle},
+    )

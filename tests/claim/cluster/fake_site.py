@@ -1,0 +1,180 @@
+"""A fake cluster under virtual time: its API server, its nodes, and a controller that can be killed."""
+
+import asyncio
+import random
+from contextlib import suppress
+
+from rackloom.claim.cluster.controller import Controller
+from rackloom.claim.domain import names
+from rackloom.claim.domain.membership import join, with_status
+from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique, clique_json, read_status
+from rackloom.claim.kube.api import Conflict, NotFound
+from rackloom.claim.kube.events import Recorder
+from rackloom.claim.kube.kinds import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    DAEMON_SET,
+    NODE,
+    POD,
+    RESOURCE_CLAIM_TEMPLATE,
+    SECRET,
+)
+from rackloom.twin.kube import DirectApi, FakeKube
+from rackloom.twin.kube.times import loop_time
+
+NAMESPACE = "rackloom-system"
+
+
+class DaemonSide:
+    """What DaemonSet controller, kubelet and IMEX daemon do, looked at twice a second of virtual time."""
+
+    def __init__(self, kube, clique_id):
+        self.api = DirectApi(kube, "nodes")
+        self.clique_id = clique_id
+
+    async def run(self):
+        while True:
+            with suppress(Conflict, NotFound):
+                await self.look()
+            await asyncio.sleep(0.5)
+
+    async def look(self):
+        nodes = (await self.api.list(NODE)).items
+        pods = {
+            (one["metadata"]["labels"][names.COMPUTE_DOMAIN_LABEL], one["spec"]["nodeName"]): one
+            for one in (await self.api.list(POD, NAMESPACE)).items
+        }
+        wanted = set()
+        for daemons in (await self.api.list(DAEMON_SET, NAMESPACE)).items:
+            if "deletionTimestamp" not in daemons["metadata"]:
+                wanted |= {(uid_of(daemons), node) for node in self.chosen(daemons, nodes)}
+        for key in sorted(wanted - set(pods)):
+            await self.start(*key)
+        for key in sorted(set(pods) - wanted):
+            await self.api.delete(POD, pods[key]["metadata"]["name"], NAMESPACE, grace_seconds=0)
+
+    def chosen(self, daemons, nodes):
+        spec = daemons["spec"]["template"]["spec"]
+        selector = spec["nodeSelector"].items()
+        for node in nodes:
+            labels = node["metadata"].get("labels") or {}
+            free = "affinity" not in spec or names.COMPUTE_DOMAIN_LABEL not in labels
+            if selector <= labels.items() and free:
+                yield node["metadata"]["name"]
+
+    async def start(self, uid, node):
+        address = f"10.0.{len(uid)}.{node.removeprefix('n')}"
+        pod = await self.api.create(
+            POD,
+            {
+                "metadata": {
+                    "name": f"daemon-{uid}-{node}",
+                    "namespace": NAMESPACE,
+                    "labels": {names.COMPUTE_DOMAIN_LABEL: uid, names.CLIQUE_ID_LABEL: self.clique_id},
+                },
+                "spec": {"nodeName": node, "containers": [{"name": "daemon", "image": "daemon"}]},
+            },
+        )
+        conditions = [{"type": "Ready", "status": "True"}]
+        status = {"phase": "Running", "podIP": address, "conditions": conditions}
+        await self.api.patch(
+            POD, pod["metadata"]["name"], NAMESPACE, {"status": status}, subresource="status"
+        )
+        await self.enter(uid, node, address, Ref(pod["metadata"]["name"], pod["metadata"]["uid"]))
+
+    async def enter(self, uid, node, address, pod):
+        value = Clique(compute_domain=uid, clique_id=self.clique_id)
+        for _ in range(20):
+            try:
+                read = await self.api.get(COMPUTE_DOMAIN_CLIQUE, value.name, NAMESPACE)
+            except NotFound:
+                read = None
+            members = clique(read) if read else value
+            members = join(members, node=node, ip_address=address, pod=pod, max_nodes=18)
+            members = with_status(members, node=node, status=Readiness.READY)
+            obj = clique_json(members, NAMESPACE, read)
+            with suppress(Conflict):
+                await (
+                    self.api.create(COMPUTE_DOMAIN_CLIQUE, obj)
+                    if read is None
+                    else self.api.replace(COMPUTE_DOMAIN_CLIQUE, obj)
+                )
+                return
+
+
+def uid_of(obj):
+    return obj["metadata"]["labels"][names.COMPUTE_DOMAIN_LABEL]
+
+
+class Site:
+    """A fake cluster, its nodes, and a controller that can be killed."""
+
+    def __init__(self, settings, clique_id, nodes, seed=1):
+        self.kube = FakeKube(namespaces=("default", "team", NAMESPACE), seed=seed)
+        self.kube.faults.delay(0.005)
+        self.user = DirectApi(self.kube, "user")
+        self.settings = settings
+        self.clique_id = clique_id
+        self.nodes = [f"n{number}" for number in range(nodes)]
+        self.rng = random.Random(seed)
+        self.controller = None
+        self.tasks = []
+
+    async def begin(self):
+        for name in self.nodes:
+            labels = {names.GPU_CLIQUE_LABEL: self.clique_id}
+            await self.user.create(NODE, {"metadata": {"name": name, "labels": labels}})
+        self.tasks.append(asyncio.create_task(DaemonSide(self.kube, self.clique_id).run()))
+        self.start()
+
+    def start(self):
+        api = DirectApi(self.kube, "controller")
+        recorder = Recorder(api, "rackloom-controller", "test", loop_time)
+        self.controller = Controller(api, self.settings, recorder, loop_time, self.rng)
+        self.tasks.append(asyncio.create_task(self.controller.run()))
+
+    async def kill(self):
+        task = self.tasks.pop()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def end(self):
+        for task in self.tasks:
+            assert not task.done(), task
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def domain(self, name):
+        spec = {"channel": {"resourceClaimTemplate": {"name": f"channel-{name}"}}}
+        return await self.user.create(
+            COMPUTE_DOMAIN, {"metadata": {"name": name, "namespace": "team"}, "spec": spec}
+        )
+
+    async def prepare(self, domain, node):
+        """As the node plugin does when a channel claim arrives."""
+        labels = {names.COMPUTE_DOMAIN_LABEL: domain["metadata"]["uid"]}
+        await self.user.patch(NODE, node, None, {"metadata": {"labels": labels}})
+
+    async def status(self, name):
+        return read_status(await self.user.get(COMPUTE_DOMAIN, name, "team"))
+
+    async def until(self, holds, seconds=120):
+        for _ in range(seconds * 2):
+            if await holds():
+                return
+            await asyncio.sleep(0.5)
+        raise AssertionError("did not come true")
+
+    async def count(self, kind):
+        return len((await self.user.list(kind)).items)
+
+
+async def has_condition(place, name, reason):
+    return any(one.reason == reason for one in (await place.status(name)).conditions)
+
+
+async def is_empty(place):
+    kinds = (COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE, DAEMON_SET, SECRET, COMPUTE_DOMAIN_CLIQUE)
+    left = [await place.count(kind) for kind in kinds]
+    nodes = (await place.user.list(NODE, labels=names.COMPUTE_DOMAIN_LABEL)).items
+    return not any(left) and not nodes

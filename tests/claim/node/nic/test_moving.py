@@ -1,0 +1,183 @@
+"""Links moved into a pod's namespace and back, in the real kernel."""
+
+import socket
+import threading
+
+import pytest
+
+from rackloom.claim.node.nic.links import find, read_links, read_settings
+from rackloom.claim.node.nic.moving import attach, detach
+from rackloom.claim.node.nic.netlink import Rtnetlink
+from rackloom.claim.node.nic.settings import in_pod
+from rackloom.claim.opaque.network_rules import decode_network_config
+from tests.claim.node.nic.conftest import needs_root
+
+pytestmark = needs_root
+
+
+def held(host, name, **config):
+    """Identity, settings on the host and in the pod, as a prepare would find them."""
+
+    def look():
+        with Rtnetlink() as rtnetlink:
+            link = next(one for one in read_links(rtnetlink) if one.name == name)
+            settings = read_settings(rtnetlink, link, features=True)
+            wanted = in_pod(decode_network_config(config), settings)
+            return link.identity(settings, wanted), settings, wanted
+
+    return host.call(look)
+
+
+def now(netns, identity):
+    def look():
+        with Rtnetlink() as rtnetlink:
+            link = find(read_links(rtnetlink), identity)
+            return None if link is None else read_settings(rtnetlink, link, features=True)
+
+    return netns.call(look)
+
+
+def test_a_link_moves_into_a_pod_and_back_as_it_was(host):
+    host.veth("nic0", "tor0", mtu=1400)
+    host.address("nic0", "10.9.0.2/24")
+    host.address("nic0", "fd00:9::2/64")
+    host.ip(lambda ipr: ipr.route("add", dst="10.77.0.0/16", gateway="10.9.0.1", table=777))
+    host.ip(lambda ipr: ipr.rule("add", table=777, priority=500, src="10.9.0.2/32"))
+    pod = host.pod()
+    identity, before, wanted = held(
+        host,
+        "nic0",
+        interface={"name": "net1", "mtu": 1300, "hardwareAddr": "02:00:00:00:00:17", "arpIgnore": 1},
+        neighbors=[{"destination": "10.9.0.1", "hardwareAddr": "02:00:00:00:00:01"}],
+        ethtool={"features": {"gro": False}},
+    )
+    assert before.addresses == ("10.9.0.2/24", "fd00:9::2/64")
+    assert (before.routes[0].table, before.rules[0].priority) == (777, 500)
+    attached = attach(identity, wanted, pod.path)
+    assert (attached.name, attached.mac) == ("net1", "02:00:00:00:00:17")
+    assert set(attached.addresses) == {"10.9.0.2/24", "fd00:9::2/64"}
+    assert "nic0" not in host.links()
+    inside = now(pod, identity)
+    assert (inside.name, inside.mtu, inside.mac) == ("net1", 1300, "02:00:00:00:00:17")
+    assert inside.routes == before.routes
+    assert inside.rules == before.rules
+    assert inside.neighbors[0].destination == "10.9.0.1"
+    assert inside.features["rx-gro"] is False
+    assert inside.sysctls["ipv4/arp_ignore"] == 1
+    assert pod.links()["net1"]["flags"] & 1
+
+    assert detach(identity, before, pod.path) is True
+    assert now(pod, identity) is None
+    assert now(host, identity) == before
+
+
+def test_attaching_and_detaching_twice_changes_nothing(host):
+    host.veth("nic0", "tor0")
+    host.address("nic0", "10.9.0.2/24")
+    pod = host.pod()
+    identity, before, wanted = held(host, "nic0", interface={"name": "net1"})
+    first = attach(identity, wanted, pod.path)
+    assert attach(identity, wanted, pod.path) == first
+    assert detach(identity, before, pod.path)
+    assert detach(identity, before, pod.path)
+    assert now(host, identity) == before
+
+
+def test_traffic_between_two_pods_over_the_moved_ends(host):
+    host.veth("nic0", "nic1")
+    pods = host.pod("a"), host.pod("b")
+    for number, pod in enumerate(pods):
+        address = f"10.9.0.{number + 1}/24"
+        identity, _, wanted = held(
+            host, f"nic{number}", interface={"name": "net1", "addresses": [address], "mtu": 9000}
+        )
+        attach(identity, wanted, pod.path)
+    listener = pods[0].call(lambda: socket.create_server(("10.9.0.1", 0)))
+    got = []
+
+    def serve():
+        with listener.accept()[0] as peer:
+            got.append(peer.recv(100))
+
+    server = threading.Thread(target=serve)
+    server.start()
+    port = listener.getsockname()[1]
+    with pods[1].call(lambda: socket.create_connection(("10.9.0.1", port), timeout=20)) as client:
+        client.sendall(b"through the veth")
+    server.join(20)
+    listener.close()
+    assert got == [b"through the veth"]
+
+
+def test_a_macvlan_moves_too(host):
+    host.veth("nic0", "tor0")
+
+    def make(ipr):
+        (parent,) = ipr.link_lookup(ifname="nic0")
+        ipr.link("add", ifname="mac0", kind="macvlan", link=parent, macvlan_mode="bridge")
+
+    host.ip(make)
+    pod = host.pod()
+    identity, before, wanted = held(host, "mac0", interface={"addresses": ["10.9.0.3/24"]})
+    assert identity.kind == "macvlan"
+    attach(identity, wanted, pod.path)
+    assert pod.addresses("mac0") == {"10.9.0.3/24"}
+    assert detach(identity, before, pod.path)
+    assert now(host, identity) == before
+
+
+def test_a_virtual_link_dies_with_its_namespace(host):
+    host.veth("nic0", "tor0")
+    pod = host.pod()
+    identity, before, wanted = held(host, "nic0")
+    attach(identity, wanted, pod.path)
+    pod.destroy()
+    with pytest.raises(OSError):
+        detach(identity, before, pod.path)
+    while "tor0" in host.links():
+        pass
+    assert detach(identity, before, None) is False
+
+
+def test_what_comes_back_under_another_name_is_found_and_restored(host):
+    """As the kernel does with hardware when its namespace ends: it keeps its name, or gets a free one."""
+    host.veth("nic0", "tor0", mtu=1400)
+    host.address("nic0", "10.9.0.2/24")
+    pod = host.pod()
+    identity, before, wanted = held(host, "nic0", interface={"name": "net1", "mtu": 1300})
+    attach(identity, wanted, pod.path)
+
+    def thrown_out(ipr):
+        (index,) = ipr.link_lookup(ifname="net1")
+        ipr.link("set", index=index, state="down")
+        ipr.link("set", index=index, ifname="dev0", net_ns_pid=__import__("os").getpid())
+
+    pod.ip(thrown_out)
+    assert "dev0" in host.links()
+    pod.destroy()
+    assert detach(identity, before, None) is True
+    assert now(host, identity) == before
+
+
+def test_a_name_that_the_pod_has_already_is_told_and_the_link_goes_back(host):
+    host.veth("nic0", "tor0")
+    host.veth("cni", "eth9")
+    pod = host.pod()
+    other, _, wanted = held(host, "cni", interface={"name": "eth0"})
+    attach(other, wanted, pod.path)
+    identity, before, wanted = held(host, "nic0", interface={"name": "eth0"})
+    with pytest.raises(OSError, match="File exists"):
+        attach(identity, wanted, pod.path)
+    assert detach(identity, before, pod.path)
+    assert now(host, identity) == before
+    assert set(pod.links()) >= {"lo", "eth0"}
+
+
+def test_features_that_a_link_lacks_are_named(host):
+    host.veth("nic0", "tor0")
+    pod = host.pod()
+    identity, before, wanted = held(host, "nic0", ethtool={"features": {"warp-drive": True}})
+    with pytest.raises(OSError, match="nic0: it cannot switch warp-drive"):
+        attach(identity, wanted, pod.path)
+    assert detach(identity, before, pod.path)
+    assert now(host, identity) == before

@@ -1,0 +1,217 @@
+"""What runs in the containers of simulated pods: the programs of this project, with the rights of their pods.
+
+Which program it is follows from the pod's service account. Every one has the bound token of its own pod, and a
+daemon has the environment that its claim's CDI spec gives it. Only nvidia-imex is a stand-in.
+"""
+
+import asyncio
+import base64
+import contextlib
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.story_trays import Tray
+
+from rackloom.app.controller import Leadership
+from rackloom.app.imex import place_from
+from rackloom.app.node import ImexOptions, NodeOptions, imex_node
+from rackloom.claim.cluster.settings import DaemonSettings, Settings
+from rackloom.claim.domain import names
+from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.imex.config import ImexConfig, Tls
+from rackloom.claim.imex.credentials import Credentials
+from rackloom.claim.imex.daemon import ImexDaemon
+from rackloom.claim.imex.files import ImexFiles
+from rackloom.claim.imex.member import Place
+from rackloom.claim.imex.status import READY
+from rackloom.claim.imex.steps import Layout
+from rackloom.claim.imex.supervisor import Child, Supervisor
+from rackloom.claim.kube.api import KubeApi, NotFound, Object
+from rackloom.claim.kube.connection import http_client
+from rackloom.claim.kube.kinds import POD, RESOURCE_CLAIM, SECRET
+from rackloom.claim.kube.leader import Election
+from rackloom.claim.kube.lightkube_api import LightkubeApi
+from rackloom.claim.kube.pace import Pace
+from rackloom.errors import Retry
+from rackloom.twin.imex.inside import InsideChild, InsideControl
+from rackloom.twin.imex.settings import Surroundings
+from rackloom.twin.nodes.pod_objects import claim_names
+
+DRIVER = "rackloom-system"
+DAEMON_ACCOUNT = "compute-domain-daemon-service-account"
+_PACE = Pace(400.0, 2000)
+_LOOK_S = 0.2
+Ready = Callable[[], Awaitable[None]]
+
+
+@dataclass
+class Programs:
+    """`Containers` of a cluster of trays. `network` is the loopback network that pods' addresses stand for."""
+
+    cluster: ControlPlane
+    api: KubeApi
+    trays: Mapping[str, Tray]
+    home: Path
+    network: str
+    isolation: Isolation = Isolation.DOMAIN
+    serving: set[str] = field(default_factory=set)
+    """Nodes whose plugin has published its devices."""
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when workloads whose name has `launcher` in it may end."""
+    children: dict[str, Child] = field(default_factory=dict)
+    """The nvidia-imex of each daemon pod, by the pod's name."""
+
+    async def run(self, node: str, pod: Object, ready: Ready) -> int:
+        account = pod["spec"].get("serviceAccountName")
+        if pod["metadata"]["namespace"] != DRIVER:
+            return await self._workload(node, pod, ready)
+        programs = {
+            "rackloom-controller": self._controller,
+            "rackloom-node": self._plugin,
+            DAEMON_ACCOUNT: self._daemon,
+        }
+        return await programs[account](node, pod, ready)
+
+    @contextlib.asynccontextmanager
+    async def _own(self, pod: Object) -> AsyncIterator[LightkubeApi]:
+        """The API server with the token of this pod; to the pod's token the program's rights are bound."""
+        account = pod["spec"]["serviceAccountName"]
+        token = await asyncio.to_thread(self.cluster.bound_token, pod, account)
+        file = self.cluster.kubeconfig_of_token(pod["metadata"]["uid"], token)
+        async with LightkubeApi(http_client(file, None), _PACE) as own:
+            yield own
+
+    async def _controller(self, node: str, pod: Object, ready: Ready) -> int:
+        settings = Settings(daemon=DaemonSettings(image="rackloom:test"), isolation=self.isolation)
+        identity = pod["metadata"]["name"]
+        async with self._own(pod) as own:
+            leadership = Leadership(own, settings, identity)
+            election = Election(
+                own, DRIVER, "rackloom-controller", identity, wall=time.time, rng=random.Random(identity)
+            )
+            await ready()
+            await election.run(leadership.lead)
+        return 0
+
+    async def _plugin(self, node: str, pod: Object, ready: Ready) -> int:
+        tray = self.trays[node]
+        common = NodeOptions(node=node, places=tray.places, sysroot=tray.root)
+        options = ImexOptions(
+            namespace=DRIVER,
+            isolation=self.isolation,
+            clique_label=True,
+            fabric_file=tray.fabric,
+            driver_root=tray.root,
+        )
+        async with self._own(pod) as own, imex_node(common, options, own) as one:
+            await one.publisher.published.wait()
+            self.serving.add(node)
+            await ready()
+            await one.background.fails()
+        return 1
+
+    async def _workload(self, node: str, pod: Object, ready: Ready) -> int:
+        for edits in await self._edits(node, pod):
+            assert edits["deviceNodes"], "a channel is in the container"
+        await ready()
+        if "launcher" in pod["metadata"]["name"]:
+            await self.done.wait()
+            return 0
+        await asyncio.Event().wait()
+        return 0
+
+    async def _edits(self, node: str, pod: Object) -> list[dict[str, list[object]]]:
+        """What each claim of the pod puts into its container."""
+        namespace = pod["metadata"]["namespace"]
+        claims = [await self.api.get(RESOURCE_CLAIM, name, namespace) for name in claim_names(pod)]
+        return [self.trays[node].edits(claim["metadata"]["uid"]) for claim in claims]
+
+    async def _daemon(self, node: str, pod: Object, ready: Ready) -> int:
+        (edits,) = await self._edits(node, pod)
+        place = place_from(_environment(pod, edits))
+        around, files, tls = await self._files(pod, place)
+        control = InsideControl(files.config, around)
+        name = pod["metadata"]["name"]
+        spawn = partial(self._spawn, name, files.config, around)
+        supervisor = Supervisor(Layout("dns", place.max_nodes), files, Credentials(tls), spawn)
+        async with self._own(pod) as own:
+            daemon = ImexDaemon(own, place, supervisor, control, random.Random(name))
+            running = asyncio.create_task(daemon.run())
+            try:
+                await _until_ready(control, running)
+                await ready()
+                await running
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                self.children.pop(name, None)
+        return 0
+
+    async def _spawn(self, name: str, config: Path, around: Surroundings) -> Child:
+        self.children[name] = child = InsideChild(config, around)
+        return child
+
+    def kill_imex(self, pod: str) -> None:
+        """nvidia-imex of a daemon pod ends without a farewell."""
+        self.children[pod].send_signal(signal.SIGKILL)
+
+    async def _files(self, pod: Object, place: Place) -> tuple[Surroundings, ImexFiles, Tls]:
+        """The container's own files; its certificate is what kubelet projects of the domain's Secret."""
+        folder = self.home / pod["metadata"]["uid"]
+        folder.mkdir()
+        hosts = folder / "hosts"
+        hosts.write_text("127.0.0.1\tlocalhost\n")
+        secret = await self._secret(names.imex_secret_name(place.compute_domain))
+        for file, content in secret.items():
+            (folder / file).write_bytes(content)
+        tls = Tls(folder, names.imex_peer_name(place.compute_domain))
+        files = ImexFiles(folder, hosts)
+        files.write_config(ImexConfig(place.address, files.nodes, tls))
+        return Surroundings(hosts, self.network, beat=2.0), files, tls
+
+    async def _secret(self, name: str) -> dict[str, bytes]:
+        """kubelet starts no container before it has the Secrets that are mounted there."""
+        while True:
+            with contextlib.suppress(NotFound):
+                found = await self.api.get(SECRET, name, DRIVER)
+                return {file: base64.b64decode(text) for file, text in found["data"].items()}
+            await asyncio.sleep(_LOOK_S)
+
+
+async def _until_ready(control: InsideControl, running: asyncio.Task[None]) -> None:
+    """The probe `rackloom imex check`."""
+    while not running.done():
+        with contextlib.suppress(Retry, FileNotFoundError):
+            if await control.local_status() == READY:
+                return
+        await asyncio.sleep(_LOOK_S)
+
+
+def _environment(pod: Object, edits: dict[str, list[object]]) -> dict[str, str]:
+    """A container's variables: those of the CDI spec, and those of the pod template."""
+    meta = pod["metadata"]
+    fields = {
+        "spec.nodeName": pod["spec"]["nodeName"],
+        "status.podIP": pod["status"]["podIP"],
+        "metadata.uid": meta["uid"],
+        "metadata.name": meta["name"],
+        "metadata.namespace": meta["namespace"],
+    }
+    found = dict(str(one).split("=", 1) for one in edits["env"])
+    (container,) = pod["spec"]["containers"]
+    for one in container["env"]:
+        source = one.get("valueFrom")
+        found[one["name"]] = fields[source["fieldRef"]["fieldPath"]] if source else one["value"]
+    return found
+
+
+async def pods_of(api: KubeApi, account: str) -> list[Object]:
+    """Pods of the driver's namespace that run under a service account."""
+    pods = (await api.list(POD, DRIVER)).items
+    return [pod for pod in pods if pod["spec"].get("serviceAccountName") == account]
