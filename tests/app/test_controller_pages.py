@@ -5,8 +5,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from rackloom.app.controller import Leadership, Pages, check_supported
-from rackloom.claim.cluster.settings import DaemonSettings, ImexMode, Settings
-from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.cluster.settings import DaemonSettings, Settings
+from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.errors import Refused
 from rackloom.twin.kube import DirectApi, FakeKube
 

@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 from rackloom.app.listeners import listening
 from rackloom.app.stopping import told_to_stop
 from rackloom.claim.cluster.controller import Controller
-from rackloom.claim.cluster.settings import ImexMode, Settings
-from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.cluster.settings import Settings
+from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.domain.objects import Readiness, read_status
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.connection import http_client

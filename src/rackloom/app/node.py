@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from rackloom.app.listeners import listening
 from rackloom.app.stopping import told_to_stop
-from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.domain.names import IMEX_DRIVER
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.lightkube_api import connect
@@ -30,7 +30,7 @@ from rackloom.claim.node.imex.host import Kernel
 from rackloom.claim.node.imex.nvml import read_nvml
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.imex.readiness import HostDaemon
-from rackloom.claim.node.imex.settings import ImexMode, ImexSettings
+from rackloom.claim.node.imex.settings import ImexSettings
 from rackloom.claim.node.imex.view import FabricView
 from rackloom.claim.node.run import Host, Places, Running, running
 from rackloom.claim.node.tasks import background, beside

@@ -69,8 +69,8 @@ def controller(
         How to reach the API server; default: as the service account of this pod.
     """
     from rackloom.app.controller import Options, run_controller
-    from rackloom.claim.cluster.settings import DaemonSettings, ImexMode, Settings
-    from rackloom.claim.domain.isolation import Isolation
+    from rackloom.claim.cluster.settings import DaemonSettings, Settings
+    from rackloom.claim.domain.isolation import ImexMode, Isolation
 
     requests = {"cpu": daemon_cpu, "memory": daemon_memory}
     daemon = DaemonSettings(

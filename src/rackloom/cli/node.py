@@ -77,8 +77,7 @@ def imex(
         How to reach the API server; default: as the service account of this pod.
     """
     from rackloom.app.node import ImexOptions, NodeOptions, run_imex
-    from rackloom.claim.domain.isolation import Isolation
-    from rackloom.claim.node.imex.settings import ImexMode
+    from rackloom.claim.domain.isolation import ImexMode, Isolation
     from rackloom.claim.node.run import Places
 
     common = NodeOptions(

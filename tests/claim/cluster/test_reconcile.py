@@ -5,8 +5,8 @@ import pytest
 
 from rackloom.claim.cluster.observe import snapshot
 from rackloom.claim.cluster.reconcile import reconcile
-from rackloom.claim.cluster.settings import ImexMode
 from rackloom.claim.domain import names
+from rackloom.claim.domain.isolation import ImexMode
 from rackloom.claim.domain.membership import join, with_status
 from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique, clique_json, read_status
 from rackloom.claim.kube.kinds import (

@@ -10,10 +10,11 @@ import msgspec
 
 from rackloom.claim.cluster import teardown
 from rackloom.claim.cluster.problems import Problem
-from rackloom.claim.cluster.settings import ImexMode, Settings
+from rackloom.claim.cluster.settings import Settings
 from rackloom.claim.cluster.slots import uses_warm_clique
 from rackloom.claim.cluster.snapshot import Snapshot
 from rackloom.claim.domain import names
+from rackloom.claim.domain.isolation import ImexMode
 from rackloom.claim.domain.objects import ComputeDomain, Condition, NodeStatus, Readiness
 
 READY, PROGRESSING, DEGRADED, MESHED = "Ready", "Progressing", "Degraded", "Meshed"

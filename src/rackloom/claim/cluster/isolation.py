@@ -13,10 +13,10 @@ import msgspec
 from rackloom.claim.cluster.actions import Action, Create, Patch, delete, unlabel
 from rackloom.claim.cluster.notices import Notice
 from rackloom.claim.cluster.offers import pool_manifest, warm_manifest
-from rackloom.claim.cluster.settings import ImexMode, Settings
+from rackloom.claim.cluster.settings import Settings
 from rackloom.claim.cluster.things import Thing
 from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation, isolation_of
+from rackloom.claim.domain.isolation import ImexMode, Isolation, isolation_of
 from rackloom.claim.domain.objects import ComputeDomain, NodeStatus, Readiness, compute_domain
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, RESOURCE_SLICE

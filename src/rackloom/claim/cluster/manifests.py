@@ -6,10 +6,10 @@ references are not used between them, because they cross namespaces: ownership i
 
 from typing import Any
 
-from rackloom.claim.cluster.settings import DaemonSettings, ImexMode, Settings
+from rackloom.claim.cluster.settings import DaemonSettings, Settings
 from rackloom.claim.domain import names
 from rackloom.claim.domain.configs import ChannelConfig, Config, DaemonConfig, config_json
-from rackloom.claim.domain.isolation import Isolation, isolation_of
+from rackloom.claim.domain.isolation import ImexMode, Isolation, isolation_of
 from rackloom.claim.domain.objects import AllocationMode, ComputeDomain
 from rackloom.claim.kube.api import Object
 

@@ -10,10 +10,11 @@ from rackloom.claim.cluster import conditions, membership, teardown
 from rackloom.claim.cluster.actions import Action, Create, adopt
 from rackloom.claim.cluster.notices import Notice, notices
 from rackloom.claim.cluster.problems import Problem, problems
-from rackloom.claim.cluster.settings import ImexMode, Settings
+from rackloom.claim.cluster.settings import Settings
 from rackloom.claim.cluster.slots import slots, uses_warm_clique
 from rackloom.claim.cluster.snapshot import Snapshot
 from rackloom.claim.domain import names
+from rackloom.claim.domain.isolation import ImexMode
 from rackloom.claim.domain.objects import ComputeDomain, NodeStatus, Readiness, Status
 
 

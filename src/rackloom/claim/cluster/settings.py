@@ -1,21 +1,13 @@
 """What an operator chooses for the ComputeDomain controller."""
 
 from collections.abc import Mapping
-from enum import StrEnum
 
 import msgspec
 
-from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.domain.names import MAX_NODES_PER_IMEX_DOMAIN
 
 DEFAULT_NAMESPACE = "rackloom-system"
-
-
-class ImexMode(StrEnum):
-    """Who runs nvidia-imex."""
-
-    DRIVER_MANAGED = "driverManaged"
-    HOST_MANAGED = "hostManaged"
 
 
 class DaemonSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,11 +14,11 @@ from rackloom.claim.cluster.manifests import (
     warm_clique,
     workload_template,
 )
-from rackloom.claim.cluster.settings import ImexMode, Settings
+from rackloom.claim.cluster.settings import Settings
 from rackloom.claim.cluster.snapshot import Snapshot
 from rackloom.claim.cluster.things import Thing
 from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation, isolation_of
+from rackloom.claim.domain.isolation import ImexMode, Isolation, isolation_of
 from rackloom.claim.domain.objects import AllocationMode, ComputeDomain
 from rackloom.claim.kube.api import Kind, Object
 from rackloom.claim.kube.kinds import DAEMON_SET, RESOURCE_CLAIM, RESOURCE_CLAIM_TEMPLATE

@@ -1,9 +1,16 @@
-"""The mode of a clique: what a ComputeDomain has for itself in it."""
+"""Who runs the IMEX daemons, and what a ComputeDomain has for itself in a clique."""
 
 from collections.abc import Mapping
 from enum import StrEnum
 
 from rackloom.claim.domain import names
+
+
+class ImexMode(StrEnum):
+    """Who runs nvidia-imex."""
+
+    DRIVER_MANAGED = "driverManaged"
+    HOST_MANAGED = "hostManaged"
 
 
 class Isolation(StrEnum):

@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation
-from rackloom.claim.kube.kinds import NODE, POD, RESOURCE_SLICE
-from rackloom.claim.node.imex.settings import ImexMode
+from rackloom.claim.domain.isolation import ImexMode, Isolation
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE
 from rackloom.twin.kubelet.calls import NotPrepared
 
 CHANNELS = "/dev/nvidia-caps-imex-channels"
@@ -134,6 +133,29 @@ def test_what_the_user_must_change_is_said_at_once_and_leaves_no_trace(imex, cha
             assert await imex.label() is None
             await kubelet.unprepare(claim)
             assert list(imex.kit.places.cdi.iterdir()) == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["being deleted", "gone"])
+def test_a_domain_that_is_deleted_gets_no_label_again(imex, held):
+    async def story():
+        await imex.kit.boot()
+        uid = await imex.domain()
+        (domain,) = (await imex.api.list(COMPUTE_DOMAIN)).items
+        await imex.ready(uid)
+        first, second = await imex.channel("first", uid), await imex.channel("second", uid)
+        async with imex.kit.plugin(imex.plugin()), imex.kit.kubelet() as kubelet:
+            await kubelet.registered(names.IMEX_DRIVER)
+            await kubelet.prepare(first)
+            await kubelet.unprepare(first)
+            if held:
+                meta = {"finalizers": [names.FINALIZER]}
+                await imex.api.patch(COMPUTE_DOMAIN, "cd", "default", {"metadata": meta})
+            await imex.api.delete(COMPUTE_DOMAIN, domain["metadata"]["name"], "default")
+            with pytest.raises(NotPrepared, match="ComputeDomain default/cd of this claim is deleted"):
+                await kubelet.prepare(second)
+            assert await imex.label() is None
 
     asyncio.run(story())
 

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation
-from rackloom.claim.node.imex.settings import ImexMode, ImexSettings
+from rackloom.claim.domain.isolation import ImexMode, Isolation
+from rackloom.claim.node.imex.settings import ImexSettings
 from rackloom.claim.node.imex.wanted import Kind, Wanted, wanted_by
 from rackloom.claim.node.values import Claim, ClaimRef, Config, Result
 from rackloom.errors import Refused

@@ -2,9 +2,9 @@
 
 from rackloom.claim.allocate.objects import Device
 from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.node.imex.fabric import NodeFabric
-from rackloom.claim.node.imex.settings import ImexMode, ImexSettings
+from rackloom.claim.node.imex.settings import ImexSettings
 from rackloom.claim.node.imex.view import FabricView
 from rackloom.claim.node.imex.wanted import Kind
 from rackloom.claim.node.joinkey import TRAY, Attributes, clique_attributes, number, text, tray_attributes

@@ -5,7 +5,7 @@ import re
 import msgspec
 
 from rackloom.claim.domain.names import COMPUTE_DOMAIN_LABEL
-from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN
 from rackloom.errors import Refused
 
@@ -29,8 +29,9 @@ class Domains:
     async def of_workload(self, uid: str, namespace: str) -> DomainName:
         """The ComputeDomain `uid`, for a claim in `namespace`.
 
-        Raises `Refused` when there is none, or when it is in another namespace: a claim that could name a
-        foreign ComputeDomain would share memory with its pods.
+        Raises `Refused` when there is none, when it is being deleted (the label that a preparation puts on
+        the node would outlive it), or when it is in another namespace: a claim that could name a foreign
+        ComputeDomain would share memory with its pods.
         """
         found = await self._find(uid, namespace)
         if found.namespace != namespace:
@@ -38,7 +39,19 @@ class Domains:
                 f"ComputeDomain {uid} is not in namespace {namespace} of the claim",
                 nearest_fix="create the pod and its claim in the namespace of the ComputeDomain",
             )
+        await self._require_staying(uid, found)
         return found
+
+    async def _require_staying(self, uid: str, found: DomainName) -> None:
+        try:
+            meta = (await self._api.get(COMPUTE_DOMAIN, found.name, found.namespace))["metadata"]
+        except NotFound:
+            meta = {}
+        if meta.get("uid") != uid or meta.get("deletionTimestamp") is not None:
+            raise Refused(
+                f"ComputeDomain {found.namespace}/{found.name} of this claim is deleted",
+                nearest_fix="create it anew, and then the pods from the claim template that it makes",
+            )
 
     async def of_daemon(self, uid: str) -> DomainName:
         """The ComputeDomain `uid`, wherever it is. Raises `Refused` when there is none."""

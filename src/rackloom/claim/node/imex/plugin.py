@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from rackloom.claim.domain import names
+from rackloom.claim.domain.isolation import ImexMode
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.imex.devices import health_of, node_pool
 from rackloom.claim.node.imex.domains import Domains
@@ -19,7 +20,7 @@ from rackloom.claim.node.imex.host import channel_node
 from rackloom.claim.node.imex.mode import NodeMode
 from rackloom.claim.node.imex.node_label import NodeLabel
 from rackloom.claim.node.imex.readiness import Daemons, HostDaemon, of_clique, of_domain
-from rackloom.claim.node.imex.settings import ImexMode, ImexSettings
+from rackloom.claim.node.imex.settings import ImexSettings
 from rackloom.claim.node.imex.view import FabricView
 from rackloom.claim.node.imex.wanted import Kind, Wanted, wanted_by
 from rackloom.claim.node.values import (

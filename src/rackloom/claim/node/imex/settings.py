@@ -1,19 +1,11 @@
 """What an operator chooses for the IMEX plugin."""
 
-from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
-from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.node.imex.host import Kernel
-
-
-class ImexMode(StrEnum):
-    """Who runs nvidia-imex."""
-
-    DRIVER_MANAGED = "driverManaged"
-    HOST_MANAGED = "hostManaged"
 
 
 class ImexSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,9 +7,9 @@ import msgspec
 
 from rackloom.claim.domain import names
 from rackloom.claim.domain.configs import ChannelConfig, Config, DaemonConfig, decode_strict
-from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.domain.objects import AllocationMode
-from rackloom.claim.node.imex.settings import ImexMode, ImexSettings
+from rackloom.claim.node.imex.settings import ImexSettings
 from rackloom.claim.node.values import Claim, Result
 from rackloom.errors import Refused
 

@@ -1,0 +1,264 @@
+"""New pods: what is added to them, once and not twice, and what is said of them."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.claim.cluster.admission.groups import Group
+from rackloom.claim.cluster.admission.marks import (
+    CHANNEL_LABEL,
+    GANG_LABEL,
+    GATE,
+    WATCHED_LABEL,
+    channel_label,
+)
+from rackloom.claim.cluster.admission.modes import Mode
+from rackloom.claim.cluster.admission.pods import Surroundings, admit, review_uses
+from rackloom.claim.cluster.admission.shapes import Pod, read
+from rackloom.claim.cluster.admission.templates import Channel, Template, promised_by, template_of
+from rackloom.claim.cluster.manifests import workload_template
+from rackloom.claim.cluster.settings import DaemonSettings, Settings
+from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.domain.names import GPU_CLIQUE_LABEL, ISOLATION_LABEL, shared_claim_name
+from rackloom.claim.domain.objects import AllocationMode, ComputeDomain
+from rackloom.errors import Refused
+from rackloom.twin.kube.patches import json_patch
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+HERE = Template(True, Channel("uid-1"))
+PROMISED = Template(False, Channel("uid-1"))
+SHARED = Template(True, Channel("uid-1", is_shared=True))
+PLAIN = Template(True)
+MISSING = Template()
+
+
+def pod(*, template="imex", name="p", owner=None, uses=("channel",), **spec):
+    meta = {"name": name, "uid": f"uid-{name}"}
+    if owner:
+        meta["ownerReferences"] = [{"kind": "Job", "name": owner, "uid": f"uid-{owner}", "controller": True}]
+    claims = [{"name": "channel", "resourceClaimTemplateName": template}]
+    container = {"name": "main", "resources": {"claims": [{"name": one} for one in uses]}}
+    return {"metadata": meta, "spec": {"containers": [container], "resourceClaims": claims, **spec}}
+
+
+def admitted(obj, templates, pods=()):
+    """The pod after admission, and the verdict."""
+    groups = {name: Group(tuple(read(one, Pod) for one in pods)) for name in templates}
+    verdict = admit(read(obj, Pod), Surroundings(templates, groups))
+    return json_patch(obj, verdict.patch), verdict
+
+
+def gates(obj):
+    return [gate["name"] for gate in obj["spec"].get("schedulingGates", ())]
+
+
+def test_pods_of_a_compute_domain_are_led_to_one_another():
+    done, _ = admitted(pod(), {"imex": HERE})
+    (term,) = done["spec"]["affinity"]["podAffinity"][REQUIRED]
+    assert term["topologyKey"] == GPU_CLIQUE_LABEL
+    assert term["labelSelector"]["matchLabels"].items() <= done["metadata"]["labels"].items()
+    assert done["metadata"]["labels"][CHANNEL_LABEL] == "imex"
+    assert WATCHED_LABEL in done["metadata"]["labels"]
+    assert gates(done) == []
+
+
+def test_the_selector_holds_for_long_names_too():
+    first, second = ("n" * 200 + end for end in "ab")
+    labels = {channel_label(name) for name in (first, second, "n")}
+    assert len(labels) == 3
+    assert all(len(label) <= 63 for label in labels)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"affinity": {"podAffinity": {REQUIRED: [{"topologyKey": GPU_CLIQUE_LABEL}]}}},
+        {"nodeSelector": {GPU_CLIQUE_LABEL: "a.1"}},
+        {
+            "affinity": {
+                "nodeAffinity": {
+                    REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [{"key": GPU_CLIQUE_LABEL}]}]}
+                }
+            }
+        },
+    ],
+)
+def test_what_the_user_says_of_cliques_is_left_alone(own):
+    done, _ = admitted(pod(**own), {"imex": HERE})
+    assert done["spec"] == pod(**own)["spec"]
+    assert done["metadata"]["labels"][CHANNEL_LABEL] == "imex"
+
+
+def test_other_affinity_stays():
+    other = {"topologyKey": "kubernetes.io/hostname"}
+    affinity = {"podAffinity": {REQUIRED: [other]}, "podAntiAffinity": {REQUIRED: [other]}}
+    done, _ = admitted(pod(affinity=affinity), {"imex": HERE})
+    assert done["spec"]["affinity"]["podAffinity"][REQUIRED][0] == other
+    assert len(done["spec"]["affinity"]["podAffinity"][REQUIRED]) == 2
+    assert done["spec"]["affinity"]["podAntiAffinity"] == affinity["podAntiAffinity"]
+
+
+def test_a_gang_is_placed_by_somebody_else():
+    gang = pod()
+    gang["metadata"]["labels"] = {GANG_LABEL: "g"}
+    done, _ = admitted(gang, {"imex": HERE})
+    assert "affinity" not in done["spec"]
+
+
+def test_a_template_that_is_none_for_channels_changes_nothing():
+    assert admit(read(pod(), Pod), Surroundings({"imex": PLAIN}, {})).patch == ()
+
+
+def test_a_pod_whose_template_is_not_there_is_gated():
+    done, _ = admitted(pod(schedulingGates=[{"name": "other"}]), {"imex": MISSING})
+    assert gates(done) == ["other", GATE]
+    assert WATCHED_LABEL in done["metadata"]["labels"]
+    assert "affinity" not in done["spec"]
+
+
+def test_a_promised_template_is_waited_for_with_affinity_in_place():
+    done, _ = admitted(pod(), {"imex": PROMISED})
+    assert gates(done) == [GATE]
+    assert "podAffinity" in done["spec"]["affinity"]
+
+
+def test_a_pod_with_a_node_gets_no_gate_since_the_server_would_refuse_it():
+    done, _ = admitted(pod(nodeName="n1"), {"imex": MISSING})
+    assert gates(done) == []
+
+
+def test_a_late_pod_waits_while_the_clique_of_the_early_ones_is_being_found():
+    early = pod(name="early")
+    done, _ = admitted(pod(name="late"), {"imex": HERE}, [early])
+    assert gates(done) == [GATE]
+    placed = pod(name="early", nodeName="n1")
+    done, _ = admitted(pod(name="late"), {"imex": HERE}, [placed])
+    assert gates(done) == []
+
+
+def test_in_channel_mode_the_pod_uses_the_shared_claim():
+    done, _ = admitted(pod(), {"imex": SHARED})
+    assert done["spec"]["resourceClaims"] == [
+        {"name": "channel", "resourceClaimName": shared_claim_name("uid-1")}
+    ]
+    waits_itself, _ = admitted(pod(), {"imex": Template(False, SHARED.channel)})
+    assert gates(waits_itself) == []
+
+
+def test_two_workloads_in_one_compute_domain_are_warned():
+    _, verdict = admitted(pod(owner="two"), {"imex": HERE}, [pod(owner="one", nodeName="n1")])
+    (warning,) = verdict.warnings
+    assert "Job one" in warning
+    assert "memory" in warning
+    _, same = admitted(pod(owner="one"), {"imex": HERE}, [pod(name="q", owner="one", nodeName="n1")])
+    assert same.warnings == ()
+    _, by_hand = admitted(pod(), {"imex": HERE}, [pod(name="q", nodeName="n1")])
+    assert by_hand.warnings == ()
+
+
+def test_a_claim_that_no_container_lists_is_named():
+    idle = read(pod(uses=()), Pod)
+    warned = review_uses(idle, Mode.WARN)
+    assert warned.allowed
+    assert "'channel' is used by no container" in warned.warnings[0]
+    assert not review_uses(idle, Mode.ENFORCE).allowed
+    by_init = pod(uses=())
+    by_init["spec"]["initContainers"] = [{"name": "i", "resources": {"claims": [{"name": "channel"}]}}]
+    assert review_uses(read(by_init, Pod), Mode.ENFORCE).allowed
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+@pytest.mark.parametrize("mode", AllocationMode)
+def test_a_template_says_the_same_as_the_compute_domain_that_promised_it(isolation, mode):
+    domain = ComputeDomain(
+        namespace="team", name="cd", uid="uid-1", template="imex",
+        allocation_mode=mode, labels={ISOLATION_LABEL: isolation},
+    )  # fmt: skip
+    made = template_of(workload_template(domain, Settings(daemon=DaemonSettings(image="i"))))
+    assert made.exists
+    assert made.channel == promised_by(domain, Isolation.DOMAIN).channel
+    assert made.channel is not None
+    assert made.channel.is_shared == (isolation is Isolation.CHANNEL and mode is AllocationMode.SINGLE)
+
+
+TERMS = st.fixed_dictionaries({"topologyKey": st.sampled_from([GPU_CLIQUE_LABEL, "zone"])})
+NODE_TERMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "matchExpressions": st.lists(
+            st.fixed_dictionaries({"key": st.sampled_from(["zone", GPU_CLIQUE_LABEL])}), max_size=2
+        )
+    },
+)
+AFFINITY = st.fixed_dictionaries(
+    {},
+    optional={
+        "podAffinity": st.none()
+        | st.fixed_dictionaries({}, optional={REQUIRED: st.none() | st.lists(TERMS, max_size=2)}),
+        "nodeAffinity": st.none()
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                REQUIRED: st.none()
+                | st.fixed_dictionaries({"nodeSelectorTerms": st.lists(NODE_TERMS, max_size=2)})
+            },
+        ),
+    },
+)
+LABELS = st.dictionaries(
+    st.sampled_from([CHANNEL_LABEL, WATCHED_LABEL, GANG_LABEL, "app"]), st.sampled_from(["a", "true"])
+)
+CLAIMS = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["a", "b"])},
+        optional={
+            "resourceClaimTemplateName": st.none() | st.sampled_from(["t", "u"]),
+            "resourceClaimName": st.just("c"),
+        },
+    ),
+    max_size=3,
+)
+PODS = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries({"name": st.sampled_from("pq")}, optional={"labels": st.none() | LABELS}),
+        "spec": st.fixed_dictionaries(
+            {"resourceClaims": st.none() | CLAIMS},
+            optional={
+                "affinity": st.none() | AFFINITY,
+                "nodeName": st.sampled_from(["", "n1"]),
+                "schedulingGates": st.none() | st.lists(st.fixed_dictionaries({"name": st.sampled_from(["x", GATE])}), max_size=2),
+            },
+        ),
+    }
+)  # fmt: skip
+TEMPLATES = st.fixed_dictionaries(
+    dict.fromkeys("tu", st.sampled_from([HERE, PROMISED, SHARED, PLAIN, MISSING]))
+)
+
+
+@given(PODS, TEMPLATES, st.lists(PODS, max_size=2))
+def test_admitting_twice_changes_nothing_more(obj, templates, others):
+    def around(one):
+        named = {name: templates[name] for name in read(one, Pod).templates}
+        groups = {name: Group(tuple(read(other, Pod) for other in others)) for name in named}
+        return Surroundings(named, groups)
+
+    once = json_patch(obj, admit(read(obj, Pod), around(obj)).patch)
+    assert admit(read(once, Pod), around(once)).patch == ()
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+        lambda inner: st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["metadata", "spec", "labels", "containers", "resourceClaims", "affinity"]), inner, max_size=4),
+        max_leaves=12,
+    )
+)  # fmt: skip
+def test_any_object_is_read_or_refused(obj):
+    with contextlib.suppress(Refused):
+        found = read(obj, Pod)
+        admit(found, Surroundings(dict.fromkeys(found.templates, MISSING), {}))
+        review_uses(found, Mode.ENFORCE)
