@@ -36,7 +36,7 @@ lint: venv
 
 # The carve plane under seeded faults in virtual time; one line at the end says what was run.
 simulate: venv
-	$(BIN)/python tests/simulation/run.py --seeds $(or $(SEEDS),1000)
+	$(BIN)/python tests/simulation/run.py --seeds $(or $(SEEDS),1000) --deaths
 
 format: venv
 	$(BIN)/ruff check --fix .
