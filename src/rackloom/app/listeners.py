@@ -20,7 +20,6 @@ _OPTIONS: dict[str, Any] = {
     "log_config": None,
     "access_log": False,
     "lifespan": "off",
-    "timeout_keep_alive": 5,
     # Event streams never end by themselves.
     "timeout_graceful_shutdown": 5,
     "limit_concurrency": 1000,
@@ -50,13 +49,16 @@ async def listening(
     cert: Path | None = None,
     key: Path | None = None,
     tls: ssl.SSLContext | None = None,
+    keep_alive: int = 5,
 ) -> AsyncIterator[int]:
     """Serve an ASGI application at `host:port` while the context is entered; gives the port.
 
-    For TLS, either files, or a context whose certificate its owner may change meanwhile.
+    For TLS, either files, or a context whose certificate its owner may change meanwhile. A connection that is
+    idle for `keep_alive` seconds is closed.
     """
     try:
-        server = _Server(uvicorn.Config(app, ssl_certfile=cert, ssl_keyfile=key, **_OPTIONS))
+        options = {**_OPTIONS, "timeout_keep_alive": keep_alive}
+        server = _Server(uvicorn.Config(app, ssl_certfile=cert, ssl_keyfile=key, **options))
         server.config.load()
         server.config.ssl = tls or server.config.ssl
     except OSError as error:

@@ -33,6 +33,9 @@ log = structlog.get_logger(__name__)
 RENEWAL_CHECK = 60.0
 """Seconds between two looks at the certificate, and at the API server's trust in it."""
 RETRY_SECONDS = 2.0
+KEEP_ALIVE = 120
+"""Seconds; longer than the 90 after which the API server lets an idle connection go. If both closed it at the
+same moment, a question would be lost, and with it a pod refused."""
 REQUESTS_PER_SECOND = 200.0
 BURST = 1000
 
@@ -81,7 +84,8 @@ async def webhook(api: KubeApi, settings: AdmissionSettings, options: Options) -
     work = [one.run() for one in known.informers]
     work += [certificate.run(), election.run(gatekeeper.run)]
     app = application(Desk(known, settings), lambda: known.is_synced and certificate.is_held)
-    async with _meanwhile(work), listening(app, options.listen, tls=certificate.context) as port:
+    server = listening(app, options.listen, tls=certificate.context, keep_alive=KEEP_ALIVE)
+    async with _meanwhile(work), server as port:
         yield port
 
 
@@ -119,14 +123,16 @@ class Certificate:
         """Keep it good until cancelled."""
         while True:
             try:
-                self._take(await self._serving.ensure())
+                await self.renew()
                 pause = RENEWAL_CHECK
             except KubeError as error:
                 log.warning("webhook.certificate", why=error.message)
                 pause = RETRY_SECONDS
             await asyncio.sleep(pause)
 
-    def _take(self, identity: Identity) -> None:
+    async def renew(self) -> None:
+        """Take the identity that is good now. Raises KubeError."""
+        identity = await self._serving.ensure()
         if identity != self._held:
             load_identity(self.context, identity)
             self._held = identity

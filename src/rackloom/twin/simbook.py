@@ -61,6 +61,8 @@ class Book:
         self.instances: dict[str, BookedInstance] = {}
         self.holder: dict[str, str] = {}
         """Machine to the instance that was last told to be on it, until it is known to be gone."""
+        self.unanswered: set[str] = set()
+        """Orgs that asked for something new and do not know yet whether they got it."""
         self.paused: dict[str, float] = {}
         """Rack to the virtual time at which its pause was acknowledged, until its end is asked for."""
         self.drained_until: dict[str, float] = {}

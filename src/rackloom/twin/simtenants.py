@@ -46,8 +46,6 @@ class Tenant:
         self._answered = answered
         self._patience = patience
         self._gpus = plane.world.profile.gpus_per_tray
-        self._may_be_new = False
-        """Whether the last request to make something was not answered."""
         self._asked = 0.0
         """Virtual time of the last request to change something: what was not answered is as old as that."""
 
@@ -99,7 +97,7 @@ class Tenant:
         for kind in _PATHS:
             for one in self.book.of(self.org, kind):
                 one.in_doubt = False
-        self._may_be_new = False
+        self.book.unanswered.discard(self.org)
 
     async def _all(self, path: str) -> dict[str, Json]:
         return {one["id"]: one for one in await self.must("GET", f"{path}?pageSize=100")}
@@ -145,7 +143,7 @@ class Tenant:
 
     def _audit_kept(self, kind: str, shown: dict[str, Json]) -> None:
         booked: dict[str, Booked] = getattr(self.book, kind)
-        if not self._may_be_new and shown.keys() - booked.keys():
+        if self.org not in self.book.unanswered and shown.keys() - booked.keys():
             raise Broken(f"S7 {kind} that nobody asked for: {sorted(shown.keys() - booked.keys())}")
         if back := [one.name for one in booked.values() if one.state == "gone" and one.id in shown]:
             raise Broken(f"S10 {kind} that were gone are back: {back}")
@@ -165,7 +163,8 @@ class Tenant:
         self._asked = self.plane.tell_now()
         answer = await self.ask(method, path, body)
         if answer is None:
-            self._may_be_new = target is None
+            if target is None:
+                self.book.unanswered.add(self.org)
             await self.audit()
             return None
         if target is not None:

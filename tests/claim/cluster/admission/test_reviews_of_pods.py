@@ -79,7 +79,15 @@ def test_the_selector_holds_for_long_names_too():
         {
             "affinity": {
                 "nodeAffinity": {
-                    REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [{"key": GPU_CLIQUE_LABEL}]}]}
+                    REQUIRED: {
+                        "nodeSelectorTerms": [
+                            {
+                                "matchExpressions": [
+                                    {"key": GPU_CLIQUE_LABEL, "operator": "In", "values": ["a.1"]}
+                                ]
+                            }
+                        ]
+                    }
                 }
             }
         },
@@ -147,6 +155,15 @@ def test_in_channel_mode_the_pod_uses_the_shared_claim():
     assert gates(waits_itself) == []
 
 
+def test_a_pod_with_two_compute_domains_is_marked_the_same_at_a_second_look():
+    both = pod()
+    both["spec"]["resourceClaims"].append({"name": "more", "resourceClaimTemplateName": "own"})
+    templates = {"imex": SHARED, "own": HERE}
+    once, _ = admitted(both, templates)
+    assert once["metadata"]["labels"][CHANNEL_LABEL] == "own"
+    assert admitted(once, {"own": HERE})[0] == once
+
+
 def test_two_workloads_in_one_compute_domain_are_warned():
     _, verdict = admitted(pod(owner="two"), {"imex": HERE}, [pod(owner="one", nodeName="n1")])
     (warning,) = verdict.warnings
@@ -183,59 +200,41 @@ def test_a_template_says_the_same_as_the_compute_domain_that_promised_it(isolati
     assert made.channel.is_shared == (isolation is Isolation.CHANNEL and mode is AllocationMode.SINGLE)
 
 
-TERMS = st.fixed_dictionaries({"topologyKey": st.sampled_from([GPU_CLIQUE_LABEL, "zone"])})
-NODE_TERMS = st.fixed_dictionaries(
-    {},
-    optional={
-        "matchExpressions": st.lists(
-            st.fixed_dictionaries({"key": st.sampled_from(["zone", GPU_CLIQUE_LABEL])}), max_size=2
-        )
-    },
+FIXED = st.fixed_dictionaries
+TERMS = FIXED({"topologyKey": st.sampled_from([GPU_CLIQUE_LABEL, "zone"])})
+RULES = FIXED(
+    {"key": st.sampled_from(["zone", GPU_CLIQUE_LABEL]), "operator": st.sampled_from(["In", "Exists"])}
 )
-AFFINITY = st.fixed_dictionaries(
+NODE_TERMS = FIXED({}, optional={"matchExpressions": st.lists(RULES, max_size=2)})
+NODE_SELECTORS = FIXED({"nodeSelectorTerms": st.lists(NODE_TERMS, max_size=2)})
+AFFINITY = FIXED(
     {},
     optional={
-        "podAffinity": st.none()
-        | st.fixed_dictionaries({}, optional={REQUIRED: st.none() | st.lists(TERMS, max_size=2)}),
-        "nodeAffinity": st.none()
-        | st.fixed_dictionaries(
-            {},
-            optional={
-                REQUIRED: st.none()
-                | st.fixed_dictionaries({"nodeSelectorTerms": st.lists(NODE_TERMS, max_size=2)})
-            },
-        ),
+        "podAffinity": st.none() | FIXED({}, optional={REQUIRED: st.none() | st.lists(TERMS, max_size=2)}),
+        "nodeAffinity": st.none() | FIXED({}, optional={REQUIRED: st.none() | NODE_SELECTORS}),
     },
 )
 LABELS = st.dictionaries(
     st.sampled_from([CHANNEL_LABEL, WATCHED_LABEL, GANG_LABEL, "app"]), st.sampled_from(["a", "true"])
 )
-CLAIMS = st.lists(
-    st.fixed_dictionaries(
-        {"name": st.sampled_from(["a", "b"])},
-        optional={
-            "resourceClaimTemplateName": st.none() | st.sampled_from(["t", "u"]),
-            "resourceClaimName": st.just("c"),
-        },
-    ),
-    max_size=3,
-)
-PODS = st.fixed_dictionaries(
+REFERENCES = {
+    "resourceClaimTemplateName": st.none() | st.sampled_from(["t", "u"]),
+    "resourceClaimName": st.just("c"),
+}
+CLAIMS = st.lists(FIXED({"name": st.sampled_from(["a", "b"])}, optional=REFERENCES), max_size=3)
+GATES = st.lists(FIXED({"name": st.sampled_from(["x", GATE])}), max_size=2)
+SPEC = {
+    "affinity": st.none() | AFFINITY,
+    "nodeName": st.sampled_from(["", "n1"]),
+    "schedulingGates": st.none() | GATES,
+}
+PODS = FIXED(
     {
-        "metadata": st.fixed_dictionaries({"name": st.sampled_from("pq")}, optional={"labels": st.none() | LABELS}),
-        "spec": st.fixed_dictionaries(
-            {"resourceClaims": st.none() | CLAIMS},
-            optional={
-                "affinity": st.none() | AFFINITY,
-                "nodeName": st.sampled_from(["", "n1"]),
-                "schedulingGates": st.none() | st.lists(st.fixed_dictionaries({"name": st.sampled_from(["x", GATE])}), max_size=2),
-            },
-        ),
+        "metadata": FIXED({"name": st.sampled_from("pq")}, optional={"labels": st.none() | LABELS}),
+        "spec": FIXED({"resourceClaims": st.none() | CLAIMS}, optional=SPEC),
     }
-)  # fmt: skip
-TEMPLATES = st.fixed_dictionaries(
-    dict.fromkeys("tu", st.sampled_from([HERE, PROMISED, SHARED, PLAIN, MISSING]))
 )
+TEMPLATES = FIXED(dict.fromkeys("tu", st.sampled_from([HERE, PROMISED, SHARED, PLAIN, MISSING])))
 
 
 @given(PODS, TEMPLATES, st.lists(PODS, max_size=2))
@@ -249,14 +248,15 @@ def test_admitting_twice_changes_nothing_more(obj, templates, others):
     assert admit(read(once, Pod), around(once)).patch == ()
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=6),
-        lambda inner: st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["metadata", "spec", "labels", "containers", "resourceClaims", "affinity"]), inner, max_size=4),
-        max_leaves=12,
-    )
-)  # fmt: skip
+KEYS = st.sampled_from(["metadata", "spec", "labels", "containers", "resourceClaims", "affinity"])
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(ANYTHING)
 def test_any_object_is_read_or_refused(obj):
     with contextlib.suppress(Refused):
         found = read(obj, Pod)

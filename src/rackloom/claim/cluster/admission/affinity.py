@@ -16,7 +16,10 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def has_clique_rule(spec: PodSpec) -> bool:
-    """Whether the pod says itself something of cliques, which is then left alone."""
+    """Whether the pod says itself which clique it wants, or near whom; it is then left alone.
+
+    That a node must be in some clique says neither, and is what the first of several gated pods is given.
+    """
     if GPU_CLIQUE_LABEL in (spec.node_selector or {}):
         return True
     affinity = spec.affinity
@@ -86,8 +89,8 @@ def _nodes_name_it(nodes: NodeAffinity | None) -> bool:
         return False
     required = (nodes.required.node_selector_terms if nodes.required else None) or ()
     wished = (one.preference for one in nodes.preferred or ())
-    keys = (rule.key for term in (*required, *wished) for rule in term.match_expressions or ())
-    return GPU_CLIQUE_LABEL in keys
+    rules = (rule for term in (*required, *wished) for rule in term.match_expressions or ())
+    return any(rule.key == GPU_CLIQUE_LABEL and rule.operator == "In" for rule in rules)
 
 
 def _add(path: str, value: Any) -> PatchOp:

@@ -12,7 +12,7 @@ from rackloom.claim.cluster.admission.surroundings import Known
 from rackloom.claim.cluster.echoes import Echoes
 from rackloom.claim.cluster.executor import carry_out
 from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
-from rackloom.claim.kube.api import KubeApi, NotFound, Object, Rejected
+from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Object, Rejected
 from rackloom.claim.kube.events import Recorder
 from rackloom.claim.kube.kinds import NODE, POD
 from rackloom.claim.kube.queue import WorkQueue
@@ -32,15 +32,16 @@ class Gatekeeper:
         self._recorder = recorder
         self._queue: WorkQueue[str] = WorkQueue(rng)
         self._echoes = Echoes(known, lambda: asyncio.get_running_loop().time())
-        known.on_change(self._changed)
+        known.on_change(self.saw)
+
+    def saw(self, obj: Object) -> None:
+        """Look again at the namespace of a template or a pod."""
+        self._queue.add(obj["metadata"]["namespace"])
 
     async def run(self) -> None:
         """Open gates until cancelled, once per term of leading; somebody else keeps `known` up to date."""
         await self._known.synced()
         await self._queue.work(self._do, workers=WORKERS)
-
-    def _changed(self, obj: Object) -> None:
-        self._queue.add(obj["metadata"]["namespace"])
 
     async def _do(self, namespace: str) -> float | None:
         waits = self._echoes.outstanding(namespace)
@@ -53,22 +54,25 @@ class Gatekeeper:
         }
         channels = dict.fromkeys(channel_template(pod, templates) for pod in gated)
         groups = {name: await self._group(namespace, name) for name in channels if name is not None}
-        for step in steps(gated, templates, groups):
-            await self._take(namespace, step)
+        refusals = [await self._take(namespace, step) for step in steps(gated, templates, groups)]
+        for refusal in refusals:
+            if refusal is not None:
+                raise refusal
         return None
 
-    async def _take(self, namespace: str, step: Opening | TooEarly) -> None:
+    async def _take(self, namespace: str, step: Opening | TooEarly) -> KubeError | None:
+        """Do it. A pod that may not be changed is told to the caller: it must not hold up the others."""
         if isinstance(step, TooEarly):
             await self._tell(namespace, step)
-            return
+            return None
         try:
             written = await carry_out(self._api, step.patch(namespace))
-        except Rejected as refusal:
-            # One pod that another admission refuses to have changed must not hold up the others.
+        except (Conflict, Rejected) as refusal:
             log.warning("gatekeeper.refused", pod=step.pod.metadata.name, why=refusal.message)
-            return
+            return refusal
         if written is not None:
             self._echoes.expect(namespace, POD, written)
+        return None
 
     async def _tell(self, namespace: str, step: TooEarly) -> None:
         pod = self._known.at(POD, namespace, step.pod.metadata.name)

@@ -83,7 +83,7 @@ def _gate(pod: Pod, around: Surroundings) -> tuple[PatchOp, ...]:
 def _labels(pod: Pod, channels: Mapping[str, Channel], around: Surroundings) -> tuple[PatchOp, ...]:
     if not channels:
         return labelled(pod, {WATCHED_LABEL: WATCHED}) if must_wait(pod, around) else ()
-    return labelled(pod, {WATCHED_LABEL: WATCHED, CHANNEL_LABEL: channel_label(next(iter(channels)))})
+    return labelled(pod, {WATCHED_LABEL: WATCHED, CHANNEL_LABEL: _label(channels)})
 
 
 def labelled(pod: Pod, wanted: Mapping[str, str]) -> tuple[PatchOp, ...]:
@@ -102,7 +102,12 @@ def labelled(pod: Pod, wanted: Mapping[str, str]) -> tuple[PatchOp, ...]:
 def _clique(pod: Pod, channels: Mapping[str, Channel]) -> tuple[PatchOp, ...]:
     if not channels or pod.is_of_a_gang or pod.is_bound or has_clique_rule(pod.spec):
         return ()
-    return near_its_domain(pod.spec, channel_label(next(iter(channels))))
+    return near_its_domain(pod.spec, _label(channels))
+
+
+def _label(channels: Mapping[str, Channel]) -> str:
+    """Of the first template that the pod goes on naming, so that a second look finds the same."""
+    return channel_label(min(channels, key=lambda name: channels[name].is_shared))
 
 
 def _warnings(pod: Pod, channels: Mapping[str, Channel], around: Surroundings) -> Iterator[str]:

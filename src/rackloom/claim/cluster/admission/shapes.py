@@ -98,6 +98,7 @@ class Requirement(_Read, frozen=True, kw_only=True):
     """One expression of a node selector."""
 
     key: str
+    operator: str = ""
 
 
 class NodeTerm(_Read, frozen=True, kw_only=True):

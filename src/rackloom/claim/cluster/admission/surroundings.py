@@ -3,8 +3,9 @@
 Pods are followed by a label that admission gives them, so that a cluster's other pods cost nothing.
 """
 
+import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from rackloom.claim.cluster.admission.groups import Group
 from rackloom.claim.cluster.admission.marks import CHANNEL_LABEL, WATCHED_LABEL, channel_label
@@ -20,6 +21,9 @@ from rackloom.errors import Refused
 
 _BY_TEMPLATE, _BY_CHANNEL, _GATED_IN = "template", "channel", "gated"
 _ENDED = ("Succeeded", "Failed")
+PATIENCE = 1.0
+"""Seconds for which a pod of a controller waits for the ComputeDomain that the same file may bring."""
+_LOOK = 0.05
 
 
 class Known:
@@ -81,11 +85,25 @@ class Known:
 
     async def around(self, namespace: str, pod: Pod) -> Surroundings:
         """What a new pod comes into; what was not seen yet is asked for. Raises KubeError."""
-        templates = {name: await self._ask(namespace, name) for name in pod.templates}
+        templates: Mapping[str, Template] = {name: await self._ask(namespace, name) for name in pod.templates}
+        if pod.owner is not None and self._default is Isolation.CHANNEL:
+            templates = await self._waited_for(namespace, templates)
         groups = {
             name: self.group(namespace, name) for name, one in templates.items() if one.channel is not None
         }
         return Surroundings(templates, groups)
+
+    async def _waited_for(self, namespace: str, asked: Mapping[str, Template]) -> Mapping[str, Template]:
+        """What of the unknown turns up in a moment: in channel mode, a pod that is let in earlier is lost."""
+        unknown = [name for name, one in asked.items() if one == Template()]
+        until = asyncio.get_running_loop().time() + PATIENCE
+        found = dict(asked)
+        while (
+            any(found[name] == Template() for name in unknown) and asyncio.get_running_loop().time() < until
+        ):
+            await asyncio.sleep(_LOOK)
+            found |= {name: self.template(namespace, name) for name in unknown}
+        return found
 
     async def _ask(self, namespace: str, name: str) -> Template:
         seen = self.template(namespace, name)

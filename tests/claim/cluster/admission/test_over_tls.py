@@ -1,0 +1,288 @@
+"""The webhook as a server: real TLS on loopback, the certificate that it issues itself, and bad requests."""
+
+import asyncio
+import base64
+import json
+import random
+import ssl
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager
+
+import httpx2
+import pytest
+from cryptography import x509
+
+from rackloom.app.listeners import listening
+from rackloom.app.webhook import Certificate, Options, webhook
+from rackloom.app.webhook_pages import MAX_BODY, application
+from rackloom.claim.cluster.admission.desk import AdmissionSettings, Desk
+from rackloom.claim.cluster.admission.marks import GATE
+from rackloom.claim.cluster.admission.modes import Mode
+from rackloom.claim.cluster.admission.serving import AUTHORITY_SECRET, NAME, SERVING_SECRET, Serving
+from rackloom.claim.cluster.admission.surroundings import Known
+from rackloom.claim.cluster.certificates import AUTHORITY_DAYS, IDENTITY_DAYS
+from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.kube.api import Conflict, KubeError
+from rackloom.claim.kube.kinds import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK
+from rackloom.twin.kube import DirectApi, FakeKube
+
+DAY = 86_400.0
+DRIVER = "rackloom-system"
+
+
+async def installed():
+    """A fake API server with what deploy/kubernetes/webhook installs."""
+    kube = FakeKube(namespaces=("team", DRIVER), now=time.time)
+    api = DirectApi(kube, "admin")
+    for name in (AUTHORITY_SECRET, SERVING_SECRET):
+        await api.create(SECRET, {"metadata": {"name": name, "namespace": DRIVER}})
+    for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK):
+        hooks = [{"name": name, "clientConfig": {"service": {}}} for name in ("a.test", "b.test")]
+        await api.create(kind, {"metadata": {"name": NAME}, "webhooks": hooks})
+    return api
+
+
+async def trusted(api):
+    """What the API server trusts; the same for all webhooks."""
+    bundles = {
+        hook["clientConfig"].get("caBundle")
+        for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK)
+        for hook in (await api.get(kind, NAME))["webhooks"]
+    }
+    (bundle,) = bundles
+    return base64.b64decode(bundle).decode() if bundle else None
+
+
+def client(port, authority):
+    context = ssl.create_default_context(cadata=authority)
+    return httpx2.AsyncClient(base_url=f"https://localhost:{port}", verify=context, timeout=60)
+
+
+def review(resource, obj, **more):
+    group = "resource.k8s.io" if resource.startswith("resource") else ""
+    request = {
+        "uid": "u1",
+        "operation": "CREATE",
+        "resource": {"group": group, "version": "v1", "resource": resource},
+        "namespace": "team",
+        "object": obj,
+        **more,
+    }
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+@asynccontextmanager
+async def serving(mode=Mode.WARN):
+    """A client of a webhook that is ready."""
+    api = await installed()
+    options = Options(identity="w", listen="127.0.0.1:0", dns_names=("localhost",))
+    async with webhook(api, AdmissionSettings(mode=mode), options) as port:
+        async with asyncio.timeout(60):
+            while await trusted(api) is None:
+                await asyncio.sleep(0.01)
+        async with client(port, await trusted(api)) as http:
+            async with asyncio.timeout(60):
+                while not await answers(http):
+                    await asyncio.sleep(0.01)
+            yield http
+
+
+async def answers(http):
+    try:
+        return (await http.get("/readyz")).status_code == 200
+    except httpx2.ConnectError:
+        # The certificate is loaded a moment after the API server was told of it.
+        return False
+
+
+def test_reviews_are_answered():
+    async def run():
+        async with serving(Mode.ENFORCE) as http:
+            opaque = {"driver": "dra.net", "parameters": {"interface": {"mtu": 1}}}
+            claim = {"spec": {"devices": {"config": [{"opaque": opaque}]}}}
+            path = "/validate-resource-claim-parameters"
+            said = (await http.post(path, json=review("resourceclaims", claim))).json()["response"]
+            assert (said["uid"], said["allowed"]) == ("u1", False)
+            assert "spec.devices.config[0].opaque.parameters" in said["status"]["message"]
+            claims = [{"name": "c", "resourceClaimTemplateName": "none"}]
+            spec = {"containers": [{"name": "m"}], "resourceClaims": claims}
+            asked = review("pods", {"metadata": {"name": "p"}, "spec": spec})
+            said = (await http.post("/mutate-pods", json=asked)).json()["response"]
+            patch = json.loads(base64.b64decode(said["patch"]))
+            assert {"op": "add", "path": "/spec/schedulingGates", "value": [{"name": GATE}]} in patch
+            said = (await http.post("/validate-pods", json=asked)).json()["response"]
+            assert not said["allowed"]
+
+    asyncio.run(run())
+
+
+KUBECONFIG = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "one",
+    "contexts": [{"name": "one", "context": {"cluster": "one", "user": "one"}}],
+    "clusters": [{"name": "one", "cluster": {"server": "http://127.0.0.1:9"}}],
+    "users": [{"name": "one", "user": {}}],
+}
+
+
+def test_the_process_listens_without_an_api_server_and_ends_when_told(tmp_path):
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(json.dumps(KUBECONFIG))
+    words = ["webhook", "--listen", "127.0.0.1:0", "--kubeconfig", str(kubeconfig)]
+    command = [sys.executable, "-m", "rackloom.cli.main", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            lines = iter(process.stdout)
+            assert any("admission on port" in line for line in lines)
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def test_bad_requests_are_told_what_is_wrong():
+    async def run():
+        async with serving() as http:
+            page = "/mutate-pods"
+            wrong_type = await http.post(page, content=b"{}", headers={"Content-Type": "text/plain"})
+            assert wrong_type.status_code == 415
+            for body in ({}, review("pods", {"spec": 7}), review("secrets", {})):
+                bad = await http.post(page, json=body)
+                assert bad.status_code == 400, body
+                assert bad.text
+            large = await http.post(
+                page, content=b" " * (MAX_BODY + 1), headers={"Content-Type": "application/json"}
+            )
+            assert large.status_code == 413
+            assert (await http.get(page)).status_code == 405
+
+    asyncio.run(run())
+
+
+class Clock:
+    """Seconds since 1970, as far as certificates are concerned."""
+
+    def __init__(self):
+        self.ahead = -AUTHORITY_DAYS * DAY / 2
+
+    def __call__(self):
+        return time.time() + self.ahead
+
+
+def test_a_renewal_cuts_no_connection_and_changes_nobodys_trust():
+    async def run():
+        api, clock = await installed(), Clock()
+        # Issued so long ago that it is due, and still valid.
+        clock.ahead = -IDENTITY_DAYS * DAY * 0.9
+        certificate = Certificate(Serving(api, DRIVER, ("localhost",), clock))
+        await certificate.renew()
+        known = Known(api, Isolation.DOMAIN, random.Random(1))
+        app = application(Desk(known, AdmissionSettings()), lambda: True)
+        async with listening(app, "127.0.0.1:0", tls=certificate.context) as port:
+            authority = await trusted(api)
+            first = await served(port, authority)
+            async with client(port, authority) as kept:
+                assert (await kept.get("/readyz")).status_code == 200
+                clock.ahead = 0.0
+                await certificate.renew()
+                assert (await kept.get("/readyz")).status_code == 200
+            assert await trusted(api) == authority
+            assert await served(port, authority) != first
+
+    asyncio.run(run())
+
+
+async def served(port, authority):
+    """The serial number of the certificate that a new connection is shown, which `authority` vouches for."""
+    context = ssl.create_default_context(cadata=authority)
+    _, writer = await asyncio.open_connection("localhost", port, ssl=context)
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    await writer.wait_closed()
+    return x509.load_der_x509_certificate(shown).serial_number
+
+
+def test_a_new_authority_is_trusted_beside_the_old_one_before_it_serves():
+    async def run():
+        api, clock = await installed(), Clock()
+        one = Serving(api, DRIVER, ("localhost",), clock)
+        old = await one.ensure()
+        before = await trusted(api)
+        clock.ahead += AUTHORITY_DAYS * DAY * 0.7
+        watched = Watched(api)
+        new = await Serving(watched, DRIVER, ("localhost",), clock).ensure()
+        after = x509.load_pem_x509_certificates((await trusted(api)).encode())
+        assert x509.load_pem_x509_certificate(before.encode()) in after
+        assert [vouches(authority, new) for authority in after] == [True, False]
+        assert [vouches(authority, old) for authority in after] == [False, True]
+        assert watched.patched == [AUTHORITY_SECRET, NAME, NAME, SERVING_SECRET]
+
+    asyncio.run(run())
+
+
+def vouches(authority, identity):
+    try:
+        x509.load_pem_x509_certificate(identity.certificate).verify_directly_issued_by(authority)
+    except Exception:
+        return False
+    return True
+
+
+class Watched:
+    """An API that remembers in which order it was written to."""
+
+    def __init__(self, api):
+        self.api = api
+        self.get = api.get
+        self.patched = []
+
+    async def patch(self, kind, name, *rest):
+        self.patched.append(name)
+        return await self.api.patch(kind, name, *rest)
+
+
+def test_two_replicas_end_with_one_identity():
+    async def run():
+        api = await installed()
+
+        async def patient():
+            while True:
+                try:
+                    return await Serving(api, DRIVER, ("localhost",), time.time).ensure()
+                except Conflict:
+                    await asyncio.sleep(0)
+
+        first, second = await asyncio.gather(patient(), patient())
+        assert first == second
+        again = await Serving(api, DRIVER, ("localhost",), time.time).ensure()
+        assert again == first
+
+    asyncio.run(run())
+
+
+def test_what_is_not_installed_is_an_error_and_nothing_is_created():
+    async def run():
+        api = DirectApi(FakeKube(), "webhook")
+        with pytest.raises(KubeError, match=AUTHORITY_SECRET):
+            await Serving(api, DRIVER, ("localhost",), time.time).ensure()
+
+    asyncio.run(run())
+
+
+def test_trust_that_somebody_took_away_is_given_again():
+    async def run():
+        api = await installed()
+        one = Serving(api, DRIVER, ("localhost",), time.time)
+        await one.ensure()
+        given = await trusted(api)
+        for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK):
+            hooks = [{"name": name, "clientConfig": {"service": {}}} for name in ("a.test", "b.test")]
+            await api.patch(kind, NAME, None, {"webhooks": hooks})
+        assert await trusted(api) is None
+        await one.ensure()
+        assert await trusted(api) == given
+
+    asyncio.run(run())

@@ -1,0 +1,305 @@
+"""deploy/kubernetes/webhook on a real control plane: the webhook with just its own rights, called over TLS.
+
+The API server runs on this machine without a pod network, so it is told to call the webhook by address
+instead of by its service; everything else is as it is installed.
+"""
+
+import asyncio
+import contextlib
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.cluster.conftest import AddNodes
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.waiting import until
+
+from rackloom.app.webhook import Options, webhook
+from rackloom.claim.cluster.admission.desk import AdmissionSettings
+from rackloom.claim.cluster.admission.marks import GATE
+from rackloom.claim.cluster.admission.modes import Mode
+from rackloom.claim.cluster.controller import Controller
+from rackloom.claim.cluster.settings import DaemonSettings, Settings
+from rackloom.claim.domain import names
+from rackloom.claim.kube.api import Kind, KubeApi, KubeError, Object, Rejected
+from rackloom.claim.kube.events import Recorder
+from rackloom.claim.kube.kinds import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    MUTATING_WEBHOOK,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
+    SECRET,
+    VALIDATING_WEBHOOK,
+)
+from rackloom.claim.kube.lightkube_api import connect
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy" / "kubernetes"
+DRIVER = "rackloom-system"
+CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
+HOOKS = {
+    "MutatingWebhookConfiguration": MUTATING_WEBHOOK,
+    "ValidatingWebhookConfiguration": VALIDATING_WEBHOOK,
+}
+
+
+def kubectl(cluster: ControlPlane, *words: str, given: str | None = None) -> str:
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("there is no kubectl on the PATH")
+    command = [program, "--kubeconfig", str(cluster.admin), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, input=given)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def shipped() -> tuple[str, list[Object]]:
+    """What is installed, apart: the webhook configurations, and the rest as YAML."""
+    built = subprocess.run(
+        ["kubectl", "kustomize", str(DEPLOY / "webhook")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    documents = [one for one in yaml.safe_load_all(built.stdout) if one]
+    hooks = [one for one in documents if one["kind"] in HOOKS]
+    return yaml.safe_dump_all([one for one in documents if one not in hooks]), hooks
+
+
+def called_at(configuration: Object, port: int) -> Object:
+    """The configuration with an address for the service."""
+    for hook in configuration["webhooks"]:
+        path = hook["clientConfig"].pop("service")["path"]
+        hook["clientConfig"]["url"] = f"https://localhost:{port}{path}"
+    return configuration
+
+
+async def pod_of(api: KubeApi, prefix: str) -> Object:
+    async def running() -> Object | None:
+        for pod in (await api.list(POD, DRIVER)).items:
+            if pod["metadata"]["name"].startswith(prefix) and pod["status"]["phase"] == "Running":
+                return pod
+        return None
+
+    pod = await until(running, f"a pod {prefix}* runs")
+    assert pod is not None
+    return pod
+
+
+@contextlib.asynccontextmanager
+async def as_account(api: KubeApi, cluster: ControlPlane, name: str) -> AsyncIterator[KubeApi]:
+    """What the pods of a Deployment may do: its name is that of its service account."""
+    token = await asyncio.to_thread(cluster.bound_token, await pod_of(api, name), name)
+    async with connect(cluster.kubeconfig_of_token(f"{name}-{time.monotonic_ns()}", token)) as own:
+        yield own
+
+
+@pytest.fixture
+async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
+    """The controller at work, and the webhook asked about everything it is installed for."""
+    await add_nodes(1)
+    rest, hooks = await asyncio.to_thread(shipped)
+    await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-k", str(DEPLOY / "base"))
+    await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-f", "-", given=rest)
+    await until(lambda: is_served(api), "the new types are served")
+    async with contextlib.AsyncExitStack() as stack:
+        own = await stack.enter_async_context(as_account(api, cluster, "rackloom-webhook"))
+        options = Options(identity="test", listen="127.0.0.1:0", dns_names=("localhost",))
+        settings = AdmissionSettings(mode=Mode.ENFORCE)
+        port = await stack.enter_async_context(webhook(own, settings, options))
+        for one in hooks:
+            await api.create(HOOKS[one["kind"]], called_at(one, port))
+        await until(lambda: is_trusted(api), "the webhook has its certificate")
+        await stack.enter_async_context(controlled(api, cluster))
+        yield
+        for one in (await api.list(COMPUTE_DOMAIN)).items:
+            await api.delete(COMPUTE_DOMAIN, one["metadata"]["name"], one["metadata"]["namespace"])
+        await until(lambda: has_no_domains(api), "the controller has taken all ComputeDomains apart")
+        for one in hooks:
+            await api.delete(HOOKS[one["kind"]], one["metadata"]["name"])
+    await asyncio.to_thread(kubectl, cluster, "delete", "-f", "-", "--wait=false", given=rest)
+    await asyncio.to_thread(kubectl, cluster, "delete", "-k", str(DEPLOY / "base"), "--wait=false")
+    await asyncio.to_thread(kubectl, cluster, "wait", "--for=delete", f"namespace/{DRIVER}", "--timeout=120s")
+
+
+@contextlib.asynccontextmanager
+async def controlled(api: KubeApi, cluster: ControlPlane) -> AsyncIterator[None]:
+    async with as_account(api, cluster, "rackloom-controller") as own:
+        recorder = Recorder(own, "rackloom-controller", "test", time.time)
+        settings = Settings(daemon=DaemonSettings(image="rackloom:test"))
+        task = asyncio.create_task(Controller(own, settings, recorder, time.time, random.Random(1)).run())
+        try:
+            yield
+        finally:
+            assert not task.done(), task.exception()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def is_served(api: KubeApi) -> bool:
+    """A type that was just installed answers "storage is (re)initializing" for a moment."""
+    try:
+        await api.list(COMPUTE_DOMAIN)
+        await api.list(COMPUTE_DOMAIN_CLIQUE)
+    except KubeError:
+        return False
+    return True
+
+
+async def has_no_domains(api: KubeApi) -> bool:
+    return not (await api.list(COMPUTE_DOMAIN)).items
+
+
+async def is_trusted(api: KubeApi) -> bool:
+    found = [
+        hook for kind in HOOKS.values() for hook in (await api.get(kind, "rackloom-webhook"))["webhooks"]
+    ]
+    return all(hook["clientConfig"].get("caBundle") for hook in found)
+
+
+@pytest.fixture
+async def channels(api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[list[str]]:
+    """Six nodes in two cliques, each with the channel that a plugin would publish."""
+    nodes = []
+    for clique in (1, 2):
+        nodes += await add_nodes(3, labels={names.GPU_CLIQUE_LABEL: f"{CLUSTER_UUID}.{clique}"})
+    attributes = {"type": {"string": "channel"}, "id": {"int": 0}}
+    for node in nodes:
+        spec = {
+            "driver": names.IMEX_DRIVER,
+            "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": names.CHANNEL_DEVICE, "attributes": attributes}],
+        }
+        await api.create(RESOURCE_SLICE, {"metadata": {"name": f"{node}-channels"}, "spec": spec})
+    yield nodes
+    for node in nodes:
+        await api.delete(RESOURCE_SLICE, f"{node}-channels")
+
+
+async def create(api: KubeApi, kind: Kind, obj: Object, namespace: str) -> Object:
+    """Create it as soon as the API server has heard of the webhook's certificate."""
+    meta = {**obj["metadata"], "namespace": namespace}
+
+    async def created() -> Object | None:
+        try:
+            return await api.create(kind, {**obj, "metadata": meta})
+        except KubeError as error:
+            if "failed calling webhook" in error.message:
+                return None
+            raise
+
+    made = await until(created, "the webhook answers")
+    assert made is not None
+    return made
+
+
+async def runs(api: KubeApi, namespace: str, name: str) -> bool:
+    return bool((await api.get(POD, name, namespace))["status"]["phase"] == "Running")
+
+
+async def test_the_minimal_example_applied_in_reverse_order_runs_unchanged(
+    api: KubeApi, driver: None, channels: list[str], namespace: str
+) -> None:
+    text = (ROOT / "examples" / "imex-minimal" / "compute-domain.yaml").read_text()
+    domain, pod = yaml.safe_load_all(text)
+    made = await create(api, POD, pod, namespace)
+    assert made["spec"]["schedulingGates"] == [{"name": GATE}]
+    assert made["spec"]["affinity"] == pod["spec"]["affinity"] | made["spec"]["affinity"]
+    await create(api, COMPUTE_DOMAIN, domain, namespace)
+    await until(lambda: runs(api, namespace, pod["metadata"]["name"]), "the pod runs")
+    (claim,) = (await api.list(RESOURCE_CLAIM, namespace)).items
+    assert claim["status"]["allocation"]
+    assert claim["status"]["reservedFor"]
+    await api.delete(POD, pod["metadata"]["name"], namespace)
+
+
+async def test_pods_that_say_nothing_of_cliques_come_to_one_in_any_order(
+    api: KubeApi, driver: None, channels: list[str], namespace: str
+) -> None:
+    def worker(name: str) -> Object:
+        container = {"name": "main", "image": "none", "resources": {"claims": [{"name": "channel"}]}}
+        claims = [{"name": "channel", "resourceClaimTemplateName": "imex-channel-0"}]
+        return {"metadata": {"name": name}, "spec": {"containers": [container], "resourceClaims": claims}}
+
+    for name in ("early-1", "early-2"):
+        await create(api, POD, worker(name), namespace)
+    spec = {"channel": {"resourceClaimTemplate": {"name": "imex-channel-0"}}}
+    await create(api, COMPUTE_DOMAIN, {"metadata": {"name": "job"}, "spec": spec}, namespace)
+    await create(api, POD, worker("late"), namespace)
+    for name in ("early-1", "early-2", "late"):
+        await until(lambda name=name: runs(api, namespace, name), f"{name} runs")  # type: ignore[misc]
+    nodes = [one["spec"]["nodeName"] for one in (await api.list(POD, namespace)).items]
+    labels = [(await api.get(NODE, node))["metadata"]["labels"] for node in nodes]
+    assert len({one[names.GPU_CLIQUE_LABEL] for one in labels}) == 1
+    assert len(set(nodes)) == 3
+    for name in ("early-1", "early-2", "late"):
+        await api.delete(POD, name, namespace)
+
+
+async def test_a_wrong_config_is_denied_with_its_place(api: KubeApi, driver: None, namespace: str) -> None:
+    opaque = {"driver": "dra.net", "parameters": {"interface": {"mtu": 1}}}
+    spec = {
+        "devices": {
+            "requests": [{"name": "nic", "exactly": {"deviceClassName": "dranet.net"}}],
+            "config": [{"opaque": opaque}],
+        }
+    }
+
+    async def denied(kind: Kind, spec: Object) -> str:
+        try:
+            await api.create(kind, {"metadata": {"name": "c", "namespace": namespace}, "spec": spec})
+        except Rejected as error:
+            return error.message
+        except KubeError:
+            return ""
+        return "it was let in"
+
+    told = await until(lambda: denied(RESOURCE_CLAIM, spec), "the webhook answers")
+    assert "object at spec.devices.config[0].opaque.parameters is invalid" in told
+    assert "interface.mtu" in told
+    told = await denied(RESOURCE_CLAIM_TEMPLATE, {"spec": spec})
+    assert "object at spec.spec.devices.config[0].opaque.parameters is invalid" in told
+
+
+async def test_the_webhooks_token_opens_gates_and_changes_nothing_else(
+    cluster: ControlPlane, api: KubeApi, driver: None, namespace: str
+) -> None:
+    container = {"name": "main", "image": "none", "resources": {"claims": [{"name": "channel"}]}}
+    claims = [{"name": "channel", "resourceClaimTemplateName": "none-such"}]
+    spec = {"containers": [container], "resourceClaims": claims}
+    await create(api, POD, {"metadata": {"name": "waits"}, "spec": spec}, namespace)
+    plain = {"containers": [{"name": "main", "image": "none"}]}
+    await api.create(POD, {"metadata": {"name": "plain", "namespace": namespace}, "spec": plain})
+    image = ({"op": "replace", "path": "/spec/containers/0/image", "value": "mine"},)
+    label = {"metadata": {"labels": {"app": "mine"}}}
+    async with as_account(api, cluster, "rackloom-webhook") as own:
+
+        async def held() -> bool:
+            """A policy takes effect a moment after it is installed."""
+            try:
+                await own.patch(POD, "plain", namespace, label)
+            except Rejected as error:
+                return "rackloom-webhook-pods" in error.message
+            return False
+
+        await until(held, "the policy holds")
+        for name, patch in (("waits", image), ("waits", label), ("plain", image)):
+            with pytest.raises(Rejected, match="the webhook"):
+                await own.patch(POD, name, namespace, patch)
+        with pytest.raises(Rejected):
+            await own.list(SECRET, DRIVER)
+        opening = ({"op": "remove", "path": "/spec/schedulingGates/0"},)
+        opened = await own.patch(POD, "waits", namespace, opening)
+        assert "schedulingGates" not in opened["spec"]
