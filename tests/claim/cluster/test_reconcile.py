@@ -248,6 +248,21 @@ def test_host_managed_makes_a_single_channel_template_and_claims_no_observation(
     assert (status.condition("Ready").status, status.condition("Ready").reason) == ("Unknown", "HostManaged")
 
 
+def test_host_managed_refuses_a_channel_of_ones_own_in_words(make, settings):
+    host = msgspec.structs.replace(settings, imex_mode=ImexMode.HOST_MANAGED)
+    world = make.world()
+    obj = make.domain()
+    obj["metadata"]["labels"] = {names.ISOLATION_LABEL: "channel"}
+    world.put(COMPUTE_DOMAIN, obj)
+    settle(world, host, make)
+    template = world.at(RESOURCE_CLAIM_TEMPLATE, "team", "imex-channel-0")
+    request = template["spec"]["spec"]["devices"]["requests"][0]["exactly"]
+    assert request["deviceClassName"] == names.CHANNEL_CLASS
+    degraded = status_of(world).condition("Degraded")
+    assert (degraded.status, degraded.reason) == ("True", "ChannelModeUnavailable")
+    assert "remove the label" in degraded.message
+
+
 def test_deletion_takes_everything_and_only_what_is_ours(make, settings):
     world = make.world()
     started(world, make, settings)

@@ -24,8 +24,8 @@ _TOLERATIONS = [
 
 def workload_template(domain: ComputeDomain, settings: Settings) -> Object:
     """The template that the user's pods refer to."""
-    isolated = isolation_of(domain.labels, settings.isolation) is Isolation.CHANNEL
     managed = settings.imex_mode is ImexMode.DRIVER_MANAGED
+    isolated = managed and isolation_of(domain.labels, settings.isolation) is Isolation.CHANNEL
     mode = domain.allocation_mode if managed else AllocationMode.SINGLE
     config = ChannelConfig(domain_id=domain.uid, allocation_mode=mode)
     device_class = names.ISOLATED_CHANNEL_CLASS if isolated else names.CHANNEL_CLASS

@@ -6,7 +6,7 @@ from rackloom.claim.cluster.settings import Settings
 from rackloom.claim.cluster.slots import Slot, slots, uses_warm_clique
 from rackloom.claim.cluster.snapshot import Snapshot
 from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.domain.objects import AllocationMode, ComputeDomain
 from rackloom.claim.kube.kinds import RESOURCE_CLAIM_TEMPLATE
 
@@ -23,7 +23,7 @@ def problems(domain: ComputeDomain, snapshot: Snapshot, settings: Settings) -> t
     if snapshot.invalid:
         return (Problem("InvalidSpec", snapshot.invalid),)
     found = [problem for slot in slots(domain, snapshot, settings) for problem in _of_slot(slot)]
-    found += _of_labels(domain)
+    found += _of_labels(domain, settings)
     found += _of_cliques(snapshot)
     if uses_warm_clique(domain, settings):
         found += _of_channel_mode(domain, snapshot)
@@ -47,8 +47,11 @@ def _of_slot(slot: Slot) -> list[Problem]:
     return [Problem("ObjectNameTaken", f"{slot.called} exists and belongs to {whose}; {fix}")]
 
 
-def _of_labels(domain: ComputeDomain) -> list[Problem]:
+def _of_labels(domain: ComputeDomain, settings: Settings) -> list[Problem]:
     asked = domain.labels.get(names.ISOLATION_LABEL)
+    if asked == Isolation.CHANNEL and settings.imex_mode is ImexMode.HOST_MANAGED:
+        told = f"label {names.ISOLATION_LABEL} asks for a channel of its own, but the hosts run nvidia-imex"
+        return [Problem("ChannelModeUnavailable", f"{told} here and share one; remove the label")]
     if asked is None or asked in set(Isolation):
         return []
     known = " or ".join(Isolation)

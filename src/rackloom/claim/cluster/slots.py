@@ -72,10 +72,7 @@ def slots(domain: ComputeDomain, snapshot: Snapshot, settings: Settings) -> tupl
 
 def shares_a_claim(domain: ComputeDomain, settings: Settings) -> bool:
     """Whether all pods of the ComputeDomain are to use one channel through one claim."""
-    isolated = isolation_of(domain.labels, settings.isolation) is Isolation.CHANNEL and uses_warm_clique(
-        domain, settings
-    )
-    return isolated and domain.allocation_mode is AllocationMode.SINGLE
+    return uses_warm_clique(domain, settings) and domain.allocation_mode is AllocationMode.SINGLE
 
 
 def uses_warm_clique(domain: ComputeDomain, settings: Settings) -> bool:
