@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -16,7 +17,7 @@ import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rackloom.app.node import ImexOptions, NodeOptions, _until_stopped, imex_node
+from rackloom.app.node import ImexOptions, NodeOptions, imex_node, until_stopped
 from rackloom.claim.domain.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, ISOLATION_LABEL
 from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
 from rackloom.claim.node.imex.plugin import ImexPlugin
@@ -144,6 +145,11 @@ def test_a_node_whose_driver_is_too_old_or_absent_is_refused_at_the_start(host):
         asyncio.run(start())
 
 
+async def until_imex_stopped(host, announce):
+    common, imex = options(host)
+    await until_stopped(common, IMEX_DRIVER, partial(imex_node, common, imex), announce)
+
+
 def test_it_ends_in_good_order_when_it_is_told_to(host, monkeypatch):
     said = []
 
@@ -155,7 +161,7 @@ def test_it_ends_in_good_order_when_it_is_told_to(host, monkeypatch):
             said.append(line)
             os.kill(os.getpid(), signal.SIGTERM)
 
-        await _until_stopped(*options(host), announce)
+        await until_imex_stopped(host, announce)
         assert list((host / "reg").iterdir()) == []
 
     asyncio.run(asyncio.wait_for(story(), 60))
@@ -167,7 +173,7 @@ def test_it_ends_with_the_reason_when_a_part_of_it_fails(host, monkeypatch):
         api = await a_node()
         monkeypatch.setattr("rackloom.app.node.connect", lambda *_, **__: nullcontext(api))
         monkeypatch.setattr(ImexPlugin, "run", fail)
-        await _until_stopped(*options(host), lambda _: None)
+        await until_imex_stopped(host, lambda _: None)
 
     async def fail(*_):
         raise RuntimeError("a bug")

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -72,15 +72,21 @@ class ImexOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_imex(common: NodeOptions, options: ImexOptions, announce: Callable[[str], None]) -> None:
     """Serve IMEX channels until SIGTERM or SIGINT."""
-    asyncio.run(_until_stopped(common, options, announce))
+    asyncio.run(until_stopped(common, IMEX_DRIVER, partial(imex_node, common, options), announce))
 
 
-async def _until_stopped(common: NodeOptions, options: ImexOptions, announce: Callable[[str], None]) -> None:
+async def until_stopped(
+    common: NodeOptions,
+    driver: str,
+    serve: Callable[[KubeApi], AbstractAsyncContextManager[Running]],
+    announce: Callable[[str], None],
+) -> None:
+    """Serve one driver's plugin until SIGTERM or SIGINT, or until its own work fails."""
     stopped = told_to_stop()
     async with AsyncExitStack() as stack:
-        api = await stack.enter_async_context(connect(common.kubeconfig, user_agent="rackloom-node-imex"))
-        one = await stack.enter_async_context(imex_node(common, options, api))
-        announce(f"rackloom: serving {IMEX_DRIVER} on node {common.node}")
+        api = await stack.enter_async_context(connect(common.kubeconfig, user_agent=f"rackloom-{driver}"))
+        one = await stack.enter_async_context(serve(api))
+        announce(f"rackloom: serving {driver} on node {common.node}")
         async with beside(_failing(one, stopped)):
             await stopped.wait()
 
@@ -105,12 +111,12 @@ async def imex_node(common: NodeOptions, options: ImexOptions, api: KubeApi) -> 
     plugin = ImexPlugin(api, settings, view, HostDaemon(root=options.driver_root, socket=options.host_socket))
     await plugin.start()
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(running(plugin, api, _host(common)))
+        one = await stack.enter_async_context(running(plugin, api, host_of(common)))
         if options.clique_label:
             keep = settings.isolation is Isolation.CHANNEL
             label = CliqueLabel(api, common.node, view, keep=keep)
             await stack.enter_async_context(background(label.run()))
-        await stack.enter_async_context(_pages(common, one))
+        await stack.enter_async_context(pages(common, one))
         yield one
 
 
@@ -147,13 +153,15 @@ def _base_spec(common: NodeOptions, options: ImexOptions) -> tuple[str, ...]:
     return cdi.write_shared("device_base", "device", "all", edits)
 
 
-def _host(common: NodeOptions) -> Host:
+def host_of(common: NodeOptions) -> Host:
+    """What the framework has to know of this machine."""
     boot_id = (common.sysroot / BOOT_ID).read_text().strip()
     return Host(node=common.node, boot_id=boot_id, places=common.places, wall=time.time)
 
 
 @asynccontextmanager
-async def _pages(common: NodeOptions, one: Running) -> AsyncIterator[None]:
+async def pages(common: NodeOptions, one: Running) -> AsyncIterator[None]:
+    """Serve what probes and Prometheus ask for."""
     async with AsyncExitStack() as stack:
         if common.listen is not None:
             await stack.enter_async_context(listening(PluginPages(one), common.listen))

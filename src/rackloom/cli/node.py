@@ -7,33 +7,38 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 
 app = App(name="node", help="Kubelet plugins: serve the devices of this node to pods.")
+app.command("rackloom.cli.node_nic:nic", name="nic", help="Serve NICs and RDMA devices (driver dra.net).")
+app.command(
+    "rackloom.cli.node_gpu:gpu", name="gpu", help="Serve GPUs and MIG devices (driver gpu.nvidia.com)."
+)
 
 
-def _env(name: str) -> Parameter:
+def env(name: str) -> Parameter:
+    """A flag that an environment variable may set."""
     return Parameter(env_var=name)
 
 
 @app.command
 def imex(
     *,
-    node: Annotated[str, _env("NODE_NAME")],
-    namespace: Annotated[str, _env("NAMESPACE")] = "rackloom-system",
-    mode: Annotated[Literal["driverManaged", "hostManaged"], _env("IMEX_MODE")] = "driverManaged",
-    isolation: Annotated[Literal["domain", "channel"], _env("IMEX_ISOLATION")] = "domain",
-    clique_label: Annotated[bool, _env("GPU_CLIQUE_LABEL_ENABLED")] = False,
+    node: Annotated[str, env("NODE_NAME")],
+    namespace: Annotated[str, env("NAMESPACE")] = "rackloom-system",
+    mode: Annotated[Literal["driverManaged", "hostManaged"], env("IMEX_MODE")] = "driverManaged",
+    isolation: Annotated[Literal["domain", "channel"], env("IMEX_ISOLATION")] = "domain",
+    clique_label: Annotated[bool, env("GPU_CLIQUE_LABEL_ENABLED")] = False,
     fabric_file: Path | None = None,
     sysroot: Path = Path("/"),
-    driver_root: Annotated[Path, _env("DRIVER_ROOT_CTR_PATH")] = Path("/driver-root"),
-    host_driver_root: Annotated[Path, _env("NVIDIA_DRIVER_ROOT")] = Path("/"),
-    proc_devices: Annotated[Path | None, _env("ALT_PROC_DEVICES_PATH")] = None,
-    host_socket: Annotated[str, _env("IMEX_HOST_SOCKET_PATH")] = "/etc/nvidia-imex/imex_ctrl.sock",
-    registry: Annotated[Path, _env("KUBELET_REGISTRAR_DIRECTORY_PATH")] = Path(
+    driver_root: Annotated[Path, env("DRIVER_ROOT_CTR_PATH")] = Path("/driver-root"),
+    host_driver_root: Annotated[Path, env("NVIDIA_DRIVER_ROOT")] = Path("/"),
+    proc_devices: Annotated[Path | None, env("ALT_PROC_DEVICES_PATH")] = None,
+    host_socket: Annotated[str, env("IMEX_HOST_SOCKET_PATH")] = "/etc/nvidia-imex/imex_ctrl.sock",
+    registry: Annotated[Path, env("KUBELET_REGISTRAR_DIRECTORY_PATH")] = Path(
         "/var/lib/kubelet/plugins_registry"
     ),
-    plugins: Annotated[Path, _env("KUBELET_PLUGINS_DIRECTORY_PATH")] = Path("/var/lib/kubelet/plugins"),
-    cdi_root: Annotated[Path, _env("CDI_ROOT")] = Path("/var/run/cdi"),
-    listen: Annotated[str | None, _env("HTTP_ENDPOINT")] = None,
-    healthcheck_port: Annotated[int, _env("HEALTHCHECK_PORT")] = -1,
+    plugins: Annotated[Path, env("KUBELET_PLUGINS_DIRECTORY_PATH")] = Path("/var/lib/kubelet/plugins"),
+    cdi_root: Annotated[Path, env("CDI_ROOT")] = Path("/var/run/cdi"),
+    listen: Annotated[str | None, env("HTTP_ENDPOINT")] = None,
+    healthcheck_port: Annotated[int, env("HEALTHCHECK_PORT")] = -1,
     kubeconfig: Path | None = None,
 ) -> None:
     """Serve IMEX channels and daemons (driver compute-domain.nvidia.com) to the pods of this node.

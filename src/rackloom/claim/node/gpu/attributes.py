@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from rackloom.claim.allocate.objects import Device, DeviceAttribute, DeviceCapacity
 from rackloom.claim.node.gpu.inventory import Gpu, Inventory, Mig, Vfio
-from rackloom.claim.node.gpu.place import Place
+from rackloom.claim.node.gpu.place import NicPartner, Place
 from rackloom.claim.node.joinkey import TRAY, Attributes, clique_attributes, gpu_attributes, number, text
 
 STANDARD = "resource.kubernetes.io"
@@ -37,11 +37,7 @@ def gpu_device(gpu: Gpu, inventory: Inventory, place: Place) -> Device:
     attributes = {
         "type": text("gpu"),
         **_common(gpu, inventory, place),
-        **_texts(
-            nicPartner=place.nic and place.nic.rdma,
-            nicPartnerPCIBusID=place.nic and place.nic.pci_address,
-            nicPartnerClass=place.nic and place.nic.path_class,
-        ),
+        **_partner(place.nic),
         **clique_attributes(gpu.clique),
         **gpu_attributes(gpu.key),
         **tray,
@@ -60,7 +56,12 @@ def mig_device(gpu: Gpu, mig: Mig, inventory: Inventory, place: Place) -> Device
     return Device(name=mig_name(gpu, mig), attributes=attributes, capacity=_mig_capacity(mig))
 
 
-def vfio_device(index: int, vfio: Vfio) -> Device:
+def vfio_name(vfio: Vfio) -> str:
+    """Name of a GPU for a virtual machine."""
+    return f"gpu-vfio-{vfio.index}"
+
+
+def vfio_device(vfio: Vfio) -> Device:
     """A GPU for a virtual machine."""
     attributes = {
         "type": text("vfio"),
@@ -69,7 +70,7 @@ def vfio_device(index: int, vfio: Vfio) -> Device:
         **_position(vfio.pci_address, vfio.pcie_root, vfio.numa_node),
     }
     memory = _bytes(addressableMemory=vfio.addressable_memory)
-    return Device(name=f"gpu-vfio-{index}", attributes=attributes, capacity=memory)
+    return Device(name=vfio_name(vfio), attributes=attributes, capacity=memory)
 
 
 def version(written: str | None) -> DeviceAttribute | None:
@@ -98,6 +99,13 @@ def _common(gpu: Gpu, inventory: Inventory, place: Place) -> Attributes:
         **{name: value for name, value in versions.items() if value is not None},
         **_position(gpu.pci_address, place.pcie_root, place.numa_node),
     }
+
+
+def _partner(nic: NicPartner | None) -> Attributes:
+    """The GPU's own NIC, and what lies between the two."""
+    if nic is None:
+        return {}
+    return _texts(nicPartner=nic.rdma, nicPartnerPCIBusID=nic.pci_address, nicPartnerClass=nic.path_class)
 
 
 def _position(address: str, root: str | None, numa_node: int | None) -> Attributes:

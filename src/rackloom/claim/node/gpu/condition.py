@@ -1,8 +1,8 @@
 """How each GPU is, from what was read and what happened; and the taints and the health that follow.
 
 A taint goes away with its reason. A GPU that answers again is not lost. An error is over when the driver asks
-for no recovery any more and the error did not come again for a while; a driver that does not tell what it asks for
-is believed once the GPU was away in between, as after a reset.
+for no recovery any more and the error did not come again for a while. A driver that does not tell what it
+asks for is believed once the GPU was away in between, as after a reset.
 Source of the taint keys and of the harmless XIDs: NVIDIA's DRA driver for GPUs, 0.5.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from rackloom.claim.allocate.objects import DeviceTaint
-from rackloom.claim.node.gpu.inventory import Gpu, Inventory, Recovery, Xid
+from rackloom.claim.node.gpu.inventory import Gpu, Inventory, Mig, Recovery, Vfio, Xid
 from rackloom.claim.node.values import Health, Value
 
 XID_TAINT = "gpu.nvidia.com/xid"
@@ -43,10 +43,33 @@ Conditions = Mapping[str, Condition]
 """By UUID."""
 
 
-def looked(known: Conditions, inventory: Inventory, deaf: frozenset[str], now: float) -> Conditions:
-    """After a look that found `inventory`. A GPU that was there before and does not answer is lost."""
-    answering = {gpu.uuid: _answered(known.get(gpu.uuid), gpu, deaf, now) for gpu in inventory.gpus}
-    silent = {uuid: _silent(one, now) for uuid, one in known.items() if uuid not in answering}
+class Known(Value, frozen=True, kw_only=True):
+    """What a device's name stands for: a whole GPU, a MIG device of one, or one that is passed through."""
+
+    condition: Condition | None = None
+    mig: Mig | None = None
+    vfio: Vfio | None = None
+
+    @property
+    def uuid(self) -> str:
+        """By which the driver's programs name the device; nothing for one that is passed through."""
+        if self.mig is not None:
+            return self.mig.uuid
+        return "" if self.condition is None else self.condition.gpu.uuid
+
+
+class Look(Value, frozen=True, kw_only=True):
+    """What one look found. `unmonitored` are the UUIDs of GPUs whose errors cannot be listened to."""
+
+    inventory: Inventory
+    unmonitored: frozenset[str] = frozenset()
+    at: float
+
+
+def looked(known: Conditions, look: Look, harmless: frozenset[int]) -> Conditions:
+    """After a look. A GPU that was there before and does not answer is lost."""
+    answering = {gpu.uuid: _answered(known.get(gpu.uuid), gpu, look, harmless) for gpu in look.inventory.gpus}
+    silent = {uuid: _silent(one, look.at) for uuid, one in known.items() if uuid not in answering}
     return {**answering, **silent}
 
 
@@ -81,10 +104,9 @@ def health_of(one: Condition, harmless: frozenset[int]) -> tuple[Health, str]:
     return Health.HEALTHY, ""
 
 
-def _answered(before: Condition | None, gpu: Gpu, deaf: frozenset[str], now: float) -> Condition:
-    came_back = before is not None and before.lost_since is not None
-    xids = {} if before is None else _lasting(before.xids, gpu.recovery, came_back, now)
-    return Condition(gpu=gpu, xids=xids, monitored=gpu.uuid not in deaf)
+def _answered(before: Condition | None, gpu: Gpu, look: Look, harmless: frozenset[int]) -> Condition:
+    xids = {} if before is None else _lasting(before, gpu.recovery, look.at, harmless)
+    return Condition(gpu=gpu, xids=xids, monitored=gpu.uuid not in look.unmonitored)
 
 
 def _silent(one: Condition, now: float) -> Condition:
@@ -92,10 +114,18 @@ def _silent(one: Condition, now: float) -> Condition:
 
 
 def _lasting(
-    xids: Mapping[int, float], recovery: Recovery | None, came_back: bool, now: float
+    before: Condition, recovery: Recovery | None, now: float, harmless: frozenset[int]
 ) -> Mapping[int, float]:
-    over = came_back if recovery is None else recovery is Recovery.NONE
-    return {} if over and all(now - at >= QUIET_SECONDS for at in xids.values()) else xids
+    """Errors of before that are not over."""
+    if recovery:
+        return before.xids
+    if before.lost_since is not None:
+        return {}
+    return {
+        xid: at
+        for xid, at in before.xids.items()
+        if now - at < QUIET_SECONDS or (recovery is None and xid not in harmless)
+    }
 
 
 def _taints(one: Condition, harmless: frozenset[int]) -> Iterator[DeviceTaint]:

@@ -1,8 +1,8 @@
 """The GPUs of a node without GPUs, as a file declares them: for rehearsals, simulated nodes and tests.
 
     {"driverVersion": "580.95.05", "cudaVersion": "13.0",
-     "gpus": [{"minor": 0, "uuid": "GPU-...", "pciAddress": "0001:00:00.0", "product": "NVIDIA H100 80GB HBM3",
-               "memoryBytes": 85899345920, "architecture": "Hopper", "computeCapability": "9.0"}]}
+     "gpus": [{"minor": 0, "uuid": "GPU-...", "pciAddress": "0001:00:00.0",
+               "product": "NVIDIA H100 80GB HBM3", "memoryBytes": 85899345920, "computeCapability": "9.0"}]}
 
 docs/gpus.md names every field. The file is read again at each look, so that what it says may change: a number
 that appears among a GPU's `xids` is an error that happens now, and a GPU that disappears is lost.

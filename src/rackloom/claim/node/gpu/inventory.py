@@ -86,6 +86,8 @@ class Xid(Value, frozen=True, kw_only=True):
 class Vfio(Value, frozen=True, kw_only=True):
     """A GPU that is bound to vfio-pci, so that NVIDIA's driver does not know it."""
 
+    index: int
+    """Place among all GPUs of NVIDIA by PCI address, so that names stay when another GPU is bound."""
     pci_address: str
     vendor_id: str
     device_id: str

@@ -1,7 +1,7 @@
 """The GPUs of a node as NVIDIA's driver tells of them, through NVML.
 
-A GPU that has fallen off the bus does not stop the others from being read: it is left out. What an older driver
-or a smaller GPU does not know is None.
+A GPU that has fallen off the bus does not stop the others from being read: it is left out. What an older
+driver or a smaller GPU does not know is None.
 """
 
 from collections.abc import Callable, Iterator

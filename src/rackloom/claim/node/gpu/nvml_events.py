@@ -12,8 +12,8 @@ from rackloom.errors import Retry
 class NvmlGpus:
     """The GPUs that NVML knows.
 
-    `wait` is called by one thread at a time. It starts to listen anew after trouble, since events of a GPU that
-    was lost do not come back by themselves.
+    `wait` is called by one thread at a time. It starts to listen anew after trouble, since events of a GPU
+    that was lost do not come back by themselves.
     """
 
     def __init__(self, driver_root: Path) -> None:

@@ -1,7 +1,7 @@
 """Where each GPU sits in its machine, and which NIC is its own.
 
-Where several GPUs are equally near to several NICs, the first GPU gets the first NIC and so on: as many GPUs as
-NICs then use as many NICs.
+Where several GPUs are equally near to several NICs, the first GPU gets the first NIC and so on: as many GPUs
+as NICs then use as many NICs.
 """
 
 from collections.abc import Mapping

@@ -1,0 +1,147 @@
+"""Device files and files of NVIDIA's driver that a container needs.
+
+Source: /proc/devices names the major numbers; minor numbers are fixed in NVIDIA's kernel modules (nvidiactl
+255, nvidia-modeset 254, uvm 0, uvm-tools 1); capabilities say theirs below /proc/driver/nvidia/capabilities.
+"""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from rackloom.claim.node.gpu.inventory import Gpu, Mig
+from rackloom.claim.node.imex.base import LIBRARY_PLACES, PROGRAM_PLACES, found, mount_of
+from rackloom.claim.node.imex.host import CAPS_DRIVER, character_devices
+from rackloom.claim.node.values import DeviceNode, Edits, Hook, Value
+from rackloom.errors import Refused, Retry
+
+MODE = 0o666
+_GPU_DRIVERS = ("nvidia", "nvidia-frontend")
+"""The second is what drivers before 560 are called."""
+_CAPABILITY_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
+_PROGRAMS = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+)
+_LIBRARIES = (
+    "libcuda.so*",
+    "libcudadebugger.so*",
+    "libnvidia-*.so*",
+    "libnvcuvid.so*",
+    "libnvoptix.so*",
+    "libGLX_nvidia.so*",
+    "libEGL_nvidia.so*",
+    "libGLESv*_nvidia.so*",
+)
+_FIRMWARE_PLACES, _FIRMWARE = ("lib/firmware/nvidia", "usr/lib/firmware/nvidia"), ("*/gsp*.bin",)
+_HOOK_PROGRAM = "nvidia-cdi-hook"
+
+
+class DriverFiles(Value, frozen=True, kw_only=True):
+    """Where the kernel tells of NVIDIA's driver, and where device files are seen from here."""
+
+    proc_devices: Path = Path("/proc/devices")
+    capabilities: Path = Path("/proc/driver/nvidia/capabilities")
+    devices: Path = Path("/dev")
+
+    def of_gpu(self, gpu: Gpu) -> tuple[DeviceNode, ...]:
+        """For a whole GPU. Raises `Refused` while the driver is not loaded."""
+        majors = self._majors()
+        return (_node(f"nvidia{gpu.minor}", _gpu_major(majors), gpu.minor), *_common(majors))
+
+    def of_mig(self, gpu: Gpu, mig: Mig) -> tuple[DeviceNode, ...]:
+        """For a MIG device: the file of its GPU, and what gives access to the two instances."""
+        instance = self.capabilities / f"gpu{gpu.minor}" / "mig" / f"gi{mig.gpu_instance}"
+        files = (instance / "access", instance / f"ci{mig.compute_instance}" / "access")
+        major = self._majors().get(CAPS_DRIVER)
+        if major is None:
+            raise Refused(
+                f"{self.proc_devices} lists no character device {CAPS_DRIVER}",
+                nearest_fix="load a driver of NVIDIA that knows MIG",
+            )
+        minors = [_capability_minor(file) for file in files]
+        caps = (_node(f"nvidia-caps/nvidia-cap{minor}", major, minor) for minor in minors)
+        return (*self.of_gpu(gpu), *caps)
+
+    def existing(self, path: str) -> DeviceNode:
+        """A device file as it is now. Raises `Retry` while there is none."""
+        try:
+            info = (self.devices.parent / path.lstrip("/")).stat()
+        except OSError as error:
+            raise Retry(f"{path} is not there: {error.strerror}", after=1.0) from error
+        if not stat.S_ISCHR(info.st_mode):
+            raise Retry(f"{path} is no device file", after=1.0)
+        return DeviceNode(path=path, major=os.major(info.st_rdev), minor=os.minor(info.st_rdev))
+
+    def _majors(self) -> dict[str, int]:
+        return {name: major for major, name in character_devices(self.proc_devices.read_text())}
+
+
+def workload_edits(driver_root: Path, host_root: Path) -> Edits:
+    """The driver's libraries, programs and firmware, for every container that gets a GPU.
+
+    The loader's cache is written by nvidia-cdi-hook where the host has it. Without it LD_LIBRARY_PATH tells
+    the loader where to look, and an image's own value of it is lost. No edits where there is no driver.
+    """
+    libraries = found(driver_root, LIBRARY_PLACES, _LIBRARIES)
+    if not libraries:
+        return Edits()
+    programs = found(driver_root, PROGRAM_PLACES, _PROGRAMS)
+    firmware = found(driver_root, _FIRMWARE_PLACES, _FIRMWARE)
+    folders = sorted({f"/{file.parent}" for file in libraries})
+    hooks = found(driver_root, PROGRAM_PLACES, (_HOOK_PROGRAM,))
+    search = () if hooks else (f"LD_LIBRARY_PATH={':'.join(folders)}",)
+    return Edits(
+        env=("NVIDIA_VISIBLE_DEVICES=void", *search),
+        mounts=tuple(mount_of(file, host_root) for file in (*libraries, *programs, *firmware)),
+        hooks=tuple(_cache_hook(host_root / program, folders) for program in hooks[:1]),
+    )
+
+
+def _cache_hook(program: Path, folders: list[str]) -> Hook:
+    named = [word for folder in folders for word in ("--folder", folder)]
+    return Hook(
+        hook_name="createContainer", path=str(program), args=(_HOOK_PROGRAM, "update-ldcache", *named)
+    )
+
+
+def _common(majors: dict[str, int]) -> tuple[DeviceNode, ...]:
+    """What every user of any GPU needs; a kernel without display support has no modeset device."""
+    gpu = _gpu_major(majors)
+    nodes = [_node("nvidiactl", gpu, 255)]
+    if "nvidia-uvm" in majors:
+        nodes += [
+            _node("nvidia-uvm", majors["nvidia-uvm"], 0),
+            _node("nvidia-uvm-tools", majors["nvidia-uvm"], 1),
+        ]
+    if "nvidia-modeset" in majors:
+        nodes.append(_node("nvidia-modeset", majors["nvidia-modeset"], 254))
+    return tuple(nodes)
+
+
+def _gpu_major(majors: dict[str, int]) -> int:
+    for name in _GPU_DRIVERS:
+        if name in majors:
+            return majors[name]
+    raise Refused(
+        "NVIDIA's driver is not loaded: /proc/devices does not list it",
+        nearest_fix="load the nvidia module on the node",
+    )
+
+
+def _capability_minor(file: Path) -> int:
+    """Raises `Retry` for an instance that is gone: somebody is making others of the GPU."""
+    try:
+        told = _CAPABILITY_MINOR.search(file.read_text())
+    except OSError as error:
+        raise Retry(f"{file}: {error.strerror}", after=1.0) from error
+    if told is None:
+        raise Retry(f"{file} names no device file", after=1.0)
+    return int(told[1])
+
+
+def _node(name: str, major: int, minor: int) -> DeviceNode:
+    return DeviceNode(path=f"/dev/{name}", major=major, minor=minor, file_mode=MODE)

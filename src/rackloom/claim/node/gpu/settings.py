@@ -1,0 +1,19 @@
+"""What an operator chooses for the GPU plugin."""
+
+from pathlib import Path
+
+from rackloom.claim.node.gpu.driver_files import DriverFiles
+from rackloom.claim.node.values import Value
+
+GPU_DRIVER = "gpu.nvidia.com"
+
+
+class GpuSettings(Value, frozen=True, kw_only=True):
+    """Of one node."""
+
+    node: str
+    mps_home: Path
+    """A directory for each MPS daemon."""
+    files: DriverFiles = DriverFiles()
+    base_cdi_ids: tuple[str, ...] = ()
+    """CDI devices that every container with a GPU needs besides: the driver's libraries and programs."""

@@ -1,0 +1,110 @@
+"""The GPU plugin as `rackloom node gpu` composes it."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rackloom.app.node import NodeOptions
+from rackloom.app.node_gpu import GpuOptions, gpu_node
+from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
+from rackloom.claim.node.gpu.settings import GPU_DRIVER
+from rackloom.claim.node.run import Places
+from rackloom.errors import Refused
+from rackloom.topology import profiles
+from rackloom.twin.gpu_inventory import declared_inventory
+from rackloom.twin.kube import DirectApi, FakeKube
+from rackloom.twin.kubelet.kubelet import Timing, kubelet_on
+from rackloom.twin.sysroot import host_files, write_sysroot
+
+PROFILE = "oci-bm.gpu.gb200-v3.4"
+
+
+@pytest.fixture
+def host():
+    """The files of a node that only looks as if it had GPUs, below a short directory."""
+    with tempfile.TemporaryDirectory(prefix="rl") as name:
+        root = Path(name)
+        machine = profiles.load_machine(PROFILE)
+        write_sysroot(host_files(machine), root)
+        (root / "proc/sys/kernel/random").mkdir(parents=True)
+        (root / "proc/sys/kernel/random/boot_id").write_text("boot-1\n")
+        (root / "proc/devices").write_text("Character devices:\n195 nvidia\n\nBlock devices:\n")
+        (root / "inventory.json").write_bytes(msgspec.json.encode(declared_inventory(machine)))
+        (root / "usr/lib64").mkdir(parents=True)
+        (root / "usr/lib64/libcuda.so.1").touch()
+        yield root
+
+
+def options(host):
+    places = Places(registry=host / "reg", plugins=host / "plug", cdi=host / "cdi")
+    common = NodeOptions(node="n1", places=places, sysroot=host)
+    return common, GpuOptions(inventory_file=host / "inventory.json", driver_root=host, vfio=True)
+
+
+async def a_node():
+    api = DirectApi(FakeKube(namespaces=("rackloom-system",), seed=1), "plugin")
+    await api.create(NODE, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
+    return api
+
+
+def test_it_registers_and_publishes_what_is_declared(host):
+    async def story():
+        api = await a_node()
+        async with kubelet_on(host / "reg", api, "n1", timing=Timing(look=0.01)) as kubelet:
+            async with gpu_node(*options(host), api) as one:
+                await kubelet.registered(GPU_DRIVER)
+                await one.publisher.published.wait()
+                (found,) = (await api.list(RESOURCE_SLICE)).items
+                names = [device["name"] for device in found["spec"]["devices"]]
+                assert names == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
+                (spec,) = (host / "cdi").iterdir()
+                base = json.loads(spec.read_bytes())
+                assert base["kind"] == "k8s.gpu.nvidia.com/device"
+                mounts = base["devices"][0]["containerEdits"]["mounts"]
+                assert mounts[0]["containerPath"] == "/usr/lib64/libcuda.so.1"
+            await kubelet.gone(GPU_DRIVER)
+
+    asyncio.run(asyncio.wait_for(story(), 120))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("{", "truncated"),
+        ('{"gpus": [{"minor": 0}]}', "uuid"),
+        ('{"gpu": []}', "unknown field `gpu`"),
+        (
+            '{"gpus": [{"minor": 0, "uuid": "GPU-1", "pciAddress": "0000:01:00.0", "product": "",'
+            ' "memoryBytes": 1, "recovery": "magic"}]}',
+            "magic",
+        ),
+    ],
+)
+def test_a_declaration_that_cannot_be_used_is_refused_at_the_start(host, content, complaint):
+    (host / "inventory.json").write_text(content)
+
+    async def start():
+        async with gpu_node(*options(host), await a_node()):
+            raise AssertionError("nothing to serve")
+
+    with pytest.raises(Refused, match=r"docs/gpus\.md") as refused:
+        asyncio.run(start())
+    assert complaint in str(refused.value)
+
+
+def test_the_command_explains_itself():
+    done = subprocess.run(
+        [sys.executable, "-m", "rackloom.cli.main", "node", "gpu", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert "gpu.nvidia.com" in done.stdout
+    assert "--inventory-file" in done.stdout

@@ -1,0 +1,74 @@
+"""The benchmark of the transfer runs and says what it promises; how fast is for its reader to judge."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.prove.transfer.memory import missing
+
+TRANSFER = Path(__file__).parents[2] / "benchmarks" / "transfer.py"
+
+
+def loaded() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("transfer_benchmark", TRANSFER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+BENCHMARK = loaded()
+
+
+@pytest.mark.parametrize(("count", "low", "high"), [(6, 0, 5), (7, 0, 6), (9, 1, 7), (20, 5, 14)])
+def test_the_interval_of_a_median_is_that_of_the_tables(count: int, low: int, high: int) -> None:
+    assert BENCHMARK.median_interval(list(range(count))) == (low, high)
+
+
+def test_five_numbers_cannot_give_95_percent() -> None:
+    with pytest.raises(AssertionError, match="cannot give 95%"):
+        BENCHMARK.median_interval([1.0] * 5)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=7, max_size=30))
+def test_the_median_is_within_its_interval(numbers: list[float]) -> None:
+    low, high = BENCHMARK.median_interval(numbers)
+    assert low <= sorted(numbers)[len(numbers) // 2] <= high
+
+
+def test_a_contended_round_is_discarded_and_counted() -> None:
+    """Whoever is suspect takes its whole round with it."""
+    turns = iter([None, "pushed aside", None])
+    ways = {"ours": lambda: (2.0, next(turns)), "other": lambda: (1.0, None)}
+    BENCHMARK.FOREIGN = float("inf")  # whatever else this machine does
+    kept, discarded = BENCHMARK.rounds(ways, wanted=2, most=9)
+    assert kept == [{"ours": 2.0, "other": 1.0}] * 2
+    assert discarded == ["pushed aside"]
+
+
+def test_the_overall_rate_of_ucx_perftest_is_read() -> None:
+    output = "[thread 0]  20  1.0\nFinal:     20      0.1  9.9  8.8   4000.00  2000.00   61   30\n"
+    assert BENCHMARK.overall_rate(output) == pytest.approx(2000 * (1 << 20) / 1e9)
+
+
+@pytest.mark.nixl
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_it_prints_a_row_for_each_comparison() -> None:
+    done = subprocess.run(
+        [sys.executable, str(TRANSFER), "--quick"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 1, done.stderr  # one attempt is never enough for a ratio
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert rows[0]["against"] == "raw TCP loopback"
+    for row in rows:
+        assert row["ratio"] is None
+        assert row["rounds"] + row["contended_rounds"] == 1
+    assert len(rows) == 2 or "SKIPPED against ucx_perftest" in done.stderr

@@ -1,0 +1,208 @@
+"""A node with the GPUs of a machine profile, and programs in the place of NVIDIA's."""
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rackloom.claim.kube.kinds import RESOURCE_CLAIM
+from rackloom.claim.node.gpu.condition import HARMLESS_XIDS
+from rackloom.claim.node.gpu.declared import DeclaredGpus, DeclaredInventory
+from rackloom.claim.node.gpu.driver_files import DriverFiles
+from rackloom.claim.node.gpu.plugin import GpuPlugin
+from rackloom.claim.node.gpu.programs import Programs
+from rackloom.claim.node.gpu.settings import GPU_DRIVER, GpuSettings
+from rackloom.claim.node.gpu.vfio import read_vfio
+from rackloom.claim.node.gpu.view import GpuView, Reading
+from rackloom.topology import profiles
+from rackloom.topology.discovery.discover import discover
+from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.topology.machine import Machine
+from rackloom.twin.gpu_inventory import declared_inventory
+from rackloom.twin.kubelet.claims import PodClaim, pod_claim
+from rackloom.twin.sysroot import host_files, write_sysroot
+
+H100 = "azure-nd96isr-h100-v5"
+PROC_DEVICES = (
+    "Character devices:\n  1 mem\n195 nvidia\n195 nvidia-modeset\n195 nvidiactl\n236 nvidia-caps\n"
+    "507 nvidia-uvm\n\nBlock devices:\n  8 sd\n"
+)
+SMI = """#!/bin/sh
+echo "nvidia-smi $*" >> "$LOG"
+if [ -e "$STATE/smi-fails" ]; then echo "Insufficient Permissions"; exit 4; fi
+"""
+# The daemon runs while the file `running` is in its pipe directory.
+CONTROL = """#!/bin/sh
+if [ "$1" = "-d" ]; then
+  shift
+  echo "start $CUDA_VISIBLE_DEVICES $*" >> "$LOG"
+  touch "$CUDA_MPS_PIPE_DIRECTORY/running"
+  exit 0
+fi
+read -r command
+if [ ! -e "$CUDA_MPS_PIPE_DIRECTORY/running" ]; then echo "Cannot find MPS control daemon process"; exit 1; fi
+case "$command" in
+  quit) echo "quit" >> "$LOG"; rm "$CUDA_MPS_PIPE_DIRECTORY/running" ;;
+  get_*) echo 100.0 ;;
+  *) echo "$command" >> "$LOG" ;;
+esac
+"""
+# Runs the command without a namespace: not everybody who runs the tests may make one.
+UNSHARE = """#!/bin/sh
+shift 4
+exec sh -c 'shift; exec nvidia-cuda-mps-control -d "$@"' "$@"
+"""
+
+
+class GpuKit:
+    """`kit` is the node without a plugin; `root` holds what the GPUs' side of it has on disk."""
+
+    def __init__(self, kit: Any, root: Path, programs: Path, profile: str = H100) -> None:
+        self.kit, self.api, self.root, self.programs = kit, kit.api, root, programs
+        self.sysroot = programs.parent / f"host-{profile}"
+        self.vfio_root = self.sysroot
+        self.inventory_file = root / "inventory.json"
+        self.machine = profiles.load_machine(profile)
+        files = host_files(self.machine)
+        if not self.sysroot.exists():
+            write_sysroot(files, self.sysroot)
+        self._vendor = _written(programs.parent / f"{profile}.xml", files.nccl_topology)
+        declared = msgspec.json.encode(files.declared).decode()
+        self._declared = _written(programs.parent / f"{profile}.json", declared)
+        (root / "devices").write_text(PROC_DEVICES)
+        self.declare(declared_inventory(self.machine))
+
+    @property
+    def log(self) -> list[str]:
+        """What was asked of the driver's programs, in order."""
+        path = self.programs / "log"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def forget_log(self) -> None:
+        (self.programs / "log").unlink(missing_ok=True)
+
+    def programs_fail(self, fail: bool) -> None:
+        mark = self.programs / "smi-fails"
+        mark.touch() if fail else mark.unlink()
+
+    def declare(self, inventory: DeclaredInventory) -> None:
+        self.inventory = inventory
+        # Whole or not at all, as whoever changes it under a running plugin has to.
+        partial = self.inventory_file.with_suffix(".partial")
+        partial.write_bytes(msgspec.json.encode(inventory))
+        partial.replace(self.inventory_file)
+
+    def change(self, index: int, **changes: Any) -> None:
+        """One GPU becomes another."""
+        gpus = list(self.inventory.gpus)
+        gpus[index] = msgspec.structs.replace(gpus[index], **changes)
+        self.declare(msgspec.structs.replace(self.inventory, gpus=tuple(gpus)))
+
+    def discovered(self) -> Machine:
+        """What discovery finds; nothing of it changes while a test runs."""
+        return _discovered(self.sysroot, self._vendor, self._declared)
+
+    def view(self) -> GpuView:
+        reading = Reading(
+            DeclaredGpus(self.inventory_file), self.discovered, lambda: read_vfio(Sysroot(self.vfio_root))
+        )
+        return GpuView(reading, HARMLESS_XIDS, lambda: self.kit.now)
+
+    def plugin(self, view: GpuView | None = None, **changes: Any) -> GpuPlugin:
+        plain = {
+            "node": self.kit.node,
+            "mps_home": self.kit.places.home(GPU_DRIVER) / "mps",
+            "files": DriverFiles(
+                proc_devices=self.root / "devices",
+                capabilities=self.root / "capabilities",
+                devices=self.root / "dev",
+            ),
+            "base_cdi_ids": ("k8s.gpu.nvidia.com/device=all",),
+        }
+        return GpuPlugin(GpuSettings(**{**plain, **changes}), view or self.view(), Programs(Path("/")))
+
+    async def claim(self, name: str, *devices: str, configs: Any = (), **result: Any) -> PodClaim:
+        """A claim for the devices, each by a request of its own: `r0`, `r1`..."""
+        results = [
+            {"request": f"r{i}", "driver": GPU_DRIVER, "pool": self.kit.node, "device": device, **result}
+            for i, device in enumerate(devices)
+        ]
+        config = [
+            {
+                "source": source,
+                "requests": requests,
+                "opaque": {"driver": GPU_DRIVER, "parameters": parameters},
+            }
+            for source, requests, parameters in configs
+        ]
+        requests = [{"name": f"r{i}", "exactly": {"deviceClassName": "c"}} for i in range(len(devices))]
+        made = await self.api.create(
+            RESOURCE_CLAIM,
+            {
+                "apiVersion": RESOURCE_CLAIM.api_version,
+                "kind": "ResourceClaim",
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {"devices": {"requests": requests}},
+            },
+        )
+        status = {"allocation": {"devices": {"results": results, "config": config}}}
+        return pod_claim(
+            await self.api.replace(RESOURCE_CLAIM, {**made, "status": status}, subresource="status")
+        )
+
+    def edits(self, uid: str) -> list[Any]:
+        """The containerEdits of a claim's devices."""
+        spec = self.kit.places.cdi / f"k8s.{GPU_DRIVER}-claim_{uid}.yaml"
+        return [one["containerEdits"] for one in json.loads(spec.read_bytes())["devices"]]
+
+
+@cache
+def _discovered(sysroot: Path, vendor: Path | None, declared: Path | None) -> Machine:
+    return discover(sysroot, nccl_topology=vendor, declared=declared)
+
+
+def _written(path: Path, content: str | None) -> Path | None:
+    if content is not None:
+        path.write_text(content)
+    return None if content is None else path
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Programs that are found before NVIDIA's own."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, script in (("nvidia-smi", SMI), ("nvidia-cuda-mps-control", CONTROL), ("unshare", UNSHARE)):
+        # Programs get a clean environment, so what they need of the test is written into them.
+        head = f'#!/bin/sh\nLOG="{folder}/log"\nSTATE="{folder}"\n'
+        (folder / name).write_text(script.replace("#!/bin/sh\n", head, 1))
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    yield folder
+    for left in Path("/dev/shm").glob("rackloom-mps-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+@pytest.fixture
+def gpus(kit: Any, programs: Path, tmp_path: Path) -> GpuKit:
+    return GpuKit(kit, tmp_path, programs)
+
+
+@pytest.fixture
+def make_gpus(kit: Any, programs: Path, tmp_path: Path) -> Callable[..., GpuKit]:
+    """Nodes that have nothing in common but the programs."""
+    numbers = itertools.count()
+
+    def make(profile: str = H100) -> GpuKit:
+        root = tmp_path / f"node-{next(numbers)}"
+        root.mkdir()
+        return GpuKit(type(kit)(root), root, programs, profile)
+
+    return make

@@ -1,0 +1,115 @@
+"""Files that containers are given: the driver's own, and those of passed-through GPUs."""
+
+import pytest
+
+from rackloom.claim.node.gpu.driver_files import DriverFiles, workload_edits
+from rackloom.claim.node.gpu.inventory import Gpu
+from rackloom.claim.node.gpu.vfio import device_files, read_vfio
+from rackloom.claim.opaque.gpu import BackendPolicy, Iommu
+from rackloom.errors import Refused, Retry
+from rackloom.topology.discovery.sysroot import Sysroot
+
+GPU = Gpu(minor=2, uuid="GPU-1", pci_address="0000:01:00.0", product="", memory_bytes=0)
+
+
+def lay(root, *paths):
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).touch()
+
+
+def test_the_driver_is_mounted_and_the_loader_is_told_by_the_hook(tmp_path):
+    libraries = "usr/lib/x86_64-linux-gnu"
+    lay(
+        tmp_path,
+        f"{libraries}/libcuda.so.580.95.05",
+        f"{libraries}/libnvidia-ml.so.580.95.05",
+        f"{libraries}/libc.so.6",
+        "usr/bin/nvidia-smi",
+        "usr/bin/nvidia-cdi-hook",
+        "lib/firmware/nvidia/580.95.05/gsp_ga10x.bin",
+    )
+    edits = workload_edits(tmp_path, tmp_path / "seen-by-the-host")
+    assert [mount.container_path for mount in edits.mounts] == [
+        f"/{libraries}/libcuda.so.580.95.05",
+        f"/{libraries}/libnvidia-ml.so.580.95.05",
+        "/usr/bin/nvidia-smi",
+        "/lib/firmware/nvidia/580.95.05/gsp_ga10x.bin",
+    ]
+    assert all("seen-by-the-host" in mount.host_path for mount in edits.mounts)
+    assert edits.env == ("NVIDIA_VISIBLE_DEVICES=void",)
+    (hook,) = edits.hooks
+    assert hook.hook_name == "createContainer"
+    assert hook.path.endswith("seen-by-the-host/usr/bin/nvidia-cdi-hook")
+    assert hook.args == ("nvidia-cdi-hook", "update-ldcache", "--folder", f"/{libraries}")
+
+
+def test_without_the_hook_the_loader_is_told_by_a_variable(tmp_path):
+    lay(tmp_path, "usr/lib64/libcuda.so.1")
+    edits = workload_edits(tmp_path, tmp_path)
+    assert edits.env == ("NVIDIA_VISIBLE_DEVICES=void", "LD_LIBRARY_PATH=/usr/lib64")
+    assert edits.hooks == ()
+
+
+def test_a_node_without_a_driver_has_nothing_to_mount(tmp_path):
+    assert not workload_edits(tmp_path, tmp_path)
+
+
+def test_device_files_need_a_loaded_driver(tmp_path):
+    (tmp_path / "devices").write_text("Character devices:\n  1 mem\n\nBlock devices:\n")
+    with pytest.raises(Refused, match="not loaded"):
+        DriverFiles(proc_devices=tmp_path / "devices").of_gpu(GPU)
+    (tmp_path / "devices").write_text("Character devices:\n195 nvidia-frontend\n\nBlock devices:\n")
+    nodes = DriverFiles(proc_devices=tmp_path / "devices").of_gpu(GPU)
+    assert [(node.path, node.minor) for node in nodes] == [("/dev/nvidia2", 2), ("/dev/nvidiactl", 255)]
+
+
+def test_a_device_file_is_taken_as_it_is(tmp_path):
+    files = DriverFiles()
+    null = files.existing("/dev/null")
+    assert (null.path, null.major, null.minor) == ("/dev/null", 1, 3)
+    lay(tmp_path, "dev/vfio/17")
+    with pytest.raises(Retry, match="is no device file"):
+        DriverFiles(devices=tmp_path / "dev").existing("/dev/vfio/17")
+    with pytest.raises(Retry, match="is not there"):
+        DriverFiles(devices=tmp_path / "dev").existing("/dev/vfio/18")
+
+
+def passed_through(root, address="0000:41:00.0", driver="vfio-pci"):
+    at = root / f"sys/devices/pci0000:40/{address}"
+    (at / "vfio-dev/vfio3").mkdir(parents=True)
+    facts = {"class": "0x030200", "vendor": "0x10de", "device": "0x2330", "numa_node": "1"}
+    for name, value in facts.items():
+        (at / name).write_text(value + "\n")
+    window = "0x0000380000000000 0x0000381fffffffff 0x000000000014220c"
+    port = "0x000000000000e000 0x000000000000e07f 0x0000000000040101"
+    (at / "resource").write_text(f"{port}\n{window}\njunk\n")
+    for link, target in ((at / "driver", f"bus/pci/drivers/{driver}"), (at / "iommu_group", "groups/17")):
+        (root / "sys" / target).mkdir(parents=True, exist_ok=True)
+        link.symlink_to(f"../../../{target}")
+    (root / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
+    (root / "sys/bus/pci/devices" / address).symlink_to(f"../../../devices/pci0000:40/{address}")
+
+
+def test_passed_through_gpus_are_found_and_keep_their_names(tmp_path):
+    passed_through(tmp_path, "0000:41:00.0", driver="nvidia")
+    passed_through(tmp_path, "0000:42:00.0")
+    (vfio,) = read_vfio(Sysroot(tmp_path))
+    assert (vfio.index, vfio.group, vfio.iommufd) == (1, 17, "vfio3")
+    assert (vfio.vendor_id, vfio.device_id) == ("0x10de", "0x2330")
+    assert (vfio.addressable_memory, vfio.pcie_root, vfio.numa_node) == (1 << 37, "pci0000:40", 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "api", "files"),
+    [
+        (BackendPolicy.LEGACY_ONLY, False, ("/dev/vfio/17",)),
+        (BackendPolicy.LEGACY_ONLY, True, ("/dev/vfio/17", "/dev/vfio/vfio")),
+        (BackendPolicy.PREFER_IOMMUFD, False, ("/dev/vfio/devices/vfio3",)),
+        (BackendPolicy.PREFER_IOMMUFD, True, ("/dev/vfio/devices/vfio3", "/dev/iommu")),
+    ],
+)
+def test_a_passed_through_gpu_is_given_as_it_is_wanted(tmp_path, policy, api, files):
+    passed_through(tmp_path)
+    (vfio,) = read_vfio(Sysroot(tmp_path))
+    assert device_files(vfio, Iommu(backend_policy=policy, enable_api_device=api)) == files
