@@ -1,12 +1,27 @@
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from tests.prove.transfer.transfer_values import nic, paired, record, run
 
-from rackloom.cli.transfer import app, parse_address, parse_size, read_secret
-from rackloom.errors import Refused
+from rackloom.cli.transfer import app
+from rackloom.cli.transfer_options import parse_address, parse_size, read_secret
+from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.memory import missing
-from rackloom.prove.transfer.values import AlignmentReport
+from rackloom.prove.transfer.pairing import Pair
+from rackloom.prove.transfer.records import load, save
+from rackloom.prove.transfer.run import Watch
+from rackloom.prove.transfer.values import AlignmentReport, Promise
+
+SMALL = ("--block-size", "256KiB", "--iters", "2", "--warmup", "0")
+STEADY, SLOW = (39.07, 39.06, 39.05), (27.54, 27.55, 27.53)
+NVBANDWIDTH = (
+    '{"nvbandwidth": {"testcases": [{"name": "device_local_copy", "status": "Passed", '
+    '"bandwidth_matrix": [["2051.5"]]}]}}'
+)
 
 
 def call(*words: str) -> object:
@@ -63,8 +78,7 @@ def test_nonsense_sizes_do_not_start_anything() -> None:
 @pytest.mark.nixl
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_a_run_prints_a_result_line_and_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ("--block-size", "256KiB", "--iters", "2", "--warmup", "0", "--runs", "1")
-    assert call("run", *small, "--transport", "tcp", "--net-device", "lo") == 0
+    assert call("run", *SMALL, "--runs", "1", "--transport", "tcp", "--net-device", "lo") == 0
     lines = capsys.readouterr().out.splitlines()
     result = json.loads(lines[0].removeprefix("RESULT "))
     assert result["verified"] is True
@@ -84,3 +98,125 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str], monkeypatch: p
     monkeypatch.setattr("rackloom.prove.transfer.run.run_alignment", lambda *_, **__: fine)
     assert call("run", "--emulate", "-o", "json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "fine"
+
+
+@pytest.mark.nixl
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_a_saved_run_has_its_environment_and_becomes_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, html = tmp_path / "run.json", tmp_path / "run.html"
+    call("run", *SMALL, "--runs", "2", "--transport", "tcp", "--net-device", "lo", "--save", str(kept))
+    one = load(kept).report.runs[0]
+    assert one.verified
+    host = one.environment.initiator
+    assert host.ucx_version is not None
+    assert host.visible.netdevs == tuple(link.name for link in host.links if link.kind == "netdev")
+    call("report", str(kept), "-o", "html", "--to", str(html))
+    assert html.read_text().startswith("<!doctype html>")
+    capsys.readouterr()
+    call("report", str(kept), "--model", "Llama-3.1-8B", "--prefill-ms", "200")
+    said = capsys.readouterr().out
+    assert "Student" in said
+    assert "Llama-3.1-8B" in said
+    assert "Llama-3.1-70B" not in said
+
+
+@pytest.mark.nixl
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_pairs_are_served_on_ports_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ends = ("--pair", "cpu=lo", "--pair", "cpu=lo", "--transport", "tcp", "--secret-file", str(secret))
+    server = [sys.executable, "-m", "rackloom.cli.main", "transfer", "serve", "--listen", f"127.0.0.1:{port}"]
+    with subprocess.Popen([*server, *ends], stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        try:
+            assert [serving.stdout.readline() for _ in range(2)] == [
+                f"listening on 127.0.0.1 port {port + k} for cpu over lo\n" for k in range(2)
+            ]
+            # Two pairs on one device are not driven at once.
+            assert call("run", *SMALL, "--runs", "1", "--target", f"127.0.0.1:{port}", *ends) == 0
+        finally:
+            serving.terminate()
+            serving.wait(30)
+    results = [line for line in capsys.readouterr().out.splitlines() if line.startswith("RESULT ")]
+    assert [json.loads(line.removeprefix("RESULT "))["verified"] for line in results] == [True] * 2
+
+
+@pytest.mark.parametrize("text", ["cuda:0", "=lo", "cpu=", ""])
+def test_what_is_no_pair_is_refused(text: str) -> None:
+    with pytest.raises(Refused, match="is not DEVICE=NIC"):
+        call("run", "--pair", text)
+
+
+def test_every_gpu_needs_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object) -> None:
+        raise Refused("there is no CUDA driver here")
+
+    monkeypatch.setattr("rackloom.prove.transfer.cuda.Driver.__init__", absent)
+    with pytest.raises(Refused, match="no CUDA driver"):
+        call("run", "--every-gpu")
+
+
+def test_runs_before_a_failure_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object, watch: Watch, **__: object) -> None:
+        watch.finished(run(39.0))
+        raise Retry("the target ended in the middle of the transfer", after=1.0)
+
+    monkeypatch.setattr("rackloom.prove.transfer.run.run_plain", breaks)
+    kept = tmp_path / "run.json"
+    with pytest.raises(Retry, match="in the middle"):
+        call("run", "--save", str(kept))
+    assert load(kept).incomplete == "the target ended in the middle of the transfer"
+    assert len(load(kept).report.runs) == 1
+    with pytest.raises(Refused, match="incomplete"):
+        call("baseline", str(kept), str(tmp_path / "base.json"))
+
+
+def test_a_gate_passes_the_same_and_fails_a_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {name: tmp_path / f"{name}.json" for name in ("good", "base", "slow", "weak")}
+    save(record([run(rate) for rate in STEADY]), files["good"])
+    save(record([run(rate) for rate in SLOW]), files["slow"])
+    save(record([run(rate, links=[nic("mlx5_0", 200.0)]) for rate in (19.5, 19.4, 19.6)]), files["weak"])
+    call("baseline", str(files["good"]), str(files["base"]))
+    assert call("gate", str(files["good"]), "--baseline", str(files["base"])) == 0
+    assert "HOLDS" in capsys.readouterr().out
+    assert call("gate", str(files["slow"]), "--baseline", str(files["base"])) == 1
+    said = capsys.readouterr().out
+    for word in ("REGRESSED", "alpha to beta", "mlx5_0", "-29.5%"):
+        assert word in said
+    assert call("gate", str(files["weak"]), "--baseline", str(files["base"]), "-o", "json") == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert "degraded link on alpha" in found["reason"]
+
+
+def test_a_comparison_states_its_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, rates in (("a", STEADY), ("b", SLOW)):
+        save(record([run(rate) for rate in rates]), tmp_path / name)
+    call("compare", str(tmp_path / "a"), str(tmp_path / "b"))
+    said = capsys.readouterr().out
+    assert "plain  39.06   27.54   0.100      differs (x0.705" in said
+    assert "Welch's t-test" in said
+
+
+def test_evidence_of_other_tools_joins_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(record([run(39.0)]), tmp_path / "one.json")
+    (tmp_path / "nv.json").write_text(NVBANDWIDTH)
+    call("evidence", str(tmp_path / "one.json"), "--nvbandwidth", str(tmp_path / "nv.json"))
+    assert capsys.readouterr().out == "nvbandwidth: 1 figures\n"
+    call("report", str(tmp_path / "one.json"))
+    assert "2051.50 GB/s" in capsys.readouterr().out
+    with pytest.raises(Refused, match="nothing to add"):
+        call("evidence", str(tmp_path / "one.json"))
+
+
+def test_the_matrix_is_an_svg(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(paired([STEADY], [Pair("cuda:0", "mlx5_0:1", "PIX", "PIX")]), tmp_path / "one.json")
+    call("report", str(tmp_path / "one.json"), "-o", "svg")
+    assert capsys.readouterr().out.startswith("<svg ")
+    save(record([run(39.0, promise=Promise())]), tmp_path / "plain.json")
+    with pytest.raises(Refused, match="no run of this record had a device promised"):
+        call("report", str(tmp_path / "plain.json"), "-o", "svg")

@@ -1,109 +1,96 @@
 """`rackloom transfer`: measure what a placement delivers, with proof of the data and of the path."""
 
-import os
-import re
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from rackloom.errors import Refused
+from rackloom.cli.transfer_options import Devices, Sizes, parse_address, read_secret
+from rackloom.errors import Refused, Retry
 
 if TYPE_CHECKING:
-    from rackloom.prove.transfer.values import AlignmentReport, Arm, TransferSpec, Ucx
+    from rackloom.prove.transfer.lanes import Remote
+    from rackloom.prove.transfer.run import Watch
+    from rackloom.prove.transfer.values import AlignmentReport, Arm, TransferReport, TransferSpec
+    from rackloom.topology.machine import Machine
 
 app = App(name="transfer", help="Measure a KV-cache transfer with NIXL, and prove which device carried it.")
-
-SECRET_VARIABLE = "RACKLOOM_TRANSFER_SECRET"  # noqa: S105 (the name of the variable, not its value)
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KIB": 1 << 10,
-    "MIB": 1 << 20,
-    "GIB": 1 << 30,
-}
+for _name, _help in (
+    ("report", "Show a saved record as tables, JSON, HTML or SVG."),
+    ("compare", "Compare two records, with a statistical test."),
+    ("baseline", "Keep a record as the baseline of its kind of machine."),
+    ("gate", "Fail if a record is slower than its baseline beyond noise."),
+    ("evidence", "Add the output of nvbandwidth or nccl-tests to a record."),
+):
+    app.command(f"rackloom.cli.transfer_records:{_name}", name=_name, help=_help)
 
 
 @app.command
 def run(
     *,
-    op: Literal["WRITE", "READ"] = "WRITE",
-    block_size: str = "1GiB",
-    batch_size: int = 1,
-    iters: int = 100,
-    warmup: int = 20,
+    sizes: Sizes = Sizes(),  # noqa: B008 (frozen)
+    devices: Devices = Devices(),  # noqa: B008
     runs: int = 3,
     emulate: bool = False,
+    rates: tuple[float, float] | None = None,
     target: str | None = None,
     secret_file: Path | None = None,
-    transport: Annotated[tuple[str, ...], Parameter(negative=())] = (),
-    net_device: Annotated[tuple[str, ...], Parameter(negative=())] = (),
-    timeout: float = 600.0,
+    save: Path | None = None,
     output: Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])] = "table",
 ) -> int:
     """Measure; exit 0 only if the data was verified and the promised device carried it.
 
-    Without --target both ends run on this host.
+    Without --target both ends run on this host. With --pair or --every-gpu each pair is measured alone, then
+    all at once.
 
     Parameters
     ----------
-    op
-        WRITE pushes from the initiator, READ pulls from the target.
-    block_size
-        Bytes in one block, such as 64MiB.
-    batch_size
-        Blocks in one request.
-    iters
-        Timed iterations per run.
-    warmup
-        Iterations before them.
+    sizes
+        What one run moves.
+    devices
+        Which memory and NICs this end uses.
     runs
         Measurements per arm; the mean is reported.
     emulate
-        Compare an aligned and an unaligned NIC, emulated by shaped links between two network namespaces.
+        Compare an aligned and an unaligned NIC, emulated by shaped links between two network namespaces;
+        with --every-gpu, drive the two as pairs.
+    rates
+        With --emulate: the declared rates of the two links, Gb/s.
     target
-        HOST:PORT of a `rackloom transfer serve` to measure against.
+        HOST:PORT of a `rackloom transfer serve` to measure against; pair k takes PORT + k.
     secret_file
         File with the secret shared with that target; else the variable RACKLOOM_TRANSFER_SECRET.
-    transport
-        UCX transport to pin, may be repeated.
-    net_device
-        UCX device to pin, may be repeated. A single one is a promise that the report checks.
-    timeout
-        Seconds after which one run is given up.
+    save
+        File for the record. Runs that were complete before one failed are kept there too.
     output
-        table prints RESULT lines and a verdict, json the whole report.
+        table prints RESULT lines as runs complete, and a verdict; json the whole report.
     """
     from rackloom.cli.output import emit
-    from rackloom.prove.transfer import run as transfer
-    from rackloom.prove.transfer.values import TransferSpec, Ucx
 
-    spec = TransferSpec(
-        op=op,
-        block_size=parse_size(block_size),
-        batch_size=batch_size,
-        iters=iters,
-        warmup_iters=warmup,
-        timeout_seconds=timeout,
-    )
-    pins = Ucx(transport, net_device)
-    if emulate and (target is not None or pins != Ucx()):
+    spec, heard = sizes.spec(), _Heard(output == "table")
+    if emulate and (target is not None or devices not in (Devices(), Devices(every_gpu=True))):
         raise Refused(
             "--emulate makes both ends and their devices itself",
-            nearest_fix="leave out --target, --transport and --net-device",
+            nearest_fix="leave out --target and what names devices, transports and allocations",
         )
-    if target is not None:
-        report = _against(target, secret_file, spec, pins, runs)
-    elif emulate:
-        report = transfer.run_alignment(spec, runs=runs, on_step=_say)
-    else:
-        report = transfer.run_plain(spec, runs=runs, ucx=pins, on_step=_say)
+    machine = None if emulate else _discovered()
+    try:
+        if emulate:
+            report = _emulated(spec, rates, devices.every_gpu, runs, heard.watch())
+        else:
+            report = _measured(spec, devices, machine, target, secret_file, runs, heard.watch())
+    except (Refused, Retry) as trouble:
+        if save is not None and heard.runs:
+            from rackloom.prove.transfer.records import partial
+
+            _save(save, spec, partial(heard.runs, trouble.reason), machine, trouble.reason)
+        raise
     emit(report, output, lambda: table(report))
+    if save is not None:
+        _save(save, spec, report, machine, None)
     return 0 if report.proved else 1
 
 
@@ -111,9 +98,8 @@ def run(
 def serve(
     *,
     listen: str,
+    devices: Devices = Devices(),  # noqa: B008
     secret_file: Path | None = None,
-    transport: Annotated[tuple[str, ...], Parameter(negative=())] = (),
-    net_device: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     once: bool = False,
     timeout: float = 600.0,
 ) -> None:
@@ -121,34 +107,35 @@ def serve(
 
     Parameters
     ----------
+    devices
+        Which memory and NICs this end uses.
     listen
-        HOST:PORT for the control channel. The transfer itself takes the pinned devices.
+        HOST:PORT for the control channel; pair k takes PORT + k. The transfer takes the pinned devices.
     secret_file
         File with the shared secret; else the variable RACKLOOM_TRANSFER_SECRET.
-    transport
-        UCX transport to pin, may be repeated.
-    net_device
-        UCX device to pin, may be repeated.
     once
-        End after the first completed measurement.
+        End after the first completed measurement (of each pair).
     timeout
         With --once: seconds to wait for it.
     """
     from rackloom.prove.transfer import target
     from rackloom.prove.transfer.channel import check_secret
     from rackloom.prove.transfer.memory import require
-    from rackloom.prove.transfer.values import Ucx
 
     require()
-    secret = check_secret(read_secret(secret_file))
+    secret = read_secret(secret_file)
+    key = check_secret(secret)
     host, port = parse_address(listen)
+    if devices.pair or devices.every_gpu or devices.sweep:
+        _serve_pairs(host, port, secret, devices, once=once, timeout=timeout)
+        return
     deadline = time.monotonic() + timeout if once else None
     with target.listen(host, port) as listener:
         print(f"listening on {host} port {listener.getsockname()[1]}", flush=True)
         target.serve(
             listener,
-            secret,
-            Ucx(transport, net_device),
+            key,
+            devices.seat(),
             lambda peer, reason: _say(f"{peer}: {reason}"),
             once=once,
             deadline=deadline,
@@ -156,63 +143,118 @@ def serve(
 
 
 def table(report: "AlignmentReport") -> str:
-    """RESULT lines, a row per arm, and the verdict."""
+    """A row per arm, and the verdict."""
     from rackloom.cli.output import columns
-    from rackloom.prove.transfer.report import result_line
 
-    arms = [arm for arm in (report.aligned, report.unaligned, report.plain) if arm]
     headers = ("ARM", "CARRIED BY", "DECLARED Gb/s", "GB/s", "SPREAD", "P50 ms", "P99 ms", "PATH")
-    lines = [result_line(one) for one in report.runs]
-    return "\n".join([*lines, "", columns(headers, map(_row, arms)), "", report.label, report.verdict])
+    return "\n".join(["", columns(headers, map(_row, report.arms)), "", report.label, report.verdict])
 
 
-def parse_size(text: str) -> int:
-    """Bytes from a number with an optional unit: 4096, 64MiB, 1GB.
+@dataclass(frozen=True)
+class _Heard:
+    """The runs so far; each one's RESULT line is printed at once, if at all."""
 
-    Raises:
-        Refused: not a size.
-    """
-    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2].upper() not in _UNITS:
-        raise Refused(f"{text!r} is not a size", nearest_fix="write bytes, or a number with KiB, MiB or GiB")
-    return int(match[1]) * _UNITS[match[2].upper()]
+    print_results: bool
+    runs: "list[TransferReport]" = field(default_factory=list)
 
+    def watch(self) -> "Watch":
+        from rackloom.prove.transfer.run import Watch
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port from HOST:PORT; an IPv6 host may stand in brackets.
+        return Watch(_say, self._finished)
 
-    Raises:
-        Refused: not an address with a port.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise Refused(f"{text!r} is not HOST:PORT", nearest_fix="write it as 192.0.2.1:5555")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    def _finished(self, one: "TransferReport") -> None:
+        from rackloom.prove.transfer.report import result_line
+
+        self.runs.append(one)
+        if self.print_results:
+            print(result_line(one), flush=True)
 
 
-def read_secret(file: Path | None) -> str:
-    """The shared secret from `file` or from the environment; never from the command line.
+def _emulated(
+    spec: "TransferSpec", rates: tuple[float, float] | None, pairs: bool, runs: int, watch: "Watch"
+) -> "AlignmentReport":
+    from rackloom.prove.transfer import emulate, run
 
-    Raises:
-        Refused: there is none, or the file cannot be read.
-    """
-    if file is None:
-        if secret := os.environ.get(SECRET_VARIABLE):
-            return secret
-        raise Refused("no shared secret", nearest_fix=f"give --secret-file or set {SECRET_VARIABLE}")
-    try:
-        return file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(
-            f"the secret file cannot be read: {error}", nearest_fix="name a readable text file"
-        ) from error
+    gigabits = rates or (emulate.ALIGNED_GIGABITS, emulate.UNALIGNED_GIGABITS)
+    if min(gigabits) < 0.001 or max(gigabits) > 1000:
+        raise Refused(f"a link cannot be shaped to {gigabits}", nearest_fix="give Gb/s from 0.001 to 1000")
+    if pairs:
+        return run.run_emulated_pairs(spec, gigabits, runs=runs, watch=watch)
+    return run.run_alignment(
+        spec, runs=runs, aligned_gigabits=gigabits[0], unaligned_gigabits=gigabits[1], watch=watch
+    )
+
+
+def _measured(
+    spec: "TransferSpec",
+    devices: Devices,
+    machine: "Machine | None",
+    target: str | None,
+    secret_file: Path | None,
+    runs: int,
+    watch: "Watch",
+) -> "AlignmentReport":
+    from rackloom.prove.transfer import run as transfer
+
+    seat, pairs = devices.seat(), devices.pairs(machine)
+    remote = None if target is None else _remotes(target, read_secret(secret_file), max(1, len(pairs)))
+    if pairs:
+        return transfer.run_pairs(spec, pairs, remote, seat=seat, runs=runs, watch=watch)
+    if remote:
+        return transfer.run_remote(spec, remote[0], seat=seat, runs=runs, watch=watch)
+    return transfer.run_plain(spec, runs=runs, seat=seat, watch=watch)
+
+
+def _remotes(target: str, secret: str, count: int) -> "list[Remote]":
+    from rackloom.prove.transfer.lanes import Remote
+
+    host, port = parse_address(target)
+    return [Remote(host, port + k, secret) for k in range(count)]
+
+
+def _serve_pairs(host: str, port: int, secret: str, devices: Devices, *, once: bool, timeout: float) -> None:
+    import msgspec
+
+    from rackloom.prove.transfer.serving import serve_seats
+    from rackloom.prove.transfer.values import Ucx
+
+    base = devices.seat()
+    seats = [
+        msgspec.structs.replace(base, device=pair.device, ucx=Ucx(base.ucx.transports, (pair.nic,)))
+        for pair in devices.pairs(_discovered())
+    ]
+    serve_seats(host, port, secret, seats, _heard_on_stdout, once=once, timeout=timeout)
+
+
+def _discovered() -> "Machine | None":
+    from rackloom.prove.transfer.records import discovered
+    from rackloom.topology.discovery.discover import discover
+
+    return discovered(discover)
+
+
+def _save(
+    file: Path,
+    spec: "TransferSpec",
+    report: "AlignmentReport",
+    machine: "Machine | None",
+    incomplete: str | None,
+) -> None:
+    from datetime import UTC, datetime
+
+    from rackloom.prove.transfer.records import Record, save
+
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    save(Record(recorded_at=now, spec=spec, report=report, machine=machine, incomplete=incomplete), file)
 
 
 def _row(arm: "Arm") -> tuple[str, ...]:
     """One arm; of its runs the slowest percentiles and every path verdict."""
+    from rackloom.prove.transfer.comparison import title
+
     carriers = dict.fromkeys(name for run in arm.runs for name in run.path.carried_by or run.path.protocols)
     return (
-        arm.name,
+        title(arm),
         "/".join(carriers),
         "-" if arm.declared_gigabits is None else f"{arm.declared_gigabits:g}",
         f"{arm.mean_GBps:.2f}",
@@ -223,14 +265,8 @@ def _row(arm: "Arm") -> tuple[str, ...]:
     )
 
 
-def _against(
-    address: str, secret_file: Path | None, spec: "TransferSpec", pins: "Ucx", runs: int
-) -> "AlignmentReport":
-    from rackloom.prove.transfer.run import run_remote
-
-    host, port = parse_address(address)
-    secret = read_secret(secret_file)
-    return run_remote(spec, address=host, port=port, secret=secret, ucx=pins, runs=runs, on_step=_say)
+def _heard_on_stdout(text: str) -> None:
+    print(text, flush=True)
 
 
 def _say(step: str) -> None:

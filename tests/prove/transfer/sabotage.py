@@ -5,8 +5,8 @@ import sys
 import threading
 
 from rackloom.prove.transfer import end, target
+from rackloom.prove.transfer.buffers import Buffer, HostBuffer, Memory
 from rackloom.prove.transfer.evidence import Recorder
-from rackloom.prove.transfer.memory import Buffer
 from rackloom.prove.transfer.messages import Descriptor, Served
 from rackloom.prove.transfer.values import EndRecord, Host
 
@@ -15,6 +15,7 @@ class Corrupting(Recorder):
     """Flips one bit of the target's buffer before it is hashed."""
 
     def finish(self, buffer: Buffer) -> EndRecord:
+        assert isinstance(buffer, HostBuffer)
         buffer.array[buffer.array.size // 2] ^= 1
         return super().finish(buffer)
 
@@ -27,9 +28,9 @@ class Dying(Recorder):
         threading.Timer(0.3, os._exit, (9,)).start()
 
 
-def half(metadata: bytes, descriptors: tuple[Descriptor, ...]) -> Served:
+def half(metadata: bytes, descriptors: tuple[Descriptor, ...], memory: Memory) -> Served:
     """Serves fewer blocks than were asked for."""
-    return Served(metadata, descriptors[:1])
+    return Served(metadata, descriptors[:1], memory)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,15 @@ import pytest
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer import processes
 from rackloom.prove.transfer.events import BeInitiator, BeTarget, Done, Listening, TurnedAway
+from rackloom.prove.transfer.lanes import Place
 from rackloom.prove.transfer.processes import End
-from rackloom.prove.transfer.run import Place, run_pair
-from rackloom.prove.transfer.values import Promise, TransferSpec, Ucx
+from rackloom.prove.transfer.run import run_pair
+from rackloom.prove.transfer.values import Promise, Seat, TransferSpec, Ucx
 
 SECRET = "0123456789abcdef"
 SMALL = TransferSpec(block_size=1 << 20, iters=3, warmup_iters=1, timeout_seconds=30)
 LONG = TransferSpec(block_size=1 << 20, iters=100_000, warmup_iters=0, timeout_seconds=30)
-TARGET = BeTarget("127.0.0.1", 0, Ucx(), once=True, timeout_seconds=30)
+TARGET = BeTarget("127.0.0.1", 0, Seat(), once=True, timeout_seconds=30)
 SABOTAGE = (sys.executable, str(Path(__file__).with_name("sabotage.py")))
 
 
@@ -43,7 +44,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.nixl
 def test_a_read_of_many_blocks_over_a_pinned_device_is_counted_there() -> None:
-    place = Place(ucx=Ucx(("tcp",), ("lo",)))
+    place = Place(seat=Seat(ucx=Ucx(("tcp",), ("lo",))))
     spec = TransferSpec(
         op="READ", block_size=1 << 16, batch_size=16, iters=2, warmup_iters=0, timeout_seconds=30
     )
@@ -76,7 +77,7 @@ def test_a_target_of_the_wrong_size_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.nixl
 def test_a_device_that_does_not_exist_is_refused_with_what_ucx_said() -> None:
-    place = Place(ucx=Ucx(("tcp",), ("absent0",)))
+    place = Place(seat=Seat(ucx=Ucx(("tcp",), ("absent0",))))
     with pytest.raises(Refused, match="UCX could not be started") as refused:
         run_pair(SMALL, initiator=place, target=place)
     assert refused.value.nearest_fix is not None
@@ -94,7 +95,7 @@ def test_strangers_and_wrong_secrets_are_turned_away_and_the_target_lives_on() -
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert "does not speak" in target.expect(TurnedAway, soon()).reason
-        wrong = BeInitiator("127.0.0.1", port, Ucx(), SMALL)
+        wrong = BeInitiator("127.0.0.1", port, Seat(), SMALL)
         with End((), SECRET[::-1], wrong) as initiator, pytest.raises(Refused, match="different secrets"):
             initiator.expect(Done, soon())
         assert "different secrets" in target.expect(TurnedAway, soon()).reason
@@ -112,13 +113,13 @@ def test_a_secret_is_in_no_command_line_and_no_environment() -> None:
 
 def test_a_taken_port_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        order = BeTarget("127.0.0.1", taken.getsockname()[1], Ucx(), once=True, timeout_seconds=30)
+        order = BeTarget("127.0.0.1", taken.getsockname()[1], Seat(), once=True, timeout_seconds=30)
         with End((), SECRET, order) as target, pytest.raises(Refused, match="cannot listen"):
             target.expect(Listening, soon())
 
 
 def test_a_target_nobody_comes_to_gives_up() -> None:
-    order = BeTarget("127.0.0.1", 0, Ucx(), once=True, timeout_seconds=0.1)
+    order = BeTarget("127.0.0.1", 0, Seat(), once=True, timeout_seconds=0.1)
     with End((), SECRET, order) as target, pytest.raises(Retry, match="no initiator came"):
         target.expect(Done, soon())
 
@@ -143,8 +144,8 @@ PARENT = f"""
 import sys, time
 from rackloom.prove.transfer.events import BeTarget, Listening
 from rackloom.prove.transfer.processes import End
-from rackloom.prove.transfer.values import Ucx
-with End((), {SECRET!r}, BeTarget("127.0.0.1", 0, Ucx(), once=True, timeout_seconds=60)) as target:
+from rackloom.prove.transfer.values import Seat
+with End((), {SECRET!r}, BeTarget("127.0.0.1", 0, Seat(), once=True, timeout_seconds=60)) as target:
     target.expect(Listening, time.monotonic() + 30)
     print(target.pid, flush=True)
     time.sleep(60)

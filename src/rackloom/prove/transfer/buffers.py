@@ -1,7 +1,9 @@
 """The buffer of one end: host memory, or memory of a GPU; filled, wiped and hashed the same way."""
 
 import hashlib
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +13,7 @@ from rackloom.prove.transfer.messages import Descriptor
 
 Memory = Literal["DRAM", "VRAM"]
 """NIXL's words for host and GPU memory."""
+_COPIES = 10
 _CHUNK = 64 << 20
 """Bytes filled and hashed at a time, so that neither needs a second buffer of full size."""
 
@@ -43,6 +46,10 @@ class Buffer(ABC):
 
     def close(self) -> None:  # noqa: B027 (host memory goes with its array)
         """Give the memory back."""
+
+    def copy_seconds(self) -> float | None:
+        """Shortest time in which this device copies a whole buffer to another; None if nobody asks (host)."""
+        return None
 
     def fill(self, seed: int) -> None:
         """Overwrite everything with the pseudo-random bytes of `seed`."""
@@ -140,6 +147,17 @@ class DeviceBuffer(Buffer):
         """Zero everything."""
         self._device.zero(self.size)
 
+    def copy_seconds(self) -> float | None:
+        """Shortest of some copies to a second buffer; None if there is no room for one."""
+        try:
+            other = DeviceMemory(f"cuda:{self.ordinal}", self.size)
+        except Refused:
+            return None
+        try:
+            return min(_seconds(lambda: other.copy_from(self._device, self.size)) for _ in range(_COPIES))
+        finally:
+            other.free()
+
     def close(self) -> None:
         """Give the memory back."""
         self._device.free()
@@ -157,6 +175,12 @@ def allocate(device: str, size: int) -> Buffer:
     if kind in ("cuda", "fabric") and colon and which:
         return DeviceBuffer(DeviceMemory(device, size), size)
     raise Refused(f"{device!r} is no device", nearest_fix="use cpu, cuda:0 or fabric:0 (or a PCI address)")
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def _available_memory() -> int | None:

@@ -16,6 +16,8 @@ from rackloom.errors import Refused
 LIBRARY = "libcuda.so.1"
 _FABRIC_SUPPORTED = 128
 """CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED."""
+_RDMA_SUPPORTED = 110
+"""CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED."""
 _FABRIC = 8
 """CU_MEM_HANDLE_TYPE_FABRIC."""
 _PINNED = 1
@@ -69,7 +71,7 @@ def missing(load: Load = ctypes.CDLL) -> str | None:
 
 
 def missing_fabric(load: Load = ctypes.CDLL) -> str | None:
-    """Why no memory can be shared over a multi-node NVLink fabric here, or None; allocates a little to see."""
+    """Why no memory can be shared over multi-node NVLink here, or None; allocates a little to see."""
     if reason := missing(load):
         return reason
     try:
@@ -91,7 +93,8 @@ class Driver:
             self._library = load(LIBRARY)
         except OSError as error:
             raise Refused(
-                f"there is no CUDA driver here ({error})", nearest_fix="use --device cpu, or a host with a GPU"
+                f"there is no CUDA driver here ({error})",
+                nearest_fix="use --device cpu, or a host with a GPU",
             ) from error
         self.call("cuInit", c_uint(0))
 
@@ -103,13 +106,26 @@ class Driver:
         """
         code = getattr(self._library, name)(*arguments)
         if code:
-            raise Refused(f"{name} failed: {self._word_for(code)}", nearest_fix="see `nvidia-smi` on this host")
+            raise Refused(
+                f"{name} failed: {self._word_for(code)}", nearest_fix="see `nvidia-smi` on this host"
+            )
 
     def count(self) -> int:
         """GPUs that this process may use."""
         number = c_int()
         self.call("cuDeviceGetCount", byref(number))
         return number.value
+
+    def addresses(self) -> tuple[str, ...]:
+        """PCI addresses of the GPUs that this process may use, by ordinal, as sysfs writes them."""
+        return tuple(self.address(ordinal) for ordinal in range(self.count()))
+
+    def address(self, ordinal: int) -> str:
+        """PCI address of one GPU, as sysfs writes it."""
+        device, text = c_int(), ctypes.create_string_buffer(32)
+        self.call("cuDeviceGet", byref(device), c_int(ordinal))
+        self.call("cuDeviceGetPCIBusId", text, c_int(len(text)), device)
+        return text.value.decode().lower()
 
     def _word_for(self, code: int) -> str:
         text = ctypes.c_char_p()
@@ -193,16 +209,14 @@ class DeviceMemory:
         return device.value
 
     def _map_fabric(self, size: int) -> None:
-        supported = c_int()
-        self._call("cuDeviceGetAttribute", byref(supported), c_int(_FABRIC_SUPPORTED), self._device)
-        if not supported.value:
+        if not self._attribute(_FABRIC_SUPPORTED):
             raise Refused(
                 f"GPU {self.ordinal} has no fabric handles: it is in no multi-node NVLink domain",
                 nearest_fix="use cuda: for this GPU",
             )
         here = _Location(_ON_DEVICE, self._device.value)
         properties = _Properties(type=_PINNED, handle_types=_FABRIC, location=here)
-        properties.flags.gpu_direct_rdma = 1
+        properties.flags.gpu_direct_rdma = self._attribute(_RDMA_SUPPORTED)
         grain = c_size_t()
         self._call("cuMemGetAllocationGranularity", byref(grain), byref(properties), c_int(0))
         self._reserved = -(-size // grain.value) * grain.value
@@ -215,6 +229,11 @@ class DeviceMemory:
         self._call("cuMemMap", self._pointer, whole, c_size_t(0), handle, c_ulonglong(0))
         access = _Access(here, _READ_WRITE)
         self._call("cuMemSetAccess", self._pointer, whole, byref(access), c_size_t(1))
+
+    def _attribute(self, which: int) -> int:
+        value = c_int()
+        self._call("cuDeviceGetAttribute", byref(value), c_int(which), self._device)
+        return value.value
 
     def _call(self, name: str, *arguments: object) -> None:
         self._driver.call(name, *arguments)

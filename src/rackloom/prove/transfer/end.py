@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from typing import BinaryIO, TextIO
 
 import msgspec
@@ -11,11 +12,12 @@ import msgspec
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer import initiator, target
 from rackloom.prove.transfer.channel import check_secret
-from rackloom.prove.transfer.events import BeTarget, Done, Event, Failed, Listening, Order, TurnedAway
+from rackloom.prove.transfer.events import BeTarget, Done, Event, Failed, Listening, Order, TurnedAway, Warm
 
 _ORDER: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 ORPHANED = 3
 """Exit code when standard input closed: nobody is left to hear a result."""
+_started = threading.Event()
 
 
 def main() -> None:
@@ -24,7 +26,7 @@ def main() -> None:
     try:
         secret = check_secret(sys.stdin.buffer.readline().decode().rstrip("\n"))
         order = _ORDER.decode(sys.stdin.buffer.readline())
-        threading.Thread(target=_end_when_orphaned, args=(sys.stdin.buffer,), daemon=True).start()
+        threading.Thread(target=_hear_starter, args=(sys.stdin.buffer,), daemon=True).start()
         _emit(out, carry_out(order, secret, out))
         code = 0
     except Retry as retry:
@@ -44,13 +46,14 @@ def carry_out(order: Order, secret: bytes, out: TextIO) -> Done:
         Refused, Retry: as the end in question.
     """
     if not isinstance(order, BeTarget):
-        return Done(initiator.run(order.host, order.port, secret, order.spec, order.ucx))
+        ready = partial(_await_start, out) if order.hold else None
+        return Done(initiator.run(order.host, order.port, secret, order.spec, order.seat, ready))
     with target.listen(order.host, order.port) as listener:
         _emit(out, Listening(order.host, listener.getsockname()[1]))
         target.serve(
             listener,
             secret,
-            order.ucx,
+            order.seat,
             lambda peer, reason: _emit(out, TurnedAway(peer, reason)),
             once=order.once,
             deadline=time.monotonic() + order.timeout_seconds if order.once else None,
@@ -70,8 +73,16 @@ def _emit(out: TextIO, event: Event) -> None:
     out.flush()
 
 
-def _end_when_orphaned(stdin: BinaryIO) -> None:
-    stdin.read()
+def _await_start(out: TextIO, seconds: float) -> None:
+    _emit(out, Warm())
+    if not _started.wait(seconds):
+        raise Retry("nobody said when to start", after=1.0)
+
+
+def _hear_starter(stdin: BinaryIO) -> None:
+    """Any further line is the word to start; the end of the input is the end of whoever started this."""
+    for _ in stdin:
+        _started.set()
     os._exit(ORPHANED)
 
 

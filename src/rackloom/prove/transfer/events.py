@@ -7,7 +7,7 @@ standard input closes, whoever gave the order is gone and the end ends itself. O
 import msgspec
 
 from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer.values import Measured, TransferSpec, Ucx
+from rackloom.prove.transfer.values import Measured, Seat, TransferSpec
 
 
 class BeTarget(msgspec.Struct, frozen=True, tag=True):
@@ -15,7 +15,7 @@ class BeTarget(msgspec.Struct, frozen=True, tag=True):
 
     host: str
     port: int
-    ucx: Ucx
+    seat: Seat
     once: bool
     timeout_seconds: float
 
@@ -25,8 +25,10 @@ class BeInitiator(msgspec.Struct, frozen=True, tag=True):
 
     host: str
     port: int
-    ucx: Ucx
+    seat: Seat
     spec: TransferSpec
+    hold: bool = False
+    """Say Warm after the warm-ups, and time only once a further line arrives on standard input."""
 
 
 class Listening(msgspec.Struct, frozen=True, tag=True):
@@ -41,6 +43,10 @@ class TurnedAway(msgspec.Struct, frozen=True, tag=True):
 
     peer: str
     reason: str
+
+
+class Warm(msgspec.Struct, frozen=True, tag=True):
+    """The warm-ups are over; the initiator waits for the word to start."""
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -64,4 +70,4 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Order = BeTarget | BeInitiator
-Event = Listening | TurnedAway | Done | Failed
+Event = Listening | TurnedAway | Warm | Done | Failed

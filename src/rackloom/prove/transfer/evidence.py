@@ -1,7 +1,10 @@
 """What one end collects over the timed iterations: its counters, its usage, and its buffer's digest."""
 
+import msgspec
+
+from rackloom.prove.transfer.buffers import Buffer
 from rackloom.prove.transfer.host import Meter
-from rackloom.prove.transfer.memory import Buffer
+from rackloom.prove.transfer.memory import ucx_version
 from rackloom.prove.transfer.path import read_counters, traffic
 from rackloom.prove.transfer.values import EndRecord, Host
 
@@ -18,4 +21,5 @@ class Recorder:
         """Stop counting, then hash `buffer` (which takes longer than many a transfer)."""
         usage = self._meter.stop()
         moved = traffic(self._counters, read_counters())
-        return EndRecord(digest=buffer.digest(), traffic=moved, usage=usage, host=self._host)
+        host = msgspec.structs.replace(self._host, ucx_version=ucx_version())
+        return EndRecord(digest=buffer.digest(), traffic=moved, usage=usage, host=host)

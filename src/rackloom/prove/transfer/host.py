@@ -9,16 +9,27 @@ import os
 import platform
 import resource
 import time
+from pathlib import Path
 
+from rackloom.errors import Refused
+from rackloom.prove.transfer.isolation import require_isolation
+from rackloom.prove.transfer.links import read_links
 from rackloom.prove.transfer.memory import nixl_version
-from rackloom.prove.transfer.values import Host, Ucx, Usage
+from rackloom.prove.transfer.values import Host, Seat, Usage
 
 POLLING_SHARE = 0.95
 """Below this share of one processor an end was not polling all the time; undisturbed ends reach 0.98."""
 
 
-def describe(pins: Ucx) -> Host:
-    """The facts of this host, before the measurement."""
+def take(seat: Seat) -> Host:
+    """Sit down where told, check that nothing but the claim's devices is in reach, and describe the host.
+
+    Raises:
+        Refused: a device too many or too few is visible, or the processors are not this process' to use.
+    """
+    visible = require_isolation(seat.allocated)
+    if seat.cores:
+        _stay_on(seat.cores)
     return Host(
         hostname=platform.node(),
         kernel=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -27,7 +38,12 @@ def describe(pins: Ucx) -> Host:
         load_average=os.getloadavg()[0],
         python=platform.python_version(),
         nixl=nixl_version(),
-        ucx=pins,
+        ucx=seat.ucx,
+        gpu_driver=_gpu_driver(),
+        device=seat.device,
+        cores=seat.cores,
+        links=read_links(),
+        visible=visible,
     )
 
 
@@ -61,3 +77,21 @@ def contention(initiator: Usage, target: Usage) -> str | None:
 
 def _share(usage: Usage) -> float:
     return usage.cpu_seconds / usage.wall_seconds if usage.wall_seconds > 0 else 1.0
+
+
+def _stay_on(cores: tuple[int, ...]) -> None:
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        raise Refused(
+            f"this end may not run on processors {', '.join(map(str, cores))}: {error}",
+            nearest_fix=f"use some of {', '.join(map(str, sorted(os.sched_getaffinity(0))))}",
+        ) from error
+
+
+def _gpu_driver() -> str | None:
+    """First line of what the NVIDIA kernel module says of itself."""
+    try:
+        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return None

@@ -2,15 +2,16 @@
 
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.channel import Channel, Wire, connect
 from rackloom.prove.transfer.evidence import Recorder
-from rackloom.prove.transfer.host import describe
+from rackloom.prove.transfer.host import take
 from rackloom.prove.transfer.memory import Agent, open_agent
 from rackloom.prove.transfer.messages import Begin, Begun, Finish, Finished, Offer, Served, served
-from rackloom.prove.transfer.values import Host, Measured, TransferSpec, Ucx
+from rackloom.prove.transfer.values import Host, Measured, Seat, TransferSpec
 
 CONNECT_SECONDS = 10.0
 """How long to keep trying to reach a target that may still be starting."""
@@ -18,23 +19,33 @@ LOOK_EVERY = 0.1
 """Seconds of polling between two looks at the clock's deadline and at the control channel."""
 
 
-def run(host: str, port: int, secret: bytes, spec: TransferSpec, pins: Ucx) -> Measured:
+def run(
+    host: str,
+    port: int,
+    secret: bytes,
+    spec: TransferSpec,
+    seat: Seat,
+    ready: Callable[[float], None] | None = None,
+) -> Measured:
     """Measure `spec` against the target at `host`, `port`.
+
+    `ready` is called after the warm-ups with the seconds that are left; timing begins when it returns.
 
     Raises:
         Refused: wrong secret, or the target cannot do what `spec` asks.
         Retry: the target is not there, went away, or took longer than the timeout.
     """
-    facts = describe(pins)
+    facts = take(seat)
     deadline = time.monotonic() + spec.timeout_seconds
     wire = Wire(_reach(host, port, deadline), deadline, time.monotonic)
     try:
         channel = connect(wire, secret)
         channel.send(Offer(spec))
-        with open_agent("initiator", spec, pins, progress_thread=False) as agent:
+        with open_agent("initiator", spec, seat, progress_thread=False) as agent:
             if spec.op == "WRITE":
                 agent.buffer.fill(spec.seed)
-            return _Session(channel, agent, spec, deadline).measure(served(channel), facts)
+            session = _Session(channel, agent, spec, deadline)
+            return session.measure(served(channel), facts, ready or (lambda _: None))
     finally:
         wire.close()
 
@@ -59,14 +70,18 @@ class _Session:
         self._channel, self._agent, self._spec, self._deadline = channel, agent, spec, deadline
         self._request: Any = None
 
-    def measure(self, offer: Served, facts: Host) -> Measured:
+    def measure(self, offer: Served, facts: Host, ready: Callable[[float], None]) -> Measured:
         connect_seconds = self._connect(offer)
         warm = [self._move() for _ in range(self._spec.warmup_iters)]
+        ready(self._deadline - time.monotonic())
         recorder = self._begin(facts)
+        began = time.monotonic()
         times = [self._move() for _ in range(self._spec.iters)]
+        ended = time.monotonic()
         self._channel.send(Finish())
         mine = recorder.finish(self._agent.buffer)
         theirs = self._channel.receive(Finished).record
+        copy_seconds = self._agent.buffer.copy_seconds()  # the target is idle by now
         nixl = self._agent.nixl
         backend = nixl.query_xfer_backend(self._request)
         nixl.release_xfer_handle(self._request)
@@ -80,6 +95,9 @@ class _Session:
             protocols=self._agent.protocols(self._spec.op),
             initiator=mine,
             target=theirs,
+            copy_seconds=copy_seconds,
+            began=began,
+            ended=ended,
         )
 
     def _connect(self, offer: Served) -> float:
@@ -93,7 +111,7 @@ class _Session:
             name = nixl.add_remote_agent(offer.metadata)
             self._peer = name.decode() if isinstance(name, bytes) else name
             nixl.make_connection(self._peer)
-            self._request = self._agent.request(spec, self._peer, offer.descriptors)
+            self._request = self._agent.request(spec, self._peer, offer.descriptors, offer.memory)
         except Exception as error:
             raise self._trouble(f"NIXL could not connect to the target: {error}") from error
         return time.perf_counter() - start

@@ -82,7 +82,7 @@ def require_isolation(allocated: Allocated | None) -> Visible:
     if extra := strangers(visible, allocated):
         raise Refused(
             f"this end sees {', '.join(extra)}, which its claim did not allocate",
-            nearest_fix=f"give the pod {', '.join(allocated.names) or 'its network'} and no device of the host",
+            nearest_fix=f"give the pod nothing but {', '.join(allocated.names) or 'its network'}",
         )
     if lacking := absent(visible, allocated):
         raise Refused(
@@ -93,7 +93,8 @@ def require_isolation(allocated: Allocated | None) -> Visible:
 
 
 def _names_of_hca(sys: Path, name: str) -> set[str]:
-    return _with_address(name, sys / "class/infiniband" / name)
+    hca = sys / "class/infiniband" / name
+    return _with_address(name, hca) | set(_names(hca / "device/net"))
 
 
 def _names_of_netdev(sys: Path, name: str) -> set[str]:

@@ -1,14 +1,17 @@
-"""NIXL and the buffer: everything that needs the optional wheels is imported here, when an end starts.
+"""NIXL and its agent: the optional wheels are imported here, when an end starts.
 
-Without wheels for the platform the feature says so and nothing else breaks.
+Without wheels for the platform, or with wheels that this host cannot load, the feature says so and nothing
+else breaks.
 """
 
 import ctypes
-import hashlib
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,21 +20,40 @@ from typing import Any
 
 from rackloom.errors import Refused
 from rackloom.prove.transfer import ucx
+from rackloom.prove.transfer.buffers import Buffer, Memory, allocate
 from rackloom.prove.transfer.messages import Descriptor
-from rackloom.prove.transfer.values import Op, TransferSpec, Ucx
+from rackloom.prove.transfer.values import Op, Seat, TransferSpec
 
 NOT_INSTALLED = "NIXL is not installed: no wheel for this platform"
 _FIX = "install requirements/nixl.txt (Linux on x86-64 or arm64)"
 _BACKENDS = ("nixl_cu13", "nixl_cu12", "nixl_rocm")
-_CHUNK = 64 << 20
-"""Bytes filled at a time, so that filling needs no second buffer of full size."""
+_IMPORT_SECONDS = 60.0
+_UCX_CORE = re.compile(r"\S*/libucp\S*\.so\S*")
 
 
 def missing() -> str | None:
-    """Why no transfer can run here, or None. Imports nothing."""
+    """Why no transfer can run here, or None. Imports nothing into this process."""
     if sys.platform != "linux" or not find_spec("nixl") or not find_spec("numpy"):
         return NOT_INSTALLED
-    return None if any(find_spec(name) for name in _BACKENDS) else NOT_INSTALLED
+    if not any(find_spec(name) for name in _BACKENDS):
+        return NOT_INSTALLED
+    return _import_problem()
+
+
+@cache
+def _import_problem() -> str | None:
+    """Why NIXL cannot be imported, tried in a process of its own: foreign machine code may kill it."""
+    command = (sys.executable, "-P", "-c", "import nixl._api")
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_IMPORT_SECONDS, errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        return f"NIXL is installed, but importing it takes more than {_IMPORT_SECONDS:g} s"
+    if done.returncode == 0:
+        return None
+    said = (done.stderr.strip().splitlines() or [f"the import ended with {done.returncode}"])[-1]
+    return f"NIXL is installed, but cannot be imported: {said}"
 
 
 def require() -> None:
@@ -45,46 +67,15 @@ def nixl_version() -> str:
     return version("nixl")
 
 
-class Buffer:
-    """Host memory of `size` bytes, zeroed.
-
-    Raises:
-        Refused: the host does not have that much memory to give.
-    """
-
-    def __init__(self, size: int) -> None:
-        available = _available_memory()
-        if available is not None and 2 * size > available:  # the other end may live here too
-            raise Refused(
-                f"two buffers of {size} bytes where {available} bytes are available",
-                nearest_fix="ask for smaller or fewer blocks",
-            )
-        import numpy as np
-
-        self.array = np.zeros(size, np.uint8)
-
-    def fill(self, seed: int) -> None:
-        """Overwrite everything with the pseudo-random bytes of `seed`."""
-        import numpy as np
-
-        generator = np.random.Generator(np.random.SFC64(seed))
-        for start in range(0, self.array.size, _CHUNK):
-            part = self.array[start : start + _CHUNK]
-            words = generator.integers(0, 1 << 64, -(-part.size // 8), dtype=np.uint64)
-            part[:] = words.view(np.uint8)[: part.size]
-
-    def wipe(self) -> None:
-        """Zero everything."""
-        self.array.fill(0)
-
-    def digest(self) -> str:
-        """blake2b-256 of everything, hexadecimal."""
-        return hashlib.blake2b(self.array.data, digest_size=32).hexdigest()
-
-    def blocks(self, block_size: int) -> tuple[Descriptor, ...]:
-        """One descriptor per block, in address order."""
-        start, size = self.array.ctypes.data, self.array.size
-        return tuple((start + offset, block_size, 0) for offset in range(0, size, block_size))
+def ucx_version() -> str | None:
+    """Version of the UCX that NIXL loaded into this process, from UCX itself; None before it did."""
+    found = _UCX_CORE.search(Path("/proc/self/maps").read_text())
+    if found is None:
+        return None
+    library = ctypes.CDLL(found.group())
+    library.ucp_get_version_string.restype = ctypes.c_char_p
+    said: bytes = library.ucp_get_version_string()
+    return said.decode()
 
 
 class Agent:
@@ -100,8 +91,8 @@ class Agent:
             self.nixl: Any = nixl_agent(
                 role, nixl_agent_config(enable_prog_thread=progress_thread, backends=["UCX"])
             )
-            whole = [(buffer.array.ctypes.data, buffer.array.size, 0, "")]
-            self._registered = self.nixl.register_memory(whole, "DRAM")
+            whole = [(buffer.address, buffer.size, buffer.ordinal, "")]
+            self._registered = self.nixl.register_memory(whole, buffer.memory)
         except Exception as error:
             raise Refused(
                 self.explain(f"UCX could not be started: {error}"),
@@ -117,11 +108,13 @@ class Agent:
         """What UCX uses for `op` towards the peer."""
         return ucx.protocols(self._read_log(), op)
 
-    def request(self, spec: TransferSpec, peer: str, remote: tuple[Descriptor, ...]) -> Any:
+    def request(
+        self, spec: TransferSpec, peer: str, remote: tuple[Descriptor, ...], remote_memory: Memory
+    ) -> Any:
         """A reusable request that moves this buffer to (WRITE) or from (READ) the peer's blocks."""
-        local = self.nixl.get_xfer_descs(list(self.buffer.blocks(spec.block_size)), "DRAM")
+        local = self.nixl.get_xfer_descs(list(self.buffer.blocks(spec.block_size)), self.buffer.memory)
         return self.nixl.initialize_xfer(
-            spec.op, local, self.nixl.get_xfer_descs(list(remote), "DRAM"), peer, backends=["UCX"]
+            spec.op, local, self.nixl.get_xfer_descs(list(remote), remote_memory), peer, backends=["UCX"]
         )
 
     def release(self) -> None:
@@ -134,8 +127,8 @@ class Agent:
 
 
 @contextmanager
-def open_agent(role: str, spec: TransferSpec, pins: Ucx, *, progress_thread: bool) -> Iterator[Agent]:
-    """An agent with a buffer of `spec.total_bytes`, pinned by `pins`. Changes this process' environment.
+def open_agent(role: str, spec: TransferSpec, seat: Seat, *, progress_thread: bool) -> Iterator[Agent]:
+    """An agent with a buffer of `spec.total_bytes` on `seat`. Changes this process' environment.
 
     Raises:
         Refused: not enough memory, no NIXL, or UCX cannot use what it was pinned to.
@@ -143,17 +136,13 @@ def open_agent(role: str, spec: TransferSpec, pins: Ucx, *, progress_thread: boo
     require()
     with TemporaryDirectory(prefix="rackloom-transfer-") as directory:
         log = Path(directory, "ucx.log")
-        os.environ |= ucx.environment(pins, log)
-        agent = Agent(role, Buffer(spec.total_bytes), log, progress_thread=progress_thread)
+        os.environ |= ucx.environment(seat.ucx, log)
+        buffer = allocate(seat.device, spec.total_bytes)  # before UCX starts: it looks for a CUDA context
         try:
-            yield agent
+            agent = Agent(role, buffer, log, progress_thread=progress_thread)
+            try:
+                yield agent
+            finally:
+                agent.release()
         finally:
-            agent.release()
-
-
-def _available_memory() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+            buffer.close()

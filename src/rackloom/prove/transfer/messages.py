@@ -3,6 +3,8 @@
 initiator: Offer, Begin, Finish; target: Served, Begun, Finished, or Refusal to an offer it cannot take.
 """
 
+from typing import Literal
+
 import msgspec
 
 from rackloom.errors import Refused
@@ -24,6 +26,7 @@ class Served(msgspec.Struct, frozen=True, tag=True):
 
     metadata: bytes
     descriptors: tuple[Descriptor, ...]
+    memory: Literal["DRAM", "VRAM"] = "DRAM"
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):

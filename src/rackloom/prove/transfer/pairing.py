@@ -6,9 +6,7 @@ import msgspec
 
 from rackloom.errors import Refused
 from rackloom.topology.affinity import classes, partner
-from rackloom.topology.machine import Machine, PathClass
-
-_NEAREST_FIRST = tuple(PathClass)
+from rackloom.topology.machine import Machine, Nic, PathClass
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -24,7 +22,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 def pair_up(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple[Pair, ...]:
-    """One NIC for each of `gpus`: as many pairs as possible of the nearest class, then of the next.
+    """One NIC for each of `gpus`: as few pairs as possible of the farthest class, then of the next nearer.
 
     Raises:
         Refused: fewer NICs than GPUs, an index that the machine does not have, or a NIC without a name.
@@ -38,61 +36,124 @@ def pair_up(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple
         if index >= len(devices):
             raise Refused(f"{machine.name} has no device {index} of {len(devices)}")
     matrix = classes(machine)
-    near = {gpu: {nic: _NEAREST_FIRST.index(matrix[gpu][nic].path_class) for nic in nics} for gpu in gpus}
-    chosen = _match(near)
-    return tuple(_pair(machine, gpu, chosen[gpu], matrix[gpu][chosen[gpu]].path_class) for gpu in gpus)
+    # A pair of one class costs more than one pair for every GPU of the class before it.
+    steps = {path_class: (len(gpus) + 1) ** k for k, path_class in enumerate(PathClass)}
+    chosen = _match({gpu: {nic: steps[matrix[gpu][nic].path_class] for nic in nics} for gpu in gpus})
+    return tuple(_pair(machine, gpu, chosen[gpu]) for gpu in gpus)
+
+
+def devices_of(
+    machine: Machine, gpus: Sequence[str], nics: Sequence[str] | None
+) -> tuple[list[int], list[int]]:
+    """Indices of GPUs by PCI address and of NICs by any of their names; None takes every usable NIC.
+
+    Raises:
+        Refused: the machine does not have a device of that name.
+    """
+    by_address = {gpu.pci_address: gpu.index for gpu in machine.gpus}
+    by_name = {name: nic.index for nic in machine.nics for name in _names(nic)}
+    lacking = [name for name in gpus if name not in by_address] + [
+        name for name in nics or () if name not in by_name
+    ]
+    if lacking:
+        raise Refused(
+            f"{machine.name} has no {', '.join(lacking)}",
+            nearest_fix="name devices as `rackloom topology discover` prints them",
+        )
+    usable = [nic.index for nic in machine.nics if nic.excluded is None and nic.rdma_device is not None]
+    return [by_address[gpu] for gpu in gpus], usable if nics is None else [by_name[nic] for nic in nics]
+
+
+def describe(machine: Machine | None, device: str, address: str | None, nic: str) -> Pair:
+    """A pair that somebody chose, with what is known of it; `address` is the PCI address of `device`."""
+    gpu = (
+        next((gpu for gpu in machine.gpus if address and gpu.pci_address == address), None)
+        if machine
+        else None
+    )
+    name = nic.split(":", 1)[0]
+    found = next((one for one in machine.nics if name in _names(one)), None) if machine else None
+    if machine is None or gpu is None or found is None:
+        return Pair(device, nic)
+    return msgspec.structs.replace(_classified(machine, gpu.index, found.index), device=device, nic=nic)
+
+
+def every_pair(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple[Pair, ...]:
+    """The whole matrix, row by row."""
+    return tuple(_pair(machine, gpu, nic) for gpu in gpus for nic in nics)
+
+
+def disjoint(pairs: Sequence[Pair]) -> bool:
+    """Whether several pairs can be driven at once without meeting on a GPU or a NIC."""
+    gpus = [pair.device for pair in pairs if pair.device != "cpu"]
+    nics = [pair.nic for pair in pairs]
+    return len(pairs) > 1 and len({*gpus}) == len(gpus) and len({*nics}) == len(nics)
 
 
 def spread_cores(ends: int, usable: Sequence[int]) -> list[tuple[int, ...]]:
-    """A processor of its own for each polling end, as long as there are enough; else all for all.
-
-    Ends that must share are left unpinned, so that the scheduler at least moves them; the report says so.
-    """
-    if len(usable) < ends:
-        return [tuple(usable)] * ends
+    """Equal parts of the processors, one part for each polling end; at least as many as ends."""
     each = len(usable) // ends
     return [tuple(usable[k * each : (k + 1) * each]) for k in range(ends)]
 
 
-def shared_cores(cores: Sequence[Sequence[int]]) -> str | None:
-    """One sentence if the ends of one host have fewer processors than they are, else None.
+def without_core(cores: Sequence[Sequence[int]]) -> int:
+    """How many of the ends of one host cannot have a processor of their own, given where each may run."""
+    owner: dict[int, int] = {}
 
-    Counting them together finds every overlap that forces two ends onto one processor.
-    """
-    together = {core for one in cores for core in one}
-    if not together or len(together) >= len(cores):
-        return None
-    return f"{len(cores)} polling ends share {len(together)} processors"
-
-
-def _match(near: dict[int, dict[int, int]]) -> dict[int, int]:
-    """Maximum matching, grown class by class along augmenting paths; a GPU once matched stays matched."""
-    taken: dict[int, int] = {}
-
-    def place(gpu: int, limit: int, tried: set[int]) -> bool:
-        for nic in sorted(near[gpu], key=lambda one: (near[gpu][one], one)):
-            if near[gpu][nic] > limit or nic in tried:
-                continue
-            tried.add(nic)
-            if nic not in taken or place(taken[nic], limit, tried):
-                taken[nic] = gpu
-                return True
+    def settle(end: int, tried: set[int]) -> bool:
+        for core in cores[end]:
+            if core not in tried:
+                tried.add(core)
+                if core not in owner or settle(owner[core], tried):
+                    owner[core] = end
+                    return True
         return False
 
-    for limit in range(len(_NEAREST_FIRST)):
-        for gpu in near:
-            if gpu not in taken.values():
-                place(gpu, limit, set())
-    return {gpu: nic for nic, gpu in taken.items()}
+    return sum(not settle(end, set()) for end in range(len(cores)))
 
 
-def _pair(machine: Machine, gpu: int, nic: int, path_class: PathClass) -> Pair:
+def _match(cost: dict[int, dict[int, int]]) -> dict[int, int]:
+    """NIC of each GPU at the least total cost: shortest augmenting paths, one GPU after the other."""
+    owner: dict[int, int] = {}
+    for gpu, row in cost.items():
+        reach, before = _shortest_paths(row, cost, owner)
+        nic = min((one for one in row if one not in owner), key=lambda one: reach[one])
+        while (previous := before[nic]) is not None:
+            owner[nic], nic = owner[previous], previous
+        owner[nic] = gpu
+    return {gpu: nic for nic, gpu in owner.items()}
+
+
+def _shortest_paths(
+    row: dict[int, int], cost: dict[int, dict[int, int]], owner: dict[int, int]
+) -> tuple[dict[int, int], dict[int, int | None]]:
+    """The cost of giving a GPU each NIC, and the NIC whose owner then moves there (None: nobody)."""
+    reach, before = dict(row), dict.fromkeys(row)
+    shorter = True
+    while shorter:
+        shorter = False
+        for nic, who in owner.items():
+            for other, price in cost[who].items():
+                through = reach[nic] - cost[who][nic] + price
+                if through < reach[other]:
+                    reach[other], before[other], shorter = through, nic, True
+    return reach, before
+
+
+def _pair(machine: Machine, gpu: int, nic: int) -> Pair:
     device = machine.nics[nic]
     name = f"{device.rdma_device}:1" if device.rdma_device else device.if_name
     if name is None:
         raise Refused(f"NIC {nic} of {machine.name} has no name that UCX could be pinned to")
-    best = partner(machine, gpu)
-    known = path_class is not PathClass.UNKNOWN
-    return Pair(
-        f"cuda:{gpu}", name, path_class.value if known else None, best[0].path_class if best else None
-    )
+    gpu_name = machine.gpus[gpu].pci_address or gpu  # CUDA's own order is by speed, not by slot
+    return msgspec.structs.replace(_classified(machine, gpu, nic), device=f"cuda:{gpu_name}", nic=name)
+
+
+def _classified(machine: Machine, gpu: int, nic: int) -> Pair:
+    mine, best = classes(machine)[gpu][nic].path_class, partner(machine, gpu)
+    known = None if mine is PathClass.UNKNOWN else mine.value
+    return Pair("", "", known, best[0].path_class.value if best else None)
+
+
+def _names(nic: Nic) -> set[str]:
+    return {name for name in (nic.if_name, nic.rdma_device, nic.pci_address) if name is not None}

@@ -17,6 +17,8 @@ from rackloom.prove.transfer.events import Event, Failed, Order
 PROGRAM = (sys.executable, "-P", "-m", "rackloom.prove.transfer.end")
 """-P: a directory named rackloom where the user stands is not this package."""
 LONGEST_LINE = 16 << 20
+_LOOK = 3600.0
+"""Longest single wait, seconds; the kernel's own limit is below a month."""
 _GRACE = 2.0
 """Seconds between asking a child to end (its standard input closes), SIGTERM, and SIGKILL."""
 
@@ -79,6 +81,11 @@ class End:
             if isinstance(event, Failed):
                 raise event.error()
 
+    def say_start(self) -> None:
+        """Give an initiator that holds the word to start; one that died is reported by `expect`."""
+        with suppress(OSError):
+            self._stdin.write(b"start\n")
+
     def stop(self) -> None:
         """End the process and wait for it; safe to call again."""
         with suppress(OSError):
@@ -97,7 +104,9 @@ class End:
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
             while (end := self._lines.find(b"\n")) < 0:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
+                if not selector.select(min(_LOOK, max(0.0, deadline - time.monotonic()))):
+                    if time.monotonic() < deadline:
+                        continue
                     raise Retry(f"the {self._name} said nothing in time", after=1.0)
                 piece = self._stdout.read(1 << 16)
                 if not piece or len(self._lines) > LONGEST_LINE:

@@ -1,10 +1,15 @@
 """Turns what the ends observed into reports; pure."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from rackloom.errors import Refused
+from rackloom.prove.transfer.expectation import expect
 from rackloom.prove.transfer.host import contention
+from rackloom.prove.transfer.intervals import mean_interval
 from rackloom.prove.transfer.measure import gigabytes_per_second, mean, spread, summarize
+from rackloom.prove.transfer.pairing import Pair
 from rackloom.prove.transfer.path import prove
 from rackloom.prove.transfer.values import (
     AlignmentReport,
@@ -43,13 +48,36 @@ def compare(
     )
 
 
-def report(spec: TransferSpec, measured: Measured, promise: Promise) -> TransferReport:
-    """What the ends observed, as the figures of the RESULT line with their proof."""
+def report(
+    spec: TransferSpec,
+    measured: Measured,
+    promise: Promise,
+    crowding: str | None = None,
+    companions: frozenset[str] = frozenset(),
+) -> TransferReport:
+    """What the ends observed, as the figures of the RESULT line with their proof.
+
+    `crowding` says why the ends could not have a processor each, if so; `companions` are devices promised to
+    transfers that ran at the same time.
+    """
     here, there = measured.initiator, measured.target
     whole, post = summarize(measured.seconds), mean(measured.post_seconds)
+    rate = gigabytes_per_second(spec.total_bytes, whole.avg)
+    path = prove(
+        spec.op,
+        spec.timed_bytes,
+        measured.protocols,
+        here.traffic,
+        there.traffic,
+        promise.device,
+        companions,
+    )
+    environment = _environment(measured, crowding)
+    copying = measured.copy_seconds and gigabytes_per_second(spec.total_bytes, measured.copy_seconds)
     return TransferReport(
         backend=measured.backend,
         op=spec.op,
+        device=here.host.device,
         block_size=spec.block_size,
         batch_size=spec.batch_size,
         total_bytes=spec.total_bytes,
@@ -60,7 +88,7 @@ def report(spec: TransferSpec, measured: Measured, promise: Promise) -> Transfer
         p50_seconds=whole.p50,
         p95_seconds=whole.p95,
         p99_seconds=whole.p99,
-        avg_GBps=gigabytes_per_second(spec.total_bytes, whole.avg),
+        avg_GBps=rate,
         verified=here.digest == there.digest,
         emulated=promise.emulated,
         declared_gigabits=promise.declared_gigabits,
@@ -68,10 +96,13 @@ def report(spec: TransferSpec, measured: Measured, promise: Promise) -> Transfer
         avg_transfer_seconds=max(0.0, whole.avg - post),
         connect_seconds=measured.connect_seconds,
         first_seconds=measured.first_seconds,
-        path=prove(
-            spec.op, spec.timed_bytes, measured.protocols, here.traffic, there.traffic, promise.device
-        ),
-        environment=_environment(measured),
+        path=path,
+        environment=environment,
+        path_class=promise.path_class,
+        expectation=expect(rate, promise, path, environment, copying),
+        copy_GBps=copying,
+        began=measured.began,
+        ended=measured.ended,
     )
 
 
@@ -87,19 +118,44 @@ def single(name: str, runs: list[TransferReport], label: str) -> AlignmentReport
     )
 
 
+def matrix(
+    pairs: Sequence[Pair],
+    alone: Sequence[Sequence[TransferReport]],
+    together: Sequence[Sequence[TransferReport]],
+    *,
+    emulated: bool,
+) -> AlignmentReport:
+    """Each pair's runs alone (`alone[pair]`), then its part in those of all at once (`together[run]`)."""
+    arms = [_pair_arm(pair, list(runs)) for pair, runs in zip(pairs, alone, strict=True)]
+    if together:
+        overlap = min(_overlap(runs) for runs in together)
+        at_once = [_pair_arm(pair, [runs[k] for runs in together]) for k, pair in enumerate(pairs)]
+        arms += [msgspec.structs.replace(arm, together=True, overlap=overlap) for arm in at_once]
+    every = [run for arm in arms for run in arm.runs]
+    kind = "emulated: shaped veth pairs at rates declared by us" if emulated else "pairs of GPU and NIC"
+    return AlignmentReport(
+        emulated=emulated,
+        label=f"{kind}; each alone{f', then all {len(pairs)} at once' if together else ''}",
+        pairs=tuple(arms),
+        proved=_proved(every),
+        verdict=f"{_data_sentence(every)}{_at_once(arms)}{_caution(every)}",
+    )
+
+
 def result_line(report: TransferReport) -> str:
     """The line that logs are searched for."""
     return f"RESULT {msgspec.json.encode(report).decode()}"
 
 
-def _environment(measured: Measured) -> Environment:
+def _environment(measured: Measured, crowding: str | None) -> Environment:
     here, there = measured.initiator, measured.target
+    reasons = [reason for reason in (crowding, contention(here.usage, there.usage)) if reason]
     return Environment(
         initiator=here.host,
         target=there.host,
         initiator_usage=here.usage,
         target_usage=there.usage,
-        contention=contention(here.usage, there.usage),
+        contention="; ".join(reasons) or None,
     )
 
 
@@ -107,7 +163,36 @@ def _arm(name: str, promise: Promise, runs: list[TransferReport]) -> Arm:
     if not runs:
         raise Refused("no run was asked for", nearest_fix="ask for at least one run")
     rates = [run.avg_GBps for run in runs]
-    return Arm(name, promise.device, promise.declared_gigabits, tuple(runs), mean(rates), spread(rates))
+    return Arm(
+        name,
+        promise.device,
+        promise.declared_gigabits,
+        tuple(runs),
+        mean(rates),
+        spread(rates),
+        interval=mean_interval(rates),
+        gpu=runs[0].device,
+    )
+
+
+def _pair_arm(pair: Pair, runs: list[TransferReport]) -> Arm:
+    declared = runs[0].declared_gigabits if runs else None
+    return _arm(f"{pair.device} over {pair.nic}", Promise(pair.nic, declared), runs)
+
+
+def _at_once(arms: Sequence[Arm]) -> str:
+    together = [arm for arm in arms if arm.together]
+    if not together:
+        return ""
+    total, overlap = sum(arm.mean_GBps for arm in together), together[0].overlap
+    return f"; {total:.2f} GB/s in all with {len(together)} at once, {overlap:.0%} of the time side by side"
+
+
+def _overlap(runs: Sequence[TransferReport]) -> float:
+    """The share of the longest run's time in which all runs were being timed."""
+    side_by_side = min(run.ended for run in runs) - max(run.began for run in runs)
+    longest = max(run.ended - run.began for run in runs)
+    return max(0.0, side_by_side / longest) if longest > 0 else 0.0
 
 
 def _proved(runs: list[TransferReport]) -> bool:

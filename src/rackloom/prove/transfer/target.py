@@ -13,10 +13,10 @@ from contextlib import ExitStack, suppress
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.channel import Channel, Wire, accept
 from rackloom.prove.transfer.evidence import Recorder
-from rackloom.prove.transfer.host import describe
+from rackloom.prove.transfer.host import take
 from rackloom.prove.transfer.memory import Agent, open_agent
 from rackloom.prove.transfer.messages import Begin, Begun, Finish, Finished, Offer, Refusal, Served
-from rackloom.prove.transfer.values import Host, TransferSpec, Ucx
+from rackloom.prove.transfer.values import Host, Seat, TransferSpec
 
 HANDSHAKE_SECONDS = 10.0
 """How long a connection may take to prove that it holds the secret and to make its offer."""
@@ -40,7 +40,7 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(
     listener: socket.socket,
     secret: bytes,
-    pins: Ucx,
+    seat: Seat,
     turned_away: Callable[[str, str], None],
     *,
     once: bool,
@@ -61,7 +61,7 @@ def serve(
             raise Retry("no initiator came in time", after=1.0) from None
         wire = Wire(sock, time.monotonic() + HANDSHAKE_SECONDS, time.monotonic)
         try:
-            measure(wire, secret, pins)
+            measure(wire, secret, seat)
         except (Refused, Retry) as trouble:
             turned_away(f"{address[0]} port {address[1]}", trouble.reason)
         else:
@@ -71,26 +71,28 @@ def serve(
             wire.close()
 
 
-def measure(wire: Wire, secret: bytes, pins: Ucx) -> None:
+def measure(wire: Wire, secret: bytes, seat: Seat) -> None:
     """Be the target of one measurement over a fresh connection.
 
     Raises:
         Refused: the initiator does not hold the secret, or asks for what this host cannot do.
         Retry: the initiator is gone or too slow.
     """
-    host = describe(pins)
     channel = accept(wire, secret)
     spec = channel.receive(Offer).spec
     wire.deadline = time.monotonic() + spec.timeout_seconds
     with ExitStack() as stack:
         try:
-            agent = stack.enter_context(open_agent("target", spec, pins, progress_thread=True))
+            host = take(seat)
+            agent = stack.enter_context(open_agent("target", spec, seat, progress_thread=True))
         except Refused as refused:
             channel.send(Refusal(refused.reason, refused.nearest_fix))
             raise
         if spec.op == "READ":
             agent.buffer.fill(spec.seed)
-        channel.send(Served(agent.nixl.get_agent_metadata(), agent.buffer.blocks(spec.block_size)))
+        channel.send(
+            Served(agent.nixl.get_agent_metadata(), agent.buffer.blocks(spec.block_size), agent.buffer.memory)
+        )
         record_timed_part(channel, agent, spec, host)
         with suppress(Retry):  # the initiator closes the connection once its request is released
             channel.receive(Begin)

@@ -9,9 +9,14 @@ from typing import Literal
 import msgspec
 
 from rackloom.errors import Refused
+from rackloom.prove.transfer.intervals import Interval
+from rackloom.prove.transfer.isolation import Allocated, Visible
+from rackloom.prove.transfer.links import Link
 
 Op = Literal["WRITE", "READ"]
 Verdict = Literal["holds", "does not hold", "unknown", "no promise"]
+
+Cause = Literal["wrong rail", "contention", "degraded link", "misalignment"]
 
 MAX_BLOCKS = 8192
 """Descriptors in one request: above it the list would not fit one control frame."""
@@ -31,6 +36,18 @@ class Ucx(msgspec.Struct, frozen=True):
     """UCX_TLS; empty leaves the choice to UCX."""
     net_devices: tuple[str, ...] = ()
     """UCX_NET_DEVICES; empty leaves the choice to UCX."""
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one end sits on its host."""
+
+    ucx: Ucx = Ucx()
+    device: str = "cpu"
+    """Whose memory the buffer is: `cpu`, `cuda:N` or `fabric:N`; N is an ordinal or a PCI address."""
+    cores: tuple[int, ...] = ()
+    """Processors that it may run on; empty leaves that to the scheduler."""
+    allocated: Allocated | None = None
+    """What its claim gave it; it refuses to measure while it sees more. None checks nothing."""
 
 
 class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +90,10 @@ class Promise(msgspec.Struct, frozen=True):
     device: str | None = None
     declared_gigabits: float | None = None
     emulated: bool = False
+    path_class: str | None = None
+    """Class of the GPU and the NIC of this pair; None where nothing tells."""
+    nearest_class: str | None = None
+    """Class of the nearest NIC that this GPU has."""
 
 
 class DeviceTraffic(msgspec.Struct, frozen=True):
@@ -121,6 +142,13 @@ class Host(msgspec.Struct, frozen=True):
     python: str
     nixl: str
     ucx: Ucx
+    ucx_version: str | None = None
+    gpu_driver: str | None = None
+    device: str = "cpu"
+    cores: tuple[int, ...] = ()
+    """Processors that the end was pinned to; empty: none in particular."""
+    links: tuple[Link, ...] = ()
+    visible: Visible = Visible()
 
 
 class EndRecord(msgspec.Struct, frozen=True):
@@ -146,6 +174,11 @@ class Measured(msgspec.Struct, frozen=True):
     protocols: tuple[str, ...]
     initiator: EndRecord
     target: EndRecord
+    copy_seconds: float | None = None
+    """What the initiator's GPU needs to copy one buffer within itself; None for host memory."""
+    began: float = 0.0
+    """CLOCK_MONOTONIC of the initiator's host, seconds, when the timed iterations began and ended."""
+    ended: float = 0.0
 
 
 class Environment(msgspec.Struct, frozen=True):
@@ -157,6 +190,19 @@ class Environment(msgspec.Struct, frozen=True):
     target_usage: Usage
     contention: str | None
     """Why the numbers are suspect, or None if both ends had a processor to themselves."""
+
+
+class Expectation(msgspec.Struct, frozen=True):
+    """A rate against what the topology promises."""
+
+    outcome: Literal["met", "short", "unknown"] = "unknown"
+    gigabits: float | None = None
+    """Line rate of the promised device; the declared rate on an emulated one."""
+    share: float | None = None
+    """Measured / line rate."""
+    causes: tuple[Cause, ...] = ()
+    """What explains a shortfall, nearest to certain first; empty if nothing that was observed does."""
+    sentence: str = "no device was promised, so no rate was"
 
 
 class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +237,13 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     first_seconds: float
     path: PathProof
     environment: Environment
+    path_class: str | None = None
+    """PIX, PXB, PHB, NODE or SYS of GPU and NIC; None where nothing tells."""
+    expectation: Expectation = Expectation()
+    copy_GBps: float | None = None  # noqa: N815
+    """What the initiator's GPU copies within itself, the most a transfer on it could reach; None: no GPU."""
+    began: float = 0.0
+    ended: float = 0.0
 
 
 class Arm(msgspec.Struct, frozen=True):
@@ -203,6 +256,13 @@ class Arm(msgspec.Struct, frozen=True):
     mean_GBps: float  # noqa: N815
     spread: float
     """(fastest - slowest) / mean of the runs."""
+    interval: Interval | None = None
+    """95% interval of mean_GBps over the runs; None with a single run."""
+    gpu: str = "cpu"
+    together: bool = False
+    """Whether all pairs were driven at once."""
+    overlap: float | None = None
+    """Of pairs driven at once: the share of the longest one's time in which all were being timed."""
 
 
 class AlignmentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,6 +274,8 @@ class AlignmentReport(msgspec.Struct, frozen=True, kw_only=True):
     aligned: Arm | None = None
     unaligned: Arm | None = None
     plain: Arm | None = None
+    pairs: tuple[Arm, ...] = ()
+    """One arm per GPU and NIC, each alone, then the same all at once."""
     declared_ratio: float | None = None
     measured_ratio: float | None = None
     proved: bool
@@ -223,4 +285,9 @@ class AlignmentReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def runs(self) -> tuple[TransferReport, ...]:
         """All runs, the arms in order."""
-        return tuple(run for arm in (self.aligned, self.unaligned, self.plain) if arm for run in arm.runs)
+        return tuple(run for arm in self.arms for run in arm.runs)
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """All arms there are."""
+        return (*(arm for arm in (self.aligned, self.unaligned, self.plain) if arm), *self.pairs)

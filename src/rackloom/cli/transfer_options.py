@@ -1,0 +1,191 @@
+"""What `transfer run` and `transfer serve` are told in the same way."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from rackloom.errors import Refused
+
+if TYPE_CHECKING:
+    from rackloom.prove.transfer.isolation import Allocated
+    from rackloom.prove.transfer.pairing import Pair
+    from rackloom.prove.transfer.values import Seat, TransferSpec
+    from rackloom.topology.machine import Machine
+
+SECRET_VARIABLE = "RACKLOOM_TRANSFER_SECRET"  # noqa: S105 (the name of the variable, not its value)
+Words = Annotated[tuple[str, ...], Parameter(negative=())]
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What one run moves."""
+
+    op: Literal["WRITE", "READ"] = "WRITE"
+    "WRITE pushes from the initiator, READ pulls from the target."
+    block_size: str = "1GiB"
+    "Bytes in one block, such as 64MiB."
+    batch_size: int = 1
+    "Blocks in one request."
+    iters: int = 100
+    "Timed iterations per run."
+    warmup: int = 20
+    "Iterations before them."
+    timeout: float = 600.0
+    "Seconds after which one run is given up."
+
+    def spec(self) -> "TransferSpec":
+        """The measurement.
+
+        Raises:
+            Refused: a number is out of range.
+        """
+        from rackloom.prove.transfer.values import TransferSpec
+
+        return TransferSpec(
+            op=self.op,
+            block_size=parse_size(self.block_size),
+            batch_size=self.batch_size,
+            iters=self.iters,
+            warmup_iters=self.warmup,
+            timeout_seconds=self.timeout,
+        )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """Which memory and which NICs this end uses, and what its claim gave it."""
+
+    device: str = "cpu"
+    "Memory of the buffer: cpu, cuda:0, or fabric:0 for multi-node NVLink; a PCI address may stand for 0."
+    transport: Words = ()
+    "UCX transport to pin, may be repeated."
+    net_device: Words = ()
+    "UCX device to pin, may be repeated. A single one is a promise that the report checks."
+    pair: Words = ()
+    "DEVICE=NIC, such as cuda:0=mlx5_0:1; may be repeated, the same number at both ends."
+    every_gpu: bool = False
+    "Pair every GPU of this process with its nearest NIC."
+    sweep: bool = False
+    "Pair every GPU of this process with every NIC, each alone: the whole matrix."
+    allocated: Words = ()
+    "NIC that the claim allocated, by any name, may be repeated; measuring is refused if others are seen."
+    claim: Path | None = None
+    "File with the allocated ResourceClaims (kubectl get resourceclaims -o yaml), instead of --allocated."
+
+    def seat(self) -> "Seat":
+        """Where a single end sits."""
+        from rackloom.prove.transfer.values import Seat, Ucx
+
+        pins = Ucx(_split(self.transport), _split(self.net_device))
+        return Seat(ucx=pins, device=self.device, allocated=self.allocation())
+
+    def allocation(self) -> "Allocated | None":
+        """What the claim allocated; None if nobody said.
+
+        Raises:
+            Refused: the file holds no allocated claim.
+        """
+        from rackloom.prove.transfer.allocation import read_allocation
+        from rackloom.prove.transfer.isolation import Allocated
+
+        if self.claim is not None:
+            return read_allocation(self.claim)
+        return Allocated(_split(self.allocated)) if self.allocated else None
+
+    def pairs(self, machine: "Machine | None") -> "tuple[Pair, ...]":
+        """The pairs that were asked for; none if a single end was.
+
+        Raises:
+            Refused: not DEVICE=NIC, or no GPU, machine or NIC to pair.
+        """
+        if not (self.every_gpu or self.sweep):
+            return tuple(_pair(text, machine) for text in self.pair)
+        from rackloom.prove.transfer.cuda import Driver
+        from rackloom.prove.transfer.pairing import devices_of, every_pair, pair_up
+
+        addresses = Driver().addresses()
+        if not addresses:
+            raise Refused("the CUDA driver finds no GPU to pair", nearest_fix="say --pair cpu=NIC instead")
+        if machine is None:
+            raise Refused(
+                "this machine cannot be discovered", nearest_fix="say --pair DEVICE=NIC for each pair"
+            )
+        allocation = self.allocation()
+        names = None if allocation is None else allocation.names
+        choose = every_pair if self.sweep else pair_up
+        return choose(machine, *devices_of(machine, addresses, names))
+
+
+def parse_size(text: str) -> int:
+    """Bytes from a number with an optional unit: 4096, 64MiB, 1GB.
+
+    Raises:
+        Refused: not a size.
+    """
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].upper() not in _UNITS:
+        raise Refused(f"{text!r} is not a size", nearest_fix="write bytes, or a number with KiB, MiB or GiB")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port from HOST:PORT; an IPv6 host may stand in brackets.
+
+    Raises:
+        Refused: not an address with a port.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise Refused(f"{text!r} is not HOST:PORT", nearest_fix="write it as 192.0.2.1:5555")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def read_secret(file: Path | None) -> str:
+    """The shared secret from `file` or from the environment; never from the command line.
+
+    Raises:
+        Refused: there is none, or the file cannot be read.
+    """
+    if file is None:
+        if secret := os.environ.get(SECRET_VARIABLE):
+            return secret
+        raise Refused("no shared secret", nearest_fix=f"give --secret-file or set {SECRET_VARIABLE}")
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(
+            f"the secret file cannot be read: {error}", nearest_fix="name a readable text file"
+        ) from error
+
+
+def _pair(text: str, machine: "Machine | None") -> "Pair":
+    from rackloom.prove.transfer.cuda import Driver
+    from rackloom.prove.transfer.pairing import describe
+
+    device, equals, nic = text.partition("=")
+    if not equals or not device or not nic:
+        raise Refused(f"{text!r} is not DEVICE=NIC", nearest_fix="write it as cuda:0=mlx5_0:1 or cpu=eth0")
+    _, _, which = device.partition(":")
+    address = Driver().address(int(which)) if which.isdecimal() else which or None
+    return describe(machine, device, address, nic)
+
+
+def _split(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Repeated or comma-separated, as UCX itself takes them."""
+    return tuple(part for word in words for part in word.split(",") if part)

@@ -1,0 +1,183 @@
+"""`rackloom transfer report`, `compare`, `baseline`, `gate` and `evidence`: what to do with saved records."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from rackloom.cli.output import columns, emit
+from rackloom.cli.transfer_options import Words
+from rackloom.errors import Refused
+from rackloom.prove.transfer.comparison import TEST, Compared, compare_records
+from rackloom.prove.transfer.gate import Finding, check_baseline, judge
+from rackloom.prove.transfer.imported import read_nccl, read_nvbandwidth
+from rackloom.prove.transfer.kv import KvTerms, all_models, kv_terms
+from rackloom.prove.transfer.page import page
+from rackloom.prove.transfer.plot import grid, svg
+from rackloom.prove.transfer.records import Record, load, save, write_whole
+from rackloom.prove.transfer.tables import tables
+
+Output = Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])]
+
+
+def report(
+    record: Path,
+    *,
+    model: Words = (),
+    tokens: int = 8192,
+    prefill_ms: float | None = None,
+    output: Annotated[Literal["table", "json", "html", "svg"], Parameter(name=["--output", "-o"])] = "table",
+    to: Path | None = None,
+) -> None:
+    """Show a saved record.
+
+    Parameters
+    ----------
+    record
+        File that `transfer run --save` wrote.
+    model
+        Model whose KV cache is handed over, may be repeated; all that are known if left out.
+    tokens
+        Length of the prompt.
+    prefill_ms
+        Time to prefill it, for the share of the hand-over in the time to the first token.
+    output
+        html is one self-contained page; svg the GPU x NIC matrix.
+    to
+        File to write to instead of standard output.
+    """
+    kept = load(record)
+    terms = _terms(kept, model, tokens, prefill_ms)
+    if output == "json":
+        text = json_of(kept, terms)
+    elif output == "html":
+        text = page(kept, terms)
+    else:
+        text = _matrix(kept) if output == "svg" else "\n".join(_text(kept, terms))
+    if to is None:
+        print(text.rstrip("\n"))
+    else:
+        write_whole(text.encode(), to)
+
+
+def compare(before: Path, after: Path, *, output: Output = "table") -> None:
+    """Compare two records arm by arm.
+
+    Parameters
+    ----------
+    before
+        Record A.
+    after
+        Record B.
+    output
+        How to print.
+    """
+    compared = compare_records(load(before), load(after))
+    headers = ("ARM", "A GB/s", "B GB/s", "p (ranks)", "B AGAINST A")
+
+    def text() -> str:
+        return f"{columns(headers, map(_compared, compared))}\n\n{TEST}"
+
+    emit({"test": TEST, "arms": compared}, output, text)
+
+
+def baseline(record: Path, to: Path) -> None:
+    """Keep a record as a baseline, with the topology it was measured on.
+
+    Parameters
+    ----------
+    record
+        Record that is complete, proved, uncontended, and of at least three runs.
+    to
+        File for the baseline.
+    """
+    save(check_baseline(load(record)), to)
+
+
+def gate(record: Path, *, baseline: Path, output: Output = "table") -> int:
+    """Exit 0 if every arm holds its baseline, 1 if one is slower beyond noise, misplaced or not known.
+
+    Parameters
+    ----------
+    record
+        Record to judge.
+    baseline
+        Record to judge it by, measured on the same kind of machine.
+    output
+        How to print.
+    """
+    findings = judge(load(record), check_baseline(load(baseline)))
+    headers = ("ARM", "OUTCOME", "NODE", "DEVICE", "REASON")
+    emit(findings, output, lambda: columns(headers, map(_finding, findings)))
+    return 0 if all(one.outcome == "holds" for one in findings) else 1
+
+
+def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None = None) -> None:
+    """Add what other tools printed on the same machine to a record.
+
+    Parameters
+    ----------
+    record
+        File that `transfer run --save` wrote; it is written anew.
+    nvbandwidth
+        Output of `nvbandwidth -j`.
+    nccl
+        Output of a program of nccl-tests.
+    """
+    import msgspec
+
+    kept = load(record)
+    readers = ((nvbandwidth, read_nvbandwidth), (nccl, read_nccl))
+    added = tuple(read(_content(file), file.name) for file, read in readers if file is not None)
+    if not added:
+        raise Refused("nothing to add", nearest_fix="give --nvbandwidth or --nccl with a file")
+    save(msgspec.structs.replace(kept, evidence=(*kept.evidence, *added)), record)
+    for one in added:
+        print(f"{one.tool}: {len(one.figures)} figures")
+
+
+def json_of(record: Record, terms: tuple[KvTerms, ...]) -> str:
+    """The record with its KV terms."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode({"record": record, "kv": terms}), indent=2).decode()
+
+
+def _terms(record: Record, models: Words, tokens: int, prefill_ms: float | None) -> tuple[KvTerms, ...]:
+    rate = max(arm.mean_GBps for arm in record.report.arms)
+    if not models:
+        return all_models(tokens, rate, prefill_ms)
+    return tuple(kv_terms(model, tokens, rate, prefill_ms) for model in models)
+
+
+def _text(record: Record, terms: tuple[KvTerms, ...]) -> Iterator[str]:
+    yield from (record.report.label, record.report.verdict, "")
+    if record.incomplete is not None:
+        yield f"INCOMPLETE: {record.incomplete}\n"
+    for one in tables(record, terms):
+        yield f"{one.heading}\n{columns(one.columns, one.rows)}"
+        yield f"{one.note}\n" if one.note else ""
+
+
+def _matrix(record: Record) -> str:
+    matrix = grid(record.report)
+    if matrix is None:
+        raise Refused("no run of this record had a device promised", nearest_fix="measure with --pair")
+    return svg(matrix, "GPU x NIC, GB/s (emulated)" if record.report.emulated else "GPU x NIC, GB/s")
+
+
+def _compared(one: Compared) -> tuple[str, ...]:
+    p = "-" if one.ratio.p_rank is None else f"{one.ratio.p_rank:.3f}"
+    return one.name, f"{one.before_GBps:.2f}", f"{one.after_GBps:.2f}", p, one.sentence
+
+
+def _finding(one: Finding) -> tuple[str, ...]:
+    return one.arm, one.outcome.upper(), one.node, one.device, one.reason
+
+
+def _content(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(f"{file}: {error}", nearest_fix="name a text file that can be read") from error

@@ -1,0 +1,1 @@
+"""Pure checks: evidence in, findings with a fix out."""

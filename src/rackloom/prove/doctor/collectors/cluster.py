@@ -1,0 +1,146 @@
+"""Reading a cluster for the checks of ComputeDomains: seven lists, and nothing is changed."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from rackloom.claim.domain import names
+from rackloom.claim.domain.configs import ChannelConfig, decode_lenient
+from rackloom.claim.domain.objects import ComputeDomain, compute_domain
+from rackloom.errors import Refused
+from rackloom.prove.doctor.evidence import ClaimSeen, ClusterSeen, DaemonSeen, PodSeen, TemplateSeen
+
+Json = dict[str, Any]
+COMPUTE_DOMAINS = f"apis/{names.API_VERSION}/computedomains"
+TEMPLATES = "apis/resource.k8s.io/v1/resourceclaimtemplates"
+CLAIMS = "apis/resource.k8s.io/v1/resourceclaims"
+PODS = "api/v1/pods"
+NODES = "api/v1/nodes"
+
+
+class ClusterReader(Protocol):
+    """Whoever can list objects."""
+
+    async def read(self, path: str) -> list[Json]:
+        """All objects at a list path of the API server, such as `api/v1/pods`, of all namespaces.
+
+        Raises whatever tells its caller that the API server does not answer, or not to this user.
+        """
+        ...
+
+
+async def collect_cluster(reader: ClusterReader) -> ClusterSeen:
+    """Read all that the checks need. Errors of `reader` pass through: half a look would find what is not."""
+    pods = await reader.read(PODS)
+    return ClusterSeen(
+        domains=tuple(_domains(await reader.read(COMPUTE_DOMAINS))),
+        templates=tuple(_template(one) for one in await reader.read(TEMPLATES)),
+        claims=tuple(_claim(one) for one in await reader.read(CLAIMS)),
+        pods=tuple(_pod(one) for one in pods if _claims_devices(one) and not _daemon_of(one)),
+        daemons=tuple(_daemon(one, uid) for one in pods if (uid := _daemon_of(one))),
+        cliques=dict(_cliques(await reader.read(NODES))),
+    )
+
+
+def _domains(objects: list[Json]) -> Iterator[ComputeDomain]:
+    for one in objects:
+        try:
+            yield compute_domain(one)
+        except Refused:
+            continue  # The API server admits none that cannot be read, and the controller says InvalidSpec.
+
+
+def _template(obj: Json) -> TemplateSeen:
+    meta = obj["metadata"]
+    return TemplateSeen(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        domain=_labels(obj).get(names.COMPUTE_DOMAIN_LABEL, ""),
+    )
+
+
+def _claim(obj: Json) -> ClaimSeen:
+    meta, status = obj["metadata"], obj.get("status") or {}
+    return ClaimSeen(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        domain=_domain_of_claim(obj),
+        allocated="allocation" in status,
+        reserved_for=tuple(one["uid"] for one in status.get("reservedFor") or ()),
+    )
+
+
+def _domain_of_claim(obj: Json) -> str:
+    for entry in (obj["spec"].get("devices") or {}).get("config") or ():
+        opaque = entry.get("opaque") or {}
+        if opaque.get("driver") != names.IMEX_DRIVER:
+            continue
+        try:
+            config = decode_lenient(opaque.get("parameters") or {})
+        except Refused:
+            continue
+        if isinstance(config, ChannelConfig):
+            return config.domain_id
+    return ""
+
+
+def _claims_devices(pod: Json) -> bool:
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return bool(pod["spec"].get("resourceClaims")) and not ended
+
+
+def _pod(obj: Json) -> PodSeen:
+    meta, spec = obj["metadata"], obj["spec"]
+    made = (obj.get("status") or {}).get("resourceClaimStatuses") or ()
+    asked = spec["resourceClaims"]
+    named = {one["name"]: one["resourceClaimName"] for one in asked if one.get("resourceClaimName")}
+    return PodSeen(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        node=spec.get("nodeName", ""),
+        templates={
+            one["name"]: one["resourceClaimTemplateName"]
+            for one in asked
+            if one.get("resourceClaimTemplateName")
+        },
+        claims=named
+        | {one["name"]: one["resourceClaimName"] for one in made if one.get("resourceClaimName")},
+    )
+
+
+def _daemon_of(pod: Json) -> str:
+    """UID of the ComputeDomain whose daemon the pod is; empty for another pod."""
+    ours = any(one.get("name") == "compute-domain-daemon" for one in pod["spec"].get("containers") or ())
+    return _labels(pod).get(names.COMPUTE_DOMAIN_LABEL, "") if ours else ""
+
+
+def _daemon(pod: Json, domain: str) -> DaemonSeen:
+    mesh = _mesh(pod)
+    return DaemonSeen(
+        domain=domain,
+        node=pod["spec"].get("nodeName", ""),
+        clique=_labels(pod).get(names.CLIQUE_ID_LABEL),
+        meshed=None if mesh is None else bool(mesh.get("complete")),
+        missing=() if mesh is None else tuple(map(str, mesh.get("missing") or ())),
+    )
+
+
+def _mesh(pod: Json) -> Mapping[str, Any] | None:
+    said = (pod["metadata"].get("annotations") or {}).get(names.MESH_ANNOTATION)
+    try:
+        found = None if said is None else json.loads(said)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _cliques(nodes: list[Json]) -> Iterator[tuple[str, str]]:
+    for node in nodes:
+        clique = _labels(node).get(names.GPU_CLIQUE_LABEL)
+        if clique:
+            yield node["metadata"]["name"], clique
+
+
+def _labels(obj: Json) -> Mapping[str, str]:
+    return obj["metadata"].get("labels") or {}

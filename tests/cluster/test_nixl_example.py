@@ -1,0 +1,62 @@
+"""The KV-cache example is accepted by a real API server, and its two claims become those of two pods."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.waiting import until
+
+from rackloom.claim.kube.api import Kind, KubeApi
+from rackloom.claim.kube.kinds import POD
+
+pytestmark = pytest.mark.anyio
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CLAIM = Kind("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims", namespaced=True)
+TEMPLATE = "h100-4gpu-4nic-numa-aligned"
+
+
+def kubectl(cluster: ControlPlane, namespace: str, *words: str) -> str:
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("there is no kubectl on the PATH")
+    done = subprocess.run(
+        [program, "--kubeconfig", str(cluster.admin), "--namespace", namespace, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def claims_of(api: KubeApi, namespace: str) -> list[str]:
+    """The templates that claims were made from, by the pods that own them."""
+    claims = (await api.list(CLAIM, namespace)).items
+    return sorted(owner["name"] for claim in claims for owner in claim["metadata"]["ownerReferences"])
+
+
+async def test_the_example_applies_as_it_stands(cluster: ControlPlane, api: KubeApi, namespace: str) -> None:
+    said = kubectl(cluster, namespace, "apply", "-k", str(EXAMPLES / "nixl-kv-transfer"))
+    assert said.count(" created") == 7, said
+    for name in ("nixl-kv-initiator", "nixl-kv-target"):
+        pod = await api.get(POD, name, namespace)
+        (claim,) = pod["spec"]["resourceClaims"]
+        assert claim["resourceClaimTemplateName"] == TEMPLATE
+
+    async def both_have_claims() -> bool:
+        return await claims_of(api, namespace) == ["nixl-kv-initiator", "nixl-kv-target"]
+
+    await until(both_have_claims, "each pod has a claim made from the template")
+    # The seed's own first verification command works on what was applied.
+    assert "gpu-nic" in kubectl(cluster, namespace, "get", "resourceclaims", "-o", "yaml")
+    kubectl(cluster, namespace, "delete", "--wait=false", "-k", str(EXAMPLES / "nixl-kv-transfer"))
+
+
+def test_the_job_form_is_accepted(cluster: ControlPlane) -> None:
+    said = kubectl(
+        cluster, "default", "apply", "--dry-run=server", "-k", str(EXAMPLES / "nixl-kv-transfer-jobs")
+    )
+    assert said.count("job.batch/") == 2, said

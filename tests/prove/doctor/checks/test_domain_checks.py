@@ -1,0 +1,181 @@
+"""ComputeDomain evidence in, findings with a fix out; applying the fix makes the finding hold."""
+
+import textwrap
+
+import msgspec
+import pytest
+from inline_snapshot import snapshot
+
+from rackloom.claim.domain.objects import ComputeDomain, Condition, Status
+from rackloom.prove.doctor.checks.domains import (
+    ACTIVE,
+    CLAIMS,
+    MESH,
+    ONE_CLIQUE,
+    TEMPLATES,
+    check_domains,
+)
+from rackloom.prove.doctor.evidence import ClaimSeen, ClusterSeen, DaemonSeen, PodSeen, TemplateSeen
+from rackloom.prove.doctor.findings import State, verdict
+
+
+def condition(type_, status, reason="AllNodesReady", message="2 nodes ready"):
+    return Condition(type=type_, status=status, reason=reason, message=message)
+
+
+DOMAIN = ComputeDomain(
+    namespace="team",
+    name="job",
+    uid="cd-1",
+    template="imex-channel-0",
+    status=Status(conditions=(condition("Ready", "True"), condition("Degraded", "False"))),
+)
+
+
+def pod(number, node):
+    return PodSeen(
+        namespace="team",
+        name=f"worker-{number}",
+        uid=f"pod-{number}",
+        node=node,
+        templates={"channel": "imex-channel-0"},
+        claims={"channel": f"claim-{number}"},
+    )
+
+
+def claim(number):
+    return ClaimSeen(
+        namespace="team",
+        name=f"claim-{number}",
+        domain="cd-1",
+        allocated=True,
+        reserved_for=(f"pod-{number}",),
+    )
+
+
+WELL = ClusterSeen(
+    domains=(DOMAIN,),
+    templates=(TemplateSeen(namespace="team", name="imex-channel-0", domain="cd-1"),),
+    claims=(claim(0), claim(1)),
+    pods=(pod(0, "n0"), pod(1, "n1")),
+    daemons=tuple(DaemonSeen(domain="cd-1", node=node, clique="a.1", meshed=True) for node in ("n0", "n1")),
+    cliques={"n0": "a.1", "n1": "a.1"},
+)
+
+
+def changed(**fields):
+    return msgspec.structs.replace(WELL, **fields)
+
+
+def of(check, seen):
+    return [one for one in check_domains(seen) if one.check == check]
+
+
+def test_a_healthy_job_holds_in_all_five():
+    findings = check_domains(WELL)
+    assert {one.check for one in findings} == {CLAIMS, ACTIVE, TEMPLATES, ONE_CLIQUE, MESH}
+    assert verdict(findings) is State.HOLDS
+    assert not any(one.fix for one in findings)
+
+
+def test_nothing_seen_is_no_success():
+    assert verdict(()) is State.UNKNOWN
+
+
+def replaced(one, **fields):
+    return msgspec.structs.replace(one, **fields)
+
+
+READY_NOT = Status(conditions=(condition("Ready", "False", "NoNodes", "no channel of it is in use"),))
+TAKEN = Status(conditions=(condition("Degraded", "True", "TemplateNameTaken", "x exists; delete it"),))
+ILL = {
+    "pending": (CLAIMS, changed(claims=(replaced(claim(0), allocated=False), claim(1)))),
+    "not-reserved": (CLAIMS, changed(claims=(replaced(claim(0), reserved_for=()), claim(1)))),
+    "full": (
+        CLAIMS,
+        changed(claims=(replaced(claim(0), reserved_for=tuple(map(str, range(256)))), claim(1))),
+    ),
+    "no-claim": (CLAIMS, changed(claims=(claim(1),))),
+    "not-ready": (ACTIVE, changed(domains=(replaced(DOMAIN, status=READY_NOT),))),
+    "degraded": (ACTIVE, changed(domains=(replaced(DOMAIN, status=TAKEN),))),
+    "misspelt": (TEMPLATES, changed(pods=(replaced(pod(0, "n0"), templates={"c": "imex-chanel-0"}),))),
+    "not-made": (TEMPLATES, changed(templates=())),
+    "elsewhere": (
+        TEMPLATES,
+        changed(domains=(), templates=(replaced(WELL.templates[0], namespace="other"),)),
+    ),
+    "no-domain": (TEMPLATES, changed(domains=(), templates=())),
+    "two-cliques": (ONE_CLIQUE, changed(cliques={"n0": "a.1", "n1": "a.2"})),
+    "not-meshed": (
+        MESH,
+        changed(
+            daemons=(replaced(WELL.daemons[0], meshed=False, missing=("0 -> 1: INVALID",)), WELL.daemons[1])
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ILL)
+def test_each_illness_is_found_once_with_what_to_change(case):
+    check, seen = ILL[case]
+    failed = [one for one in of(check, seen) if one.state is State.FAILS]
+    assert failed
+    assert all(one.fix and one.message for one in failed)
+    assert verdict(check_domains(seen)) is State.FAILS
+
+
+def test_what_is_said():
+    lines = [f"{case}: {one.message} -- {one.fix}" for case in ILL for one in [first_failure(*ILL[case])]]
+    assert "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines) == snapshot("""\
+pending: ResourceClaim claim-0 is pending: no device is allocated -- see why no node fits: kubectl
+  describe pod -n team worker-0; rackloom claim explain names the nearest fix
+not-reserved: ResourceClaim claim-0 is allocated, but not reserved for it -- delete the pod, so that
+  it is scheduled anew
+full: ResourceClaim claim-0 is allocated, but not reserved for it -- split the job: one claim serves
+  256 pods
+no-claim: its ResourceClaim claim-0 does not exist -- create it, or name a template, for which a
+  claim is made by itself
+not-ready: NoNodes: no channel of it is in use -- start pods that name its template; a ComputeDomain
+  has the nodes on which they land
+degraded: TemplateNameTaken: x exists; delete it -- change what the message names
+misspelt: it names template imex-chanel-0, which no ComputeDomain in team makes -- name imex-
+  channel-0 in the pod, or imex-chanel-0 in spec.channel.resourceClaimTemplate
+not-made: template imex-channel-0 of ComputeDomain team/job has not been made -- see the conditions
+  of team/job; is rackloom controller running?
+elsewhere: it names template imex-channel-0, which no ComputeDomain in team makes -- create the
+  ComputeDomain in team: its template is in other
+no-domain: it names template imex-channel-0, which no ComputeDomain in team makes -- create a
+  ComputeDomain in team with spec.channel.resourceClaimTemplate.name imex-channel-0
+two-cliques: its pods are in cliques a.1, a.2 -- give the pods a required podAffinity with
+  topologyKey nvidia.com/gpu.clique that selects each other, or install the webhook, which adds it;
+  then create them anew
+not-meshed: IMEX is not connected: n0: 0 -> 1: INVALID -- open TCP ports 50000 and 50005 between
+  these pods; their nodes need one driver version\
+""")
+
+
+def first_failure(check, seen):
+    return next(one for one in of(check, seen) if one.state is State.FAILS)
+
+
+UNSEEN = {
+    "mesh-not-told": (MESH, changed(daemons=(replaced(WELL.daemons[0], meshed=None),))),
+    "no-clique-label": (ONE_CLIQUE, changed(cliques={"n0": "a.1"})),
+    "no-conditions": (ACTIVE, changed(domains=(replaced(DOMAIN, status=Status()),))),
+    "host-managed": (
+        ACTIVE,
+        changed(domains=(replaced(DOMAIN, status=Status(conditions=(condition("Ready", "Unknown"),))),)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNSEEN)
+def test_what_was_not_observed_is_unknown(case):
+    check, seen = UNSEEN[case]
+    assert {one.state for one in of(check, seen)} == {State.UNKNOWN}
+    assert verdict(check_domains(seen)) is State.UNKNOWN
+
+
+def test_a_domain_without_a_fabric_has_no_mesh_to_check():
+    seen = changed(daemons=(DaemonSeen(domain="cd-1", node="n0", clique="", meshed=None),))
+    assert not of(MESH, seen)

@@ -1,0 +1,102 @@
+"""Reports and records made of plain numbers, for the tests of what is done with them."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rackloom.prove.transfer.links import Link
+from rackloom.prove.transfer.pairing import Pair
+from rackloom.prove.transfer.records import Record
+from rackloom.prove.transfer.report import matrix, report, single
+from rackloom.prove.transfer.values import (
+    DeviceTraffic,
+    EndRecord,
+    Host,
+    Measured,
+    Promise,
+    TransferReport,
+    TransferSpec,
+    Ucx,
+    Usage,
+)
+from rackloom.topology.machine import Machine
+
+SPEC = TransferSpec(block_size=1 << 20, batch_size=2, iters=4, warmup_iters=1)
+
+
+def nic(name: str, gigabits: float = 400.0, **facts: object) -> Link:
+    return msgspec.structs.replace(
+        Link(name=f"{name}:1", kind="rdma", state="ACTIVE", gigabits=gigabits), **facts
+    )
+
+
+def run(
+    gbps: float,
+    device: str = "mlx5_0",
+    *,
+    carried: str | None = None,
+    intact: bool = True,
+    cpu: float = 10.0,
+    links: Sequence[Link] = (),
+    promise: Promise | None = None,
+    memory: str = "cpu",
+    window: tuple[float, float] = (0.0, 1.0),
+) -> TransferReport:
+    """A run of `gbps` GB/s that promised `device` and that `carried` carried."""
+    seconds = SPEC.total_bytes / (gbps * 1e9)
+    by = f"{carried or device}:1"
+
+    def end(name: str, sent: int, received: int) -> EndRecord:
+        host = Host(
+            name,
+            "Linux",
+            4,
+            4,
+            0.1,
+            "3.11",
+            "1.5.1",
+            Ucx(),
+            device=memory,
+            links=tuple(links) or (nic(device),),
+        )
+        digest = "aa" if intact or name == "alpha" else "ab"
+        return EndRecord(digest, (DeviceTraffic(by, "rdma", sent, received),), Usage(10.0, cpu, 1, 2), host)
+
+    measured = Measured(
+        backend="UCX",
+        connect_seconds=0.01,
+        first_seconds=0.02,
+        seconds=(seconds,) * SPEC.iters,
+        post_seconds=(seconds / 4,) * SPEC.iters,
+        protocols=(f"rc_mlx5/{by}",),
+        initiator=end("alpha", SPEC.timed_bytes, 0),
+        target=end("beta", 0, SPEC.timed_bytes),
+        began=window[0],
+        ended=window[1],
+    )
+    return report(SPEC, measured, promise or Promise(device))
+
+
+def record(runs: Sequence[TransferReport], machine: Machine | None = None, **changes: object) -> Record:
+    """A record of one arm."""
+    one = Record(
+        recorded_at="2026-01-01T00:00:00+00:00",
+        spec=SPEC,
+        report=single("plain", list(runs), "here"),
+        machine=machine,
+    )
+    return msgspec.structs.replace(one, **changes)
+
+
+def paired(rates: Sequence[Sequence[float]], pairs: Sequence[Pair]) -> Record:
+    """A record of `pairs`, `rates[pair]` per run, the same alone and together."""
+    runs = [
+        [run(rate, pair.nic.split(":")[0], memory=pair.device, promise=_promised(pair)) for rate in of_pair]
+        for pair, of_pair in zip(pairs, rates, strict=True)
+    ]
+    together = [list(at_once) for at_once in zip(*runs, strict=True)]
+    return msgspec.structs.replace(record(runs[0]), report=matrix(pairs, runs, together, emulated=False))
+
+
+def _promised(pair: Pair) -> Promise:
+    return Promise(pair.nic, path_class=pair.path_class, nearest_class=pair.nearest_class)
