@@ -41,8 +41,8 @@ STUBBORN = 4
 DEFECT_PAUSE = 60.0
 """Seconds until work that failed in a way nobody expected is tried again."""
 WORKERS = 100
-"""Mostly waiting for the API server: 300 ComputeDomains at once have their objects within a tenth of a second.
-As many as the connections that a client opens."""
+"""Mostly waiting for the API server: 300 ComputeDomains at once have their objects in a tenth of a second. As
+many as the connections that a client opens."""
 
 
 class Controller:

@@ -11,8 +11,9 @@ from rackloom.claim.imex.status import READY, Mesh, NotUnderstood, mesh_of
 from rackloom.claim.imex.steps import Peers
 from rackloom.errors import Retry
 
-EAGER, CALM = 0.5, 10.0
-"""Seconds between looks: while something is still to come, and once all is well."""
+EAGER, MESHING, CALM = 0.5, 2.0, 10.0
+"""Seconds between looks: until the daemon is ready, until it reaches all peers, and once all is well. Told of
+the whole domain a daemon asks every peer: a rack that waits for one node must not do that twice a second."""
 
 _log = structlog.get_logger(__name__)
 
@@ -38,7 +39,7 @@ class Reporter:
         """Look until cancelled."""
         while True:
             well = await self.look()
-            await asyncio.sleep(CALM if well else EAGER)
+            await asyncio.sleep(CALM if well else MESHING if self._ready else EAGER)
 
     async def look(self) -> bool:
         """Look once; true if the daemon is ready and reaches all its peers."""

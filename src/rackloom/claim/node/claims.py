@@ -8,7 +8,7 @@ import msgspec
 
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Object, Rejected
 from rackloom.claim.kube.kinds import RESOURCE_CLAIM
-from rackloom.claim.node.values import Claim, ClaimRef, Config, Result
+from rackloom.claim.node.values import Claim, ClaimRef, Config, Consumer, Result
 from rackloom.errors import Refused, Retry
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
@@ -52,6 +52,10 @@ def read_claim(obj: Object, ref: ClaimRef, driver: str) -> Claim:
         configs=_configs(devices.get("config", ()), driver),
         fingerprint=_fingerprint(status),
         of_pod=_pod_of(obj["metadata"]),
+        consumers=tuple(
+            Consumer(resource=one["resource"], name=one["name"], uid=one["uid"])
+            for one in status.get("reservedFor", ())
+        ),
     )
 
 

@@ -50,6 +50,14 @@ class Config(Value, frozen=True, kw_only=True):
         return not self.requests or result.request in self.requests or result.main_request in self.requests
 
 
+class Consumer(Value, frozen=True, kw_only=True):
+    """Who may use a claim; `resource` is `pods` for a pod."""
+
+    resource: str
+    name: str
+    uid: str
+
+
 class Claim(Value, frozen=True, kw_only=True):
     """An allocated claim, as far as this driver is concerned."""
 
@@ -61,6 +69,7 @@ class Claim(Value, frozen=True, kw_only=True):
     """Changes with the allocation and with who may use it."""
     of_pod: str | None = None
     """The pod for which a template made it; None for a claim that somebody wrote."""
+    consumers: tuple[Consumer, ...] = ()
 
     def configs_for(self, result: Result) -> tuple[Config, ...]:
         """Configurations of one result, the one that wins last."""

@@ -13,6 +13,8 @@ NAME_LENGTH = 15
 """IFNAMSIZ less its final zero byte."""
 SMALLEST_MTU = 68
 """The smallest that IPv4 allows (RFC 791)."""
+LARGEST_MTU = 2**31 - 1
+"""The kernel keeps it in a signed 32-bit number."""
 RESERVED_TABLES = range(253, 256)
 """default, main and local."""
 _ARP_IGNORE = frozenset({0, 1, 2, 3, 8})
@@ -53,6 +55,8 @@ def _interface(one: Interface) -> Iterator[str]:
         yield "interface.dhcp and interface.addresses exclude each other"
     if one.mtu is not None and one.mtu < SMALLEST_MTU:
         yield f"interface.mtu is {one.mtu}, below {SMALLEST_MTU}"
+    if one.mtu is not None and one.mtu > LARGEST_MTU:
+        yield f"interface.mtu is {one.mtu}, above {LARGEST_MTU}"
     if one.hardware_addr is not None:
         yield from (f"interface.hardwareAddr {told}" for told in _mac(one.hardware_addr))
     yield from _sizes(one)

@@ -1,40 +1,15 @@
 """Links moved into a pod's namespace and back, in the real kernel."""
 
+import os
 import socket
 import threading
 
 import pytest
+from tests.claim.node.nic.nic_kit import held, needs_root, now
 
-from rackloom.claim.node.nic.links import find, read_links, read_settings
 from rackloom.claim.node.nic.moving import attach, detach
-from rackloom.claim.node.nic.netlink import Rtnetlink
-from rackloom.claim.node.nic.settings import in_pod
-from rackloom.claim.opaque.network_rules import decode_network_config
-from tests.claim.node.nic.conftest import needs_root
 
 pytestmark = needs_root
-
-
-def held(host, name, **config):
-    """Identity, settings on the host and in the pod, as a prepare would find them."""
-
-    def look():
-        with Rtnetlink() as rtnetlink:
-            link = next(one for one in read_links(rtnetlink) if one.name == name)
-            settings = read_settings(rtnetlink, link, features=True)
-            wanted = in_pod(decode_network_config(config), settings)
-            return link.identity(settings, wanted), settings, wanted
-
-    return host.call(look)
-
-
-def now(netns, identity):
-    def look():
-        with Rtnetlink() as rtnetlink:
-            link = find(read_links(rtnetlink), identity)
-            return None if link is None else read_settings(rtnetlink, link, features=True)
-
-    return netns.call(look)
 
 
 def test_a_link_moves_into_a_pod_and_back_as_it_was(host):
@@ -132,7 +107,7 @@ def test_a_virtual_link_dies_with_its_namespace(host):
     identity, before, wanted = held(host, "nic0")
     attach(identity, wanted, pod.path)
     pod.destroy()
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="No such file"):
         detach(identity, before, pod.path)
     while "tor0" in host.links():
         pass
@@ -150,7 +125,7 @@ def test_what_comes_back_under_another_name_is_found_and_restored(host):
     def thrown_out(ipr):
         (index,) = ipr.link_lookup(ifname="net1")
         ipr.link("set", index=index, state="down")
-        ipr.link("set", index=index, ifname="dev0", net_ns_pid=__import__("os").getpid())
+        ipr.link("set", index=index, ifname="dev0", net_ns_pid=os.getpid())
 
     pod.ip(thrown_out)
     assert "dev0" in host.links()

@@ -8,11 +8,14 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from rackloom.claim.node.nic import ethtool, messages
 from rackloom.claim.node.nic.links import Link, find, read_addresses, read_links, sysctl_path
 from rackloom.claim.node.nic.namespaces import OWN, inside
 from rackloom.claim.node.nic.netlink import Message, Rtnetlink
-from rackloom.claim.node.nic.settings import Identity, LinkSettings, Setting
+from rackloom.claim.node.nic.programs import detach_tcx
+from rackloom.claim.node.nic.settings import SIZES, Identity, LinkSettings, Setting, Sizes
 
 
 class Attached(Setting, frozen=True, kw_only=True):
@@ -110,7 +113,8 @@ def _steps(rtnetlink: Rtnetlink, link: Link, wanted: LinkSettings) -> Iterator[C
     if wanted.without_ebpf:
         yield tell(messages.without_xdp(index))
         yield tell(messages.without_clsact(index))
-    for message in messages.of_link(index, wanted):
+        yield lambda: detach_tcx(index)
+    for message in messages.of_link(index, _changed(link, wanted)):
         yield tell(message)
     if wanted.vrf is not None:
         yield tell(messages.make_vrf(wanted.vrf))
@@ -125,6 +129,22 @@ def _steps(rtnetlink: Rtnetlink, link: Link, wanted: LinkSettings) -> Iterator[C
     yield lambda: ethtool.set_private_flags(wanted.name, wanted.private_flags)
     if wanted.up:
         yield from map(tell, _when_up(index, wanted))
+
+
+def _changed(link: Link, wanted: LinkSettings) -> LinkSettings:
+    """Without what the link has already: some take no address (IPoIB), and some are reset by any MTU."""
+    sizes = {
+        name: None
+        if getattr(wanted.sizes, name) == getattr(link.sizes, name)
+        else getattr(wanted.sizes, name)
+        for name in SIZES
+    }
+    return msgspec.structs.replace(
+        wanted,
+        mtu=None if wanted.mtu == link.mtu else wanted.mtu,
+        mac=None if wanted.mac == link.mac else wanted.mac,
+        sizes=Sizes(**sizes),
+    )
 
 
 def _when_up(index: int, wanted: LinkSettings) -> Iterator[Message]:

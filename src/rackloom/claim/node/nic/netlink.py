@@ -9,9 +9,11 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from pyroute2.netlink import nla_base_string  # type: ignore[import-untyped]
 from pyroute2.netlink.rtnl.fibmsg import fibmsg  # type: ignore[import-untyped]
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg  # type: ignore[import-untyped]
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg  # type: ignore[import-untyped]
@@ -26,17 +28,46 @@ _ACK_TLVS = 0x200
 _HEADER = struct.Struct("=LHHLL")
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 _RECEIVE = 1 << 18
+_DUMP_INTERRUPTED = 0x10
+MOST_DUMPS = 20
 TIMEOUT_SECONDS = 10.0
 """The kernel answers at once, unless a driver hangs while it holds the lock that all links share."""
 
 Decoded = Any
 
 
+class _HardwareAddress(nla_base_string):  # type: ignore[misc]
+    """An address of any length: the library's own type has no room for the 20 bytes of InfiniBand."""
+
+    def encode(self) -> None:
+        self["value"] = bytes.fromhex(self.value.replace(":", ""))
+        super().encode()
+
+    def decode(self) -> None:
+        super().decode()
+        self.value = self["value"].hex(":")
+
+
+_OF_ANY_LENGTH = frozenset({"IFLA_ADDRESS", "IFLA_BROADCAST", "IFLA_PERM_ADDRESS", "NDA_LLADDR"})
+
+
+def _with_hardware_addresses(known: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, "hardware" if name in _OF_ANY_LENGTH else kind) for name, kind in known)
+
+
+class NeighborMessage(ndmsg):  # type: ignore[misc]
+    """A neighbour on any medium."""
+
+    hardware = _HardwareAddress
+    nla_map = _with_hardware_addresses(ndmsg.nla_map)
+
+
 class LinkMessage(ifinfmsg):  # type: ignore[misc]
     """A link, with the attributes (Linux 6.3) that the library does not know yet."""
 
+    hardware = _HardwareAddress
     nla_map = (
-        *ifinfmsg.nla_map,
+        *_with_hardware_addresses(ifinfmsg.nla_map),
         ("IFLA_DEVLINK_PORT", "hex"),
         ("IFLA_GSO_IPV4_MAX_SIZE", "uint32"),
         ("IFLA_GRO_IPV4_MAX_SIZE", "uint32"),
@@ -48,7 +79,7 @@ SHAPES: Mapping[str, Any] = {
     "address": ifaddrmsg,
     "route": rtmsg,
     "rule": fibmsg,
-    "neighbor": ndmsg,
+    "neighbor": NeighborMessage,
     "traffic": tcmsg,
 }
 
@@ -105,12 +136,11 @@ class Rtnetlink:
 
     def dump(self, message: Message) -> list[Decoded]:
         """Read all there is of a kind."""
-        while True:
-            try:
+        for _ in range(MOST_DUMPS):
+            # Something may change under the kernel's hands (NLM_F_DUMP_INTR): what it told then has holes.
+            with suppress(InterruptedError):
                 return list(self._dumped(message))
-            except InterruptedError:
-                # Something changed under the kernel's hands (NLM_F_DUMP_INTR): what it told may have holes.
-                continue
+        raise OSError(errno.EAGAIN, f"{message.doing}: it changes all the time")
 
     def _dumped(self, message: Message) -> Iterator[Decoded]:
         shape = SHAPES[message.shape]
@@ -120,7 +150,7 @@ class Rtnetlink:
             if kind == _ERROR:
                 code = -struct.unpack_from("=i", part, _HEADER.size)[0]
                 raise OSError(code, f"{message.doing}: {os.strerror(code)}")
-            if flags & 0x10:
+            if flags & _DUMP_INTERRUPTED:
                 raise InterruptedError(errno.EINTR, message.doing)
             found = shape(part)
             found.decode()

@@ -1,0 +1,179 @@
+"""The plugin of dra.net.
+
+Preparing only reads: what the NIC has on the host, and what the claim wants of it, go into the checkpoint.
+The NIC moves when the pod's sandbox is there (`sandboxes`), and is back before the claim is unprepared.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from rackloom.claim.allocate.objects import Device
+from rackloom.claim.node.nic import rdma
+from rackloom.claim.node.nic.attributes import device, merged
+from rackloom.claim.node.nic.condition import health_of
+from rackloom.claim.node.nic.lender import Lender
+from rackloom.claim.node.nic.loans import Held, Record
+from rackloom.claim.node.nic.look import Look, Seen
+from rackloom.claim.node.nic.offered import LEFT_OUT_KINDS, Offered, offered
+from rackloom.claim.node.nic.partners import gpu_partners, rails
+from rackloom.claim.node.nic.pci_names import PciNames
+from rackloom.claim.node.nic.preparing import hold
+from rackloom.claim.node.nic.sandboxes import Prepared as ForPod
+from rackloom.claim.node.nic.watching import link_changes
+from rackloom.claim.node.nic.wishes import check, config_of, pod_of
+from rackloom.claim.node.values import (
+    Claim,
+    DeviceHealth,
+    Edits,
+    Entry,
+    Pool,
+    Prepared,
+    PreparedDevice,
+    Result,
+    State,
+)
+from rackloom.errors import Refused, Retry
+
+DRIVER = "dra.net"
+KIND = "nic"
+LOOK_SECONDS = 60.0
+SETTLE_SECONDS = 2.0
+log = structlog.get_logger(__name__)
+
+
+class NicSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is fixed for one node."""
+
+    node: str
+    left_out_kinds: frozenset[str] = LEFT_OUT_KINDS
+    names: PciNames = PciNames()
+
+
+class NicPlugin:
+    """The NICs of one node."""
+
+    driver = DRIVER
+    kinds = (KIND,)
+
+    def __init__(self, settings: NicSettings, look: Look, lender: Lender, wall: Callable[[], float]) -> None:
+        self._settings = settings
+        self._look = look
+        self._lender = lender
+        self._wall = wall
+        self._mode = rdma.netns_mode()
+        self._told_excluded: set[str] = set()
+        self.prepared: dict[str, ForPod] = {}
+        """Claims that are ready for their pods, by UID."""
+
+    def remember(self, entries: Iterable[Entry]) -> None:
+        """Take up what the checkpoint holds, before anything is published or lent."""
+        for entry in entries:
+            if entry.state is State.COMPLETED and not entry.undoing:
+                record = msgspec.convert(entry.record, Record)
+                self.prepared[entry.ref.uid] = ForPod(ref=entry.ref, pod=record.pod, nics=record.nics)
+
+    async def pools(self) -> tuple[Pool, ...]:
+        """The node's pool: what can be claimed, and what is claimed, with the attributes of either."""
+        seen = await self._now()
+        found = self._offered(seen)
+        live = _devices(self._settings.names, seen, found)
+        held = {nic.device: nic.published for one in self.prepared.values() for nic in one.nics}
+        return (Pool(name=self._settings.node, devices=merged(live.values(), held.values())),)
+
+    def intent(self, claim: Claim) -> Mapping[str, Any]:
+        """The pod. Refuses a claim that asks for what can never be."""
+        check(claim)
+        return {"pod": pod_of(claim)}
+
+    async def prepare(self, claim: Claim) -> Prepared:
+        """Read what the NICs have and write down what they are to get."""
+        seen = await self._now()
+        found = {one.name: one for one in self._offered(seen)}
+        live = _devices(self._settings.names, seen, found.values())
+        nics = [await self._hold(claim, result, found, live) for result in claim.results]
+        record = Record(pod=pod_of(claim), nics=tuple(nics))
+        self.prepared[claim.ref.uid] = ForPod(ref=claim.ref, pod=record.pod, nics=record.nics)
+        devices = (self._device(result, nic) for result, nic in zip(claim.results, nics, strict=True))
+        return Prepared(devices=tuple(devices), record=msgspec.to_builtins(record))
+
+    async def changes(self, claim: Claim) -> AsyncIterator[None]:
+        """Nothing that is waited for is told of."""
+        nothing: tuple[None, ...] = ()
+        for one in nothing:
+            yield one
+
+    async def unprepare(self, entry: Entry, others: Collection[Entry]) -> None:
+        """Take the NICs back from the pod, if they are still there. Raises `Retry`."""
+        self.prepared.pop(entry.ref.uid, None)
+        for loan in self._lender.loans.of_claim(entry.ref.uid):
+            await self._lender.take_back(loan)
+
+    async def tidy(self, claims: Collection[Entry]) -> None:
+        """Take back what is lent for claims that nobody knows any more."""
+        known = {entry.ref.uid for entry in claims}
+        for loan in self._lender.loans.all():
+            if loan.claim not in known:
+                await self._lender.try_take_back(loan)
+
+    async def run(self, wake: Callable[[], None]) -> None:
+        """Publish anew when a link changed and once a minute; take back what lost its pod meanwhile."""
+        async for _ in link_changes(settle=SETTLE_SECONDS, at_least_every=LOOK_SECONDS):
+            await self._lender.take_back_lost()
+            wake()
+
+    async def health(self) -> tuple[DeviceHealth, ...]:
+        """Whether each NIC has a link. One that is not published is unknown, and says why."""
+        seen = await self._now()
+        at, found = self._wall(), self._offered(seen)
+        return tuple(health_of(one, self._settings.node, at) for one in found)
+
+    async def _now(self) -> Seen:
+        try:
+            return await asyncio.to_thread(self._look)
+        except OSError as error:
+            raise Retry(f"the node's interfaces cannot be read: {error}", after=SETTLE_SECONDS) from error
+
+    def _offered(self, seen: Seen) -> tuple[Offered, ...]:
+        found = offered(seen, self._settings.left_out_kinds)
+        for one in found:
+            if one.excluded is not None and one.name not in self._told_excluded:
+                self._told_excluded.add(one.name)
+                log.info("nic.not-published", device=one.name, reason=one.excluded)
+        return found
+
+    async def _hold(
+        self, claim: Claim, result: Result, found: Mapping[str, Offered], live: Mapping[str, Device]
+    ) -> Held:
+        one = found.get(result.device)
+        if one is None:
+            raise Retry(f"there is no NIC {result.device} on this node now", after=SETTLE_SECONDS)
+        if any(loan.nic.device == one.name for loan in self._lender.loans.all()):
+            raise Retry(f"NIC {one.name} is not back from its last pod yet", after=SETTLE_SECONDS)
+        config = config_of(claim, result)
+        published = live.get(one.name) or Device(name=one.name)
+        try:
+            return await asyncio.to_thread(hold, one, published, config, self._look.sysroot, self._mode)
+        except OSError as error:
+            raise Refused(f"NIC {one.name} cannot be read: {error}") from error
+
+    def _device(self, result: Result, nic: Held) -> PreparedDevice:
+        nodes = () if nic.rdma is None else rdma.device_nodes(self._look.sysroot, nic.rdma)
+        return PreparedDevice(result=result, kind=KIND, edits=Edits(device_nodes=nodes))
+
+
+def _devices(names: PciNames, seen: Seen, found: Iterable[Offered]) -> dict[str, Device]:
+    """Devices by name, without those that are excluded."""
+    partners, on_rail = gpu_partners(seen.machine), rails(seen.machine)
+    return {
+        one.name: device(one, seen, names, partners.get(_index(one)), on_rail.get(_index(one)))
+        for one in found
+        if one.excluded is None
+    }
+
+
+def _index(one: Offered) -> int:
+    return -1 if one.nic is None else one.nic.index

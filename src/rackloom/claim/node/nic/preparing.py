@@ -1,0 +1,94 @@
+"""From a NIC of the host and a wish to what is going to be lent. Reads, and changes nothing. Blocking."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from rackloom.claim.allocate.objects import Device
+from rackloom.claim.node.nic import rdma
+from rackloom.claim.node.nic.ethtool import in_kernel_names
+from rackloom.claim.node.nic.links import Link, read_links, read_settings
+from rackloom.claim.node.nic.loans import Held
+from rackloom.claim.node.nic.namespaces import OWN, inside
+from rackloom.claim.node.nic.netlink import Rtnetlink
+from rackloom.claim.node.nic.offered import Offered
+from rackloom.claim.node.nic.settings import LinkSettings, in_pod
+from rackloom.claim.opaque.network import NetworkConfig
+from rackloom.errors import Refused, Retry
+from rackloom.topology.discovery.sysroot import Sysroot
+
+AGAIN_SECONDS = 2.0
+
+
+def hold(
+    one: Offered, published: Device, config: NetworkConfig, sysroot: Sysroot, mode: rdma.NetnsMode
+) -> Held:
+    """What a claim gets of a NIC. Raises `Refused` and, while its interface does not show, `Retry`."""
+    if one.excluded is not None:
+        raise Refused(f"NIC {one.name} is not for claims: it {_lower(one.excluded)}")
+    bare = Held(
+        device=one.name,
+        published=published,
+        rdma=None if one.rdma is None else one.rdma.name,
+        moves_rdma=one.rdma is not None and mode is rdma.NetnsMode.EXCLUSIVE,
+    )
+    if one.on is None:
+        return _without_interface(one, config, bare)
+    _check_mtu(one, config, sysroot)
+    return _with_interface(one.on.link, config, bare)
+
+
+def _without_interface(one: Offered, config: NetworkConfig, bare: Held) -> Held:
+    if one.rdma is None:
+        raise Retry(f"NIC {one.name} has no interface on the host now", after=AGAIN_SECONDS)
+    if config.asks_for_a_netdev:
+        raise Refused(
+            f"NIC {one.name} has RDMA device {one.rdma.name} and no network interface to configure",
+            nearest_fix="remove interface, routes, rules, neighbors and ethtool from its NetworkConfig",
+        )
+    return bare
+
+
+def _with_interface(link: Link, config: NetworkConfig, bare: Held) -> Held:
+    now, host = inside(OWN, lambda: _settings(link.name))
+    pod = in_pod(config, host)
+    changed = in_kernel_names(pod.features, host.features)
+    kept = msgspec.structs.replace(
+        host,
+        features={name: on for name, on in host.features.items() if name in changed},
+        private_flags={name: on for name, on in host.private_flags.items() if name in pod.private_flags},
+    )
+    return msgspec.structs.replace(bare, identity=now.identity(host, pod), host=kept, pod=pod)
+
+
+def _settings(name: str) -> tuple[Link, LinkSettings]:
+    with Rtnetlink() as rtnetlink:
+        link = next((one for one in read_links(rtnetlink) if one.name == name), None)
+        if link is None:
+            raise Retry(f"interface {name} has just left the host", after=AGAIN_SECONDS)
+        return link, read_settings(rtnetlink, link, features=True)
+
+
+def _check_mtu(one: Offered, config: NetworkConfig, sysroot: Sysroot) -> None:
+    """A virtual function's frames go out through the physical one."""
+    wanted = config.interface.mtu
+    if wanted is None or one.function is None or not one.function.virtual_function:
+        return
+    for mtu in _physical_mtus(sysroot, one.function.address):
+        if wanted > mtu:
+            raise Refused(
+                f"interface.mtu is {wanted}, but the physical function below {one.name} has {mtu}",
+                nearest_fix=f"ask for at most {mtu}, or raise the physical function's MTU",
+            )
+
+
+def _physical_mtus(sysroot: Sysroot, address: str) -> Iterator[int]:
+    at = f"/sys/bus/pci/devices/{address}/physfn/net"
+    for name in sysroot.names(at):
+        mtu = sysroot.number(f"{at}/{name}/mtu")
+        if mtu is not None:
+            yield mtu
+
+
+def _lower(reason: str) -> str:
+    return reason if reason.startswith(("carries", "has")) else f"is {reason}"

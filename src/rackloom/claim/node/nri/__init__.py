@@ -1,0 +1,1 @@
+"""A plugin of the container runtime's Node Resource Interface (NRI): is told of every pod sandbox."""

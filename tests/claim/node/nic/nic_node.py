@@ -1,0 +1,72 @@
+"""One node with the NIC plugin: API server, kubelet and runtime are the test's."""
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from tests.claim.node.conftest import NODE_NAME, allocation
+from tests.claim.node.nri.nri_runtime import Runtime
+
+from rackloom.app.node import NodeOptions
+from rackloom.app.node_nic import NicOptions, nic_node
+from rackloom.claim.kube.kinds import RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.twin.kubelet.claims import pod_claim
+
+DRIVER = "dra.net"
+POD = "p-uid"
+
+
+class NicNode:
+    """One node: API server, kubelet, runtime; the plugin is started by the test."""
+
+    def __init__(self, kit, host):
+        self.kit, self.host = kit, host
+        self.socket = host.root / "nri.sock"
+        # Links are the namespace's own; files of the machine below it are not to be seen.
+        self.sysroot = host.root / "machine"
+        boot_id = self.sysroot / "proc/sys/kernel/random/boot_id"
+        boot_id.parent.mkdir(parents=True)
+        boot_id.write_text("boot-1")
+
+    async def claim(self, name, *devices, config=None, pod=POD):
+        status = allocation(*devices, driver=DRIVER, configs=(config,) if config else ())
+        status["reservedFor"] = [{"resource": "pods", "name": "p", "uid": pod}]
+        return pod_claim(await self.kit.allocated(name, status))
+
+    @asynccontextmanager
+    async def plugin(self, left_out=frozenset()):
+        common = NodeOptions(node=NODE_NAME, places=self.kit.places, sysroot=self.sysroot)
+        options = NicOptions(nri_socket=self.socket, left_out_kinds=left_out)
+        async with nic_node(common, options, self.kit.api) as one:
+            self.one = one
+            yield one
+
+    async def connected(self, *, is_so=True):
+        """Wait until the runtime calls the plugin, or does not any more."""
+        while f"rackloom_nri_connected {is_so:d}.0" not in self.one.metrics().decode():
+            await asyncio.sleep(0.05)
+
+    @asynccontextmanager
+    async def all(self):
+        await self.kit.boot()
+        async with AsyncExitStack() as stack:
+            runtime = await stack.enter_async_context(Runtime(self.socket).serving())
+            one = await stack.enter_async_context(self.plugin())
+            kubelet = await stack.enter_async_context(self.kit.kubelet())
+            await kubelet.registered(DRIVER)
+            await runtime.ready.wait()
+            yield one, kubelet, runtime
+
+    async def published(self, *names):
+        while True:
+            slices = (await self.kit.api.list(RESOURCE_SLICE)).items
+            found = {d["name"]: d.get("attributes", {}) for s in slices for d in s["spec"]["devices"]}
+            if set(names) <= found.keys():
+                return found
+            await asyncio.sleep(0.05)
+
+    async def status(self, name):
+        while True:
+            found = await self.kit.api.get(RESOURCE_CLAIM, name, "default")
+            if devices := found["status"].get("devices"):
+                return devices
+            await asyncio.sleep(0.05)

@@ -1,0 +1,128 @@
+"""The requests that go to the kernel, byte by byte where it matters.
+
+What this kernel may lack (VRF, large segments for IPv4, InfiniBand addresses) is seen here and nowhere else.
+"""
+
+import errno
+import struct
+
+from pyroute2.netlink.rtnl.fibmsg import fibmsg
+from pyroute2.netlink.rtnl.rtmsg import rtmsg
+
+from rackloom.claim.node.nic import messages
+from rackloom.claim.node.nic.netlink import LinkMessage
+from rackloom.claim.node.nic.settings import LinkSettings, Sizes
+from rackloom.claim.opaque.network import Neighbor, Route, Rule, Vrf
+
+
+def attributes(data, at):
+    """The attributes after a header of `at` bytes, by number, undecoded."""
+    found = {}
+    while at < len(data):
+        length, kind = struct.unpack_from("=HH", data, at)
+        found[kind & 0x3FFF] = data[at + 4 : at + length]
+        at += (length + 3) & ~3
+    return found
+
+
+def of_link(message):
+    return attributes(message.encode(), 32)
+
+
+def test_a_vrf_is_made_with_its_table_and_the_link_put_below_it():
+    data = messages.make_vrf(Vrf(name="red", table=1500)).encode(9)
+    length, kind, flags, sequence, _ = struct.unpack_from("=LHHLL", data)
+    assert (length, kind, flags, sequence) == (len(data), 16, 0x1 | 0x200 | 0x400, 9)
+    (info,) = [attributes(of_link(messages.make_vrf(Vrf(name="red", table=1500)))[18], 0)]
+    assert info[1].rstrip(b"\0") == b"vrf"
+    assert attributes(info[2], 0) == {1: struct.pack("=I", 1500)}
+    assert of_link(messages.enslave(7, 9)) == {10: struct.pack("=I", 9)}
+
+
+def test_a_vrf_without_a_table_has_one_of_its_name():
+    data = of_link(messages.make_vrf(Vrf(name="red")))
+    (table,) = struct.unpack("=I", attributes(attributes(data[18], 0)[2], 0)[1])
+    assert 1000 <= table < 2000
+
+
+def test_segmentation_sizes_have_the_numbers_of_the_kernel():
+    sizes = Sizes(gso_max_size=1, gro_max_size=2, gso_ipv4_max_size=3, gro_ipv4_max_size=4)
+    sent = [of_link(one) for one in messages.of_link(7, LinkSettings(name="x", sizes=sizes))]
+    assert sent == [
+        {41: struct.pack("=I", 1)},
+        {58: struct.pack("=I", 2)},
+        {63: struct.pack("=I", 3)},
+        {64: struct.pack("=I", 4)},
+    ]
+
+
+def test_an_infiniband_address_has_twenty_bytes():
+    mac = ":".join(f"{number:02x}" for number in range(20))
+    (sent,) = [of_link(one) for one in messages.of_link(7, LinkSettings(name="ib0", mac=mac))]
+    assert sent == {1: bytes(range(20))}
+    sent = messages.neighbor(7, Neighbor(destination="10.0.0.1", hardware_addr=mac)).encode()
+    assert attributes(sent, 28)[2] == bytes(range(20))
+
+
+def test_a_move_names_the_handle_and_the_name_for_a_collision():
+    sent = of_link(messages.move(7, 33, "net1"))
+    assert sent == {28: struct.pack("=I", 33), 3: b"net1\0"}
+
+
+def decoded(shape, message):
+    found = shape(message.encode())
+    found.decode()
+    return found
+
+
+def test_routes_come_after_those_that_make_their_gateways_reachable():
+    wanted = (
+        Route(destination="10.1.0.0/16", gateway="10.0.0.1"),
+        Route(destination="10.0.0.1/32", scope=253),
+        Route(destination="::/0", gateway="fd00::1", table=70000),
+    )
+    first, second, third = (decoded(rtmsg, one) for one in messages.routes(7, wanted))
+    assert first.get_attr("RTA_DST") == "10.0.0.1"
+    assert first["scope"] == 253
+    assert (second.get_attr("RTA_GATEWAY"), second.get_attr("RTA_TABLE")) == ("10.0.0.1", 254)
+    assert (third["family"], third["table"], third.get_attr("RTA_TABLE")) == (10, 0, 70000)
+    assert third.get_attr("RTA_DST") is None
+
+
+def test_routes_of_a_vrf_go_to_its_table_unless_they_name_one():
+    wanted = (
+        Route(destination="10.1.0.0/16", scope=253),
+        Route(destination="10.2.0.0/16", scope=253, table=9),
+    )
+    found = [decoded(rtmsg, one).get_attr("RTA_TABLE") for one in messages.routes(7, wanted, 1500)]
+    assert found == [1500, 9]
+
+
+def test_a_rule_that_is_there_already_is_enough():
+    message = messages.rule(Rule(table=300, priority=10, destination="fd00::/8"))
+    found = decoded(fibmsg, message)
+    assert (found["family"], found["dst_len"], found.get_attr("FRA_DST")) == (10, 8, "fd00::")
+    assert errno.EEXIST in message.already
+
+
+def test_neighbours_and_addresses():
+    data = messages.neighbor(7, Neighbor(destination="10.0.0.1", hardware_addr="02-00-00-00-00-0A")).encode()
+    assert attributes(data, 28) == {1: bytes([10, 0, 0, 1]), 2: bytes([2, 0, 0, 0, 0, 10])}
+    data = messages.address(7, "fd00::2/64").encode()
+    assert data[16:20] == bytes([10, 64, 0x82, 0])
+    assert attributes(data, 24)[8] == struct.pack("=I", 0x82)
+
+
+def test_programs_are_taken_off():
+    assert of_link(messages.without_xdp(7))[43]
+    data = messages.without_clsact(7).encode()
+    assert attributes(data, 36)[1].rstrip(b"\0") == b"clsact"
+
+
+def test_the_librarys_own_numbers_are_kept():
+    numbers = {name: number for number, (name, _) in enumerate(LinkMessage.nla_map)}
+    assert (numbers["IFLA_IFNAME"], numbers["IFLA_ALLMULTI"], numbers["IFLA_GRO_IPV4_MAX_SIZE"]) == (
+        3,
+        61,
+        64,
+    )

@@ -1,0 +1,189 @@
+"""The NIC plugin between a kubelet and a container runtime, over their real protocols, with real links."""
+
+import asyncio
+
+import pytest
+from tests.claim.node.nic.nic_kit import needs_root
+from tests.claim.node.nic.nic_node import POD, NicNode
+from tests.claim.node.nri.nri_runtime import Runtime
+
+from rackloom.twin.kubelet.calls import NotPrepared
+
+pytestmark = needs_root
+
+
+@pytest.fixture
+def node(kit, host):
+    return NicNode(kit, host)
+
+
+def test_a_nic_goes_to_its_pod_and_comes_back(node, host):
+    host.veth("nic0", "tor0", mtu=1400)
+    host.address("nic0", "10.9.0.2/24")
+
+    async def story():
+        async with node.all() as (one, kubelet, runtime):
+            found = await node.published("nic0", "tor0")
+            assert found["nic0"]["ipv4"] == {"string": "10.9.0.2/24"}
+            assert found["nic0"]["type"] == {"string": "veth"}
+            assert "lo" not in found
+            config = {"interface": {"name": "net1", "mtu": 1300}}
+            claim = await node.claim("c1", "nic0", config=config)
+            await kubelet.prepare(claim)
+            assert "nic0" in host.links()
+            pod = host.pod()
+            assert await runtime.run(POD, pod.path) == ""
+            assert "nic0" not in host.links()
+            assert pod.addresses("net1") == {"10.9.0.2/24"}
+            (told,) = await node.status("c1")
+            assert told["networkData"]["interfaceName"] == "net1"
+            assert told["networkData"]["ips"] == ["10.9.0.2/24"]
+            assert {c["type"]: c["status"] for c in told["conditions"]} == {
+                "Ready": "True",
+                "NetworkReady": "True",
+            }
+            one.publisher.wake()
+            await asyncio.sleep(0.1)
+            assert (await node.published("nic0"))["nic0"]["ipv4"] == {"string": "10.9.0.2/24"}
+            assert await runtime.stop(POD) == ""
+            assert host.addresses("nic0") == {"10.9.0.2/24"}
+            await kubelet.unprepare(claim)
+            assert one.checkpoint.claims == {}
+
+    asyncio.run(story())
+
+
+def test_two_nics_of_a_claim_are_told_of_together(node, host):
+    host.veth("nic0", "tor0")
+    host.veth("nic1", "tor1")
+
+    async def story():
+        async with node.all() as (_, kubelet, runtime):
+            claim = await node.claim("c1", "nic0", "nic1")
+            await kubelet.prepare(claim)
+            assert await runtime.run(POD, host.pod().path) == ""
+            while len(told := await node.status("c1")) < 2:
+                await asyncio.sleep(0.05)
+            assert {one["networkData"]["interfaceName"] for one in told} == {"nic0", "nic1"}
+            await kubelet.unprepare(claim)
+            assert {"nic0", "nic1"} <= host.links().keys()
+
+    asyncio.run(story())
+
+
+def test_unprepare_takes_back_what_the_runtime_never_told_of(node, host):
+    host.veth("nic0", "tor0")
+
+    async def story():
+        async with node.all() as (_, kubelet, runtime):
+            claim = await node.claim("c1", "nic0")
+            await kubelet.prepare(claim)
+            await runtime.run(POD, host.pod().path)
+            assert "nic0" not in host.links()
+            await kubelet.unprepare(claim)
+            assert "nic0" in host.links()
+
+    asyncio.run(story())
+
+
+def test_a_pod_that_ended_while_the_plugin_was_down_gives_its_nic_back(node, host):
+    host.veth("nic0", "tor0")
+
+    async def story():
+        async with node.all() as (_, kubelet, runtime):
+            await kubelet.prepare(await node.claim("c1", "nic0"))
+            await runtime.run(POD, host.pod().path)
+        async with Runtime(node.socket).serving() as runtime, node.plugin():
+            await runtime.ready.wait()
+            assert "nic0" in host.links()
+
+    asyncio.run(story())
+
+
+def test_a_pod_that_started_while_the_plugin_was_down_gets_its_nic(node, host):
+    host.veth("nic0", "tor0")
+    pod = host.pod()
+
+    async def story():
+        async with node.all() as (_, kubelet, runtime):
+            await kubelet.prepare(await node.claim("c1", "nic0"))
+        other = Runtime(node.socket)
+        other.knows(POD, pod.path)
+        async with other.serving() as runtime, node.plugin():
+            await runtime.ready.wait()
+            assert "nic0" in pod.links()
+            await runtime.hang_up()
+            while len(runtime.registered) < 2:
+                await asyncio.sleep(0.05)
+            await runtime.ready.wait()
+            assert "nic0" in pod.links()
+
+    asyncio.run(story())
+
+
+def test_a_pod_in_the_hosts_network_is_refused(node, host):
+    host.veth("nic0", "tor0")
+
+    async def story():
+        async with node.all() as (_, kubelet, runtime):
+            await kubelet.prepare(await node.claim("c1", "nic0"))
+            assert "remove hostNetwork" in await runtime.run(POD, "")
+            assert "nic0" in host.links()
+
+    asyncio.run(story())
+
+
+def test_what_the_kernel_refuses_fails_the_pod_and_the_nic_stays(node, host):
+    host.veth("nic0", "tor0", mtu=1400)
+    host.address("nic0", "10.9.0.2/24")
+
+    async def story():
+        async with node.all() as (_, kubelet, runtime):
+            route = {"destination": "10.50.0.0/16", "gateway": "192.0.2.1"}
+            claim = await node.claim("c1", "nic0", config={"routes": [route]})
+            await kubelet.prepare(claim)
+            message = await runtime.run(POD, host.pod().path)
+            assert "adding the route to 10.50.0.0/16" in message
+            assert host.addresses("nic0") == {"10.9.0.2/24"}
+            (told,) = await node.status("c1")
+            assert {c["status"] for c in told["conditions"]} == {"False"}
+            await kubelet.unprepare(claim)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"interface": {"mtu": 9}}, "interface.mtu is 9, below 68"),
+        ({"interfaces": {}}, "unknown field `interfaces`"),
+        ({"interface": {"dhcp": True}}, "interface.dhcp is not supported"),
+        ({"profile": "gold"}, "profile 'gold' is not known"),
+    ],
+)
+def test_a_config_that_can_never_be_is_refused_at_once(node, host, config, why):
+    host.veth("nic0", "tor0")
+
+    async def story():
+        async with node.all() as (_, kubelet, _runtime):
+            claim = await node.claim("c1", "nic0", config=config)
+            with pytest.raises(NotPrepared, match=f"Permanent error: .*{why}"):
+                await kubelet.prepare(claim)
+
+    asyncio.run(story())
+
+
+def test_veths_are_left_out_unless_asked_for(node, host):
+    host.veth("nic0", "tor0")
+
+    def bridge(ipr):
+        ipr.link("add", ifname="br7", kind="bridge")
+
+    host.ip(bridge)
+
+    async def story():
+        await node.kit.boot()
+        async with node.plugin(left_out=frozenset({"veth"})):
+            assert set(await node.published("br7")) == {"br7"}
+
+    asyncio.run(story())

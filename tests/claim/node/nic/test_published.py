@@ -1,0 +1,216 @@
+"""What is published of the NICs of real machines, and of one that is in use."""
+
+import pytest
+
+from rackloom.claim.allocate.objects import Device, DeviceAttribute
+from rackloom.claim.node.nic import plugin
+from rackloom.claim.node.nic.attributes import LONGEST, cut_list, merged
+from rackloom.claim.node.nic.condition import health_of
+from rackloom.claim.node.nic.links import Link
+from rackloom.claim.node.nic.look import OnLink, Seen
+from rackloom.claim.node.nic.offered import device_name, offered
+from rackloom.claim.node.nic.pci_names import PciNames, parse
+from rackloom.claim.node.nic.programs import Programs
+from rackloom.claim.node.nic.settings import Sizes
+from rackloom.claim.node.values import Health
+from rackloom.topology.affinity import partner
+from rackloom.topology.discovery.fuse import machine_of
+from rackloom.topology.discovery.host import Host, PciFunction, RdmaDevice, RdmaPort
+from rackloom.topology.discovery.read import read_host
+from rackloom.topology.discovery.statements import read_nccl_topology
+from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.topology.facts import Source
+from rackloom.topology.machine import PciePath
+from rackloom.topology.profiles import load_machine, machine_names
+from rackloom.twin.sysroot import host_files, write_sysroot
+
+
+def link(name, index=7, **changes):
+    known = {
+        "kind": "",
+        "mac": "02:00:00:00:00:07",
+        "permanent_mac": "02:00:00:00:00:07",
+        "mtu": 9000,
+        "up": True,
+        "state": "up",
+        "encapsulation": "ether",
+        "alias": None,
+        "master": None,
+        "parent": None,
+        "loopback": False,
+        "sizes": Sizes(),
+    }
+    return Link(name=name, index=index, **{**known, **changes})
+
+
+def plain(device):
+    """Attributes by name, as values."""
+    return {
+        name: next(v for v in (value.string, value.int_, value.bool_) if v is not None)
+        for name, value in device.attributes.items()
+    }
+
+
+NO_NAMES = PciNames()
+
+
+def devices(seen, names=NO_NAMES):
+    return plugin._devices(names, seen, offered(seen))
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_nic_of_a_real_machine_is_published_or_left_out_with_a_reason(name, tmp_path):
+    files = host_files(load_machine(name))
+    write_sysroot(files, tmp_path)
+    host = read_host(Sysroot(tmp_path))
+    vendor = (
+        None if files.nccl_topology is None else read_nccl_topology(files.nccl_topology.encode(), "nccl.xml")
+    )
+    machine = machine_of(host, vendor=vendor, declared=files.declared)
+    seen = Seen(host=host, machine=machine)
+    found = devices(seen)
+    for nic in machine.nics:
+        one = next(o for o in offered(seen) if o.nic is nic)
+        if nic.excluded is not None:
+            assert one.name not in found
+            told = health_of(one, "n", 0.0)
+            assert (told.health, told.message) == (Health.UNKNOWN, f"not published: {nic.excluded}")
+            continue
+        told = plain(found[one.name])
+        assert told.get("rdmaDevice") == nic.rdma_device
+        assert told["rdma"] is (nic.rdma_device is not None)
+        assert told.get("pciAddress") == nic.pci_address
+        root = None if nic.pcie is None else nic.pcie.root
+        assert told.get("resource.kubernetes.io/pcieRoot") == root
+        assert "resource.kubernetes.io/numaNode" not in told or told["numaNode"] >= 0
+    by_address = {plain(d).get("pciAddress"): plain(d) for d in found.values()}
+    partners = {d.get("gpuPartnerPCIBusID") for d in by_address.values()} - {None}
+    for gpu in machine.gpus:
+        nearest = [machine.nics[cell.nic] for cell in partner(machine, gpu.index)]
+        told = {by_address[n.pci_address].get("gpuPartnerPCIBusID") for n in nearest if n.pci_address}
+        assert told <= partners
+        if len(nearest) == 1 and nearest[0].pci_address:
+            assert told
+    for device in found.values():
+        strings = [value.string or "" for value in device.attributes.values()]
+        assert all(len(one.encode()) <= LONGEST for one in strings)
+        assert len(device.attributes) <= 32
+
+
+def a_mellanox(**changes):
+    function = PciFunction(
+        address="0000:8a:00.0",
+        class_code=0x020000,
+        vendor=0x15B3,
+        device=0x1021,
+        numa_node=1,
+        driver="mlx5_core",
+        path=PciePath(root="pci0000:80", bridges=("0000:80:01.0",), source=Source.SYSFS),
+        vfs=2,
+        most_vfs=8,
+    )
+    rdma = RdmaDevice("mlx5_0", "0000:8a:00.0", None, (RdmaPort(1, "active", "Ethernet", 400.0),))
+    return Host(name="h", pci=(function,), rdma=(rdma,), **changes)
+
+
+def test_all_attributes_of_an_interface():
+    host = a_mellanox(netdevs=())
+    names = parse("15b3  Mellanox Technologies\n\t1021  MT2910 Family [ConnectX-7]\nC 02  Network\n")
+    on = OnLink(
+        link=link("eth1", parent="0000:8a:00.0", alias="rail0"),
+        addresses=("10.1.0.2/24", "fd00::2/64", "10.0.0.2/24"),
+        programs=Programs(tc=("cil_from_netdev",), tcx=("count",)),
+    )
+    machine = machine_of(host)
+    nic = machine.nics[0].__class__(**{**_fields(machine.nics[0]), "if_name": "eth1"})
+    machine = machine.__class__(**{**_fields(machine), "nics": (nic,)})
+    seen = Seen(host=host, machine=machine, links=(on,), subsystems={"0000:8a:00.0": "0240"})
+    told = plain(devices(seen, names)["pci-0000-8a-00-0"])
+    assert told == {
+        "ifName": "eth1",
+        "mac": "02:00:00:00:00:07",
+        "mtu": 9000,
+        "encapsulation": "ether",
+        "alias": "rail0",
+        "state": "up",
+        "type": "device",
+        "ipv4": "10.0.0.2/24,10.1.0.2/24",
+        "ipv6": "fd00::2/64",
+        "ebpf": True,
+        "tcFilterNames": "cil_from_netdev",
+        "tcxProgramNames": "count",
+        "virtual": False,
+        "pciAddress": "0000:8a:00.0",
+        "pciVendor": "Mellanox Technologies",
+        "pciDevice": "MT2910 Family [ConnectX-7]",
+        "pciSubsystem": "0240",
+        "sriov": True,
+        "sriovVfs": 2,
+        "rdma": True,
+        "rdmaDevice": "mlx5_0",
+        "rdmaState": "active",
+        "linkLayer": "Ethernet",
+        "linkSpeedGbps": 400,
+        "numaNode": 1,
+        "resource.kubernetes.io/numaNode": 1,
+        "resource.kubernetes.io/pcieRoot": "pci0000:80",
+        "rail": 0,
+    }
+
+
+def _fields(struct):
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+def test_uplinks_and_what_carries_them_are_left_out():
+    links = tuple(
+        OnLink(link=link(name, index, kind=kind, master=master))
+        for name, index, kind, master in [
+            ("bond0", 2, "bond", None),
+            ("leg0", 3, "", 2),
+            ("leg1", 4, "", 2),
+            ("other", 5, "macvlan", None),
+            ("docker0", 6, "bridge", None),
+            ("veth9", 7, "veth", None),
+        ]
+    )
+    host = Host(name="h", uplinks=frozenset({"bond0"}))
+    seen = Seen(host=host, machine=machine_of(host), links=links)
+    assert {one.name: one.excluded for one in offered(seen)} == {
+        "bond0": "carries the default route",
+        "leg0": "carries the default route",
+        "leg1": "carries the default route",
+        "other": None,
+    }
+    assert set(devices(seen)) == {"other"}
+
+
+def test_names_are_what_kubernetes_takes():
+    assert device_name(pci_address="0000:8a:00.0", interface="x") == "pci-0000-8a-00-0"
+    assert device_name(pci_address=None, interface="eth1") == "eth1"
+    assert device_name(pci_address=None, interface="eth1.100") == "net-mv2gqmjogeyda"
+    assert device_name(pci_address=None, interface="Wan_0") == "net-k5qw4xzq"
+
+
+def test_a_list_is_cut_between_addresses():
+    addresses = [f"fd00:1234:5678:9abc::{number:x}/64" for number in range(5)]
+    told = cut_list(addresses)
+    assert len(told.encode()) <= LONGEST
+    assert told.split(",") == sorted(addresses)[: len(told.split(","))]
+    assert cut_list([]) is None
+
+
+def test_what_is_in_use_keeps_its_attributes_and_live_ones_win():
+    def device(**attributes):
+        return Device(name="d", attributes={k: DeviceAttribute(string=v) for k, v in attributes.items()})
+
+    (one,) = merged([device(mac="new")], [device(mac="old", ifName="eth1")])
+    assert plain(one) == {"mac": "new", "ifName": "eth1"}
+    (gone,) = merged([], [device(ifName="eth1")])
+    assert plain(gone) == {"ifName": "eth1"}
+
+
+def test_rdma_that_is_away_in_a_pod_is_still_rdma():
+    held = Device(name="d", attributes={"rdma": DeviceAttribute(bool_=True)})
+    live = Device(name="d", attributes={"rdma": DeviceAttribute(bool_=False)})
+    assert plain(merged([live], [held])[0]) == {"rdma": True}

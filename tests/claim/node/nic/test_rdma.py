@@ -1,0 +1,98 @@
+"""RDMA: the netlink messages of the exclusive mode, and the character devices that a pod gets.
+
+NO RDMA HERE: no kernel that tests run on has RDMA devices, so their moves are shown by the messages alone.
+"""
+
+import struct
+
+import pytest
+
+from rackloom.claim.allocate.objects import Device
+from rackloom.claim.node.nic import lender as lending
+from rackloom.claim.node.nic import rdma
+from rackloom.claim.node.nic.lender import Lender
+from rackloom.claim.node.nic.loans import Held, Loans
+from rackloom.claim.node.nic.settings import Identity, LinkSettings
+from rackloom.topology.discovery.sysroot import Sysroot
+
+
+def attribute(kind, value):
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+
+
+def message(kind, payload):
+    return struct.pack("=LHHLL", 16 + len(payload), kind, 0, 1, 0) + payload
+
+
+def test_the_mode_is_asked_for_and_read():
+    assert rdma.ask_mode() == struct.pack("=LHHLL", 16, 5 << 10 | 6, 1, 1, 0)
+    assert rdma.mode_in(message(5 << 10 | 6, attribute(66, b"\1"))) is rdma.NetnsMode.SHARED
+    assert rdma.mode_in(message(5 << 10 | 6, attribute(66, b"\0"))) is rdma.NetnsMode.EXCLUSIVE
+    assert rdma.mode_in(b"") is rdma.NetnsMode.SHARED
+
+
+def test_a_device_is_found_by_name_and_moved_by_number():
+    one = message(5 << 10 | 1, attribute(1, struct.pack("=I", 4)) + attribute(2, b"mlx5_0\0"))
+    two = message(5 << 10 | 1, attribute(1, struct.pack("=I", 5)) + attribute(2, b"mlx5_1\0"))
+    assert rdma.devices_in(one + two) == {"mlx5_0": 4, "mlx5_1": 5}
+    expected = attribute(1, struct.pack("=I", 5)) + attribute(68, struct.pack("=I", 33))
+    assert rdma.move_device(5, 33) == struct.pack("=LHHLL", 32, 5 << 10 | 2, 1 | 4, 1, 0) + expected
+
+
+def test_garbage_from_the_kernel_ends():
+    for data in (b"\0" * 64, b"\xff" * 64, struct.pack("=LHHLL", 18, 1, 0, 0, 0) + b"\0\0"):
+        assert rdma.devices_in(data) == {}
+        assert rdma.mode_in(data) is rdma.NetnsMode.SHARED
+
+
+@pytest.fixture
+def machine(tmp_path):
+    def put(path, text):
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    put("sys/class/misc/rdma_cm/dev", "10:58\n")
+    for number, device in enumerate(("mlx5_0", "mlx5_1")):
+        put(f"sys/class/infiniband_verbs/uverbs{number}/ibdev", f"{device}\n")
+        put(f"sys/class/infiniband_verbs/uverbs{number}/dev", f"231:{192 + number}\n")
+        put(f"sys/class/infiniband_mad/umad{number}/ibdev", f"{device}\n")
+        put(f"sys/class/infiniband_mad/umad{number}/dev", f"231:{number}\n")
+        put(f"sys/class/infiniband_mad/issm{number}/ibdev", f"{device}\n")
+        put(f"sys/class/infiniband_mad/issm{number}/dev", f"231:{64 + number}\n")
+    put("sys/class/infiniband_verbs/uverbs9/ibdev", "mlx5_1\n")
+    put("sys/class/infiniband_verbs/uverbs9/dev", "what?\n")
+    return Sysroot(tmp_path)
+
+
+def test_a_pod_gets_the_character_devices_of_its_own_hca_only(machine):
+    found = {one.path: (one.major, one.minor) for one in rdma.device_nodes(machine, "mlx5_1")}
+    assert found == {
+        "/dev/infiniband/rdma_cm": (10, 58),
+        "/dev/infiniband/uverbs1": (231, 193),
+        "/dev/infiniband/umad1": (231, 1),
+        "/dev/infiniband/issm1": (231, 65),
+    }
+
+
+def test_rdma_leaves_after_the_interface_and_returns_before_it(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(lending.moving, "attach", lambda *_: done.append("interface to pod"))
+    monkeypatch.setattr(lending.moving, "detach", lambda *_: done.append("interface back") or True)
+    monkeypatch.setattr(lending.rdma, "push", lambda *_: done.append("rdma to pod"))
+    monkeypatch.setattr(lending.rdma, "pull", lambda *_: done.append("rdma back"))
+    settings = LinkSettings(name="eth1")
+    nic = Held(
+        device="d",
+        published=Device(name="d"),
+        identity=Identity(name="eth1"),
+        host=settings,
+        pod=settings,
+        rdma="mlx5_0",
+        moves_rdma=True,
+    )
+    one = Lender(Loans(tmp_path / "loans", "boot"))
+    monkeypatch.setattr(one.loans, "put", lambda loan: one.loans._known.__setitem__(loan.key, loan))
+    one._lend("uid", "pod", nic, tmp_path)
+    one._take_back(one.loans.all()[0])
+    assert done == ["interface to pod", "rdma to pod", "rdma back", "interface back"]

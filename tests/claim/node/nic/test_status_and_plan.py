@@ -1,0 +1,96 @@
+"""What a claim's status says, and what is made up for after something was missed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.claim.allocate.objects import Device
+from rackloom.claim.node.nic.loans import Held, Loan
+from rackloom.claim.node.nic.moving import Attached
+from rackloom.claim.node.nic.sandboxes import Prepared, plan
+from rackloom.claim.node.nic.settings import Identity
+from rackloom.claim.node.nic.status import claim_status
+from rackloom.claim.node.nri.hooks import Sandbox
+from rackloom.claim.node.values import ClaimRef
+
+REF = ClaimRef(namespace="default", name="c", uid="u")
+
+
+def nic(name, **changes):
+    return Held(device=name, published=Device(name=name), **changes)
+
+
+def conditions(told):
+    return {one["type"]: (one["status"], one["reason"]) for one in told["conditions"]}
+
+
+def test_an_rdma_device_without_interface_is_named_in_the_data():
+    held = nic("pci-0000-10-00-0", rdma="rdmap16s27")
+    attached = Attached(name="", mac=None, addresses=())
+    (told,) = claim_status(REF, "n", {held.device: (held, attached)}, 0.0)["status"]["devices"]
+    assert told["data"] == {"rdmaDevice": "rdmap16s27"}
+    assert "networkData" not in told
+    assert conditions(told) == {"Ready": ("True", "RDMAOnlyDeviceReady")}
+
+
+def test_an_interface_with_rdma_of_its_own_namespace_has_three_conditions():
+    held = nic("d", identity=Identity(name="eth1"), rdma="mlx5_0", moves_rdma=True)
+    attached = Attached(name="net1", mac="02:00:00:00:00:01", addresses=("10.0.0.2/24",))
+    (told,) = claim_status(REF, "n", {"d": (held, attached)}, 0.0)["status"]["devices"]
+    assert told["networkData"] == {
+        "interfaceName": "net1",
+        "hardwareAddress": "02:00:00:00:00:01",
+        "ips": ["10.0.0.2/24"],
+    }
+    assert set(conditions(told)) == {"Ready", "NetworkReady", "RDMALinkReady"}
+    (told,) = claim_status(REF, "n", {"d": (held, "no such file")}, 0.0)["status"]["devices"]
+    assert set(conditions(told).values()) == {("False", "AttachFailed")}
+    assert told["conditions"][0]["message"] == "no such file"
+
+
+PODS = st.sampled_from(["a", "b", "c"])
+
+
+@st.composite
+def situations(draw):
+    prepared = [
+        Prepared(
+            ref=ClaimRef(namespace="n", name=f"c{number}", uid=f"u{number}"),
+            pod=pod,
+            nics=(nic(f"d{number}"),),
+        )
+        for number, pod in enumerate(draw(st.lists(PODS, max_size=4)))
+    ]
+    loans = [
+        Loan(
+            claim=f"u{number}",
+            pod=draw(PODS),
+            nic=nic(f"d{number}"),
+            netns=draw(st.sampled_from(["/n/1", "/n/2"])),
+            netns_id=1,
+            boot_id="b",
+            attached=draw(st.sampled_from([None, Attached(name="x", mac=None, addresses=())])),
+            returning=draw(st.booleans()),
+        )
+        for number in draw(st.sets(st.integers(0, 5)))
+    ]
+    living = [
+        Sandbox(id=pod, pod=pod, namespace="n", name=pod, netns=draw(st.sampled_from(["", "/n/1", "/n/2"])))
+        for pod in draw(st.sets(PODS))
+    ]
+    return prepared, loans, living
+
+
+@given(situations())
+def test_every_nic_of_a_living_pod_ends_with_it_and_every_other_on_the_host(situation):
+    prepared, loans, living = situation
+    todo = plan(prepared, loans, living)
+    alive = {(one.pod, one.netns) for one in living if one.netns}
+    stay = [loan for loan in loans if loan not in todo.back]
+    assert all((loan.pod, loan.netns) in alive and not loan.returning for loan in stay)
+    lent = {(claim.ref.uid, held.device) for claim, held, _ in todo.lend}
+    there = {(loan.claim, loan.nic.device) for loan in stay if loan.attached is not None}
+    assert not lent & there
+    for claim in prepared:
+        if any(pod == claim.pod for pod, _ in alive):
+            assert {(claim.ref.uid, held.device) for held in claim.nics} <= lent | there
+    assert all(sandbox.pod == claim.pod and sandbox.netns for claim, _, sandbox in todo.lend)
