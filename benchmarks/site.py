@@ -39,10 +39,10 @@ FULL: Arguments = {
     "memory": [(100,), (1000,)],
 }
 QUICK: Arguments = {
-    "latency": [(1, 3), (10, 3)],
+    "latency": [(2, 3)],
     "passes": [(2,)],
     "rest": [(1, 3, 32)],
-    "memory": [(1,), (10,)],
+    "memory": [(2,)],
 }
 """Measure -> the arguments of each of its runs."""
 

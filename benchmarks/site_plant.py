@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from site_switches import profile, racks, switches
 
+from rackloom.app.collecting import spare_what_is_loaded
 from rackloom.carve.api.app import ApiDeps, create_app
 from rackloom.carve.api.auth import Role
 from rackloom.carve.api.local_tokens import LocalIssuer
@@ -21,11 +22,14 @@ from rackloom.carve.reconcile.clock import SteadyClock
 from rackloom.carve.reconcile.hooks import Hooks
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.reconcile.meter import Silent
+from rackloom.carve.reconcile.slots import Slots
 from rackloom.carve.site.seed import DEMO_ORG, seed_embedded_site
 from rackloom.carve.site.store import Store
 
 BASE = f"/v2/org/{DEMO_ORG}/nico"
 QUIET_SECONDS = 0.5
+AT_ONCE = 16
+"""Domains worked on at once, as `rackloom serve` does unless it is told otherwise."""
 
 
 class Passes(Silent):
@@ -61,8 +65,10 @@ class Plant(msgspec.Struct, frozen=True):
     async def reconciling(self, *, acts: bool = True) -> AsyncIterator[tuple[Reconciler, Passes]]:
         """A reconciler that runs until the context ends; begun like one that has just been started."""
         passes = Passes()
-        reconciler = Reconciler(self.store, self._driver, self.clock, hooks=Hooks(meter=passes, acts=acts))
+        hooks = Hooks(meter=passes, acts=acts, slots=Slots(AT_ONCE))
+        reconciler = Reconciler(self.store, self._driver, self.clock, hooks=hooks)
         self.reconcilers.append(reconciler)
+        spare_what_is_loaded()
         running = asyncio.create_task(reconciler.run())
         try:
             await reconciler.first_passes()

@@ -292,24 +292,6 @@ def test_tokens_of_other_issuers_are_not_believed(ground):
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        ("[server]", "[nvlink_config.nmx_c_certificate_rotation]\nenabled = true\n[server]", "not rotated"),
-    ],
-)
-def test_what_is_not_done_is_refused_at_the_start(ground, old, new, told):
-    path = ground.config()
-    path.write_text(path.read_text().replace(old, new))
-
-    async def scenario():
-        async with service(load(path)):
-            raise AssertionError("it started")
-
-    with pytest.raises(Refused, match=told):
-        asyncio.run(scenario())
-
-
 def test_a_database_serves_one_site(ground):
     async def start(path):
         async with service(load(path)):

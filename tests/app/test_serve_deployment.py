@@ -16,8 +16,10 @@ from alembic.config import Config as Alembic
 
 from rackloom.app.config import load
 from rackloom.app.metrics import SiteMetrics
+from rackloom.app.secrets.kubernetes import name_of
 from rackloom.app.serve import service
 from rackloom.app.site_counts import DomainCounts, SiteCounts
+from rackloom.app.switch_secrets import DEFAULT_LOGIN, FAMILY
 from rackloom.carve.site import endpoint_registry, endpoints
 from rackloom.carve.site import migrate as migrate_module
 from rackloom.carve.site.controllers import ControllerKind
@@ -33,19 +35,22 @@ def _objects():
 
 
 def _metric_names():
-    domain = DomainCounts(
-        uuid="d",
-        kind=ControllerKind.NMX_C,
-        observed_at=0.0,
-        partitions={"healthy": 1},
-        gpus={"healthy": 1},
-        nodes={"healthy": 1},
+    domains = tuple(
+        DomainCounts(
+            uuid=kind,
+            kind=kind,
+            observed_at=0.0,
+            partitions={"healthy": 1},
+            gpus={"healthy": 1},
+            nodes={"healthy": 1},
+        )
+        for kind in ControllerKind
     )
     counts = SiteCounts(
         logical_partitions=0,
         physical_partitions=0,
         endpoints={"known": 1},
-        domains=(domain,),
+        domains=domains,
         ready_seconds=(),
         newest_history=0,
     )
@@ -90,6 +95,22 @@ def test_the_pod_has_no_more_than_it_needs():
     (role,) = [one for one in _objects() if one["kind"] == "Role"]
     assert all(rule["resources"] == ["secrets"] for rule in role["rules"])
     assert not any("list" in rule["verbs"] or "*" in rule["verbs"] for rule in role["rules"])
+
+
+def test_the_role_allows_every_secret_that_a_chassis_may_have():
+    (role,) = [one for one in _objects() if one["kind"] == "Role"]
+    reading = [rule for rule in role["rules"] if "get" in rule["verbs"]]
+
+    def may_read(path):
+        return any(name_of(path) in rule.get("resourceNames", [name_of(path)]) for rule in reading)
+
+    # Kubernetes answers 403, not 404, for a name that is not allowed: that chassis could not be spoken to.
+    for kind in FAMILY.values():
+        assert may_read(f"{kind}/SERIAL-1/tls")
+    assert may_read("nmxm/SERIAL-1/auth")
+    assert may_read(DEFAULT_LOGIN)
+    writing = [rule for rule in role["rules"] if {"update", "delete"} & set(rule["verbs"])]
+    assert [rule["resourceNames"] for rule in writing] == [[name_of(DEFAULT_LOGIN)]]
 
 
 def test_every_resource_that_is_named_is_there():

@@ -7,6 +7,7 @@ import httpx2
 import pytest
 import sqlalchemy as sa
 
+from rackloom.app import host_state
 from rackloom.app.host_state import HostStates
 from rackloom.carve.admin.machine_book import MachineRecord, enrol
 from rackloom.carve.admin.site_book import ensure_site
@@ -84,8 +85,26 @@ def test_a_ready_host_is_ready_and_a_silent_one_is_not(asked):
         told({}),
         told(["ready"]),
         httpx2.Response(200, content="ready"),
+        httpx2.Response(200, content="[" * 100_000),
+        httpx2.Response(200, content=json.dumps({"state": "ready", "also": "x" * host_state.MOST_BYTES})),
     ],
 )
 def test_what_is_not_understood_is_unknown(asked, answer):
+    both = {"c_0": told({"state": "ready"}), "c_1": told({"state": "ready"})}
+    asked(**both)
+    assert asked(**both | {"c_0": answer})[1] == {"c-0": "Unknown", "c-1": "Ready"}
+
+
+def test_an_answer_that_never_ends_holds_up_nobody(asked, monkeypatch):
+    """A byte now and then keeps every timeout between two bytes from coming."""
+    monkeypatch.setattr(host_state, "SECONDS", 0.3)
+
+    class Drip(httpx2.AsyncByteStream):
+        async def __aiter__(self):
+            while True:
+                yield b" "
+                await asyncio.sleep(0.01)
+
     asked(c_0=told({"state": "ready"}))
-    assert asked(c_0=answer)[1]["c-0"] == "Unknown"
+    dripping = httpx2.Response(200, stream=Drip())
+    assert asked(c_0=dripping, c_1=told({"state": "ready"}))[1] == {"c-0": "Unknown", "c-1": "Ready"}

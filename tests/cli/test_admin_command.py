@@ -146,6 +146,8 @@ def test_an_operators_day(desk):
     desk.run(f"partition release --domain {domain} --name left-over --reason 'of the old service'")
     desk.run(f"plan {domain} --to plan.json")
     desk.run("apply plan.json")
+    desk.until("domain show", lambda said: "blocked:" in said)
+    desk.run("domain show")
     desk.run(f"domain resume {domain}")
     desk.until("partition show", lambda said: "left-over" not in said)
     desk.run("apply plan.json")

@@ -34,6 +34,7 @@ class Credentials:
         self._folder = folder
         self._signer = ec.generate_private_key(ec.SECP256R1())
         self._name = _subject("control plane of a test")
+        self._clients: dict[tuple[str, ...], Pair] = {}
         self.authority = folder / "ca.crt"
         ca = x509.BasicConstraints(ca=True, path_length=None)
         signed = self._builder(self._name, self._signer.public_key()).add_extension(ca, critical=True)
@@ -46,8 +47,16 @@ class Credentials:
         return self._issue(name, _subject(name), _SERVER, alternatives)
 
     def client(self, user: str, *groups: str) -> Pair:
-        """For a user as the API server knows users: a common name, and an organization for each group."""
-        return self._issue(f"client-{user.replace(':', '-')}", _subject(user, *groups), _CLIENT)
+        """For a user as the API server knows users: a common name, and an organization for each group.
+
+        Issued once: who reads the two files while they are written anew finds a key that does not fit.
+        """
+        key = (user, *groups)
+        if key not in self._clients:
+            self._clients[key] = self._issue(
+                f"client-{user.replace(':', '-')}", _subject(user, *groups), _CLIENT
+            )
+        return self._clients[key]
 
     def kubeconfig(self, url: str, user: str, *groups: str) -> Path:
         """A client configuration with a certificate for `user`."""

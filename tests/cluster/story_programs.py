@@ -1,7 +1,8 @@
 """What runs in the containers of simulated pods: the programs of this project, with the rights of their pods.
 
-Which program it is follows from the pod's service account. Every one has the bound token of its own pod, and a
-daemon has the environment that its claim's CDI spec gives it. Only nvidia-imex is a stand-in.
+Which program it is follows from the containers' arguments. Every one has the bound token of its own pod, and
+a daemon has the environment that its claim's CDI spec gives it. Only nvidia-imex is a stand-in; the plugins
+of other drivers do nothing here.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import contextlib
 import random
 import signal
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +23,9 @@ from tests.cluster.story_trays import Tray
 from rackloom.app.controller import Leadership
 from rackloom.app.imex import place_from
 from rackloom.app.node import ImexOptions, NodeOptions, imex_node
+from rackloom.app.webhook import Options, webhook
+from rackloom.claim.cluster.admission.desk import AdmissionSettings
+from rackloom.claim.cluster.admission.modes import Mode
 from rackloom.claim.cluster.settings import DaemonSettings, Settings
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
@@ -41,6 +46,7 @@ from rackloom.claim.kube.pace import Pace
 from rackloom.errors import Retry
 from rackloom.twin.imex.inside import InsideChild, InsideControl
 from rackloom.twin.imex.settings import Surroundings
+from rackloom.twin.nodes.hooks import Idle
 from rackloom.twin.nodes.pod_objects import claim_names
 
 DRIVER = "rackloom-system"
@@ -52,7 +58,7 @@ Ready = Callable[[], Awaitable[None]]
 
 @dataclass
 class Programs:
-    """`Containers` of a cluster of trays. `network` is the loopback network that pods' addresses stand for."""
+    """`Containers` of a cluster of trays. `network` is the loopback network that stands for the pods' one."""
 
     cluster: ControlPlane
     api: KubeApi
@@ -64,19 +70,39 @@ class Programs:
     """Nodes whose plugin has published its devices."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when workloads whose name has `launcher` in it may end."""
+    webhook_ports: list[int] = field(default_factory=list)
+    may_start: asyncio.Event = field(default_factory=asyncio.Event)
+    """While it is cleared, no daemon starts."""
+    failures: list[str] = field(default_factory=list)
+    """What programs ended with that should have gone on."""
     children: dict[str, Child] = field(default_factory=dict)
     """The nvidia-imex of each daemon pod, by the pod's name."""
 
+    def __post_init__(self) -> None:
+        self.may_start.set()
+
     async def run(self, node: str, pod: Object, ready: Ready) -> int:
-        account = pod["spec"].get("serviceAccountName")
+        """A program that fails ends its container with 1, and what it failed with is told at the end."""
+        try:
+            return await self._run(node, pod, ready)
+        except Exception:
+            self.failures.append(f"{pod['metadata']['name']}: {traceback.format_exc()}")
+            return 1
+
+    async def _run(self, node: str, pod: Object, ready: Ready) -> int:
+        programs = {
+            ("controller",): self._controller,
+            ("node", "imex"): self._plugin,
+            ("webhook",): self._webhook,
+            ("imex", "run"): self._daemon,
+        }
         if pod["metadata"]["namespace"] != DRIVER:
             return await self._workload(node, pod, ready)
-        programs = {
-            "rackloom-controller": self._controller,
-            "rackloom-node": self._plugin,
-            DAEMON_ACCOUNT: self._daemon,
-        }
-        return await programs[account](node, pod, ready)
+        for words in map(_words, pod["spec"]["containers"]):
+            for program, run in programs.items():
+                if words[: len(program)] == program:
+                    return await run(node, pod, ready)
+        return await Idle().run(node, pod, ready)
 
     @contextlib.asynccontextmanager
     async def _own(self, pod: Object) -> AsyncIterator[LightkubeApi]:
@@ -116,6 +142,17 @@ class Programs:
             await one.background.fails()
         return 1
 
+    async def _webhook(self, node: str, pod: Object, ready: Ready) -> int:
+        """The API server has no way into a pod here: it calls the webhook at a port of this machine."""
+        name = pod["metadata"]["name"]
+        options = Options(identity=name, listen="127.0.0.1:0", dns_names=("localhost",))
+        settings = AdmissionSettings(mode=Mode.ENFORCE, isolation=self.isolation)
+        async with self._own(pod) as own, webhook(own, settings, options) as port:
+            self.webhook_ports.append(port)
+            await ready()
+            await asyncio.Event().wait()
+        return 0
+
     async def _workload(self, node: str, pod: Object, ready: Ready) -> int:
         for edits in await self._edits(node, pod):
             assert edits["deviceNodes"], "a channel is in the container"
@@ -133,6 +170,7 @@ class Programs:
         return [self.trays[node].edits(claim["metadata"]["uid"]) for claim in claims]
 
     async def _daemon(self, node: str, pod: Object, ready: Ready) -> int:
+        await self.may_start.wait()
         (edits,) = await self._edits(node, pod)
         place = place_from(_environment(pod, edits))
         around, files, tls = await self._files(pod, place)
@@ -193,6 +231,12 @@ async def _until_ready(control: InsideControl, running: asyncio.Task[None]) -> N
         await asyncio.sleep(_LOOK_S)
 
 
+def _words(container: Object) -> tuple[str, ...]:
+    """The words after `rackloom` with which a container is started."""
+    words = (*container.get("command", ()), *container.get("args", ()))
+    return words[1:] if words[:1] == ("rackloom",) else words
+
+
 def _environment(pod: Object, edits: dict[str, list[object]]) -> dict[str, str]:
     """A container's variables: those of the CDI spec, and those of the pod template."""
     meta = pod["metadata"]
@@ -207,7 +251,7 @@ def _environment(pod: Object, edits: dict[str, list[object]]) -> dict[str, str]:
     (container,) = pod["spec"]["containers"]
     for one in container["env"]:
         source = one.get("valueFrom")
-        found[one["name"]] = fields[source["fieldRef"]["fieldPath"]] if source else one["value"]
+        found[one["name"]] = fields[source["fieldRef"]["fieldPath"]] if source else one.get("value", "")
     return found
 
 

@@ -6,13 +6,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rackloom.claim.domain.names import IMEX_DRIVER
 from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.node.checkpoint import Checkpoint
 from rackloom.claim.node.run import Places
+from rackloom.claim.node.values import State
 from rackloom.twin.kubelet.kubelet import Kubelet, kubelet_on
 
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 GPUS_PER_TRAY = 4
 PROC_DEVICES = "Character devices:\n235 nvidia-caps-imex-channels\n236 nvidia-caps\n\nBlock devices:\n"
+IMEX_CAPABILITY = "DeviceFileMinor: 512\nDeviceFileMode: 438\nDeviceFileModify: 1\n"
 FOR_TRAYS = {"nvidia.com/gpu.present": "true"}
 """Node label by which the DaemonSet of deploy/kubernetes finds nodes."""
 CAPACITY = {"cpu": "96", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": str(GPUS_PER_TRAY)}
@@ -45,6 +49,9 @@ class Tray:
         random.mkdir(parents=True)
         self.places.registry.mkdir()
         (self.root / "proc/devices").write_text(PROC_DEVICES)
+        capability = self.root / "proc/driver/nvidia/capabilities/fabric-imex-mgmt"
+        capability.parent.mkdir(parents=True)
+        capability.write_text(IMEX_CAPABILITY)
         self.boot(1)
         gpus = [self._gpu(module) for module in range(1, GPUS_PER_TRAY + 1)]
         self.fabric.write_text(
@@ -58,6 +65,12 @@ class Tray:
     def cdi_files(self) -> list[str]:
         """CDI specs of claims."""
         return sorted(path.name for path in self.places.cdi.glob("*-claim_*"))
+
+    def prepared(self) -> list[str]:
+        """UIDs of the claims in the plugin's checkpoint, without those that it remembers to refuse them."""
+        path = self.places.home(IMEX_DRIVER) / "checkpoint.json"
+        claims = Checkpoint(path, "").claims if path.exists() else {}
+        return sorted(uid for uid, one in claims.items() if one.state is not State.ABORTED)
 
     def edits(self, claim_uid: str) -> dict[str, list[object]]:
         """What the container runtime reads of a claim's CDI spec."""

@@ -15,11 +15,12 @@ import sqlalchemy as sa
 
 from rackloom.carve.api import interfaces as rest_interfaces
 from rackloom.carve.fabric.nmxc import driver, session
-from rackloom.carve.plan import additions, planner, removals
+from rackloom.carve.plan import additions, planner, removals, trays
 from rackloom.carve.plan.values import (
     DEFAULT_PARTITION_ID,
     AddGpus,
     CreatePartition,
+    DefaultPartition,
     DeletePartition,
     Limits,
     OwnedPartition,
@@ -337,8 +338,14 @@ def name_forgotten_when_a_list_omits_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ownership, "_is_gone", hasty)
 
 
-def name_forgotten_while_a_create_is_unanswered(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ownership, "_may_still_be_made", lambda *_: False)
+def interfaces_of_a_released_instance_stay_ready(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(interfaces, "detach_all", lambda *_: None)
+    patch.setattr(settle, "_note_leaving", lambda *_: None)
+
+
+def free_gpus_of_all_trays_together(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(trays, "tray_of", lambda _: "tray-all")
+    patch.setattr(domain, "check", lambda *_: None)
 
 
 def ownership_lost_with_the_domain_uuid(patch: pytest.MonkeyPatch) -> None:
@@ -397,7 +404,8 @@ BUGS: dict[Bug, SimPlan] = {
     swapped_tray_not_noticed: only("tray-swapped"),
     one_slow_domain_holds_up_the_others: DARK,
     name_forgotten_when_a_list_omits_it: only("list-omits", "tray-away", pause=5),
-    name_forgotten_while_a_create_is_unanswered: only("applied-late", pause=4, think=6),
+    interfaces_of_a_released_instance_stay_ready: only("unreachable", "dark", pause=8, think=4),
+    free_gpus_of_all_trays_together: msgspec.structs.replace(CALM, free_gpus=DefaultPartition.TRAY),
     ownership_lost_with_the_domain_uuid: only("new-domain-uuid", pause=60),
     pause_ignored: WATCHFUL,
     limit_of_the_domain_ignored: CRAMPED,

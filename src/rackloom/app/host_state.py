@@ -4,6 +4,7 @@ An answer that is missing or not understood is Unknown, never Ready.
 """
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +21,9 @@ from rackloom.carve.site.values import Status
 log = structlog.get_logger(__name__)
 
 SECONDS = 5.0
+"""For one answer, all of it."""
+MOST_BYTES = 65_536
+"""Of an answer: no state is longer."""
 AT_ONCE = 16
 STATES = {"ready": Status.READY, "initializing": "Initializing", "error": Status.ERROR}
 """What a provider may say, and the machine status it means."""
@@ -64,12 +68,24 @@ class HostStates:
     async def _state(self, client: httpx2.AsyncClient, slots: asyncio.Semaphore, machine_id: str) -> str:
         async with slots:
             try:
-                reply = await client.get(f"{self._url}/{quote(machine_id, safe='')}")
-                told: Any = reply.raise_for_status().json()
-            except (httpx2.HTTPError, ValueError):
+                async with asyncio.timeout(SECONDS):
+                    told: Any = await _get(client, f"{self._url}/{quote(machine_id, safe='')}")
+            except (httpx2.HTTPError, TimeoutError, ValueError, RecursionError):
                 return Status.UNKNOWN
         state = told.get("state") if isinstance(told, dict) else None
         return STATES.get(state, Status.UNKNOWN) if isinstance(state, str) else Status.UNKNOWN
+
+
+async def _get(client: httpx2.AsyncClient, url: str) -> Any:
+    """JSON from `url`. Raises ValueError for what is none, and for more of it than there can be."""
+    body = b""
+    async with client.stream("GET", url) as reply:
+        reply.raise_for_status()
+        async for part in reply.aiter_bytes(MOST_BYTES):
+            body += part
+            if len(body) > MOST_BYTES:
+                raise ValueError("the answer is too long")
+    return json.loads(body)
 
 
 def write(conn: sa.Connection, states: dict[str, str], now: float) -> frozenset[str]:

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 import structlog
 
 from rackloom.app import site_nmxm
+from rackloom.app.collecting import spare_what_is_loaded
 from rackloom.app.config import Config, load
 from rackloom.app.host_state import HostStates
 from rackloom.app.issuers import Issuers
@@ -39,6 +40,7 @@ from rackloom.carve.plan.values import Observation
 from rackloom.carve.reconcile.clock import SteadyClock, newest_moment
 from rackloom.carve.reconcile.hooks import Hooks
 from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.reconcile.slots import Slots
 from rackloom.carve.site import fabric_book
 from rackloom.carve.site.controllers import ControllerKind, kind_of
 from rackloom.carve.site.endpoints import Endpoint
@@ -85,7 +87,6 @@ def run_serve(path: Path, announce: Callable[[str], None]) -> None:
 @asynccontextmanager
 async def service(config: Config) -> AsyncIterator[Service]:
     """A service that answers while the context is entered. Raises Refused when it cannot be as configured."""
-    check_supported(config)
     async with AsyncExitStack() as stack:
         store = await open_store(config)
         stack.push_async_callback(store.close)
@@ -117,6 +118,7 @@ async def service(config: Config) -> AsyncIterator[Service]:
         if site.host_state.url is not None:
             hosts = HostStates(site.host_state.url, site.host_state.interval.total_seconds(), store, clock)
             jobs.append(hosts.run(reconciler.wake))
+        spare_what_is_loaded()
         background = await stack.enter_async_context(_running(jobs))
         api = create_app(
             ApiDeps(
@@ -172,16 +174,6 @@ async def _wait(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def check_supported(config: Config) -> None:
-    """Raise Refused for what the file may say but this version does not do."""
-    nvlink = config.nvlink_config
-    if nvlink.nmx_c_certificate_rotation.enabled:
-        raise Refused(
-            "nvlink_config.nmx_c_certificate_rotation: certificates are not rotated by this service",
-            nearest_fix="set enabled = false, and restart the service after the files were replaced",
-        )
-
-
 async def open_store(config: Config) -> Store:
     """The records, on the database of the configuration."""
     if config.database.postgresql is not None:
@@ -223,7 +215,7 @@ def _reconciler(
         record=record,
         meter=metrics,
         acts=nvlink.enabled,
-        slots=asyncio.Semaphore(nvlink.partition_monitor_max_concurrent_groups),
+        slots=Slots(nvlink.partition_monitor_max_concurrent_groups),
     )
     return Reconciler(
         store,

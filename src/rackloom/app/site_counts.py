@@ -32,6 +32,7 @@ class SiteCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     logical_partitions: int
     physical_partitions: int
+    """Made by the site and seen; one that was only asked for is none yet."""
     endpoints: Mapping[str, int]
     """known, unknown and never read."""
     domains: tuple[DomainCounts, ...]
@@ -59,7 +60,7 @@ def count(conn: sa.Connection, since: int) -> SiteCounts:
                 domains[found.uuid] = found
     return SiteCounts(
         logical_partitions=_number(conn, logical_partition),
-        physical_partitions=_number(conn, owned_partition),
+        physical_partitions=_number(conn, owned_partition, owned_partition.c.partition_id.is_not(None)),
         endpoints=states,
         domains=tuple(domains[key] for key in sorted(domains)),
         ready_seconds=_ready_since(conn, since),
@@ -67,8 +68,8 @@ def count(conn: sa.Connection, since: int) -> SiteCounts:
     )
 
 
-def _number(conn: sa.Connection, table: sa.Table) -> int:
-    return conn.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+def _number(conn: sa.Connection, table: sa.Table, *which: sa.ColumnElement[bool]) -> int:
+    return conn.execute(sa.select(sa.func.count()).select_from(table).where(*which)).scalar_one()
 
 
 def _state(row: "sa.Row[tuple[object, ...]] | None") -> str:

@@ -2,8 +2,8 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToJson
 
 from rackloom.app.config import NvlinkConfig
 from rackloom.app.secrets.values import SecretProvider
+from rackloom.app.switch_driver import SwitchDriver, Way
 from rackloom.app.switch_secrets import SwitchSecrets
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
 from rackloom.carve.fabric.nmxc.channel import open_channel
@@ -21,14 +22,11 @@ from rackloom.carve.fabric.nmxm.driver import NmxmDriver
 from rackloom.carve.fabric.nmxm.session import Session as NmxmSession
 from rackloom.carve.fabric.ports import FabricDriver, FabricRefused, FabricUnavailable
 from rackloom.carve.fabric.tls import TlsMaterial
-from rackloom.carve.plan.values import Observation, Operation
 from rackloom.carve.site.controllers import NMX_M_PATH, Address, ControllerKind, parse
 from rackloom.carve.site.endpoints import Endpoint
 from rackloom.errors import Refused, Retry
 
 GATEWAY_ID = "rackloom"
-FIRST_DELAY, MAX_DELAY = 0.5, 30.0
-"""Seconds before TLS material that cannot be read is tried again; doubled each time."""
 _NMXM_COLLECTIONS = {"GetComputeNodeInfoList": "compute-nodes", "GetGpuInfoList": "gpus"}
 """What NMX-M has for the questions of NMX-C that can be browsed."""
 
@@ -49,13 +47,13 @@ class Switches:
                 nearest_fix="use https, or set nvlink_config.allow_insecure = true",
             )
 
-    def driver_for(self, endpoint: Endpoint) -> "SwitchDriver":
+    def driver_for(self, endpoint: Endpoint) -> SwitchDriver:
         """A driver that connects when it is first used."""
-        return SwitchDriver(endpoint, self)
+        reach, connect = partial(self._reach, endpoint), partial(self._connect, endpoint)
+        return SwitchDriver(reach, connect, self.config, self.clock)
 
-    async def open(self, endpoint: Endpoint) -> FabricDriver:
-        """A driver with this endpoint's material. Raises FabricUnavailable when it cannot be had."""
-        address, tls = await self._reach(endpoint)
+    async def _connect(self, endpoint: Endpoint, way: Way) -> FabricDriver:
+        address, tls = way.address, way.tls
         if address.kind is ControllerKind.NMX_C:
             return NmxcDriver(self._nmxc_url(address), clock=self.clock, tls=tls, gateway_id=GATEWAY_ID)
         return NmxmDriver(
@@ -71,12 +69,12 @@ class Switches:
 
     async def nmxm_session(self, endpoint: Endpoint) -> NmxmSession:
         """A connection to an NMX-M, for questions that are not about one domain."""
-        address, tls = await self._reach(endpoint)
+        way = await self._reach(endpoint)
         return NmxmSession(
-            _nmxm_url(address),
+            _nmxm_url(way.address),
             lambda: self.secrets.login(endpoint.chassis_serials),
-            tls=await _context(tls),
-            server_name=tls.authority if tls else None,
+            tls=await _context(way.tls),
+            server_name=way.tls.authority if way.tls else None,
         )
 
     async def browse(self, endpoint: Endpoint, rpc: str, gpu_uid: int) -> str:
@@ -86,8 +84,8 @@ class Switches:
         """
         if parse(endpoint.url).kind is ControllerKind.NMX_M:
             return await self._browse_nmxm(endpoint, rpc, gpu_uid)
-        address, tls = await self._reach(endpoint)
-        session = NmxcSession(self._nmxc_url(address), tls, GATEWAY_ID, open_channel)
+        way = await self._reach(endpoint)
+        session = NmxcSession(self._nmxc_url(way.address), way.tls, GATEWAY_ID, open_channel)
         try:
             await session.hello()
             if rpc == "GetComputeNodeInfoList":
@@ -115,7 +113,7 @@ class Switches:
     def _nmxc_url(self, address: Address) -> str:
         return f"{address.scheme}://{address.host}:{address.port or self.config.nmx_c_endpoint_port}"
 
-    async def _reach(self, endpoint: Endpoint) -> tuple[Address, TlsMaterial | None]:
+    async def _reach(self, endpoint: Endpoint) -> Way:
         try:
             self.check(endpoint.url)
             address = parse(endpoint.url)
@@ -125,61 +123,7 @@ class Switches:
             raise FabricUnavailable(error.reason) from error
         except OSError as error:
             raise FabricUnavailable(f"cannot read {error.filename}: {error.strerror}") from error
-        return address, tls
-
-
-class SwitchDriver:
-    """`FabricDriver` that reads its TLS material when it connects, and tries again when it cannot."""
-
-    def __init__(self, endpoint: Endpoint, switches: Switches) -> None:
-        self._endpoint = endpoint
-        self._switches = switches
-        self._driver: FabricDriver | None = None
-        self._opening = asyncio.Lock()
-
-    async def observe(self) -> Observation:
-        """Read the whole domain. Raises FabricUnavailable."""
-        config = self._switches.config
-        bound = None if config.enabled else config.domain_discovery_operation_timeout.total_seconds()
-        try:
-            async with asyncio.timeout(bound):
-                return await (await self._open()).observe()
-        except TimeoutError as error:
-            raise FabricUnavailable(f"the domain was not read within {bound:.0f} s") from error
-
-    async def execute(self, operation: Operation) -> int:
-        """Carry out one operation; see `FabricDriver`."""
-        return await (await self._open()).execute(operation)
-
-    async def notifications(self) -> AsyncIterator[None]:
-        """Wake-ups, once the controller can be spoken to at all."""
-        driver = await self._opened()
-        heard = driver.notifications()
-        assert isinstance(heard, AsyncGenerator)  # noqa: S101 - narrows the type; closing needs a generator
-        async with aclosing(heard):
-            async for _ in heard:
-                yield
-
-    async def close(self) -> None:
-        """Release the connection."""
-        if self._driver is not None:
-            await self._driver.close()
-
-    async def _open(self) -> FabricDriver:
-        async with self._opening:
-            if self._driver is None:
-                self._driver = await self._switches.open(self._endpoint)
-            return self._driver
-
-    async def _opened(self) -> FabricDriver:
-        delay = FIRST_DELAY
-        while True:
-            try:
-                return await self._open()
-            except FabricUnavailable:
-                # Whoever observes meets the same trouble and says so.
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, MAX_DELAY)
+        return Way(address, tls)
 
 
 def _nmxm_url(address: Address) -> str:

@@ -14,7 +14,7 @@ _COMMANDS = {
     "partition": ("admin_partitions:partition", "Physical partitions, as the switch controllers show them."),
     "plan": ("admin_plans:plan", "Show what would be done to a domain now."),
     "apply": ("admin_plans:apply", "Carry out a plan."),
-    "domain": ("admin_plans:domain", "Pause and resume NVLink domains."),
+    "domain": ("admin_plans:domain", "Show, pause and resume NVLink domains."),
     "tray": ("admin_plans:tray", "Cordon and drain trays."),
 }
 for _name, (_where, _help) in _COMMANDS.items():

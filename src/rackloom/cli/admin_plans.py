@@ -56,6 +56,19 @@ def apply(
     return 0 if all(one.state == "done" for one in outcomes) else 1
 
 
+@domain.command(name="show")
+def domain_show(
+    domain: Annotated[str | None, Parameter(help="Only this one.")] = None,
+    *,
+    at: At = HERE,
+    output: Printed = "table",
+) -> None:
+    """Show what is known of domains, and which GPUs something stands in the way of."""
+    with connect(at) as site:
+        found = site.operator("ShowDomains", ours.DomainsRequest(domain=domain or "")).domains
+    emit([as_dict(one) for one in found], output, lambda: _domains_table(found))
+
+
 @domain.command(name="pause")
 def domain_pause(domain: Domain, *, reason: Reason, at: At = HERE) -> None:
     """Do nothing to a domain until it is resumed; it is observed as ever."""
@@ -93,6 +106,25 @@ def _plan_table(plan: dict[str, Any]) -> str:
     lines.append(columns(("OPERATION", "PARTITION", "GPUS"), rows) if rows else "nothing to do")
     lines += [f"blocked: GPUs {_gpus(one['guids'])}: {one['reason']}" for one in plan["blocked"]]
     return "\n".join(lines)
+
+
+def _domains_table(found: Sequence[Any]) -> str:
+    rows = [
+        (
+            one.domain,
+            _moment(one.observed_at.seconds) if one.HasField("observed_at") else one.doubt,
+            one.pause_reason if one.HasField("pause_reason") else "-",
+            str(len(one.blocked)),
+        )
+        for one in found
+    ]
+    table = columns(("DOMAIN", "OBSERVED", "PAUSED", "BLOCKED"), rows)
+    return "\n".join((table, *(_blocked(gpu) for one in found for gpu in one.blocked)))
+
+
+def _blocked(gpu: Any) -> str:
+    fix = f"; fix: {gpu.fix}" if gpu.HasField("fix") else ""
+    return f"blocked: GPU {gpu.guid:#x} since {_moment(gpu.since.seconds)}: {gpu.reason}{fix}"
 
 
 def _gpus(guids: Sequence[int]) -> str:

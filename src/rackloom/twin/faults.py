@@ -50,6 +50,11 @@ class Faults:
         """Leave a partition out of the next `lists` lists of partitions, though GPUs still name it."""
         self._hidden[partition_id] = lists
 
+    def clear(self) -> None:
+        """What was asked for and has not come yet does not come."""
+        self._next.clear()
+        self._hidden.clear()
+
     def take(self, rpc: str) -> Fault:
         """The fault for this call of `rpc`."""
         waiting = self._next[rpc]

@@ -72,13 +72,26 @@ class Judge:
             raise Broken(f"S1 {rack.name}: a GPU is in two partitions")
 
     def _one_tenant(self, rack: SimRack, partition: FabricPartition) -> None:
+        if self.world.is_of_tray(partition.name):
+            self._one_tray(rack, partition)
         owner = self.book.owner_of(self.world.lp_of_name.get(partition.name, ""))
         for guid in partition.guids:
             holder = self._holder(rack, guid)
-            if holder is not None and owner is not None and holder.org != owner:
+            if holder is None or owner is None or self._may_have_passed(holder, owner):
+                continue
+            if holder.org != owner:
                 raise Broken(
                     f"S2 {rack.name}: partition {partition.name} of {owner} holds {guid:#x} of {holder.org}"
                 )
+
+    def _may_have_passed(self, holder: BookedInstance, owner: str) -> bool:
+        """Whether a machine that is being released may be another tenant's, who was not told that it is."""
+        return holder.state == "leaving" and owner in self.book.unanswered
+
+    def _one_tray(self, rack: SimRack, partition: FabricPartition) -> None:
+        machines = {machine for guid in partition.guids if (machine := rack.machine_of(guid))}
+        if len(machines) > 1:
+            raise Broken(f"S2 {rack.name}: partition {partition.name} of free GPUs spans {sorted(machines)}")
 
     def _holder(self, rack: SimRack, guid: int) -> BookedInstance | None:
         return self.book.on_machine(rack.machine_of(guid) or "")
@@ -129,6 +142,10 @@ class Judge:
             raise Broken(f"L5 instance {shown['name']} is Unknown after a good observation")
         for row in shown["nvLinkInterfaces"]:
             if row["status"] == "Ready":
+                if shown["status"] == "Terminating":
+                    raise Broken(
+                        f"S3 {shown['name']} is being removed, and an interface of it is shown Ready"
+                    )
                 device, partition = row["deviceInstance"], row["nvLinkLogicalPartitionId"]
                 self._supported(rack, shown, booked, {device: partition}, outcomes, (device,))
         if shown["status"] == "Ready":
@@ -189,7 +206,8 @@ class Judge:
         )
         holders = [one for one in observation.partitions if guid in one.members]
         if wanted is None:
-            return f"was seen in {holders[0].name}" if holders else None
+            strange = [one.name for one in holders if not self.world.is_of_tray(one.name)]
+            return f"was seen in {strange[0]}" if strange else None
         if guid is None:
             return "was not seen"
         if [self.world.lp_of_name.get(one.name) for one in holders] != [wanted]:

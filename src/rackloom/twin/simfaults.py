@@ -57,7 +57,11 @@ class Mishaps:
             await asyncio.gather(*self._running)
         for rack in self.world.racks:
             rack.network.heal()
-        # Faults that wait for a call meet one within an interval.
+            rack.faults.clear()
+            # One that was pulled while it was sick came back as it went.
+            for guid in sorted(rack.fabric.gpus):
+                self._set_health(rack, guid, GpuHealth.HEALTHY)
+        # What was lost before this moment is met within an interval.
         await asyncio.sleep(self.plane.interval)
 
     async def _for_a_while(self, mean: float) -> None:
@@ -138,7 +142,8 @@ class Mishaps:
         self._set_health(rack, guid, GpuHealth.HEALTHY)
 
     def _set_health(self, rack: SimRack, guid: int, health: GpuHealth) -> None:
-        if guid in rack.fabric.gpus:
+        gpu = rack.fabric.gpus.get(guid)
+        if gpu is not None and gpu.health is not health:
             rack.disturb()
             rack.fabric.set_health(guid, health)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rackloom.carve.plan.values import DEFAULT_PARTITION_ID
+from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, DefaultPartition
 from rackloom.twin.simbook import Book
 from rackloom.twin.simplane import SimPlane
 from rackloom.twin.simtenants import Broken, Tenant
@@ -21,6 +21,19 @@ async def judge_rest(world: SimWorld, plane: SimPlane, book: Book, tenants: Sequ
 def _room(rack: SimRack) -> int:
     """Partitions that tenants can have there; the default one stays where it holds GPUs of strangers."""
     return rack.fabric.limits.max_partitions - (DEFAULT_PARTITION_ID in rack.fabric.partitions)
+
+
+def _free(world: SimWorld, rack: SimRack, wanted: dict[str, set[int]]) -> dict[str, set[int]]:
+    """The partitions of trays that the site's policy asks for, by name, while there is room."""
+    if world.free_gpus is not DefaultPartition.TRAY:
+        return {}
+    given = set[int]().union(*wanted.values())
+    free: dict[str, set[int]] = {}
+    for gpu in rack.fabric.gpus.values():
+        if rack.machine_of(gpu.guid) in world.machines and gpu.guid not in given:
+            free.setdefault(f"tray-{gpu.chassis_serial}-{gpu.slot}", set()).add(gpu.guid)
+    room = max(0, _room(rack) - len(wanted))
+    return {name: free[name] for name in sorted(free)[:room]}
 
 
 def _is_full(rack: SimRack, wanted: dict[str, set[int]]) -> bool:
@@ -52,6 +65,7 @@ def _fabric_is_as_wished(world: SimWorld, rack: SimRack, book: Book) -> None:
         if len(served) < room:
             raise Broken(f"L1 {rack.name}: there is room for {room} partitions, and {len(served)} are served")
         wanted = served
+    wanted |= _free(world, rack, wanted)
     if found != wanted:
         raise Broken(f"L1 {rack.name}: wanted are {_told(wanted)}, the fabric has {_told(found)}")
 

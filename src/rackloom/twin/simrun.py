@@ -19,6 +19,7 @@ import structlog
 from rackloom.carve.api.app import ApiDeps, create_app
 from rackloom.carve.api.auth import Role
 from rackloom.carve.api.local_tokens import LocalIssuer
+from rackloom.carve.plan.values import DefaultPartition
 from rackloom.carve.reconcile import leases, loop
 from rackloom.carve.site import tables
 from rackloom.carve.site.seed import seed_embedded_site
@@ -40,6 +41,8 @@ from rackloom.twin.simworld import Executed, SimRack, SimWorld
 TENANTS = ("red", "blue")
 SEVERAL = 0.2
 """How often two processes share the records."""
+TRAYS = 0.2
+"""How often the site keeps free GPUs in partitions of their trays; else they are in none."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +66,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Mean seconds between two faults on the whole site; None: no faults."""
     kinds: Mapping[str, int] = msgspec.field(default_factory=lambda: dict(KINDS))
     """Kinds of fault with their relative frequencies."""
+    free_gpus: DefaultPartition | None = None
+    """What the site does with them; None: what the seed says."""
     dark_rack: bool = False
     """The first rack cannot be reached at all (L2: which must not be felt in the others)."""
     patience: float | None = None
@@ -123,6 +128,10 @@ class Run:
         self.book = Book()
         several = self.rng.random() < SEVERAL and plan.patience is None
         self.replicas = plan.replicas or (2 if several else 1)
+        # Apart from the other draws, which thus stay as they were.
+        trays = random.Random(f"{seed} trays").random() < TRAYS  # noqa: S311
+        drawn = DefaultPartition.TRAY if trays else DefaultPartition.NONE
+        self.world.free_gpus = plan.free_gpus or drawn
 
     async def main(self) -> Result:
         """Set up, run, and say what came of it."""
@@ -250,6 +259,8 @@ class Run:
             ids=self.plane.ids,
             org=ORG,
         )
+        policy = sa.update(tables.site).values(default_partition=self.world.free_gpus)
+        await store.run(lambda conn: conn.execute(policy))
 
     def _result(self) -> Result:
         return Result(

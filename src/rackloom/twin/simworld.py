@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
-from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, CreatePartition, Operation
+from rackloom.carve.plan.trays import is_tray
+from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, CreatePartition, DefaultPartition, Operation
 from rackloom.topology.build import build_site
 from rackloom.topology.rack import Domain, RackProfile, Site
 from rackloom.twin.fabric import FabricPartition, FabricSnapshot, SimulatedFabric
@@ -210,7 +211,9 @@ class SimWorld:
             for tray in domain.trays
         )
         self.lp_of_name: dict[str, str] = {}
-        """Partition name to the logical partition that the plane made it for."""
+        """Partition name to the logical partition (a tray, for free GPUs) that the plane made it for."""
+        self.free_gpus = DefaultPartition.NONE
+        """What the site does with GPUs that nobody was given."""
 
     @property
     def endpoints(self) -> Mapping[str, str]:
@@ -225,6 +228,10 @@ class SimWorld:
         """The rack that a machine stands in."""
         serial = machine.rpartition("-")[0].upper()
         return next(rack for rack in self.racks if serial in rack.serials)
+
+    def is_of_tray(self, partition: str) -> bool:
+        """Whether the plane made a partition for the free GPUs of a tray."""
+        return is_tray(self.lp_of_name.get(partition, ""))
 
     def asked(self, operation: Operation) -> None:
         """Note which logical partition a new partition is for."""

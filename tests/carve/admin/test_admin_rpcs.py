@@ -8,7 +8,8 @@ from google.protobuf.empty_pb2 import Empty
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
-from rackloom.carve.site import instance_creation, tables, vpcs
+from rackloom.carve.plan.values import Blocked
+from rackloom.carve.site import fabric_book, instance_creation, tables, vpcs
 from rackloom.carve.site.instance_creation import InstanceRequest
 
 Code = grpc.StatusCode
@@ -356,6 +357,49 @@ def test_a_gpu_mapping_is_repaired_and_the_next_observation_overrules_it(small_s
     ]
 
 
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_who_shares_memory_with_a_machine_that_is_no_more_is_told_at_once(small_site, on_stage, forgotten):
+    """At rest a reading only confirms what is known, so nothing else would tell for ten minutes."""
+    small_site.observe_all()
+
+    async def order(stage):
+        instance = await stage.instance()
+        await stage.join(instance, (await stage.partition()).id.value)
+        return instance
+
+    instance = on_stage(order)
+    small_site.converge()
+    domain = next(one for one, held in small_site.partitions.items() if held)
+    ((name, members),) = small_site.partitions[domain].items()
+    mine = {guid >> 8 & 0xFF for guid in members}
+    free = min(set(range(3)) - mine)
+    guests = frozenset(small_site.guid(domain, free, device) for device in range(4))
+    small_site.partitions[domain][name] = members | guests
+    small_site.observe_all()
+    small_site.observe_all()
+    machine = f"chassis{list(small_site.partitions).index(domain)}-{free}"
+
+    async def take_away(stage):
+        assert (await stage.find(instance)).status.tenant.state == pb.READY
+        if forgotten:
+            request = pb.AdminForceDeleteMachineRequest(host_query=machine)
+            assert (await stage.forge.AdminForceDeleteMachine(request)).all_done
+        else:
+            gpus = [pb.NVLinkGpu(slot_id=9, device_id=one, guid=one) for one in (1, 2, 3, 4)]
+            info = pb.MachineNVLinkInfo(chassis_serial="ELSEWHERE", gpus=gpus)
+            await stage.forge.UpdateMachineNvLinkInfo(
+                pb.UpdateMachineNvLinkInfoRequest(machine_id=ids_pb.MachineId(id=machine), nvlink_info=info)
+            )
+
+    on_stage(take_away)
+    small_site.observe_all()
+
+    async def look(stage):
+        assert (await stage.find(instance)).status.tenant.state == pb.CONFIGURING
+
+    on_stage(look)
+
+
 def test_machines_are_imported_all_or_none(on_stage):
     def record(**fields):
         return ours.MachineRecord(**({"chassis_serial": "NEW", "rack": "r9", "gpus": 4} | fields))
@@ -432,6 +476,35 @@ def test_pause_cordon_and_drain_are_recorded_with_the_name_of_the_certificate(sm
         ]
         missing = ours.DomainRequest(domain="nowhere", reason="typo")
         assert (await stage.refused(stage.operator.PauseDomain(missing)))[0] is Code.NOT_FOUND
+
+    on_stage(scenario)
+
+
+def test_a_domain_is_shown_with_its_age_its_pause_and_what_is_blocked(small_site, on_stage):
+    small_site.observe_all()
+    seen = small_site.now - 0.5
+    guid = small_site.guid(D0, 2, 3)
+    told = [Blocked(guids=(guid,), reason="no room", fix=None)]
+    small_site.run(fabric_book.record_blocked, D0, told, small_site.now)
+    small_site.lose(D0, "no route")
+
+    async def scenario(stage):
+        await stage.operator.PauseDomain(ours.DomainRequest(domain=D1, reason="firmware"))
+        lost, read = (await stage.operator.ShowDomains(ours.DomainsRequest())).domains
+        assert (lost.domain, lost.HasField("observed_at"), lost.HasField("pause_reason")) == (
+            D0,
+            False,
+            False,
+        )
+        assert "no route" in lost.doubt
+        (blocked,) = lost.blocked
+        assert (blocked.guid, blocked.reason, blocked.HasField("fix")) == (guid, "no room", False)
+        assert (read.domain, read.pause_reason, read.doubt, len(read.blocked)) == (D1, "firmware", "", 0)
+        assert read.observed_at.ToMicroseconds() / 1e6 == pytest.approx(seen)
+        (only,) = (await stage.operator.ShowDomains(ours.DomainsRequest(domain=D1))).domains
+        assert only == read
+        code, _ = await stage.refused(stage.operator.ShowDomains(ours.DomainsRequest(domain="nowhere")))
+        assert code is Code.NOT_FOUND
 
     on_stage(scenario)
 

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.plan.values import GpuHealth
 from rackloom.carve.site import tables
+from rackloom.carve.site.verdicts import WAITING
 
 BOTH_STORES = True
 
@@ -253,6 +254,17 @@ def test_a_terminating_instance_claims_nothing_of_its_gpus(api: Any) -> None:
     assert api.delete(f"instance/{one['id']}").status_code == 202
     shown = api.get(f"instance/{one['id']}").json()["nvLinkInterfaces"]
     assert {row["status"] for row in shown} == {"Deleting"}
+    assert {row["statusMessage"] for row in shown} == {WAITING}
+    api.site.observe_all()
+    shown = api.get(f"instance/{one['id']}").json()["nvLinkInterfaces"]
+    (name,) = {name for held in api.site.partitions.values() for name in held}
+    assert {(row["status"], row["statusMessage"]) for row in shown} == {
+        ("Deleting", f"the GPU is still in partition {name}")
+    }
+    domain = shown[0]["nvLinkDomainId"]
+    api.site.lose(domain, "no route")
+    shown = api.get(f"instance/{one['id']}").json()["nvLinkInterfaces"]
+    assert all("no route" in row["statusMessage"] for row in shown)
     api.site.converge()
     assert api.get(f"instance/{one['id']}").status_code == 404
 
@@ -352,4 +364,17 @@ def test_a_batch_beyond_the_quota_makes_nothing(api: Any) -> None:
     answer = batch(api, api.vpc(), 3)
     assert answer.status_code == 403
     assert answer.json()["message"].endswith("Current: 0, Requested: 3, Max: 2")
+    assert api.get("instance").json() == []
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity", '[[[1, {"deep": 1e999}]]]'])
+def test_a_number_that_no_database_keeps_is_refused(api: Any, number: str) -> None:
+    """PostgreSQL takes no Infinity for JSON, and no client would read it."""
+    api.site.observe_all()
+    body = (
+        f'{{"name": "vm", "vpcId": "{api.vpc()}", "instanceTypeId": "{api.site.type_id}", "kept": {number}}}'
+    )
+    headers = {"Authorization": f"Bearer {api.token()}", "content-type": "application/json"}
+    answer = api.client.post("/v2/org/demo/nico/instance", content=body, headers=headers)
+    assert answer.status_code == 400, answer.text
     assert api.get("instance").json() == []

@@ -6,6 +6,9 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.api.auth import Role
+from rackloom.carve.plan.values import Blocked
+from rackloom.carve.site import fabric_book
+from rackloom.carve.site.knowledge import moment
 
 ADMIN, VIEWER = Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER
 WHY = {"reason": "the fan is loud"}
@@ -42,6 +45,32 @@ def test_a_pause_is_shown_kept_and_ended(api: Any) -> None:
     step(api, "nvlink-domain/nowhere/pause", 404)
     steps = [one["step"] for one in api.get("operator-step", role=VIEWER).json()]
     assert steps == ["pause", "resume"]
+
+
+def test_the_operator_sees_which_gpus_are_blocked_and_the_tenant_does_not(api: Any) -> None:
+    api.site.observe_all()
+    domain, other = api.site.partitions
+    guid = api.site.guid(domain, 0, 1)
+    told = [Blocked(guids=(guid,), reason="in somebody else's partition", fix="adopt it, or release it")]
+    since = api.site.tick()
+    api.site.run(fabric_book.record_blocked, domain, told, since)
+    shown = api.get(f"nvlink-domain/{domain}", role=VIEWER).json()["blockedGpus"]
+    assert shown == [
+        {
+            "gpuGuid": str(guid),
+            "reason": "in somebody else's partition",
+            "fix": "adopt it, or release it",
+            "since": moment(since),
+        }
+    ]
+    listed = {one["id"]: one["blockedGpus"] for one in api.get("nvlink-domain", role=ADMIN).json()}
+    assert listed == {domain: shown, other: []}
+    assert {one["id"]: one["blockedGpus"] for one in api.get("nvlink-domain").json()} == {
+        domain: None,
+        other: None,
+    }
+    api.site.run(fabric_book.record_blocked, domain, [], api.site.tick())
+    assert api.get(f"nvlink-domain/{domain}", role=VIEWER).json()["blockedGpus"] == []
 
 
 def test_nothing_is_placed_in_a_paused_domain(api: Any) -> None:

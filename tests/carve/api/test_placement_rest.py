@@ -73,6 +73,14 @@ def test_new_members_land_where_the_partition_lives_when_required(api: Any) -> N
     assert len(fill(api, plain, 2)) == 2
 
 
+def test_a_full_home_is_not_left_when_the_same_domain_is_required(api: Any) -> None:
+    vpc = api.vpc(partition=api.partition())
+    (home,) = {one["nvLinkInterfaces"][0]["nvLinkDomainId"] for one in fill(api, vpc, 3)}
+    refused = api.post("instance", body(api, vpc, requireSameDomain=True))
+    assert refused.status_code == 409
+    assert f"NVLink domain {home}, where the logical partition lives, has 0 free" in refused.json()["message"]
+
+
 def test_a_partition_that_spans_domains_is_warned_about(api: Any) -> None:
     partition = api.partition()
     vpc = api.vpc(partition=partition)

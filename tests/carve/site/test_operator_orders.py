@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from rackloom.carve.plan.planner import make_plan
-from rackloom.carve.plan.values import DeletePartition
-from rackloom.carve.site import adoption, fabric_book, pauses, tray_steps
+from rackloom.carve.plan.values import DefaultPartition, DeletePartition
+from rackloom.carve.site import adoption, drains, fabric_book, pauses, tables, tray_steps
 from rackloom.carve.site.operator_steps import Order
 from rackloom.errors import Refused
 
@@ -47,6 +48,36 @@ def test_a_drain_withdraws_the_wishes_of_its_tray_only(small_site: Any, demo: An
     assert len(small_site.read(fabric_book.intent, domain).assignments) == 2
     small_site.converge()
     assert (demo.status(first), demo.status(second)) == ("Ready", "Ready")
+
+
+@pytest.mark.parametrize("policy", [DefaultPartition.KEEP, DefaultPartition.TRAY])
+def test_a_tray_is_drained_when_its_gpus_are_in_no_partition_of_the_site(
+    small_site: Any, policy: DefaultPartition
+) -> None:
+    domain = next(iter(small_site.partitions))
+    gpus = frozenset(small_site.guid(domain, 0, device) for device in range(4))
+    where = {DefaultPartition.KEEP: "Default Partition", DefaultPartition.TRAY: "rl-tray-CHASSIS0-0"}[policy]
+    small_site.run(lambda conn: conn.execute(sa.update(tables.site).values(default_partition=policy)))
+    small_site.observe_all()
+    if policy is DefaultPartition.TRAY:
+        small_site.finish(small_site.begin_create(domain, "tray-CHASSIS0-0", where, gpus))
+    small_site.partitions[domain][where] = gpus
+    small_site.observe_all()
+    small_site.run(tray_steps.drain, "chassis0-0", order(small_site), small_site.ids)
+    assert small_site.read(fabric_book.intent, domain).drained == gpus
+    small_site.observe_all()
+    assert small_site.read(_drain) == (None, f"the GPU is still in partition {where}")
+    small_site.partitions[domain] = {}
+    small_site.observe_all()
+    drained, message = small_site.read(_drain)
+    assert (drained is not None, message) == (True, drains.DONE)
+    small_site.run(tray_steps.end_drain, "chassis0-0", order(small_site))
+    assert small_site.read(fabric_book.intent, domain).drained == frozenset()
+
+
+def _drain(conn: sa.Connection) -> tuple[float | None, str]:
+    row = conn.execute(sa.select(tables.drain)).one()
+    return row.drained, row.message
 
 
 def test_a_released_partition_is_deleted_by_the_next_plan(small_site: Any) -> None:

@@ -109,7 +109,7 @@ def _load(conn: sa.Connection, which: "sa.ColumnElement[bool]") -> list[pb.Insta
     ]
 
 
-def _shown(row: _Row, wired: Sequence[_Row], told: Sequence[_Row]) -> pb.Instance:
+def _shown(row: _Row, wired: Sequence[_Row], told: Sequence[history.Past]) -> pb.Instance:
     wanted = [one for one in wired if one.status != Status.DELETING]
     synced = pb.SYNCED if all(one.status == Status.READY for one in wired) else pb.PENDING
     return pb.Instance(

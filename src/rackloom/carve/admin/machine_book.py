@@ -3,14 +3,14 @@
 Each GPU carries the source of its GUID: `declared` here, `nmx` from the first observation on.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.plan.values import GpuHealth, Observation
-from rackloom.carve.site import machines, revisions
+from rackloom.carve.site import machines, revisions, settle
 from rackloom.carve.site.problems import Kind, Rejected, conflict, invalid, not_found
 from rackloom.carve.site.tables import cordon, drain, machine, machine_gpu
 from rackloom.carve.site.values import Changed
@@ -125,10 +125,10 @@ def declare_gpus(
     conn.execute(sa.update(machine).where(machine.c.id == machine_id).values(**values))
     conn.execute(sa.delete(machine_gpu).where(machine_gpu.c.machine_id == machine_id))
     _insert_gpus(conn, machine_id, told, Source.DECLARED)
-    return Changed(None, revisions.touch(conn, {found.domain, domain}))
+    return Changed(None, _announce(conn, {found.domain, domain}, now))
 
 
-def remove(conn: sa.Connection, machine_id: str) -> frozenset[str]:
+def remove(conn: sa.Connection, machine_id: str, now: float) -> frozenset[str]:
     """Forget a machine that carries nothing; returns the domains whose intent that changes."""
     found = get(conn, machine_id)
     if found.instance_id is not None:
@@ -136,7 +136,14 @@ def remove(conn: sa.Connection, machine_id: str) -> frozenset[str]:
     for table in (machine_gpu, cordon, drain):
         conn.execute(sa.delete(table).where(table.c.machine_id == machine_id))
     conn.execute(sa.delete(machine).where(machine.c.id == machine_id))
-    return revisions.touch(conn, [found.domain])
+    return _announce(conn, {found.domain}, now)
+
+
+def _announce(conn: sa.Connection, domains: Collection[str | None], now: float) -> frozenset[str]:
+    # Whose partition holds a GPU that is on no machine any more shares memory with nobody knows whom.
+    for domain in sorted(one for one in domains if one is not None):
+        settle.settle(conn, domain, now)
+    return revisions.touch(conn, domains)
 
 
 def _known(conn: sa.Connection, record: MachineRecord) -> str | None:

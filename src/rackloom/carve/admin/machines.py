@@ -74,7 +74,7 @@ def _force_delete(
     reply = pb.AdminForceDeleteMachineResponse(managed_host_machine_id=machine_id)
     if machine.instance_id is None:
         reply.all_done = True
-        return Changed(reply, machine_book.remove(conn, machine_id))
+        return Changed(reply, machine_book.remove(conn, machine_id, order.now))
     # A machine that is forgotten now would leave its GPUs in the partition, with nobody to take them out.
     reply.instance_id = machine.instance_id
     return Changed(reply, tray_steps.force_delete(conn, machine_id, order).domains)

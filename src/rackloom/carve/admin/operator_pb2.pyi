@@ -10,6 +10,7 @@ the machine inventory. Served next to forge.Forge, behind the same certificates.
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
@@ -207,6 +208,119 @@ class ImportReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ImportReply: _TypeAlias = ImportReply  # noqa: Y015
+
+@_typing.final
+class DomainsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOMAIN_FIELD_NUMBER: _builtins.int
+    domain: _builtins.str
+    """Empty: all of them."""
+    def __init__(
+        self,
+        *,
+        domain: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["domain", b"domain"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DomainsRequest: _TypeAlias = DomainsRequest  # noqa: Y015
+
+@_typing.final
+class DomainList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOMAINS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def domains(self) -> _containers.RepeatedCompositeFieldContainer[Global___DomainState]: ...
+    def __init__(
+        self,
+        *,
+        domains: _abc.Iterable[Global___DomainState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["domains", b"domains"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DomainList: _TypeAlias = DomainList  # noqa: Y015
+
+@_typing.final
+class DomainState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOMAIN_FIELD_NUMBER: _builtins.int
+    OBSERVED_AT_FIELD_NUMBER: _builtins.int
+    DOUBT_FIELD_NUMBER: _builtins.int
+    PAUSE_REASON_FIELD_NUMBER: _builtins.int
+    BLOCKED_FIELD_NUMBER: _builtins.int
+    domain: _builtins.str
+    doubt: _builtins.str
+    """Why it cannot be read; empty when it can be."""
+    pause_reason: _builtins.str
+    """Absent when the domain is not paused."""
+    @_builtins.property
+    def observed_at(self) -> _timestamp_pb2.Timestamp:
+        """Begin of the newest observation; absent while the domain cannot be read."""
+
+    @_builtins.property
+    def blocked(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockedGpu]: ...
+    def __init__(
+        self,
+        *,
+        domain: _builtins.str = ...,
+        observed_at: _timestamp_pb2.Timestamp | None = ...,
+        doubt: _builtins.str = ...,
+        pause_reason: _builtins.str | None = ...,
+        blocked: _abc.Iterable[Global___BlockedGpu] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason", "observed_at", b"observed_at", "pause_reason", b"pause_reason"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason", "blocked", b"blocked", "domain", b"domain", "doubt", b"doubt", "observed_at", b"observed_at", "pause_reason", b"pause_reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__pause_reason: _TypeAlias = _typing.Literal["pause_reason"]  # noqa: Y015
+    _WhichOneofArgType__pause_reason: _TypeAlias = _typing.Literal["_pause_reason", b"_pause_reason"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pause_reason) -> _WhichOneofReturnType__pause_reason | None: ...
+
+Global___DomainState: _TypeAlias = DomainState  # noqa: Y015
+
+@_typing.final
+class BlockedGpu(_message.Message):
+    """A GPU that is wanted somewhere, and what stands in the way."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GUID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FIX_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    guid: _builtins.int
+    reason: _builtins.str
+    fix: _builtins.str
+    """The nearest thing that would help; absent when there is none."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        guid: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        fix: _builtins.str | None = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fix", b"_fix", "fix", b"fix", "since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fix", b"_fix", "fix", b"fix", "guid", b"guid", "reason", b"reason", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fix: _TypeAlias = _typing.Literal["fix"]  # noqa: Y015
+    _WhichOneofArgType__fix: _TypeAlias = _typing.Literal["_fix", b"_fix"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fix) -> _WhichOneofReturnType__fix | None: ...
+
+Global___BlockedGpu: _TypeAlias = BlockedGpu  # noqa: Y015
 
 @_typing.final
 class DomainRequest(_message.Message):

@@ -49,6 +49,11 @@ class OperatorStub:
                 request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.ImportRequest.SerializeToString,
                 response_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.ImportReply.FromString,
                 _registered_method=True)
+        self.ShowDomains = channel.unary_unary(
+                '/rackloom.admin.v1.Operator/ShowDomains',
+                request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.DomainsRequest.SerializeToString,
+                response_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.DomainList.FromString,
+                _registered_method=True)
         self.PauseDomain = channel.unary_unary(
                 '/rackloom.admin.v1.Operator/PauseDomain',
                 request_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.DomainRequest.SerializeToString,
@@ -102,6 +107,12 @@ class OperatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ImportMachines(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShowDomains(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,6 +177,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.ImportMachines,
                     request_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.ImportRequest.FromString,
                     response_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.ImportReply.SerializeToString,
+            ),
+            'ShowDomains': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShowDomains,
+                    request_deserializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.DomainsRequest.FromString,
+                    response_serializer=rackloom_dot_carve_dot_admin_dot_operator__pb2.DomainList.SerializeToString,
             ),
             'PauseDomain': grpc.unary_unary_rpc_method_handler(
                     servicer.PauseDomain,
@@ -284,6 +300,33 @@ class Operator:
             '/rackloom.admin.v1.Operator/ImportMachines',
             rackloom_dot_carve_dot_admin_dot_operator__pb2.ImportRequest.SerializeToString,
             rackloom_dot_carve_dot_admin_dot_operator__pb2.ImportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShowDomains(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rackloom.admin.v1.Operator/ShowDomains',
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.DomainsRequest.SerializeToString,
+            rackloom_dot_carve_dot_admin_dot_operator__pb2.DomainList.FromString,
             options,
             channel_credentials,
             insecure,

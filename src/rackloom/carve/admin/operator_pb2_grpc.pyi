@@ -38,6 +38,7 @@ class OperatorStub:
     MakePlan: _grpc.UnaryUnaryMultiCallable[_operator_pb2.PlanRequest, _operator_pb2.PlanReply]
     ApplyPlan: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ApplyRequest, _operator_pb2.ApplyReply]
     ImportMachines: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ImportRequest, _operator_pb2.ImportReply]
+    ShowDomains: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DomainsRequest, _operator_pb2.DomainList]
     PauseDomain: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DomainRequest, _operator_pb2.Done]
     ResumeDomain: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DomainRequest, _operator_pb2.Done]
     CordonTray: _grpc.UnaryUnaryMultiCallable[_operator_pb2.TrayRequest, _operator_pb2.Done]
@@ -52,6 +53,7 @@ class OperatorAsyncStub(OperatorStub):
     MakePlan: _aio.UnaryUnaryMultiCallable[_operator_pb2.PlanRequest, _operator_pb2.PlanReply]  # type: ignore[assignment]
     ApplyPlan: _aio.UnaryUnaryMultiCallable[_operator_pb2.ApplyRequest, _operator_pb2.ApplyReply]  # type: ignore[assignment]
     ImportMachines: _aio.UnaryUnaryMultiCallable[_operator_pb2.ImportRequest, _operator_pb2.ImportReply]  # type: ignore[assignment]
+    ShowDomains: _aio.UnaryUnaryMultiCallable[_operator_pb2.DomainsRequest, _operator_pb2.DomainList]  # type: ignore[assignment]
     PauseDomain: _aio.UnaryUnaryMultiCallable[_operator_pb2.DomainRequest, _operator_pb2.Done]  # type: ignore[assignment]
     ResumeDomain: _aio.UnaryUnaryMultiCallable[_operator_pb2.DomainRequest, _operator_pb2.Done]  # type: ignore[assignment]
     CordonTray: _aio.UnaryUnaryMultiCallable[_operator_pb2.TrayRequest, _operator_pb2.Done]  # type: ignore[assignment]
@@ -81,6 +83,13 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.ImportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.ImportReply, _abc.Awaitable[_operator_pb2.ImportReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ShowDomains(
+        self,
+        request: _operator_pb2.DomainsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.DomainList, _abc.Awaitable[_operator_pb2.DomainList]]: ...
 
     @_abc_1.abstractmethod
     def PauseDomain(

@@ -9,6 +9,7 @@ from google.protobuf.empty_pb2 import Empty
 from rackloom.carve.admin import (
     build,
     credentials,
+    domains,
     endpoints,
     instances,
     logical_partitions,
@@ -76,6 +77,7 @@ RPCS: dict[str, dict[str, Rpc]] = {
         "MakePlan": _read(ours.PlanRequest, operators.make),
         "ApplyPlan": _write(ours.ApplyRequest, operators.apply),
         "ImportMachines": _write(ours.ImportRequest, operators.import_machines),
+        "ShowDomains": _read(ours.DomainsRequest, domains.show),
         "PauseDomain": _write(ours.DomainRequest, operators.pause),
         "ResumeDomain": _write(ours.DomainRequest, operators.resume),
         "CordonTray": _write(ours.TrayRequest, operators.cordon),

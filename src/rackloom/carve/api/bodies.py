@@ -4,6 +4,7 @@ Fields of networks, operating systems and the like are kept as they came (`extra
 wider API find them again; nothing here acts on them.
 """
 
+from math import isfinite
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
@@ -59,8 +60,10 @@ class OpenBody(Body):
 
 
 def _check_storable(value: Any) -> None:
-    """Refuse text that no database or JSON writer takes: NUL, and halves of surrogate pairs."""
+    """Refuse what no database or JSON writer takes: NUL, halves of surrogate pairs, infinite numbers."""
     match value:
+        case float() if not isfinite(value):
+            raise ValueError("numbers must be finite")
         case str():
             if "\x00" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
                 raise ValueError("text may hold neither NUL nor unpaired surrogates")

@@ -17,7 +17,7 @@ from rackloom.carve.api.orders import order
 from rackloom.carve.api.parties import Select, party
 from rackloom.carve.api.queries import DomainQuery
 from rackloom.carve.api.respond import Json
-from rackloom.carve.site import allocations, authority, capacity, pauses, tenants
+from rackloom.carve.site import allocations, authority, blocks, capacity, pauses, tenants
 from rackloom.carve.site.paging import TIE_BREAKER, fetch
 from rackloom.carve.site.problems import not_found
 from rackloom.carve.site.tables import allocation, machine
@@ -102,4 +102,6 @@ def _shapes(
 ) -> list[Json]:
     quota = allocations.remaining(conn, tenant_id) if tenant_id else None
     views = capacity.of_domains(conn, domains, tenant_id, quota)
-    return [fabric_shapes.domain(views[one], now, with_reason=bool(provider_id)) for one in domains]
+    operated = set(conn.execute(authority.domains(provider_id)).scalars()) if provider_id else set()
+    blocked = blocks.of_domains(conn, operated.intersection(domains))
+    return [fabric_shapes.domain(views[one], now, blocked.get(one)) for one in domains]

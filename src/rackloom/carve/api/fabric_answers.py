@@ -26,6 +26,15 @@ class OwnPartition(Answer):
     gpus: int
 
 
+class BlockedGpu(Answer):
+    """A GPU that is wanted somewhere, and what stands in the way; without a fix the site can do nothing."""
+
+    gpu_guid: str
+    reason: str
+    fix: str | None
+    since: datetime
+
+
 class NVLinkDomain(Answer):
     """What is known of a domain, how much room it has, and what the caller has in it."""
 
@@ -44,6 +53,8 @@ class NVLinkDomain(Answer):
     closed_trays: int
     largest_batch: int
     fragmentation: float
+    blocked_gpus: list[BlockedGpu] | None
+    """For whoever operates the domain; null for its tenants."""
     instance_types: list[TypeCapacity]
     own_instances: int
     own_gpus: int

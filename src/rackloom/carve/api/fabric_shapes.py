@@ -1,5 +1,6 @@
 """Domains, endpoints, partitions, operations and drains as the wire shows them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rackloom.carve.api.respond import Json
@@ -10,8 +11,11 @@ from rackloom.carve.site.knowledge import moment
 from rackloom.carve.site.physical_partitions import PhysicalPartition
 
 
-def domain(view: DomainRoomView, now: float, *, with_reason: bool) -> Json:
-    """A domain as its viewer may see it; the reason of a pause is the operator's."""
+def domain(view: DomainRoomView, now: float, blocked: Sequence[Row] | None) -> Json:
+    """A domain as its viewer may see it.
+
+    What is blocked, and why the domain is paused, is for its operator; `blocked` is None for anybody else.
+    """
     seen = view.known.observation
     return {
         "id": view.domain,
@@ -22,13 +26,14 @@ def domain(view: DomainRoomView, now: float, *, with_reason: bool) -> Json:
         "unknownSince": _moment(view.known.unknown_since),
         "statusMessage": view.known.doubt or None,
         "isPaused": view.pause_reason is not None,
-        "pauseReason": view.pause_reason if with_reason else None,
+        "pauseReason": None if blocked is None else view.pause_reason,
         "totalTrays": view.trays,
         "freeTrays": view.free,
         "unhealthyTrays": view.unhealthy,
         "closedTrays": view.closed,
         "largestBatch": view.largest_batch,
         "fragmentation": view.fragmentation,
+        "blockedGpus": None if blocked is None else [_blocked(row) for row in blocked],
         "instanceTypes": [
             {
                 "instanceTypeId": one.instance_type_id,
@@ -41,6 +46,10 @@ def domain(view: DomainRoomView, now: float, *, with_reason: bool) -> Json:
         "ownGpus": sum(view.own_gpus.values()),
         "ownLogicalPartitions": [{"id": name, "gpus": gpus} for name, gpus in view.own_gpus.items()],
     }
+
+
+def _blocked(row: Row) -> Json:
+    return {"gpuGuid": row.guid, "reason": row.reason, "fix": row.fix, "since": moment(row.since)}
 
 
 def endpoint(row: Row) -> Json:

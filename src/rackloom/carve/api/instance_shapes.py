@@ -1,6 +1,7 @@
 """Instances as the wire shows them: ours, the fields that are only kept, and the NVLink interfaces."""
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
 import sqlalchemy as sa
@@ -11,9 +12,12 @@ from rackloom.carve.api.respond import Json
 from rackloom.carve.api.shapes import Row, Rows, relate, shown_status, status_history, times
 from rackloom.carve.site import history, interfaces
 from rackloom.carve.site.cautions import Caution
+from rackloom.carve.site.history import Past
 from rackloom.carve.site.instance_creation import CreationPlan
+from rackloom.carve.site.interfaces import Listed
 from rackloom.carve.site.knowledge import moment
-from rackloom.carve.site.tables import nvlink_interface
+from rackloom.carve.site.tables import instance as table
+from rackloom.carve.site.tables import site
 from rackloom.carve.site.values import Status
 
 RELATIONS = (
@@ -39,21 +43,42 @@ KEPT_DEFAULTS: Json = {
 SETTLED = (Status.READY, Status.UNKNOWN)
 
 
+class Shown(NamedTuple):
+    """What is shown of an instance: the columns of `LISTING`, in their order."""
+
+    id: str
+    name: str
+    description: str | None
+    tenant_id: str
+    provider_id: str
+    site_id: str
+    instance_type_id: str | None
+    vpc_id: str
+    machine_id: str
+    placement: str
+    status: str
+    extra: Json
+    created: float
+    updated: float
+
+
+_columns = {column.name: column for column in (*table.c, site.c.provider_id)}
+LISTING: sa.Select[Any] = sa.select(*(_columns[name] for name in Shown._fields)).join(
+    site, site.c.id == table.c.site_id
+)
+
+
 def shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
-    """Instances (rows with provider_id) with their interfaces and histories: a fixed number of queries."""
+    """Instances (rows of `LISTING`) with their interfaces and histories: a fixed number of queries."""
     ids = [row.id for row in rows]
     histories = history.of(conn, ids)
-    found: dict[str, list[Json]] = {}
-    mine = interfaces.listing().where(nvlink_interface.c.instance_id.in_(ids))
-    ordered = mine.order_by(nvlink_interface.c.device_instance, nvlink_interface.c.created)
-    for row in conn.execute(ordered):
-        found.setdefault(row.instance_id, []).append(interface_shape(row))
-    made = [_shape(row, found.get(row.id, []), histories[row.id]) for row in rows]
+    found = interfaces.listed_of(conn, ids)
+    made = [_shape(one, found[one.id], histories[one.id]) for one in map(Shown._make, rows)]
     relate(conn, made, query.relations(*RELATIONS))
     return made
 
 
-def _shape(row: Row, nvlink: list[Json], past: Rows) -> Json:
+def _shape(row: Shown, nvlink: Sequence[Listed], past: Sequence[Past]) -> Json:
     return {
         **KEPT_DEFAULTS,
         **row.extra,
@@ -67,7 +92,7 @@ def _shape(row: Row, nvlink: list[Json], past: Rows) -> Json:
         "vpcId": row.vpc_id,
         "machineId": row.machine_id,
         "controllerInstanceId": row.id,
-        "nvLinkInterfaces": nvlink,
+        "nvLinkInterfaces": [interface_shape(one) for one in nvlink],
         "isUpdatePending": row.status not in SETTLED,
         "placementReason": row.placement,
         "status": shown_status(row.status),

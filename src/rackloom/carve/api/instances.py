@@ -16,7 +16,7 @@ from rackloom.carve.api.auth import Caller
 from rackloom.carve.api.bodies import InstanceBatchCreate, InstanceCreate, InstanceUpdate
 from rackloom.carve.api.deps import ApiDeps, Deps, TenantAdmin
 from rackloom.carve.api.filters import narrowed
-from rackloom.carve.api.instance_shapes import kept_interfaces, plan_shape, shapes, warning_shapes
+from rackloom.carve.api.instance_shapes import LISTING, kept_interfaces, plan_shape, shapes, warning_shapes
 from rackloom.carve.api.queries import DryRun, InstanceQuery, KeptInterfaceQuery, PageQuery, Query
 from rackloom.carve.api.respond import Json
 from rackloom.carve.api.shapes import Row, shown_status
@@ -31,6 +31,11 @@ router = APIRouter(prefix="/instance")
 
 T = TypeVar("T")
 InstanceId = Annotated[UUID, Path(alias="instanceId")]
+
+_OPERATING_SYSTEM = table.c.extra["operatingSystemId"].as_string()
+_SECURITY_GROUP = table.c.extra["networkSecurityGroupId"].as_string()
+_OF_TENANT = LISTING.where(table.c.tenant_id == sa.bindparam("tenant"))
+_BY_IDS = LISTING.where(table.c.id.in_(sa.bindparam("ids", expanding=True)))
 
 
 @router.get("", operation_id="get-all-instance", response_model=list[Instance])
@@ -185,19 +190,14 @@ def _request(
 
 def _make(conn: sa.Connection, deps: ApiDeps, planned: CreationPlan) -> Changed[list[Json]]:
     made = instance_creation.carry_out(conn, planned, deps.clock(), deps.ids)
-    rows = {row.id: row for row in conn.execute(_listing().where(table.c.id.in_(made.value)))}
+    rows = {row.id: row for row in conn.execute(_BY_IDS, {"ids": list(made.value)})}
     found = shapes(conn, [rows[new] for new in made.value], Query())
     warnings = warning_shapes(planned.cautions)
     return Changed([{**one, "warnings": warnings} for one in found], made.domains)
 
 
-@cache
-def _listing() -> sa.Select[Any]:
-    return sa.select(table, site.c.provider_id).join(site, site.c.id == table.c.site_id)
-
-
 def _list(conn: sa.Connection, org: str, query: InstanceQuery) -> tuple[list[Json], int]:
-    listing = _listing().where(table.c.tenant_id == tenants.of(conn, org).id)
+    listing = _OF_TENANT
     if query.name is not None:
         listing = listing.where(table.c.name == query.name)
     if query.infrastructure_provider_id is not None:
@@ -210,7 +210,7 @@ def _list(conn: sa.Connection, org: str, query: InstanceQuery) -> tuple[list[Jso
         listing = listing.where(sa.or_(*wanted))
     if query.query:
         listing = listing.where(matches(query.query, table.c.name, table.c.description, table.c.status))
-    rows, total = fetch(conn, listing, query.page, _order())
+    rows, total = fetch(conn, listing, query.page, _order(), tenant=tenants.of(conn, org).id)
     return shapes(conn, rows, query), total
 
 
@@ -221,8 +221,8 @@ def _filters(query: InstanceQuery) -> list[tuple[sa.ColumnElement[object], Seque
         (table.c.instance_type_id, query.instance_type_id),
         (table.c.machine_id, query.machine_id),
         (table.c.status, _meant(query.status)),
-        (table.c.extra["operatingSystemId"].as_string(), query.operating_system_id),
-        (table.c.extra["networkSecurityGroupId"].as_string(), query.network_security_group_id),
+        (_OPERATING_SYSTEM, query.operating_system_id),
+        (_SECURITY_GROUP, query.network_security_group_id),
     ]
 
 
@@ -231,6 +231,7 @@ def _meant(shown: Sequence[str]) -> list[str]:
     return [*shown, *(one for one in (Status.UNKNOWN,) if shown_status(one) in shown)]
 
 
+@cache
 def _order() -> dict[str, sa.ColumnElement[Any]]:
     """Of joined objects the names are known here, except of security groups, which have ids only."""
     ours = order_of(table, "name", "status", "machine_id")
@@ -241,14 +242,14 @@ def _order() -> dict[str, sa.ColumnElement[Any]]:
         "TENANT_ORG_DISPLAY_NAME": org.scalar_subquery(),
         "INSTANCE_TYPE_NAME": kind.scalar_subquery(),
         "HAS_INFINIBAND": infiniband.not_in(("[]", "null")),
-        "NETWORK_SECURITY_GROUP_NAME": table.c.extra["networkSecurityGroupId"].as_string(),
+        "NETWORK_SECURITY_GROUP_NAME": _SECURITY_GROUP,
     }
     return joined | ours
 
 
 def _get(conn: sa.Connection, org: str, instance_id: str, query: Query) -> Json:
     instances.get(conn, tenants.of(conn, org).id, instance_id)
-    row = conn.execute(_listing().where(table.c.id == instance_id)).one()
+    row = conn.execute(_BY_IDS, {"ids": [instance_id]}).one()
     return shapes(conn, [row], query)[0]
 
 

@@ -16,6 +16,7 @@ from rackloom.carve.api.queries import InstanceInterfaceQuery, InterfaceQuery
 from rackloom.carve.api.respond import Json
 from rackloom.carve.api.shapes import Row, interface_summary, relate, times
 from rackloom.carve.site import allocations, instances, interfaces, logical_partitions, tenants
+from rackloom.carve.site.interfaces import Listed
 from rackloom.carve.site.paging import fetch, order_of
 from rackloom.carve.site.problems import forbidden
 from rackloom.carve.site.tables import instance, machine
@@ -51,15 +52,15 @@ async def list_of_instance(
     return respond.listing(found, total, query.page)
 
 
-def shape(row: Row) -> Json:
+def shape(one: Listed) -> Json:
     """An interface, with what the fabric told of its GPU; `statusMessage` says why it is not Ready."""
     return {
-        **interface_summary(row),
-        "siteId": row.site_id,
-        "nvLinkDomainId": row.domain,
-        "gpuGuid": row.guid,
-        "statusMessage": row.reason,
-        **times(row),
+        **interface_summary(one),
+        "siteId": one.site_id,
+        "nvLinkDomainId": one.domain,
+        "gpuGuid": one.guid,
+        "statusMessage": one.reason,
+        **times(one),
     }
 
 
@@ -98,7 +99,7 @@ def _page(
     if query.status:
         listing = listing.where(table.c.status.in_(query.status))
     rows, total = fetch(conn, listing, query.page, order_of(table, "status"))
-    shapes = [shape(row) for row in rows]
+    shapes = [shape(Listed._make(row)) for row in rows]
     relate(conn, shapes, query.relations(*RELATIONS))
     return shapes, total
 

@@ -1,28 +1,45 @@
 """Records in the shapes of the wire that more than one kind of object shows."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.api.respond import Json
 from rackloom.carve.site import tables
+from rackloom.carve.site.history import Past
+from rackloom.carve.site.interfaces import Listed
 from rackloom.carve.site.knowledge import moment
 from rackloom.carve.site.values import Status
+
+
+class Timed(Protocol):
+    """A record with a beginning and a last change."""
+
+    @property
+    def created(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    @property
+    def updated(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
 
 Row = sa.Row[Any]
 Rows = Sequence[Row]
 
 
-def times(row: Row) -> Json:
+def times(row: Row | Timed) -> Json:
     """When the object was made and last changed."""
     return {"created": moment(row.created), "updated": moment(row.updated)}
 
 
-def status_history(rows: Rows) -> list[Json]:
+def status_history(past: Sequence[Past]) -> list[Json]:
     """A status history, newest first."""
-    return [{"status": row.status, "message": row.message, **times(row)} for row in rows]
+    return [{"status": one.status, "message": one.message, **times(one)} for one in past]
 
 
 def partition_summary(row: Row) -> Json:
@@ -35,7 +52,7 @@ def vpc_summary(row: Row) -> Json:
     return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
 
 
-def interface_summary(row: Row) -> Json:
+def interface_summary(row: Row | Listed) -> Json:
     """An NVLink interface in one line."""
     return {
         "id": row.id,

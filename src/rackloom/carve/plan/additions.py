@@ -101,5 +101,5 @@ def _return_to_default(
     if default is None or intent.default_partition is not DefaultPartition.KEEP or default.members & assigned:
         return []
     usable = {gpu.guid for gpu in observation.gpus if gpu.health is not GpuHealth.NO_NVLINK}
-    free = tuple(sorted((usable & intent.managed) - layout.held - assigned))
+    free = tuple(sorted((usable & intent.managed) - intent.drained - layout.held - assigned))
     return [AddGpus(partition_id=default.id, name=default.name, guids=free)] if free else []

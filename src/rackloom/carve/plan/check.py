@@ -69,6 +69,7 @@ class _Judge:
 
     def __init__(self, intent: Intent) -> None:
         self.managed = intent.managed
+        self.drained = intent.drained
         self.policy = intent.default_partition
         self.owner_of = {one.name: one.logical_partition for one in intent.owned}
         self.claims: dict[int, set[tuple[str, str]]] = defaultdict(set)
@@ -98,6 +99,8 @@ class _Judge:
     def allow_addition(self, operation: CreatePartition | AddGpus, after: Observation) -> None:
         """S2, S9: all in the changed partition are of one tenant or tray, and name and number are allowed."""
         self._require_managed(frozenset(operation.guids))
+        if drained := sorted(self.drained.intersection(operation.guids)):
+            raise Refused(f"the plan joins GPU {drained[0]:#x}, whose tray is drained")
         target = _find(after, operation)
         if target.id == DEFAULT_PARTITION_ID:
             self._allow_into_default(target)
@@ -137,7 +140,7 @@ class _Judge:
     def _allow_out_of_kept_default(self, operation: RemoveGpus | DeletePartition) -> None:
         if isinstance(operation, DeletePartition):
             raise Refused("the default partition is to be kept")
-        if idle := [guid for guid in operation.guids if guid not in self.claims]:
+        if idle := [guid for guid in operation.guids if guid not in self.claims.keys() | self.drained]:
             raise Refused(f"GPU {idle[0]:#x} belongs in the default partition: nobody was given it")
 
     def _allow_into_default(self, target: ObservedPartition) -> None:

@@ -28,8 +28,8 @@ def make_plan(intent: Intent, observation: Observation, refused: Mapping[Operati
     """The next operations for one domain; none when nothing can or need be done.
 
     `refused` are operations that the controller has just refused, with its words: they are not asked for
-    again, and told of instead. Equal inputs give equal plans, whatever the order of their parts. Raises Refused when the two are about
-    different domains.
+    again, and told of instead. Equal inputs give equal plans, whatever the order of their parts. Raises
+    Refused when the two are about different domains.
     """
     if intent.domain != observation.domain:
         raise Refused(

@@ -45,9 +45,13 @@ def _waits_for_gpus(one: OurPartition, wishes: Wishes) -> bool:
 def _of_default(
     default: ObservedPartition, intent: Intent, wishes: Wishes, blockers: Blockers
 ) -> Operation | None:
-    """KEEP takes out what a tenant was given, so that no tenant shares it; NONE takes out everything."""
+    """KEEP takes out what a tenant was given, so that no tenant shares it, and drained trays.
+
+    The other policies take out everything.
+    """
     if intent.default_partition is DefaultPartition.KEEP:
-        return _remove(default, default.members & intent.managed & wishes.assigned)
+        leaving = intent.drained | wishes.assigned
+        return _remove(default, default.members & intent.managed & leaving)
     strangers = default.members - intent.managed
     if not strangers:
         return DeletePartition(partition_id=default.id, name=default.name)

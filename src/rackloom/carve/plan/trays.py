@@ -37,7 +37,7 @@ def with_trays(wishes: Wishes, intent: Intent, observation: Observation) -> Wish
     if intent.default_partition is not DefaultPartition.TRAY:
         return wishes
     inside = _in_trays(intent, observation)
-    movable = intent.managed - wishes.assigned - left_alone(intent, observation).keys()
+    movable = intent.managed - intent.drained - wishes.assigned - left_alone(intent, observation).keys()
     free: dict[str, list[int]] = defaultdict(list)
     for gpu in observation.gpus:
         tray = tray_of(gpu)

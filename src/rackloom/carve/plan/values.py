@@ -43,7 +43,7 @@ class DefaultPartition(StrEnum):
     """It is removed: a GPU without an assignment is in no partition."""
 
 
-class ObservedGpu(msgspec.Struct, frozen=True, kw_only=True):
+class ObservedGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A GPU as the switch controller reports it."""
 
     guid: int
@@ -54,7 +54,7 @@ class ObservedGpu(msgspec.Struct, frozen=True, kw_only=True):
     health: GpuHealth
 
 
-class ObservedPartition(msgspec.Struct, frozen=True, kw_only=True):
+class ObservedPartition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A partition as the switch controller reports it."""
 
     id: int
@@ -67,7 +67,7 @@ class ObservedPartition(msgspec.Struct, frozen=True, kw_only=True):
     multicast_groups: int
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Limits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the domain itself says it can hold; None where the controller reports nothing."""
 
     max_partitions: int | None = None
@@ -98,7 +98,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class OwnedPartition(msgspec.Struct, frozen=True, kw_only=True):
+class OwnedPartition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A partition that the site made, or has begun to make. Ownership is by recorded name."""
 
     name: str
@@ -108,7 +108,7 @@ class OwnedPartition(msgspec.Struct, frozen=True, kw_only=True):
     """None until an observation showed the partition under this name."""
 
 
-class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a tenant wants of one GPU."""
 
     guid: int
@@ -129,6 +129,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
     """Grows with every change of intent in the store."""
     paused: str | None = None
     """Why an operator has paused the domain, in which nothing is done meanwhile; None: it is not paused."""
+    drained: frozenset[int] = frozenset()
+    """GUIDs of GPUs on drained trays: in no partition of the site, whatever its policy for free ones."""
 
 
 class RemoveGpus(msgspec.Struct, frozen=True, tag="remove-gpus", kw_only=True):

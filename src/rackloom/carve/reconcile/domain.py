@@ -6,7 +6,6 @@ state is only ever taken from an observation.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 
 import structlog
 from msgspec.structs import replace
@@ -72,12 +71,11 @@ class DomainPass:
 
     async def run(self) -> bool:
         """Work until nothing is left to do; False when the fabric could not be asked or refused."""
-        async with self.hooks.slots or nullcontext():
-            began = self.clock()
-            try:
-                return await self._rounds()
-            finally:
-                self.meter.passed(self.endpoint.id, self.clock() - began)
+        began = self.clock()
+        try:
+            return await self._rounds()
+        finally:
+            self.meter.passed(self.endpoint.id, self.clock() - began)
 
     async def apply(self, plan: Plan) -> tuple[Outcome, ...]:
         """Look, and carry out `plan` if it still holds; every operation once, until one is not answered.

@@ -1,6 +1,7 @@
 """When passes over one endpoint run: woken by a change of intent, by the fabric itself, and by a timer."""
 
 import asyncio
+from contextlib import AbstractAsyncContextManager, nullcontext
 from zlib import crc32
 
 import structlog
@@ -21,6 +22,16 @@ class DomainLoop:
         self.interval = interval
         self.woken = asyncio.Event()
         self.first_pass = asyncio.Event()
+        self._is_awaited = False
+        """Whether somebody waits for what the next pass does."""
+
+    def wake(self) -> None:
+        """Start a pass now, before those that nobody waits for."""
+        self._is_awaited = True
+        self.woken.set()
+        slots = self.work.hooks.slots
+        if slots is not None:
+            slots.hurry(self)
 
     async def run(self) -> None:
         """Run until cancelled, then release the connection."""
@@ -38,8 +49,10 @@ class DomainLoop:
     async def _work(self) -> None:
         retry, rest = FIRST_RETRY, self._first_rest()
         while True:
-            self.woken.clear()
-            settled = await self._pass()
+            async with self._place():
+                self.woken.clear()
+                self._is_awaited = False
+                settled = await self._pass()
             self.first_pass.set()
             retry = FIRST_RETRY if settled else min(2 * retry, self.interval)
             await self._wait(rest if settled else retry)
@@ -48,6 +61,10 @@ class DomainLoop:
     def _first_rest(self) -> float:
         """Shorter by another share for each endpoint: loops begun together do not all wake together."""
         return self.interval * crc32(self.work.endpoint.id.encode()) / 2**32
+
+    def _place(self) -> AbstractAsyncContextManager[None]:
+        slots = self.work.hooks.slots
+        return nullcontext() if slots is None else slots.taken(self, urgent=self._is_awaited)
 
     async def _pass(self) -> bool:
         try:

@@ -1,6 +1,5 @@
 """What a service may add to the reconciler; the reconciler alone needs none of it."""
 
-import asyncio
 from collections.abc import Callable
 
 import msgspec
@@ -8,6 +7,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.plan.values import Observation
 from rackloom.carve.reconcile.meter import Meter, Silent
+from rackloom.carve.reconcile.slots import Slots
 from rackloom.carve.site import fabric_book
 
 
@@ -19,7 +19,7 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
     meter: Meter = Silent()
     acts: bool = True
     """False: domains are read, and nothing is done to them."""
-    slots: asyncio.Semaphore | None = None
+    slots: Slots | None = None
     """Bounds how many domains are worked on at once; None: no bound."""
 
 

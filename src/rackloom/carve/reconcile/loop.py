@@ -70,7 +70,7 @@ class Reconciler:
             self.endpoints_changed()
         for loop in self.loops:
             if loop.work.domain is None or loop.work.domain in domains:
-                loop.woken.set()
+                loop.wake()
 
     def endpoints_changed(self) -> None:
         """Look now which endpoints there are; otherwise that is noticed within `RENEW_SECONDS`."""
@@ -113,8 +113,10 @@ class Reconciler:
         """Wake for what other processes changed; after a time of deafness, everything."""
         async for domain in self.store.changes():
             for loop in self.loops:
-                if domain in (None, loop.work.domain):
+                if domain is None:
                     loop.woken.set()
+                elif domain == loop.work.domain:
+                    loop.wake()
 
     async def _follow_share(self, tasks: asyncio.TaskGroup) -> None:
         deadline = asyncio.get_running_loop().time() + self._lease_seconds

@@ -3,7 +3,7 @@
 Written by the reconciler, and read by whoever asks why something is not done.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,12 +11,15 @@ import sqlalchemy as sa
 from rackloom.carve.plan.values import Blocked
 from rackloom.carve.site.tables import blocked_gpu as table
 
+_HERE = sa.select(table).where(table.c.domain == sa.bindparam("domain"))
+_HERE = _HERE.order_by(table.c.guid, table.c.reason)
+"""Built once: every pass asks it."""
+
 
 def replace(conn: sa.Connection, domain: str, blocked: Sequence[Blocked], now: float) -> bool:
     """Make `blocked` what stands in the way in `domain`; False if it is known. What stays keeps its time."""
     wanted = {(str(guid), one.reason): one.fix for one in blocked for guid in one.guids}
-    rows = conn.execute(sa.select(table).where(table.c.domain == domain)).all()
-    known = {(row.guid, row.reason): row.fix for row in rows}
+    known = {(row.guid, row.reason): row.fix for row in of_domain(conn, domain)}
     if known == wanted:
         return False
     for guid, reason in known.keys() - wanted.keys():
@@ -34,8 +37,16 @@ def replace(conn: sa.Connection, domain: str, blocked: Sequence[Blocked], now: f
 
 def of_domain(conn: sa.Connection, domain: str) -> Sequence[sa.Row[Any]]:
     """What stands in the way in `domain`: rows of domain, guid, reason, fix and since, by GPU and reason."""
-    found = sa.select(table).where(table.c.domain == domain).order_by(table.c.guid, table.c.reason)
-    return conn.execute(found).all()
+    return conn.execute(_HERE, {"domain": domain}).all()
+
+
+def of_domains(conn: sa.Connection, domains: Collection[str]) -> dict[str, list[sa.Row[Any]]]:
+    """As `of_domain` for each of `domains`, in one query."""
+    told: dict[str, list[sa.Row[Any]]] = {domain: [] for domain in domains}
+    found = sa.select(table).where(table.c.domain.in_(told)).order_by(table.c.guid, table.c.reason)
+    for row in conn.execute(found):
+        told[row.domain].append(row)
+    return told
 
 
 def reasons(conn: sa.Connection, domain: str | None) -> dict[int, str]:

@@ -9,6 +9,13 @@ from rackloom.carve.site import operations, settle
 from rackloom.carve.site.tables import endpoint, endpoint_chassis, observation
 from rackloom.carve.site.values import Ids
 
+# Built once: every pass asks these.
+_mine = endpoint.c.id == sa.bindparam("of")
+_DOMAIN = sa.select(endpoint.c.domain).where(_mine)
+_SPEAKS = sa.select(endpoint_chassis.c.chassis_serial)
+_SPEAKS = _SPEAKS.where(endpoint_chassis.c.endpoint_id == sa.bindparam("of")).limit(1)
+_CHANGE = sa.update(endpoint).where(_mine)
+
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A switch controller that the site speaks to."""
@@ -34,22 +41,17 @@ def every(conn: sa.Connection) -> tuple[Endpoint, ...]:
 
 def domain_of(conn: sa.Connection, endpoint_id: str) -> str | None:
     """Domain uuid that the endpoint last answered with; None until it has answered."""
-    found = sa.select(endpoint.c.domain).where(endpoint.c.id == endpoint_id)
-    return conn.execute(found).scalar_one_or_none()
+    return conn.execute(_DOMAIN, {"of": endpoint_id}).scalar_one_or_none()
 
 
 def is_spoken_to(conn: sa.Connection, endpoint_id: str) -> bool:
     """Whether the endpoint still speaks for a chassis."""
-    chassis = sa.select(endpoint_chassis.c.chassis_serial).where(
-        endpoint_chassis.c.endpoint_id == endpoint_id
-    )
-    return conn.execute(chassis.limit(1)).first() is not None
+    return conn.execute(_SPEAKS, {"of": endpoint_id}).first() is not None
 
 
 def set_domain(conn: sa.Connection, endpoint_id: str, domain: str, now: float) -> None:
     """Note which domain the endpoint answers for."""
-    mine = endpoint.c.id == endpoint_id
-    conn.execute(sa.update(endpoint).where(mine).values(domain=domain, updated=now))
+    conn.execute(_CHANGE, {"of": endpoint_id, "domain": domain, "updated": now})
 
 
 def register(conn: sa.Connection, url: str, chassis_serials: Collection[str], now: float, ids: Ids) -> None:

@@ -20,6 +20,7 @@ DELETED = "Deleted"
 """Status in the last event of an object; no object has it."""
 
 
+_APPEND = sa.insert(table)
 _GROWN = (
     sa.update(counter)
     .where(counter.c.tenant_id == sa.bindparam("tenant"))
@@ -65,7 +66,7 @@ def publish(conn: sa.Connection, tenant_id: str, notes: Sequence[Note], now: flo
         {"tenant_id": tenant_id, "number": number, "created": now, **msgspec.structs.asdict(note)}
         for number, note in enumerate(notes, newest - len(notes) + 1)
     ]
-    conn.execute(sa.insert(table), rows)
+    conn.execute(_APPEND, rows)
     if newest > KEPT:
         conn.execute(sa.delete(table).where(table.c.tenant_id == tenant_id, table.c.number <= newest - KEPT))
 

@@ -11,6 +11,7 @@ from rackloom.carve.plan.trays import is_tray
 from rackloom.carve.plan.values import AddGpus, Blocked, CreatePartition, Intent, Observation, Operation
 from rackloom.carve.site import (
     blocks,
+    drains,
     holdings,
     intents,
     knowledge,
@@ -61,6 +62,7 @@ def intent(conn: sa.Connection, domain: str) -> Intent:
         default_partition=holdings.default_partition(conn, domain),
         revision=revisions.current(conn, domain),
         paused=pauses.reason(conn, domain),
+        drained=drains.gpus(conn, domain),
     )
 
 
@@ -148,7 +150,8 @@ def _check_still_wanted(conn: sa.Connection, domain: str, operation: Operation) 
     assignments = intents.assignments(conn, domain)
     if owner is None or is_tray(owner):
         # The default partition and those of trays are for GPUs that nobody was given.
-        wanted = holdings.managed(conn, domain) - {one.guid for one in assignments}
+        given = {one.guid for one in assignments}
+        wanted = holdings.managed(conn, domain) - given - drains.gpus(conn, domain)
     else:
         wanted = frozenset(one.guid for one in assignments if one.logical_partition == owner)
     if not wanted.issuperset(operation.guids):

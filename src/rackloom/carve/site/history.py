@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -11,11 +11,23 @@ from rackloom.carve.site.tables import status_history as table
 
 KEPT = 20
 
+
+class Past(NamedTuple):
+    """What an object was, since when, and when the reason was last changed."""
+
+    object_id: str
+    status: str
+    message: str
+    created: float
+    updated: float
+
+
 _mine = table.c.object_id.in_(sa.bindparam("objects", expanding=True))
 _last = sa.select(sa.func.max(table.c.id)).where(_mine).group_by(table.c.object_id)
 _NEWEST = sa.select(table).where(table.c.id.in_(_last))
-_ALL = sa.select(table).where(_mine).order_by(table.c.id.desc())
+_ALL = sa.select(*(table.c[name] for name in Past._fields)).where(_mine).order_by(table.c.id.desc())
 _FULL = sa.select(table.c.object_id).where(_mine).group_by(table.c.object_id).having(sa.func.count() > KEPT)
+_BEGIN = sa.insert(table)
 _REPLACE = (
     sa.update(table)
     .where(table.c.id == sa.bindparam("of"))
@@ -69,14 +81,14 @@ def write(
 def begin(conn: sa.Connection, entries: Collection[Entry], now: float) -> None:
     """Write the first entries of objects that have just been made, oldest first."""
     rows = [{**msgspec.structs.asdict(one), "created": now, "updated": now} for one in entries]
-    conn.execute(sa.insert(table), rows)
+    conn.execute(_BEGIN, rows)
 
 
-def of(conn: sa.Connection, object_ids: Collection[str]) -> dict[str, list[sa.Row[Any]]]:
+def of(conn: sa.Connection, object_ids: Collection[str]) -> dict[str, list[Past]]:
     """The histories of `object_ids`, each newest first."""
-    histories: dict[str, list[sa.Row[Any]]] = defaultdict(list)
-    for row in conn.execute(_ALL, {"objects": list(object_ids)}):
-        histories[row.object_id].append(row)
+    histories: dict[str, list[Past]] = defaultdict(list)
+    for one in map(Past._make, conn.execute(_ALL, {"objects": list(object_ids)}).all()):
+        histories[one.object_id].append(one)
     return histories
 
 

@@ -1,6 +1,7 @@
 """Who holds which GPUs of a domain, loaded in a fixed number of queries however many there are."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -8,15 +9,50 @@ import sqlalchemy as sa
 
 from rackloom.carve.plan.values import DefaultPartition
 from rackloom.carve.site import blocks, drains, knowledge, operations, ownership
-from rackloom.carve.site.tables import (
-    instance,
-    machine,
-    machine_gpu,
-    nvlink_interface,
-    owned_partition,
-    site,
-)
+from rackloom.carve.site.tables import instance, machine, machine_gpu, nvlink_interface, site
 from rackloom.carve.site.verdicts import DomainFacts, holders
+
+
+class Questions(msgspec.Struct, frozen=True):
+    """What is asked about the machines that a condition chooses. Built once: every pass asks."""
+
+    instances: sa.Select[Any]
+    gpus: sa.Select[Any]
+    interfaces: sa.Select[Any]
+
+
+def _questions(here: sa.ColumnElement[bool]) -> Questions:
+    on_machine = instance.c.machine_id == machine.c.id
+    told = (machine.c.status.label("host_status"), drains.reason_of(machine.c.id).label("drain"))
+    gpus = sa.select(machine_gpu.c.machine_id, machine_gpu.c.module_id, machine_gpu.c.guid)
+    interfaces = sa.select(nvlink_interface).join(instance, instance.c.id == nvlink_interface.c.instance_id)
+    return Questions(
+        instances=sa.select(instance, *told)
+        .join(machine, on_machine)
+        .where(here)
+        .order_by(instance.c.created, instance.c.id),
+        gpus=gpus.join(machine, machine.c.id == machine_gpu.c.machine_id)
+        .join(instance, on_machine)
+        .where(here),
+        interfaces=interfaces.join(machine, on_machine)
+        .where(here)
+        .order_by(nvlink_interface.c.device_instance),
+    )
+
+
+_HERE = _questions(machine.c.domain == sa.bindparam("domain"))
+_NOWHERE = _questions(machine.c.domain.is_(None))
+_MANAGED = (
+    sa.select(machine_gpu.c.guid)
+    .join(machine, machine.c.id == machine_gpu.c.machine_id)
+    .where(machine.c.domain == sa.bindparam("domain"), machine_gpu.c.guid.is_not(None))
+)
+_POLICY = (
+    sa.select(site.c.default_partition)
+    .join(machine, machine.c.site_id == site.c.id)
+    .where(machine.c.domain == sa.bindparam("domain"))
+    .limit(1)
+)
 
 
 class Holding(msgspec.Struct, frozen=True):
@@ -36,56 +72,39 @@ class Holding(msgspec.Struct, frozen=True):
 
 def load(conn: sa.Connection, domain: str | None) -> list[Holding]:
     """Everything that is held on machines of `domain` (None: of no known domain)."""
-    here = machine.c.domain.is_(None) if domain is None else machine.c.domain == domain
-    instances = conn.execute(
-        sa.select(instance, machine.c.status.label("host_status"))
-        .join(machine, machine.c.id == instance.c.machine_id)
-        .where(here)
-        .order_by(instance.c.created, instance.c.id)
-    ).all()
-    gpus = _gpus(conn, {row.machine_id for row in instances})
-    interfaces = _interfaces(conn, {row.id for row in instances})
-    drained = drains.active(conn, {row.machine_id for row in instances})
+    asked, here = (_NOWHERE, {}) if domain is None else (_HERE, {"domain": domain})
+    instances = conn.execute(asked.instances, here).all()
+    if not instances:
+        return []
+    gpus = _gpus(conn.execute(asked.gpus, here))
+    interfaces = _interfaces(conn.execute(asked.interfaces, here))
     return [
-        Holding(
-            row,
-            gpus.get(row.machine_id, {}),
-            interfaces.get(row.id, []),
-            drained[row.machine_id].reason if row.machine_id in drained else None,
-        )
-        for row in instances
+        Holding(row, gpus.get(row.machine_id, {}), interfaces.get(row.id, []), row.drain) for row in instances
     ]
 
 
-def _gpus(conn: sa.Connection, machine_ids: set[str]) -> dict[str, dict[int, int | None]]:
-    found: dict[str, dict[int, int | None]] = {}
-    rows = conn.execute(sa.select(machine_gpu).where(machine_gpu.c.machine_id.in_(machine_ids)))
-    for row in rows:
-        modules = found.setdefault(row.machine_id, {})
-        modules[row.module_id] = None if row.guid is None else int(row.guid)
+def _gpus(rows: Iterable[Sequence[Any]]) -> dict[str, dict[int, int | None]]:
+    found: defaultdict[str, dict[int, int | None]] = defaultdict(dict)
+    for machine_id, module_id, guid in rows:
+        found[machine_id][module_id] = None if guid is None else int(guid)
     return found
 
 
-def _interfaces(conn: sa.Connection, instance_ids: set[str]) -> dict[str, list[sa.Row[Any]]]:
-    found: dict[str, list[sa.Row[Any]]] = {}
-    table = nvlink_interface
-    rows = conn.execute(
-        sa.select(table).where(table.c.instance_id.in_(instance_ids)).order_by(table.c.device_instance)
-    )
+def _interfaces(rows: Iterable[sa.Row[Any]]) -> dict[str, list[sa.Row[Any]]]:
+    found: defaultdict[str, list[sa.Row[Any]]] = defaultdict(list)
     for row in rows:
-        found.setdefault(row.instance_id, []).append(row)
+        found[row.instance_id].append(row)
     return found
 
 
 def facts(conn: sa.Connection, domain: str | None, held: Sequence[Holding]) -> DomainFacts:
     """What the records and the newest observation say of `domain`."""
     known = knowledge.of_domain(conn, domain)
-    names = sa.select(owned_partition.c.name, owned_partition.c.logical_partition_id)
-    owned = conn.execute(names.where(owned_partition.c.domain == domain)).all()
+    owned = () if domain is None else ownership.of_domain(conn, domain)
     return DomainFacts(
         observation=known.observation,
         doubt=known.doubt,
-        owned={row.name: row.logical_partition_id for row in owned},
+        owned={one.name: one.logical_partition for one in owned},
         blocked=blocks.reasons(conn, domain),
         lost=frozenset() if domain is None else ownership.lost(conn, domain),
         tenant_of={
@@ -104,21 +123,10 @@ def facts(conn: sa.Connection, domain: str | None, held: Sequence[Holding]) -> D
 
 def managed(conn: sa.Connection, domain: str | None) -> frozenset[int]:
     """Fabric GUIDs of the GPUs on the site's machines in this domain."""
-    found = (
-        sa.select(machine_gpu.c.guid)
-        .join(machine, machine.c.id == machine_gpu.c.machine_id)
-        .where(machine.c.domain == domain, machine_gpu.c.guid.is_not(None))
-    )
-    return frozenset(int(guid) for guid in conn.execute(found).scalars() if guid)
+    return frozenset(int(guid) for (guid,) in conn.execute(_MANAGED, {"domain": domain}) if guid)
 
 
 def default_partition(conn: sa.Connection, domain: str | None) -> DefaultPartition:
     """What the site does with the factory default partition; kept where the site has no machine."""
-    found = (
-        sa.select(site.c.default_partition)
-        .join(machine, machine.c.site_id == site.c.id)
-        .where(machine.c.domain == domain)
-        .limit(1)
-    )
-    policy = conn.execute(found).scalar_one_or_none()
+    policy = conn.execute(_POLICY, {"domain": domain}).scalar_one_or_none()
     return DefaultPartition.KEEP if policy is None else DefaultPartition(policy)

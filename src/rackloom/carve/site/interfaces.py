@@ -3,9 +3,10 @@
 They change only with their instance. A list is always the whole wish: what is not in it is detached.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -16,6 +17,23 @@ from rackloom.carve.site.values import Ids, InterfaceWish, Status
 from rackloom.carve.site.verdicts import WAITING
 
 LEAVING = "leaving the partition"
+
+
+class Listed(NamedTuple):
+    """A row of `listing`, made with `_make`: reading a name here costs a tenth of reading it off the row."""
+
+    id: str
+    instance_id: str
+    logical_partition_id: str
+    device_instance: int
+    status: str
+    reason: str | None
+    created: float
+    updated: float
+    site_id: str
+    tenant_id: str
+    domain: str | None
+    guid: str | None
 
 
 def wishes_for(
@@ -43,7 +61,7 @@ def check(conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceWish]
 
 @cache
 def listing() -> sa.Select[Any]:
-    """Interfaces with what the fabric told of their GPUs: `guid` and `domain`, None until observed."""
+    """Interfaces with what the fabric told of their GPUs (`guid` and `domain`, None until observed)."""
     gpu = sa.and_(
         machine_gpu.c.machine_id == instance.c.machine_id,
         machine_gpu.c.module_id == table.c.device_instance + 1,
@@ -51,7 +69,22 @@ def listing() -> sa.Select[Any]:
     source = table.join(instance, instance.c.id == table.c.instance_id)
     source = source.join(machine, machine.c.id == instance.c.machine_id).join(machine_gpu, gpu, isouter=True)
     told = (machine.c.domain, machine_gpu.c.guid, instance.c.site_id, instance.c.tenant_id)
-    return sa.select(table, *told).select_from(source)
+    columns = {column.name: column for column in (*table.c, *told)}
+    return sa.select(*(columns[name] for name in Listed._fields)).select_from(source)
+
+
+@cache
+def _listing_of() -> sa.Select[Any]:
+    mine = listing().where(table.c.instance_id.in_(sa.bindparam("instances", expanding=True)))
+    return mine.order_by(table.c.device_instance, table.c.created)
+
+
+def listed_of(conn: sa.Connection, instance_ids: Sequence[str]) -> dict[str, list[Listed]]:
+    """The interfaces of each instance, by device."""
+    found: defaultdict[str, list[Listed]] = defaultdict(list)
+    for one in map(Listed._make, conn.execute(_listing_of(), {"instances": list(instance_ids)}).all()):
+        found[one.instance_id].append(one)
+    return found
 
 
 def of(conn: sa.Connection, instance_id: str) -> Sequence[sa.Row[Any]]:

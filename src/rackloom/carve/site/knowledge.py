@@ -5,6 +5,7 @@ Endpoints that answer with one domain uuid are one domain, and one endpoint that
 
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -16,6 +17,16 @@ from rackloom.carve.site.tables import observation as table
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(Observation)
+
+# Built once: every pass asks these.
+_TOLD = (
+    sa.select(table, endpoint.c.domain)
+    .join(endpoint, endpoint.c.id == table.c.endpoint_id)
+    .where(endpoint.c.domain.in_(sa.bindparam("domains", expanding=True)))
+)
+_mine = table.c.endpoint_id == sa.bindparam("through")
+_DATES = sa.select(table.c.observed_at, table.c.unknown_since).where(_mine)
+_CHANGE = sa.update(table).where(_mine)
 
 
 class Knowledge(msgspec.Struct, frozen=True):
@@ -37,12 +48,7 @@ def of_domain(conn: sa.Connection, domain: str | None) -> Knowledge:
 def of_domains(conn: sa.Connection, domains: Collection[str]) -> dict[str, Knowledge]:
     """What is known of each of `domains`, in one query."""
     found: dict[str, list[sa.Row[Any]]] = {domain: [] for domain in domains}
-    rows = conn.execute(
-        sa.select(table, endpoint.c.domain)
-        .join(endpoint, endpoint.c.id == table.c.endpoint_id)
-        .where(endpoint.c.domain.in_(found))
-    )
-    for row in rows:
+    for row in conn.execute(_TOLD, {"domains": list(found)}):
         found[row.domain].append(row)
     return {domain: _weigh(domain, told) for domain, told in found.items()}
 
@@ -60,8 +66,8 @@ def _weigh(domain: str, rows: Sequence[sa.Row[Any]]) -> Knowledge:
 
 def newest(conn: sa.Connection, endpoint_id: str) -> float | None:
     """When the newest observation through this endpoint was taken; None if never."""
-    found = sa.select(table.c.observed_at).where(table.c.endpoint_id == endpoint_id)
-    return conn.execute(found).scalar_one_or_none()
+    row = conn.execute(_DATES, {"through": endpoint_id}).one_or_none()
+    return None if row is None else row.observed_at
 
 
 def learn(conn: sa.Connection, endpoint_id: str, observation: Observation) -> None:
@@ -93,17 +99,17 @@ def kept(row: sa.Row[Any]) -> Observation:
 
 def lose(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:
     """Note that the endpoint could not be read; the first failure after a good reading dates the doubt."""
-    found = sa.select(table.c.unknown_since).where(table.c.endpoint_id == endpoint_id)
-    since = conn.execute(found).scalar_one_or_none()
-    _put(conn, endpoint_id, unknown_since=now if since is None else since, unknown_reason=reason)
+    row = conn.execute(_DATES, {"through": endpoint_id}).one_or_none()
+    since = now if row is None or row.unknown_since is None else row.unknown_since
+    _put(conn, endpoint_id, unknown_since=since, unknown_reason=reason)
 
 
+@lru_cache(maxsize=4096)
 def moment(seconds: float) -> str:
-    """RFC 3339 in UTC."""
+    """RFC 3339 in UTC. Kept, because what was written together has one time and is shown together."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _put(conn: sa.Connection, endpoint_id: str, **values: object) -> None:
-    changed = conn.execute(sa.update(table).where(table.c.endpoint_id == endpoint_id).values(**values))
-    if changed.rowcount == 0:
+    if conn.execute(_CHANGE, {"through": endpoint_id, **values}).rowcount == 0:
         conn.execute(sa.insert(table).values(endpoint_id=endpoint_id, **values))

@@ -16,6 +16,17 @@ from rackloom.topology.facts import Source
 
 GpuAt = tuple[str, int]
 
+# Built once: every pass asks these.
+_IN_CHASSIS: sa.Select[Any] = sa.select(
+    machine.c.id, machine.c.chassis_serial, machine.c.slot, machine.c.domain, machine.c.missing_since
+).where(machine.c.chassis_serial.in_(sa.bindparam("serials", expanding=True)))
+_KNOWN = sa.select(
+    machine_gpu.c.machine_id, machine_gpu.c.module_id, machine_gpu.c.guid, machine_gpu.c.health
+).where(machine_gpu.c.machine_id.in_(sa.bindparam("machines", expanding=True)))
+_IN_DOMAIN = sa.select(machine.c.id, machine.c.missing_since).where(
+    machine.c.domain == sa.bindparam("domain")
+)
+
 
 def learn(conn: sa.Connection, observation: Observation, now: float) -> frozenset[str]:
     """Write the mapping that `observation` shows; returns the domains in which it differs from before."""
@@ -35,14 +46,14 @@ def learn(conn: sa.Connection, observation: Observation, now: float) -> frozense
 
 def _machines(conn: sa.Connection, observation: Observation) -> dict[GpuAt, sa.Row[Any]]:
     serials = {gpu.chassis_serial for gpu in observation.gpus}
-    rows = conn.execute(sa.select(machine).where(machine.c.chassis_serial.in_(serials)))
+    rows = conn.execute(_IN_CHASSIS, {"serials": list(serials)})
     slots = {(gpu.chassis_serial, gpu.slot) for gpu in observation.gpus}
     return {(row.chassis_serial, row.slot): row for row in rows if (row.chassis_serial, row.slot) in slots}
 
 
 def _known(conn: sa.Connection, machine_ids: list[str]) -> dict[GpuAt, tuple[str | None, int]]:
-    rows = conn.execute(sa.select(machine_gpu).where(machine_gpu.c.machine_id.in_(machine_ids)))
-    return {(row.machine_id, row.module_id): (row.guid, row.health) for row in rows}
+    rows = conn.execute(_KNOWN, {"machines": machine_ids})
+    return {(machine_id, module_id): (guid, health) for machine_id, module_id, guid, health in rows}
 
 
 def _told(observation: Observation, machines: dict[GpuAt, sa.Row[Any]]) -> dict[GpuAt, ObservedGpu]:
@@ -67,9 +78,7 @@ def _move(
 
 def _mark_missing(conn: sa.Connection, observation: Observation, seen: set[str]) -> None:
     """A machine of the domain of which the controller lists no GPU is off, absent or broken."""
-    rows = conn.execute(
-        sa.select(machine.c.id, machine.c.missing_since).where(machine.c.domain == observation.domain)
-    ).all()
+    rows = conn.execute(_IN_DOMAIN, {"domain": observation.domain}).all()
     lost = [row.id for row in rows if row.id not in seen and row.missing_since is None]
     back = [row.id for row in rows if row.id in seen and row.missing_since is not None]
     for machine_ids, since in ((lost, observation.observed_at), (back, None)):

@@ -15,6 +15,22 @@ from rackloom.carve.site.tables import domain_lease as table
 from rackloom.carve.site.tables import endpoint
 from rackloom.errors import Refused
 
+# Built once: every operation asks these.
+_mine = table.c.endpoint_id == sa.bindparam("mine")
+_HOLDER = sa.select(table.c.holder, table.c.epoch).where(_mine)
+_my_domain = sa.select(endpoint.c.domain).where(endpoint.c.id == sa.bindparam("mine")).scalar_subquery()
+_SHADOWING = (
+    sa.select(table.c.endpoint_id)
+    .join(endpoint, endpoint.c.id == table.c.endpoint_id)
+    .where(
+        endpoint.c.domain == _my_domain,
+        table.c.endpoint_id < sa.bindparam("mine"),
+        table.c.holder != sa.bindparam("by"),
+        table.c.until > sa.bindparam("now"),
+    )
+    .limit(1)
+)
+
 
 class Lease(msgspec.Struct, frozen=True):
     """The right to reconcile one endpoint, as long as nobody took it since."""
@@ -65,15 +81,11 @@ def require(conn: sa.Connection, lease: Lease, now: float) -> None:
     It is not when somebody took the endpoint since, nor when the endpoint turned out to answer for the same
     domain as one that another replica holds: of those the one with the smallest endpoint id goes on.
     """
-    found = sa.select(table.c.holder, table.c.epoch).where(table.c.endpoint_id == lease.endpoint_id)
-    row = conn.execute(found).one_or_none()
+    row = conn.execute(_HOLDER, {"mine": lease.endpoint_id}).one_or_none()
     if row is None or (row.holder, row.epoch) != (lease.holder, lease.epoch) or _shadowed(conn, lease, now):
         raise LeaseLost("another replica reconciles this domain now")
 
 
 def _shadowed(conn: sa.Connection, lease: Lease, now: float) -> bool:
-    domain = sa.select(endpoint.c.domain).where(endpoint.c.id == lease.endpoint_id).scalar_subquery()
-    others = sa.select(table.c.endpoint_id).join(endpoint, endpoint.c.id == table.c.endpoint_id)
-    others = others.where(endpoint.c.domain == domain, table.c.endpoint_id < lease.endpoint_id)
-    others = others.where(table.c.holder != lease.holder, table.c.until > now)
-    return bool(conn.execute(sa.select(others.exists())).scalar_one())
+    asked = {"mine": lease.endpoint_id, "by": lease.holder, "now": now}
+    return conn.execute(_SHADOWING, asked).first() is not None

@@ -19,6 +19,18 @@ from rackloom.carve.site.values import Changed, Ids, Status
 
 _BY_ID = sa.select(table).where(table.c.id == sa.bindparam("id"))
 
+_held = (
+    sa.select(owned_partition.c.name)
+    .join(operation, operation.c.id == owned_partition.c.operation_id)
+    .where(
+        owned_partition.c.logical_partition_id == table.c.id,
+        sa.or_(owned_partition.c.partition_id.is_not(None), operation.c.state == "pending"),
+    )
+)
+_used = sa.select(nvlink_interface.c.id).where(nvlink_interface.c.logical_partition_id == table.c.id)
+_EMPTIED = sa.select(table).where(table.c.status == Status.DELETING, ~_held.exists(), ~_used.exists())
+"""Built once: every pass asks it."""
+
 
 def find(conn: sa.Connection, partition_id: str) -> sa.Row[Any] | None:
     """The logical partition, whoever owns it, or None."""
@@ -108,17 +120,7 @@ def remove_emptied(conn: sa.Connection, now: float) -> None:
     A create whose outcome was never learnt does not hold one back: its name stays in owned_partition, so
     that the partition is recognised and removed should it appear late.
     """
-    held = (
-        sa.select(owned_partition.c.name)
-        .join(operation, operation.c.id == owned_partition.c.operation_id)
-        .where(
-            owned_partition.c.logical_partition_id == table.c.id,
-            sa.or_(owned_partition.c.partition_id.is_not(None), operation.c.state == "pending"),
-        )
-    )
-    used = sa.select(nvlink_interface.c.id).where(nvlink_interface.c.logical_partition_id == table.c.id)
-    deleting = table.c.status == Status.DELETING
-    emptied = conn.execute(sa.select(table).where(deleting, ~held.exists(), ~used.exists())).all()
+    emptied = conn.execute(_EMPTIED).all()
     for row in emptied:
         note = Note(Event.LOGICAL_PARTITION, row.id, events.DELETED)
         events.publish(conn, row.tenant_id, [note], now)

@@ -30,6 +30,50 @@ SITE = "site"
 """Who asks for what no tenant asked for, such as the end of the factory default partition."""
 
 
+def _tag(kind: type[Operation]) -> str:
+    return str(kind.__struct_config__.tag)
+
+
+# Built once: every pass asks these.
+_through = table.c.endpoint_id == sa.bindparam("through")
+_BEGIN = sa.insert(table).returning(table.c.id)
+_CHANGE = sa.update(table).where(table.c.id == sa.bindparam("of"))
+_CLOSE = (
+    sa.update(table)
+    .where(
+        _through,
+        table.c.observed_after.is_(None),
+        table.c.state == OperationState.PENDING,
+        table.c.started < sa.bindparam("seen"),
+    )
+    .values(state=OperationState.UNKNOWN, message=INTERRUPTED, finished=sa.bindparam("now"))
+)
+_CONFIRM = (
+    sa.update(table)
+    .where(_through, table.c.observed_after.is_(None), table.c.finished <= sa.bindparam("seen"))
+    .values(observed_after=sa.bindparam("seen"))
+)
+_outcome_open = sa.or_(
+    table.c.state == OperationState.PENDING,
+    sa.and_(table.c.state == OperationState.UNKNOWN, table.c.finished > sa.bindparam("late")),
+)
+_JOINING = sa.select(table.c.detail).where(
+    table.c.domain == sa.bindparam("domain"),
+    _outcome_open,
+    table.c.kind.in_([_tag(CreatePartition), _tag(AddGpus)]),
+)
+_NAMED = (
+    sa.select(logical_partition.c.name, tenant.c.org)
+    .join(tenant, tenant.c.id == logical_partition.c.tenant_id)
+    .where(logical_partition.c.id == sa.bindparam("partition"))
+)
+_OWNER = (
+    sa.select(owned_partition.c.logical_partition_id, table.c.asked_by, table.c.reason)
+    .join(table, table.c.id == owned_partition.c.operation_id)
+    .where(owned_partition.c.domain == sa.bindparam("domain"), owned_partition.c.name == sa.bindparam("name"))
+)
+
+
 def begin(
     conn: sa.Connection, endpoint_id: str, domain: str, operation: Operation, observed_at: float, now: float
 ) -> int:
@@ -47,7 +91,7 @@ def begin(
         "observed_at": observed_at,
         "started": now,
     }
-    new: int = conn.execute(sa.insert(table).values(**row).returning(table.c.id)).scalar_one()
+    new: int = conn.execute(_BEGIN, row).scalar_one()
     return new
 
 
@@ -69,7 +113,7 @@ def note_by_hand(
         "started": order.now,
         "finished": order.now,
     }
-    new: int = conn.execute(sa.insert(table).values(**row).returning(table.c.id)).scalar_one()
+    new: int = conn.execute(_BEGIN, row).scalar_one()
     return new
 
 
@@ -83,26 +127,17 @@ def finish(
 ) -> None:
     """Record what the controller answered."""
     outcome = {"state": state, "code": code, "message": message, "finished": now}
-    conn.execute(sa.update(table).where(table.c.id == operation_id).values(**outcome))
+    conn.execute(_CHANGE, {"of": operation_id, **outcome})
 
 
 def close_interrupted(conn: sa.Connection, endpoint_id: str, observed_at: float, now: float) -> None:
     """Mark as unknown what was begun before an observation and never answered: the asker has died."""
-    left = sa.update(table).where(
-        table.c.endpoint_id == endpoint_id,
-        table.c.observed_after.is_(None),
-        table.c.state == OperationState.PENDING,
-        table.c.started < observed_at,
-    )
-    conn.execute(left.values(state=OperationState.UNKNOWN, message=INTERRUPTED, finished=now))
+    conn.execute(_CLOSE, {"through": endpoint_id, "seen": observed_at, "now": now})
 
 
 def confirm(conn: sa.Connection, endpoint_id: str, observed_at: float) -> None:
     """Note the first observation that was begun after the answer to each operation."""
-    answered = sa.and_(
-        table.c.endpoint_id == endpoint_id, table.c.observed_after.is_(None), table.c.finished <= observed_at
-    )
-    conn.execute(sa.update(table).where(answered).values(observed_after=observed_at))
+    conn.execute(_CONFIRM, {"through": endpoint_id, "seen": observed_at})
 
 
 def hand_over(conn: sa.Connection, endpoint_id: str, successor: str) -> None:
@@ -116,18 +151,8 @@ def joining(conn: sa.Connection, domain: str | None, observed_at: float) -> froz
 
     Its answer is still out, or never came, and the look was not late enough to show what became of it.
     """
-    outcome_open = sa.or_(
-        table.c.state == OperationState.PENDING,
-        sa.and_(table.c.state == OperationState.UNKNOWN, table.c.finished > observed_at - LATE_SECONDS),
-    )
-    under_way = sa.select(table.c.detail).where(
-        table.c.domain == domain, outcome_open, table.c.kind.in_((_tag(CreatePartition), _tag(AddGpus)))
-    )
-    return frozenset(int(guid) for detail in conn.execute(under_way).scalars() for guid in detail["guids"])
-
-
-def _tag(kind: type[Operation]) -> str:
-    return str(kind.__struct_config__.tag)
+    under_way = conn.execute(_JOINING, {"domain": domain, "late": observed_at - LATE_SECONDS}).scalars()
+    return frozenset(int(guid) for detail in under_way for guid in detail["guids"])
 
 
 def _detail(operation: Operation) -> Any:
@@ -150,11 +175,7 @@ def _why(conn: sa.Connection, domain: str, operation: Operation) -> tuple[str, s
             return owner.asked_by, owner.reason
     if is_tray(partition_id):
         return SITE, "GPUs that nobody was given share memory within their tray only"
-    found = conn.execute(
-        sa.select(logical_partition.c.name, tenant.c.org)
-        .join(tenant, tenant.c.id == logical_partition.c.tenant_id)
-        .where(logical_partition.c.id == partition_id)
-    ).one_or_none()
+    found = conn.execute(_NAMED, {"partition": partition_id}).one_or_none()
     if found is None:
         return SITE, f"logical partition {partition_id} was deleted"
     return found.org, f"members of logical partition {found.name} changed"
@@ -162,9 +183,4 @@ def _why(conn: sa.Connection, domain: str, operation: Operation) -> tuple[str, s
 
 def _owner(conn: sa.Connection, domain: str, name: str) -> sa.Row[Any, Any, Any] | None:
     """For which logical partition the site has the partition, and who asked for that."""
-    found = (
-        sa.select(owned_partition.c.logical_partition_id, table.c.asked_by, table.c.reason)
-        .join(table, table.c.id == owned_partition.c.operation_id)
-        .where(owned_partition.c.domain == domain, owned_partition.c.name == name)
-    )
-    return conn.execute(found).one_or_none()
+    return conn.execute(_OWNER, {"domain": domain, "name": name}).one_or_none()

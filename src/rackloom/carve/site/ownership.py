@@ -26,9 +26,21 @@ learnt, or a partition that a list has omitted and nobody deleted. A controller 
 is not known to exist."""
 
 
+# Built once: every pass asks these.
+_here = table.c.domain == sa.bindparam("here")
+_MADE = sa.select(table).where(_here).order_by(table.c.name)
+_ASKED_FOR = (
+    sa.select(table, operation.c.state, operation.c.finished)
+    .join(operation, operation.c.id == table.c.operation_id)
+    .where(_here)
+)
+_SEEN = sa.update(table).where(_here, table.c.name == sa.bindparam("called"))
+_LOST = sa.select(table.c.name).where(_here, table.c.seen_at.is_not(None), table.c.partition_id.is_(None))
+
+
 def of_domain(conn: sa.Connection, domain: str) -> tuple[OwnedPartition, ...]:
     """The partitions that the site made, or has begun to make, in `domain`."""
-    rows = conn.execute(sa.select(table).where(table.c.domain == domain).order_by(table.c.name))
+    rows = conn.execute(_MADE, {"here": domain})
     return tuple(
         OwnedPartition(
             name=row.name, logical_partition=row.logical_partition_id, partition_id=row.partition_id
@@ -71,28 +83,20 @@ def recognise(conn: sa.Connection, observation: Observation, now: float) -> None
     all away. It has no id until it is listed again, and its name stays ours.
     """
     seen = {partition.name: partition.id for partition in observation.partitions}
-    rows = conn.execute(
-        sa.select(table, operation.c.state, operation.c.finished)
-        .join(operation, operation.c.id == table.c.operation_id)
-        .where(table.c.domain == observation.domain)
-    ).all()
-    for row in rows:
-        mine = sa.and_(table.c.domain == row.domain, table.c.name == row.name)
+    for row in conn.execute(_ASKED_FOR, {"here": observation.domain}).all():
+        mine = {"here": row.domain, "called": row.name}
         if row.name in seen:
             found = {"partition_id": seen[row.name], "seen_at": observation.observed_at}
-            conn.execute(sa.update(table).where(mine).values(**found))
+            conn.execute(_SEEN, {**mine, **found})
         elif _is_gone(conn, row, observation.observed_at, now):
-            conn.execute(sa.delete(table).where(mine))
+            conn.execute(sa.delete(table).where(table.c.domain == row.domain, table.c.name == row.name))
         elif row.partition_id is not None and row.seen_at < observation.observed_at:
-            conn.execute(sa.update(table).where(mine).values(partition_id=None))
+            conn.execute(_SEEN, {**mine, "partition_id": None})
 
 
 def lost(conn: sa.Connection, domain: str) -> frozenset[str]:
     """Names of partitions that were seen once, that nobody deleted, and that the newest list omits."""
-    found = sa.select(table.c.name).where(
-        table.c.domain == domain, table.c.seen_at.is_not(None), table.c.partition_id.is_(None)
-    )
-    return frozenset(conn.execute(found).scalars())
+    return frozenset(conn.execute(_LOST, {"here": domain}).scalars())
 
 
 def follow(conn: sa.Connection, domain: str, successor: str) -> None:

@@ -1,6 +1,7 @@
 """One page of a listing, and how many rows there are in all."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -27,24 +28,36 @@ def fetch(
     listing: sa.Select[Any],
     page: Page,
     order: Mapping[str, sa.ColumnElement[Any]],
+    **asked: object,
 ) -> tuple[Rows, int]:
-    """Rows of `page` and the total. `order` maps names to columns and holds CREATED and TIE_BREAKER."""
-    total = conn.execute(
-        sa.select(sa.func.count()).select_from(listing.order_by(None).subquery())
-    ).scalar_one()
-    ordered = listing.order_by(*_order(page.order_by, order)).limit(page.size)
-    return conn.execute(ordered.offset((page.number - 1) * page.size)).all(), total
+    """Rows of `page` and the total. `order` maps names to columns and holds CREATED and TIE_BREAKER.
+
+    `listing` may have parameters, whose values are `asked`: then it can be built once for all callers.
+    """
+    field, direction = _order(page.order_by, order)
+    counted, ordered = _questions(listing, order[field], direction, order[TIE_BREAKER])
+    total = conn.execute(counted, asked).scalar_one()
+    part = {"page_size": page.size, "page_start": (page.number - 1) * page.size}
+    return conn.execute(ordered, {**asked, **part}).all(), total
 
 
-def _order(
-    order_by: str | None, order: Mapping[str, sa.ColumnElement[Any]]
-) -> tuple[sa.ColumnElement[Any], ...]:
+@lru_cache(maxsize=64)
+def _questions(
+    listing: sa.Select[Any], by: sa.ColumnElement[Any], direction: str, tie: sa.ColumnElement[Any]
+) -> tuple[sa.Select[Any], sa.Select[Any]]:
+    """How many rows there are, and those of a page. Kept for listings that come again as the same object."""
+    counted = sa.select(sa.func.count()).select_from(listing.order_by(None).subquery())
+    ordered = listing.order_by(by.desc() if direction == "DESC" else by.asc(), tie.asc())
+    size, start = (sa.bindparam(name, type_=sa.Integer) for name in ("page_size", "page_start"))
+    return counted, ordered.limit(size).offset(start)
+
+
+def _order(order_by: str | None, order: Mapping[str, sa.ColumnElement[Any]]) -> tuple[str, str]:
     field, _, direction = (order_by or "CREATED_ASC").rpartition("_")
     if not field or field not in order or direction not in ("ASC", "DESC"):
         wanted = ", ".join(f"{name}_ASC, {name}_DESC" for name in order if name)
         raise invalid("Invalid orderBy value in query", orderBy=f"must be one of {wanted}")
-    column = order[field]
-    return (column.desc() if direction == "DESC" else column.asc(), order[TIE_BREAKER].asc())
+    return field, direction
 
 
 def order_of(table: sa.Table, *fields: str) -> dict[str, sa.ColumnElement[Any]]:

@@ -9,10 +9,13 @@ from rackloom.carve.site.tables import domain_pause as table
 from rackloom.carve.site.tables import endpoint, machine
 from rackloom.carve.site.values import Changed
 
+_REASON = sa.select(table.c.reason).where(table.c.domain == sa.bindparam("domain"))
+"""Built once: every pass asks it."""
+
 
 def reason(conn: sa.Connection, domain: str) -> str | None:
     """Why `domain` is paused; None when it is not."""
-    return conn.execute(sa.select(table.c.reason).where(table.c.domain == domain)).scalar_one_or_none()
+    return conn.execute(_REASON, {"domain": domain}).scalar_one_or_none()
 
 
 def pause(conn: sa.Connection, domain: str, order: Order) -> Changed[None]:

@@ -1,9 +1,11 @@
 """From records to the rooms that the pure placement chooses among."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.plan.values import GpuHealth
@@ -17,6 +19,35 @@ from rackloom.errors import Refused
 UNHEALTHY = (GpuHealth.DEGRADED, GpuHealth.NO_NVLINK, GpuHealth.DEGRADED_BANDWIDTH)
 
 
+# Built once: every new instance asks these.
+_sick: sa.BindParameter[str] = sa.bindparam("sick", expanding=True)
+_open = sa.and_(
+    machine.c.instance_type_id == sa.bindparam("type"),
+    machine.c.status == Status.READY,
+    machine.c.missing_since.is_(None),
+    sa.or_(machine.c.domain.is_(None), machine.c.domain.not_in(sa.select(domain_pause.c.domain))),
+    machine.c.id.not_in(sa.select(instance.c.machine_id)),
+    ~machines.is_cordoned,
+)
+"""Empty machines of a type that may be given away, whatever is wrong with their GPUs."""
+_healthy = sa.and_(_open, machine.c.id.not_in(_sick))
+_order = (machine.c.rack, machine.c.chassis_serial, machine.c.slot)
+_COUNTED = sa.select(machine.c.domain, sa.func.count()).where(_healthy).group_by(machine.c.domain)
+_SICK = sa.select(machine.c.id, machine.c.domain).where(_open, machine.c.id.in_(_sick)).order_by(*_order)
+_FIRST = (
+    sa.select(machine.c.id).where(_healthy).order_by(*_order).limit(sa.bindparam("most", type_=sa.Integer))
+)
+_FIRST_HERE = _FIRST.where(machine.c.domain == sa.bindparam("domain"))
+_FIRST_NOWHERE = _FIRST.where(machine.c.domain.is_(None))
+
+
+class Seat(str):
+    """Stands for one of the healthy machines of `domain`: the choice needs no more than their number."""
+
+    __slots__ = ("domain",)
+    domain: str | None
+
+
 def place(
     conn: sa.Connection, request: TrayRequest, *, type_id: str, logical_partitions: Collection[str]
 ) -> Placement:
@@ -24,37 +55,58 @@ def place(
     standing = Counter[str]()
     for in_domain in members(conn, logical_partitions).values():
         standing.update(in_domain)
-    found = rooms(conn, type_id, standing)
+    # Of many machines few are sick: those are named to the database, the others counted by it.
+    sick = sick_gpus(conn, None)
     try:
-        return choose_trays(request, found)
+        chosen = choose_trays(request, rooms(conn, type_id, standing, sick))
     except Refused as refusal:
         raise Rejected(Kind.CONFLICT, refusal.reason, nearest_fix=refusal.nearest_fix) from None
+    return msgspec.structs.replace(chosen, trays=_seated(conn, type_id, chosen.trays, sick))
 
 
-def rooms(conn: sa.Connection, type_id: str, members: Mapping[str, int]) -> list[DomainRoom]:
-    """The empty machines of a type by domain, with what speaks against each."""
-    free: sa.Select[Any] = (
-        sa.select(machine.c.id, machine.c.domain, machine.c.missing_since, domain_pause.c.reason)
-        .join(instance, instance.c.machine_id == machine.c.id, isouter=True)
-        .join(domain_pause, domain_pause.c.domain == machine.c.domain, isouter=True)
-        .where(
-            machine.c.instance_type_id == type_id,
-            machine.c.status == Status.READY,
-            ~machines.is_cordoned,
-            instance.c.id.is_(None),
-        )
-        .order_by(machine.c.rack, machine.c.chassis_serial, machine.c.slot)
-    )
-    # Of many machines few are sick: to name the others to the database would cost more than the answer.
-    sick = sick_gpus(conn, None)
-    by_domain: dict[str | None, list[TrayRoom]] = defaultdict(list)
-    for machine_id, domain, missing_since, pause in conn.execute(free).all():
-        room = TrayRoom(machine_id, sick.get(machine_id), _shut(missing_since, pause))
-        by_domain[domain].append(room)
+def rooms(
+    conn: sa.Connection, type_id: str, members: Mapping[str, int], sick: Mapping[str, str]
+) -> list[DomainRoom]:
+    """The empty machines of a type by domain: seats for the healthy ones, then the sick ones themselves.
+
+    A domain with members is told of even where it has no room: they are to be joined there or nowhere.
+    """
+    asked = {"type": type_id, "sick": list(sick)}
+    by_domain: dict[str | None, tuple[TrayRoom, ...]] = dict.fromkeys(members, ())
+    for domain, count in conn.execute(_COUNTED, asked):
+        by_domain[domain] = _seats(domain, count)
+    for machine_id, domain in conn.execute(_SICK, asked) if sick else ():
+        by_domain[domain] = (*by_domain.get(domain, ()), TrayRoom(machine_id, sick[machine_id]))
     return [
-        DomainRoom(domain, tuple(trays), members.get(domain, 0) if domain else 0)
+        DomainRoom(domain, trays, members.get(domain, 0) if domain else 0)
         for domain, trays in by_domain.items()
     ]
+
+
+@lru_cache(maxsize=4096)
+def _seats(domain: str | None, count: int) -> tuple[TrayRoom, ...]:
+    seats = tuple(Seat(f"seat {number} in {domain}") for number in range(count))
+    for seat in seats:
+        seat.domain = domain
+    return tuple(TrayRoom(seat) for seat in seats)
+
+
+def _seated(
+    conn: sa.Connection, type_id: str, trays: Sequence[str], sick: Collection[str]
+) -> tuple[str, ...]:
+    """The machines behind the chosen seats, each domain filled in the order of its racks."""
+    wanted = Counter(tray.domain for tray in trays if isinstance(tray, Seat))
+    found = {domain: iter(_first(conn, type_id, domain, most, sick)) for domain, most in wanted.items()}
+    return tuple(next(found[tray.domain]) if isinstance(tray, Seat) else tray for tray in trays)
+
+
+def _first(
+    conn: sa.Connection, type_id: str, domain: str | None, most: int, sick: Collection[str]
+) -> Sequence[str]:
+    asked: dict[str, Any] = {"type": type_id, "sick": list(sick), "most": most}
+    if domain is None:
+        return conn.execute(_FIRST_NOWHERE, asked).scalars().all()
+    return conn.execute(_FIRST_HERE, {**asked, "domain": domain}).scalars().all()
 
 
 def members(conn: sa.Connection, logical_partitions: Collection[str]) -> dict[str, dict[str, int]]:
@@ -89,9 +141,3 @@ def sick_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[
         health = GpuHealth(row.health).name.lower().replace("_", " ")
         found[row.machine_id].append(f"GPU {row.module_id - 1} {health}")
     return {machine_id: ", ".join(told) for machine_id, told in found.items()}
-
-
-def _shut(missing_since: float | None, pause: str | None) -> str | None:
-    if missing_since is not None:
-        return "the switch controller no longer lists it"
-    return None if pause is None else f"its domain is paused: {pause}"

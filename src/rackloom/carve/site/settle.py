@@ -85,7 +85,13 @@ def _settle_leaving(
     if reason is None or (replaced and _joins_again(holding, row)):
         changes.interface_left(holding.instance.tenant_id, row.id)
         return []
+    _note_leaving(holding, row, reason, changes)
     return _named(row.device_instance, reason)
+
+
+def _note_leaving(holding: Holding, row: sa.Row[Any], reason: str | None, changes: Changes) -> None:
+    if reason is not None and row.reason != reason:
+        changes.interface(holding.instance.tenant_id, row.id, Status.DELETING, reason)
 
 
 def _joins_again(holding: Holding, leaving: sa.Row[Any]) -> bool:
@@ -119,12 +125,14 @@ def _instance_status(current: str, troubled: bool, facts: DomainFacts) -> str:
 
 def _settle_terminating(holding: Holding, facts: DomainFacts, changes: Changes) -> None:
     row = holding.instance
-    reasons = [
-        text
+    stuck = {
+        module_id - 1: why_not_released(guid, None, row.intent_at, facts)
         for module_id, guid in holding.gpus.items()
-        for text in _named(module_id - 1, why_not_released(guid, None, row.intent_at, facts))
-    ]
+    }
+    reasons = [text for device, why in stuck.items() for text in _named(device, why)]
     if reasons:
+        for interface in holding.interfaces:
+            _note_leaving(holding, interface, stuck.get(interface.device_instance), changes)
         message = "; ".join(dict.fromkeys(reasons))
         changes.instance_says(row.tenant_id, row.id, Status.TERMINATING, message)
     else:

@@ -109,7 +109,8 @@ machine_gpu = sa.Table(
     sa.Column("module_id", sa.Integer, primary_key=True),
     _text("guid", nullable=True, index=True),
     _text("source", nullable=True),
-    _number("health"),
+    # Whoever is given a machine asks for the few that are not healthy.
+    sa.Column("health", sa.Integer, nullable=False, index=True),
 )
 
 allocation = sa.Table(

@@ -122,6 +122,15 @@ def why_not_released(
     return None
 
 
+def why_not_drained(guid: int | None, since: float, facts: DomainFacts) -> str | None:
+    """Why it cannot be said that the GPU is in no partition of the site, those for free GPUs included."""
+    reason = why_not_released(guid, None, since, facts)
+    if reason is not None:
+        return reason
+    kept = [one for one in _holders(guid, facts) if one.id == DEFAULT_PARTITION_ID or _is_of_tray(one, facts)]
+    return _because(f"the GPU is still in partition {_names(kept)}", guid, facts) if kept else None
+
+
 def _because(what: str, guid: int | None, facts: DomainFacts) -> str:
     blocked = None if guid is None else facts.blocked.get(guid)
     return what if blocked is None else f"{what}: {blocked}"

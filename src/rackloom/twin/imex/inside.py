@@ -5,7 +5,6 @@ it are calls here instead of `exec`, `kill` and the control tool.
 """
 
 import asyncio
-import contextlib
 import json
 import signal
 from pathlib import Path
@@ -24,33 +23,38 @@ class InsideChild:
     """A daemon that `Supervisor` may take for its child process."""
 
     def __init__(self, config: Path, around: Surroundings) -> None:
-        self._service = Service(read_settings(config, around))
-        self._serving = asyncio.create_task(self._serve())
+        self._service: Service | None = None
+        self._serving = asyncio.create_task(self._serve(config, around))
 
     @property
     def returncode(self) -> int | None:
         """None while it serves."""
-        return self._serving.result() if self._serving.done() else None
+        return self._code() if self._serving.done() else None
 
     def send_signal(self, number: int) -> None:
-        """Signal it; SIGKILL leaves no time for a farewell."""
-        if number == signal.SIGKILL:
+        """Signal it; SIGKILL leaves no time for a farewell, nor does any signal before it takes them."""
+        if number == signal.SIGKILL or self._service is None:
             self._serving.cancel()
         else:
             self._service.take(number)
 
     async def wait(self) -> int:
         """Its exit code, once it has ended."""
-        return await asyncio.shield(self._serving)
+        await asyncio.wait({self._serving})
+        return self._code()
 
-    async def _serve(self) -> int:
+    def _code(self) -> int:
+        return -signal.SIGKILL if self._serving.cancelled() else self._serving.result()
+
+    async def _serve(self, config: Path, around: Surroundings) -> int:
         try:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._service.serve()
-                return 0
+            self._service = Service(read_settings(config, around))
+            await self._service.serve()
         except (Refusal, OSError):
             return 1
-        return -signal.SIGKILL
+        except asyncio.CancelledError:
+            return -signal.SIGKILL
+        return 0
 
 
 class InsideControl(ImexControl):

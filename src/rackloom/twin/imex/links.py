@@ -23,6 +23,7 @@ class Links:
         self.status = ["NEVER_CONNECTED"] * len(settings.nodes)
         self.addresses: list[str | None] = [None] * len(settings.nodes)
         self._tasks: list[asyncio.Task[None]] = []
+        self._open: set[asyncio.StreamWriter] = set()
 
     def start(self, tls: ssl.SSLContext | None) -> None:
         """Connect to every peer, and stay connected."""
@@ -31,13 +32,16 @@ class Links:
         ]
 
     async def stop(self) -> None:
-        """Close all outgoing connections."""
+        """End all connections, without waiting for what peers say to it."""
+        for writer in self._open:
+            writer.transport.abort()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a peer's connection: refuse another node map, then echo its heart-beats."""
+        self._open.add(writer)
         try:
             hello = json.loads(await reader.readline())
             accepted = hello.get("map") == self._map
@@ -49,6 +53,7 @@ class Links:
         except asyncio.CancelledError:
             pass  # the service ends; asyncio reports a cancelled handler as an error
         finally:
+            self._open.discard(writer)
             writer.close()
 
     async def _hold(self, peer: int, tls: ssl.SSLContext | None) -> None:
@@ -73,6 +78,7 @@ class Links:
                 server_hostname=name if tls else None,
                 local_addr=(self._settings.bind_ip, 0),
             )
+        self._open.add(writer)
         try:
             await self._greet(peer, reader, writer)
             while True:
@@ -82,6 +88,7 @@ class Links:
                         raise EOFError
                 await asyncio.sleep(self._settings.around.beat)
         finally:
+            self._open.discard(writer)
             writer.close()
 
     async def _greet(self, peer: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

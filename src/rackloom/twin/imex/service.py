@@ -43,12 +43,20 @@ class Service:
 
     async def serve(self) -> None:
         """Serve until a signal that is taken says otherwise."""
-        async with await serve_commands(self._settings.bind_ip, self._settings.command_port, self._answer):
-            await self._start()
-            reloading = asyncio.create_task(self._reload_when_asked())
+        commands = await serve_commands(self._settings.bind_ip, self._settings.command_port, self._answer)
+        async with commands:
+            try:
+                await self._serve_peers()
+            finally:
+                await self._close()
+
+    async def _serve_peers(self) -> None:
+        await self._start()
+        reloading = asyncio.create_task(self._reload_when_asked())
+        try:
             await self._stop.wait()
+        finally:
             reloading.cancel()
-            await self._close()
 
     async def _start(self) -> None:
         server_tls, client_tls = self._settings.server_tls(), self._settings.client_tls()

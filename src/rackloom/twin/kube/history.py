@@ -24,7 +24,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a watch looks at."""
+    """What a watch looks at. Equal ones are asked once about a change, however many watches have them."""
 
     namespace: str | None
     matches: Callable[[Object], bool]
@@ -48,12 +48,11 @@ class Feed:
     """What one watch has still to tell. None in the queue ends it."""
 
     def __init__(self, scope: Scope) -> None:
-        self._scope = scope
+        self.scope = scope
         self.queue: asyncio.Queue[WatchEvent | None] = asyncio.Queue()
 
-    def tell(self, entry: Entry) -> None:
-        """Queue a change, if it is one of this watch's."""
-        event = self._scope.seen(entry)
+    def tell(self, event: WatchEvent | None) -> None:
+        """Queue a change as its scope sees it, if it does."""
         if event is not None:
             self.queue.put_nowait(event)
 
@@ -66,7 +65,7 @@ class History:
         self._entries: dict[Kind, deque[Entry]] = defaultdict(deque)
         self._floor: dict[Kind, int] = defaultdict(int)
         self.compacted = 0
-        self._feeds: dict[Kind, dict[Feed, None]] = defaultdict(dict)
+        self._feeds: dict[Kind, dict[Scope, dict[Feed, None]]] = defaultdict(dict)
         self.version = 1
         self.listeners: list[Callable[[Kind, Object], None]] = []
         """Told of every change as it happens: the way in for controllers of the same process."""
@@ -78,8 +77,10 @@ class History:
         entries.append(entry)
         if len(entries) > self._window:
             self._floor[kind] = entries.popleft().version
-        for feed in tuple(self._feeds[kind]):
-            feed.tell(entry)
+        for scope, feeds in self._feeds[kind].items():
+            event = scope.seen(entry)
+            for feed in feeds:
+                feed.tell(event)
         for listener in self.listeners:
             listener(kind, obj)
 
@@ -92,8 +93,8 @@ class History:
             raise answers.from_the_future(after, self.version)
         feed = Feed(scope)
         for entry in self._after(kind, after):
-            feed.tell(entry)
-        self._feeds[kind][feed] = None
+            feed.tell(scope.seen(entry))
+        self._feeds[kind].setdefault(scope, {})[feed] = None
         return feed
 
     def _after(self, kind: Kind, version: int) -> Iterator[Entry]:
@@ -101,7 +102,10 @@ class History:
 
     def close(self, kind: Kind, feed: Feed) -> None:
         """A watch that nobody reads any more."""
-        self._feeds[kind].pop(feed, None)
+        feeds = self._feeds[kind].get(feed.scope, {})
+        feeds.pop(feed, None)
+        if not feeds:
+            self._feeds[kind].pop(feed.scope, None)
 
     def compact(self) -> None:
         """Forget the past: every version but the current one is expired."""
@@ -110,7 +114,7 @@ class History:
 
     def hang_up(self) -> None:
         """End every watch, as a server does that is restarted."""
-        for feeds in self._feeds.values():
-            for feed in feeds:
+        for scopes in self._feeds.values():
+            for feed in (one for feeds in scopes.values() for one in feeds):
                 feed.queue.put_nowait(None)
-            feeds.clear()
+            scopes.clear()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from rackloom.claim.kube.api import Object
@@ -14,8 +15,12 @@ _EQUALITY = re.compile(r"^(?P<key>[^\s!=(),]+)\s*(?P<how>==|=|!=)\s*(?P<value>[^
 _PRESENCE = re.compile(r"^(?P<not>!?)\s*(?P<key>[^\s!=(),]+)$")
 
 
+@lru_cache(maxsize=10_000)
 def matcher(labels: str, fields: str) -> Match:
-    """What an object must satisfy. Raises `Rejected` (400) on a selector that cannot be read."""
+    """What an object must satisfy; the same for the same selectors.
+
+    Raises `Rejected` (400) on a selector that cannot be read.
+    """
     wanted_labels = [_label(term) for term in _terms(labels)]
     wanted_fields = [_field(term) for term in _terms(fields)]
 

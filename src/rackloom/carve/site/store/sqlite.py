@@ -120,8 +120,10 @@ def _prepare(connection: Any, _record: object) -> None:
 
 
 def _begin(conn: sa.Connection) -> None:
+    # Straight to the driver: a statement of the library costs more than most of what is read in between.
+    driver: Any = conn.connection.dbapi_connection
     write = bool(conn.get_execution_options().get("site_write", False))
     if conn.info.get("site_write") is not write:
-        conn.exec_driver_sql(f"PRAGMA query_only={'OFF' if write else 'ON'}")
+        driver.execute(f"PRAGMA query_only={'OFF' if write else 'ON'}")
         conn.info["site_write"] = write
-    conn.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+    driver.execute("BEGIN IMMEDIATE" if write else "BEGIN")

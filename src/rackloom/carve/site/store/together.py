@@ -102,10 +102,11 @@ def _in_savepoint(conn: sa.Connection, work: Callable[[sa.Connection], Any]) -> 
     connection.execute("SAVEPOINT part")
     try:
         result = work(conn)
+        # Fails where `work` has hidden that it undid everything.
+        connection.execute("RELEASE part")
     except BaseException as error:
         _undo(connection, error)
         raise
-    connection.execute("RELEASE part")
     return result
 
 

@@ -1,0 +1,307 @@
+"""The plant of `compute_domains.py`: a Kubernetes in brief, nodes with the real IMEX plugin, modelled IMEX.
+
+Kubernetes in brief makes the calls of the claim, DaemonSet and scheduling controllers and of kubelet, each
+when the event that causes it is there, and decides nothing: which pod goes where is given. nvidia-imex is a
+model that is READY some time after it was started. Everything else is the production code: the controller,
+the plugin's requests, checkpoint, CDI files and waiting, and `ImexDaemon` with its membership and reports.
+"""
+
+import asyncio
+import json
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rackloom.claim.domain import names
+from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.domain.objects import Ref
+from rackloom.claim.imex.daemon import ImexDaemon
+from rackloom.claim.imex.member import Place
+from rackloom.claim.imex.status import CONNECTED, READY, ImexConnection, ImexDomain, ImexNode
+from rackloom.claim.imex.steps import Peers
+from rackloom.claim.kube import kinds
+from rackloom.claim.kube.api import Kind, Object
+from rackloom.claim.node.imex.declared import read_declared
+from rackloom.claim.node.imex.host import Kernel
+from rackloom.claim.node.imex.plugin import ImexPlugin
+from rackloom.claim.node.imex.readiness import HostDaemon
+from rackloom.claim.node.imex.settings import ImexSettings
+from rackloom.claim.node.imex.view import FabricView
+from rackloom.claim.node.run import Host, Places, Running
+from rackloom.claim.node.values import ClaimRef
+from rackloom.errors import Retry
+from rackloom.twin.kube import DirectApi, FakeKube
+from rackloom.twin.kube.times import loop_time
+
+CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
+DRIVER_NAMESPACE = "rackloom-system"
+POD_START, IMEX_READY = 1.0, 0.5
+"""Declared latencies: seconds from a prepared pod to its running containers, and from those to READY."""
+
+
+class Imex:
+    """nvidia-imex and its supervisor: READY a while after its peers are known, then connected with all."""
+
+    def __init__(self) -> None:
+        self.running_with: Peers | None = None
+        self._started = asyncio.Event()
+        self._ready = False
+
+    def set_peers(self, peers: Peers) -> None:
+        """The peers' names are resolved anew; nothing is restarted (`dns` mode)."""
+        self.running_with = peers
+        self._started.set()
+
+    def look_again(self) -> None:
+        """Its certificate is as it was."""
+
+    async def run(self) -> None:
+        """Start, and be READY later."""
+        await self._started.wait()
+        await asyncio.sleep(IMEX_READY)
+        self._ready = True
+        await asyncio.Event().wait()
+
+    async def local_status(self) -> str:
+        """As `nvidia-imex-ctl -q` prints it."""
+        if not self._ready:
+            raise Retry("not READY yet", after=0.1)
+        return READY
+
+    async def domain(self) -> ImexDomain:
+        """As `nvidia-imex-ctl -N -j` prints it."""
+        peers = self.running_with.addresses if self.running_with else {}
+        links = {str(peer): ImexConnection(CONNECTED) for peer in peers}
+        return ImexDomain("UP", {str(peer): ImexNode(READY, connections=links) for peer in peers})
+
+
+class Tray:
+    """A node with the real plugin."""
+
+    def __init__(self, kube: FakeKube, root: Path, clique: int, number: int, isolation: Isolation) -> None:
+        self.name = f"n{clique}-{number}"
+        self.clique = f"{CLUSTER_UUID}.{clique}"
+        here = root / self.name
+        places = Places(registry=here / "reg", plugins=here / "plug", cdi=here / "cdi")
+        home = places.home(names.IMEX_DRIVER)
+        home.mkdir(parents=True)
+        fabric = root / f"fabric-{clique}.json"
+        if not fabric.exists():
+            fabric.write_text(json.dumps({"clusterUUID": CLUSTER_UUID, "cliqueId": clique, "gpus": [{}]}))
+        api = DirectApi(kube, "plugin")
+        settings = ImexSettings(
+            node=self.name,
+            namespace=DRIVER_NAMESPACE,
+            domains=home / "domains",
+            isolation=isolation,
+            kernel=Kernel(proc_devices=root / "devices", imex_capability=root / "capability"),
+        )
+        view = FabricView(lambda: read_declared(fabric), loop_time)
+        host = Host(node=self.name, boot_id="1", places=places, wall=loop_time)
+        self.plugin = Running(ImexPlugin(api, settings, view, HostDaemon(root=here)), api, host)
+
+    def node(self) -> Object:
+        """As its kubelet and the plugin have registered it."""
+        return {"metadata": {"name": self.name, "labels": {names.GPU_CLIQUE_LABEL: self.clique}}}
+
+
+class Kubernetes:
+    """What happens to pods between their creation and their containers.
+
+    `waited` has what each pod waited for us, by UID: for its claim or template, and for its channel.
+    """
+
+    def __init__(self, kube: FakeKube, trays: dict[str, Tray], places: dict[str, str], seed: int) -> None:
+        self._kube = kube
+        self._api = DirectApi(kube, "kubernetes")
+        self._trays = trays
+        self._places = places
+        """The node of each workload pod, by name."""
+        self._random = random.Random(seed)  # noqa: S311 (reproducible on purpose)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: dict[tuple[str, str], list[Object]] = defaultdict(list)
+        self._daemons: set[tuple[str, str]] = set()
+        self._shared: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._channels: dict[str, Iterator[int]] = defaultdict(lambda: iter(range(1, 129)))
+        self._addresses = iter(range(1, 2**24))
+        self.waited: dict[str, float] = {}
+        self._created: dict[str, float] = {}
+        kube.store.listeners.append(self._hear)
+
+    async def stop(self) -> None:
+        """End what still runs, daemons above all."""
+        self._kube.store.listeners.remove(self._hear)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def failed(self) -> list[BaseException]:
+        """What went wrong on the way: nothing should."""
+        ended = (one for one in self._tasks if one.done() and not one.cancelled())
+        return [error for one in ended if (error := one.exception()) is not None]
+
+    def _do(self, work: Any) -> None:
+        self._tasks.add(asyncio.create_task(work))
+
+    def _hear(self, kind: Kind, obj: Object) -> None:
+        meta = obj["metadata"]
+        if kind == kinds.POD and meta["uid"] not in self._created:
+            self._created[meta["uid"]] = _now()
+            self._claims_of(obj)
+        elif kind == kinds.RESOURCE_CLAIM_TEMPLATE:
+            for pod in self._waiting.pop((meta["namespace"], meta["name"]), ()):
+                self._do(self._pod(pod, obj))
+        elif kind == kinds.RESOURCE_CLAIM:
+            for pod in self._waiting.pop((meta["namespace"], f"claim/{meta['name']}"), ()):
+                self._do(self._pod(pod, None))
+        elif kind in (kinds.NODE, kinds.DAEMON_SET):
+            self._daemon_sets(kind, obj)
+
+    def _claims_of(self, pod: Object) -> None:
+        (wanted,) = pod["spec"]["resourceClaims"]
+        namespace, template = pod["metadata"]["namespace"], wanted.get("resourceClaimTemplateName")
+        if template is None:
+            name = wanted["resourceClaimName"]
+            self._when(pod, kinds.RESOURCE_CLAIM, namespace, name, f"claim/{name}")
+        else:
+            self._when(pod, kinds.RESOURCE_CLAIM_TEMPLATE, namespace, template, template)
+
+    def _when(self, pod: Object, kind: Kind, namespace: str, name: str, key: str) -> None:
+        """Go on when the object is there."""
+        found = self._kube.store.find(kind, (namespace, name))
+        if found is None:
+            self._waiting[namespace, key].append(pod)
+        else:
+            self._do(self._pod(pod, found if kind == kinds.RESOURCE_CLAIM_TEMPLATE else None))
+
+    def _daemon_sets(self, kind: Kind, obj: Object) -> None:
+        """The DaemonSet controller: a pod where a node and a DaemonSet come together."""
+        if kind == kinds.NODE:
+            labels = obj["metadata"].get("labels") or {}
+            uid = labels.get(names.COMPUTE_DOMAIN_LABEL)
+            if uid is not None:
+                self._start_daemon(names.daemon_name(uid), obj["metadata"]["name"])
+            warm = labels.get(names.WARM_CLIQUE_LABEL)
+            found = (
+                [one for one in self._kube.store.all(kinds.DAEMON_SET) if _warms(one) == warm] if warm else []
+            )
+            for one in found:
+                self._start_daemon(one["metadata"]["name"], obj["metadata"]["name"])
+        else:
+            warm = _warms(obj)
+            for tray in self._trays.values() if warm else ():
+                node = self._kube.store.find(kinds.NODE, (None, tray.name))
+                if node and (node["metadata"].get("labels") or {}).get(names.WARM_CLIQUE_LABEL) == warm:
+                    self._start_daemon(obj["metadata"]["name"], tray.name)
+
+    def _start_daemon(self, daemon_set: str, node: str) -> None:
+        if (daemon_set, node) not in self._daemons:
+            self._daemons.add((daemon_set, node))
+            self._do(self._daemon_pod(daemon_set, node))
+
+    async def _daemon_pod(self, daemon_set: str, node: str) -> None:
+        found = self._kube.store.read(kinds.DAEMON_SET, (DRIVER_NAMESPACE, daemon_set))
+        template = found["spec"]["template"]
+        meta = {"generateName": f"{daemon_set}-", "namespace": DRIVER_NAMESPACE}
+        spec = {**template["spec"], "schedulerName": node}
+        await self._api.create(
+            kinds.POD, {"metadata": {**meta, "labels": template["metadata"]["labels"]}, "spec": spec}
+        )
+
+    async def _pod(self, pod: Object, template: Object | None) -> None:
+        """A pod whose template or claim is there: claimed, bound, prepared, running."""
+        meta = pod["metadata"]
+        for_object = _now() - self._created[meta["uid"]]
+        daemon = meta["namespace"] == DRIVER_NAMESPACE
+        node = pod["spec"]["schedulerName"] if daemon else self._places[meta["name"]]
+        if template is None:
+            claim = await self._share(pod, node)
+        else:
+            claim = await self._claim(pod, template, node, "daemon-0" if daemon else "channel-0")
+        await self._api.patch(kinds.POD, meta["name"], meta["namespace"], {"spec": {"nodeName": node}})
+        asked = _now()
+        await self._prepare(pod, node, claim)
+        self.waited[meta["uid"]] = for_object + _now() - asked
+        await asyncio.sleep(POD_START)
+        address = f"10.{(number := next(self._addresses)) >> 16}.{number >> 8 & 255}.{number & 255}"
+        conditions = [{"type": "Ready", "status": "True"}]
+        status = {"phase": "Running", "podIP": address, "conditions": conditions}
+        await self._api.patch(
+            kinds.POD, meta["name"], meta["namespace"], {"status": status}, subresource="status"
+        )
+        if daemon:
+            await self._daemon(pod, node, address)
+
+    async def _claim(self, pod: Object, template: Object, node: str, device: str) -> Object:
+        """A claim of its own: made, named in the pod's status, allocated and reserved."""
+        meta = pod["metadata"]
+        made = await self._api.create(
+            kinds.RESOURCE_CLAIM,
+            {
+                "metadata": {"generateName": f"{meta['name']}-", "namespace": meta["namespace"]},
+                "spec": template["spec"]["spec"],
+            },
+        )
+        said = [{"name": "channel", "resourceClaimName": made["metadata"]["name"]}]
+        patch = {"status": {"resourceClaimStatuses": said}}
+        await self._api.patch(kinds.POD, meta["name"], meta["namespace"], patch, subresource="status")
+        return await self._allocate(made, pod, node, device)
+
+    async def _share(self, pod: Object, node: str) -> Object:
+        """One more pod for a claim that is there."""
+        name = pod["spec"]["resourceClaims"][0]["resourceClaimName"]
+        async with self._shared[name]:
+            claim = self._kube.store.read(kinds.RESOURCE_CLAIM, (pod["metadata"]["namespace"], name))
+            clique = self._trays[node].clique
+            pool = names.channel_pool_name(clique)
+            taken = ((claim.get("status") or {}).get("allocation") or {}).get("devices")
+            device = taken["results"][0]["device"] if taken else f"channel-{next(self._channels[clique])}"
+            return await self._allocate(claim, pod, pool, device)
+
+    async def _allocate(self, claim: Object, pod: Object, pool: str, device: str) -> Object:
+        asked = claim["spec"]["devices"]
+        request = asked["requests"][0]["name"]
+        result = {"request": request, "driver": names.IMEX_DRIVER, "pool": pool, "device": device}
+        configs = [{"source": "FromClaim", **one} for one in asked["config"]]
+        user = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        reserved = [*((claim.get("status") or {}).get("reservedFor") or ()), user]
+        status = {
+            "allocation": {"devices": {"results": [result], "config": configs}},
+            "reservedFor": reserved,
+        }
+        return await self._api.replace(
+            kinds.RESOURCE_CLAIM, {**claim, "status": status}, subresource="status"
+        )
+
+    async def _prepare(self, pod: Object, node: str, claim: Object) -> None:
+        meta = claim["metadata"]
+        ref = ClaimRef(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
+        (answer,) = (await self._trays[node].plugin.requests.prepare([ref])).values()
+        if answer.error:
+            raise RuntimeError(f"{pod['metadata']['name']}: {answer.error}")
+
+    async def _daemon(self, pod: Object, node: str, address: str) -> None:
+        meta = pod["metadata"]
+        place = Place(
+            compute_domain=meta["labels"][names.COMPUTE_DOMAIN_LABEL],
+            clique_id=self._trays[node].clique,
+            namespace=DRIVER_NAMESPACE,
+            node=node,
+            address=address,
+            pod=Ref(meta["name"], meta["uid"]),
+            max_nodes=names.MAX_NODES_PER_IMEX_DOMAIN,
+        )
+        imex: Any = Imex()
+        await ImexDaemon(DirectApi(self._kube, "daemon"), place, imex, imex, self._random).run()
+
+
+def _warms(daemon_set: Object) -> str | None:
+    """The clique that a DaemonSet keeps warm."""
+    selector: dict[str, str] = daemon_set["spec"]["template"]["spec"].get("nodeSelector") or {}
+    return selector.get(names.WARM_CLIQUE_LABEL)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

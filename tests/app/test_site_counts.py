@@ -1,0 +1,33 @@
+"""What the records say at the moment of a scrape."""
+
+import asyncio
+from typing import Any
+
+import sqlalchemy as sa
+
+from rackloom.app.site_counts import count
+from rackloom.carve.plan.values import CreatePartition
+from rackloom.carve.site import operations
+from rackloom.carve.site.store import Store
+from rackloom.carve.site.tables import endpoint, owned_partition
+
+
+def _fill(conn: sa.Connection) -> None:
+    conn.execute(sa.insert(endpoint).values(id="e", url="http://switch", created=1.0, updated=1.0))
+    for name, number in (("asked-for", None), ("seen", 1), ("seen-too", 2)):
+        wanted = CreatePartition(name=name, logical_partition=name, guids=(1,))
+        asked = operations.begin(conn, "e", "d", wanted, 1.0, 1.0)
+        row: dict[str, Any] = {"domain": "d", "name": name, "logical_partition_id": name, "created": 1.0}
+        row |= {"partition_id": number, "operation_id": asked}
+        conn.execute(sa.insert(owned_partition).values(**row))
+
+
+def test_a_partition_counts_once_it_was_seen():
+    async def scenario():
+        store = Store.inline()
+        await store.run(_fill)
+        counted = await store.read(count, 0)
+        await store.close()
+        return counted.physical_partitions
+
+    assert asyncio.run(scenario()) == 2

@@ -1,0 +1,107 @@
+"""Places: how many, who comes first, and what a slow one does to the others."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from rackloom.carve.reconcile import slots as module
+from rackloom.carve.reconcile.slots import Slots
+
+Begun = list[str]
+Worker = Callable[..., Coroutine[Any, Any, None]]
+
+
+def _worker(slots: Slots, begun: Begun, ends: asyncio.Event) -> Worker:
+    async def work(key: str, *, urgent: bool = False) -> None:
+        async with slots.taken(key, urgent=urgent):
+            begun.append(key)
+            await ends.wait()
+
+    return work
+
+
+async def _settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_the_awaited_come_first_and_the_due_in_their_order() -> None:
+    async def story() -> Begun:
+        slots, ends = Slots(1), asyncio.Event()
+        begun: Begun = []
+        work = _worker(slots, begun, ends)
+        async with asyncio.TaskGroup() as tasks:
+            for key in ("first", "due a", "due b", "due c"):
+                tasks.create_task(work(key))
+            tasks.create_task(work("awaited", urgent=True))
+            await _settled()
+            slots.hurry("due c")
+            slots.hurry("first")
+            assert begun == ["first"]
+            ends.set()
+        return begun
+
+    assert asyncio.run(story()) == ["first", "awaited", "due c", "due a", "due b"]
+
+
+def test_no_more_begin_than_there_are_places() -> None:
+    async def story() -> None:
+        slots, ends = Slots(3), asyncio.Event()
+        begun: Begun = []
+        work = _worker(slots, begun, ends)
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(9):
+                tasks.create_task(work(str(number)))
+            await _settled()
+            assert len(begun) == 3
+            ends.set()
+        assert len(begun) == 9
+
+    asyncio.run(story())
+
+
+def test_who_is_cancelled_takes_no_place_along() -> None:
+    async def story() -> None:
+        slots, ends = Slots(1), asyncio.Event()
+        begun: Begun = []
+        work = _worker(slots, begun, ends)
+        async with slots.taken("one", urgent=False):
+            waiting, handed = (asyncio.create_task(work(key)) for key in ("two", "three"))
+            await _settled()
+            waiting.cancel()
+            await _settled()
+        # The third has the place now, and is cancelled before it can begin.
+        handed.cancel()
+        await asyncio.gather(waiting, handed, return_exceptions=True)
+        ends.set()
+        await work("four")
+        assert begun == ["four"]
+
+    asyncio.run(story())
+
+
+def test_one_that_is_slow_gives_its_place_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LENT_SECONDS", 0.0)
+
+    async def story() -> None:
+        slots, ends = Slots(1), asyncio.Event()
+        begun: Begun = []
+        work = _worker(slots, begun, ends)
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            for key in ("slow", "next"):
+                tasks.create_task(work(key))
+            while len(begun) < 2:
+                await asyncio.sleep(0)
+            ends.set()
+        monkeypatch.setattr(module, "LENT_SECONDS", 60.0)
+        ends.clear()
+        async with asyncio.TaskGroup() as tasks:
+            for key in ("third", "fourth"):
+                tasks.create_task(work(key))
+            await _settled()
+            assert begun == ["slow", "next", "third"]
+            ends.set()
+
+    asyncio.run(story())

@@ -1,0 +1,227 @@
+"""A whole cluster for ComputeDomains: deploy/kubernetes installed, trays, and programs in their pods."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.story_programs import DRIVER, Programs
+from tests.cluster.story_trays import CAPACITY, FOR_TRAYS, Tray, clique_name
+from tests.cluster.test_compute_domain_controller import is_served, policies_count
+from tests.cluster.test_webhook import HOOKS, called_at, is_trusted, kubectl, shipped
+from tests.cluster.waiting import until
+
+from rackloom.claim.domain import names
+from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.domain.objects import Status, read_status
+from rackloom.claim.kube.api import Kind, KubeApi, NotFound, Object
+from rackloom.claim.kube.kinds import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    DAEMON_SET,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
+    SECRET,
+    SERVICE_ACCOUNT,
+)
+from rackloom.twin.nodes.kubelets import Kubelets
+from rackloom.twin.nodes.node_objects import NodeSpec
+
+ROOT = Path(__file__).parents[2]
+LEAVE = ("--wait=false", "--ignore-not-found")
+PATIENCE = 480.0
+"""Seconds: a rack of daemons shares two busy cores with a control plane here."""
+
+
+@contextlib.asynccontextmanager
+async def installed(cluster: ControlPlane, api: KubeApi, overlay: str) -> AsyncIterator[None]:
+    """What `kubectl apply -k deploy/kubernetes/<overlay>` installs; at the end it is gone."""
+    folder = str(ROOT / "deploy" / "kubernetes" / overlay)
+    await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-k", folder)
+    await until(lambda: is_served(api), "the new types are served")
+    await until(lambda: asyncio.to_thread(policies_count, cluster), "the policies count")
+    yield
+    await asyncio.to_thread(kubectl, cluster, "delete", "-k", folder, *LEAVE)
+    await asyncio.to_thread(kubectl, cluster, "wait", "--for=delete", f"namespace/{DRIVER}", "--timeout=120s")
+
+
+@contextlib.asynccontextmanager
+async def admission(cluster: ControlPlane, api: KubeApi, programs: Programs) -> AsyncIterator[None]:
+    """What deploy/kubernetes/webhook installs, asked about everything it is installed for."""
+    rest, hooks = await asyncio.to_thread(shipped)
+    await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-f", "-", given=rest)
+
+    async def port() -> int:
+        return programs.webhook_ports[0] if programs.webhook_ports else 0
+
+    for one in hooks:
+        await api.create(HOOKS[one["kind"]], called_at(one, await until(port, "a webhook runs")))
+    await until(lambda: is_trusted(api), "the webhook has its certificate")
+    yield
+    for one in hooks:
+        await api.delete(HOOKS[one["kind"]], one["metadata"]["name"])
+    await asyncio.to_thread(kubectl, cluster, "delete", "-f", "-", *LEAVE, given=rest)
+
+
+@dataclass
+class Site:
+    """The trays of a cluster and what runs on them."""
+
+    cluster: ControlPlane
+    api: KubeApi
+    nodes: Kubelets
+    trays: Mapping[str, Tray]
+    programs: Programs
+
+    async def power_on(self) -> None:
+        """Register every tray."""
+        await asyncio.gather(*map(self.register, self.trays))
+
+    async def serves(self) -> None:
+        """Wait until the plugin of every tray has published it and labelled it with its clique."""
+        await until(self._are_labelled, "every tray has its clique label", PATIENCE)
+
+    async def register(self, node: str) -> None:
+        await self.nodes.register(NodeSpec(node, labels=FOR_TRAYS, capacity=CAPACITY))
+
+    async def _are_labelled(self) -> bool:
+        found = {
+            node["metadata"]["name"]: node["metadata"]["labels"].get(names.GPU_CLIQUE_LABEL)
+            for node in (await self.api.list(NODE)).items
+        }
+        return self.programs.serving >= self.trays.keys() and all(
+            found.get(name) == clique_name(tray.clique) for name, tray in self.trays.items()
+        )
+
+    async def power_off(self) -> None:
+        """The nodes leave, and what only a living plugin would take away goes with them."""
+        for kind in (NODE, RESOURCE_SLICE):
+            for one in (await self.api.list(kind)).items:
+                with contextlib.suppress(NotFound):  # The kubelet of a node wipes what a plugin leaves too.
+                    await self.api.delete(kind, one["metadata"]["name"])
+
+    async def kubectl(self, *words: str) -> str:
+        return await asyncio.to_thread(kubectl, self.cluster, *words)
+
+    async def apply(self, example: str, namespace: str) -> None:
+        """Apply a manifest of examples/ as it is."""
+        await self.kubectl("apply", "-n", namespace, "-f", str(ROOT / "examples" / example))
+
+    async def status(self, name: str, namespace: str) -> Status:
+        return read_status(await self.api.get(COMPUTE_DOMAIN, name, namespace))
+
+    async def ready(self, name: str, namespace: str, nodes: set[str], *, shared: bool = False) -> Status:
+        """The status of a ComputeDomain once it is Ready and meshed on these nodes.
+
+        One that shares a warm clique has all of its nodes, and the warm domain says whether it is meshed.
+        """
+
+        async def look() -> Status | None:
+            status = await self.status(name, namespace)
+            said = {one.type: one.status for one in status.conditions}
+            found = {node.name for node in status.nodes}
+            whole = said.get("Ready") == "True" and (shared or said.get("Meshed") == "True")
+            return status if whole and (found >= nodes if shared else found == nodes) else None
+
+        try:
+            status = await until(look, f"{name} is Ready on {len(nodes)} nodes", PATIENCE)
+        except AssertionError as error:
+            seen = await self.api.get(COMPUTE_DOMAIN, name, namespace)
+            raise AssertionError(f"{error}\n{json.dumps(seen.get('status'), indent=1)}") from error
+        assert status is not None
+        return status
+
+    async def warm(self) -> None:
+        """Wait until channels are offered on every tray."""
+
+        async def look() -> bool:
+            offered = (await self.api.list(NODE, labels=names.CHANNELS_READY_LABEL)).items
+            return {one["metadata"]["name"] for one in offered} == self.trays.keys()
+
+        await until(look, "every tray offers channels", PATIENCE)
+
+    async def cool_down(self) -> None:
+        """Take every tray back to domain mode: the warm daemons go."""
+        for node in self.trays:
+            labels = {names.ISOLATION_LABEL: Isolation.DOMAIN.value}
+            await self.api.patch(NODE, node, None, {"metadata": {"labels": labels}})
+
+    async def has_account(self, namespace: str) -> bool:
+        """Whether pods can be made in a new namespace."""
+        with contextlib.suppress(NotFound):
+            await self.api.get(SERVICE_ACCOUNT, "default", namespace)
+            return True
+        return False
+
+    async def running(self, namespace: str, prefix: str, count: int) -> list[Object]:
+        """The pods of a job once all of them run."""
+
+        async def look() -> list[Object]:
+            pods = (await self.api.list(POD, namespace)).items
+            found = [pod for pod in pods if pod["metadata"]["name"].startswith(prefix)]
+            all_run = all(pod["status"]["phase"] == "Running" for pod in found)
+            return found if all_run and len(found) == count else []
+
+        return await until(look, f"{count} pods {prefix}* run", PATIENCE)
+
+    def cliques_of(self, pods: list[Object]) -> set[int]:
+        """Numbers of the cliques in which pods are."""
+        return {self.trays[pod["spec"]["nodeName"]].clique for pod in pods}
+
+    async def left_overs(self, namespace: str | None = None) -> dict[str, list[str]]:
+        """What there is of ComputeDomains, in one namespace or anywhere; nothing once all are gone."""
+        kinds = (COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE, RESOURCE_CLAIM)
+        found = {kind.kind: await self._of(kind, namespace) for kind in kinds}
+        if namespace is None:
+            found[COMPUTE_DOMAIN_CLIQUE.kind] = await self._of(COMPUTE_DOMAIN_CLIQUE)
+            for kind in (DAEMON_SET, SECRET, NODE):
+                found[kind.kind] = await self._of(kind, labels=names.COMPUTE_DOMAIN_LABEL)
+            for label in (names.CHANNELS_READY_LABEL, names.WARM_CLIQUE_LABEL):
+                found[label] = await self._of(NODE, labels=label)
+            found["CDI"] = [file for tray in self.trays.values() for file in tray.cdi_files()]
+            found["prepared"] = [uid for tray in self.trays.values() for uid in tray.prepared()]
+        return {what: some for what, some in found.items() if some}
+
+    async def _of(self, kind: Kind, namespace: str | None = None, labels: str = "") -> list[str]:
+        return [
+            one["metadata"]["name"] for one in (await self.api.list(kind, namespace, labels=labels)).items
+        ]
+
+    async def give_up(self, namespace: str) -> None:
+        """Take apart what a failed test left: without plugins and controller its pods would never end."""
+        if not await self.left_overs():
+            return
+        for pod in (await self.api.list(POD, namespace)).items:
+            await self.api.delete(POD, pod["metadata"]["name"], namespace, grace_seconds=0)
+        for one in (await self.api.list(COMPUTE_DOMAIN)).items:
+            await self.api.delete(COMPUTE_DOMAIN, one["metadata"]["name"], one["metadata"]["namespace"])
+        await self.is_clean()
+
+    async def is_clean(self, namespace: str | None = None) -> None:
+        """Wait until nothing is left over."""
+
+        async def clean() -> bool:
+            return not await self.left_overs(namespace)
+
+        try:
+            await until(clean, "nothing is left over", PATIENCE)
+        except AssertionError as error:
+            raise AssertionError(f"left over: {await self.left_overs(namespace)}") from error
+
+
+class Reader:
+    """The cluster as the doctor reads it."""
+
+    def __init__(self, api: KubeApi) -> None:
+        self._api = api
+
+    async def read(self, path: str) -> list[Object]:
+        kinds = (COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE, RESOURCE_CLAIM, POD, NODE)
+        (kind,) = (one for one in kinds if path.endswith(f"{one.version}/{one.plural}"))
+        return list((await self._api.list(kind)).items)

@@ -1,0 +1,75 @@
+"""Stand-ins for nvidia-imex in one process: they connect, take signals and die as separate ones do."""
+
+import asyncio
+import random
+import signal
+
+from rackloom.claim.imex.config import ImexConfig, daemon_host, nodes_text
+from rackloom.claim.imex.files import ImexFiles
+from rackloom.claim.imex.hosts import with_peers
+from rackloom.claim.imex.status import mesh_of
+from rackloom.twin.imex.inside import InsideChild, InsideControl
+from rackloom.twin.imex.settings import Surroundings
+
+
+def daemon(folder, around, index):
+    """A daemon whose configured address is one of a network that only `around` makes reachable."""
+    here = folder / str(index)
+    here.mkdir()
+    files = ImexFiles(here, here / "hosts")
+    files.write_config(ImexConfig(f"10.0.9.{index + 1}", files.nodes, None))
+    files.write_nodes(nodes_text([daemon_host(one) for one in range(2)]))
+    return InsideChild(files.config, around), InsideControl(files.config, around)
+
+
+async def until(look):
+    async with asyncio.timeout(60):
+        while not await look():
+            await asyncio.sleep(0.05)
+
+
+def test_two_of_them_mesh_and_one_that_is_killed_is_missed(tmp_path):
+    async def story():
+        hosts = tmp_path / "hosts"
+        hosts.write_text(with_peers("", {0: "10.0.9.1", 1: "10.0.9.2"}))
+        around = Surroundings(hosts, f"127.{random.randint(2, 250)}")
+        first, asked = daemon(tmp_path, around, 0)
+        second, _ = daemon(tmp_path, around, 1)
+
+        async def meshed():
+            return mesh_of(await asked.domain(), 0, [0, 1]).complete
+
+        async def ready():
+            return first.returncode is None and await asked.local_status() == "READY"
+
+        await asyncio.sleep(0.1)
+        await until(ready)
+        await until(meshed)
+        second.send_signal(signal.SIGKILL)
+        assert await second.wait() == -signal.SIGKILL
+
+        async def missed():
+            return not await meshed()
+
+        await until(missed)
+        first.send_signal(signal.SIGTERM)
+        assert await first.wait() == 0
+
+    asyncio.run(story())
+
+
+def test_one_that_cannot_start_ends_with_1(tmp_path):
+    async def story():
+        hosts = tmp_path / "hosts"
+        hosts.write_text("")
+        files = ImexFiles(tmp_path, hosts)
+        files.write_config(ImexConfig("10.0.9.1", files.nodes, None))
+        files.write_nodes(nodes_text([daemon_host(0)]))
+        around = Surroundings(hosts, f"127.{random.randint(2, 250)}")
+        blocked = await asyncio.start_server(lambda *_: None, around.address("10.0.9.1"), 50005)
+        child = InsideChild(files.config, around)
+        assert await child.wait() == 1
+        blocked.close()
+        await blocked.wait_closed()
+
+    asyncio.run(story())
