@@ -1,6 +1,7 @@
 """Small jobs for the whole story, and what may die under them."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
 from tests.cluster.story import Site
@@ -8,7 +9,7 @@ from tests.cluster.story_programs import DAEMON_ACCOUNT, DRIVER, pods_of
 from tests.cluster.waiting import until
 
 from rackloom.claim.domain import names
-from rackloom.claim.kube.api import KubeError, Object
+from rackloom.claim.kube.api import KubeError, NotFound, Object
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, EVENT, NODE, POD, RESOURCE_CLAIM_TEMPLATE
 
 NOT_PREPARED = "FailedPrepareDynamicResources"
@@ -80,19 +81,23 @@ async def hand_made(site: Site, namespace: str, name: str, **parameters: object)
     await site.api.create(POD, worker(namespace, name, 0))
 
 
+async def _kill(site: Site, pods: list[Object]) -> None:
+    """End pods without a farewell; one that is gone already has been replaced."""
+    for pod in pods:
+        with contextlib.suppress(NotFound):
+            await site.api.delete(POD, pod["metadata"]["name"], DRIVER, grace_seconds=0)
+
+
 async def _controllers(site: Site) -> None:
-    for pod in await pods_of(site.api, "rackloom-controller"):
-        await site.api.delete(POD, pod["metadata"]["name"], DRIVER, grace_seconds=0)
+    await _kill(site, await pods_of(site.api, "rackloom-controller"))
 
 
 async def _plugins(site: Site) -> None:
-    for pod in await pods_of(site.api, "rackloom-node"):
-        await site.api.delete(POD, pod["metadata"]["name"], DRIVER, grace_seconds=0)
+    await _kill(site, await pods_of(site.api, "rackloom-node"))
 
 
 async def _daemon(site: Site) -> None:
-    for pod in (await pods_of(site.api, DAEMON_ACCOUNT))[:1]:
-        await site.api.delete(POD, pod["metadata"]["name"], DRIVER, grace_seconds=0)
+    await _kill(site, (await pods_of(site.api, DAEMON_ACCOUNT))[:1])
 
 
 async def _imex(site: Site) -> None:

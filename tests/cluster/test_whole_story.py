@@ -46,8 +46,8 @@ from rackloom.twin.nodes.plugins import PluginDevices
 
 pytestmark = [
     pytest.mark.anyio,
-    # A connection whose opener is cancelled is left to the collector (asyncio of Python 3.11), and daemons that
-    # die in this process are cancelled tasks.
+    # A connection whose opener is cancelled is left to the collector (asyncio of Python 3.11), and daemons
+    # that die in this process are cancelled tasks.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 WORKERS = 18
