@@ -18,7 +18,8 @@ def owned(site: Any, domain: str) -> dict[str, int | None]:
 
 
 def operations(site: Any) -> list[Any]:
-    return list(site.read(lambda conn: conn.execute(sa.select(tables.operation)).all()))
+    in_order = sa.select(tables.operation).order_by(tables.operation.c.id)
+    return list(site.read(lambda conn: conn.execute(in_order).all()))
 
 
 @pytest.fixture
