@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--only", choices=MEASURES, help="one measure instead of all")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
     for measure in [asked.only] if asked.only else MEASURES:
         for arguments in (QUICK if asked.quick else FULL)[measure]:
             process = get_context("spawn").Process(target=run, args=(measure, arguments, asked.folder))
