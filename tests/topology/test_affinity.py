@@ -15,6 +15,8 @@ from rackloom.topology.affinity import (
     guest_view,
     nearest,
     numa_of,
+    own_gpus,
+    own_nics,
     partner,
 )
 from rackloom.topology.facts import Fact, Source, directness
@@ -244,3 +246,18 @@ def test_the_nearest_answer_wins_in_any_order(answers, random):
         assert NEARNESS.index(best.path_class) <= NEARNESS.index(answer.path_class)
         if answer.path_class is best.path_class:
             assert directness(best.source) <= directness(answer.source)
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_a_gpu_and_a_nic_agree_that_they_belong_together(name):
+    machine = load_machine(name)
+    nics, gpus = own_nics(machine), own_gpus(machine)
+    assert all(nic in gpus for nic in (cell.nic for cell in nics.values()))
+    one_to_one = len({cell.nic for cell in nics.values()}) == len(nics)
+    if one_to_one:
+        assert all(gpus[cell.nic].gpu == gpu for gpu, cell in nics.items())
+
+
+def test_gpus_that_are_equally_near_to_the_same_nics_do_not_take_the_same_one():
+    nics = own_nics(load_machine("azure-nd96isr-mi300x-v5"))
+    assert len({cell.nic for cell in nics.values()}) == len(nics) == 8

@@ -15,7 +15,18 @@ from rackloom.topology.evidence import Cell, by_declaration, by_tree, by_vendor_
 from rackloom.topology.facts import Fact, Source, directness
 from rackloom.topology.machine import Gpu, Machine, Nic, PathClass, PciePath, numa_of
 
-__all__ = ["Cell", "PathClass", "classes", "classify", "guest_view", "nearest", "numa_of", "partner"]
+__all__ = [
+    "Cell",
+    "PathClass",
+    "classes",
+    "classify",
+    "guest_view",
+    "nearest",
+    "numa_of",
+    "own_gpus",
+    "own_nics",
+    "partner",
+]
 
 Device = TypeVar("Device", Gpu, Nic)
 Known = TypeVar("Known", Fact[int], Fact[str], PciePath)
@@ -45,6 +56,46 @@ def partner(machine: Machine, gpu_index: int) -> tuple[Cell, ...]:
     home = numa_of(machine.gpus[gpu_index])
     local = tuple(cell for cell in best if home is not None and numa_of(machine.nics[cell.nic]) == home)
     return local or best
+
+
+def own_nics(machine: Machine) -> dict[int, Cell]:
+    """The one NIC of each GPU that has a nearest one, by GPU index.
+
+    Where several GPUs are equally near to several NICs, the first go together, and so on: as many GPUs as
+    NICs then use as many NICs.
+    """
+    rows = _nearest_rows(machine)
+    return {
+        gpu: rows[gpu][position % len(nics)]
+        for nics, gpus in _alike(rows)
+        for position, gpu in enumerate(gpus)
+    }
+
+
+def own_gpus(machine: Machine) -> dict[int, Cell]:
+    """The one GPU of each NIC that is nearest to any, by NIC index, paired as `own_nics` pairs them.
+
+    A NIC that several groups of GPUs are nearest to belongs to the group with the fewest NICs.
+    """
+    rows = _nearest_rows(machine)
+    return {
+        nic: rows[gpus[position % len(gpus)]][position]
+        for nics, gpus in sorted(_alike(rows), key=lambda group: len(group[0]), reverse=True)
+        for position, nic in enumerate(nics)
+    }
+
+
+def _nearest_rows(machine: Machine) -> dict[int, tuple[Cell, ...]]:
+    return {gpu.index: partner(machine, gpu.index) for gpu in machine.gpus}
+
+
+def _alike(rows: dict[int, tuple[Cell, ...]]) -> list[tuple[tuple[int, ...], list[int]]]:
+    """GPUs with the same nearest NICs together: the NICs, and the GPUs in order."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for gpu, cells in rows.items():
+        if cells:
+            groups.setdefault(tuple(cell.nic for cell in cells), []).append(gpu)
+    return list(groups.items())
 
 
 def classify(gpu: Gpu, nic: Nic) -> Cell:

@@ -1,12 +1,18 @@
 """GPUs as NVIDIA's management library knows them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from ctypes import CDLL
 from dataclasses import dataclass
-from types import ModuleType
+from pathlib import Path
+from typing import Any
 
 from rackloom.errors import Retry
 from rackloom.topology.discovery.pci import pci_address
 
-_LOOK_AGAIN = 10.0
+RETRY_SECONDS = 10.0
+LIBRARY_PLACES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
+"""Where distributions keep the driver's libraries, below its root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,33 +27,60 @@ class NvmlGpu:
     driver_version: str
 
 
-def read_nvml() -> tuple[NvmlGpu, ...] | None:
+def read_nvml(driver_root: Path = Path("/")) -> tuple[NvmlGpu, ...] | None:
     """All GPUs of this machine; None where there is no driver. Raises Retry while it is in trouble."""
+    with nvml_session(driver_root) as nvml:
+        if nvml is None:
+            return None
+        version = str(nvml.nvmlSystemGetDriverVersion())
+        return tuple(_gpu(nvml, index, version) for index in range(nvml.nvmlDeviceGetCount()))
+
+
+@contextmanager
+def nvml_session(driver_root: Path) -> Iterator[Any]:
+    """The started library of the driver below `driver_root`, else the system's; None without a driver.
+
+    It also starts where the driver has no GPU. NVML's errors become `Retry`.
+    """
     import pynvml
 
+    _load_library(driver_root)
     try:
-        pynvml.nvmlInit()
+        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        return None
+        yield None
+        return
     except pynvml.NVMLError as error:
-        raise Retry(f"NVML does not start: {error}", after=_LOOK_AGAIN) from error
+        raise Retry(f"NVML does not start: {error}", after=RETRY_SECONDS) from error
     try:
-        version = str(pynvml.nvmlSystemGetDriverVersion())
-        return tuple(_gpu(pynvml, index, version) for index in range(pynvml.nvmlDeviceGetCount()))
+        yield pynvml
     except pynvml.NVMLError as error:
-        raise Retry(f"NVML does not answer: {error}", after=_LOOK_AGAIN) from error
+        raise Retry(f"NVML does not answer: {error}", after=RETRY_SECONDS) from error
     finally:
-        pynvml.nvmlShutdown()
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
-def _gpu(pynvml: ModuleType, index: int, version: str) -> NvmlGpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    printed = str(pynvml.nvmlDeviceGetPciInfo(handle).busId)
+def _load_library(driver_root: Path) -> None:
+    """The bindings ask the loader for the library by name; it answers with one that is loaded already."""
+    for place in LIBRARY_PLACES:
+        library = driver_root / place / "libnvidia-ml.so.1"
+        if library.exists():
+            try:
+                CDLL(str(library))
+            except OSError as error:
+                raise Retry(f"{library} cannot be loaded: {error}", after=RETRY_SECONDS) from error
+            return
+
+
+def _gpu(nvml: Any, index: int, version: str) -> NvmlGpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    printed = str(nvml.nvmlDeviceGetPciInfo(handle).busId)
     return NvmlGpu(
         pci_address=pci_address(printed) or printed.lower(),
-        product=str(pynvml.nvmlDeviceGetName(handle)),
-        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
-        minor=int(pynvml.nvmlDeviceGetMinorNumber(handle)),
-        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        product=str(nvml.nvmlDeviceGetName(handle)),
+        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
+        minor=int(nvml.nvmlDeviceGetMinorNumber(handle)),
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         driver_version=version,
     )

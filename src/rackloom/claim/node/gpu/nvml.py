@@ -4,20 +4,19 @@ A GPU that has fallen off the bus does not stop the others from being read: it i
 driver or a smaller GPU does not know is None.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rackloom.claim.node.gpu.inventory import Gpu, Inventory, Recovery
 from rackloom.claim.node.gpu.nvml_mig import mig_devices, mig_mode
 from rackloom.claim.node.imex.fabric import GpuFabric, NodeFabric, clique_of
-from rackloom.claim.node.imex.nvml import gpu_fabric, load_library
+from rackloom.claim.node.imex.nvml import gpu_fabric
 from rackloom.errors import Retry
+from rackloom.topology.discovery.nvml import nvml_session
 from rackloom.topology.discovery.pci import pci_address
 
 T = TypeVar("T")
-RETRY_SECONDS = 10.0
 _BRANDS = {
     1: "Quadro",
     2: "Tesla",
@@ -58,28 +57,6 @@ def read_gpus(driver_root: Path) -> Inventory:
             driver_version=nvml.nvmlSystemGetDriverVersion(),
             cuda_version=_cuda_version(nvml.nvmlSystemGetCudaDriverVersion_v2()),
         )
-
-
-@contextmanager
-def nvml_session(driver_root: Path) -> Iterator[Any]:
-    """The started library; None without a driver. NVML's errors become `Retry`."""
-    import pynvml
-
-    load_library(driver_root)
-    try:
-        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        yield None
-        return
-    except pynvml.NVMLError as error:
-        raise Retry(f"NVML does not start: {error}", after=RETRY_SECONDS) from error
-    try:
-        yield pynvml
-    except pynvml.NVMLError as error:
-        raise Retry(f"NVML does not answer: {error}", after=RETRY_SECONDS) from error
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
 
 
 def asked(nvml: Any, question: Callable[[], T]) -> T | None:

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from rackloom.claim.node.gpu.inventory import Inventory, Xid
-from rackloom.claim.node.gpu.nvml import RETRY_SECONDS, nvml_session, read_gpus
+from rackloom.claim.node.gpu.nvml import read_gpus
 from rackloom.errors import Retry
+from rackloom.topology.discovery.nvml import RETRY_SECONDS, nvml_session
 
 
 class NvmlGpus:

@@ -1,13 +1,9 @@
-"""Where each GPU sits in its machine, and which NIC is its own.
-
-Where several GPUs are equally near to several NICs, the first GPU gets the first NIC and so on: as many GPUs
-as NICs then use as many NICs.
-"""
+"""Where each GPU sits in its machine, and which NIC is its own."""
 
 from collections.abc import Mapping
 
 from rackloom.claim.node.values import Value
-from rackloom.topology.affinity import numa_of, partner
+from rackloom.topology.affinity import numa_of, own_nics
 from rackloom.topology.evidence import Cell
 from rackloom.topology.machine import Gpu, Machine
 
@@ -33,16 +29,12 @@ NOWHERE = Place()
 
 def places(machine: Machine) -> Mapping[str, Place]:
     """The place of each GPU, by PCI address."""
-    rows = {gpu.index: partner(machine, gpu.index) for gpu in machine.gpus}
-    found: dict[str, Place] = {}
-    turns: dict[tuple[int, ...], int] = {}
-    for gpu in machine.gpus:
-        row = rows[gpu.index]
-        nics = tuple(cell.nic for cell in row)
-        turn = turns[nics] = turns.get(nics, -1) + 1
-        if gpu.pci_address is not None:
-            found[gpu.pci_address] = _place(machine, gpu, row[turn % len(row)] if row else None)
-    return found
+    own = own_nics(machine)
+    return {
+        gpu.pci_address: _place(machine, gpu, own.get(gpu.index))
+        for gpu in machine.gpus
+        if gpu.pci_address is not None
+    }
 
 
 def _place(machine: Machine, gpu: Gpu, cell: Cell | None) -> Place:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rackloom.claim.node.values import DeviceNode, Edits, Mount
+from rackloom.topology.discovery.nvml import LIBRARY_PLACES
 
 PROGRAMS = ("nvidia-imex", "nvidia-imex-ctl", "nvidia-smi")
 PROGRAM_PLACES = ("usr/bin", "usr/sbin", "opt/bin")
 _LIBRARIES = ("libnvidia-ml.so*", "libcuda.so*", "libnvidia-cfg.so*", "libnvidia-nscq.so*")
-LIBRARY_PLACES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
 _DEVICES = ("nvidiactl", "nvidia[0-9]*")
 _OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 

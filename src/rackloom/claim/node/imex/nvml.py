@@ -4,15 +4,14 @@ Source: nvmlDeviceGetGpuFabricInfoV (versions 2 and 3) and nvmlDeviceGetPlatform
 GPU without a fabric, answers ERROR_NOT_SUPPORTED or lacks the function; both mean that it has none.
 """
 
-from ctypes import CDLL, byref
+from ctypes import byref
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from rackloom.claim.node.imex.base import LIBRARY_PLACES
-from rackloom.claim.node.imex.fabric import FABRIC_RETRY_SECONDS, FabricState, GpuFabric, NodeFabric
+from rackloom.claim.node.imex.fabric import FabricState, GpuFabric, NodeFabric
 from rackloom.claim.node.values import Health
-from rackloom.errors import Retry
+from rackloom.topology.discovery.nvml import nvml_session
 from rackloom.topology.facts import Fact, Source
 from rackloom.topology.identity import GpuKey, SlotKey
 
@@ -30,39 +29,12 @@ def read_nvml(driver_root: Path) -> NodeFabric:
     The library is that of the driver below `driver_root`, else the system's. Raises `Retry` when the driver
     is there and does not answer.
     """
-    import pynvml
-
-    load_library(driver_root)
-    try:
-        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
-    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        return NodeFabric()
-    except pynvml.NVMLError as error:
-        raise Retry(f"NVML does not start: {error}", after=FABRIC_RETRY_SECONDS) from error
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        gpus = tuple(gpu_fabric(pynvml, index, handle) for index, handle in enumerate(handles))
-        return NodeFabric(gpus=gpus, driver_version=pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError as error:
-        raise Retry(f"NVML does not answer: {error}", after=FABRIC_RETRY_SECONDS) from error
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def load_library(driver_root: Path) -> None:
-    """Load the driver's own library.
-
-    The bindings ask the loader for the library by name; it answers with one that is loaded already.
-    Raises `Retry` when it cannot be loaded.
-    """
-    for place in LIBRARY_PLACES:
-        library = driver_root / place / "libnvidia-ml.so.1"
-        if library.exists():
-            try:
-                CDLL(str(library))
-            except OSError as error:
-                raise Retry(f"{library} cannot be loaded: {error}", after=FABRIC_RETRY_SECONDS) from error
-            return
+    with nvml_session(driver_root) as nvml:
+        if nvml is None:
+            return NodeFabric()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        gpus = tuple(gpu_fabric(nvml, index, handle) for index, handle in enumerate(handles))
+        return NodeFabric(gpus=gpus, driver_version=nvml.nvmlSystemGetDriverVersion())
 
 
 def gpu_fabric(nvml: Any, index: int, handle: Any) -> GpuFabric:

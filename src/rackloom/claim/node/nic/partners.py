@@ -2,8 +2,9 @@
 
 import msgspec
 
-from rackloom.topology.affinity import partner
-from rackloom.topology.machine import Machine, PathClass
+from rackloom.topology.affinity import own_gpus
+from rackloom.topology.evidence import Cell
+from rackloom.topology.machine import Gpu, Machine, PathClass
 
 
 class GpuPartner(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,18 +16,12 @@ class GpuPartner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_partners(machine: Machine) -> dict[int, GpuPartner]:
-    """By NIC index. Where several GPUs share several NICs, the first of either go together, and so on."""
-    rows = {gpu.index: partner(machine, gpu.index) for gpu in machine.gpus}
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for number, cells in rows.items():
-        groups.setdefault(tuple(cell.nic for cell in cells), []).append(number)
-    found: dict[int, GpuPartner] = {}
-    for nics, gpus in sorted(groups.items(), key=lambda group: len(group[0]), reverse=True):
-        for position, nic in enumerate(nics):
-            gpu = machine.gpus[gpus[position % len(gpus)]]
-            path_class = rows[gpu.index][position].path_class
-            found[nic] = GpuPartner(uuid=gpu.uuid, pci_address=gpu.pci_address, path_class=path_class)
-    return found
+    """By NIC index; NICs that are near to no GPU have none."""
+    return {nic: _partner(machine.gpus[cell.gpu], cell) for nic, cell in own_gpus(machine).items()}
+
+
+def _partner(gpu: Gpu, cell: Cell) -> GpuPartner:
+    return GpuPartner(uuid=gpu.uuid, pci_address=gpu.pci_address, path_class=cell.path_class)
 
 
 def rails(machine: Machine) -> dict[int, int]:
