@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.kube.api import KubeApi, KubeError, Object
-from rackloom.claim.kube.cache import Cache, by_label, by_owner, by_uid, key_of
+from rackloom.claim.kube.cache import Cache, by_label, by_uid, key_of
 from rackloom.claim.kube.informer import Informer
 from rackloom.claim.kube.kinds import CONFIG_MAP
 from rackloom.twin import simloop
@@ -174,6 +174,10 @@ async def act(kube: FakeKube, api: KubeApi, what: str, name: str, value: str) ->
                 kube.faults.add(Fault(user="informer", rate=0.7, code=500))
             case "mend":
                 kube.faults.clear()
+
+
+def by_owner(obj):
+    return [owner["uid"] for owner in obj["metadata"].get("ownerReferences", ())]
 
 
 def test_indexes_by_owner_and_uid() -> None:

@@ -3,7 +3,7 @@
 Everything is found through an index: the work for one ComputeDomain does not grow with the others.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -26,6 +26,7 @@ from rackloom.claim.cluster.things import (
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import ComputeDomain, clique, compute_domain
 from rackloom.claim.kube.api import Kind, Object
+from rackloom.claim.kube.cache import Indexer, by_label, by_uid
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -39,7 +40,6 @@ from rackloom.claim.kube.kinds import (
 )
 from rackloom.errors import Refused
 
-Indexer = Callable[[Object], Iterable[str]]
 BY_DOMAIN, BY_CLIQUE, BY_TEMPLATE, BY_POOL = "domain", "clique", "template", "pool"
 BY_MARK, BY_OFFER = "mark", "offer"
 
@@ -54,18 +54,6 @@ class Cluster(Protocol):
     def by(self, kind: Kind, index: str, value: str) -> Sequence[Object]:
         """The objects that an indexer of `INDEXES` files under a value."""
         ...
-
-
-def _labelled(label: str) -> Indexer:
-    def indexer(obj: Object) -> tuple[str, ...]:
-        value = (obj["metadata"].get("labels") or {}).get(label)
-        return () if value is None else (value,)
-
-    return indexer
-
-
-def _uid(obj: Object) -> tuple[str, ...]:
-    return (obj["metadata"]["uid"],)
 
 
 def _clique_of_node(obj: Object) -> tuple[str, ...]:
@@ -92,12 +80,12 @@ def _pools(obj: Object) -> tuple[str, ...]:
     return () if claim is None or claim.device is None else (claim.device[0],)
 
 
-_OWNED: Mapping[str, Indexer] = {BY_DOMAIN: _labelled(names.COMPUTE_DOMAIN_LABEL)}
+_OWNED: Mapping[str, Indexer] = {BY_DOMAIN: by_label(names.COMPUTE_DOMAIN_LABEL)}
 INDEXES: Mapping[Kind, Mapping[str, Indexer]] = {
     COMPUTE_DOMAIN: {
-        BY_DOMAIN: _uid,
+        BY_DOMAIN: by_uid,
         BY_TEMPLATE: _template,
-        BY_CLIQUE: _labelled(names.WARM_CLIQUE_LABEL),
+        BY_CLIQUE: by_label(names.WARM_CLIQUE_LABEL),
     },
     RESOURCE_CLAIM_TEMPLATE: _OWNED,
     DAEMON_SET: _OWNED,
@@ -107,10 +95,10 @@ INDEXES: Mapping[Kind, Mapping[str, Indexer]] = {
     NODE: {
         **_OWNED,
         BY_CLIQUE: _clique_of_node,
-        BY_MARK: _labelled(names.WARM_CLIQUE_LABEL),
-        BY_OFFER: _labelled(names.CHANNELS_READY_LABEL),
+        BY_MARK: by_label(names.WARM_CLIQUE_LABEL),
+        BY_OFFER: by_label(names.CHANNELS_READY_LABEL),
     },
-    RESOURCE_SLICE: {BY_CLIQUE: _labelled(names.WARM_CLIQUE_LABEL)},
+    RESOURCE_SLICE: {BY_CLIQUE: by_label(names.WARM_CLIQUE_LABEL)},
     RESOURCE_CLAIM: {BY_DOMAIN: _claimed, BY_POOL: _pools},
 }
 """What a `Cluster` must be able to find: by kind, each index and what it files an object under."""

@@ -26,11 +26,6 @@ def by_label(label: str) -> Indexer:
     return values
 
 
-def by_owner(obj: Object) -> Iterable[str]:
-    """An index of the uids of owners."""
-    return [owner["uid"] for owner in obj["metadata"].get("ownerReferences", ())]
-
-
 def by_uid(obj: Object) -> Iterable[str]:
     """An index of the object's own uid."""
     return (obj["metadata"]["uid"],)

@@ -122,12 +122,6 @@ def make_vrf(vrf: Vrf) -> Message:
     )
 
 
-def delete_link(index: int) -> Message:
-    """Remove a virtual link."""
-    gone = frozenset({errno.ENODEV})
-    return Message(f"deleting interface {index}", "link", DELLINK, fields={"index": index}, already=gone)
-
-
 def enslave(index: int, master: int) -> Message:
     """Put a link below another; 0 takes it out."""
     return _link(index, f"putting interface {index} below {master}", ("IFLA_MASTER", master))
