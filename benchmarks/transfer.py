@@ -71,12 +71,16 @@ def ucx_perftest(program: Path, spec: TransferSpec) -> Way:
         "UCX_TLS": "tcp",
         "UCX_NET_DEVICES": "lo",
         "LD_LIBRARY_PATH": f"{library}:{bundled}",
+        # glibc writes what it allocates: else it would send the kernel's one page of zeros from the cache,
+        # again and again, where a KV cache comes from memory.
+        "MALLOC_PERTURB_": "165",
     }
 
     def measure() -> tuple[float, str | None]:
         port = str(free_port())
         command = [str(program), "-t", "ucp_put_bw", "-m", "host", "-s", str(spec.total_bytes)]
         command += ["-n", str(spec.iters), "-w", str(spec.warmup_iters), "-p", port]
+        command += ["-O", "1"]  # as ours: the next transfer begins when the last one is complete
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as server:

@@ -220,3 +220,14 @@ def test_the_matrix_is_an_svg(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     save(record([run(39.0, promise=Promise())]), tmp_path / "plain.json")
     with pytest.raises(Refused, match="no run of this record had a device promised"):
         call("report", str(tmp_path / "plain.json"), "-o", "svg")
+
+
+def test_a_model_needs_no_host_and_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    call("model", "azure-nd96isr-h100-v5", "--block-size", "1GiB")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "GPU  NIC     CLASS  Gb/s  ALONE GB/s      ALONE ms        TOGETHER GB/s",
+        "0*   mlx5_0  PIX    400   39.07           27.48           39.07",
+        "0    mlx5_1  NODE   400   27.54 to 39.07  27.48 to 38.99",
+    ]
+    assert lines[-1] == "modelled from the wiring and two published shares of line rate; nothing was moved"

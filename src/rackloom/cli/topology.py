@@ -98,8 +98,7 @@ def show_classes(
     output
         How to print.
     """
-    found = _load(profile)
-    machine = _tray_machine(found) if isinstance(found, RackProfile) else found
+    found, machine = _load(profile), load_machine(profile)
     matrix = classes(guest_view(machine) if guest else machine)
     excluded = [{"nic": nic.index, "reason": nic.excluded} for nic in machine.nics if nic.excluded]
     value = {"machine": machine.name, "guest": guest, "rows": matrix, "excluded": excluded}
@@ -110,6 +109,16 @@ def _discovered(machine: Machine) -> str:
     if not machine.gpus:
         return f"{_machine_table(machine)}\n\nno GPU found: none is on the PCI bus, and no driver lists one"
     return f"{_machine_table(machine)}\n\n{_matrix_table(machine, classes(machine))}"
+
+
+def load_machine(profile: str) -> Machine:
+    """A published machine, the tray of a published rack, or a saved machine.
+
+    Raises:
+        Refused: there is none of that name.
+    """
+    found = _load(profile)
+    return _tray_machine(found) if isinstance(found, RackProfile) else found
 
 
 def _load(profile: str) -> Machine | RackProfile:

@@ -27,6 +27,8 @@ for _name, _help in (
 ):
     app.command(f"rackloom.cli.transfer_records:{_name}", name=_name, help=_help)
 
+app.command("rackloom.cli.transfer_model:model", name="model")
+
 
 @app.command
 def run(

@@ -1,6 +1,7 @@
 """The buffer of one end: host memory, or memory of a GPU; filled, wiped and hashed the same way."""
 
 import hashlib
+import mmap
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,6 +17,16 @@ Memory = Literal["DRAM", "VRAM"]
 _COPIES = 10
 _CHUNK = 64 << 20
 """Bytes filled and hashed at a time, so that neither needs a second buffer of full size."""
+
+
+def pages(size: int) -> mmap.mmap:
+    """Zeroed private memory that begins on a page.
+
+    The kernel copies to and from a socket with `rep movsb`, which costs a third of the rate over loopback on
+    AMD's processors where source and destination differ in alignment; what malloc gives begins 16 bytes
+    into a page.
+    """
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class Buffer(ABC):
@@ -93,7 +104,7 @@ class HostBuffer(Buffer):
             )
         import numpy as np
 
-        self.array = np.zeros(size, np.uint8)
+        self.array = np.frombuffer(pages(size), np.uint8)
 
     @property
     def address(self) -> int:

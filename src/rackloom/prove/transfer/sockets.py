@@ -4,6 +4,7 @@ It shows that data moves and arrives intact on this host. It says nothing of NIX
 """
 
 import hashlib
+import mmap
 import multiprocessing
 import secrets
 import socket
@@ -11,6 +12,8 @@ import time
 from multiprocessing.connection import Connection
 
 import msgspec
+
+from rackloom.prove.transfer.buffers import pages
 
 LABEL = "plain TCP socket, not NIXL"
 _PATIENCE = 30.0
@@ -28,7 +31,8 @@ class SocketReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_sockets(total_bytes: int, iters: int) -> SocketReport:
     """Send a buffer `iters` times to a process of our own and compare digests at the end."""
-    buffer = secrets.token_bytes(total_bytes)
+    buffer = pages(total_bytes)
+    buffer[:] = secrets.token_bytes(total_bytes)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -54,7 +58,7 @@ def run_sockets(total_bytes: int, iters: int) -> SocketReport:
     )
 
 
-def _send(connection: socket.socket, buffer: bytes) -> float:
+def _send(connection: socket.socket, buffer: mmap.mmap) -> float:
     """Until the other end says that all of it is there."""
     began = time.perf_counter()
     connection.sendall(buffer)
@@ -63,7 +67,7 @@ def _send(connection: socket.socket, buffer: bytes) -> float:
 
 
 def _receive(port: int, total_bytes: int, iters: int, report: Connection) -> None:
-    sink = bytearray(total_bytes)
+    sink = pages(total_bytes)
     view = memoryview(sink)
     with socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE) as connection:
         for _ in range(iters):
@@ -80,5 +84,5 @@ def _fill(connection: socket.socket, view: memoryview) -> None:
         view = view[received:]
 
 
-def _digest(buffer: bytes | bytearray) -> str:
+def _digest(buffer: mmap.mmap) -> str:
     return hashlib.blake2b(buffer, digest_size=32).hexdigest()
