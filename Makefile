@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := requirements/uv.txt requirements/dev.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: venv demo test test-cluster test-cluster-whole lint simulate format proto pins clean
+.PHONY: venv demo test test-cluster lint simulate format proto pins clean
 
 venv: $(VENV)/.complete
 
@@ -27,11 +27,6 @@ test: venv
 test-cluster: venv
 	$(BIN)/python tests/cluster/build.py
 	RACKLOOM_TEST_CLUSTER=1 $(BIN)/python -m pytest tests/cluster
-
-# Whole racks with all their programs on it; a quarter of an hour, and not beside anything else.
-test-cluster-whole: venv
-	$(BIN)/python tests/cluster/build.py
-	RACKLOOM_TEST_CLUSTER=1 RACKLOOM_TEST_WHOLE_STORY=1 $(BIN)/python -m pytest tests/cluster/test_whole_story.py
 
 lint: venv
 	$(BIN)/ruff check .

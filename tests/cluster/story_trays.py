@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rackloom.claim.domain.names import IMEX_DRIVER
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.checkpoint import Checkpoint
+from rackloom.claim.node.checkpoint import decode
 from rackloom.claim.node.run import Places
 from rackloom.claim.node.values import State
 from rackloom.twin.kubelet.kubelet import Kubelet, kubelet_on
@@ -69,7 +69,7 @@ class Tray:
     def prepared(self) -> list[str]:
         """UIDs of the claims in the plugin's checkpoint, without those that it remembers to refuse them."""
         path = self.places.home(IMEX_DRIVER) / "checkpoint.json"
-        claims = Checkpoint(path, "").claims if path.exists() else {}
+        claims = decode(path.read_bytes(), path).claims if path.exists() else {}
         return sorted(uid for uid, one in claims.items() if one.state is not State.ABORTED)
 
     def edits(self, claim_uid: str) -> dict[str, list[object]]:

@@ -5,7 +5,6 @@ are the real ones with the rights of their pods; kubelets, containers and nvidia
 """
 
 import datetime as dt
-import os
 import random
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -45,13 +44,8 @@ from rackloom.twin.kubelet.kubelet import Kubelet
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.plugins import PluginDevices
 
-ASKED_BY = "RACKLOOM_TEST_WHOLE_STORY"
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(
-        not os.environ.get(ASKED_BY),
-        reason=f"whole racks want a machine of their own: make test-cluster-whole (it sets {ASKED_BY})",
-    ),
     # A connection whose opener is cancelled is left to the collector (asyncio of Python 3.11), and daemons
     # that die in this process are cancelled tasks.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
