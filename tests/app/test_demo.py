@@ -12,9 +12,9 @@ from rackloom.app.demo.carving import Tenant
 from rackloom.app.demo.story import NotSeen, Story
 
 STEPS = [
-    "logical partition created",
+    "two tenants' logical partitions created",
     "instances batch-created",
-    "partition observed in the fabric",
+    "partitions observed in the fabric",
     "NVLink domain of every GPU",
     "claims allocated",
     "transfer run",
@@ -30,9 +30,11 @@ def test_the_whole_story_holds():
     assert all(step["ok"] for step in told["steps"]), told
     assert told["ok"] is True
     assert done.returncode == 0
-    fabric = told["steps"][2]["evidence"]
-    assert fabric["gpus"] == 72
-    assert told["steps"][3]["evidence"]["gpusPerDomain"] == {fabric["domain"]: 72}
+    fabric, domains = (told["steps"][number]["evidence"] for number in (2, 3))
+    assert {org: fabric[org]["gpus"] for org in ("blue", "green")} == {"blue": 72, "green": 24}
+    assert all(
+        domains[org]["gpusPerDomain"] == {fabric[org]["domain"]: fabric[org]["gpus"]} for org in domains
+    )
 
 
 def story_of(act):

@@ -1,4 +1,4 @@
-"""The demo's rack: a tenant carves it over REST, and the fabric itself is asked whether that is true.
+"""The demo's racks: two tenants carve them over REST, and the fabric itself is asked whether that is true.
 
 Nothing here looks into the service: requests go over its socket, and observations over a connection of the
 demo's own to the switch controllers.
@@ -16,23 +16,76 @@ from rackloom.app.embedded import Embedded
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.plan.values import Observation
 
-ORG = "demo"
 PATIENCE = 10.0
 """Seconds to wait for something to become true before saying that it did not."""
 LOOK_AGAIN = 0.02
-Occupied = tuple[str, str, set[int]]
+Occupied = tuple[str, str, frozenset[int]]
 """Domain, partition name, fabric GUIDs of the members."""
 TOKEN_SECONDS = 600.0
 
 
-class Tenant:
-    """A tenant of the embedded site, and what it made there."""
+class Tenants:
+    """All tenants of the story together, and what the fabric shows of them."""
 
-    def __init__(self, site: Embedded) -> None:
-        self.site = site
-        token = site.issuer.mint(ORG, ["TENANT_ADMIN"], now=time.time(), ttl=TOKEN_SECONDS)
+    def __init__(self, *tenants: "Tenant") -> None:
+        self._tenants = tenants
+
+    async def create_partitions(self) -> Evidence:
+        """Logical partitions are records only; no GPU has joined one."""
+        return {tenant.org: await tenant.create_partition() for tenant in self._tenants}
+
+    async def create_instances(self) -> Evidence:
+        """A batch for each tenant."""
+        return {tenant.org: await tenant.create_instances() for tenant in self._tenants}
+
+    async def see_partitions(self) -> Evidence:
+        """The partitions that hold GPUs are exactly the tenants', each with the GPUs of its own instances."""
+        occupied = {members: (domain, name) for domain, name, members in await self._occupied()}
+        _require(
+            len(occupied) == len(self._tenants),
+            "the fabric does not show one partition for each tenant",
+            seen=[f"{name} in {domain}: {len(members)}" for members, (domain, name) in occupied.items()],
+        )
+        seen = {}
+        for tenant in self._tenants:
+            guids = frozenset({int(interface["gpuGuid"]) for interface in await tenant.interfaces()})
+            _require(guids in occupied, f"no partition has just the GPUs of {tenant.org}'s instances")
+            domain, name = occupied[guids]
+            seen[tenant.org] = {"domain": domain, "partition": name, "gpus": len(guids)}
+        return {"seenThrough": "NMX-C (simulated)", **seen}
+
+    async def see_domains(self) -> Evidence:
+        """Every GPU of a tenant says which NVLink domain it is in, and it is one."""
+        return {tenant.org: await tenant.see_domain() for tenant in self._tenants}
+
+    async def release(self) -> Evidence:
+        """Delete what was made, and see the fabric empty again."""
+        for tenant in self._tenants:
+            await tenant.release()
+        left = await self._occupied()
+        _require(not left, "the fabric still holds partitions", seen=[name for _, name, _ in left])
+        return {"instances": 0, "partitionsInFabric": 0, "logicalPartitions": "404"}
+
+    async def _occupied(self) -> list[Occupied]:
+        """Every partition that holds a GPU, in any domain."""
+        endpoints = self._tenants[0].site.twin.endpoints
+        readings = [await _look(url) for url in endpoints.values()]
+        return [
+            (reading.domain, partition.name, frozenset(partition.members))
+            for reading in readings
+            for partition in reading.partitions
+            if partition.members
+        ]
+
+
+class Tenant:
+    """A tenant of the embedded site that takes `trays` compute trays, and what it made there."""
+
+    def __init__(self, site: Embedded, org: str, trays: int) -> None:
+        self.site, self.org, self._trays = site, org, trays
+        token = site.issuer.mint(org, ["TENANT_ADMIN"], now=time.time(), ttl=TOKEN_SECONDS)
         self.http = httpx2.AsyncClient(
-            base_url=f"{site.url}/v2/org/{ORG}/nico/",
+            base_url=f"{site.url}/v2/org/{org}/nico/",
             headers={"Authorization": f"Bearer {token}"},
             timeout=PATIENCE,
         )
@@ -43,10 +96,10 @@ class Tenant:
     async def create_partition(self) -> Evidence:
         """A logical partition is a record only; no GPU has joined it."""
         site_id = (await self._get("site"))[0]["id"]
-        made = await self._post("nvlink-logical-partition", {"name": "demo", "siteId": site_id})
+        made = await self._post("nvlink-logical-partition", {"name": self.org, "siteId": site_id})
         self.partition = made["id"]
         vpc = await self._post(
-            "vpc", {"name": "demo", "siteId": site_id, "nvLinkLogicalPartitionId": self.partition}
+            "vpc", {"name": self.org, "siteId": site_id, "nvLinkLogicalPartitionId": self.partition}
         )
         self.vpc = vpc["id"]
         seen = await self._get(f"nvlink-logical-partition/{self.partition}")
@@ -56,13 +109,12 @@ class Tenant:
     async def create_instances(self) -> Evidence:
         """One batch, all in one NVLink domain, waited for until the service says Ready."""
         kind = (await self._get("instance/type"))[0]
-        count = self.site.twin.profile.trays_per_domain
         began = time.perf_counter()
         made = await self._post(
             "instance/batch",
             {
-                "namePrefix": "demo",
-                "count": count,
+                "namePrefix": self.org,
+                "count": self._trays,
                 "vpcId": self.vpc,
                 "instanceTypeId": kind["id"],
                 "topologyOptimized": True,
@@ -76,35 +128,29 @@ class Tenant:
             "secondsFromRequestToReady": round(time.perf_counter() - began, 3),
         }
 
-    async def see_partition(self) -> Evidence:
-        """Exactly one partition holds GPUs, and they are those of our instances."""
-        occupied = await self._occupied()
-        _require(len(occupied) == 1, "the fabric does not show one partition", seen=_sizes(occupied))
-        interfaces = await self._interfaces()
-        guids = {int(interface["gpuGuid"]) for interface in interfaces}
-        domain, name, members = occupied[0]
-        _require(members == guids, "the fabric's members are not the instances' GPUs", partition=name)
-        return {"domain": domain, "partition": name, "gpus": len(members), "seenThrough": "NMX-C (simulated)"}
-
-    async def see_domains(self) -> Evidence:
+    async def see_domain(self) -> Evidence:
         """Every GPU of every instance says which NVLink domain it is in, and it is one."""
-        interfaces = await self._interfaces()
+        interfaces = await self.interfaces()
         domains = Counter(interface["nvLinkDomainId"] for interface in interfaces)
         _require(len(domains) == 1 and None not in domains, "GPUs are not in one domain", seen=domains)
         first = interfaces[0]
         return {"gpusPerDomain": dict(domains), "example": {key: first[key] for key in _SHOWN}}
 
-    async def release(self) -> Evidence:
-        """Delete what was made, and see the fabric empty again."""
+    async def release(self) -> None:
+        """Delete what was made, and see it gone."""
         for instance in self.instances:
             await self._delete(f"instance/{instance}")
         await self._until(self._gone, "the instances were not released")
         await self._delete(f"vpc/{self.vpc}")
         await self._delete(f"nvlink-logical-partition/{self.partition}")
         await self._until(self._partition_gone, "the logical partition did not go away")
-        left = await self._occupied()
-        _require(not left, "the fabric still holds partitions", seen=_sizes(left))
-        return {"instances": 0, "partitionsInFabric": 0, "logicalPartition": "404"}
+
+    async def interfaces(self) -> list[dict[str, Any]]:
+        """The NVLink interfaces of all instances: one for each GPU."""
+        found: list[dict[str, Any]] = []
+        for instance in self.instances:
+            found += (await self._get(f"instance/{instance}"))["nvLinkInterfaces"]
+        return found
 
     async def __aenter__(self) -> Self:
         return self
@@ -124,22 +170,6 @@ class Tenant:
         answer = await self.http.get(f"nvlink-logical-partition/{self.partition}")
         return answer.status_code == httpx2.codes.NOT_FOUND
 
-    async def _interfaces(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for instance in self.instances:
-            found += (await self._get(f"instance/{instance}"))["nvLinkInterfaces"]
-        return found
-
-    async def _occupied(self) -> list[Occupied]:
-        """Every partition that holds a GPU, in any domain."""
-        readings = [await _look(url) for url in self.site.twin.endpoints.values()]
-        return [
-            (reading.domain, partition.name, set(partition.members))
-            for reading in readings
-            for partition in reading.partitions
-            if partition.members
-        ]
-
     async def _until(self, look: Any, complaint: str) -> Any:
         deadline = time.monotonic() + PATIENCE
         while not (seen := await look()):
@@ -157,10 +187,6 @@ class Tenant:
     async def _delete(self, path: str) -> None:
         answer = await self.http.delete(path)
         _require(answer.status_code == httpx2.codes.ACCEPTED, f"DELETE {path}: {answer.text}")
-
-
-def _sizes(partitions: list[Occupied]) -> dict[str, int]:
-    return {f"{name} in {domain}": len(members) for domain, name, members in partitions}
 
 
 _SHOWN = ("instanceId", "deviceInstance", "gpuGuid", "nvLinkDomainId", "status")

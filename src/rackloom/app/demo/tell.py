@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.app.demo.carving import Tenant
+from rackloom.app.demo.carving import Tenant, Tenants
 from rackloom.app.demo.claiming import allocate_templates
 from rackloom.app.demo.proving import move_buffer
 from rackloom.app.demo.story import Evidence, Report, Step, Story
@@ -15,6 +15,8 @@ from rackloom.app.home import Home
 
 PROFILE = "gb200-nvl72"
 RACKS = 2
+WHOLE_RACK, PART_OF_A_RACK = ("blue", 18), ("green", 6)
+"""Two tenants, and how many compute trays each of them takes."""
 
 
 def run_demo(*, as_json: bool, say: Callable[[str], None] = print) -> int:
@@ -36,18 +38,20 @@ def run_demo(*, as_json: bool, say: Callable[[str], None] = print) -> int:
 async def _story(home: Home, story: Story) -> Report:
     async with (
         embedded_site(home, port=0, racks=RACKS, profile=PROFILE) as site,
-        Tenant(site) as tenant,
+        Tenant(site, *WHOLE_RACK) as blue,
+        Tenant(site, *PART_OF_A_RACK) as green,
     ):
+        tenants = Tenants(blue, green)
         for name, act in (
-            ("logical partition created", tenant.create_partition),
-            ("instances batch-created", tenant.create_instances),
-            ("partition observed in the fabric", tenant.see_partition),
-            ("NVLink domain of every GPU", tenant.see_domains),
+            ("two tenants' logical partitions created", tenants.create_partitions),
+            ("instances batch-created", tenants.create_instances),
+            ("partitions observed in the fabric", tenants.see_partitions),
+            ("NVLink domain of every GPU", tenants.see_domains),
         ):
             await story.step_if_holding(name, act)
         await story.step("claims allocated", allocate_templates)
         await story.step("transfer run", move_buffer)
-        await story.step("everything released, fabric empty", tenant.release)
+        await story.step("everything released, fabric empty", tenants.release)
     return story.report()
 
 
@@ -63,7 +67,7 @@ def _facts(evidence: Evidence) -> list[str]:
         if isinstance(value, dict) and any(isinstance(inner, dict) for inner in value.values()):
             lines += [name, *(f"  {key}: {_flat(inner)}" for key, inner in value.items())]
         elif name == "results":
-            lines += value
+            lines.append(f"{name}: {len(value)} RESULT lines, in --json")
         else:
             lines.append(f"{name}: {_flat(value)}")
     return lines
