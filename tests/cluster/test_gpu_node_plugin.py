@@ -10,10 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 from tests.cluster.conftest import AddNodes
+from tests.cluster.h100_nodes import MACHINE, Files, plug_gpus, plug_kubelet
 from tests.cluster.waiting import until
 
-from rackloom.app.node import NodeOptions
-from rackloom.app.node_gpu import GpuOptions, gpu_node
 from rackloom.claim.allocate.slices import device_classes
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.kinds import (
@@ -23,46 +22,13 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
 )
-from rackloom.claim.node.gpu.declared import DeclaredInventory
 from rackloom.claim.node.gpu.settings import GPU_DRIVER
-from rackloom.claim.node.run import Places
-from rackloom.topology import profiles
 from rackloom.twin.gpu_inventory import declared_inventory
-from rackloom.twin.kubelet.kubelet import Kubelet, kubelet_on
+from rackloom.twin.kubelet.kubelet import Kubelet
 from rackloom.twin.nodes.plugins import PluginDevices
-from rackloom.twin.sysroot import host_files, write_sysroot
 
 pytestmark = pytest.mark.anyio
-MACHINE = profiles.load_machine("azure-nd96isr-h100-v5")
-PROC_DEVICES = "Character devices:\n195 nvidia\n507 nvidia-uvm\n\nBlock devices:\n"
 FAILED = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
-
-
-class Host:
-    """The files that the plugin reads of a node."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.inventory = root / "inventory.json"
-        files = host_files(MACHINE)
-        write_sysroot(files, root)
-        (root / "nccl.xml").write_text(files.nccl_topology or "")
-        (root / "proc/sys/kernel/random").mkdir(parents=True)
-        (root / "proc/sys/kernel/random/boot_id").write_text("boot-1\n")
-        (root / "proc/devices").write_text(PROC_DEVICES)
-        self.declare(declared_inventory(MACHINE))
-
-    def declare(self, inventory: DeclaredInventory) -> None:
-        """Whole or not at all: the plugin reads it meanwhile."""
-        partial = self.inventory.with_suffix(".partial")
-        partial.write_bytes(msgspec.json.encode(inventory))
-        partial.replace(self.inventory)
-
-    def first_gpu(self, **changes: Any) -> None:
-        """The first GPU becomes another."""
-        known = declared_inventory(MACHINE)
-        first = msgspec.structs.replace(known.gpus[0], **changes)
-        self.declare(msgspec.structs.replace(known, gpus=(first, *known.gpus[1:])))
 
 
 @pytest.fixture
@@ -78,24 +44,16 @@ def devices(kubelets_of_plugins: dict[str, Kubelet]) -> PluginDevices:
 @pytest.fixture
 async def host(
     api: KubeApi, add_nodes: AddNodes, kubelets_of_plugins: dict[str, Kubelet]
-) -> AsyncIterator[tuple[str, Host]]:
+) -> AsyncIterator[tuple[str, Files]]:
     """A node with the plugin, its files, and the driver's class."""
     (node,) = await add_nodes(1)
     classes = [one for one in device_classes() if one.metadata.name == GPU_DRIVER]
     for one in classes:
         await api.create(DEVICE_CLASS, msgspec.to_builtins(one))
     async with AsyncExitStack() as stack:
-        files = Host(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rl"))))
-        root = files.root
-        places = Places(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
-        common = NodeOptions(node=node, places=places, sysroot=root)
-        options = GpuOptions(
-            inventory_file=files.inventory, nccl_topology=root / "nccl.xml", driver_root=root
-        )
-        running = await stack.enter_async_context(gpu_node(common, options, api))
-        kubelets_of_plugins[node] = await stack.enter_async_context(kubelet_on(places.registry, api, node))
-        await kubelets_of_plugins[node].registered(GPU_DRIVER)
-        await running.publisher.published.wait()
+        files = Files(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rl"))))
+        await plug_gpus(stack, api, node, files)
+        kubelets_of_plugins[node] = await plug_kubelet(stack, api, node, files, (GPU_DRIVER,))
         yield node, files
     for one in classes:
         await api.delete(DEVICE_CLASS, one.metadata.name)
@@ -108,7 +66,7 @@ async def published(api: KubeApi, node: str) -> dict[str, Any]:
 
 
 async def test_a_gpu_is_published_allocated_and_prepared(
-    api: KubeApi, host: tuple[str, Host], namespace: str
+    api: KubeApi, host: tuple[str, Files], namespace: str
 ) -> None:
     node, files = host
     gpus = await published(api, node)
@@ -143,7 +101,7 @@ async def test_a_gpu_is_published_allocated_and_prepared(
     (claim,) = (await api.list(RESOURCE_CLAIM, namespace)).items
     (result,) = claim["status"]["allocation"]["devices"]["results"]
     assert gpus[result["device"]]["attributes"]["nicPartner"] == {"string": "mlx5_3"}
-    cdi = files.root / "cdi"
+    cdi = files.places.cdi
     spec = json.loads((cdi / f"k8s.{GPU_DRIVER}-claim_{claim['metadata']['uid']}.yaml").read_bytes())
     paths = [one["path"] for one in spec["devices"][0]["containerEdits"]["deviceNodes"]]
     assert f"/dev/nvidia{result['device'].removeprefix('gpu-')}" in paths
@@ -155,7 +113,7 @@ async def test_a_gpu_is_published_allocated_and_prepared(
     await until(left, "the GPU is given back")
 
 
-async def test_the_api_server_takes_every_taint_and_its_end(api: KubeApi, host: tuple[str, Host]) -> None:
+async def test_the_api_server_takes_every_taint_and_its_end(api: KubeApi, host: tuple[str, Files]) -> None:
     node, files = host
 
     async def taints() -> list[Any]:

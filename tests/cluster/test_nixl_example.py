@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.waiting import until
+from tests.cluster.waiting import LEAVE, until
 
 from rackloom.claim.kube.api import Kind, KubeApi
 from rackloom.claim.kube.kinds import POD
@@ -52,7 +52,7 @@ async def test_the_example_applies_as_it_stands(cluster: ControlPlane, api: Kube
     await until(both_have_claims, "each pod has a claim made from the template")
     # The seed's own first verification command works on what was applied.
     assert "gpu-nic" in kubectl(cluster, namespace, "get", "resourceclaims", "-o", "yaml")
-    kubectl(cluster, namespace, "delete", "--wait=false", "-k", str(EXAMPLES / "nixl-kv-transfer"))
+    kubectl(cluster, namespace, "delete", *LEAVE, "-k", str(EXAMPLES / "nixl-kv-transfer"))
 
 
 def test_the_job_form_is_accepted(cluster: ControlPlane) -> None:

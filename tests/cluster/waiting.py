@@ -7,6 +7,8 @@ from typing import TypeVar
 
 _WITHIN = 120.0
 """Seconds."""
+LEAVE = ("--wait=false", "--ignore-not-found")
+"""For `kubectl delete` at the end: what is being collected already is no trouble."""
 T = TypeVar("T")
 
 

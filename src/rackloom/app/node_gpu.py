@@ -19,6 +19,7 @@ from rackloom.claim.node.gpu.nvml_events import NvmlGpus
 from rackloom.claim.node.gpu.plugin import GpuPlugin
 from rackloom.claim.node.gpu.programs import Programs
 from rackloom.claim.node.gpu.settings import GPU_DRIVER, GpuSettings
+from rackloom.claim.node.gpu.shares import Shares
 from rackloom.claim.node.gpu.source import GpuSource
 from rackloom.claim.node.gpu.vfio import read_vfio
 from rackloom.claim.node.gpu.view import GpuView, Reading
@@ -41,6 +42,7 @@ class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     host_driver_root: Path = Path("/")
     """Where the host has it."""
     proc_devices: Path | None = None
+    shares: Shares = Shares()
 
 
 def run_gpu(common: NodeOptions, options: GpuOptions, announce: Callable[[str], None]) -> None:
@@ -89,5 +91,6 @@ def _settings(common: NodeOptions, options: GpuOptions) -> GpuSettings:
             capabilities=common.sysroot / "proc/driver/nvidia/capabilities",
             devices=options.driver_root / "dev",
         ),
+        shares=options.shares,
         base_cdi_ids=cdi.write_shared("device_base", "device", "all", edits),
     )

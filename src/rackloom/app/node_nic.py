@@ -1,26 +1,33 @@
 """The NIC plugin as a process: kubelet on one side, the container runtime's NRI on the other."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import msgspec
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge
 
 from rackloom.app.node import NodeOptions, host_of, pages, until_stopped
 from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.events import Recorder
 from rackloom.claim.node.checkpoint import Checkpoint
+from rackloom.claim.node.nic.extras import read_extras
+from rackloom.claim.node.nic.filtering import everything, filter_of
 from rackloom.claim.node.nic.lender import Lender
 from rackloom.claim.node.nic.loans import Loans
 from rackloom.claim.node.nic.look import Look
 from rackloom.claim.node.nic.offered import LEFT_OUT_KINDS
 from rackloom.claim.node.nic.pci_names import read_pci_names
 from rackloom.claim.node.nic.plugin import DRIVER, NicPlugin, NicSettings
+from rackloom.claim.node.nic.profiles import NO_PROFILES, read_profiles
 from rackloom.claim.node.nic.sandboxes import Sandboxes
 from rackloom.claim.node.nic.status import StatusWriter
+from rackloom.claim.node.nic.telling import Teller
 from rackloom.claim.node.nri.client import SOCKET, NriPlugin
+from rackloom.claim.node.nri.measured import Measured
 from rackloom.claim.node.run import Host, Running, running
 from rackloom.claim.node.tasks import background
 
@@ -30,8 +37,13 @@ class NicOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     nri_socket: Path = SOCKET
     left_out_kinds: frozenset[str] = LEFT_OUT_KINDS
+    filter: str | None = None
+    """A CEL expression; None publishes all that are not left out."""
+    moves_ipoib: bool = True
     nccl_topology: Path | None = None
     declared: Path | None = None
+    profiles: Path | None = None
+    attributes: Path | None = None
 
 
 def run_nic(common: NodeOptions, options: NicOptions, announce: Callable[[str], None]) -> None:
@@ -45,6 +57,7 @@ class NicParts(msgspec.Struct, frozen=True, kw_only=True):
     plugin: NicPlugin
     lender: Lender
     sandboxes: Sandboxes
+    attachments: Counter
 
 
 def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: Host) -> NicParts:
@@ -53,13 +66,29 @@ def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: Host
     home.mkdir(parents=True, exist_ok=True, mode=0o750)
     look = Look(common.sysroot, nccl_topology=options.nccl_topology, declared=options.declared)
     lender = Lender(Loans(home / "loans", host.boot_id))
-    settings = NicSettings(
-        node=common.node, left_out_kinds=options.left_out_kinds, names=read_pci_names(look.sysroot)
-    )
-    plugin = NicPlugin(settings, look, lender, host.wall)
-    status = StatusWriter(api, common.node, lender.loans, host.wall)
+    plugin = NicPlugin(_settings(common, options, look), look, lender, host.wall)
     plugin.remember(Checkpoint(home / "checkpoint.json", host.boot_id).claims.values())
-    return NicParts(plugin=plugin, lender=lender, sandboxes=Sandboxes(lender, plugin.prepared, status.told))
+    status = StatusWriter(api, common.node, lender.loans, host.wall)
+    teller = Teller(status.told, Recorder(api, DRIVER, common.node, host.wall))
+    return NicParts(
+        plugin=plugin,
+        lender=lender,
+        sandboxes=Sandboxes(lender, plugin.prepared, teller.told),
+        attachments=teller.attachments,
+    )
+
+
+def _settings(common: NodeOptions, options: NicOptions, look: Look) -> NicSettings:
+    """Raises `Refused` for a file or a filter that cannot be used."""
+    return NicSettings(
+        node=common.node,
+        left_out_kinds=options.left_out_kinds,
+        moves_ipoib=options.moves_ipoib,
+        is_published=everything if options.filter is None else filter_of(options.filter),
+        names=read_pci_names(look.sysroot),
+        profiles=NO_PROFILES if options.profiles is None else read_profiles(options.profiles),
+        extras={} if options.attributes is None else read_extras(options.attributes),
+    )
 
 
 @asynccontextmanager
@@ -70,16 +99,17 @@ async def nic_node(common: NodeOptions, options: NicOptions, api: KubeApi) -> As
     """
     host = host_of(common)
     parts = nic_parts(common, options, api, host)
-    nri = NriPlugin(DRIVER, parts.sandboxes, options.nri_socket)
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(running(parts.plugin, api, host))
-        _count(one, nri, parts.lender)
+        hooks = Measured(parts.sandboxes, one.meter.registry, time.perf_counter)
+        nri = NriPlugin(DRIVER, hooks, options.nri_socket)
+        _count(one, nri, parts)
         await stack.enter_async_context(background(nri.run()))
         await stack.enter_async_context(pages(common, one))
         yield one
 
 
-def _count(one: Running, nri: NriPlugin, lender: Lender) -> None:
+def _count(one: Running, nri: NriPlugin, parts: NicParts) -> None:
     """A plugin that the runtime does not call looks well in every other respect."""
     connected = Gauge(
         "rackloom_nri_connected",
@@ -90,4 +120,5 @@ def _count(one: Running, nri: NriPlugin, lender: Lender) -> None:
     lent = Gauge(
         "rackloom_nics_lent", "NICs in pods, or on their way there or back", registry=one.meter.registry
     )
-    lent.set_function(lambda: len(lender.loans.all()))
+    lent.set_function(lambda: len(parts.lender.loans.all()))
+    one.meter.registry.register(parts.attachments)

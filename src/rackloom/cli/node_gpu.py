@@ -15,6 +15,7 @@ def gpu(
     topology_file: Path | None = None,
     vfio: Annotated[bool, env("VFIO_ENABLED")] = False,
     ignore_xid: tuple[int, ...] = (),
+    consumable_shares: Annotated[str, env("CONSUMABLE_SHARES")] = "disabled",
     sysroot: Path = Path("/"),
     driver_root: Annotated[Path, env("DRIVER_ROOT_CTR_PATH")] = Path("/driver-root"),
     host_driver_root: Annotated[Path, env("NVIDIA_DRIVER_ROOT")] = Path("/"),
@@ -44,6 +45,8 @@ def gpu(
         Publish GPUs that are bound to vfio-pci, for virtual machines.
     ignore_xid
         XID that keeps nothing off a GPU, besides 13, 31, 43, 45, 68 and 109; may be repeated.
+    consumable_shares
+        How many claims may share a GPU: disabled, memory (as it is asked for), unlimited, or a number.
     sysroot
         Where the host's /proc and /sys are found.
     driver_root
@@ -67,6 +70,7 @@ def gpu(
     """
     from rackloom.app.node import NodeOptions
     from rackloom.app.node_gpu import GpuOptions, run_gpu
+    from rackloom.claim.node.gpu.shares import shares_of
     from rackloom.claim.node.run import Places
 
     common = NodeOptions(
@@ -86,5 +90,6 @@ def gpu(
         driver_root=driver_root,
         host_driver_root=host_driver_root,
         proc_devices=proc_devices,
+        shares=shares_of(consumable_shares),
     )
     run_gpu(common, options, partial(print, flush=True))

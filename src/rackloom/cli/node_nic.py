@@ -11,7 +11,11 @@ def nic(
     *,
     node: Annotated[str, env("NODE_NAME")],
     nri_socket: Annotated[Path, env("NRI_SOCKET")] = Path("/var/run/nri/nri.sock"),
-    leave_out: tuple[str, ...] = ("veth",),
+    leave_out: tuple[str, ...] | None = None,
+    filter: str | None = None,  # noqa: A002 - what DRANET calls it
+    move_ib_interfaces: bool = True,
+    profiles: Path | None = None,
+    attributes: Path | None = None,
     nccl_topology: Path | None = None,
     declared: Path | None = None,
     sysroot: Path = Path("/"),
@@ -33,7 +37,15 @@ def nic(
     nri_socket
         Where the container runtime listens for NRI plugins.
     leave_out
-        Kinds of interface (`ip -d link`) that are never offered.
+        Kinds of interface (`ip -d link`) that are never offered. Default: veth; none with a filter.
+    filter
+        A CEL expression over `attributes`, as for DRANET: only devices for which it holds are offered.
+    move_ib_interfaces
+        Whether IPoIB interfaces go into the pod. Without it their RDMA devices alone are lent.
+    profiles
+        A file with the NetworkConfigs that claims may refer to by `profile`.
+    attributes
+        A file with attributes to publish beside those that are found.
     nccl_topology
         The vendor's NCCL topology file, where the kernel hides which GPU a NIC is near to.
     declared
@@ -67,8 +79,19 @@ def nic(
     )
     options = NicOptions(
         nri_socket=nri_socket,
-        left_out_kinds=frozenset(leave_out),
+        left_out_kinds=frozenset(_left_out(leave_out, filter)),
+        filter=filter,
+        moves_ipoib=move_ib_interfaces,
+        profiles=profiles,
+        attributes=attributes,
         nccl_topology=nccl_topology,
         declared=declared,
     )
     run_nic(common, options, partial(print, flush=True))
+
+
+def _left_out(said: tuple[str, ...] | None, expression: str | None) -> tuple[str, ...]:
+    """DRANET's filter takes the place of its default, which leaves out veth."""
+    if said is not None:
+        return said
+    return ("veth",) if expression is None else ()

@@ -3,6 +3,7 @@ import contextlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fuzz import tries
 
 from rackloom.claim.opaque.network import NetworkConfig, Vrf
 from rackloom.claim.opaque.network_rules import decode_network_config
@@ -71,6 +72,22 @@ def test_a_profile_alone_is_fit_for_a_device_without_a_netdev():
         ({"vrf": {"name": "blue", "table": 254}}, "the kernel uses itself"),
         ({"vrf": {}}, "name"),
         ({"mtuu": 1500}, "mtuu"),
+        ({"acceptRA": 3}, "acceptRA is 3, not 0 to 2"),
+        ({"addrGenMode": 4}, "addrGenMode is 4, not 0 to 3"),
+        ({"dadTransmits": -1}, "dadTransmits is -1"),
+        ({"routerSolicitationInterval": 0}, "routerSolicitationInterval is 0, not 1 to"),
+        ({"disableIPv6": False, "mtu": 1279}, "below 1280"),
+        ({"disableIPv6": True, "addresses": ["fd00::5/64"]}, "exclude each other"),
+        ({"type": "MACVLAN"}, "MACVLAN"),
+        ({"addressing": "DHCP", "addresses": ["10.0.0.5/24"]}, "exclude each other"),
+        ({"addressing": "DHCP", "dhcp": False}, "interface.dhcp is false, but interface.addressing is DHCP"),
+        ({"addressing": "SLAAC", "dhcp": True}, "interface.dhcp is true, but interface.addressing is SLAAC"),
+        ({"addressing": "Unnumbered"}, "goes with type IPVLAN only"),
+        ({"type": "IPVLAN", "hardwareAddr": "02:00:00:00:00:05"}, "does not go with type IPVLAN"),
+        ({"type": "IPVLAN", "addressing": "DHCP"}, "does not go with type IPVLAN"),
+        ({"addressing": "SLAAC", "addresses": ["fd00::5/64"]}, "SLAAC does not go with an IPv6 address"),
+        ({"addressing": "SLAAC", "acceptRA": 0}, "SLAAC does not go with interface.acceptRA 0"),
+        ({"addressing": "SLAAC", "addrGenMode": 2}, "SLAAC does not go with interface.addrGenMode"),
     ],
 )
 def test_what_is_wrong_with_an_interface_is_named(interface, told):
@@ -85,7 +102,7 @@ def test_what_is_wrong_with_an_interface_is_named(interface, told):
         ({"routes": [{"destination": "10.0.0.0/8"}]}, "universe scope needs one"),
         ({"routes": [{"destination": "10.0.0.0/8", "gateway": "fd00::1"}]}, "different families"),
         ({"routes": [{"destination": "10.0.0.0/8", "scope": 254}]}, "scope is 254"),
-        ({"rules": [{"table": 0}]}, "not a routing table"),
+        ({"rules": [{"table": -1}]}, "not a routing table"),
         ({"rules": [{"table": 5, "priority": 40000}]}, "0 to 32767"),
         ({"rules": [{"table": 5}], "interface": {"vrf": {"name": "blue"}}}, "rules do not go with"),
         ({"neighbors": [{"destination": "10.0.0.0/8", "hardwareAddr": "x"}]}, "not an address"),
@@ -97,6 +114,17 @@ def test_what_is_wrong_elsewhere_is_named(config, told):
     assert told in str(refused.value)
 
 
+def test_settings_of_ipv6_are_read_by_the_kernels_names():
+    config = decode_network_config(
+        {"interface": {"addressing": "SLAAC", "acceptRA": 1, "disableIPv6": False, "dadTransmits": 0}}
+    )
+    assert config.interface.ipv6 == {"accept_ra": 1, "disable_ipv6": 0, "dad_transmits": 0}
+
+
+def test_a_rule_without_a_table_is_for_the_main_one():
+    assert decode_network_config({"rules": [{"source": "10.0.0.5/32"}]}).rules[0].table == 0
+
+
 def test_all_problems_are_told_at_once():
     with pytest.raises(Refused) as refused:
         decode_network_config({"interface": {"mtu": 1, "arpIgnore": 9}})
@@ -104,7 +132,7 @@ def test_all_problems_are_told_at_once():
     assert "arpIgnore" in str(refused.value)
 
 
-@settings(max_examples=500)
+@settings(max_examples=tries(500))
 @given(st.dictionaries(KEYS, JSON, max_size=4))
 def test_no_input_is_a_surprise(parameters):
     with contextlib.suppress(Refused):

@@ -2,6 +2,7 @@ import contextlib
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fuzz import tries
 
 from rackloom.topology.discovery.fuse import machine_of
 from rackloom.topology.discovery.read import read_host
@@ -74,7 +75,7 @@ def test_numbers(tmp_path):
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tries(300), deadline=None)
 @given(files=st.dictionaries(PLACES, CONTENT, max_size=8), links=st.dictionaries(PLACES, LINKS, max_size=4))
 def test_no_tree_is_a_surprise(tmp_path_factory, files, links):
     root = tmp_path_factory.mktemp("root")

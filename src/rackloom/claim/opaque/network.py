@@ -1,9 +1,11 @@
 """The opaque config of `dra.net`: what a network interface is to be like inside the pod.
 
-Source: the NetworkConfig of kubernetes-sigs/dranet, chart line 1.4.
+Source: the NetworkConfig of kubernetes-sigs/dranet, chart line 1.4, with the IPv6 settings and ways of
+addressing that its documentation has had since.
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 
 import msgspec
 
@@ -12,6 +14,22 @@ from rackloom.claim.opaque.decode import ConfigValue
 UNIVERSE, LINK = 0, 253
 """Route scopes of rtnetlink."""
 _VRF_TABLES, _FIRST_VRF_TABLE = 1000, 1000
+
+
+class Presented(StrEnum):
+    """How the pod sees the device."""
+
+    PASSTHROUGH = "Passthrough"
+    IPVLAN = "IPVLAN"
+
+
+class Addressing(StrEnum):
+    """Where the interface's addresses come from."""
+
+    STATIC = "Static"
+    DHCP = "DHCP"
+    SLAAC = "SLAAC"
+    UNNUMBERED = "Unnumbered"
 
 
 class Vrf(ConfigValue, frozen=True, kw_only=True):
@@ -32,8 +50,11 @@ class Interface(ConfigValue, frozen=True, kw_only=True):
     """The link itself. Sizes are bytes; `addresses` are CIDRs; None leaves a setting as it is on the host."""
 
     name: str | None = None
+    type: Presented = Presented.PASSTHROUGH
+    addressing: Addressing = Addressing.STATIC
     addresses: tuple[str, ...] = ()
     dhcp: bool | None = None
+    """The older way to say `addressing: DHCP`."""
     mtu: int | None = None
     hardware_addr: str | None = None
     gso_max_size: int | None = None
@@ -44,7 +65,31 @@ class Interface(ConfigValue, frozen=True, kw_only=True):
     forwarding: bool | None = None
     arp_ignore: int | None = None
     arp_announce: int | None = None
+    accept_ra: int | None = msgspec.field(default=None, name="acceptRA")
+    dad_transmits: int | None = None
+    router_solicitation_delay: int | None = None
+    router_solicitation_interval: int | None = None
+    disable_ipv6: bool | None = msgspec.field(default=None, name="disableIPv6")
+    addr_gen_mode: int | None = None
     vrf: Vrf | None = None
+
+    @property
+    def asks_dhcp(self) -> bool:
+        """Whether a server gives the address."""
+        return bool(self.dhcp) or self.addressing is Addressing.DHCP
+
+    @property
+    def ipv6(self) -> Mapping[str, int]:
+        """What it sets below /proc/sys/net/ipv6/conf, by the kernel's names."""
+        said = {
+            "accept_ra": self.accept_ra,
+            "dad_transmits": self.dad_transmits,
+            "router_solicitation_delay": self.router_solicitation_delay,
+            "router_solicitation_interval": self.router_solicitation_interval,
+            "disable_ipv6": None if self.disable_ipv6 is None else int(self.disable_ipv6),
+            "addr_gen_mode": self.addr_gen_mode,
+        }
+        return {name: value for name, value in said.items() if value is not None}
 
 
 class Route(ConfigValue, frozen=True, kw_only=True):
@@ -58,9 +103,9 @@ class Route(ConfigValue, frozen=True, kw_only=True):
 
 
 class Rule(ConfigValue, frozen=True, kw_only=True):
-    """One policy routing rule."""
+    """One policy routing rule; table 0 is the main table."""
 
-    table: int
+    table: int = 0
     priority: int = 0
     source: str | None = None
     destination: str | None = None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rackloom.claim.opaque.decode import read_strictly, refuse
+from rackloom.claim.opaque.ipv6_rules import addressing_problems, ipv6_problems
 from rackloom.claim.opaque.network import LINK, UNIVERSE, Interface, NetworkConfig, Route, Rule, Vrf
 
 KIND = "NetworkConfig"
@@ -15,6 +16,7 @@ SMALLEST_MTU = 68
 """The smallest that IPv4 allows (RFC 791)."""
 LARGEST_MTU = 2**31 - 1
 """The kernel keeps it in a signed 32-bit number."""
+MAIN_TABLE = 254
 RESERVED_TABLES = range(253, 256)
 """default, main and local."""
 _ARP_IGNORE = frozenset({0, 1, 2, 3, 8})
@@ -51,8 +53,8 @@ def _interface(one: Interface) -> Iterator[str]:
         yield from (f"interface.name {told}" for told in _link_name(one.name))
     for number, address in enumerate(one.addresses):
         yield from (f"interface.addresses[{number}] {told}" for told in _cidr(address))
-    if one.dhcp and one.addresses:
-        yield "interface.dhcp and interface.addresses exclude each other"
+    yield from addressing_problems(one)
+    yield from ipv6_problems(one)
     if one.mtu is not None and one.mtu < SMALLEST_MTU:
         yield f"interface.mtu is {one.mtu}, below {SMALLEST_MTU}"
     if one.mtu is not None and one.mtu > LARGEST_MTU:
@@ -111,7 +113,7 @@ def _rule(rule: Rule) -> Iterator[str]:
             yield from (f"{name} {told}" for told in _cidr(text))
     if rule.source and rule.destination and _family(rule.source) != _family(rule.destination):
         yield "source and destination are of different families"
-    yield from (f"table {told}" for told in _table(rule.table, may_be_main=True))
+    yield from (f"table {told}" for told in _table(rule.table or MAIN_TABLE, may_be_main=True))
 
 
 def _table(table: int, *, may_be_main: bool) -> Iterator[str]:

@@ -3,6 +3,8 @@
 import asyncio
 import random
 
+from tests.fuzz import tries
+
 from rackloom.claim.node.gpu.condition import Condition, Known
 from rackloom.claim.node.gpu.inventory import Gpu, Mig
 from rackloom.claim.node.gpu.wanted import sharing_of, targets
@@ -73,7 +75,7 @@ def written(rng):
 def test_ten_thousand_configs_are_understood_or_refused():
     rng = random.Random(6)
     refused = 0
-    for _ in range(10_000):
+    for _ in range(many := tries(10_000)):
         configs = tuple(
             Config(source="FromClaim", requests=rng.choice(((), ("r",))), parameters=written(rng))
             for _ in range(rng.randrange(1, 3))
@@ -88,7 +90,7 @@ def test_ten_thousand_configs_are_understood_or_refused():
         else:
             assert set(sharing.time_slices.values()) <= {0, 1, 2, 3}
             assert all(one.threads_percent in {None, *range(101)} for one in sharing.daemons)
-    assert 1_000 < refused < 9_999
+    assert many // 10 < refused < many - 1
 
 
 def test_a_gpu_that_went_away_is_waited_for(gpus):

@@ -4,12 +4,12 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from tests.claim.node.conftest import NODE_NAME, allocation
-from tests.claim.node.nri.nri_runtime import Runtime
 
 from rackloom.app.node import NodeOptions
 from rackloom.app.node_nic import NicOptions, nic_node
-from rackloom.claim.kube.kinds import RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.claim.kube.kinds import EVENT, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.twin.kubelet.claims import pod_claim
+from rackloom.twin.nri_runtime import Runtime
 
 DRIVER = "dra.net"
 POD = "p-uid"
@@ -33,9 +33,9 @@ class NicNode:
         return pod_claim(await self.kit.allocated(name, status))
 
     @asynccontextmanager
-    async def plugin(self, left_out=frozenset()):
+    async def plugin(self, left_out=frozenset(), **more):
         common = NodeOptions(node=NODE_NAME, places=self.kit.places, sysroot=self.sysroot)
-        options = NicOptions(nri_socket=self.socket, left_out_kinds=left_out)
+        options = NicOptions(nri_socket=self.socket, left_out_kinds=left_out, **more)
         async with nic_node(common, options, self.kit.api) as one:
             self.one = one
             yield one
@@ -46,11 +46,11 @@ class NicNode:
             await asyncio.sleep(0.05)
 
     @asynccontextmanager
-    async def all(self):
+    async def all(self, **options):
         await self.kit.boot()
         async with AsyncExitStack() as stack:
             runtime = await stack.enter_async_context(Runtime(self.socket).serving())
-            one = await stack.enter_async_context(self.plugin())
+            one = await stack.enter_async_context(self.plugin(**options))
             kubelet = await stack.enter_async_context(self.kit.kubelet())
             await kubelet.registered(DRIVER)
             await runtime.ready.wait()
@@ -62,6 +62,13 @@ class NicNode:
             found = {d["name"]: d.get("attributes", {}) for s in slices for d in s["spec"]["devices"]}
             if set(names) <= found.keys():
                 return found
+            await asyncio.sleep(0.05)
+
+    async def event(self, reason):
+        while True:
+            for one in (await self.kit.api.list(EVENT)).items:
+                if one["reason"] == reason:
+                    return one
             await asyncio.sleep(0.05)
 
     async def status(self, name):

@@ -5,6 +5,8 @@ What this kernel may lack (VRF, large segments for IPv4, InfiniBand addresses) i
 
 import errno
 import struct
+import subprocess
+import sys
 
 from pyroute2.netlink.rtnl.fibmsg import fibmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
@@ -96,6 +98,25 @@ def test_routes_of_a_vrf_go_to_its_table_unless_they_name_one():
     )
     found = [decoded(rtmsg, one).get_attr("RTA_TABLE") for one in messages.routes(7, wanted, 1500)]
     assert found == [1500, 9]
+
+
+def test_what_the_library_used_before_changes_no_message():
+    """Its tables of attributes are compiled once, and inherited."""
+    program = (
+        "from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg; ifinfmsg()\n"
+        "from rackloom.claim.node.nic import messages\n"
+        "from rackloom.claim.node.nic.settings import LinkSettings\n"
+        "wanted = LinkSettings(name='ib0', mac=':'.join(['0a'] * 20))\n"
+        "print(*(one.encode().hex() for one in messages.of_link(7, wanted)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "0a" * 20 in done.stdout, done.stderr
+
+
+def test_a_rule_without_table_and_priority_is_of_the_main_table_where_the_kernel_puts_it():
+    message = messages.rule(Rule(source="10.0.0.0/8"))
+    assert message.fields["table"] == messages.MAIN_TABLE
+    assert dict(message.attrs) == {"FRA_TABLE": messages.MAIN_TABLE, "FRA_SRC": "10.0.0.0"}
 
 
 def test_a_rule_that_is_there_already_is_enough():

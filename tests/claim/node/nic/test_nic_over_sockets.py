@@ -5,11 +5,15 @@ import asyncio
 import pytest
 from tests.claim.node.nic.nic_kit import needs_root
 from tests.claim.node.nic.nic_node import POD, NicNode
-from tests.claim.node.nri.nri_runtime import Runtime
 
 from rackloom.twin.kubelet.calls import NotPrepared
+from rackloom.twin.nri_runtime import Runtime
 
 pytestmark = needs_root
+
+
+def count(one, name, **labels):
+    return one.meter.registry.get_sample_value(name, labels)
 
 
 @pytest.fixture
@@ -46,6 +50,8 @@ def test_a_nic_goes_to_its_pod_and_comes_back(node, host):
             await asyncio.sleep(0.1)
             assert (await node.published("nic0"))["nic0"]["ipv4"] == {"string": "10.9.0.2/24"}
             assert await runtime.stop(POD) == ""
+            assert count(one, "rackloom_nic_attachments_total", kind="network", outcome="attached") == 1
+            assert count(one, "rackloom_nri_request_duration_seconds_count", event="stop") == 1
             assert host.addresses("nic0") == {"10.9.0.2/24"}
             await kubelet.unprepare(claim)
             assert one.checkpoint.claims == {}
@@ -128,6 +134,7 @@ def test_a_pod_in_the_hosts_network_is_refused(node, host):
         async with node.all() as (_, kubelet, runtime):
             await kubelet.prepare(await node.claim("c1", "nic0"))
             assert "remove hostNetwork" in await runtime.run(POD, "")
+            assert "remove hostNetwork" in (await node.event("NetworkDeviceAttachFailed"))["message"]
             assert "nic0" in host.links()
 
     asyncio.run(story())
@@ -138,7 +145,7 @@ def test_what_the_kernel_refuses_fails_the_pod_and_the_nic_stays(node, host):
     host.address("nic0", "10.9.0.2/24")
 
     async def story():
-        async with node.all() as (_, kubelet, runtime):
+        async with node.all() as (one, kubelet, runtime):
             route = {"destination": "10.50.0.0/16", "gateway": "192.0.2.1"}
             claim = await node.claim("c1", "nic0", config={"routes": [route]})
             await kubelet.prepare(claim)
@@ -147,6 +154,15 @@ def test_what_the_kernel_refuses_fails_the_pod_and_the_nic_stays(node, host):
             assert host.addresses("nic0") == {"10.9.0.2/24"}
             (told,) = await node.status("c1")
             assert {c["status"] for c in told["conditions"]} == {"False"}
+            event = await node.event("NetworkDeviceAttachFailed")
+            assert event["type"] == "Warning"
+            assert event["involvedObject"]["kind"] == "Pod"
+            assert event["involvedObject"]["uid"] == POD
+            assert event["message"] == message
+            assert "adding the route to 10.50.0.0/16" in event["message"]
+            assert "name a gateway within interface.addresses" in event["message"]
+            assert count(one, "rackloom_nic_attachments_total", kind="network", outcome="failed") == 1
+            assert count(one, "rackloom_nri_requests_total", event="run", outcome="failed") == 1
             await kubelet.unprepare(claim)
 
     asyncio.run(story())
@@ -157,7 +173,8 @@ def test_what_the_kernel_refuses_fails_the_pod_and_the_nic_stays(node, host):
     [
         ({"interface": {"mtu": 9}}, "interface.mtu is 9, below 68"),
         ({"interfaces": {}}, "unknown field `interfaces`"),
-        ({"interface": {"dhcp": True}}, "interface.dhcp is not supported"),
+        ({"interface": {"type": "IPVLAN"}}, "interface.type IPVLAN is not served"),
+        ({"interface": {"mtu": 1000, "acceptRA": 2}}, "with which there is no IPv6 to set"),
         ({"profile": "gold"}, "profile 'gold' is not known"),
     ],
 )
@@ -169,6 +186,43 @@ def test_a_config_that_can_never_be_is_refused_at_once(node, host, config, why):
             claim = await node.claim("c1", "nic0", config=config)
             with pytest.raises(NotPrepared, match=f"Permanent error: .*{why}"):
                 await kubelet.prepare(claim)
+
+    asyncio.run(story())
+
+
+def test_a_profile_of_the_node_is_below_the_claims_own_settings(node, host):
+    host.veth("nic0", "tor0")
+    file = host.root / "profiles.yaml"
+    file.write_text("gold: {interface: {name: gold0, mtu: 1300, addresses: [10.9.0.9/24]}}\n")
+
+    async def story():
+        async with node.all(profiles=file) as (_, kubelet, runtime):
+            config = {"profile": "gold", "interface": {"name": "net1"}}
+            await kubelet.prepare(claim := await node.claim("c1", "nic0", config=config))
+            pod = host.pod()
+            assert await runtime.run(POD, pod.path) == ""
+            assert pod.addresses("net1") == {"10.9.0.9/24"}
+            assert pod.links()["net1"].get_attr("IFLA_MTU") == 1300
+            await kubelet.unprepare(claim)
+
+    asyncio.run(story())
+
+
+def test_a_filter_takes_devices_out_and_the_operators_attributes_come_in(node, host):
+    for number in range(2):
+        host.veth(f"nic{number}", f"tor{number}")
+    file = host.root / "attributes.yaml"
+    file.write_text("'*': {oke.dra.net/rackId: r7}\nnic1: {example.com/port: 3}\n")
+    wanted = "attributes['dra.net/ifName'].StringValue.startsWith('nic')"
+
+    async def story():
+        await node.kit.boot()
+        async with node.plugin(filter=wanted, attributes=file):
+            found = await node.published("nic0", "nic1")
+            assert set(found) == {"nic0", "nic1"}
+            assert found["nic0"]["oke.dra.net/rackId"] == {"string": "r7"}
+            assert found["nic1"]["example.com/port"] == {"int": 3}
+            assert "example.com/port" not in found["nic0"]
 
     asyncio.run(story())
 

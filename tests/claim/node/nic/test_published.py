@@ -55,7 +55,8 @@ NO_NAMES = PciNames()
 
 
 def devices(seen, names=NO_NAMES):
-    return plugin._devices(names, seen, offered(seen))
+    settings = plugin.NicSettings(node="n", names=names)
+    return plugin._devices(settings, seen, offered(seen))
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -160,6 +161,23 @@ def test_all_attributes_of_an_interface():
 
 def _fields(struct):
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+def test_an_ipoib_interface_may_stay_on_the_host():
+    host = a_mellanox(netdevs=())
+    machine = machine_of(host)
+    nic = machine.nics[0].__class__(**{**_fields(machine.nics[0]), "if_name": "ib0"})
+    machine = machine.__class__(**{**_fields(machine), "nics": (nic,)})
+    links = (
+        OnLink(link=link("ib0", parent="0000:8a:00.0", encapsulation="infiniband")),
+        OnLink(link=link("ib0.8001", 8, kind="ipoib", encapsulation="infiniband")),
+    )
+    seen = Seen(host=host, machine=machine, links=links)
+    moved = offered(seen)
+    assert [one.name for one in moved] == ["net-nfrdalrygaydc", "pci-0000-8a-00-0"]
+    assert [one.on for one in moved] == [links[1], links[0]]
+    (alone,) = offered(seen, moves_ipoib=False)
+    assert (alone.name, alone.on, alone.rdma) == ("pci-0000-8a-00-0", None, host.rdma[0])
 
 
 def test_uplinks_and_what_carries_them_are_left_out():

@@ -1,16 +1,21 @@
 """What a claim's status says, and what is made up for after something was missed."""
 
+import asyncio
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.allocate.objects import Device
 from rackloom.claim.node.nic.loans import Held, Loan
 from rackloom.claim.node.nic.moving import Attached
-from rackloom.claim.node.nic.sandboxes import Prepared, plan
+from rackloom.claim.node.nic.sandboxes import Prepared, Sandboxes, plan
 from rackloom.claim.node.nic.settings import Identity
 from rackloom.claim.node.nic.status import claim_status
 from rackloom.claim.node.nri.hooks import Sandbox
 from rackloom.claim.node.values import ClaimRef
+from rackloom.errors import Retry
 
 REF = ClaimRef(namespace="default", name="c", uid="u")
 
@@ -45,6 +50,28 @@ def test_an_interface_with_rdma_of_its_own_namespace_has_three_conditions():
     (told,) = claim_status(REF, "n", {"d": (held, "no such file")}, 0.0)["status"]["devices"]
     assert set(conditions(told).values()) == {("False", "AttachFailed")}
     assert told["conditions"][0]["message"] == "no such file"
+
+
+def test_a_nic_that_is_not_back_yet_is_told_and_keeps_no_other_from_its_pod():
+    class Lender:
+        loans = SimpleNamespace(all=lambda: ())
+
+        async def lend(self, _claim, _pod, one, _netns):
+            if one.device == "late":
+                raise Retry("NIC late is not back from its last pod yet", after=1.0)
+            return Attached(name="net1", mac=None, addresses=())
+
+    told = []
+    prepared = {"u": Prepared(ref=REF, pod="p", nics=(nic("late"), nic("here")))}
+    sandboxes = Sandboxes(Lender(), prepared, lambda *one: told.append(one))
+    sandbox = Sandbox(id="s", pod="p", namespace="default", name="p", netns="/proc/self/ns/net")
+    asyncio.run(sandboxes.synchronize((sandbox,)))
+    assert [(one.device, type(outcome)) for _, one, _, outcome in told] == [
+        ("late", Retry),
+        ("here", Attached),
+    ]
+    with pytest.raises(Retry):
+        asyncio.run(sandboxes.run(sandbox))
 
 
 PODS = st.sampled_from(["a", "b", "c"])

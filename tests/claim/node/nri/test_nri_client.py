@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.claim.node.nri.nri_runtime import Runtime
 
 from rackloom.claim.node.nri import nri_pb2 as wire
 from rackloom.claim.node.nri.client import NriPlugin
 from rackloom.claim.node.nri.framing import Frame, Malformed, frames
 from rackloom.claim.node.tasks import beside
 from rackloom.errors import Refused
+from rackloom.twin.nri_runtime import Runtime
 
 
 class Heard:

@@ -40,6 +40,7 @@ def gpu_device(gpu: Gpu, inventory: Inventory, place: Place) -> Device:
         **_partner(place.nic),
         **clique_attributes(gpu.clique),
         **gpu_attributes(gpu.key),
+        **_fabric_manager(gpu),
         **tray,
         **_texts(uuid=gpu.uuid),
     }
@@ -99,6 +100,11 @@ def _common(gpu: Gpu, inventory: Inventory, place: Place) -> Attributes:
         **{name: value for name, value in versions.items() if value is not None},
         **_position(gpu.pci_address, place.pcie_root, place.numa_node),
     }
+
+
+def _fabric_manager(gpu: Gpu) -> Attributes:
+    """The module once more, under the name by which NVIDIA's driver has it (FabricManagerPartitioning)."""
+    return {} if gpu.key.place is None else {"gpuModuleID": number(gpu.key.place.value.module_id)}
 
 
 def _partner(nic: NicPartner | None) -> Attributes:

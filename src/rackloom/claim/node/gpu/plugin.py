@@ -46,7 +46,8 @@ class GpuPlugin:
 
     async def pools(self) -> tuple[Pool, ...]:
         """The node's pool. Raises `Retry` until the GPUs were read once."""
-        return (await self._view.pool(self._settings.node),)
+        pool = await self._view.pool(self._settings.node)
+        return (msgspec.structs.replace(pool, devices=tuple(map(self._settings.shares.of, pool.devices))),)
 
     def intent(self, claim: Claim) -> Mapping[str, Any]:
         """How the GPUs will be shared: all that has to be undone."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rackloom.claim.node.gpu.driver_files import DriverFiles
+from rackloom.claim.node.gpu.shares import Shares
 from rackloom.claim.node.values import Value
 
 GPU_DRIVER = "gpu.nvidia.com"
@@ -15,5 +16,6 @@ class GpuSettings(Value, frozen=True, kw_only=True):
     mps_home: Path
     """A directory for each MPS daemon."""
     files: DriverFiles = DriverFiles()
+    shares: Shares = Shares()
     base_cdi_ids: tuple[str, ...] = ()
     """CDI devices that every container with a GPU needs besides: the driver's libraries and programs."""

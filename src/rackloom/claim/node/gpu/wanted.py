@@ -114,6 +114,7 @@ def _target(result: Result, known: Known, configs: Sequence[tuple[Config, Device
             continue
         if isinstance(config, shape):
             _refuse_for_admins(result, written, config)
+            _refuse_for_shares(result, config)
             winner = config
         elif written.requests:
             raise Refused(
@@ -136,6 +137,15 @@ def _refuse_for_admins(result: Result, written: Config, config: DeviceConfig) ->
         raise Refused(
             f"request {result.request} has adminAccess and asks for sharing",
             nearest_fix="leave the sharing to the claim that uses the device",
+        )
+
+
+def _refuse_for_shares(result: Result, config: DeviceConfig) -> None:
+    """Time slices and MPS are of a whole GPU: one claim would set them for all that have a share of it."""
+    if result.share_id is not None and getattr(config, "sharing", None) is not None:
+        raise Refused(
+            f"request {result.request} has a share of {result.device} and asks for sharing settings",
+            nearest_fix="leave sharing out of its configuration; --consumable-shares is for GPUs without",
         )
 
 

@@ -9,6 +9,7 @@ import msgspec
 import structlog
 
 from rackloom.claim.node.nic import moving, rdma
+from rackloom.claim.node.nic.fixes import fix_of
 from rackloom.claim.node.nic.loans import Held, Loan, Loans
 from rackloom.claim.node.nic.moving import Attached
 from rackloom.claim.node.nic.namespaces import identity
@@ -90,7 +91,10 @@ class Lender:
                 rdma.push(nic.rdma, netns)
         except OSError as error:
             self._undo(loan)
-            raise Refused(f"NIC {nic.device} was not attached to pod {loan.pod}: {_told(error)}") from error
+            raise Refused(
+                f"NIC {nic.device} was not attached to pod {loan.pod}: {_told(error)}",
+                nearest_fix=fix_of(error),
+            ) from error
         self.loans.put(msgspec.structs.replace(loan, attached=attached))
         return attached
 

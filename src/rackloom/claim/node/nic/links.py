@@ -21,7 +21,13 @@ _KERNEL = 2
 _PERMANENT = 0x80
 _ENCAPSULATIONS = {1: "ether", 32: "infiniband", 65534: "none", 772: "loopback"}
 """By ARPHRD_* of linux/if_arp.h."""
-SYSCTLS = ("ipv4/arp_ignore", "ipv4/arp_announce", "ipv4/forwarding", "ipv6/forwarding")
+_TENTATIVE, _DUPLICATE = 0x40, 0x08
+"""IFA_F_TENTATIVE and IFA_F_DADFAILED: an IPv6 address that is not to be used yet, or never."""
+SYSCTLS = (
+    *("ipv4/arp_ignore", "ipv4/arp_announce", "ipv4/forwarding", "ipv6/forwarding"),
+    *("ipv6/accept_ra", "ipv6/dad_transmits", "ipv6/disable_ipv6", "ipv6/addr_gen_mode"),
+    *("ipv6/router_solicitation_delay", "ipv6/router_solicitation_interval"),
+)
 _SYSCTL = Path("/proc/sys/net")
 
 
@@ -121,6 +127,17 @@ def read_addresses(rtnetlink: Rtnetlink, index: int) -> Iterator[str]:
         if one["index"] == index and one["scope"] == UNIVERSE and lasting:
             address = one.get_attr("IFA_LOCAL") or one.get_attr("IFA_ADDRESS")
             yield f"{address}/{one['prefixlen']}"
+
+
+def read_autoconfigured(rtnetlink: Rtnetlink, index: int) -> tuple[str, ...]:
+    """IPv6 addresses of universe scope that may be used now, as CIDRs, whether they last or not."""
+    found = rtnetlink.dump(Message("reading addresses", "address", messages.GETADDR))
+    return tuple(
+        f"{one.get_attr('IFA_ADDRESS')}/{one['prefixlen']}"
+        for one in found
+        if (one["index"], one["family"], one["scope"]) == (index, messages.INET6, UNIVERSE)
+        and not (one.get_attr("IFA_FLAGS") or one["flags"]) & (_TENTATIVE | _DUPLICATE)
+    )
 
 
 def _routes(rtnetlink: Rtnetlink, index: int) -> Iterator[Route]:

@@ -8,13 +8,13 @@ from typing import Any
 from rackloom.claim.node.nic.netlink import CREATE, EXCLUSIVE, REPLACE, Message
 from rackloom.claim.node.nic.settings import SIZES, LinkSettings, normal_mac
 from rackloom.claim.opaque.network import LINK, Neighbor, Route, Rule, Vrf
+from rackloom.claim.opaque.network_rules import MAIN_TABLE
 
 NEWLINK, GETLINK, NEWADDR, DELADDR, GETADDR = 16, 18, 20, 21, 22
 DELLINK = 17
 NEWROUTE, GETROUTE, NEWNEIGH, GETNEIGH, NEWRULE, GETRULE = 24, 26, 28, 30, 32, 34
 DELQDISC, GETTFILTER = 37, 46
 INET, INET6 = 2, 10
-MAIN_TABLE = 254
 _UP = 1
 _UNICAST, _STATIC, _TO_TABLE = 1, 4, 1
 _PERMANENT = 0x80
@@ -81,18 +81,17 @@ def routes(index: int, wanted: tuple[Route, ...], table: int | None = None) -> I
 def rule(one: Rule) -> Message:
     """A policy rule; an equal one is refused by the kernel, and is enough."""
     family = _family(ipaddress.ip_interface(one.source or one.destination or "0.0.0.0/0").version)
-    fields: dict[str, Any] = {
-        "family": family,
-        "action": _TO_TABLE,
-        "table": one.table if one.table <= _BYTE else 0,
-    }
-    attrs: list[tuple[str, Any]] = [("FRA_TABLE", one.table), ("FRA_PRIORITY", one.priority)]
+    table = one.table or MAIN_TABLE
+    fields: dict[str, Any] = {"family": family, "action": _TO_TABLE, "table": _in_a_byte(table)}
+    attrs: list[tuple[str, Any]] = [("FRA_TABLE", table)]
+    if one.priority:
+        attrs.append(("FRA_PRIORITY", one.priority))
     for name, length, text in (("FRA_SRC", "src_len", one.source), ("FRA_DST", "dst_len", one.destination)):
         if text is not None:
             network = ipaddress.ip_interface(text).network
             fields[length] = network.prefixlen
             attrs.append((name, str(network.network_address)))
-    doing = f"adding a rule for table {one.table}"
+    doing = f"adding a rule for table {table}"
     exists = frozenset({errno.EEXIST})
     return Message(doing, "rule", NEWRULE, CREATE | EXCLUSIVE, fields, tuple(attrs), exists)
 

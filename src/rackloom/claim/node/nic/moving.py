@@ -4,18 +4,33 @@ The kernel carries out each request whole. What is between two requests is found
 in the pod's namespace or on the host, and brought to its end from there.
 """
 
+import errno
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from rackloom.claim.node.nic import ethtool, messages
-from rackloom.claim.node.nic.links import Link, find, read_addresses, read_links, sysctl_path
+from rackloom.claim.node.nic.links import (
+    Link,
+    find,
+    read_addresses,
+    read_autoconfigured,
+    read_links,
+    sysctl_path,
+)
 from rackloom.claim.node.nic.namespaces import OWN, inside
 from rackloom.claim.node.nic.netlink import Message, Rtnetlink
 from rackloom.claim.node.nic.programs import detach_tcx
 from rackloom.claim.node.nic.settings import SIZES, Identity, LinkSettings, Setting, Sizes
+
+ADVERTISEMENT_SECONDS = 1.5
+"""Less than the two seconds that runtimes give a plugin for a sandbox."""
+_LOOK_SECONDS = 0.05
+_IF_THERE = frozenset({"ipv6/forwarding"})
+"""Follows from a setting that is of IPv4 too."""
 
 
 class Attached(Setting, frozen=True, kw_only=True):
@@ -76,8 +91,29 @@ def _pull(identity: Identity, host: LinkSettings, own: int) -> None:
 def _make(identity: Identity, wanted: LinkSettings) -> Attached:
     with Rtnetlink() as rtnetlink:
         _apply(rtnetlink, _found(rtnetlink, identity), wanted)
+        _check_sysctls(wanted)
         link = _found(rtnetlink, identity)
-        return Attached(name=link.name, mac=link.mac, addresses=tuple(read_addresses(rtnetlink, link.index)))
+        addresses = tuple(read_addresses(rtnetlink, link.index))
+        learnt = _autoconfigured(rtnetlink, link) if wanted.autoconfigures else ()
+        return Attached(name=link.name, mac=link.mac, addresses=tuple(dict.fromkeys((*addresses, *learnt))))
+
+
+def _autoconfigured(rtnetlink: Rtnetlink, link: Link) -> tuple[str, ...]:
+    """Wait for an address by a router's advertisement, which nothing but the router can hasten."""
+    until = time.monotonic() + ADVERTISEMENT_SECONDS
+    while not (found := read_autoconfigured(rtnetlink, link.index)):
+        if time.monotonic() > until:
+            told = f"no router has advertised a prefix on {link.name} within {ADVERTISEMENT_SECONDS} s"
+            raise TimeoutError(errno.ETIMEDOUT, told)
+        time.sleep(_LOOK_SECONDS)
+    return found
+
+
+def _check_sysctls(wanted: LinkSettings) -> None:
+    """A kernel without IPv6, or an interface too small for it, has no files for its settings."""
+    for name, value in wanted.sysctls.items():
+        if value and name not in _IF_THERE and not sysctl_path(name, wanted.name).exists():
+            raise FileNotFoundError(errno.ENOENT, f"setting {name} of {wanted.name}: it has no IPv6")
 
 
 def _restore(identity: Identity, host: LinkSettings) -> bool:

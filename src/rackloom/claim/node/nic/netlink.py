@@ -83,6 +83,10 @@ SHAPES: Mapping[str, Any] = {
     "traffic": tcmsg,
 }
 
+for _message in (NeighborMessage, LinkMessage):
+    # The library keeps the compiled table on the class: a subclass inherits its base's, once that is used.
+    _message().compile_nla_table()
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

@@ -12,6 +12,7 @@ from rackloom.topology.machine import Nic
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _RUNTIMES_OWN = frozenset({"cilium_net", "cilium_host", "docker0"})
+_IPOIB = "infiniband"
 LEFT_OUT_KINDS = frozenset({"veth"})
 """Ends of other pods' interfaces: not for lending."""
 
@@ -29,12 +30,15 @@ class Offered(msgspec.Struct, frozen=True, kw_only=True):
     excluded: str | None = None
 
 
-def offered(seen: Seen, left_out_kinds: frozenset[str] = LEFT_OUT_KINDS) -> tuple[Offered, ...]:
+def offered(
+    seen: Seen, left_out_kinds: frozenset[str] = LEFT_OUT_KINDS, *, moves_ipoib: bool = True
+) -> tuple[Offered, ...]:
     """All NICs by name, the `excluded` ones with their reason."""
-    links = {one.link.name: one for one in seen.links}
+    movable = [one for one in seen.links if moves_ipoib or one.link.encapsulation != _IPOIB]
+    links = {one.link.name: one for one in movable}
     on_pci = [_of_nic(seen, nic, links) for nic in seen.machine.nics]
     taken = {one.on.link.name for one in on_pci if one.on is not None}
-    others = [_of_link(seen, one) for one in seen.links if one.link.name not in taken]
+    others = [_of_link(seen, one) for one in movable if one.link.name not in taken]
     kept = [one for one in others if one.on is not None and _may_be_a_nic(one.on, left_out_kinds)]
     return tuple(sorted((*on_pci, *kept), key=lambda one: one.name))
 

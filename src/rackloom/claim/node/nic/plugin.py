@@ -15,6 +15,8 @@ from rackloom.claim.allocate.objects import Device
 from rackloom.claim.node.nic import rdma
 from rackloom.claim.node.nic.attributes import device, merged
 from rackloom.claim.node.nic.condition import health_of
+from rackloom.claim.node.nic.extras import Extras, with_extras
+from rackloom.claim.node.nic.filtering import Filter, everything, kept
 from rackloom.claim.node.nic.lender import Lender
 from rackloom.claim.node.nic.loans import Held, Record
 from rackloom.claim.node.nic.look import Look, Seen
@@ -22,6 +24,7 @@ from rackloom.claim.node.nic.offered import LEFT_OUT_KINDS, Offered, offered
 from rackloom.claim.node.nic.partners import gpu_partners, rails
 from rackloom.claim.node.nic.pci_names import PciNames
 from rackloom.claim.node.nic.preparing import hold
+from rackloom.claim.node.nic.profiles import NO_PROFILES, Profiles
 from rackloom.claim.node.nic.sandboxes import Prepared as ForPod
 from rackloom.claim.node.nic.watching import link_changes
 from rackloom.claim.node.nic.wishes import check, config_of, pod_of
@@ -50,7 +53,12 @@ class NicSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     left_out_kinds: frozenset[str] = LEFT_OUT_KINDS
+    moves_ipoib: bool = True
+    """Whether an IPoIB interface goes into the pod with its device, or the RDMA device alone is lent."""
+    is_published: Filter = everything
     names: PciNames = PciNames()
+    profiles: Profiles = NO_PROFILES
+    extras: Extras = msgspec.field(default_factory=dict)
 
 
 class NicPlugin:
@@ -80,20 +88,20 @@ class NicPlugin:
         """The node's pool: what can be claimed, and what is claimed, with the attributes of either."""
         seen = await self._now()
         found = self._offered(seen)
-        live = _devices(self._settings.names, seen, found)
+        live = kept(_devices(self._settings, seen, found).values(), self._settings.is_published)
         held = {nic.device: nic.published for one in self.prepared.values() for nic in one.nics}
         return (Pool(name=self._settings.node, devices=merged(live.values(), held.values())),)
 
     def intent(self, claim: Claim) -> Mapping[str, Any]:
         """The pod. Refuses a claim that asks for what can never be."""
-        check(claim)
+        check(claim, self._settings.profiles)
         return {"pod": pod_of(claim)}
 
     async def prepare(self, claim: Claim) -> Prepared:
         """Read what the NICs have and write down what they are to get."""
         seen = await self._now()
         found = {one.name: one for one in self._offered(seen)}
-        live = _devices(self._settings.names, seen, found.values())
+        live = _devices(self._settings, seen, found.values())
         nics = [await self._hold(claim, result, found, live) for result in claim.results]
         record = Record(pod=pod_of(claim), nics=tuple(nics))
         self.prepared[claim.ref.uid] = ForPod(ref=claim.ref, pod=record.pod, nics=record.nics)
@@ -138,7 +146,7 @@ class NicPlugin:
             raise Retry(f"the node's interfaces cannot be read: {error}", after=SETTLE_SECONDS) from error
 
     def _offered(self, seen: Seen) -> tuple[Offered, ...]:
-        found = offered(seen, self._settings.left_out_kinds)
+        found = offered(seen, self._settings.left_out_kinds, moves_ipoib=self._settings.moves_ipoib)
         for one in found:
             if one.excluded is not None and one.name not in self._told_excluded:
                 self._told_excluded.add(one.name)
@@ -153,7 +161,7 @@ class NicPlugin:
             raise Retry(f"there is no NIC {result.device} on this node now", after=SETTLE_SECONDS)
         if any(loan.nic.device == one.name for loan in self._lender.loans.all()):
             raise Retry(f"NIC {one.name} is not back from its last pod yet", after=SETTLE_SECONDS)
-        config = config_of(claim, result)
+        config = config_of(claim, result, self._settings.profiles)
         published = live.get(one.name) or Device(name=one.name)
         try:
             return await asyncio.to_thread(hold, one, published, config, self._look.sysroot, self._mode)
@@ -165,14 +173,15 @@ class NicPlugin:
         return PreparedDevice(result=result, kind=KIND, edits=Edits(device_nodes=nodes))
 
 
-def _devices(names: PciNames, seen: Seen, found: Iterable[Offered]) -> dict[str, Device]:
+def _devices(settings: NicSettings, seen: Seen, found: Iterable[Offered]) -> dict[str, Device]:
     """Devices by name, without those that are excluded."""
     partners, on_rail = gpu_partners(seen.machine), rails(seen.machine)
-    return {
-        one.name: device(one, seen, names, partners.get(_index(one)), on_rail.get(_index(one)))
+    shown = (
+        device(one, seen, settings.names, partners.get(_index(one)), on_rail.get(_index(one)))
         for one in found
         if one.excluded is None
-    }
+    )
+    return {one.name: with_extras(one, settings.extras) for one in shown}
 
 
 def _index(one: Offered) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from rackloom.claim.allocate.objects import Device
-from rackloom.claim.node.nic import rdma
+from rackloom.claim.node.nic import dhcp, rdma
 from rackloom.claim.node.nic.ethtool import in_kernel_names
 from rackloom.claim.node.nic.links import Link, read_links, read_settings
 from rackloom.claim.node.nic.loans import Held
@@ -13,6 +13,7 @@ from rackloom.claim.node.nic.namespaces import OWN, inside
 from rackloom.claim.node.nic.netlink import Rtnetlink
 from rackloom.claim.node.nic.offered import Offered
 from rackloom.claim.node.nic.settings import LinkSettings, in_pod
+from rackloom.claim.opaque.ipv6_rules import SMALLEST_IPV6_MTU, needs_ipv6
 from rackloom.claim.opaque.network import NetworkConfig
 from rackloom.errors import Refused, Retry
 from rackloom.topology.discovery.sysroot import Sysroot
@@ -35,7 +36,8 @@ def hold(
     if one.on is None:
         return _without_interface(one, config, bare)
     _check_mtu(one, config, sysroot)
-    return _with_interface(one.on.link, config, bare)
+    _check_ipv6(one.on.link, config)
+    return _with_interface(one.on.link, _with_lease(one.on.link, config), bare)
 
 
 def _without_interface(one: Offered, config: NetworkConfig, bare: Held) -> Held:
@@ -80,6 +82,32 @@ def _check_mtu(one: Offered, config: NetworkConfig, sysroot: Sysroot) -> None:
                 f"interface.mtu is {wanted}, but the physical function below {one.name} has {mtu}",
                 nearest_fix=f"ask for at most {mtu}, or raise the physical function's MTU",
             )
+
+
+def _check_ipv6(link: Link, config: NetworkConfig) -> None:
+    """Without an MTU in the config the interface keeps its own."""
+    small = config.interface.mtu is None and link.mtu < SMALLEST_IPV6_MTU
+    if small and needs_ipv6(config.interface):
+        raise Refused(
+            f"the config sets IPv6 on {link.name}, whose MTU is {link.mtu}: IPv6 needs {SMALLEST_IPV6_MTU}",
+            nearest_fix=f"ask for interface.mtu {SMALLEST_IPV6_MTU} or more",
+        )
+
+
+def _with_lease(link: Link, config: NetworkConfig) -> NetworkConfig:
+    """With the address that a DHCP server gives. It may take longer to answer than a runtime waits."""
+    if not config.interface.asks_dhcp:
+        return config
+    if link.encapsulation != "ether":
+        raise Refused(
+            f"interface {link.name} is no Ethernet ({link.encapsulation}): DHCP is for Ethernet here",
+            nearest_fix="give interface.addresses, or none to keep those that the interface has on the host",
+        )
+    if not link.up:
+        raise Retry(f"interface {link.name} is down: DHCP needs it up on the host", after=AGAIN_SECONDS)
+    given = inside(OWN, lambda: dhcp.ask(link.name))
+    interface = msgspec.structs.replace(config.interface, addresses=(given.address,))
+    return msgspec.structs.replace(config, interface=interface, routes=(*given.routes, *config.routes))
 
 
 def _physical_mtus(sysroot: Sysroot, address: str) -> Iterator[int]:

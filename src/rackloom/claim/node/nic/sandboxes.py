@@ -1,6 +1,6 @@
 """What happens to pods' sandboxes, and what it means for the NICs of their claims."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -10,9 +10,10 @@ from rackloom.claim.node.nic.lender import Lender
 from rackloom.claim.node.nic.loans import Held, Loan
 from rackloom.claim.node.nic.moving import Attached
 from rackloom.claim.node.nic.namespaces import identity
+from rackloom.claim.node.nic.telling import Telling
 from rackloom.claim.node.nri.hooks import Sandbox
 from rackloom.claim.node.values import ClaimRef
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Retry
 
 log = structlog.get_logger(__name__)
 
@@ -23,10 +24,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     ref: ClaimRef
     pod: str
     nics: tuple[Held, ...]
-
-
-Told = Callable[[ClaimRef, Held, Attached | str], None]
-"""Is told how an attachment went: what came of it, or why it failed."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +52,7 @@ def plan(prepared: Collection[Prepared], loans: Collection[Loan], living: Collec
 class Sandboxes:
     """The hooks that a container runtime calls."""
 
-    def __init__(self, lender: Lender, prepared: Mapping[str, Prepared], told: Told) -> None:
+    def __init__(self, lender: Lender, prepared: Mapping[str, Prepared], told: Telling) -> None:
         self._lender = lender
         self._prepared = prepared
         self._told = told
@@ -69,11 +66,11 @@ class Sandboxes:
         for claim, nic, sandbox in todo.lend:
             try:
                 await self._attach(claim, nic, sandbox)
-            except Refused as trouble:
+            except (Refused, Retry) as trouble:
                 log.warning("nic.not-attached", device=nic.device, pod=claim.pod, reason=trouble.reason)
 
     async def run(self, sandbox: Sandbox) -> None:
-        """A sandbox has its namespace, and no container yet. Raises `Refused`, which fails the pod."""
+        """A sandbox has its namespace, and no container yet. Raises `Refused` or `Retry`: the pod fails."""
         for claim in self._of(sandbox):
             for nic in claim.nics:
                 await self._attach(claim, nic, sandbox)
@@ -88,14 +85,17 @@ class Sandboxes:
         return (one for one in tuple(self._prepared.values()) if one.pod == sandbox.pod)
 
     async def _attach(self, claim: Prepared, nic: Held, sandbox: Sandbox) -> None:
+        try:
+            attached = await self._lend(claim, nic, sandbox)
+        except (Refused, Retry) as trouble:
+            self._told(claim.ref, nic, sandbox, trouble)
+            raise
+        self._told(claim.ref, nic, sandbox, attached)
+
+    async def _lend(self, claim: Prepared, nic: Held, sandbox: Sandbox) -> Attached:
         if not sandbox.netns:
             raise Refused(
                 f"pod {sandbox.namespace}/{sandbox.name} is in the host's network, as NIC {nic.device} is",
                 nearest_fix="remove hostNetwork from the pod, or the claim",
             )
-        try:
-            attached = await self._lender.lend(claim.ref.uid, claim.pod, nic, Path(sandbox.netns))
-        except Refused as trouble:
-            self._told(claim.ref, nic, trouble.reason)
-            raise
-        self._told(claim.ref, nic, attached)
+        return await self._lender.lend(claim.ref.uid, claim.pod, nic, Path(sandbox.netns))

@@ -4,8 +4,18 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rackloom.claim.opaque.network import Interface, Neighbor, NetworkConfig, Route, Rule, Vrf
+from rackloom.claim.opaque.ipv6_rules import is_ipv6
+from rackloom.claim.opaque.network import Addressing, Interface, Neighbor, NetworkConfig, Route, Rule, Vrf
 
+_LISTENING = {
+    "ipv6/disable_ipv6": 0,
+    "ipv6/accept_ra": 2,
+    "ipv6/router_solicitation_delay": 0,
+    "ipv6/router_solicitation_interval": 1,
+}
+"""So that a router's answer comes within a second; a runtime waits two for the whole sandbox."""
+_UNCHECKED = {"ipv6/dad_transmits": 0}
+"""With the host's hardware address the pod gets the address that the host had: no other has it."""
 SIZES = ("gso_max_size", "gro_max_size", "gso_ipv4_max_size", "gro_ipv4_max_size")
 
 
@@ -54,6 +64,8 @@ class LinkSettings(Setting, frozen=True, kw_only=True):
     """By `<family>/conf/<setting>`; the name of the interface goes between."""
     vrf: Vrf | None = None
     without_ebpf: bool = False
+    autoconfigures: bool = False
+    """Whether it is to get an IPv6 address from a router's advertisement before it counts as attached."""
 
 
 def in_pod(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
@@ -63,6 +75,8 @@ def in_pod(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
     """
     wish = config.interface
     kept = not wish.addresses
+    autoconfigures = wish.addressing is Addressing.SLAAC
+    host = _without_ipv6(host) if autoconfigures else host
     vrf = wish.vrf
     return LinkSettings(
         name=wish.name or host.name,
@@ -78,6 +92,7 @@ def in_pod(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
         sysctls=_sysctls(wish),
         vrf=vrf,
         without_ebpf=bool(wish.disable_ebpf_programs),
+        autoconfigures=autoconfigures,
     )
 
 
@@ -86,10 +101,22 @@ def normal_mac(text: str) -> str:
     return text.lower().replace("-", ":")
 
 
+def _without_ipv6(host: LinkSettings) -> LinkSettings:
+    """A pod that listens to routers learns from them what the host has learnt."""
+    return msgspec.structs.replace(
+        host,
+        addresses=tuple(one for one in host.addresses if not is_ipv6(one)),
+        routes=tuple(one for one in host.routes if not is_ipv6(one.destination)),
+    )
+
+
 def _sysctls(wish: Interface) -> dict[str, int]:
     found = {"ipv4/arp_ignore": wish.arp_ignore, "ipv4/arp_announce": wish.arp_announce}
     if wish.forwarding is not None:
         found |= {"ipv4/forwarding": int(wish.forwarding), "ipv6/forwarding": int(wish.forwarding)}
+    if wish.addressing is Addressing.SLAAC:
+        found |= _LISTENING | ({} if wish.hardware_addr else _UNCHECKED)
+    found |= {f"ipv6/{name}": value for name, value in wish.ipv6.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 

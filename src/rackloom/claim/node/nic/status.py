@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 MANAGER = "dra.net"
 WRITE_SECONDS = 10.0
-READY, NETWORK_READY, RDMA_READY = "Ready", "NetworkReady", "RDMALinkReady"
+READY, NETWORK_READY, RDMA_READY, SLAAC_READY = "Ready", "NetworkReady", "RDMALinkReady", "SLAACReady"
 
 Outcome = Attached | str
 """What became of an attachment: how the NIC is in the pod, or why it is not."""
@@ -96,6 +96,8 @@ def _conditions(held: Held, outcome: Outcome, at: str) -> list[Any]:
     kinds = [READY]
     if held.identity is not None:
         kinds.append(NETWORK_READY)
+    if held.pod is not None and held.pod.autoconfigures:
+        kinds.append(SLAAC_READY)
     if held.moves_rdma:
         kinds.append(RDMA_READY)
     if isinstance(outcome, str):

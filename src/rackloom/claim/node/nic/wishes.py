@@ -1,7 +1,8 @@
 """What a claim asks of its NICs, as far as it tells itself. Pure; `Refused` for what can never be."""
 
+from rackloom.claim.node.nic.profiles import NO_PROFILES, Profiles
 from rackloom.claim.node.values import Claim, Result
-from rackloom.claim.opaque.network import NetworkConfig
+from rackloom.claim.opaque.network import Interface, NetworkConfig, Presented
 from rackloom.claim.opaque.network_rules import decode_network_config
 from rackloom.errors import Refused
 
@@ -20,25 +21,24 @@ def pod_of(claim: Claim) -> str:
     return one.uid
 
 
-def config_of(claim: Claim, result: Result) -> NetworkConfig:
+def config_of(claim: Claim, result: Result, profiles: Profiles = NO_PROFILES) -> NetworkConfig:
     """The configuration of one NIC: the last that applies, so that the claim wins over its class."""
     configs = [decode_network_config(one.parameters) for one in claim.configs_for(result)]
-    config = configs[-1] if configs else NetworkConfig()
-    if config.profile is not None:
-        raise Refused(
-            f"NetworkConfig: profile {config.profile!r} is not known: this node has no source of profiles",
-            nearest_fix="write the settings of the profile into the config",
-        )
-    if config.interface.dhcp:
-        raise Refused(
-            "NetworkConfig: interface.dhcp is not supported",
-            nearest_fix="give interface.addresses, or none to keep those that the interface has on the host",
-        )
+    config = profiles.applied_to(configs[-1]) if configs else NetworkConfig()
+    _refuse_child(config.interface)
     return config
 
 
-def check(claim: Claim) -> None:
+def _refuse_child(one: Interface) -> None:
+    if one.type is not Presented.PASSTHROUGH:
+        raise Refused(
+            f"NetworkConfig: interface.type {one.type} is not served: the NIC itself moves into the pod",
+            nearest_fix="leave interface.type out, so that the pod gets the whole NIC",
+        )
+
+
+def check(claim: Claim, profiles: Profiles = NO_PROFILES) -> None:
     """Refuse a claim that can never be prepared."""
     pod_of(claim)
     for result in claim.results:
-        config_of(claim, result)
+        config_of(claim, result, profiles)

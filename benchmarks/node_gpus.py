@@ -1,0 +1,99 @@
+"""The plugin of gpu.nvidia.com on a node of 128 declared GPUs."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from node_kit import NODE_NAME, Counting, claim, claims_measured, cluster, host_below, row
+from site_figures import resident_mib
+
+from rackloom.claim.node.gpu.condition import HARMLESS_XIDS
+from rackloom.claim.node.gpu.declared import DeclaredGpu, DeclaredGpus, DeclaredInventory
+from rackloom.claim.node.gpu.driver_files import DriverFiles
+from rackloom.claim.node.gpu.plugin import GpuPlugin
+from rackloom.claim.node.gpu.programs import Programs
+from rackloom.claim.node.gpu.settings import GPU_DRIVER, GpuSettings
+from rackloom.claim.node.gpu.view import GpuView, Reading
+from rackloom.claim.node.run import running
+from rackloom.topology.machine import Machine
+from rackloom.twin.kubelet.kubelet import kubelet_on
+
+DEVICES = 128
+PLUGIN = "gpu"
+PROC_DEVICES = "Character devices:\n195 nvidia\n507 nvidia-uvm\n\nBlock devices:\n"
+
+
+async def measured(root: Path, claims: int) -> list[dict[str, Any]]:
+    """Publication from the start of the plugin, claims, a change of one GPU, memory."""
+    api, host = await cluster(), host_below(root)
+    made = [await claim(api, number, GPU_DRIVER, f"gpu-{number % DEVICES}") for number in range(claims)]
+    before, view = resident_mib(), gpus(root)
+    start, writes = time.perf_counter(), api.writes
+    async with (
+        running(plugin(root, view), api, host) as one,
+        kubelet_on(host.places.registry, api, NODE_NAME) as kubelet,
+    ):
+        await one.publisher.published.wait()
+        first = row(PLUGIN, "publish", change="first", **published(start, api.writes - writes))
+        await kubelet.registered(GPU_DRIVER)
+        rows = await claims_measured(PLUGIN, kubelet, made)
+        changed = await changing(root, view, one.publisher.publish, api)
+        memory = row(PLUGIN, "memory", before_mib=before, resident_mib=resident_mib(), devices=DEVICES)
+    return [first, changed, *rows, memory]
+
+
+async def changing(root: Path, view: GpuView, publish: Any, api: Counting) -> dict[str, Any]:
+    """One GPU fails: the look that finds out, and what is written."""
+    write_inventory(root, recovery="gpu-reset")
+    start, writes = time.perf_counter(), api.writes
+    await view.look()
+    await publish()
+    return row(PLUGIN, "publish", change="one taint", **published(start, api.writes - writes))
+
+
+def published(start: float, writes: int) -> dict[str, Any]:
+    """What a publication took."""
+    return {
+        "ms": round((time.perf_counter() - start) * 1e3, 1),
+        "api_writes": writes,
+        "devices": DEVICES,
+    }
+
+
+def plugin(root: Path, view: GpuView) -> GpuPlugin:
+    """The plugin; its claims share nothing, so no program is run."""
+    (root / "devices").write_text(PROC_DEVICES)
+    files = DriverFiles(proc_devices=root / "devices")
+    settings = GpuSettings(node=NODE_NAME, mps_home=root / "mps", files=files)
+    return GpuPlugin(settings, view, Programs(Path("/")))
+
+
+def gpus(root: Path) -> GpuView:
+    """A node of 128 GPUs, about whose place nothing is known."""
+    write_inventory(root)
+    machine = Machine(name=NODE_NAME, note="", origin=(), gpus=(), nics=())
+    reading = Reading(DeclaredGpus(root / "inventory.json"), lambda: machine)
+    return GpuView(reading, HARMLESS_XIDS, time.time)
+
+
+def write_inventory(root: Path, recovery: str = "none") -> None:
+    """Declare the GPUs; `recovery` is what the first one asks for."""
+    declared = [gpu(number, recovery if number == 0 else "none") for number in range(DEVICES)]
+    inventory = DeclaredInventory(gpus=tuple(declared), driver_version="580.95.05", cuda_version="13.0")
+    (root / "inventory.json").write_bytes(msgspec.json.encode(inventory))
+
+
+def gpu(number: int, recovery: str) -> DeclaredGpu:
+    """One GPU."""
+    return DeclaredGpu(
+        minor=number,
+        uuid=f"GPU-{number:08x}-0000-0000-0000-000000000000",
+        pci_address=f"{number:04x}:01:00.0",
+        product="NVIDIA H100 80GB HBM3",
+        memory_bytes=85520809984,
+        brand="Nvidia",
+        architecture="Hopper",
+        compute_capability="9.0",
+        recovery=recovery,
+    )

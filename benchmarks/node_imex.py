@@ -1,0 +1,80 @@
+"""The plugin of compute-domain.nvidia.com: the channel of a ComputeDomain whose daemon is ready."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from node_kit import NODE_NAME, claim, claims_measured, cluster, host_below, row
+from site_figures import resident_mib
+
+from rackloom.claim.domain import configs, names
+from rackloom.claim.domain.objects import Clique, DaemonInfo, Readiness, clique_json
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE
+from rackloom.claim.node.imex.declared import read_declared
+from rackloom.claim.node.imex.host import Kernel
+from rackloom.claim.node.imex.plugin import ImexPlugin
+from rackloom.claim.node.imex.readiness import HostDaemon
+from rackloom.claim.node.imex.settings import ImexSettings
+from rackloom.claim.node.imex.view import FabricView
+from rackloom.claim.node.run import Host, running
+from rackloom.twin.kubelet.kubelet import kubelet_on
+
+PLUGIN = "imex"
+NAMESPACE = "rackloom-system"
+CLUSTER = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
+PROC_DEVICES = "Character devices:\n235 nvidia-caps-imex-channels\n236 nvidia-caps\n\nBlock devices:\n"
+
+
+async def measured(root: Path, claims: int) -> list[dict[str, Any]]:
+    """Claims and memory. Each prepare labels the node and each unprepare takes the label away."""
+    api, host = await cluster(), host_below(root)
+    uid = await ready_domain(api)
+    config = configs.config_json(configs.ChannelConfig(domain_id=uid))
+    made = [
+        await claim(api, number, names.IMEX_DRIVER, names.CHANNEL_DEVICE, config) for number in range(claims)
+    ]
+    before = resident_mib()
+    async with (
+        running(plugin(api, root, host), api, host) as one,
+        kubelet_on(host.places.registry, api, NODE_NAME) as kubelet,
+    ):
+        await one.publisher.published.wait()
+        await kubelet.registered(names.IMEX_DRIVER)
+        rows = await claims_measured(PLUGIN, kubelet, made)
+        return [*rows, row(PLUGIN, "memory", before_mib=before, resident_mib=resident_mib(), devices=2)]
+
+
+async def ready_domain(api: Any) -> str:
+    """UID of a ComputeDomain whose daemon says READY on the node."""
+    made = await api.create(
+        COMPUTE_DOMAIN,
+        {
+            "apiVersion": names.API_VERSION,
+            "kind": "ComputeDomain",
+            "metadata": {"name": "cd", "namespace": "default"},
+            "spec": {"numNodes": 0, "channel": {"resourceClaimTemplate": {"name": "t"}}},
+        },
+    )
+    uid, clique = str(made["metadata"]["uid"]), f"{CLUSTER}.1"
+    daemon = DaemonInfo(node_name=NODE_NAME, ip_address="10.0.0.1", clique_id=clique, status=Readiness.READY)
+    value = Clique(compute_domain=uid, clique_id=clique, daemons=(daemon,))
+    await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(value, NAMESPACE))
+    return uid
+
+
+def plugin(api: Any, root: Path, host: Host) -> ImexPlugin:
+    """The plugin of a node with one GPU in the clique."""
+    (root / "devices").write_text(PROC_DEVICES)
+    (root / "capability").write_text("DeviceFileMinor: 512\nDeviceFileMode: 438\nDeviceFileModify: 1\n")
+    gpu = {"uuid": "GPU-00000001", "health": "Healthy"}
+    fabric = {"clusterUUID": CLUSTER, "cliqueId": 1, "driverVersion": "580.95.05", "gpus": [gpu]}
+    (root / "fabric.json").write_text(json.dumps(fabric))
+    settings = ImexSettings(
+        node=NODE_NAME,
+        namespace=NAMESPACE,
+        domains=host.places.home(names.IMEX_DRIVER) / "domains",
+        kernel=Kernel(proc_devices=root / "devices", imex_capability=root / "capability"),
+    )
+    view = FabricView(lambda: read_declared(root / "fabric.json"), time.time)
+    return ImexPlugin(api, settings, view, HostDaemon(root=root))

@@ -1,0 +1,206 @@
+"""Addresses that others give: a DHCP server of the network, and a router that advertises a prefix."""
+
+import contextlib
+import ipaddress
+import socket
+import struct
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.claim.node.nic.dhcp_server import DhcpServer
+from tests.claim.node.nic.nic_kit import held, needs_root
+from tests.fuzz import tries
+
+from rackloom.claim.allocate.objects import Device
+from rackloom.claim.node.nic import dhcp, moving, rdma
+from rackloom.claim.node.nic.links import read_links, sysctl_path
+from rackloom.claim.node.nic.look import OnLink
+from rackloom.claim.node.nic.netlink import Rtnetlink
+from rackloom.claim.node.nic.offered import Offered
+from rackloom.claim.node.nic.preparing import hold
+from rackloom.claim.opaque.network import Route
+from rackloom.claim.opaque.network_rules import decode_network_config
+from rackloom.errors import Refused, Retry
+from rackloom.topology.discovery.sysroot import Sysroot
+
+ROUTES = bytes([16, 10, 8, 10, 9, 0, 1, 24, 10, 7, 1, 0, 0, 0, 0, 0, 10, 9, 0, 1])
+READ = (
+    Route(destination="10.8.0.0/16", gateway="10.9.0.1"),
+    Route(destination="10.7.1.0/24", scope=253),
+    Route(destination="0.0.0.0/0", gateway="10.9.0.1"),
+)
+
+
+def prepared(host, config):
+    """What a claim with `config` gets of nic0."""
+
+    def look():
+        with Rtnetlink() as rtnetlink:
+            return next(one for one in read_links(rtnetlink) if one.name == "nic0")
+
+    one = Offered(name="nic0", on=OnLink(link=host.call(look)))
+    wish = decode_network_config({"interface": config})
+    return hold(one, Device(name="nic0"), wish, Sysroot(), rdma.NetnsMode.SHARED)
+
+
+def test_routes_of_option_121_are_read():
+    assert dhcp.routes(ROUTES) == READ
+
+
+@settings(max_examples=tries(100))
+@given(st.binary(max_size=40))
+def test_any_bytes_are_routes_or_refused(data):
+    with contextlib.suppress(ValueError):
+        for one in dhcp.routes(data):
+            ipaddress.ip_network(one.destination)
+
+
+@needs_root
+@pytest.mark.parametrize("wish", [{"dhcp": True}, {"addressing": "DHCP"}])
+def test_a_server_gives_the_address_and_routes_and_the_pod_has_them(host, wish):
+    host.veth("nic0", "tor0")
+    host.address("nic0", "10.66.0.1/24")
+    server = DhcpServer(host, "tor0", option121=ROUTES[:15], option3=bytes([10, 9, 0, 254]))
+    try:
+        one = prepared(host, wish)
+    finally:
+        server.close()
+    assert [kind for kind, _ in server.asked][-1] == 3
+    assert server.asked[-1][1][50] == ipaddress.ip_address("10.9.0.77").packed
+    assert (one.pod.addresses, one.pod.routes) == (("10.9.0.77/24",), READ[:2])
+    assert host.addresses("nic0") == {"10.66.0.1/24"}, "nothing is touched while it is prepared"
+    pod = host.pod()
+    assert moving.attach(one.identity, one.pod, pod.path).addresses == ("10.9.0.77/24",)
+    assert pod.addresses("nic0") == {"10.9.0.77/24"}
+    assert moving.detach(one.identity, one.host, pod.path)
+    assert host.addresses("nic0") == {"10.66.0.1/24"}
+
+
+@needs_root
+def test_no_server_is_told_and_a_senseless_answer_is_refused(host):
+    host.veth("nic0", "tor0")
+    with pytest.raises(Retry, match=r"no DHCP server answered on nic0 within 0\.2 s"):
+        host.call(lambda: dhcp.ask("nic0", 0.2))
+    server = DhcpServer(host, "tor0", option1=b"")
+    try:
+        with pytest.raises(Refused, match=r"makes no sense.*; give interface\.addresses"):
+            prepared(host, {"dhcp": True})
+    finally:
+        server.close()
+
+
+@needs_root
+def test_an_interface_that_is_down_asks_nobody(host):
+    host.veth("nic0", "tor0")
+
+    def down(ipr):
+        ipr.link("set", index=ipr.link_lookup(ifname="nic0")[0], state="down")
+
+    host.ip(down)
+    with pytest.raises(Retry, match="nic0 is down"):
+        prepared(host, {"dhcp": True})
+
+
+class Router:
+    """Advertises a prefix on an interface again and again."""
+
+    def __init__(self, netns, link, prefix="fd00:77::"):
+        self._stopped = threading.Event()
+        netns.call(lambda: self._open(link))
+        option = struct.pack(
+            ">BBBBIII16s", 3, 4, 64, 0xC0, 3600, 3600, 0, ipaddress.ip_address(prefix).packed
+        )
+        self._message = struct.pack(">BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0) + option
+        self._thread = threading.Thread(target=self._advertise, daemon=True)
+        self._thread.start()
+
+    def _open(self, link):
+        sysctl_path("ipv6/dad_transmits", link).write_text("0")
+        self._socket = socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
+        self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
+        self._to = ("ff02::1", 0, 0, socket.if_nametoindex(link))
+
+    def close(self):
+        self._stopped.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _advertise(self):
+        while not self._stopped.wait(0.1):
+            # The link is away for the moment of the move.
+            with contextlib.suppress(OSError):
+                self._socket.sendto(self._message, self._to)
+
+
+@needs_root
+def test_a_pod_autoconfigures_itself_before_it_counts_as_attached(host, monkeypatch):
+    monkeypatch.setattr(moving, "ADVERTISEMENT_SECONDS", 60.0)
+    host.veth("nic0", "tor0")
+    host.address("nic0", "10.9.0.2/24")
+    identity, before, wanted = held(host, "nic0", interface={"addressing": "SLAAC"})
+    assert wanted.sysctls["ipv6/dad_transmits"] == 0
+    pod, router = host.pod(), Router(host, "tor0")
+    try:
+        attached = moving.attach(identity, wanted, pod.path)
+    finally:
+        router.close()
+    (learnt,) = [one for one in attached.addresses if one.startswith("fd00:77:")]
+    assert set(attached.addresses) == {"10.9.0.2/24", learnt}
+    assert learnt in pod.addresses("nic0")
+    assert moving.detach(identity, before, pod.path)
+    assert host.addresses("nic0") >= {"10.9.0.2/24"}
+
+
+@needs_root
+def test_a_silent_router_is_told(host, monkeypatch):
+    monkeypatch.setattr(moving, "ADVERTISEMENT_SECONDS", 0.2)
+    host.veth("nic0", "tor0")
+    identity, before, wanted = held(host, "nic0", interface={"addressing": "SLAAC"})
+    pod = host.pod()
+    with pytest.raises(TimeoutError, match=r"no router has advertised a prefix on nic0 within 0\.2 s"):
+        moving.attach(identity, wanted, pod.path)
+    assert moving.detach(identity, before, pod.path)
+
+
+@needs_root
+def test_ipv6_settings_are_the_pods_and_the_hosts_come_back(host):
+    host.veth("nic0", "tor0")
+    wish = {
+        "acceptRA": 0,
+        "dadTransmits": 3,
+        "routerSolicitationDelay": 2,
+        "routerSolicitationInterval": 7,
+        "addrGenMode": 1,
+    }
+    identity, before, wanted = held(host, "nic0", interface=wish)
+    pod = host.pod()
+
+    def now(netns):
+        return netns.call(
+            lambda: {name: int(sysctl_path(name, "nic0").read_text()) for name in wanted.sysctls}
+        )
+
+    earlier = now(host)
+    moving.attach(identity, wanted, pod.path)
+    assert (
+        now(pod)
+        == wanted.sysctls
+        == {
+            "ipv6/accept_ra": 0,
+            "ipv6/dad_transmits": 3,
+            "ipv6/router_solicitation_delay": 2,
+            "ipv6/router_solicitation_interval": 7,
+            "ipv6/addr_gen_mode": 1,
+        }
+    )
+    assert moving.detach(identity, before, pod.path)
+    assert now(host) == earlier
+
+
+@needs_root
+def test_a_small_interface_has_no_ipv6_to_set(host):
+    host.veth("nic0", "tor0", mtu=1000)
+    with pytest.raises(Refused, match=r"whose MTU is 1000: IPv6 needs 1280; ask for interface\.mtu 1280"):
+        prepared(host, {"acceptRA": 2})

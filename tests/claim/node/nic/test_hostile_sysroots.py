@@ -1,0 +1,70 @@
+"""Files of a machine that somebody made up: whatever they say, what is published fits the API."""
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.fuzz import tries
+
+from rackloom.claim.node.gpu.place import places
+from rackloom.claim.node.gpu.vfio import read_vfio
+from rackloom.claim.node.nic import plugin
+from rackloom.claim.node.nic.look import Seen, _subsystems
+from rackloom.claim.node.nic.offered import offered
+from rackloom.topology.discovery.fuse import machine_of
+from rackloom.topology.discovery.read import read_host
+from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.topology.profiles import load_machine
+from rackloom.twin.sysroot import host_files, write_sysroot
+
+FILES = host_files(load_machine("azure-nd96isr-h100-v5"))
+PLACES = st.sampled_from(
+    [path.lstrip("/") for path, content in FILES.tree.items() if isinstance(content, str)]
+)
+CONTENT = st.binary(max_size=100) | st.sampled_from(
+    [
+        b"",
+        b"-1",
+        b"0x020000",
+        b"0x10de",
+        b"9" * 5000,
+        b"4: ACTIVE",
+        b"1: DOWN",
+        b"1e400 Gb/sec",
+        b"mlx5_0\n",
+        b"\0",
+    ]
+)
+LIMITS = {"name": 63, "attributes": 32, "string": 64}
+
+
+def checked(device):
+    assert 0 < len(device.name) <= LIMITS["name"]
+    assert len(device.attributes) + len(device.capacity) <= LIMITS["attributes"]
+    for value in device.attributes.values():
+        assert value.string is None or len(value.string.encode()) <= LIMITS["string"]
+        assert value.int_ is None or -(2**63) <= value.int_ < 2**63
+
+
+@settings(max_examples=tries(50), deadline=None, suppress_health_check=list(HealthCheck))
+@given(wrong=st.dictionaries(PLACES, CONTENT, min_size=1, max_size=8))
+def test_any_files_of_a_real_machine_are_published_within_the_limits(tmp_path_factory, wrong):
+    """The H100 machine, with some of its files replaced."""
+    root = tmp_path_factory.getbasetemp() / "hostile-sysroot"
+    if not root.exists():
+        write_sysroot(FILES, root)
+    try:
+        for place, content in wrong.items():
+            (root / place).write_bytes(content)
+        published(Sysroot(root))
+    finally:
+        for place in wrong:
+            (root / place).write_text(FILES.tree[f"/{place}"])
+
+
+def published(sysroot):
+    host = read_host(sysroot)
+    machine = machine_of(host)
+    seen = Seen(host=host, machine=machine, subsystems=_subsystems(sysroot, host))
+    for device in plugin._devices(plugin.NicSettings(node="n"), seen, offered(seen)).values():
+        checked(device)
+    assert all(place.numa_node is None or place.numa_node >= 0 for place in places(machine).values())
+    assert all(one.index >= 0 for one in read_vfio(sysroot))

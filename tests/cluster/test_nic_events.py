@@ -1,0 +1,70 @@
+"""Why a NIC did not come into its pod is told on the pod, with the rights that the manifests give."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.test_nixl_example import kubectl
+from tests.cluster.waiting import until
+
+from rackloom.claim.allocate.objects import Device
+from rackloom.claim.kube.api import KubeApi, Object
+from rackloom.claim.kube.events import Recorder
+from rackloom.claim.kube.kinds import EVENT, POD
+from rackloom.claim.kube.lightkube_api import connect
+from rackloom.claim.node.nic.loans import Held
+from rackloom.claim.node.nic.settings import Identity
+from rackloom.claim.node.nic.telling import Teller
+from rackloom.claim.node.nri.hooks import Sandbox
+from rackloom.claim.node.values import ClaimRef
+from rackloom.errors import Refused
+
+pytestmark = pytest.mark.anyio
+RIGHTS = Path(__file__).parents[2] / "deploy/kubernetes/base/rbac-node.yaml"
+ACCOUNT = "system:serviceaccount:rackloom-system:rackloom-node"
+REF = ClaimRef(namespace="default", name="c", uid="u")
+
+
+@pytest.fixture
+async def rights(cluster: ControlPlane, tmp_path: Path) -> AsyncIterator[None]:
+    """What the plugin's account may do in the whole cluster."""
+    documents = [
+        one for one in yaml.safe_load_all(RIGHTS.read_text()) if one["kind"].startswith("ClusterRole")
+    ]
+    file = tmp_path / "rights.yaml"
+    file.write_text(yaml.safe_dump_all(documents))
+    await asyncio.to_thread(kubectl, cluster, "default", "apply", "-f", str(file))
+    yield
+    await asyncio.to_thread(kubectl, cluster, "default", "delete", "-f", str(file))
+
+
+@pytest.mark.usefixtures("rights")
+async def test_a_failed_attachment_is_an_event_on_the_pod(
+    cluster: ControlPlane, api: KubeApi, namespace: str
+) -> None:
+    spec = {"containers": [{"name": "main", "image": "none"}]}
+    pod = await api.create(POD, {"metadata": {"name": "worker", "namespace": namespace}, "spec": spec})
+    sandbox = Sandbox(
+        id="s", pod=pod["metadata"]["uid"], namespace=namespace, name="worker", netns="/var/run/netns/x"
+    )
+    nic = Held(device="nic0", published=Device(name="nic0"), identity=Identity(name="eth1"))
+    async with connect(cluster.kubeconfig(ACCOUNT)) as plugin:
+        teller = Teller(lambda *_: None, Recorder(plugin, "dra.net", "n", time.time))
+        teller.told(
+            REF, nic, sandbox, Refused("NIC nic0 was not attached", nearest_fix="choose another name")
+        )
+        event = await until(lambda: failure_of(api, namespace), "the event is there")
+    assert event is not None
+    assert event["involvedObject"]["uid"] == pod["metadata"]["uid"]
+    assert event["message"] == "NIC nic0 was not attached; choose another name"
+    shown = await asyncio.to_thread(kubectl, cluster, namespace, "describe", "pod", "worker")
+    assert "NetworkDeviceAttachFailed" in shown
+
+
+async def failure_of(api: KubeApi, namespace: str) -> Object | None:
+    found = (await api.list(EVENT, namespace)).items
+    return next((one for one in found if one["reason"] == "NetworkDeviceAttachFailed"), None)
