@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from compute_domains_plant import DRIVER_NAMESPACE, IMEX_READY, POD_START, Kubernetes, Tray
+from compute_domains_plant import IMEX_READY, POD_START, Kubernetes, Tray
 from site_figures import load
 
 from rackloom.claim.cluster.controller import Controller
@@ -36,6 +36,7 @@ from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.events import Recorder
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE
 from rackloom.twin import simloop
+from rackloom.twin.claims.tray import DRIVER_NAMESPACE, install_kernel
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kube.times import loop_time
 
@@ -57,8 +58,7 @@ class Plant:
         self.isolation = isolation
         self.kube = FakeKube(namespaces=("default", TEAM, DRIVER_NAMESPACE), window=10**6)
         self.user = DirectApi(self.kube, "user")
-        (root / "devices").write_text("Character devices:\n235 nvidia-caps-imex-channels\n236 nvidia-caps\n")
-        (root / "capability").write_text("DeviceFileMinor: 512\nDeviceFileMode: 438\n")
+        install_kernel(root)
         self.jobs = {job: pods // domains + (job < pods % domains) for job in range(domains)}
         self.trays: dict[str, Tray] = {}
         self.places = dict(self._places(root))

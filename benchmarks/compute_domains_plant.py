@@ -7,7 +7,6 @@ the plugin's requests, checkpoint, CDI files and waiting, and `ImexDaemon` with 
 """
 
 import asyncio
-import json
 import random
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,88 +18,26 @@ from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.domain.objects import Ref
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import Place
-from rackloom.claim.imex.status import CONNECTED, READY, ImexConnection, ImexDomain, ImexNode
-from rackloom.claim.imex.steps import Peers
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Kind, Object
-from rackloom.claim.node.imex.declared import read_declared
-from rackloom.claim.node.imex.host import Kernel
-from rackloom.claim.node.imex.plugin import ImexPlugin
-from rackloom.claim.node.imex.readiness import HostDaemon
-from rackloom.claim.node.imex.settings import ImexSettings
-from rackloom.claim.node.imex.view import FabricView
-from rackloom.claim.node.run import Host, Places, Running
 from rackloom.claim.node.values import ClaimRef
-from rackloom.errors import Retry
+from rackloom.twin.claims.imex import Imex
+from rackloom.twin.claims.tray import DRIVER_NAMESPACE
+from rackloom.twin.claims.tray import Tray as Machine
 from rackloom.twin.kube import DirectApi, FakeKube
-from rackloom.twin.kube.times import loop_time
 
-CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
-DRIVER_NAMESPACE = "rackloom-system"
 POD_START, IMEX_READY = 1.0, 0.5
 """Declared latencies: seconds from a prepared pod to its running containers, and from those to READY."""
-
-
-class Imex:
-    """nvidia-imex and its supervisor: READY a while after its peers are known, then connected with all."""
-
-    def __init__(self) -> None:
-        self.running_with: Peers | None = None
-        self._started = asyncio.Event()
-        self._ready = False
-
-    def set_peers(self, peers: Peers) -> None:
-        """The peers' names are resolved anew; nothing is restarted (`dns` mode)."""
-        self.running_with = peers
-        self._started.set()
-
-    def look_again(self) -> None:
-        """Its certificate is as it was."""
-
-    async def run(self) -> None:
-        """Start, and be READY later."""
-        await self._started.wait()
-        await asyncio.sleep(IMEX_READY)
-        self._ready = True
-        await asyncio.Event().wait()
-
-    async def local_status(self) -> str:
-        """As `nvidia-imex-ctl -q` prints it."""
-        if not self._ready:
-            raise Retry("not READY yet", after=0.1)
-        return READY
-
-    async def domain(self) -> ImexDomain:
-        """As `nvidia-imex-ctl -N -j` prints it."""
-        peers = self.running_with.addresses if self.running_with else {}
-        links = {str(peer): ImexConnection(CONNECTED) for peer in peers}
-        return ImexDomain("UP", {str(peer): ImexNode(READY, connections=links) for peer in peers})
 
 
 class Tray:
     """A node with the real plugin."""
 
     def __init__(self, kube: FakeKube, root: Path, clique: int, number: int, isolation: Isolation) -> None:
-        self.name = f"n{clique}-{number}"
-        self.clique = f"{CLUSTER_UUID}.{clique}"
-        here = root / self.name
-        places = Places(registry=here / "reg", plugins=here / "plug", cdi=here / "cdi")
-        home = places.home(names.IMEX_DRIVER)
-        home.mkdir(parents=True)
-        fabric = root / f"fabric-{clique}.json"
-        if not fabric.exists():
-            fabric.write_text(json.dumps({"clusterUUID": CLUSTER_UUID, "cliqueId": clique, "gpus": [{}]}))
+        machine = Machine(root, clique, number)
+        self.name, self.clique = machine.name, machine.clique
         api = DirectApi(kube, "plugin")
-        settings = ImexSettings(
-            node=self.name,
-            namespace=DRIVER_NAMESPACE,
-            domains=home / "domains",
-            isolation=isolation,
-            kernel=Kernel(proc_devices=root / "devices", imex_capability=root / "capability"),
-        )
-        view = FabricView(lambda: read_declared(fabric), loop_time)
-        host = Host(node=self.name, boot_id="1", places=places, wall=loop_time)
-        self.plugin = Running(ImexPlugin(api, settings, view, HostDaemon(root=here)), api, host)
+        self.plugin = machine.running(machine.plugin(api, isolation), api)
 
     def node(self) -> Object:
         """As its kubelet and the plugin have registered it."""
@@ -293,7 +230,7 @@ class Kubernetes:
             pod=Ref(meta["name"], meta["uid"]),
             max_nodes=names.MAX_NODES_PER_IMEX_DOMAIN,
         )
-        imex: Any = Imex()
+        imex: Any = Imex(IMEX_READY)
         await ImexDaemon(DirectApi(self._kube, "daemon"), place, imex, imex, self._random).run()
 
 

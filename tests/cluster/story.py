@@ -12,7 +12,7 @@ from tests.cluster.story_programs import DRIVER, Programs
 from tests.cluster.story_trays import CAPACITY, FOR_TRAYS, Tray, clique_name
 from tests.cluster.test_compute_domain_controller import is_served, policies_count
 from tests.cluster.test_webhook import HOOKS, called_at, is_trusted, kubectl, shipped
-from tests.cluster.waiting import until
+from tests.cluster.waiting import LEAVE, until
 
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
@@ -34,7 +34,6 @@ from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.node_objects import NodeSpec
 
 ROOT = Path(__file__).parents[2]
-LEAVE = ("--wait=false", "--ignore-not-found")
 PATIENCE = 480.0
 """Seconds: a rack of daemons shares two busy cores with a control plane here."""
 

@@ -17,9 +17,10 @@ from rackloom.claim.domain.objects import Ref
 from rackloom.claim.imex.config import ImexConfig, Tls
 from rackloom.claim.imex.control import ImexControl
 from rackloom.claim.imex.credentials import Credentials
-from rackloom.claim.imex.daemon import ImexDaemon, label_pod
+from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.files import ImexFiles, config_file
 from rackloom.claim.imex.member import Place
+from rackloom.claim.imex.own_pod import label_pod
 from rackloom.claim.imex.status import READY, NotUnderstood
 from rackloom.claim.imex.steps import Layout, Mode
 from rackloom.claim.imex.supervisor import Supervisor

@@ -15,12 +15,13 @@ import structlog
 
 from rackloom.app.listeners import listening
 from rackloom.app.stopping import told_to_stop
+from rackloom.app.webhook_metrics import WebhookMetrics
 from rackloom.app.webhook_pages import application
 from rackloom.claim.cluster.admission.desk import AdmissionSettings, Desk
 from rackloom.claim.cluster.admission.gatekeeper import Gatekeeper
 from rackloom.claim.cluster.admission.serving import NAME, Serving
 from rackloom.claim.cluster.admission.surroundings import Known
-from rackloom.claim.cluster.certificates import Identity
+from rackloom.claim.cluster.certificates import Identity, not_after
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.events import Recorder
@@ -83,7 +84,8 @@ async def webhook(api: KubeApi, settings: AdmissionSettings, options: Options) -
     election = Election(api, settings.namespace, NAME, identity, wall=time.time, rng=rng)
     work = [one.run() for one in known.informers]
     work += [certificate.run(), election.run(gatekeeper.run)]
-    app = application(Desk(known, settings), lambda: known.is_synced and certificate.is_held)
+    metrics = WebhookMetrics(lambda: certificate.expires)
+    app = application(Desk(known, settings), lambda: known.is_synced and certificate.is_held, metrics)
     server = listening(app, options.listen, tls=certificate.context, keep_alive=KEEP_ALIVE)
     async with _meanwhile(work), server as port:
         yield port
@@ -118,6 +120,11 @@ class Certificate:
     def is_held(self) -> bool:
         """Whether there is one."""
         return self._held is not None
+
+    @property
+    def expires(self) -> float:
+        """When it ends, in seconds since 1970; 0 without one."""
+        return 0.0 if self._held is None else not_after(self._held.certificate)
 
     async def run(self) -> None:
         """Keep it good until cancelled."""

@@ -1,13 +1,16 @@
 """The pages of the webhook: AdmissionReview in, AdmissionReview out."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from rackloom.app.webhook_metrics import WebhookMetrics
 from rackloom.claim.cluster.admission.desk import Desk
 from rackloom.claim.cluster.admission.reviews import Request as Question
 from rackloom.claim.cluster.admission.reviews import Verdict, answer, read_review
@@ -19,8 +22,11 @@ BODY_SECONDS = 10.0
 Judge = Callable[[Question], Awaitable[Verdict]]
 
 
-def application(desk: Desk, is_ready: Callable[[], bool]) -> Starlette:
-    """The pages: one per kind of question, and /readyz."""
+def application(desk: Desk, is_ready: Callable[[], bool], metrics: WebhookMetrics) -> Starlette:
+    """The pages: one per kind of question, /readyz and /metrics."""
+
+    async def told(_: Request) -> Response:
+        return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     async def readyz(_: Request) -> Response:
         ready = is_ready()
@@ -31,18 +37,32 @@ def application(desk: Desk, is_ready: Callable[[], bool]) -> Starlette:
         "/validate-pods": desk.validate_pods,
         "/mutate-pods": desk.mutate_pods,
     }
-    pages = [Route(path, _page(judge), methods=["POST"]) for path, judge in judges.items()]
-    return Starlette(routes=[*pages, Route("/readyz", readyz)])
+    pages = [Route(path, _page(path, judge, metrics), methods=["POST"]) for path, judge in judges.items()]
+    return Starlette(routes=[*pages, Route("/readyz", readyz), Route("/metrics", told)])
 
 
-def _page(judge: Judge) -> Callable[[Request], Awaitable[Response]]:
+def _page(path: str, judge: Judge, metrics: WebhookMetrics) -> Callable[[Request], Awaitable[Response]]:
+    name = path.removeprefix("/")
+
+    async def judged(question: Question) -> bytes:
+        began = time.perf_counter()
+        verdict = await judge(question)
+        metrics.answered(name, verdict, time.perf_counter() - began)
+        return answer(question.uid, verdict)
+
     async def page(request: Request) -> Response:
+        reply = await replied(request)
+        if reply.status_code != 200:
+            metrics.not_understood(name)
+        return reply
+
+    async def replied(request: Request) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return PlainTextResponse("send Content-Type: application/json\n", 415)
         try:
             body = await _body(request)
             question = read_review(body)
-            return Response(answer(question.uid, await judge(question)), media_type="application/json")
+            return Response(await judged(question), media_type="application/json")
         except _TooLarge:
             return PlainTextResponse(f"the body is larger than {MAX_BODY} bytes\n", 413)
         except TimeoutError:

@@ -5,7 +5,13 @@ import copy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.allocate.objects import Device, DeviceAttribute, DeviceCapacity, DeviceTaint
+from rackloom.claim.allocate.objects import (
+    CapacityRequestPolicy,
+    Device,
+    DeviceAttribute,
+    DeviceCapacity,
+    DeviceTaint,
+)
 from rackloom.claim.node.slices import Create, Delete, Owner, Update, chunks, plan_slices
 from rackloom.claim.node.values import Pool
 
@@ -18,7 +24,9 @@ device_lists = st.lists(
         attributes=st.dictionaries(
             st.sampled_from(["a", "b"]), st.builds(DeviceAttribute, int_=st.integers(0, 3))
         ),
-        capacity=st.just({"memory": DeviceCapacity(value="1024Mi")}),
+        capacity=st.just(
+            {"memory": DeviceCapacity(value="1024Mi", request_policy=CapacityRequestPolicy(default="1024Mi"))}
+        ),
         taints=st.just(()) | st.just((TAINT,)),
     ),
     unique_by=lambda device: device.name,
@@ -54,7 +62,7 @@ class Server:
         obj = copy.deepcopy(obj)
         for device in obj["spec"]["devices"]:
             for capacity in device.get("capacity", {}).values():
-                capacity["value"] = "1Gi"
+                capacity["value"] = capacity["requestPolicy"]["default"] = "1Gi"
             for taint in device.get("taints", ()):
                 self.count += 1
                 taint.setdefault("timeAdded", f"t{self.count}")

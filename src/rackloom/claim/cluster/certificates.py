@@ -77,6 +77,11 @@ def renewal_due(certificate: bytes, now: float) -> bool:
     return now >= begin + (end - begin) * 2 / 3
 
 
+def not_after(certificate: bytes) -> float:
+    """When a certificate ends, in seconds since the epoch."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
+
+
 def issued_by(certificate: bytes, authority: Identity) -> bool:
     """Whether an authority signed a certificate."""
     try:

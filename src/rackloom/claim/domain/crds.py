@@ -100,7 +100,7 @@ def _status() -> Schema:
     properties = {
         "status": _READINESS,
         "nodes": _keyed("name", _entry("name")),
-        "conditions": _keyed("type", _condition()),
+        "conditions": conditions_schema(),
     }
     return _object(properties, required=["status"])
 
@@ -114,6 +114,11 @@ def _entry(key: str) -> Schema:
         "status": _READINESS,
     }
     return _object(properties, required=[key, "ipAddress", "cliqueID"])
+
+
+def conditions_schema() -> Schema:
+    """`status.conditions` as all of Kubernetes has them."""
+    return _keyed("type", _condition())
 
 
 def _condition() -> Schema:

@@ -8,11 +8,12 @@ from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import Clique, clique
 from rackloom.claim.imex.control import ImexControl
 from rackloom.claim.imex.member import CliqueMember, Place, peers_of
+from rackloom.claim.imex.own_pod import OwnPod
 from rackloom.claim.imex.reporter import Reporter
 from rackloom.claim.imex.supervisor import Supervisor
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.informer import Informer
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE, POD
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE
 from rackloom.errors import Refused
 
 LEAVE_SECONDS = 10.0
@@ -33,17 +34,18 @@ class ImexDaemon:
         self._control = control
         self._random = random
         self._member = CliqueMember(api, place, random)
+        self._pod = OwnPod(api, place)
 
     async def run(self) -> None:
         """Run until cancelled. Raises `Refused` when the clique has no place left, or nothing can be run."""
-        await label_pod(self._api, self._place)
         self._follow(await self._member.join())
         reporter = Reporter(
-            self._control, lambda: self._supervisor.running_with, self._member.set_ready, self._tell_mesh
+            self._control, lambda: self._supervisor.running_with, self._member.set_ready, self._pod.tell_mesh
         )
+        endless = (self._watch, self._supervisor.run, reporter.run, self._look_at_credentials)
         try:
             async with asyncio.TaskGroup() as group:
-                for work in (self._watch, self._supervisor.run, reporter.run, self._look_at_credentials):
+                for work in (*endless, self._pod.tell_clique):
                     group.create_task(work())
         except* Refused as refused:
             raise _first(refused) from refused
@@ -79,6 +81,7 @@ class ImexDaemon:
         return own is not None and own.ip_address == self._place.address
 
     def _follow(self, value: Clique) -> None:
+        self._member.saw(value)
         peers = peers_of(value, self._place.node)
         if peers.own_index is not None:
             self._supervisor.set_peers(peers)
@@ -87,24 +90,6 @@ class ImexDaemon:
         while True:
             await asyncio.sleep(CREDENTIALS_SECONDS)
             self._supervisor.look_again()
-
-    async def _tell_mesh(self, seen: str) -> None:
-        await self._api.patch(
-            POD,
-            self._place.pod.name,
-            self._place.namespace,
-            {"metadata": {"annotations": {names.MESH_ANNOTATION: seen}}},
-        )
-
-
-async def label_pod(api: KubeApi, place: Place) -> None:
-    """Say on the daemon's own pod which clique it is in; an empty value means a node without a fabric."""
-    await api.patch(
-        POD,
-        place.pod.name,
-        place.namespace,
-        {"metadata": {"labels": {names.CLIQUE_ID_LABEL: place.clique_id}}},
-    )
 
 
 def _first(group: BaseExceptionGroup[Refused]) -> Refused:

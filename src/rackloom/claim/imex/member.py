@@ -11,8 +11,9 @@ from rackloom.claim.imex.steps import Peers
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Object, Rejected
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE
 
-FIRST_WAIT, LONGEST_WAIT = 0.005, 6.0
-"""Seconds between attempts. Up to a rack of daemons writes one object at the same moment."""
+FIRST_WAIT, LONGEST_WAIT = 0.02, 6.0
+"""Seconds between attempts. Up to a rack of daemons joins one object at the same moment: a shorter first wait
+costs more writes that come too late, a longer one the pods that wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,11 @@ class CliqueMember:
         self._api = api
         self._place = place
         self._random = random
+        self._seen = self._new()
+
+    def saw(self, value: Clique) -> None:
+        """Take note of the object as a watch has it."""
+        self._seen = value
 
     async def join(self) -> Clique:
         """Enter, or refresh the address of, this node. Raises `Refused` when the clique is full."""
@@ -49,7 +55,30 @@ class CliqueMember:
         """Say whether the daemon was seen ready."""
         status = Readiness.READY if ready else Readiness.NOT_READY
         node = self._place.node
-        await self._change(lambda current: membership.with_status(current, node=node, status=status))
+        if not await self._set_alone(status):
+            await self._change(lambda current: membership.with_status(current, node=node, status=status))
+
+    async def _set_alone(self, status: Readiness) -> bool:
+        """Write the own entry's status and nothing else: no daemon that writes meanwhile is in the way.
+
+        False where the entry is not known to be there and different, or it moved since.
+        """
+        place, entries = self._place, enumerate(self._seen.daemons)
+        found = next(((number, one) for number, one in entries if one.node_name == place.node), None)
+        if found is None or found[1].status is status:
+            return False
+        path = f"/daemons/{found[0]}"
+        operations = (
+            {"op": "test", "path": f"{path}/nodeName", "value": place.node},
+            {"op": "test", "path": f"{path}/ipAddress", "value": place.address},
+            {"op": "add", "path": f"{path}/status", "value": status.value},
+        )
+        try:
+            await self._api.patch(COMPUTE_DOMAIN_CLIQUE, self._seen.name, place.namespace, operations)
+        except KubeError:
+            return False
+        self._seen = membership.with_status(self._seen, node=place.node, status=status)
+        return True
 
     async def leave(self) -> None:
         """Take the entry out, so that the peers do not wait for a daemon that has ended."""
@@ -60,7 +89,8 @@ class CliqueMember:
         wait = FIRST_WAIT
         while True:
             try:
-                return await self._try(change)
+                self._seen = await self._try(change)
+                return self._seen
             except Rejected:
                 raise
             except Conflict:

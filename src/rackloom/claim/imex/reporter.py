@@ -9,6 +9,7 @@ import structlog
 from rackloom.claim.imex.control import ImexControl
 from rackloom.claim.imex.status import READY, Mesh, NotUnderstood, mesh_of
 from rackloom.claim.imex.steps import Peers
+from rackloom.claim.kube.api import KubeError
 from rackloom.errors import Retry
 
 EAGER, MESHING, CALM = 0.5, 2.0, 10.0
@@ -48,10 +49,19 @@ class Reporter:
             await self._tell_ready(ready)
             self._ready = ready
         mesh = await self._seen_mesh() if ready else None
-        if mesh is not None and mesh != self._mesh:
-            await self._tell_mesh(msgspec.json.encode(mesh).decode())
-            self._mesh = mesh
+        if mesh is not None and mesh != self._mesh and not await self._tell(mesh):
+            return False
         return mesh is not None and mesh.complete
+
+    async def _tell(self, mesh: Mesh) -> bool:
+        """Whether it was taken. An API server that is away must not end the daemon, and jobs with it."""
+        try:
+            await self._tell_mesh(msgspec.json.encode(mesh).decode())
+        except KubeError as error:
+            _log.warning("imex.mesh_untold", reason=error.message)
+            return False
+        self._mesh = mesh
+        return True
 
     async def _is_ready(self) -> bool:
         try:

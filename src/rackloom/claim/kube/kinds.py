@@ -44,3 +44,4 @@ COMPUTE_DOMAIN = Kind("resource.nvidia.com", "v1beta1", "ComputeDomain", "comput
 COMPUTE_DOMAIN_CLIQUE = Kind(
     "resource.nvidia.com", "v1beta1", "ComputeDomainClique", "computedomaincliques", namespaced=True
 )
+GANG_PLAN = Kind("rackloom.dev", "v1alpha1", "GangPlan", "gangplans", namespaced=True)

@@ -5,8 +5,9 @@ from contextlib import suppress
 
 import structlog
 
-from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, Listed, NotFound
+from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, Listed, NotFound, Object
 from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
+from rackloom.claim.node.kept import Kept
 from rackloom.claim.node.meter import Meter
 from rackloom.claim.node.plugin import Plugin
 from rackloom.claim.node.slices import Action, Create, Delete, Owner, Update, plan_slices
@@ -30,6 +31,7 @@ class Publisher:
         self._meter = meter
         self._wake = asyncio.Event()
         self._owner: Owner | None = None
+        self._kept = Kept()
         self.published = asyncio.Event()
 
     def wake(self) -> None:
@@ -59,7 +61,7 @@ class Publisher:
         pools = await self._plugin.pools()
         for _ in range(ROUNDS):
             listed = await self._slices()
-            actions = plan_slices(pools, listed.items, owner)
+            actions = plan_slices(pools, listed.items, owner, self._kept)
             if not actions:
                 return listed
             for action in actions:
@@ -71,12 +73,17 @@ class Publisher:
         with suppress(Conflict, NotFound):
             match action:
                 case Create(new):
-                    await self._api.create(RESOURCE_SLICE, new)
+                    self._learn(new, await self._api.create(RESOURCE_SLICE, new))
                 case Update(changed):
-                    await self._api.replace(RESOURCE_SLICE, changed)
+                    self._learn(changed, await self._api.replace(RESOURCE_SLICE, changed))
                 case Delete(name, uid):
                     await self._api.delete(RESOURCE_SLICE, name, uid=uid)
         log.info("node.slice", driver=self._plugin.driver, action=type(action).__name__.lower())
+
+    def _learn(self, sent: Object, stored: Object) -> None:
+        dropped = self._kept.learn(sent, stored)
+        if dropped:
+            log.warning("node.slice-fields-dropped", driver=self._plugin.driver, fields=list(dropped))
 
     async def _slices(self) -> Listed:
         return await self._api.list(RESOURCE_SLICE, fields=self._ours())

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from rackloom.claim.allocate.objects import Device
-from rackloom.claim.allocate.quantity import Quantity
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
+from rackloom.claim.node.kept import Kept, Plain, plain, timeless
 from rackloom.claim.node.values import Pool
 
 MAX_DEVICES = 128
@@ -52,12 +52,17 @@ class Delete(msgspec.Struct, frozen=True):
 Action = Create | Update | Delete
 
 
-def plan_slices(pools: Iterable[Pool], existing: Iterable[Object], owner: Owner) -> tuple[Action, ...]:
-    """What turns `existing`, all slices of the owner, into those of `pools`."""
+def plan_slices(
+    pools: Iterable[Pool], existing: Iterable[Object], owner: Owner, kept: Kept | None = None
+) -> tuple[Action, ...]:
+    """What turns `existing` (the owner's slices) into those of `pools`; `kept` is what became of writes."""
+    known = kept or Kept()
     found: dict[str, list[Object]] = {}
     for one in sorted(existing, key=lambda one: one["metadata"]["name"]):
         found.setdefault(one["spec"]["pool"]["name"], []).append(one)
-    actions = [action for pool in pools for action in _plan_pool(pool, found.pop(pool.name, []), owner)]
+    actions = [
+        action for pool in pools for action in _plan_pool(pool, found.pop(pool.name, []), owner, known)
+    ]
     surplus = [_delete(one) for slices in found.values() for one in slices]
     # A plan may be cut off: what is there stays complete for as long as possible.
     return (*sorted(actions, key=lambda action: isinstance(action, Delete)), *surplus)
@@ -70,10 +75,11 @@ def chunks(devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
     return tuple(devices[start : start + size] for start in range(0, max(len(devices), 1), size))
 
 
-def _plan_pool(pool: Pool, existing: list[Object], owner: Owner) -> Iterator[Action]:
+def _plan_pool(pool: Pool, existing: list[Object], owner: Owner, kept: Kept) -> Iterator[Action]:
     newest = max((one["spec"]["pool"]["generation"] for one in existing), default=0)
     wanted = [msgspec.json.decode(msgspec.json.encode(chunk)) for chunk in chunks(pool.devices)]
-    if _is_published(wanted, [one for one in existing if one["spec"]["pool"]["generation"] == newest]):
+    current = [one for one in existing if one["spec"]["pool"]["generation"] == newest]
+    if _is_published([kept.of(devices) for devices in wanted], current):
         yield from (_delete(one) for one in existing if one["spec"]["pool"]["generation"] != newest)
         return
     place = {"name": pool.name, "generation": newest + 1, "resourceSliceCount": len(wanted)}
@@ -86,47 +92,25 @@ def _plan_pool(pool: Pool, existing: list[Object], owner: Owner) -> Iterator[Act
             yield Update({**old, "spec": _spec(_keep_times(devices, old), place, owner)})
 
 
-def _is_published(wanted: list[Any], existing: list[Object]) -> bool:
+def _is_published(wanted: list[Plain], existing: list[Object]) -> bool:
     if len(wanted) != len(existing):
         return False
     counted = all(one["spec"]["pool"]["resourceSliceCount"] == len(wanted) for one in existing)
-    return counted and _sorted_devices(wanted) == _sorted_devices(
-        one["spec"].get("devices", []) for one in existing
-    )
-
-
-def _sorted_devices(slices: Iterable[list[Mapping[str, Any]]]) -> list[Any]:
-    return sorted(([_plain(device) for device in devices] for devices in slices), key=repr)
-
-
-def _plain(device: Mapping[str, Any]) -> dict[str, Any]:
-    """A device without what the API server adds or words differently."""
-    plain = {key: value for key, value in device.items() if value not in ({}, [], None)}
-    if "taints" in plain:
-        plain["taints"] = [_timeless(taint) for taint in plain["taints"]]
-    if "capacity" in plain:
-        plain["capacity"] = {
-            name: {**entry, "value": Quantity.parse(entry["value"])}
-            for name, entry in plain["capacity"].items()
-        }
-    return plain
-
-
-def _timeless(taint: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in taint.items() if key != "timeAdded" and value != ""}
+    found = [plain(one["spec"].get("devices", ())) for one in existing]
+    return counted and sorted(wanted, key=repr) == sorted(found, key=repr)
 
 
 def _keep_times(devices: list[dict[str, Any]], old: Object) -> list[dict[str, Any]]:
     """A taint that stays keeps the time since when it is there."""
     known = {
-        (device["name"], repr(sorted(_timeless(taint).items()))): taint["timeAdded"]
+        (device["name"], repr(sorted(timeless(taint).items()))): taint["timeAdded"]
         for device in old["spec"].get("devices", ())
         for taint in device.get("taints", ())
         if "timeAdded" in taint
     }
 
     def dated(device: dict[str, Any], taint: dict[str, Any]) -> dict[str, Any]:
-        since = known.get((device["name"], repr(sorted(_timeless(taint).items()))))
+        since = known.get((device["name"], repr(sorted(timeless(taint).items()))))
         return taint if since is None else {**taint, "timeAdded": since}
 
     return [

@@ -1,0 +1,64 @@
+"""What is left of ComputeDomains after they are gone: nothing, anywhere, is the only good answer."""
+
+from collections.abc import Iterator
+
+from rackloom.claim.domain import names
+from rackloom.claim.kube.api import Object
+from rackloom.claim.kube.kinds import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    DAEMON_SET,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
+    SECRET,
+)
+from rackloom.twin.claims.machines import Machine
+from rackloom.twin.claims.plant import Plant
+
+_NONE_LEFT = (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    DAEMON_SET,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    SECRET,
+)
+_LABELS = (names.COMPUTE_DOMAIN_LABEL, names.WARM_CLIQUE_LABEL, names.CHANNELS_READY_LABEL)
+
+
+def leftovers(plant: Plant) -> tuple[str, ...]:
+    """All of it, named."""
+    return (*_objects(plant), *(one for machine in plant.machines.on.values() for one in _of(machine)))
+
+
+def _objects(plant: Plant) -> Iterator[str]:
+    store = plant.kube.store
+    for kind in _NONE_LEFT:
+        for obj in store.all(kind):
+            yield f"{kind.kind} {obj['metadata']['name']}"
+    for node in store.all(NODE):
+        for label in _labels_of(node):
+            yield f"label {label} of node {node['metadata']['name']}"
+    for one in store.all(RESOURCE_SLICE):
+        if names.clique_of_pool(one["spec"]["pool"]["name"]) is not None:
+            yield f"ResourceSlice {one['metadata']['name']}"
+
+
+def _labels_of(node: Object) -> Iterator[str]:
+    labels = node["metadata"].get("labels") or {}
+    return (label for label in _LABELS if label in labels)
+
+
+def _of(machine: Machine) -> Iterator[str]:
+    tray = machine.tray
+    if machine.running is None:
+        yield f"no plugin answers on {tray.name}"
+    else:
+        for uid, entry in machine.running.checkpoint.claims.items():
+            yield f"checkpoint entry {uid} ({entry.state}) on {tray.name}"
+    for file in (*tray.places.cdi.glob("*"), *tray.places.cdi.glob(".*"), *tray.domains.glob("*")):
+        yield f"{file.relative_to(tray.disk)} on {tray.name}"

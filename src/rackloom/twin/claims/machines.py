@@ -1,0 +1,235 @@
+"""The trays of a plant at work: their plugins, the calls of their kubelets, and the containers they run."""
+
+import asyncio
+import json
+import random
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rackloom.claim.domain import names
+from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.domain.objects import Ref
+from rackloom.claim.imex.daemon import ImexDaemon
+from rackloom.claim.imex.member import Place
+from rackloom.claim.kube.api import KubeError, Object
+from rackloom.claim.kube.kinds import RESOURCE_CLAIM
+from rackloom.claim.node.requests import Answer
+from rackloom.claim.node.run import Running
+from rackloom.claim.node.tasks import background
+from rackloom.errors import Retry
+from rackloom.twin.claims.imex import Imex
+from rackloom.twin.claims.life import Life
+from rackloom.twin.claims.processes import Kept
+from rackloom.twin.claims.seen import Seen
+from rackloom.twin.claims.steps import Steps, stepped
+from rackloom.twin.claims.tray import DRIVER_NAMESPACE, Tray
+from rackloom.twin.kube import DirectApi, FakeKube
+from rackloom.twin.kubelet.claims import PodClaim, pod_claim
+from rackloom.twin.nodes.pod_objects import claim_names
+
+POD_START, IMEX_READY = 1.0, 0.5
+"""Declared latencies: seconds from a prepared pod to its running containers, and from those to READY."""
+PLUGIN_RESTART, DAEMON_RESTART = 2.0, 1.0
+
+
+class Machine:
+    """One tray that is switched on. `boot` counts its boots."""
+
+    def __init__(
+        self,
+        kube: FakeKube,
+        tray: Tray,
+        isolation: Isolation,
+        steps: Steps,
+        defects: list[str],
+        *,
+        boot: int,
+    ) -> None:
+        self.tray = tray
+        self.boot = boot
+        self.running: Running | None = None
+        """The plugin while it answers kubelet."""
+        self.daemons: dict[str, Kept] = {}
+        """IMEX daemons by the UID of their pod."""
+        self._kube = kube
+        self._isolation = isolation
+        self._steps = steps
+        self._defects = defects
+        life = Life(f"plugin on {tray.name}", tray.name)
+        # It reads its node before it serves, and is started again where nobody answers.
+        self.plugin = Kept(life, self._serve, PLUGIN_RESTART, defects, may_fail=(KubeError,))
+        self.keeper = asyncio.create_task(self.plugin.run())
+
+    async def _serve(self, life: Life) -> None:
+        api = stepped(DirectApi(self._kube, "plugin"), life, self._steps)
+        plugin = self.tray.plugin(api, self._isolation)
+        await plugin.start()
+        self.running = one = self.tray.running(plugin, api, str(self.boot))
+        try:
+            work = (one.publisher.run(), one.sweeper.run(), plugin.run(one.publisher.wake))
+            async with background(*work) as beside:
+                await beside.fails()
+        finally:
+            self.running = None
+
+    async def ask(self, ask: Callable[[Running], Awaitable[dict[str, Answer]]]) -> None:
+        """A call of kubelet. Raises `Retry` with what the plugin said, or that it did not answer."""
+        self._step()
+        life, running = self.plugin.life, self.running
+        if running is None:
+            raise Retry(f"DRA driver {names.IMEX_DRIVER} is not registered", after=1.0)
+        task = life.spawn(_call(ask, running))
+        try:
+            await asyncio.wait({task})
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+        if task.cancelled():
+            raise Retry("the connection to the plugin broke", after=1.0)
+        self._step()
+        errors = [answer.error for answer in task.result().values() if answer.error]
+        if errors:
+            raise Retry("; ".join(errors), after=1.0)
+
+    def _step(self) -> None:
+        """Kubelet may die too: with its machine."""
+        self._steps.take(self.tray.name)
+        if self.keeper.cancelling() or self.keeper.cancelled():
+            raise Retry("the machine is off", after=1.0)
+
+    async def run_daemon(self, pod: Object, ready: Callable[[], Awaitable[None]]) -> None:
+        """An IMEX daemon's container, until cancelled; started again in its pod whenever it dies."""
+        models: list[Imex] = []
+
+        async def serve(life: Life) -> None:
+            imex: Any = Imex(IMEX_READY)
+            models.append(imex)
+            api = stepped(DirectApi(self._kube, "daemon"), life, self._steps)
+            rng = random.Random(self._steps.taken)  # noqa: S311 (reproducible on purpose)
+            telling = asyncio.create_task(_tell_once_ready(imex, ready))
+            try:
+                await ImexDaemon(api, self._place(pod), imex, imex, rng).run()
+            finally:
+                telling.cancel()
+
+        uid = pod["metadata"]["uid"]
+        # A daemon that ends takes the memory of running jobs with it: no answer of a server is worth that.
+        life = Life(f"daemon on {self.tray.name}", self.tray.name)
+        kept = self.daemons[uid] = Kept(life, serve, DAEMON_RESTART, self._defects)
+        try:
+            await kept.run()
+        finally:
+            del self.daemons[uid]
+
+    def _place(self, pod: Object) -> Place:
+        meta = pod["metadata"]
+        return Place(
+            compute_domain=meta["labels"][names.COMPUTE_DOMAIN_LABEL],
+            clique_id=self.tray.clique,
+            namespace=DRIVER_NAMESPACE,
+            node=self.tray.name,
+            address=pod["status"]["podIP"],
+            pod=Ref(meta["name"], meta["uid"], DRIVER_NAMESPACE),
+            max_nodes=names.MAX_NODES_PER_IMEX_DOMAIN,
+        )
+
+    def cut(self) -> None:
+        """The power is gone: every process is dead at once."""
+        self.plugin.life.kill()
+        for kept in self.daemons.values():
+            kept.life.kill()
+        self.keeper.cancel()
+        self.running = None
+        self.tray.power_off()
+
+
+class Machines:
+    """All machines that are on, by node; what `twin.nodes` asks as `Devices` and `Containers`."""
+
+    def __init__(self, kube: FakeKube, seen: Seen) -> None:
+        self.on: dict[str, Machine] = {}
+        self._users: dict[tuple[str, str], set[str]] = defaultdict(set)
+        """(node, claim) -> pods, as each kubelet keeps them on its disk."""
+        self._kube = kube
+        self._seen = seen
+
+    async def prepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
+        """As `Devices` has it."""
+        refs = [one.ref for one in _ours(claims)]
+        for ref in refs:
+            self._users[node, ref.uid].add(pod["metadata"]["uid"])
+        if refs:
+            await self._machine(node).ask(lambda plugin: plugin.requests.prepare(refs))
+
+    async def unprepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
+        """As `Devices` has it: a claim is given back with the last pod of the node that uses it."""
+        refs = [one.ref for one in _ours(claims) if self._is_last(node, one.uid, pod)]
+        if refs:
+            await self._machine(node).ask(lambda plugin: plugin.requests.unprepare(refs))
+        for one in _ours(claims):
+            self._users[node, one.uid].discard(pod["metadata"]["uid"])
+
+    def _is_last(self, node: str, claim: str, pod: Object) -> bool:
+        return not self._users[node, claim] - {pod["metadata"]["uid"]}
+
+    async def run(self, node: str, pod: Object, ready: Callable[[], Awaitable[None]]) -> int:
+        """As `Containers` has it."""
+        machine = self._machine(node)
+        await asyncio.sleep(POD_START)
+        if pod["metadata"]["namespace"] == DRIVER_NAMESPACE:
+            await machine.run_daemon(pod, ready)
+            return 1
+        specs = self._specs(machine, pod)
+        with self._seen.job(machine.tray, pod, _channels(specs)):
+            await ready()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._look_once_more(machine, pod, specs)
+        return 0
+
+    def _look_once_more(self, machine: Machine, pod: Object, specs: Sequence[Path]) -> None:
+        """A container that ends is started again in its pod, for which the runtime needs the specs."""
+        if self.on.get(machine.tray.name) is machine and not all(spec.exists() for spec in specs):
+            name = pod["metadata"]["name"]
+            self._seen.broken.append(f"the CDI spec of {name} went away on {machine.tray.name} while it ran")
+
+    def _machine(self, node: str) -> Machine:
+        if node not in self.on:
+            raise Retry("the machine is off", after=1.0)
+        return self.on[node]
+
+    def _specs(self, machine: Machine, pod: Object) -> tuple[Path, ...]:
+        """The CDI specs that the runtime reads for the pod's containers."""
+        claims = [
+            self._kube.store.read(RESOURCE_CLAIM, (pod["metadata"]["namespace"], name))
+            for name in claim_names(pod)
+        ]
+        return tuple(
+            machine.tray.places.cdi / f"k8s.{names.IMEX_DRIVER}-claim_{claim['metadata']['uid']}.yaml"
+            for claim in claims
+        )
+
+
+def _channels(specs: Sequence[Path]) -> tuple[str, ...]:
+    """The device files that they make."""
+    devices = [device for spec in specs for device in json.loads(spec.read_bytes())["devices"]]
+    return tuple(one["path"] for device in devices for one in device["containerEdits"].get("deviceNodes", ()))
+
+
+async def _call(
+    ask: Callable[[Running], Awaitable[dict[str, Answer]]], running: Running
+) -> dict[str, Answer]:
+    return await ask(running)
+
+
+async def _tell_once_ready(imex: Imex, ready: Callable[[], Awaitable[None]]) -> None:
+    await imex.is_ready.wait()
+    await ready()
+
+
+def _ours(claims: Sequence[Object]) -> list[PodClaim]:
+    found = map(pod_claim, claims)
+    return [one for one in found if names.IMEX_DRIVER in one.drivers]

@@ -1,0 +1,247 @@
+"""The whole life of ComputeDomains and their jobs, with one death at one step of it.
+
+In domain mode one job of two pods, in channel mode two jobs that share a rack. They run, one loses a pod and
+gets another, and they are deleted while they run, so that the deletion is first held back. Whatever died, the
+jobs must run, everything must go, and a job that comes afterwards must run on every tray.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rackloom.claim.domain import names
+from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.kube.api import Object
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NODE, POD
+from rackloom.twin import simloop
+from rackloom.twin.claims.leftovers import leftovers
+from rackloom.twin.claims.plant import TEAM, Death, Plant, insist
+from rackloom.twin.claims.seen import JOB_LABEL
+
+PATIENCE = 600.0
+"""Seconds for a job to run, or to go, whatever died."""
+SWEPT = 1500.0
+"""Seconds for the last thing to be cleared away: two sweeps of ten minutes, and what comes after."""
+LOOK = 1.0
+
+
+class Stuck(Exception):
+    """Something that must come true did not."""
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one story."""
+
+    isolation: Isolation
+    death: Death | None
+    at: int
+    steps: int
+    """Until the jobs were gone and cleared away: the steps at which somebody may die."""
+    died: bool
+    gone_after: float
+    """Virtual seconds from the deletion of the jobs' last pod until the ComputeDomains were gone."""
+    judged: int
+    broken: tuple[str, ...] = ()
+
+
+def tell(classes: Sequence[Object], isolation: Isolation, death: Death | None = None, at: int = 0) -> Told:
+    """Play the story once. `classes` are the DeviceClasses of the installation."""
+    memory = Path("/dev/shm")  # noqa: S108 (a scratch directory of random name below it)
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
+        return simloop.run(1, lambda: _play(Path(root), classes, isolation, death, at))
+
+
+async def _play(
+    root: Path, classes: Sequence[Object], isolation: Isolation, death: Death | None, at: int
+) -> Told:
+    plant = Plant(root, classes, isolation, death=death, at=at)
+    story = Story(plant)
+    broken = plant.seen.broken
+    with plant.steps.of_files():
+        try:
+            await story.live()
+        except Stuck as stuck:
+            broken.append(str(stuck))
+        finally:
+            await plant.end()
+    return Told(
+        isolation=isolation,
+        death=death,
+        at=at,
+        steps=story.steps,
+        died=plant.died,
+        gone_after=story.gone_after,
+        judged=plant.seen.judged,
+        broken=tuple(dict.fromkeys(broken)),
+    )
+
+
+class Job:
+    """A ComputeDomain and pods that are created anew when they are gone, as a Job's are."""
+
+    def __init__(self, plant: Plant, name: str, pods: int) -> None:
+        self.name = name
+        self._plant = plant
+        self._claim: dict[str, str] = {}
+        self._pods = [f"{name}-{number}" for number in range(pods)]
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Apply it."""
+        template = f"channel-{self.name}"
+        spec = {"channel": {"resourceClaimTemplate": {"name": template}}}
+        meta = {"name": self.name, "namespace": TEAM}
+        made = await insist(lambda: self._plant.user.create(COMPUTE_DOMAIN, {"metadata": meta, "spec": spec}))
+        self._claim = {"resourceClaimTemplateName": template}
+        if self._plant.isolation is Isolation.CHANNEL:  # as the webhook rewrites it
+            self._claim = {"resourceClaimName": names.shared_claim_name(made["metadata"]["uid"])}
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def _keep(self) -> None:
+        while True:
+            for name in self._pods:
+                if self._plant.kube.store.find(POD, (TEAM, name)) is None:
+                    await insist(lambda name=name: self._plant.user.create(POD, self._pod(name)))  # type: ignore[misc]
+            await asyncio.sleep(LOOK)
+
+    def _pod(self, name: str) -> Object:
+        containers = [{"name": "main", "image": "none", "resources": {"claims": [{"name": "channel"}]}}]
+        spec = {"containers": containers, "resourceClaims": [{"name": "channel", **self._claim}]}
+        return {
+            "metadata": {"name": name, "namespace": TEAM, "labels": {JOB_LABEL: self.name}},
+            "spec": spec,
+        }
+
+    def runs(self) -> bool:
+        """Whether every pod is ready on a machine that is on, and the ComputeDomain says so too."""
+        domain = self._plant.kube.store.find(COMPUTE_DOMAIN, (TEAM, self.name))
+        ready = domain is not None and (domain.get("status") or {}).get("status") == "Ready"
+        return ready and all(self._is_ready(name) for name in self._pods)
+
+    def _is_ready(self, name: str) -> bool:
+        pod = self._plant.kube.store.find(POD, (TEAM, name))
+        if pod is None or "deletionTimestamp" in pod["metadata"]:
+            return False
+        conditions = pod.get("status", {}).get("conditions", ())
+        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        return ready and pod["spec"]["nodeName"] in self._plant.machines.on
+
+    async def replace_a_pod(self) -> None:
+        """Delete the first pod, and wait until another one has its name."""
+        before = self._plant.kube.store.read(POD, (TEAM, self._pods[0]))
+        await self._plant.delete_pod(before)
+
+        def replaced() -> bool:
+            now = self._plant.kube.store.find(POD, (TEAM, self._pods[0]))
+            return now is not None and now["metadata"]["uid"] != before["metadata"]["uid"]
+
+        await until(f"{self._pods[0]} is replaced", replaced)
+
+    async def delete_domain(self) -> None:
+        """Ask for it while the pods run."""
+        await insist(lambda: self._plant.user.delete(COMPUTE_DOMAIN, self.name, TEAM))
+
+    async def stop(self) -> None:
+        """The pods come to their end."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        for name in self._pods:
+            pod = self._plant.kube.store.find(POD, (TEAM, name))
+            if pod is not None:
+                await self._plant.delete_pod(pod)
+
+    def is_gone(self) -> bool:
+        """Whether neither its pods nor its ComputeDomain is left."""
+        store = self._plant.kube.store
+        pods = any(store.find(POD, (TEAM, name)) is not None for name in self._pods)
+        return not pods and store.find(COMPUTE_DOMAIN, (TEAM, self.name)) is None
+
+
+class Story:
+    """One telling on one plant."""
+
+    def __init__(self, plant: Plant) -> None:
+        self._plant = plant
+        self._number = 1 if plant.isolation is Isolation.DOMAIN else 2
+        self.steps = 0
+        self.gone_after = 0.0
+
+    async def live(self) -> None:
+        """All of it. Raises `Stuck`."""
+        await self._plant.begin()
+        jobs = [Job(self._plant, f"job-{number}", pods=2) for number in range(self._number)]
+        await self._whole_life(jobs)
+        await self._let_cliques_go()
+        await until("nothing is left", lambda: not leftovers(self._plant), self._left, SWEPT)
+        self.steps = self._plant.steps.taken
+        await self._use_every_tray()
+
+    async def _whole_life(self, jobs: Sequence[Job]) -> None:
+        await asyncio.gather(*(job.begin() for job in jobs))
+        await self._until_all("runs", jobs, lambda job: job.runs())
+        await jobs[0].replace_a_pod()
+        await self._until_all("runs again", jobs, lambda job: job.runs())
+        await asyncio.gather(*(job.delete_domain() for job in jobs))
+        await asyncio.sleep(2 * LOOK)
+        await self._end(jobs)
+
+    async def _end(self, jobs: Sequence[Job]) -> None:
+        await asyncio.gather(*(job.stop() for job in jobs))
+        began = asyncio.get_running_loop().time()
+        await self._until_all("is gone", jobs, lambda job: job.is_gone())
+        self.gone_after = max(self.gone_after, asyncio.get_running_loop().time() - began)
+
+    async def _let_cliques_go(self) -> None:
+        """In channel mode every clique is kept warm until its nodes are set to the other mode."""
+        await self._set_mode(Isolation.DOMAIN)
+
+    async def _set_mode(self, isolation: Isolation) -> None:
+        for node in self._plant.kube.store.all(NODE):
+            labels = {names.ISOLATION_LABEL: isolation.value}
+            name = node["metadata"]["name"]
+            await insist(
+                lambda name=name, labels=labels: self._plant.user.patch(  # type: ignore[misc]
+                    NODE, name, None, {"metadata": {"labels": labels}}
+                )
+            )
+
+    async def _use_every_tray(self) -> None:
+        await self._set_mode(self._plant.isolation)
+        job = Job(self._plant, "after", pods=len(self._plant.living_trays))
+        await job.begin()
+        await self._until_all("runs", [job], lambda one: one.runs())
+        await job.delete_domain()
+        await self._end([job])
+
+    async def _until_all(self, what: str, jobs: Sequence[Job], holds: Callable[[Job], bool]) -> None:
+        for job in jobs:
+            await until(f"{job.name} {what}", lambda job=job: holds(job), self._state)  # type: ignore[misc]
+
+    def _left(self) -> str:
+        return ", ".join(leftovers(self._plant))
+
+    def _state(self) -> str:
+        """What a reader needs to see why nothing goes on."""
+        domains = self._plant.kube.store.all(COMPUTE_DOMAIN)
+        said = [
+            f"{one['metadata']['name']}: {condition['reason']} {condition['message']}"
+            for one in domains
+            for condition in (one.get("status") or {}).get("conditions", ())
+        ]
+        return f"{self._left()}; {'; '.join(said)}"
+
+
+async def until(
+    what: str, holds: Callable[[], bool], state: Callable[[], str] = str, seconds: float = PATIENCE
+) -> None:
+    """Wait. Raises `Stuck` with the state when it does not come true in so many virtual seconds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not holds():
+        if loop.time() > deadline:
+            raise Stuck(f"not in {seconds:g} s: {what}; {state()}")
+        await asyncio.sleep(LOOK)

@@ -1,0 +1,37 @@
+"""SIGUSR2 to a long-running process: it says what all its threads and tasks are at, and goes on."""
+
+import signal
+import subprocess
+import sys
+
+PROGRAM = """
+import asyncio
+from rackloom.app.stopping import told_to_stop
+
+async def waits_for_a_switch():
+    await asyncio.Event().wait()
+
+async def main():
+    stopped = told_to_stop()
+    task = asyncio.create_task(waits_for_a_switch())
+    await asyncio.sleep(0)
+    print("up", flush=True)
+    await stopped.wait()
+    print("stopped", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_stacks_are_told_and_the_process_goes_on():
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGUSR2)
+        said = list(iter(process.stderr.readline, "end of stacks\n"))
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stopped\n"
+    text = "".join(said)
+    assert "most recent call first" in text
+    assert "waits_for_a_switch" in text
+    assert process.returncode == 0

@@ -1,0 +1,173 @@
+"""What a daemon writes to the API server, how often, and what it does when nobody answers."""
+
+import asyncio
+import random
+
+import pytest
+
+from rackloom.claim.domain import names
+from rackloom.claim.domain.objects import Readiness, Ref, clique
+from rackloom.claim.imex.daemon import ImexDaemon
+from rackloom.claim.imex.member import CliqueMember, Place
+from rackloom.claim.imex.own_pod import LABEL_SECONDS
+from rackloom.claim.kube.api import NotFound
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE, POD
+from rackloom.twin import simloop
+from rackloom.twin.claims.imex import Imex
+from rackloom.twin.kube import DirectApi, FakeKube, Fault
+
+DRIVER = "rackloom-system"
+DOMAIN, CLIQUE = "0a1b2c3d-0000-4000-8000-000000000001", "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
+OBJECT = names.clique_object_name(DOMAIN, CLIQUE)
+
+
+class Rack:
+    def __init__(self):
+        self.kube = FakeKube()
+        self.kube.faults.delay(0.005)
+        self.api = DirectApi(self.kube, "user")
+        self.tasks = []
+
+    async def place(self, number):
+        meta = {"name": f"daemon-{number}", "namespace": DRIVER}
+        pod = await self.api.create(POD, {"metadata": meta, "spec": {"containers": [{"name": "main"}]}})
+        return Place(
+            compute_domain=DOMAIN,
+            clique_id=CLIQUE,
+            namespace=DRIVER,
+            node=f"node-{number}",
+            address=f"10.0.0.{number + 1}",
+            pod=Ref(meta["name"], pod["metadata"]["uid"], DRIVER),
+            max_nodes=18,
+        )
+
+    async def start(self, number, ready_after=0.5):
+        imex = Imex(ready_after)
+        place, rng = await self.place(number), random.Random(number)
+        api = DirectApi(self.kube, "daemon")
+        self.tasks.append(asyncio.create_task(ImexDaemon(api, place, imex, imex, rng).run()))
+
+    async def ready(self):
+        try:
+            found = clique(await self.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
+        except NotFound:
+            return 0
+        return sum(one.status is Readiness.READY for one in found.daemons)
+
+    async def pod(self, number):
+        return (await self.api.get(POD, f"daemon-{number}", DRIVER))["metadata"]
+
+    async def end(self):
+        for task in self.tasks:
+            assert not task.done(), task
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+async def until(holds):
+    async with asyncio.timeout(300):
+        while not await holds():
+            await asyncio.sleep(0.1)
+
+
+def calls(kube, verb, resource):
+    wanted = ("daemon", verb, resource)
+    return sum(n for call, n in kube.calls.items() if (call.user, call.verb, call.resource) == wanted)
+
+
+def test_a_rack_of_daemons_says_each_thing_once_and_collides_only_while_it_joins():
+    async def story():
+        rack = Rack()
+        await asyncio.gather(*(rack.start(number) for number in range(18)))
+
+        async def all_ready():
+            return await rack.ready() == 18
+
+        await until(all_ready)
+        await asyncio.sleep(30)
+        # One write for being READY, whoever writes meanwhile; one for the clique and the mesh.
+        assert calls(rack.kube, "patch", "computedomaincliques") == 18
+        assert calls(rack.kube, "patch", "pods") == 18
+        pods = [await rack.pod(number) for number in range(18)]
+        assert {pod["labels"][names.CLIQUE_ID_LABEL] for pod in pods} == {CLIQUE}
+        assert all('"complete":true' in pod["annotations"][names.MESH_ANNOTATION] for pod in pods)
+        await rack.end()
+
+    simloop.run(1, story)
+
+
+def test_a_daemon_goes_on_while_the_api_server_is_away():
+    """It would take the shared memory of running jobs with it."""
+
+    async def story():
+        rack = Rack()
+        await rack.start(0)
+
+        async def is_ready():
+            return await rack.ready() == 1
+
+        await until(is_ready)
+        rack.kube.faults.add(Fault(user="daemon"))
+        rack.kube.store.hang_up()
+        await asyncio.sleep(60)
+        assert not rack.tasks[0].done()
+        rack.kube.faults.clear()
+        await asyncio.sleep(60)
+        assert names.MESH_ANNOTATION in (await rack.pod(0))["annotations"]
+        await rack.end()
+
+    simloop.run(1, story)
+
+
+@pytest.mark.parametrize("away", [0.0, 60.0])
+def test_a_daemon_that_does_not_become_ready_says_its_clique_all_the_same(away):
+    async def story():
+        rack = Rack()
+        await rack.start(0, ready_after=10_000)
+        await asyncio.sleep(LABEL_SECONDS / 2)
+        assert names.CLIQUE_ID_LABEL not in (await rack.pod(0)).get("labels", {})
+        if away:
+            rack.kube.faults.add(Fault(user="daemon", verb="patch"))
+            await asyncio.sleep(away)
+            rack.kube.faults.clear()
+        await asyncio.sleep(2 * LABEL_SECONDS)
+        assert (await rack.pod(0))["labels"] == {names.CLIQUE_ID_LABEL: CLIQUE}
+        await rack.end()
+
+    simloop.run(1, story)
+
+
+def test_an_entry_that_has_moved_is_found_again():
+    async def story():
+        rack = Rack()
+        first, second = [
+            CliqueMember(DirectApi(rack.kube, "daemon"), await rack.place(number), random.Random(1))
+            for number in range(2)
+        ]
+        await first.join()
+        await second.join()
+        await first.leave()
+        await second.set_ready(True)
+        found = clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
+        assert [(one.node_name, one.status) for one in found.daemons] == [("node-1", Readiness.READY)]
+
+    simloop.run(1, story)
+
+
+def test_another_daemon_at_the_place_of_an_entry_is_not_touched():
+    async def story():
+        rack = Rack()
+        first, second = [
+            CliqueMember(DirectApi(rack.kube, "daemon"), await rack.place(number), random.Random(1))
+            for number in range(2)
+        ]
+        await first.join()
+        await second.join()
+        stale = CliqueMember(DirectApi(rack.kube, "daemon"), await rack.place(7), random.Random(1))
+        stale.saw(await stale.join())
+        await stale.leave()
+        await stale.set_ready(True)
+        found = clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
+        assert {one.status for one in found.daemons} == {Readiness.NOT_READY}
+
+    simloop.run(1, story)

@@ -1,0 +1,118 @@
+"""Slices on an API server that drops fields it does not know: published once, said once, never in a loop."""
+
+import asyncio
+
+import pytest
+import structlog
+
+from rackloom.claim.allocate.objects import (
+    CapacityRequestPolicy,
+    Device,
+    DeviceAttribute,
+    DeviceCapacity,
+    DeviceTaint,
+)
+from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
+from rackloom.claim.node.kept import Kept
+from rackloom.claim.node.meter import Meter
+from rackloom.claim.node.publisher import Publisher
+from rackloom.claim.node.values import Pool
+from rackloom.twin import simloop
+from rackloom.twin.kube import DirectApi, FakeKube
+
+TAINT = DeviceTaint(key="d.example.com/lost", effect="NoSchedule")
+
+
+def device(number):
+    return Device(
+        name=f"dev-{number}",
+        attributes={"a": DeviceAttribute(int_=number)},
+        capacity={
+            "memory": DeviceCapacity(value="1024Mi", request_policy=CapacityRequestPolicy(default="1024Mi"))
+        },
+        taints=(TAINT,),
+    )
+
+
+class Plugin:
+    driver = "d.example.com"
+    kinds = ("d",)
+
+    def __init__(self):
+        self.devices = [device(0), device(1)]
+
+    async def pools(self):
+        return (Pool(name="n1", devices=tuple(self.devices)),)
+
+
+def dropping(*fields):
+    """A server of a version or setting that does not know these fields of a device, or of its capacity."""
+
+    def rule(new, old):
+        devices = [without(one, fields) for one in new["spec"]["devices"]]
+        for one in devices:
+            one["capacity"] = {name: without(value, fields) for name, value in one["capacity"].items()}
+        return {**new, "spec": {**new["spec"], "devices": devices}}
+
+    return rule
+
+
+def without(obj, fields):
+    return {key: value for key, value in obj.items() if key not in fields}
+
+
+@pytest.mark.parametrize("fields", [(), ("taints",), ("requestPolicy",), ("taints", "requestPolicy")])
+def test_what_a_server_does_not_keep_is_not_written_again_and_again(fields):
+    async def story():
+        kube, plugin = FakeKube(), Plugin()
+        kube.rules[RESOURCE_SLICE].append(dropping(*fields))
+        api = DirectApi(kube, "plugin")
+        await api.create(NODE, {"metadata": {"name": "n1"}})
+        publisher = Publisher(plugin, api, "n1", Meter(plugin.driver, "n1", plugin.kinds))
+        task = asyncio.create_task(publisher.run())
+        kube.calls.clear()
+        await asyncio.sleep(3600)
+        assert publisher.published.is_set()
+        assert kube.writes("plugin") == 1
+        plugin.devices.append(device(2))
+        publisher.wake()
+        await asyncio.sleep(3600)
+        assert publisher.published.is_set()
+        assert kube.writes("plugin") == 2
+        (stored,) = (await api.list(RESOURCE_SLICE)).items
+        assert [one["name"] for one in stored["spec"]["devices"]] == ["dev-0", "dev-1", "dev-2"]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with structlog.testing.capture_logs() as logs:
+        simloop.run(1, story)
+    said = [one["fields"] for one in logs if one["event"] == "node.slice-fields-dropped"]
+    assert len(said) == (2 if fields else 0)
+    assert all(any(path.endswith(field) for path in paths) for paths in said for field in fields)
+
+
+def test_a_slice_that_somebody_else_stripped_is_written_again():
+    """Only what the server itself answered to a write counts as all that it can keep."""
+
+    async def story():
+        kube, plugin = FakeKube(), Plugin()
+        api = DirectApi(kube, "plugin")
+        await api.create(NODE, {"metadata": {"name": "n1"}})
+        publisher = Publisher(plugin, api, "n1", Meter(plugin.driver, "n1", plugin.kinds))
+        await publisher.publish()
+        (stored,) = (await api.list(RESOURCE_SLICE)).items
+        await DirectApi(kube, "other").replace(RESOURCE_SLICE, dropping("taints")(stored, None))
+        await publisher.publish()
+        (stored,) = (await api.list(RESOURCE_SLICE)).items
+        assert all(one["taints"] for one in stored["spec"]["devices"])
+
+    simloop.run(1, story)
+
+
+def test_a_server_that_has_learned_a_field_is_believed():
+    kept = Kept()
+    sent = {"spec": {"devices": [{"name": "a", "taints": [{"key": "k", "effect": "NoSchedule"}]}]}}
+    assert kept.learn(sent, {"spec": {"devices": [{"name": "a"}]}}) == ("devices.taints",)
+    assert kept.of(sent["spec"]["devices"]) == [{"name": "a"}]
+    assert kept.learn(sent, sent) == ()
+    assert kept.of(sent["spec"]["devices"]) == sent["spec"]["devices"]

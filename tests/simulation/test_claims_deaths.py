@@ -1,0 +1,113 @@
+"""ComputeDomains whose processes die: a sample of the stories that `run_claims.py` tells from end to end.
+
+RACKLOOM_EVERY_DEATH=1 takes every step instead (as `python tests/simulation/run_claims.py` does).
+"""
+
+import os
+
+import msgspec
+import pytest
+import structlog
+from tests.simulation.run_claims import classes, quiet
+
+from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.imex.reporter import Reporter
+from rackloom.claim.node.checkpoint import Checkpoint
+from rackloom.claim.node.imex.node_label import NodeLabel
+from rackloom.claim.node.imex.plugin import ImexPlugin
+from rackloom.claim.node.preparing import Preparing
+from rackloom.claim.node.values import State
+from rackloom.twin.claims.plant import Death
+from rackloom.twin.claims.story import tell
+
+EVERY = bool(os.environ.get("RACKLOOM_EVERY_DEATH"))
+SAMPLE = (0.15, 0.4, 0.65)
+"""Where in the story: while it begins, while it runs, while it ends."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet():
+    before = structlog.get_config()
+    quiet()
+    yield
+    structlog.configure(**before)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """Steps of an undisturbed story, in each mode."""
+    told = {isolation: tell(classes(), isolation) for isolation in Isolation}
+    assert all(one.broken == () and one.judged for one in told.values())
+    return {isolation: one.steps for isolation, one in told.items()}
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+@pytest.mark.parametrize("death", Death)
+def test_whoever_dies_nothing_is_stuck_or_left_behind(isolation, death, steps):
+    count = steps[isolation]
+    taken = range(1, count + 1) if EVERY else [int(count * part) for part in SAMPLE]
+    for at in taken:
+        told = tell(classes(), isolation, death, at)
+        assert told.died
+        assert told.broken == (), (isolation, death, at)
+
+
+def test_the_steps_are_of_every_kind(steps):
+    """Fewer would mean that some part of the story is no longer told."""
+    assert steps[Isolation.DOMAIN] > 150
+    assert steps[Isolation.CHANNEL] > 200
+
+
+class TestPlanted:
+    """Bugs that the stories must find; else that nothing is found says nothing."""
+
+    def found(self, isolation, death=None, steps=(0,)):
+        return (said for at in steps for said in tell(classes(), isolation, death, at).broken)
+
+    def test_one_channel_for_all(self, monkeypatch):
+        whole = ImexPlugin._channels
+
+        def first(self, wanted):
+            return whole(self, msgspec.structs.replace(wanted, channel=1))
+
+        monkeypatch.setattr(ImexPlugin, "_channels", first)
+        assert any(said.startswith("S8") for said in self.found(Isolation.CHANNEL))
+
+    def test_a_label_that_stays(self, monkeypatch):
+        async def leave(self, uid):
+            return None
+
+        monkeypatch.setattr(NodeLabel, "leave", leave)
+        monkeypatch.setattr("rackloom.claim.cluster.teardown._unlabelling", lambda snapshot: ())
+        assert any("label resource.nvidia.com/computeDomain" in one for one in self.found(Isolation.DOMAIN))
+
+    def test_a_claim_forgotten_before_it_is_undone(self, monkeypatch):
+        async def unprepare(self, uid):
+            entry = self._checkpoint.claims.get(uid)
+            if entry is not None and entry.state is State.COMPLETED:
+                self._checkpoint.drop(uid)
+                await self._plugin.unprepare(entry, self._others(uid))
+                self._cdi.remove(uid)
+
+        monkeypatch.setattr(Preparing, "unprepare", unprepare)
+        monkeypatch.setattr(Preparing, "sweep_specs", lambda self: None)
+        found = self.found(Isolation.DOMAIN, Death.PLUGIN, range(100, 200, 4))
+        assert any("cdi/" in said or "label" in said for said in found)
+
+    def test_a_checkpoint_that_is_not_written(self, monkeypatch):
+        def write(self, claims):
+            self._claims = claims
+
+        monkeypatch.setattr(Checkpoint, "_write", write)
+        found = self.found(Isolation.DOMAIN, Death.PLUGIN, range(60, 140, 8))
+        assert any("CDI spec" in said for said in found)
+
+    def test_a_daemon_that_ends_with_the_api_server(self, monkeypatch):
+        async def tell_it(self, mesh):
+            await self._tell_mesh("{}")
+            self._mesh = mesh
+            return True
+
+        monkeypatch.setattr(Reporter, "_tell", tell_it)
+        found = self.found(Isolation.DOMAIN, Death.SERVER, range(60, 160, 5))
+        assert any(said.startswith("daemon on") for said in found)
