@@ -1,11 +1,21 @@
-"""Writes base/crds.yaml from `rackloom.claim.domain.crds`: `python deploy/kubernetes/write_crds.py`."""
+"""Writes the CRDs of base/ from the code: `python deploy/kubernetes/write_crds.py`."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from rackloom.claim.cluster.gang.crd import gang_crd
 from rackloom.claim.domain.crds import crds
 
+
+def write(name: str, documents: Iterable[dict[str, Any]]) -> None:
+    """Write one file of base/."""
+    text = "# Written by deploy/kubernetes/write_crds.py.\n" + yaml.safe_dump_all(documents, sort_keys=False)
+    (Path(__file__).parent / "base" / name).write_text(text)
+
+
 if __name__ == "__main__":
-    text = "# Written by deploy/kubernetes/write_crds.py.\n" + yaml.safe_dump_all(crds(), sort_keys=False)
-    (Path(__file__).parent / "base" / "crds.yaml").write_text(text)
+    write("crds.yaml", crds())
+    write("crd-gangs.yaml", (gang_crd(),))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.waiting import until
+from tests.cluster.waiting import LEAVE, until
 
 from rackloom.claim.cluster.controller import Controller
 from rackloom.claim.cluster.settings import DaemonSettings, Settings
@@ -25,7 +25,7 @@ from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.domain.membership import join, leave, with_status
 from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique, clique_json, read_status
-from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Object, Rejected
+from rackloom.claim.kube.api import Kind, KubeApi, KubeError, NotFound, Object, Rejected
 from rackloom.claim.kube.events import Recorder
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
@@ -44,6 +44,10 @@ from rackloom.claim.kube.lightkube_api import LightkubeApi, connect
 pytestmark = pytest.mark.anyio
 BASE = Path(__file__).parents[2] / "deploy" / "kubernetes" / "base"
 DRIVER = "rackloom-system"
+CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
+CLUSTER_ROLE_BINDING = Kind(
+    "rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False
+)
 CLIQUE = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
 SETTINGS = Settings(daemon=DaemonSettings(image="rackloom:test"))
 DAEMON_ACCOUNT = "compute-domain-daemon-service-account"
@@ -67,7 +71,7 @@ async def installed(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) ->
     await until(lambda: is_served(api), "the new types are served")
     await until(lambda: asyncio.to_thread(policies_count, cluster), "the policies count")
     yield
-    await asyncio.to_thread(kubectl, cluster, "delete", "-k", str(BASE), "--wait=false")
+    await asyncio.to_thread(kubectl, cluster, "delete", "-k", str(BASE), *LEAVE)
     await asyncio.to_thread(kubectl, cluster, "wait", "--for=delete", f"namespace/{DRIVER}", "--timeout=120s")
 
 
@@ -273,6 +277,81 @@ async def test_a_plugin_writes_its_own_node_only(
             await plugin.delete(RESOURCE_SLICE, "foreign")
         await plugin.delete(RESOURCE_SLICE, "own")
         await api.delete(RESOURCE_SLICE, "foreign")
+        of_another_driver = slice_of(node, "disks")
+        of_another_driver["spec"]["driver"] = "disks.example.com"
+        with pytest.raises(Rejected, match=r"and dra\.net only"):
+            await plugin.create(RESOURCE_SLICE, of_another_driver)
+        of_another_pool = slice_of(node, "borrowed")
+        of_another_pool["spec"]["pool"]["name"] = other
+        with pytest.raises(Rejected, match="pool of its own node only"):
+            await plugin.create(RESOURCE_SLICE, of_another_pool)
+
+
+async def test_a_plugin_tells_the_status_of_its_own_nics_only(
+    cluster: ControlPlane, api: KubeApi, namespace: str, installed: None
+) -> None:
+    pod = await plain_pod(api, "plugin", "rackloom-node")
+    node = pod["spec"]["nodeName"]
+    await nic_claim(api, namespace, node)
+    async with await account(api, cluster, "plugin", "rackloom-node") as plugin:
+
+        async def tell(pool: str, driver: str = "dra.net", **status: Any) -> bool:
+            told = {"status": {"devices": [{"driver": driver, "pool": pool, "device": "nic-0"}], **status}}
+            await plugin.patch(RESOURCE_CLAIM, "nic", namespace, told, subresource="status")
+            return True
+
+        await tell(node)
+        with pytest.raises(Rejected):
+            await tell(node, driver=names.GPU_DRIVER)
+        async with more_rights(api):
+            # Kubernetes 1.36 asks for rights that the plugin has not; older servers have the policy alone.
+            with pytest.raises(Rejected, match="NICs of its own node only"):
+                await tell(node, driver=names.GPU_DRIVER)
+            with pytest.raises(Rejected, match="which devices a claim has"):
+                await tell(node, reservedFor=[{"resource": "pods", "name": "mine", "uid": "mine"}])
+            with pytest.raises(Rejected, match="which devices a claim has"):
+                await tell(node, allocation=None)
+        claim = await api.get(RESOURCE_CLAIM, "nic", namespace)
+        assert [(one["driver"], one["pool"]) for one in claim["status"]["devices"]] == [("dra.net", node)]
+        with pytest.raises(Rejected, match="forbidden"):
+            await plugin.patch(RESOURCE_CLAIM, "nic", namespace, {"metadata": {"labels": {"a": "b"}}})
+
+
+@contextlib.asynccontextmanager
+async def more_rights(api: KubeApi) -> AsyncIterator[None]:
+    """The plugin's account may say anything in the status of claims, for Kubernetes' own rules."""
+    rule = {
+        "apiGroups": ["resource.k8s.io"],
+        "resources": ["resourceclaims/driver", "resourceclaims/binding"],
+        "verbs": ["*"],
+    }
+    meta = {"name": "more-than-shipped"}
+    await api.create(CLUSTER_ROLE, {"metadata": meta, "rules": [rule]})
+    subject = {"kind": "ServiceAccount", "name": "rackloom-node", "namespace": DRIVER}
+    role = {"apiGroup": CLUSTER_ROLE.group, "kind": CLUSTER_ROLE.kind, "name": meta["name"]}
+    await api.create(CLUSTER_ROLE_BINDING, {"metadata": meta, "subjects": [subject], "roleRef": role})
+    await asyncio.sleep(2.0)  # Rights count a moment after they were given, and nothing tells when.
+    yield
+    await api.delete(CLUSTER_ROLE_BINDING, meta["name"])
+    await api.delete(CLUSTER_ROLE, meta["name"])
+
+
+def allocation_of(node: str) -> Object:
+    results = [
+        {"request": "r", "driver": driver, "pool": node, "device": "nic-0"}
+        for driver in ("dra.net", names.GPU_DRIVER)
+    ]
+    here = {"key": "metadata.name", "operator": "In", "values": [node]}
+    return {"devices": {"results": results}, "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [here]}]}}
+
+
+async def nic_claim(api: KubeApi, namespace: str, node: str) -> None:
+    """A claim that has a NIC of this node, and a GPU of it."""
+    spec = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "nic", "count": 2}}]}}
+    claim = {"metadata": {"name": "nic", "namespace": namespace}, "spec": spec}
+    made = await api.create(RESOURCE_CLAIM, claim)
+    status = {"allocation": allocation_of(node)}
+    await api.replace(RESOURCE_CLAIM, {**made, "status": status}, subresource="status")
 
 
 async def test_two_jobs_in_one_warm_clique_get_two_channels_from_the_real_scheduler(

@@ -17,11 +17,11 @@ import pytest
 import yaml
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.waiting import until
+from tests.cluster.waiting import LEAVE, until
 
 from rackloom.app.webhook import Options, webhook
 from rackloom.claim.cluster.admission.desk import AdmissionSettings
-from rackloom.claim.cluster.admission.marks import GATE
+from rackloom.claim.cluster.admission.marks import CHANNEL_CONDITION, GATE
 from rackloom.claim.cluster.admission.modes import Mode
 from rackloom.claim.cluster.controller import Controller
 from rackloom.claim.cluster.settings import DaemonSettings, Settings
@@ -128,8 +128,8 @@ async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> As
         await until(lambda: has_no_domains(api), "the controller has taken all ComputeDomains apart")
         for one in hooks:
             await api.delete(HOOKS[one["kind"]], one["metadata"]["name"])
-    await asyncio.to_thread(kubectl, cluster, "delete", "-f", "-", "--wait=false", given=rest)
-    await asyncio.to_thread(kubectl, cluster, "delete", "-k", str(DEPLOY / "base"), "--wait=false")
+    await asyncio.to_thread(kubectl, cluster, "delete", "-f", "-", *LEAVE, given=rest)
+    await asyncio.to_thread(kubectl, cluster, "delete", "-k", str(DEPLOY / "base"), *LEAVE)
     await asyncio.to_thread(kubectl, cluster, "wait", "--for=delete", f"namespace/{DRIVER}", "--timeout=120s")
 
 
@@ -300,6 +300,43 @@ async def test_the_webhooks_token_opens_gates_and_changes_nothing_else(
                 await own.patch(POD, name, namespace, patch)
         with pytest.raises(Rejected):
             await own.list(SECRET, DRIVER)
+        said = {"type": CHANNEL_CONDITION, "status": "False", "reason": "Test", "message": "told"}
+        await say(own, namespace, conditions=[said])
+        for status in (
+            {"conditions": [{"type": "Ready", "status": "True"}]},
+            {"resourceClaimStatuses": [{"name": "channel", "resourceClaimName": "mine"}]},
+        ):
+            with pytest.raises(Rejected, match="the webhook"):
+                await say(own, namespace, **status)
         opening = ({"op": "remove", "path": "/spec/schedulingGates/0"},)
         opened = await own.patch(POD, "waits", namespace, opening)
         assert "schedulingGates" not in opened["spec"]
+
+
+async def say(own: KubeApi, namespace: str, **status: object) -> None:
+    obj = {"metadata": {"name": "waits", "namespace": namespace}, "status": status}
+    await own.apply(POD, obj, manager="test", force=True, subresource="status")
+
+
+async def test_a_bare_pod_that_came_too_early_in_channel_mode_is_told_what_to_do(
+    api: KubeApi, driver: None, namespace: str
+) -> None:
+    container = {"name": "main", "image": "none", "resources": {"claims": [{"name": "channel"}]}}
+    claims = [{"name": "channel", "resourceClaimTemplateName": "channel"}]
+    spec = {"containers": [container], "resourceClaims": claims}
+    await create(api, POD, {"metadata": {"name": "early"}, "spec": spec}, namespace)
+    meta = {"name": "job", "namespace": namespace, "labels": {names.ISOLATION_LABEL: "channel"}}
+    wanted = {"channel": {"resourceClaimTemplate": {"name": "channel"}}}
+    await api.create(COMPUTE_DOMAIN, {"metadata": meta, "spec": wanted})
+
+    async def told() -> str:
+        status = (await api.get(POD, "early", namespace)).get("status", {})
+        found = {one["type"]: one for one in status.get("conditions", ())}
+        return str(found.get(CHANNEL_CONDITION, {}).get("message", ""))
+
+    assert "delete the pod and create it again" in await until(told, "the pod's owner is told")
+    await api.delete(POD, "early", namespace, grace_seconds=0)
+    await create(api, POD, {"metadata": {"name": "early"}, "spec": spec}, namespace)
+    pod = await api.get(POD, "early", namespace)
+    assert "resourceClaimTemplateName" not in pod["spec"]["resourceClaims"][0]
+    assert not pod["spec"].get("schedulingGates")

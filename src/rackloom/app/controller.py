@@ -1,4 +1,4 @@
-"""`rackloom controller`: the ComputeDomain controller as a process, elected among its replicas."""
+"""`rackloom controller`: ComputeDomains and gangs, controlled by one process, elected among its replicas."""
 
 import asyncio
 import contextlib
@@ -18,6 +18,9 @@ from starlette.types import Receive, Scope, Send
 from rackloom.app.listeners import listening
 from rackloom.app.stopping import told_to_stop
 from rackloom.claim.cluster.controller import Controller
+from rackloom.claim.cluster.gang.controller import GangController
+from rackloom.claim.cluster.gang.planner import PlacePlanner
+from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.settings import Settings
 from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.domain.objects import Readiness, read_status
@@ -49,7 +52,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_controller(settings: Settings, options: Options, announce: Callable[[str], None]) -> None:
-    """Control ComputeDomains until SIGTERM or SIGINT."""
+    """Control ComputeDomains and gangs until SIGTERM or SIGINT."""
     check_supported(settings)
     asyncio.run(_run(settings, options, announce))
 
@@ -64,7 +67,7 @@ def check_supported(settings: Settings) -> None:
 
 
 class Leadership:
-    """Runs a controller for each term in which this process leads."""
+    """Runs the controllers for each term in which this process leads."""
 
     def __init__(self, api: KubeApi, settings: Settings, identity: str) -> None:
         self._api = api
@@ -78,8 +81,11 @@ class Leadership:
         recorder = Recorder(self._api, LEASE, self._identity, time.time)
         rng = random.Random()  # noqa: S311
         self.controller = Controller(self._api, self._settings, recorder, time.time, rng)
+        gangs = GangController(self._api, PlacePlanner(), recorder, time.time, rng, GangSettings())
         try:
-            await self.controller.run()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.controller.run())
+                tasks.create_task(gangs.run())
         finally:
             self.controller = None
 

@@ -44,6 +44,8 @@ class Delete(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str | None
     name: str
     uid: str
+    grace_seconds: int | None = None
+    """0 removes a pod whose kubelet does not answer; None leaves it to the object."""
 
     @property
     def what(self) -> str:

@@ -37,8 +37,8 @@ async def _ask(api: KubeApi, action: Action) -> Object | None:
             return await api.create(kind, obj)
         case Patch():
             return await _patch(api, action)
-        case Delete(kind=kind, namespace=namespace, name=name, uid=uid):
-            await api.delete(kind, name, namespace, uid=uid, propagation="Background")
+        case Delete(kind=kind, namespace=namespace, name=name, uid=uid, grace_seconds=grace):
+            await api.delete(kind, name, namespace, uid=uid, propagation="Background", grace_seconds=grace)
             return None
 
 

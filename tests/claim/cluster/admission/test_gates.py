@@ -12,7 +12,7 @@ from rackloom.claim.cluster.admission.desk import AdmissionSettings, Desk
 from rackloom.claim.cluster.admission.gatekeeper import TOO_EARLY, Gatekeeper
 from rackloom.claim.cluster.admission.gates import Opening, TooEarly, steps
 from rackloom.claim.cluster.admission.groups import Group
-from rackloom.claim.cluster.admission.marks import CHANNEL_LABEL, GANG_LABEL, GATE
+from rackloom.claim.cluster.admission.marks import CHANNEL_CONDITION, CHANNEL_LABEL, GANG_LABEL, GATE
 from rackloom.claim.cluster.admission.reviews import Request, Resource
 from rackloom.claim.cluster.admission.shapes import Pod, read
 from rackloom.claim.cluster.admission.surroundings import Known
@@ -343,6 +343,9 @@ def test_in_channel_mode_early_pods_stay_and_are_told_and_later_ones_share_the_c
             assert early["spec"]["schedulingGates"] == [{"name": GATE}]
             (event,) = (await found.user.list(EVENT, "team")).items
             assert (event["reason"], event["involvedObject"]["name"]) == (TOO_EARLY, "early")
+            said = {one["type"]: one for one in early["status"]["conditions"]}[CHANNEL_CONDITION]
+            assert (said["status"], said["reason"]) == ("False", TOO_EARLY)
+            assert "delete the pod and create it again" in said["message"]
             (claim,) = late["spec"]["resourceClaims"]
             assert claim["resourceClaimName"] == names.shared_claim_name(domain.uid)
             assert not late["spec"].get("schedulingGates")

@@ -16,6 +16,7 @@ from cryptography import x509
 
 from rackloom.app.listeners import listening
 from rackloom.app.webhook import Certificate, Options, webhook
+from rackloom.app.webhook_metrics import WebhookMetrics
 from rackloom.app.webhook_pages import MAX_BODY, application
 from rackloom.claim.cluster.admission.desk import AdmissionSettings, Desk
 from rackloom.claim.cluster.admission.marks import GATE
@@ -118,6 +119,36 @@ def test_reviews_are_answered():
     asyncio.run(run())
 
 
+def test_questions_decisions_and_the_end_of_the_certificate_are_counted():
+    async def run():
+        async with serving(Mode.WARN) as http:
+            claims = [{"name": "c", "resourceClaimTemplateName": "none"}]
+            spec = {"containers": [{"name": "m"}], "resourceClaims": claims}
+            asked = review("pods", {"metadata": {"name": "p"}, "spec": spec})
+            for path in ("/mutate-pods", "/validate-pods", "/validate-pods"):
+                await http.post(path, json=asked)
+            opaque = {"driver": "dra.net", "parameters": {"interface": {"mtu": 1}}}
+            claim = {"spec": {"devices": {"config": [{"opaque": opaque}]}}}
+            await http.post("/validate-resource-claim-parameters", json=review("resourceclaims", claim))
+            await http.post("/validate-pods", json={})
+            return (await http.get("/metrics")).text
+
+    lines = asyncio.run(run()).splitlines()
+    for wanted in (
+        'rackloom_admission_requests_total{answer="allowed",page="mutate-pods"} 1.0',
+        'rackloom_admission_requests_total{answer="allowed",page="validate-pods"} 2.0',
+        'rackloom_admission_requests_total{answer="invalid",page="validate-pods"} 1.0',
+        'rackloom_admission_decisions_total{decision="changed",rule="gate"} 1.0',
+        'rackloom_admission_decisions_total{decision="warned",rule="idle-claim"} 2.0',
+        'rackloom_admission_decisions_total{decision="warned",rule="device-config"} 1.0',
+        'rackloom_admission_seconds_count{page="validate-pods"} 2.0',
+    ):
+        assert wanted in lines
+    (expiry,) = (line for line in lines if line.startswith("rackloom_webhook_certificate_expiry"))
+    left = float(expiry.split()[1]) - time.time()
+    assert (IDENTITY_DAYS - 1) * DAY < left < (IDENTITY_DAYS + 1) * DAY
+
+
 KUBECONFIG = {
     "apiVersion": "v1",
     "kind": "Config",
@@ -180,7 +211,7 @@ def test_a_renewal_cuts_no_connection_and_changes_nobodys_trust():
         certificate = Certificate(Serving(api, DRIVER, ("localhost",), clock))
         await certificate.renew()
         known = Known(api, Isolation.DOMAIN, random.Random(1))
-        app = application(Desk(known, AdmissionSettings()), lambda: True)
+        app = application(Desk(known, AdmissionSettings()), lambda: True, WebhookMetrics(lambda: 0.0))
         async with listening(app, "127.0.0.1:0", tls=certificate.context) as port:
             authority = await trusted(api)
             first = await served(port, authority)

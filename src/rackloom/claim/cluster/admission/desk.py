@@ -3,6 +3,7 @@
 import msgspec
 
 from rackloom.claim.cluster.admission.device_configs import review_claim
+from rackloom.claim.cluster.admission.gang import hold
 from rackloom.claim.cluster.admission.modes import Mode
 from rackloom.claim.cluster.admission.pods import admit, review_uses
 from rackloom.claim.cluster.admission.reviews import Request, Verdict
@@ -43,12 +44,15 @@ class Desk:
         return Verdict() if pod is None else review_uses(pod, self._settings.mode)
 
     async def mutate_pods(self, request: Request) -> Verdict:
-        """Bring the claims of a new pod together as they should."""
+        """Hold a new pod of a gang, and bring the claims of a pod together as they should."""
         pod = self._new_pod(request)
-        if pod is None or not pod.templates:
+        if pod is None:
             return Verdict()
+        pod, held = hold(pod)
+        if not held.allowed or not pod.templates:
+            return held
         try:
-            return admit(pod, await self._known.around(request.namespace, pod))
+            return held.and_then(admit(pod, await self._known.around(request.namespace, pod)))
         except KubeError as error:
             why = f"whether the pod claims an IMEX channel could not be found out: {error.message}; try again"
             return Verdict(allowed=False, code=503, message=why)

@@ -29,7 +29,7 @@ def review_claim(request: Request, mode: Mode) -> Verdict:
         return Verdict()
     spec, path = _spec(request)
     problems = tuple(_problems(spec, path))
-    return judged(problems, mode, f"{len(problems)} configs failed to validate")
+    return judged(problems, mode, f"{len(problems)} configs failed to validate", "device-config")
 
 
 def _is_old_news(request: Request) -> bool:

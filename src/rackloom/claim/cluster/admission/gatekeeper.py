@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+from contextlib import suppress
 
 import structlog
 
 from rackloom.claim.cluster.admission.gates import Opening, TooEarly, channel_template, steps
 from rackloom.claim.cluster.admission.groups import Group
+from rackloom.claim.cluster.admission.serving import NAME
 from rackloom.claim.cluster.admission.shapes import Pod
 from rackloom.claim.cluster.admission.surroundings import Known
 from rackloom.claim.cluster.echoes import Echoes
@@ -76,8 +78,15 @@ class Gatekeeper:
 
     async def _tell(self, namespace: str, step: TooEarly) -> None:
         pod = self._known.at(POD, namespace, step.pod.metadata.name)
-        if pod is not None:
-            await self._recorder.record(pod, "Warning", TOO_EARLY, step.message)
+        condition = step.condition(TOO_EARLY)
+        if pod is None or condition in ((pod.get("status") or {}).get("conditions") or ()):
+            return
+        await self._recorder.record(pod, "Warning", TOO_EARLY, step.message)
+        meta = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
+        said = {"metadata": meta, "status": {"conditions": [condition]}}
+        with suppress(NotFound):
+            written = await self._api.apply(POD, said, manager=NAME, force=True, subresource="status")
+            self._echoes.expect(namespace, POD, written)
 
     async def _group(self, namespace: str, template: str) -> Group:
         pods = self._known.group(namespace, template).pods

@@ -12,7 +12,7 @@ import msgspec
 from rackloom.claim.cluster.actions import Patch
 from rackloom.claim.cluster.admission.affinity import has_clique_rule, in_clique
 from rackloom.claim.cluster.admission.groups import Group
-from rackloom.claim.cluster.admission.marks import CHANNEL_LABEL, GATE, channel_label
+from rackloom.claim.cluster.admission.marks import CHANNEL_CONDITION, CHANNEL_LABEL, GATE, channel_label
 from rackloom.claim.cluster.admission.pods import labelled
 from rackloom.claim.cluster.admission.reviews import PatchOp
 from rackloom.claim.cluster.admission.shapes import Pod
@@ -53,6 +53,10 @@ class TooEarly(msgspec.Struct, frozen=True):
             f"the pod was created before the ComputeDomain of template {self.template!r}, whose pods share "
             "one claim (channel mode), and a pod's claims are fixed: delete the pod and create it again"
         )
+
+    def condition(self, reason: str) -> PatchOp:
+        """The same in the pod's status, where it stays longer than an event."""
+        return {"type": CHANNEL_CONDITION, "status": "False", "reason": reason, "message": self.message}
 
 
 Step = Opening | TooEarly

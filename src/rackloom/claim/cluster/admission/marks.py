@@ -9,6 +9,8 @@ CHANNEL_LABEL = "rackloom.dev/channel-template"
 """On pods that claim a channel; its value stands for the template, and so for the ComputeDomain."""
 GANG_LABEL = "rackloom.dev/gang"
 """On pods that are placed together by somebody else, who sees to their clique."""
+CHANNEL_CONDITION = "rackloom.dev/ChannelClaim"
+"""A pod condition: False where the pod can never get the channel that it claims."""
 GATE = "rackloom.dev/claim-template"
 """The scheduling gate of a pod whose claim template does not exist yet."""
 _LONGEST_VALUE = 63

@@ -12,10 +12,10 @@ class Mode(StrEnum):
     ENFORCE = "enforce"
 
 
-def judged(problems: tuple[str, ...], mode: Mode, denial: str) -> Verdict:
-    """A verdict that names all problems at once; `denial` begins the text of a refusal."""
+def judged(problems: tuple[str, ...], mode: Mode, denial: str, rule: str) -> Verdict:
+    """A verdict by one `rule` that names all problems at once; `denial` begins the text of a refusal."""
     if not problems:
         return Verdict()
     if mode is Mode.WARN:
-        return Verdict(warnings=problems)
-    return Verdict(allowed=False, message=f"{denial}: {'; '.join(problems)}")
+        return Verdict(warnings=problems, rules=((rule, "warned"),))
+    return Verdict(allowed=False, message=f"{denial}: {'; '.join(problems)}", rules=((rule, "denied"),))

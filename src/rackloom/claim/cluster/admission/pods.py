@@ -8,7 +8,7 @@ from rackloom.claim.cluster.admission.affinity import has_clique_rule, near_its_
 from rackloom.claim.cluster.admission.groups import Group
 from rackloom.claim.cluster.admission.marks import CHANNEL_LABEL, GATE, WATCHED, WATCHED_LABEL, channel_label
 from rackloom.claim.cluster.admission.modes import Mode, judged
-from rackloom.claim.cluster.admission.reviews import PatchOp, Verdict
+from rackloom.claim.cluster.admission.reviews import Acted, PatchOp, Verdict
 from rackloom.claim.cluster.admission.shapes import Pod
 from rackloom.claim.cluster.admission.templates import Channel, Template
 from rackloom.claim.domain.names import shared_claim_name
@@ -37,14 +37,27 @@ def review_uses(pod: Pod, mode: Mode) -> Verdict:
         "spec.containers[*].resources.claims, or remove it"
         for number, name in idle
     )
-    return judged(problems, mode, "the pod's claims do not reach its containers")
+    return judged(problems, mode, "the pod's claims do not reach its containers", "idle-claim")
 
 
 def admit(pod: Pod, around: Surroundings) -> Verdict:
     """How a new pod is changed so that its claims come together as they should."""
     channels = {name: one.channel for name, one in around.templates.items() if one.channel is not None}
-    patch = (*_shared_claims(pod, channels), *_gate(pod, around), *_labels(pod, channels, around))
-    return Verdict(patch=(*patch, *_clique(pod, channels)), warnings=tuple(_warnings(pod, channels, around)))
+    by_rule = {
+        "shared-claim": tuple(_shared_claims(pod, channels)),
+        "gate": _gate(pod, around),
+        "label": _labels(pod, channels, around),
+        "clique": _clique(pod, channels),
+    }
+    warnings = tuple(_warnings(pod, channels, around))
+    rules: list[Acted] = [(rule, "changed") for rule, patch in by_rule.items() if patch]
+    if warnings:
+        rules.append(("second-workload", "warned"))
+    return Verdict(
+        patch=tuple(operation for patch in by_rule.values() for operation in patch),
+        warnings=warnings,
+        rules=tuple(rules),
+    )
 
 
 def _shared_claims(pod: Pod, channels: Mapping[str, Channel]) -> Iterator[PatchOp]:

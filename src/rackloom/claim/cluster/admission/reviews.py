@@ -11,6 +11,8 @@ API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 PatchOp = dict[str, Any]
 """One operation of a JSON patch (RFC 6902)."""
+Acted = tuple[str, Literal["changed", "warned", "denied"]]
+"""A rule, and what it did."""
 
 
 class Resource(msgspec.Struct, frozen=True):
@@ -47,6 +49,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """HTTP status of a denial, for whoever sent the object."""
     warnings: tuple[str, ...] = ()
     patch: tuple[PatchOp, ...] = ()
+    rules: tuple[Acted, ...] = ()
+    """What decided it, for counting."""
+
+    def and_then(self, later: "Verdict") -> "Verdict":
+        """Both at once: `later` is about the object as this one leaves it. Both let it in."""
+        return Verdict(
+            warnings=self.warnings + later.warnings,
+            patch=self.patch + later.patch,
+            rules=self.rules + later.rules,
+        )
 
 
 def read_review(body: bytes) -> Request:

@@ -194,6 +194,7 @@ class Metadata(_Read, frozen=True, kw_only=True):
     uid: str = ""
     creation_timestamp: str | None = None
     labels: Mapping[str, str] | None = None
+    annotations: Mapping[str, str] | None = None
     owner_references: tuple[Owner, ...] | None = None
 
 
@@ -218,6 +219,11 @@ class Pod(_Read, frozen=True, kw_only=True):
     def labels(self) -> Mapping[str, str]:
         """Its labels."""
         return self.metadata.labels or {}
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """Its annotations."""
+        return self.metadata.annotations or {}
 
     @property
     def is_of_a_gang(self) -> bool:

@@ -1,0 +1,137 @@
+"""Where gangs are placed, one after the other: the highest priority first, then the oldest.
+
+One pass looks at the whole cluster anew, and sees each plan that it has recorded before it makes the next.
+"""
+
+from collections.abc import Callable, Mapping
+
+import structlog
+from msgspec.structs import replace
+
+from rackloom.claim.cluster.executor import carry_out
+from rackloom.claim.cluster.gang.demand import Demand, claim_demand
+from rackloom.claim.cluster.gang.observe import Listing, Seen, view_of
+from rackloom.claim.cluster.gang.placing import Planner, answer
+from rackloom.claim.cluster.gang.reconcile import reconcile
+from rackloom.claim.cluster.gang.record import GangKey
+from rackloom.claim.cluster.gang.settings import GangSettings
+from rackloom.claim.cluster.gang.site import Objects, site_of
+from rackloom.claim.cluster.gang.view import View
+from rackloom.claim.kube.api import KubeApi, KubeError
+from rackloom.claim.kube.kinds import (
+    GANG_PLAN,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
+)
+from rackloom.claim.place.values import Plan
+from rackloom.errors import Refused
+
+log = structlog.get_logger(__name__)
+
+Templates = Mapping[str, Mapping[str, Demand]]
+"""What claim templates ask for, by namespace and name."""
+
+
+class PlacementDesk:
+    """Keeps the gangs that ask for the planner, and what it answered. `wall` is seconds since the epoch."""
+
+    def __init__(
+        self, api: KubeApi, planner: Planner, settings: GangSettings, wall: Callable[[], float]
+    ) -> None:
+        self._api = api
+        self._planner = planner
+        self._settings = settings
+        self._wall = wall
+        self._asking: set[GangKey] = set()
+        self._refusals: dict[GangKey, str] = {}
+        self._checked: dict[GangKey, Plan] = {}
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether anybody waits for the planner."""
+        return bool(self._asking)
+
+    def ask(self, key: GangKey) -> None:
+        """Have a gang placed, or mended, in the next pass."""
+        self._asking.add(key)
+
+    def forget(self, key: GangKey) -> None:
+        """The gang wants nothing of the planner now."""
+        self._asking.discard(key)
+        self._refusals.pop(key, None)
+
+    def ended(self, key: GangKey) -> None:
+        """There is no such gang any more."""
+        self.forget(key)
+        self._checked.pop(key, None)
+
+    def view(self, seen: Seen, key: GangKey) -> View:
+        """A gang as it is seen, and what is known of it here."""
+        view = view_of(seen, key, self._wall())
+        if view.record is None or view.record.plan is None:
+            self._checked.pop(key, None)
+        return replace(view, refusal=self._refusals.get(key, ""), checked=self._checked.get(key))
+
+    def was_refused(self, key: GangKey) -> bool:
+        """Whether the planner could not help when it was asked last."""
+        return key in self._refusals
+
+    async def work(self) -> tuple[GangKey, ...]:
+        """Serve all that ask; returns whom. Raises KubeError, and those not served yet ask on."""
+        objects = await self._look()
+        plans = (await self._api.list(GANG_PLAN)).items
+        listing = Listing(plans, objects.pods, objects.nodes)
+        templates = await self._templates()
+        views = [self.view(listing, key) for key in self._asking]
+        served = []
+        for view in sorted(views, key=_turn):
+            try:
+                await self._serve(view, listing, objects, templates.get(view.key.namespace, {}))
+            except KubeError:
+                raise
+            except Exception as defect:
+                # What is wrong with one gang must not keep the others from being placed.
+                log.exception("gangs.defect", gang=view.key.called)
+                self._refusals[view.key] = f"the planner failed: {defect!r}"
+            self._asking.discard(view.key)
+            served.append(view.key)
+        return tuple(served)
+
+    async def _look(self) -> Objects:
+        kinds = {"nodes": NODE, "pods": POD, "claims": RESOURCE_CLAIM, "slices": RESOURCE_SLICE}
+        return Objects(**{name: (await self._api.list(kind)).items for name, kind in kinds.items()})
+
+    async def _templates(self) -> Templates:
+        found: dict[str, dict[str, Demand]] = {}
+        for one in (await self._api.list(RESOURCE_CLAIM_TEMPLATE)).items:
+            meta = one["metadata"]
+            found.setdefault(meta["namespace"], {})[meta["name"]] = claim_demand(one["spec"]["spec"])
+        return found
+
+    async def _serve(
+        self, view: View, listing: Listing, objects: Objects, templates: Mapping[str, Demand]
+    ) -> None:
+        self._refusals.pop(view.key, None)
+        if view.record is None or not reconcile(view, self._settings).asks_planner:
+            return
+        site = site_of(objects, listing.records)
+        try:
+            found = answer(view, site, templates, self._planner, self._settings)
+        except Refused as refused:
+            self._refusals[view.key] = str(refused)
+            return
+        if found.checked is not None:
+            self._checked[view.key] = found.checked
+        for action in found.actions:
+            written = await carry_out(self._api, action)
+            if written is not None:
+                listing.record(written)
+
+
+def _turn(view: View) -> tuple[int, str, GangKey]:
+    """By priority, then by age."""
+    priority = max((one.priority for one in view.living), default=0)
+    return -priority, "" if view.record is None else view.record.created, view.key

@@ -1,0 +1,121 @@
+"""The pods of a gang as values."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+import msgspec
+
+from rackloom.claim.cluster.admission.shapes import Owner, Pod, read
+from rackloom.claim.cluster.gang import marks
+from rackloom.claim.cluster.gang.wishes import group_of
+from rackloom.claim.kube.api import Object
+
+GPU_RESOURCE = "nvidia.com/gpu"
+_ENDED = ("Succeeded", "Failed")
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod of a gang."""
+
+    pod: Pod
+    namespace: str
+    tolerations: int | None
+    """How many it has; None where the field is missing."""
+    ended: bool
+    going: bool
+    """Its deletion was asked for."""
+    waits_because: str = ""
+    """What the scheduler says of a pod that it cannot bind."""
+    priority: int = 0
+    gpus: int = 0
+    """Those that its containers count (`nvidia.com/gpu`); claimed ones are not among them."""
+
+    @property
+    def name(self) -> str:
+        """Of the pod."""
+        return self.pod.metadata.name
+
+    @property
+    def uid(self) -> str:
+        """Of the pod."""
+        return self.pod.metadata.uid
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """Of the pod."""
+        return self.pod.annotations
+
+    @property
+    def group(self) -> str:
+        """Its group in the gang."""
+        return group_of(self.pod.labels)
+
+    @property
+    def node(self) -> str | None:
+        """Where it is bound."""
+        return self.pod.spec.node_name or None
+
+    @property
+    def gate(self) -> int | None:
+        """The place of our gate among its gates."""
+        gates = [one.name for one in self.pod.spec.scheduling_gates or ()]
+        return gates.index(marks.GATE) if marks.GATE in gates else None
+
+    @property
+    def tray(self) -> str | None:
+        """The tray for which it was let go; None while it is gated, or if it was never held."""
+        return None if self.gate is not None else self.annotations.get(marks.TRAY_ANNOTATION)
+
+    @property
+    def released_at(self) -> float | None:
+        """When it was let go, in seconds since the epoch."""
+        found = self.annotations.get(marks.RELEASED_ANNOTATION)
+        return None if self.tray is None or found is None else seconds_of(found)
+
+    @property
+    def owner(self) -> Owner | None:
+        """The controller that makes it anew when it is deleted."""
+        return self.pod.owner
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """The order of members of a group."""
+        found = (self.pod.labels.get(label, "") for label in marks.INDEX_LABELS)
+        return next((int(one) for one in found if one.isdecimal()), 0), self.name
+
+
+def member_of(obj: Object) -> Member:
+    """Read a pod."""
+    meta, spec, status = obj["metadata"], obj["spec"], obj.get("status") or {}
+    tolerations = spec.get("tolerations")
+    return Member(
+        pod=read(obj, Pod),
+        namespace=meta["namespace"],
+        tolerations=None if tolerations is None else len(tolerations),
+        ended=status.get("phase") in _ENDED,
+        going="deletionTimestamp" in meta,
+        waits_because=_waits_because(status),
+        priority=spec.get("priority") or 0,
+        gpus=counted_gpus(spec),
+    )
+
+
+def counted_gpus(spec: Object) -> int:
+    """GPUs in the limits of a pod's containers; what init containers have is over by then."""
+    limits = ((one.get("resources") or {}).get("limits") or {} for one in spec.get("containers") or ())
+    return sum(int(one.get(GPU_RESOURCE, 0)) for one in limits)
+
+
+def seconds_of(time: str) -> float | None:
+    """Seconds since the epoch of an RFC 3339 time; None for anything else."""
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except ValueError:
+        return None
+
+
+def _waits_because(status: Object) -> str:
+    for one in status.get("conditions") or ():
+        if (one["type"], one["status"]) == ("PodScheduled", "False"):
+            return str(one.get("message") or one.get("reason") or "")
+    return ""

@@ -1,0 +1,57 @@
+"""One gang: from what is there to what to do next. Pure.
+
+The order is the safety: all pods are there before a plan is recorded, it is recorded before a tray is
+reserved, all trays are reserved and seen empty before a pod is let go, and a pod is pinned by the write that
+lets it go. What was recorded is carried on, not made anew. A plan is given up only before any pod was let go:
+where another gang, or a pod that was scheduled in the meantime, has one of its trays, or a tray is lost.
+"""
+
+from rackloom.claim.cluster.actions import Action
+from rackloom.claim.cluster.gang import conditions, record, trays
+from rackloom.claim.cluster.gang.conditions import PLACED, said
+from rackloom.claim.cluster.gang.decision import Decision, telling
+from rackloom.claim.cluster.gang.planned import decide_planned
+from rackloom.claim.cluster.gang.record import Record
+from rackloom.claim.cluster.gang.settings import GangSettings
+from rackloom.claim.cluster.gang.view import View
+from rackloom.claim.domain.objects import Condition
+from rackloom.errors import Refused
+
+
+def reconcile(view: View, settings: GangSettings) -> Decision:
+    """Decide about one gang."""
+    if view.record is None:
+        return Decision(actions=(record.opened(view.key),)) if view.living else Decision()
+    if not view.living:
+        return Decision(actions=_ended(view, view.record))
+    if view.record.plan is None:
+        return _unplanned(view)
+    return decide_planned(view, view.record, view.record.plan, settings)
+
+
+def _ended(view: View, found: Record) -> tuple[Action, ...]:
+    """Nobody of the gang holds anything any more: its trays first, then the record that names them."""
+    return trays.freed(view.nodes, view.held, view.uid) or record.closed(found)
+
+
+def _unplanned(view: View) -> Decision:
+    freed = trays.freed(view.nodes, view.held, view.uid)
+    found = _why_not_planned(view)
+    if found is not None:
+        return telling(view, (found,), freed)
+    why = view.refusal
+    placed = said(PLACED, "False", "DoesNotFit", why) if why else said(PLACED, "Unknown", "Planning", "")
+    return telling(view, (placed,), freed, asks_planner=not freed)
+
+
+def _why_not_planned(view: View) -> Condition | None:
+    try:
+        wish = view.wish()
+    except Refused as refused:
+        return said(PLACED, "False", "InvalidGang", str(refused))
+    loose = (*view.strays, *view.let_go)
+    if loose:
+        named = conditions.listed([one.name for one in loose])
+        why = "were not held until the gang was placed: delete all pods of the gang, and have them made anew"
+        return said(PLACED, "False", "NotHeld", f"{named} {why}")
+    return conditions.waiting(view, wish) or conditions.waiting_for_claims(view)

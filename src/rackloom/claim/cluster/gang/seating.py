@@ -1,0 +1,59 @@
+"""Which pod takes which seat of a recorded plan.
+
+A pod that was let go keeps its seat, whatever else happens; the others take the free ones in order of rank.
+"""
+
+from collections import Counter
+
+import msgspec
+
+from rackloom.claim.cluster.gang.members import Member
+from rackloom.claim.cluster.gang.settings import GangSettings
+from rackloom.claim.cluster.gang.view import View
+from rackloom.claim.place.values import Plan
+
+
+class Seating(msgspec.Struct, frozen=True):
+    """Living members; gated ones that are in none of the three are surplus, and stay gated."""
+
+    openings: tuple[tuple[Member, str], ...]
+    """Gated members with the trays that they may go to."""
+    misfits: tuple[Member, ...]
+    """Members that were let go to a tray where the plan has no seat for them."""
+    seated: tuple[Member, ...]
+
+
+def seating(view: View, plan: Plan) -> Seating:
+    """Seat the members of a gang."""
+    free = Counter((seat.group, seat.tray) for seat in plan.seats)
+    seated, misfits = [], []
+    for member in sorted(view.let_go, key=lambda one: (one.node is None, one.going, one.rank)):
+        place = (member.group, member.tray or "")
+        if free[place] > 0:
+            free[place] -= 1
+            seated.append(member)
+        elif not member.going:
+            misfits.append(member)
+    return Seating(_openings(view, plan, free), tuple(misfits), tuple(seated))
+
+
+def stuck(view: View, seats: Seating, settings: GangSettings) -> tuple[str, ...]:
+    """Trays whose pods were let go and are not bound in time."""
+    late = (one for one in seats.seated if one.node is None and not one.going)
+    return tuple(
+        one.tray for one in late if one.tray and view.now - (one.released_at or 0.0) >= settings.bind_after
+    )
+
+
+def _openings(view: View, plan: Plan, free: Counter[tuple[str, str]]) -> tuple[tuple[Member, str], ...]:
+    found: list[tuple[Member, str]] = []
+    for group in dict.fromkeys(seat.group for seat in plan.seats):
+        trays = []
+        for seat in plan.seats:
+            place = (group, seat.tray)
+            if seat.group == group and free[place] > 0:
+                free[place] -= 1
+                trays.append(seat.tray)
+        gated = (one for one in view.living if one.group == group and one.gate is not None and not one.going)
+        found += zip(sorted(gated, key=lambda one: one.rank), trays, strict=False)
+    return tuple(found)

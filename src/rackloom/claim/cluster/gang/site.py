@@ -1,0 +1,115 @@
+"""The cluster as the planner takes it: trays with GPUs, and who has them."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from rackloom.claim.cluster.admission.marks import GANG_LABEL
+from rackloom.claim.cluster.gang import marks
+from rackloom.claim.cluster.gang.members import GPU_RESOURCE, counted_gpus
+from rackloom.claim.cluster.gang.record import Record
+from rackloom.claim.domain import names
+from rackloom.claim.kube.api import Object
+from rackloom.claim.place.values import Hold, Site, Tray
+
+_ENDED = ("Succeeded", "Failed")
+_TOLERATED = (GPU_RESOURCE, marks.TAINT)
+"""Taints that keep no gang away: pods that use GPUs tolerate the one, and reservations are told by plans."""
+_HARMLESS = "PreferNoSchedule"
+
+
+class Objects(msgspec.Struct, frozen=True, kw_only=True):
+    """Fresh lists of what bears on a placement."""
+
+    nodes: tuple[Object, ...]
+    pods: tuple[Object, ...]
+    claims: tuple[Object, ...] = ()
+    slices: tuple[Object, ...] = ()
+
+
+def site_of(objects: Objects, records: Iterable[Record]) -> Site:
+    """Trays in order of clique and name; holds of running pods, of their claims, and of recorded plans."""
+    published = _published(objects.slices)
+    trays = (_tray(node, published) for node in objects.nodes)
+    found = sorted((one for one in trays if one.gpus > 0), key=lambda one: (one.clique or "", one.name))
+    size = {one.name: one.gpus for one in found}
+    holds = (*_running(objects.pods), *_claimed(objects, size), *_recorded(records, size))
+    return Site(tuple(found), tuple(one for one in holds if one.tray in size))
+
+
+def owner_of(pod: Object) -> str:
+    """Whose pod it is: of its gang, of the controller that made it, or its own."""
+    meta = pod["metadata"]
+    gang = (meta.get("labels") or {}).get(GANG_LABEL)
+    owners = (one["name"] for one in meta.get("ownerReferences") or () if one.get("controller"))
+    return f"{meta['namespace']}/{gang or next(owners, meta['name'])}"
+
+
+def _published(slices: Iterable[Object]) -> Counter[str]:
+    """GPUs that node plugins publish, by node."""
+    found: Counter[str] = Counter()
+    for one in slices:
+        spec = one["spec"]
+        if spec["driver"] == names.GPU_DRIVER and spec.get("nodeName"):
+            found[spec["nodeName"]] += sum(_is_whole_gpu(device) for device in spec.get("devices") or ())
+    return found
+
+
+def _is_whole_gpu(device: Object) -> bool:
+    """A slice lists the MIG parts of a GPU beside it."""
+    kind = (device.get("attributes") or {}).get("type") or {}
+    return bool(kind.get("string", "gpu") == "gpu")
+
+
+def _tray(node: Object, published: Mapping[str, int]) -> Tray:
+    name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+    counted = int(((node.get("status") or {}).get("allocatable") or {}).get(GPU_RESOURCE, 0))
+    gpus = max(counted, published.get(name, 0))
+    return Tray(name=name, clique=labels.get(names.GPU_CLIQUE_LABEL), gpus=gpus, shut=_shut(node))
+
+
+def _shut(node: Object) -> str | None:
+    if (node.get("spec") or {}).get("unschedulable"):
+        return "cordoned"
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    if not any((one["type"], one["status"]) == ("Ready", "True") for one in conditions):
+        return "not ready"
+    for taint in (node.get("spec") or {}).get("taints") or ():
+        if taint["effect"] != _HARMLESS and taint["key"] not in _TOLERATED:
+            return f"tainted {taint['key']}"
+    return None
+
+
+def _running(pods: Iterable[Object]) -> Iterator[Hold]:
+    for pod in pods:
+        node, gpus = pod["spec"].get("nodeName"), counted_gpus(pod["spec"])
+        if node and gpus and (pod.get("status") or {}).get("phase") not in _ENDED:
+            yield Hold(owner=owner_of(pod), tray=node, gpus=gpus)
+
+
+def _claimed(objects: Objects, size: Mapping[str, int]) -> Iterator[Hold]:
+    """A node's channel counts as the whole tray: no other job's channel fits beside it."""
+    users = {pod["metadata"]["uid"]: owner_of(pod) for pod in objects.pods}
+    for claim in objects.claims:
+        status = claim.get("status") or {}
+        owners = (users.get(one["uid"]) for one in status.get("reservedFor") or ())
+        owner = next((one for one in owners if one), f"claim {claim['metadata']['name']}")
+        for tray, gpus in _devices(status.get("allocation") or {}, size).items():
+            yield Hold(owner=owner, tray=tray, gpus=gpus)
+
+
+def _devices(allocation: Object, size: Mapping[str, int]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for one in (allocation.get("devices") or {}).get("results") or ():
+        if one["driver"] == names.GPU_DRIVER:
+            found[one["pool"]] += 1
+        elif (one["driver"], one["device"]) == (names.IMEX_DRIVER, names.CHANNEL_DEVICE):
+            found[one["pool"]] += size.get(one["pool"], 0)
+    return found
+
+
+def _recorded(records: Iterable[Record], size: Mapping[str, int]) -> Iterator[Hold]:
+    for record in records:
+        for tray in record.reserved:
+            yield Hold(owner=record.key.called, tray=tray, gpus=size.get(tray, 0))

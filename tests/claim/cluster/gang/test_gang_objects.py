@@ -1,0 +1,192 @@
+"""What gangs read of pods, nodes and claims, and what they write."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rackloom.claim.cluster.admission.marks import GANG_LABEL
+from rackloom.claim.cluster.gang import marks
+from rackloom.claim.cluster.gang.crd import gang_crd
+from rackloom.claim.cluster.gang.demand import Demand, claim_demand, group_gpus
+from rackloom.claim.cluster.gang.members import member_of
+from rackloom.claim.cluster.gang.pins import let_go
+from rackloom.claim.cluster.gang.record import GangKey, opened, planned, record_of
+from rackloom.claim.cluster.gang.site import Objects, site_of
+from rackloom.claim.cluster.gang.trays import free, node_view, reserve
+from rackloom.claim.cluster.gang.wishes import Wish, read_wish
+from rackloom.claim.domain import names
+from rackloom.claim.place.values import Gang, Group, Hold, Hole, Plan, Seat, Site, Tray
+from rackloom.errors import Refused
+from rackloom.twin.kube.patches import json_patch, merge
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+BASE = Path(__file__).parents[4] / "deploy" / "kubernetes" / "base"
+
+
+def pod(name="w", *, meta=None, claims=(), gpus=0, **spec):
+    limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
+    named = [{"name": one, "resourceClaimTemplateName": one} for one in claims]
+    return {
+        "metadata": {"name": name, "namespace": "team", "uid": f"uid-{name}", **(meta or {})},
+        "spec": {
+            "containers": [{"name": "main", "resources": {"limits": limits}}],
+            "resourceClaims": named,
+            "schedulingGates": [{"name": "other"}, {"name": marks.GATE}],
+            **spec,
+        },
+    }
+
+
+def node(name, *, gpus=4, clique="c.1", ready="True", **spec):
+    return {
+        "metadata": {"name": name, "resourceVersion": "7", "labels": {names.GPU_CLIQUE_LABEL: clique}},
+        "spec": spec,
+        "status": {
+            "allocatable": {"nvidia.com/gpu": str(gpus)} if gpus else {},
+            "conditions": [{"type": "Ready", "status": ready}],
+        },
+    }
+
+
+def test_the_crd_that_is_shipped_is_the_one_of_the_code():
+    text = (BASE / "crd-gangs.yaml").read_text()
+    assert list(yaml.safe_load_all(text)) == [gang_crd()], "run deploy/kubernetes/write_crds.py"
+
+
+def test_a_wish_has_groups_segments_and_spares():
+    annotations = {
+        marks.SIZE_ANNOTATION: "launcher=1, worker=18",
+        marks.SEGMENT_ANNOTATION: "16",
+        marks.SPARES_ANNOTATION: "2",
+    }
+    assert read_wish(annotations) == Wish(sizes=(("launcher", 1), ("worker", 18)), segment=16, spares=2)
+    assert read_wish({marks.SIZE_ANNOTATION: "4"}) == Wish(sizes=((marks.ONLY_GROUP, 4),))
+    with pytest.raises(Refused, match="from 1 to"):
+        read_wish(annotations | {marks.SEGMENT_ANNOTATION: "0"})
+
+
+@pytest.mark.parametrize(
+    ("terms", "after"),
+    [
+        (None, [[]]),
+        ([{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}], [["zone"]]),
+        ([{"matchFields": [{"key": "f", "operator": "In", "values": ["x"]}]}, {}], [["f"], None]),
+    ],
+)
+def test_a_pod_is_pinned_by_narrowing_what_it_asks_itself(terms, after):
+    affinity = {} if terms is None else {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
+    obj = pod(affinity=affinity, tolerations=[{"key": "mine", "operator": "Exists"}])
+    done = json_patch(obj, let_go(member_of(obj), "n1", "uid-plan", 1e9).patch)
+    pin = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
+    found = done["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    for term, kept in zip(found, after, strict=True):
+        if kept is None:
+            assert term == {}, "an empty term selects nothing, and stays so"
+            continue
+        assert pin in term["matchFields"]
+        rest = [*term.get("matchExpressions", []), *(one for one in term["matchFields"] if one != pin)]
+        assert [one["key"] for one in rest] == kept
+    assert done["spec"]["schedulingGates"] == [{"name": "other"}]
+    assert [one["key"] for one in done["spec"]["tolerations"]] == ["mine", marks.TAINT]
+    member = member_of(done)
+    assert (member.tray, member.released_at) == ("n1", 1e9)
+
+
+def test_what_claims_ask_for():
+    gpu = {"exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}}
+    every = {"exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "All"}}
+    either = {"firstAvailable": [{"deviceClassName": "gpu.nvidia.com", "count": 3}]}
+    channel = {"exactly": {"deviceClassName": names.CHANNEL_CLASS}}
+    nic = {"exactly": {"deviceClassName": "dra.net"}}
+    for requests, demand in (
+        ([gpu, nic], Demand(2)),
+        ([either], Demand(3)),
+        ([every], Demand(0, whole=True)),
+        ([gpu, channel], Demand(2, whole=True)),
+        ([], Demand()),
+    ):
+        assert claim_demand({"devices": {"requests": requests}}) == demand
+    templates = {"gpus": Demand(2), "channel": Demand(whole=True)}
+    members = [member_of(pod(claims=["gpus"], gpus=1)), member_of(pod(gpus=2))]
+    assert group_gpus(members, templates, tray_gpus=4) == 3
+    assert group_gpus([member_of(pod(claims=["channel"]))], templates, tray_gpus=4) == 4
+    assert group_gpus([member_of(pod())], templates, tray_gpus=4) == 0
+
+
+def test_a_site_has_trays_with_gpus_and_who_has_them():
+    taint = {"key": "maintenance", "effect": "NoSchedule"}
+    ours = {"key": marks.TAINT, "effect": "NoSchedule", "value": "other-plan"}
+    nodes = (
+        node("n1"),
+        node("n2", taints=[ours, {"key": "nvidia.com/gpu", "effect": "NoSchedule"}]),
+        node("n3", taints=[taint]),
+        node("n4", unschedulable=True),
+        node("n5", ready="Unknown"),
+        node("n6", gpus=0),
+        node("n7", gpus=0),
+    )
+    gang = {"labels": {GANG_LABEL: "big"}}
+    pods = (
+        pod("a", gpus=2, nodeName="n1"),
+        pod("b", gpus=4, nodeName="n2", meta=gang),
+        pod("idle", nodeName="n1"),
+        {**pod("done", gpus=4, nodeName="n3"), "status": {"phase": "Succeeded"}},
+    )
+    results = [
+        {"driver": names.GPU_DRIVER, "pool": "n7", "device": "gpu-0"},
+        {"driver": names.IMEX_DRIVER, "pool": "n3", "device": "channel-0"},
+    ]
+    status = {"allocation": {"devices": {"results": results}}, "reservedFor": [{"uid": "uid-b"}]}
+    claim = {"metadata": {"name": "c"}, "status": status}
+    devices = [{"name": "gpu-0"}, {"name": "mig", "attributes": {"type": {"string": "mig"}}}]
+    slices = {"spec": {"driver": names.GPU_DRIVER, "nodeName": "n7", "devices": devices}}
+    site = site_of(Objects(nodes=nodes, pods=pods, claims=(claim,), slices=(slices,)), [])
+    shut = {one.name: one.shut for one in site.trays}
+    assert shut == {
+        "n1": None,
+        "n2": None,
+        "n3": "tainted maintenance",
+        "n4": "cordoned",
+        "n5": "not ready",
+        "n7": None,
+    }
+    assert {one.name: one.gpus for one in site.trays}["n7"] == 1
+    assert set(site.holds) == {
+        Hold(owner="team/a", tray="n1", gpus=2),
+        Hold(owner="team/big", tray="n2", gpus=4),
+        Hold(owner="team/big", tray="n7", gpus=1),
+        Hold(owner="team/big", tray="n3", gpus=4),
+    }
+
+
+def test_a_plan_is_recorded_and_read_back_and_reserves_its_trays():
+    made = opened(GangKey("team", "big")).obj
+    empty = record_of({**made, "metadata": {**made["metadata"], "uid": "u", "resourceVersion": "1"}})
+    assert (empty.plan, empty.reserved) == (None, ())
+    gang = Gang(name="team/big", groups=(Group(name="worker", members=1, gpus=4),), exclusive=True)
+    plan = Plan(
+        gang="team/big",
+        seats=(Seat("worker", 0, "n1"),),
+        cliques=("c.1",),
+        spares=("n2",),
+        price=(Hole(1, 2, 0),),
+        reason="why",
+    )
+    site = Site((Tray(name="n1", clique="c.1", gpus=4), Tray(name="n2", clique=None, gpus=4)))
+    stored = {**made, "metadata": {**made["metadata"], "uid": "u", "resourceVersion": "1"}}
+    found = record_of(merge(stored, planned(empty, gang, plan, site).patch))
+    assert (found.gang, found.plan, found.reserved) == (gang, plan, ("n1", "n2"))
+    assert found.cliques == {"n1": "c.1"}
+    other = Hold(owner="team/big", tray="n1", gpus=4)
+    assert other in site_of(Objects(nodes=(node("n1"),), pods=()), [found]).holds
+
+
+def test_taints_of_others_stay():
+    theirs = {"key": "k", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}
+    before = node("n1", taints=[theirs])
+    reserved = merge(before, reserve(node_view(before), "u").patch)
+    assert reserved["spec"]["taints"] == [theirs, {"key": marks.TAINT, "effect": "NoSchedule", "value": "u"}]
+    assert node_view(reserved).holders == ("u",)
+    assert merge(reserved, free(node_view(reserved), "other").patch) == reserved
+    assert merge(reserved, free(node_view(reserved), "u").patch)["spec"]["taints"] == [theirs]

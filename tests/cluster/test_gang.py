@@ -1,0 +1,294 @@
+"""A whole-rack MPIJob on a real control plane: gated by the webhook, placed, reserved, pinned and let go.
+
+The API server, scheduler, controllers and MPI operator are the real ones; our controller and our webhook have
+just the rights that deploy/kubernetes gives them. Nodes are simulated, and carry the labels of their clique.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from tests.cluster.build import MPI_OPERATOR, Tools
+from tests.cluster.conftest import AddNodes
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.credentials import MASTERS
+from tests.cluster.custom import definition, serve
+from tests.cluster.processes import start
+from tests.cluster.test_mpi_operator import MPI_JOB
+from tests.cluster.test_webhook import (
+    DEPLOY,
+    DRIVER,
+    HOOKS,
+    as_account,
+    called_at,
+    is_served,
+    is_trusted,
+    kubectl,
+    shipped,
+)
+from tests.cluster.waiting import until
+
+from rackloom.app.controller import Leadership
+from rackloom.app.webhook import Options, webhook
+from rackloom.claim.cluster.admission.desk import AdmissionSettings
+from rackloom.claim.cluster.gang import marks
+from rackloom.claim.cluster.gang.observe import holders_of
+from rackloom.claim.cluster.gang.record import Record, record_of
+from rackloom.claim.cluster.settings import DaemonSettings, Settings
+from rackloom.claim.domain import names
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Object, Rejected
+from rackloom.claim.kube.kinds import CRD, EVENT, GANG_PLAN, JOB, NODE, POD
+from rackloom.twin.nodes.kubelets import Kubelets
+from rackloom.twin.nodes.node_objects import NodeSpec
+
+pytestmark = pytest.mark.anyio
+TRAYS = 18
+CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
+CAPACITY = {"cpu": "96", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": "4"}
+PATIENCE = 300.0
+"""Seconds: a busy machine."""
+
+
+@pytest.fixture
+async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
+    """What deploy/kubernetes installs, with the webhook asked and the controllers at work."""
+    await add_nodes(1)
+    rest, hooks = await asyncio.to_thread(shipped)
+    await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-k", str(DEPLOY / "base"))
+    await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-f", "-", given=rest)
+    await until(lambda: is_served(api), "the new types are served")
+    await until(lambda: gangs_are_served(api), "gang plans are served")
+    async with contextlib.AsyncExitStack() as stack:
+        own = await stack.enter_async_context(as_account(api, cluster, "rackloom-webhook"))
+        options = Options(identity="test", listen="127.0.0.1:0", dns_names=("localhost",))
+        port = await stack.enter_async_context(webhook(own, AdmissionSettings(), options))
+        for one in hooks:
+            await api.create(HOOKS[one["kind"]], called_at(one, port))
+        await until(lambda: is_trusted(api), "the webhook has its certificate")
+        await stack.enter_async_context(led(api, cluster))
+        yield
+        await until(lambda: has_no_plans(api), "the gang controller has ended all gangs", PATIENCE)
+        for one in hooks:
+            await api.delete(HOOKS[one["kind"]], one["metadata"]["name"])
+    await asyncio.to_thread(kubectl, cluster, "delete", "-f", "-", "--wait=false", given=rest)
+    await asyncio.to_thread(kubectl, cluster, "delete", "-k", str(DEPLOY / "base"), "--wait=false")
+    await asyncio.to_thread(kubectl, cluster, "wait", "--for=delete", f"namespace/{DRIVER}", "--timeout=120s")
+
+
+@contextlib.asynccontextmanager
+async def led(api: KubeApi, cluster: ControlPlane) -> AsyncIterator[None]:
+    """A replica of our controller that leads."""
+    async with as_account(api, cluster, "rackloom-controller") as own:
+        settings = Settings(daemon=DaemonSettings(image="rackloom:test"))
+        task = asyncio.create_task(Leadership(own, settings, "test").lead())
+        try:
+            yield
+        finally:
+            assert not task.done(), task.exception()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def gangs_are_served(api: KubeApi) -> bool:
+    try:
+        await api.list(GANG_PLAN)
+    except KubeError:
+        return False
+    return True
+
+
+async def has_no_plans(api: KubeApi) -> bool:
+    return not (await api.list(GANG_PLAN)).items
+
+
+@pytest.fixture
+async def mpi_operator(
+    binaries: Callable[[Tools], Path], cluster: ControlPlane, api: KubeApi
+) -> AsyncIterator[None]:
+    program = binaries(MPI_OPERATOR) / "mpi-operator"
+    await serve(api, MPI_JOB)
+    child = start("mpi-operator", [program, cluster.kubeconfig("mpi-operator", MASTERS)], cluster.logs)
+    yield
+    child.stop()
+    await api.delete(CRD, definition(MPI_JOB)["metadata"]["name"])
+
+
+@pytest.fixture
+async def racks(add_nodes: AddNodes) -> dict[str, str]:
+    """Two racks of 18 trays: the rack of each node."""
+    found = {}
+    for rack in ("1", "2"):
+        labels = {names.GPU_CLIQUE_LABEL: f"{CLUSTER_UUID}.{rack}"}
+        found |= dict.fromkeys(await add_nodes(TRAYS, labels=labels, capacity=CAPACITY), rack)
+    return found
+
+
+def mpi_job(namespace: str, name: str, workers: int) -> Object:
+    def template(group: str, limits: dict[str, str]) -> Object:
+        meta = {
+            "labels": {"job": name, marks.GROUP_LABEL: group, "rackloom.dev/gang": name},
+            "annotations": {marks.SIZE_ANNOTATION: f"launcher=1,worker={workers}"},
+        }
+        container = {"name": "main", "image": "none", "resources": {"limits": limits}}
+        return {"metadata": meta, "spec": {"containers": [container]}}
+
+    return {
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "slotsPerWorker": 4,
+            "runPolicy": {"cleanPodPolicy": "Running"},
+            "mpiReplicaSpecs": {
+                "Launcher": {"replicas": 1, "template": template("launcher", {})},
+                "Worker": {"replicas": workers, "template": template("worker", {"nvidia.com/gpu": "4"})},
+            },
+        },
+    }
+
+
+def small_job(namespace: str, pods: int) -> Object:
+    """A job that knows of no gangs: each of its pods takes a whole tray, wherever there is one."""
+    container = {"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    spec = {"restartPolicy": "Never", "containers": [container]}
+    template = {"metadata": {"labels": {"job": "small"}}, "spec": spec}
+    return {
+        "metadata": {"name": "small", "namespace": namespace},
+        "spec": {"parallelism": pods, "completions": pods, "template": template},
+    }
+
+
+async def bound(api: KubeApi, namespace: str, job: str) -> dict[str, str]:
+    """The node of each pod of a job that has one."""
+    pods = (await api.list(POD, namespace, labels=f"job={job}")).items
+    return {one["metadata"]["name"]: one["spec"]["nodeName"] for one in pods if one["spec"].get("nodeName")}
+
+
+def all_bound(api: KubeApi, namespace: str, job: str, count: int) -> Callable[[], Awaitable[dict[str, str]]]:
+    async def look() -> dict[str, str]:
+        found = await bound(api, namespace, job)
+        return found if len(found) == count else {}
+
+    return look
+
+
+async def record(api: KubeApi, namespace: str, name: str) -> Record | None:
+    try:
+        return record_of(await api.get(GANG_PLAN, name, namespace))
+    except NotFound:
+        return None
+
+
+async def held(api: KubeApi) -> set[str]:
+    """Nodes that are reserved for any gang."""
+    return {one["metadata"]["name"] for one in (await api.list(NODE)).items if holders_of(one)}
+
+
+async def test_a_full_rack_job_is_whole_beside_one_that_would_have_split_its_rack(
+    driver: None, mpi_operator: None, racks: dict[str, str], api: KubeApi, namespace: str
+) -> None:
+    await api.create(MPI_JOB, mpi_job(namespace, "rack", TRAYS))
+
+    async def reserved() -> bool:
+        found = await record(api, namespace, "rack")
+        return found is not None and found.plan is not None and await held(api) == set(found.reserved)
+
+    await until(reserved, "the rack is reserved", PATIENCE)
+    # Its pods may take any free tray of the cluster; kube-scheduler would spread them over both racks.
+    await api.create(JOB, small_job(namespace, 6))
+    places = await until(all_bound(api, namespace, "rack", TRAYS + 1), "the gang is bound", PATIENCE)
+    (rack,) = {racks[node] for node in places.values()}
+    workers = {node for name, node in places.items() if "worker" in name}
+    assert len(workers) == TRAYS
+    small = await until(all_bound(api, namespace, "small", 6), "the small job is bound", PATIENCE)
+    assert {racks[node] for node in small.values()} == {"1", "2"} - {rack}
+
+    # A second gang does not fit beside it: it is told, and takes nothing.
+    await api.create(MPI_JOB, mpi_job(namespace, "late", TRAYS))
+
+    async def told() -> str:
+        found = await record(api, namespace, "late")
+        placed = None if found is None else found.condition("Placed")
+        return placed.message if placed is not None and placed.reason == "DoesNotFit" else ""
+
+    await until(told, "the second gang is told why it waits", PATIENCE)
+    assert await held(api) == workers
+    assert await bound(api, namespace, "late") == {}
+    events = (await api.list(EVENT, namespace, fields="reason=DoesNotFit")).items
+    assert "MPIJob" in {one["involvedObject"]["kind"] for one in events}
+
+    # The first ends, and the second has the whole rack.
+    await api.delete(MPI_JOB, "rack", namespace)
+    places = await until(all_bound(api, namespace, "late", TRAYS + 1), "the second gang is bound", PATIENCE)
+    assert {racks[node] for node in places.values()} == {rack}
+    await api.delete(MPI_JOB, "late", namespace)
+    await until(lambda: has_no_plans(api), "the plan is gone", PATIENCE)
+    assert await held(api) == set()
+
+
+async def test_members_of_a_node_that_is_gone_move_to_another_of_their_rack_and_nobody_else(
+    driver: None, mpi_operator: None, add_nodes: AddNodes, kubelets: Kubelets, api: KubeApi, namespace: str
+) -> None:
+    racks = {}
+    for rack in ("1", "2"):
+        labels = {names.GPU_CLIQUE_LABEL: f"{CLUSTER_UUID}.{rack}"}
+        racks |= dict.fromkeys(await add_nodes(4, labels=labels, capacity=CAPACITY), rack)
+    await api.create(MPI_JOB, mpi_job(namespace, "part", 3))
+    before = await until(all_bound(api, namespace, "part", 4), "the gang is bound", PATIENCE)
+    lost = before["part-worker-2"]
+    await kubelets.lose(lost)
+    await api.delete(NODE, lost)
+
+    async def moved() -> dict[str, str]:
+        found = await bound(api, namespace, "part")
+        return found if len(found) == len(before) and lost not in found.values() else {}
+
+    after = await until(moved, "the member of the lost node is bound elsewhere", PATIENCE)
+    assert {name for name in before if before[name] != after[name]} == {"part-worker-2"}
+    assert racks[after["part-worker-2"]] == racks[lost]
+    await until(lambda: is_held(api, set(after.values())), "just its trays are reserved", PATIENCE)
+    await kubelets.register(NodeSpec(lost))
+    await api.delete(MPI_JOB, "part", namespace)
+    await until(lambda: has_no_plans(api), "the plan is gone", PATIENCE)
+    assert await held(api) == set()
+
+
+async def is_held(api: KubeApi, nodes: set[str]) -> bool:
+    return await held(api) == nodes
+
+
+async def test_the_controller_may_change_pods_of_gangs_only_and_only_to_let_them_go(
+    driver: None, cluster: ControlPlane, api: KubeApi, namespace: str
+) -> None:
+    plain: Object = {
+        "metadata": {"name": "plain", "namespace": namespace},
+        "spec": {
+            "schedulingGates": [{"name": marks.GATE}],
+            "containers": [{"name": "main", "image": "none"}],
+        },
+    }
+    gang = {
+        **plain,
+        "metadata": {**plain["metadata"], "name": "ganged", "labels": {"rackloom.dev/gang": "g"}},
+    }
+    for one in (plain, gang):
+        await api.create(POD, one)
+    note = {"op": "add", "path": "/metadata/annotations", "value": {marks.TRAY_ANNOTATION: "n"}}
+    gate = {"op": "remove", "path": "/spec/schedulingGates/0"}
+    image = {"op": "replace", "path": "/spec/containers/0/image", "value": "other"}
+    changes = {"plain": (note, gate), "ganged": (gate, image)}
+    async with as_account(api, cluster, "rackloom-controller") as own:
+        for name, change in changes.items():
+            await until(lambda n=name, c=change: refused(own, namespace, n, c), f"{name} stays as it is")
+        with pytest.raises(Rejected):
+            await own.delete(POD, "plain", namespace)
+        await own.delete(POD, "ganged", namespace)
+
+
+async def refused(own: KubeApi, namespace: str, name: str, change: tuple[Object, ...]) -> bool:
+    """A policy counts a moment after it was made, so what it forbids is tried again."""
+    try:
+        await own.patch(POD, name, namespace, change)
+    except Rejected as error:
+        return "controller" in error.message
+    return False
