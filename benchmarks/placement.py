@@ -1,0 +1,293 @@
+"""Placement rules on the same traces, the planner's speed, and its distance from the optimum.
+
+    python benchmarks/placement.py rules [--seeds 12] [--span 10]
+    python benchmarks/placement.py speed [--nodes 5000] [--plans 1000]
+    python benchmarks/placement.py optimum --racks 32 --gangs 80 [--seeds 3] [--limit 600]
+
+One JSON object a row. `rules`: racks of 18 trays of which 1 % are down, requests for 1, 2, 4, 8 or 16 trays
+(40, 15, 20, 13, 12 %) that arrive at random, last for an exponential time of mean 1, and are lost where they
+are refused: no queue, no preemption. `rack_wide` is the share of 16-tray requests that are accepted, `busy`
+the share of trays in use over time, `idle_at_refusal` the share of all trays that are free when a 16-tray
+request is refused. Rules: `most_free` (the emptiest domain), `first_pod` (a pod on any free tray; the others
+must follow it into its rack), `first_fit`, `best_fit`, and `rackloom`, the planner itself.
+`optimum` asks HiGHS (highspy, optional) for at most `limit` seconds about the same gangs.
+"""
+
+import argparse
+import heapq
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rackloom.claim.place.batch import packing_of
+from rackloom.claim.place.fit import try_gang
+from rackloom.claim.place.gang import plan_gang
+from rackloom.claim.place.packing import Item, Room, by_best_fit, score
+from rackloom.claim.place.values import Gang, Group, Hold, Site, Tray
+from rackloom.errors import Refused
+
+RACKS, TRAYS, GPUS = 32, 18, 4
+SIZES, WEIGHTS = (1, 2, 4, 8, 16), (40, 15, 20, 13, 12)
+WIDE = 16
+LOADS = (0.60, 0.75, 0.90)
+WARM_UP = 2.0
+"""Mean lifetimes before anything is counted."""
+
+Choose = Callable[[Sequence[int], int, random.Random], int | None]
+"""The rack for so many trays, given the free trays of each; None: refused."""
+
+
+def most_free(free: Sequence[int], size: int, _: random.Random) -> int | None:
+    """The emptiest rack, if it is large enough."""
+    rack = max(range(len(free)), key=lambda one: free[one])
+    return rack if free[rack] >= size else None
+
+
+def first_pod(free: Sequence[int], size: int, chance: random.Random) -> int | None:
+    """Any free tray picks the rack; it is not taken back."""
+    if not any(free):
+        return None
+    (rack,) = chance.choices(range(len(free)), free)
+    return rack if free[rack] >= size else None
+
+
+def first_fit(free: Sequence[int], size: int, _: random.Random) -> int | None:
+    """The first rack that is large enough."""
+    return next((rack for rack, trays in enumerate(free) if trays >= size), None)
+
+
+def best_fit(free: Sequence[int], size: int, _: random.Random) -> int | None:
+    """The rack that it fills most."""
+    fitting = [rack for rack, trays in enumerate(free) if trays >= size]
+    return min(fitting, key=lambda rack: free[rack], default=None)
+
+
+def planned(free: Sequence[int], size: int, _: random.Random) -> int | None:
+    """What the planner says about a site with these free trays."""
+    plan = try_gang(site_with(free), gang_of(size))
+    return None if plan is None else int(plan.cliques[0])
+
+
+RULES: dict[str, Choose] = {
+    "most_free": most_free,
+    "first_pod": first_pod,
+    "first_fit": first_fit,
+    "best_fit": best_fit,
+    "rackloom": planned,
+}
+
+
+def gang_of(trays: int, **more: Any) -> Gang:
+    """A gang of whole trays."""
+    return Gang(name="gang", groups=(Group(name="worker", members=trays, gpus=GPUS),), **more)
+
+
+def site_with(free: Sequence[int]) -> Site:
+    """Racks with so many open trays each."""
+    return Site(
+        tuple(
+            Tray(name=f"{rack}-{tray}", clique=str(rack), gpus=GPUS)
+            for rack, trays in enumerate(free)
+            for tray in range(trays)
+        )
+    )
+
+
+@dataclass
+class Tally:
+    """What one rule did with the traces."""
+
+    wide: int = 0
+    wide_accepted: int = 0
+    requests: int = 0
+    stuck: int = 0
+    """Refused although another rack had room."""
+    busy: list[float] = field(default_factory=list)
+    idle_at_refusal: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def trace(load: float, span: float, seed: int) -> Iterator[tuple[float, int, float]]:
+    """Arrival, trays and lifetime of each request; the same for every rule."""
+    chance = random.Random(seed)  # noqa: S311 (reproducible on purpose)
+    mean = sum(size * weight for size, weight in zip(SIZES, WEIGHTS, strict=True)) / sum(WEIGHTS)
+    now = 0.0
+    while (now := now + chance.expovariate(load * RACKS * TRAYS / mean)) < WARM_UP + span:
+        yield now, chance.choices(SIZES, WEIGHTS)[0], chance.expovariate(1.0)
+
+
+def replay(choose: Choose, load: float, span: float, seed: int, tally: Tally) -> None:
+    """One trace under one rule."""
+    chance = random.Random(-seed)  # noqa: S311 (reproducible on purpose)
+    free = [sum(chance.random() >= 0.01 for _ in range(TRAYS)) for _ in range(RACKS)]
+    ending: list[tuple[float, int, int]] = []
+    for now, size, lifetime in trace(load, span, seed):
+        while ending and ending[0][0] <= now:
+            _, rack, trays = heapq.heappop(ending)
+            free[rack] += trays
+        start = time.perf_counter()
+        rack_or_none = choose(free, size, chance)
+        tally.seconds += time.perf_counter() - start
+        if now >= WARM_UP:
+            count(tally, free, size, rack_or_none is not None)
+        tally.requests += 1
+        if rack_or_none is not None:
+            free[rack_or_none] -= size
+            heapq.heappush(ending, (now + lifetime, rack_or_none, size))
+
+
+def count(tally: Tally, free: Sequence[int], size: int, accepted: bool) -> None:
+    """Note one request; the trays in use are those that it met, so averages are over time (PASTA)."""
+    idle = sum(free) / (RACKS * TRAYS)
+    tally.busy.append(1 - idle)
+    tally.stuck += not accepted and max(free) >= size
+    if size == WIDE:
+        tally.wide += 1
+        tally.wide_accepted += accepted
+        if not accepted:
+            tally.idle_at_refusal.append(idle)
+
+
+def rules(seeds: int, span: float) -> Iterator[dict[str, Any]]:
+    """A row for each load and rule."""
+    for load in LOADS:
+        for name, choose in RULES.items():
+            tally = Tally()
+            for seed in range(1, seeds + 1):
+                replay(choose, load, span, seed, tally)
+            refusals = tally.idle_at_refusal
+            yield {
+                "benchmark": "rules",
+                "load": load,
+                "rule": name,
+                "rack_wide": round(tally.wide_accepted / tally.wide, 4),
+                "busy": round(sum(tally.busy) / len(tally.busy), 4),
+                "idle_at_refusal": round(sum(refusals) / len(refusals), 4) if refusals else None,
+                "stuck": round(tally.stuck / len(tally.busy), 4),
+                "plans_per_s": round(tally.requests / tally.seconds),
+            }
+
+
+def speed(nodes: int, plans: int) -> Iterator[dict[str, Any]]:
+    """Latencies of single gangs, and of explained refusals, on a site that is half in use."""
+    chance = random.Random(1)  # noqa: S311 (reproducible on purpose)
+    empty = site_with([TRAYS] * (nodes // TRAYS))
+    holds = (
+        Hold(owner=f"job-{at}", tray=tray.name, gpus=GPUS, movable=chance.random() < 0.3)
+        for at, tray in enumerate(empty.trays)
+        if chance.random() < 0.5
+    )
+    site = Site(empty.trays, tuple(holds))
+    gangs = [gang_of(chance.choice(SIZES[:4])) for _ in range(plans * 9 // 10)]
+    gangs += [gang_of(128, segment=4) for _ in range(plans - len(gangs))]
+    yield timed("one gang", site, gangs)
+    yield timed("explained refusal", site, [gang_of(trays) for trays in (16, 17, 18, 36)] * (plans // 20))
+
+
+def timed(what: str, site: Site, gangs: Sequence[Gang]) -> dict[str, Any]:
+    """Milliseconds of planning each gang on the same site: on the clock, and of the processor."""
+    times, processor, refused = [], [], 0
+    for gang in gangs:
+        start, begun = time.perf_counter(), time.process_time()
+        try:
+            plan_gang(site, gang)
+        except Refused:
+            refused += 1
+        times.append((time.perf_counter() - start) * 1e3)
+        processor.append((time.process_time() - begun) * 1e3)
+    times.sort()
+    processor.sort()
+    return {
+        "benchmark": "speed",
+        "what": what,
+        "nodes": len(site.trays),
+        "plans": len(times),
+        "refused": refused,
+        "p50_ms": round(times[len(times) // 2], 2),
+        "p99_ms": round(times[int(len(times) * 0.99)], 2),
+        "cpu_p99_ms": round(processor[int(len(processor) * 0.99)], 2),
+    }
+
+
+def optimum(racks: int, gangs: int, seeds: int, limit: float) -> Iterator[dict[str, Any]]:
+    """More gangs than fit, with three priorities: our score beside HiGHS's solution and bound."""
+    for seed in range(1, seeds + 1):
+        chance = random.Random(seed)  # noqa: S311 (reproducible on purpose)
+        rooms = [Room(sum(chance.random() >= 0.01 for _ in range(TRAYS))) for _ in range(racks)]
+        sizes = (1, 2, 4, 5, 6, 8, 9, 12, 16, 17)
+        items = [Item((chance.choice(sizes),), chance.choice((1, 2, 3))) for _ in range(gangs)]
+        start = time.perf_counter()
+        ours = score(rooms, items, packing_of(rooms, items))
+        seconds = time.perf_counter() - start
+        row = {
+            "benchmark": "optimum",
+            "racks": racks,
+            "gangs": gangs,
+            "seed": seed,
+            "best_fit": score(rooms, items, by_best_fit(rooms, items).result()),
+            "ours": ours,
+            "seconds": round(seconds, 2),
+        }
+        yield row | solved(rooms, items, limit, ours)
+
+
+def solved(rooms: Sequence[Room], items: Sequence[Item], limit: float, ours: int) -> dict[str, Any]:
+    """HiGHS's best solution and bound, and how far below them ours is (negative: above)."""
+    import highspy
+
+    model = highspy.Highs()
+    for option, value in (("output_flag", False), ("time_limit", limit), ("threads", 2)):
+        model.setOptionValue(option, value)
+    placed = {
+        (item, room): model.addBinary()
+        for item in range(len(items))
+        for room in range(len(rooms))
+        if items[item].blocks[0] <= rooms[room].empty
+    }
+    opened = [model.addBinary() for _ in rooms]
+    for item in range(len(items)):
+        model.addConstr(sum(one for (number, _), one in placed.items() if number == item) <= 1)
+    for room, is_open in enumerate(opened):
+        trays = sum(items[item].blocks[0] * one for (item, where), one in placed.items() if where == room)
+        model.addConstr(trays <= rooms[room].empty * is_open)
+    start = time.perf_counter()
+    model.maximize(sum(items[item].worth * one for (item, _), one in placed.items()) - sum(opened))
+    info = model.getInfo()
+    best, bound = info.objective_function_value, info.mip_dual_bound
+    return {
+        "highs": round(best),
+        "highs_bound": round(bound),
+        "highs_seconds": round(time.perf_counter() - start, 1),
+        "below_highs_percent": round(100 * (best - ours) / best, 3),
+        "below_bound_percent": round(100 * (bound - ours) / bound, 3),
+    }
+
+
+def main() -> None:
+    """Print the rows of one benchmark as they come."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("rules")
+    one.add_argument("--seeds", type=int, default=12)
+    one.add_argument("--span", type=float, default=10.0)
+    one = commands.add_parser("speed")
+    one.add_argument("--nodes", type=int, default=5000)
+    one.add_argument("--plans", type=int, default=1000)
+    one = commands.add_parser("optimum")
+    one.add_argument("--racks", type=int, default=32)
+    one.add_argument("--gangs", type=int, default=80)
+    one.add_argument("--seeds", type=int, default=3)
+    one.add_argument("--limit", type=float, default=600.0)
+    given = vars(parser.parse_args())
+    rows = {"rules": rules, "speed": speed, "optimum": optimum}[given.pop("command")]
+    for row in rows(**given):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""What of a gang must share a clique."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rackloom.claim.place.board import Need
+from rackloom.claim.place.values import Gang, Group
+from rackloom.errors import Refused
+
+
+class Part(NamedTuple):
+    """Consecutive members of one group."""
+
+    group: Group
+    first: int
+    members: int
+
+
+Block = tuple[Part, ...]
+"""Parts that must share a clique."""
+Shape = tuple[tuple[Need, int], ...]
+"""Need and members of each part."""
+
+
+def blocks_of(gang: Gang) -> list[Block]:
+    """The blocks, largest first. Raises Refused for a gang that asks for nothing, or not clearly."""
+    check(gang)
+    serious = [group for group in gang.groups if not group.is_helper]
+    if gang.segment is not None:
+        blocks: list[Block] = [(part,) for group in serious for part in _cut(group, gang.segment)]
+    else:
+        shares = dict.fromkeys(group.share for group in serious)
+        blocks = [
+            tuple(Part(group, 0, group.members) for group in serious if group.share == share)
+            for share in shares
+        ]
+    return sorted(blocks, key=weight, reverse=True)
+
+
+def weight(block: Block) -> tuple[int, int]:
+    """GPUs, then members."""
+    return (sum(part.group.gpus * part.members for part in block), sum(part.members for part in block))
+
+
+def check(gang: Gang) -> None:
+    """Refuse a gang that cannot be meant."""
+    faults = [
+        (bool(gang.name), "a gang needs a name", "name it"),
+        (len({g.name for g in gang.groups}) == len(gang.groups), "two groups have one name", "rename one"),
+        (all(g.members > 0 for g in gang.groups), "a group has no member", "ask for 1 member or more"),
+        (all(g.gpus >= 0 for g in gang.groups), "a member asks for fewer than 0 GPUs", "ask for 0 or more"),
+        (gang.segment is None or gang.segment > 0, "a segment has no member", "set segments of 1 or more"),
+        (gang.spares >= 0, "fewer than 0 spare trays", "set 0 spare trays or more"),
+        (
+            any(not g.is_helper for g in gang.groups),
+            "no member takes a GPU or has a claim: there is nothing to place",
+            "give the workers a limit nvidia.com/gpu or a resource claim",
+        ),
+    ]
+    for holds, reason, fix in faults:
+        if not holds:
+            raise Refused(f"{gang.name or 'the gang'}: {reason}", nearest_fix=fix)
+
+
+def _cut(group: Group, segment: int) -> Iterator[Part]:
+    for first in range(0, group.members, segment):
+        yield Part(group, first, min(segment, group.members - first))
+
+
+def shape_of(block: Block) -> Shape:
+    """What the block asks for, whoever its members are."""
+    return tuple((Need.of(part.group), part.members) for part in block)

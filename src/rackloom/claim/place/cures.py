@@ -1,0 +1,137 @@
+"""Changes of one clique after which a block fits there, with as little as possible changed."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from rackloom.claim.place.blocks import Block, blocks_of
+from rackloom.claim.place.board import Board
+from rackloom.claim.place.choose import choose
+from rackloom.claim.place.moves import Move, Unit, listed, moved, units_of, without
+from rackloom.claim.place.values import Gang, Hold, Site, Tray
+
+CLIQUES = 4
+"""Cliques for which a cure is looked for: those that lack least."""
+
+T = TypeVar("T")
+
+
+class Cured(NamedTuple):
+    """The site afterwards, what was done in words, and its moves."""
+
+    site: Site
+    text: str
+    moves: tuple[Move, ...] = ()
+
+
+Remedy = Callable[[Site, Site, Gang], Cured | None]
+"""Makes room for the first block of a gang in the second argument, a clique; None where it cannot."""
+
+
+def returned(site: Site, clique: Site, gang: Gang) -> Cured | None:
+    """Trays that are shut go back into service."""
+    shut = [tray for tray in clique.trays if tray.shut is not None]
+    chosen = fewest(shut, lambda some: fits(Site(_opened(clique, some), clique.holds), gang))
+    if not chosen:
+        return None
+    why = sorted({tray.shut or "" for tray in chosen})
+    text = f"return {listed([tray.name for tray in chosen])} to service (now: {listed(why)})"
+    return Cured(Site(_opened(site, chosen), site.holds), text)
+
+
+def moved_away(site: Site, clique: Site, gang: Gang) -> Cured | None:
+    """Movable jobs go to other cliques."""
+    units = [unit for unit in units_of(clique) if all(hold.movable for hold in unit.holds)]
+    chosen = fewest(units, lambda some: fits(without(clique, some), gang))
+    if not chosen:
+        return None
+    here = {tray.name for tray in clique.trays}
+    done: list[Move] = []
+    for unit in sorted(chosen, key=lambda one: -one.gpus):
+        step = moved(site, unit, here)
+        if step is None:
+            return None
+        site = step[0]
+        done.append(step[1])
+    return Cured(site, "; ".join(move.told() for move in done), tuple(done))
+
+
+def preempted(site: Site, clique: Site, gang: Gang) -> Cured | None:
+    """Jobs of lower priority make way."""
+    lower = [unit for unit in units_of(clique) if all(one.priority < gang.priority for one in unit.holds)]
+    return _ended(site, clique, gang, lower, "preempt {} (lower priority, {} GPUs)")
+
+
+def awaited(site: Site, clique: Site, gang: Gang) -> Cured | None:
+    """Jobs end."""
+    return _ended(site, clique, gang, units_of(clique), "wait until {} ends ({} GPUs)")
+
+
+def cliques_by_lack(site: Site, gang: Gang) -> list[Site]:
+    """The cliques that are large enough for the first block, as sites of their own, least lacking first."""
+    block = blocks_of(gang)[0]
+    gpus = sum(part.group.gpus * part.members for part in block)
+    sites = [one for one in _split(site) if sum(tray.gpus for tray in one.trays) >= gpus]
+    return sorted(sites, key=_free, reverse=True)[:CLIQUES]
+
+
+def fits(clique: Site, gang: Gang) -> bool:
+    """Whether the first block of a gang fits in the clique that the site is."""
+    block: Block = blocks_of(gang)[0]
+    board = Board(clique, owner=gang.name, exclusive=gang.exclusive)
+    return choose(board, [block], gang.spares) is not None
+
+
+def fewest(items: Sequence[T], enough: Callable[[Sequence[T]], bool]) -> list[T]:
+    """Some of `items` (cheapest first) that are enough: one if one is, else a set that can spare none."""
+    for item in items:
+        if enough([item]):
+            return [item]
+    chosen: list[T] = []
+    for item in reversed(items):
+        chosen.append(item)
+        if enough(chosen):
+            break
+    else:
+        return []
+    for item in list(chosen):
+        rest = [one for one in chosen if one is not item]
+        if enough(rest):
+            chosen = rest
+    return chosen
+
+
+def _ended(site: Site, clique: Site, gang: Gang, units: Sequence[Unit], text: str) -> Cured | None:
+    chosen = fewest(units, lambda some: fits(without(clique, some), gang))
+    if not chosen:
+        return None
+    owners = list(dict.fromkeys(unit.owner for unit in chosen))
+    ended = [unit for unit in units_of(site) if unit.owner in owners]
+    names = " and ".join(owners) if len(owners) < CLIQUES else listed(owners)
+    return Cured(without(site, ended), text.format(names, sum(unit.gpus for unit in ended)))
+
+
+def _opened(site: Site, trays: Iterable[Tray]) -> tuple[Tray, ...]:
+    names = {tray.name for tray in trays}
+    return tuple(
+        msgspec.structs.replace(tray, shut=None) if tray.name in names else tray for tray in site.trays
+    )
+
+
+def _split(site: Site) -> list[Site]:
+    trays: dict[str, list[Tray]] = {}
+    clique_of: dict[str, str] = {}
+    for tray in site.trays:
+        clique_of[tray.name] = tray.clique or tray.name
+        trays.setdefault(clique_of[tray.name], []).append(tray)
+    holds: dict[str, list[Hold]] = {name: [] for name in trays}
+    for hold in site.holds:
+        if hold.tray in clique_of:
+            holds[clique_of[hold.tray]].append(hold)
+    return [Site(tuple(trays[name]), tuple(holds[name])) for name in trays]
+
+
+def _free(clique: Site) -> int:
+    open_gpus = sum(tray.gpus for tray in clique.trays if tray.shut is None)
+    return open_gpus - sum(hold.gpus for hold in clique.holds)

@@ -1,0 +1,93 @@
+"""Moves of running jobs that empty a tray, or open larger holes; each with its cost."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rackloom.claim.place.board import Board
+from rackloom.claim.place.holes import SIZES
+from rackloom.claim.place.moves import Move, Unit, closed_to, listed, moved, units_of
+from rackloom.claim.place.values import Site
+from rackloom.errors import Refused
+
+EMPTIED = 8
+"""Cliques that one defragmentation empties at most: every move restarts somebody."""
+
+
+class Rearranged(msgspec.Struct, frozen=True):
+    """The site after the moves, in the order in which they are safe."""
+
+    site: Site
+    moves: tuple[Move, ...]
+
+
+def drained(site: Site, tray: str) -> Rearranged:
+    """What has to move so that `tray` is empty; it takes nothing new meanwhile.
+
+    A member stays in its clique if a tray there can take it, else all of its job moves to another clique.
+    Raises Refused where something cannot move.
+    """
+    clique = {one.name: one.clique or one.name for one in site.trays}
+    if tray not in clique:
+        raise Refused(f"no tray is called {tray}", nearest_fix=f"name one of {listed(list(clique))}")
+    site = closed_to(site, [tray], "drained")
+    elsewhere = [name for name in clique if clique[name] != clique[tray]]
+    moves: list[Move] = []
+    for unit in (one for one in units_of(site) if tray in one.trays):
+        here = Unit(unit.owner, tuple(hold for hold in unit.holds if hold.tray == tray))
+        step = moved(site, here, [*elsewhere, *unit.trays]) or moved(site, unit, [tray])
+        if step is None:
+            raise Refused(
+                f"{unit.owner} cannot leave {tray}: {_why(unit)}", nearest_fix=f"wait until {unit.owner} ends"
+            )
+        site = step[0]
+        moves.append(step[1])
+    return Rearranged(site, tuple(moves))
+
+
+def defragmented(site: Site) -> Rearranged:
+    """Moves that open more of the largest holes, the cheapest clique first; none where none helps."""
+    start, moves = site, list[Move]()
+    for _ in range(EMPTIED):
+        found = next((one for one in _emptyings(site) if _holes(one.site) > _holes(site)), None)
+        if found is None:
+            break
+        site = found.site
+        moves += found.moves
+    return Rearranged(site if moves else start, tuple(moves))
+
+
+def _emptyings(site: Site) -> list[Rearranged]:
+    """Each clique emptied of what can move, the cheapest first."""
+    clique = {one.name: one.clique or one.name for one in site.trays}
+    groups: dict[str, list[Unit]] = {}
+    for unit in units_of(site):
+        groups.setdefault(clique[unit.trays[0]], []).append(unit)
+    found = []
+    for name, units in sorted(groups.items(), key=lambda item: sum(unit.gpus for unit in item[1])):
+        emptied = _emptied(site, units, [tray for tray in clique if clique[tray] == name])
+        if emptied.moves:
+            found.append(emptied)
+    return found
+
+
+def _emptied(site: Site, units: Sequence[Unit], trays: list[str]) -> Rearranged:
+    moves = []
+    for unit in sorted(units, key=lambda one: -one.gpus):
+        step = moved(site, unit, trays)
+        if step is not None:
+            site = step[0]
+            moves.append(step[1])
+    return Rearranged(site, tuple(moves))
+
+
+def _holes(site: Site) -> tuple[int, ...]:
+    board = Board(site)
+    empty = [board.empty(clique) for clique in board.cliques]
+    return tuple(sum(one // size for one in empty) for size in SIZES)
+
+
+def _why(unit: Unit) -> str:
+    if not all(hold.movable for hold in unit.holds):
+        return "it is not marked as movable"
+    return "no other clique has room for it"

@@ -1,0 +1,75 @@
+"""One gang onto a site, if it fits."""
+
+from collections.abc import Sequence
+
+from rackloom.claim.place.blocks import blocks_of
+from rackloom.claim.place.board import Board
+from rackloom.claim.place.choose import Chosen, choose, spares_in
+from rackloom.claim.place.holes import priced
+from rackloom.claim.place.sit import sit
+from rackloom.claim.place.values import Gang, Plan, Seat, Site
+from rackloom.errors import Refused
+
+
+def try_gang(site: Site, gang: Gang) -> Plan | None:
+    """The plan, or None where the gang does not fit. Raises Refused for a gang that cannot be meant."""
+    blocks = blocks_of(gang)
+    board = Board(site, owner=gang.name, exclusive=gang.exclusive)
+    before = _empty(board)
+    chosen = choose(board, blocks, gang.spares)
+    return None if chosen is None else _plan(gang, board, chosen, before)
+
+
+def plan_in(site: Site, gang: Gang, cliques: Sequence[str]) -> Plan:
+    """The plan with a given clique for each block. Raises Refused where a block does not fit in its own."""
+    board = Board(site, owner=gang.name, exclusive=gang.exclusive)
+    before = _empty(board)
+    chosen = []
+    for block, clique in zip(blocks_of(gang), cliques, strict=True):
+        sitting = sit(board, clique, block)
+        if sitting is None:
+            raise Refused(
+                f"{gang.name} does not fit in clique {clique}", nearest_fix="let its clique be chosen"
+            )
+        chosen.append(Chosen(block, clique, sitting))
+    return _plan(gang, board, chosen, before)
+
+
+def _plan(gang: Gang, board: Board, chosen: Sequence[Chosen], before: Sequence[int]) -> Plan:
+    cliques = tuple(dict.fromkeys(one.clique for one in sorted(chosen, key=_first_member)))
+    return Plan(
+        gang=gang.name,
+        seats=_seats(gang, chosen),
+        cliques=cliques,
+        spares=tuple(name for one in cliques for name in spares_in(board, one, chosen)[: gang.spares]),
+        price=priced(before, _empty(board)),
+        reason=_reason(board, chosen, cliques),
+    )
+
+
+def _empty(board: Board) -> list[int]:
+    return [board.empty(clique) for clique in board.cliques]
+
+
+def _seats(gang: Gang, chosen: Sequence[Chosen]) -> tuple[Seat, ...]:
+    """All seats in the order of the gang; helpers stand beside the first member and open no tray."""
+    taken = sorted((seat for one in chosen for seat in one.sitting.seats), key=lambda seat: seat.member)
+    by_group = {group.name: [seat for seat in taken if seat.group == group.name] for group in gang.groups}
+    first = next(seats[0].tray for seats in by_group.values() if seats)
+    for group in gang.groups:
+        if group.is_helper:
+            by_group[group.name] = [Seat(group.name, member, first) for member in range(group.members)]
+    return tuple(seat for seats in by_group.values() for seat in seats)
+
+
+def _first_member(chosen: Chosen) -> tuple[int, str]:
+    part = chosen.block[0]
+    return part.first, part.group.name
+
+
+def _reason(board: Board, chosen: Sequence[Chosen], cliques: Sequence[str]) -> str:
+    trays = {seat.tray for one in chosen for seat in one.sitting.seats}
+    left = ", ".join(f"{clique} ({board.empty(clique)} empty trays left)" for clique in cliques)
+    what = f"{len(chosen)} segments on " if len(chosen) > 1 else ""
+    where = f"clique {left}" if len(cliques) == 1 else f"the {len(cliques)} cliques {left}"
+    return f"{what}{len(trays)} trays of {where}: fewest cliques, then fewest holes closed, then tightest fit"

@@ -1,0 +1,93 @@
+"""What a pod template asks of its node, as far as placement goes."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from rackloom.claim.place.labels import Labels
+from rackloom.errors import Refused
+
+Json = Mapping[str, Any]
+
+
+class Toleration(msgspec.Struct, frozen=True, rename="camel"):
+    """As in core/v1."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def covers(self, taint: Json) -> bool:
+        """Whether a pod with it may stay."""
+        if self.effect and self.effect != taint.get("effect"):
+            return False
+        if self.operator == "Exists":
+            return not self.key or self.key == taint.get("key")
+        return self.key == taint.get("key") and self.value == taint.get("value", "")
+
+
+class PodNeed(msgspec.Struct, frozen=True, kw_only=True):
+    """A member's request."""
+
+    gpus: int
+    """Counted GPUs: limits of its containers."""
+    templates: tuple[str, ...]
+    """ResourceClaimTemplates of which it gets a claim each."""
+    claims: tuple[str, ...]
+    """ResourceClaims that it names."""
+    selector: Mapping[str, str]
+    tolerations: tuple[Toleration, ...]
+    priority: int
+    priority_class: str
+
+    @property
+    def takes_devices(self) -> bool:
+        """It has GPUs or a claim."""
+        return bool(self.gpus or self.templates or self.claims)
+
+
+def pod_need(template: Json, labels: Labels) -> PodNeed:
+    """What the pods of a template (or a pod) ask for. Raises Refused for a count that is none."""
+    spec = template.get("spec") or {}
+    named = spec.get("resourceClaims") or ()
+    return PodNeed(
+        gpus=gpus_of(spec, labels),
+        templates=tuple(
+            one["resourceClaimTemplateName"] for one in named if one.get("resourceClaimTemplateName")
+        ),
+        claims=tuple(one["resourceClaimName"] for one in named if one.get("resourceClaimName")),
+        selector=spec.get("nodeSelector") or {},
+        tolerations=msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...]),
+        priority=spec.get("priority") or 0,
+        priority_class=spec.get("priorityClassName") or "",
+    )
+
+
+def gpus_of(spec: Json, labels: Labels) -> int:
+    """GPUs that the containers are limited to; init containers run before them and share theirs."""
+    together = sum(_limit(one, labels) for one in spec.get("containers") or ())
+    return max([together, *(_limit(one, labels) for one in spec.get("initContainers") or ())])
+
+
+def taints_kept_off(node: Json, tolerations: tuple[Toleration, ...]) -> Iterator[str]:
+    """Taints of a node that keep a pod off, as `key=value`."""
+    for taint in (node.get("spec") or {}).get("taints") or ():
+        if taint.get("effect") in ("NoSchedule", "NoExecute") and not any(
+            one.covers(taint) for one in tolerations
+        ):
+            value = taint.get("value")
+            yield f"{taint.get('key')}={value}" if value else str(taint.get("key"))
+
+
+def _limit(container: Json, labels: Labels) -> int:
+    resources = container.get("resources") or {}
+    value = (resources.get("limits") or {}).get(
+        labels.gpu, (resources.get("requests") or {}).get(labels.gpu, 0)
+    )
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        reason = f"container {container.get('name')}: {labels.gpu} is {value!r}"
+        raise Refused(reason, nearest_fix="set it to a whole number") from error

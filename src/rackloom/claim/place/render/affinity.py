@@ -1,0 +1,48 @@
+"""For kube-scheduler as it is: the chosen trays by node affinity, one clique by pod affinity.
+
+Pod affinity alone lets the first pod pick a clique that is too small; with the trays named, it cannot.
+"""
+
+from rackloom.claim.place.jobs import Team
+from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.render.edit import Draft, Object, inside
+from rackloom.claim.place.values import Gang, Plan
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def with_affinity(draft: Draft, gang: Gang, plan: Plan, labels: Labels) -> None:
+    """Pin every pod template to the trays of its group."""
+    name = gang.name.replace("/", ".")
+    serious = {group.name for group in gang.groups if not group.is_helper}
+    for team, member, template in draft.templates():
+        draft.mark(template, "labels", {labels.job: name})
+        _pin(template, _trays(draft, plan, team, member), labels)
+        if team.name in serious and len(plan.cliques) == 1:
+            _keep_together(template, name, labels)
+
+
+def _trays(draft: Draft, plan: Plan, team: Team, member: int) -> list[str]:
+    """Of all groups that have the template; of pods, the tray of this one."""
+    if draft.job.kind == "Pod":
+        return [seat.tray for seat in plan.seats if (seat.group, seat.member) == (team.name, member)]
+    same = {one.name for one in draft.job.teams if one.template == team.template}
+    return list(dict.fromkeys(seat.tray for seat in plan.seats if seat.group in same))
+
+
+def _pin(template: Object, trays: list[str], labels: Labels) -> None:
+    """Terms are alternatives, so each gets the requirement."""
+    node = inside(template, "spec", "affinity", "nodeAffinity", _REQUIRED)
+    rule = {"key": labels.host, "operator": "In", "values": trays}
+    terms = node.get("nodeSelectorTerms") or [{}]
+    node["nodeSelectorTerms"] = [
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), rule]} for term in terms
+    ]
+
+
+def _keep_together(template: Object, name: str, labels: Labels) -> None:
+    """The selector is this job alone: a broader one glues two runs to one rack."""
+    pods = inside(template, "spec", "affinity", "podAffinity")
+    others = [rule for rule in pods.get(_REQUIRED) or () if rule.get("topologyKey") != labels.clique]
+    selector = {"matchLabels": {labels.job: name}}
+    pods[_REQUIRED] = [*others, {"topologyKey": labels.clique, "labelSelector": selector}]

@@ -1,0 +1,58 @@
+"""For LeaderWorkerSet's exclusive topology, and for Kubernetes' own PodGroup."""
+
+from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.render.edit import Draft, Object, inside
+from rackloom.claim.place.values import Gang
+from rackloom.errors import Refused
+
+_LWS = "leaderworkerset.sigs.k8s.io"
+
+
+def for_lws(draft: Draft, gang: Gang, labels: Labels) -> list[Object]:
+    """A clique to itself for each replica, or for each segment of one. Raises Refused for other kinds."""
+    if draft.job.kind != "LeaderWorkerSet":
+        raise Refused(
+            f"{gang.name} is a {draft.job.kind}: exclusive topology is a feature of LeaderWorkerSet",
+            nearest_fix="use --render affinity",
+        )
+    if gang.segment is None:
+        draft.mark(draft.main, "annotations", {f"{_LWS}/exclusive-topology": labels.clique})
+        return []
+    draft.mark(draft.main, "annotations", {f"{_LWS}/subgroup-exclusive-topology": labels.clique})
+    inside(draft.main, "spec", "leaderWorkerTemplate", "subGroupPolicy")["subGroupSize"] = gang.segment
+    return []
+
+
+def for_pod_groups(draft: Draft, gang: Gang, labels: Labels) -> list[Object]:
+    """A PodGroup for the members that take devices. Raises Refused for what one topology key cannot tell.
+
+    Only groups of pods that are alike are promised a placement, so launchers stay outside.
+    """
+    serious = [group for group in gang.groups if not group.is_helper]
+    if gang.segment is not None or len({group.share for group in serious}) < len(serious):
+        raise Refused(
+            f"{gang.name}: a PodGroup has one kind of pods and one topology key, so it cannot tell segments"
+            " or two groups in one clique",
+            nearest_fix="use --render affinity",
+        )
+    made = []
+    for group in serious:
+        name = f"{gang.name.rpartition('/')[2]}-{group.name}"
+        made.append(_pod_group(draft, name, group.members, labels))
+        for team, _, template in draft.templates():
+            if team.name == group.name:
+                inside(template, "spec")["schedulingGroup"] = {"podGroupName": name}
+    return made
+
+
+def _pod_group(draft: Draft, name: str, members: int, labels: Labels) -> Object:
+    namespace = (draft.main.get("metadata") or {}).get("namespace")
+    return {
+        "apiVersion": labels.pod_group_version,
+        "kind": "PodGroup",
+        "metadata": {"name": name} | ({"namespace": namespace} if namespace else {}),
+        "spec": {
+            "schedulingPolicy": {"gang": {"minCount": members}},
+            "schedulingConstraints": {"topology": [{"key": labels.clique}]},
+        },
+    }

@@ -1,0 +1,46 @@
+"""The schedulers that a plan can be rendered for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rackloom.claim.place.jobs import Job
+from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.render.affinity import with_affinity
+from rackloom.claim.place.render.edit import Draft, Object
+from rackloom.claim.place.render.groups import for_lws, for_pod_groups
+from rackloom.claim.place.render.queues import for_kai, for_kueue
+from rackloom.claim.place.render.slurm import options, topology
+from rackloom.claim.place.values import Gang, Plan, Site
+
+
+class Rendered(msgspec.Struct, frozen=True, kw_only=True):
+    """What to hand to the scheduler."""
+
+    objects: tuple[Any, ...]
+    """Kubernetes objects, or Slurm's topology.yaml."""
+    script: str = ""
+    """Lines for the head of a batch script."""
+
+
+Renderer = Callable[[Draft, Gang, Labels], list[Object]]
+_RENDERERS: dict[str, Renderer] = {
+    "kueue": for_kueue,
+    "kai": for_kai,
+    "lws": for_lws,
+    "podgroup": for_pod_groups,
+}
+
+
+def rendered(target: str, job: Job, gang: Gang, plan: Plan, site: Site, labels: Labels) -> Rendered:
+    """The job for `target`, the name of a scheduler of the command line. Refused where it cannot be told."""
+    if target == "slurm":
+        return Rendered(objects=tuple(topology(site)), script=options(gang, plan))
+    draft = Draft(job)
+    more: list[Object] = []
+    if target == "affinity":
+        with_affinity(draft, gang, plan, labels)
+    else:
+        more = _RENDERERS[target](draft, gang, labels)
+    return Rendered(objects=(*more, *draft.objects))

@@ -1,0 +1,77 @@
+"""Why a gang does not fit, in one sentence about the clique that comes nearest."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rackloom.claim.place.blocks import Block, blocks_of
+from rackloom.claim.place.board import Board, Need
+from rackloom.claim.place.values import Gang, Group, Site
+
+NAMED = 3
+"""Trays that a sentence names; it counts the others."""
+
+
+def shortage(site: Site, gang: Gang) -> str:
+    """What is asked for, the most that one clique has of it, and what is in the way there."""
+    board = Board(site, owner=gang.name, exclusive=gang.exclusive)
+    blocks = blocks_of(gang)
+    best = nearest_clique(board, blocks[0])
+    if best is None:
+        return f"{_asked(gang, blocks)}, but the site has no tray with GPUs"
+    has = _has(board, best, blocks[0])
+    found = f"{_asked(gang, blocks)}; the nearest, clique {best}, has room for {has}"
+    spare = f" and is to keep {gang.spares} spare" if gang.spares else ""
+    blocking = ", ".join(in_the_way(site, board, best, Need.of(blocks[0][0].group)))
+    return f"{found}{spare}" + (f": {blocking}" if blocking else "")
+
+
+def nearest_clique(board: Board, block: Block) -> str | None:
+    """The clique that can serve most of the block."""
+    with_trays = [clique for clique in board.cliques if board.positions(clique)]
+    return max(with_trays, key=lambda clique: _served(board, clique, block), default=None)
+
+
+def in_the_way(site: Site, board: Board, clique: str, need: Need) -> Iterator[str]:
+    """Trays of the clique that cannot serve a member, with the reason."""
+    owners: dict[str, list[str]] = {}
+    for hold in site.holds:
+        owners.setdefault(hold.tray, []).append(hold.owner)
+    why = Counter[str]()
+    named: dict[str, list[str]] = {}
+    for at in board.positions(clique):
+        if board.slots(at, need):
+            continue
+        tray = board.trays[at]
+        text = tray.shut or _in_use(owners.get(tray.name, [])) or "has too few devices for a member"
+        why[text] += 1
+        named.setdefault(text, []).append(tray.name)
+    for text, count in why.most_common():
+        more = f" and {count - NAMED} more" if count > NAMED else ""
+        yield f"{', '.join(named[text][:NAMED])}{more} ({text})"
+
+
+def _in_use(owners: list[str]) -> str:
+    return f"in use by {' and '.join(sorted(set(owners)))}" if owners else ""
+
+
+def _served(board: Board, clique: str, block: Block) -> int:
+    return sum(min(board.capacity(clique, Need.of(part.group)), part.members) for part in block)
+
+
+def _has(board: Board, clique: str, block: Block) -> str:
+    return " and ".join(
+        f"{board.capacity(clique, Need.of(part.group))} of {part.members} {part.group.name}" for part in block
+    )
+
+
+def _asked(gang: Gang, blocks: list[Block]) -> str:
+    groups = [group for group in gang.groups if not group.is_helper]
+    asked = " and ".join(_members(group) for group in groups)
+    if len(blocks) == 1:
+        return f"{gang.name} asks for {asked} in one clique"
+    return f"{gang.name} asks for {asked} in {len(blocks)} segments, each in one clique"
+
+
+def _members(group: Group) -> str:
+    devices = f"{group.gpus} GPUs" if group.gpus else "devices"
+    return f"{group.members} {group.name} with {devices} each"

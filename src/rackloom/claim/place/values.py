@@ -1,0 +1,120 @@
+"""What the planner of whole jobs takes and returns: a site as observed, a gang, a plan.
+
+A clique is what `nvidia.com/gpu.clique` names: GPUs that share memory over NVLink. A tray is one node of it.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class Room(msgspec.Struct, frozen=True):
+    """How many members with certain claims a tray can serve, as `claim/allocate` found."""
+
+    now: int
+    """Beside what is in use."""
+    empty: int
+    """When nothing is in use."""
+
+
+class Tray(msgspec.Struct, frozen=True, kw_only=True):
+    """A node with GPUs."""
+
+    name: str
+    clique: str | None
+    """None: the node has no clique (no NVLink fabric, or GPUs in two partitions)."""
+    gpus: int
+    """GPUs that it offers when nothing is in use."""
+    shut: str | None = None
+    """Why nothing new may go there, whoever asks: cordoned, not ready, a taint, reserved for somebody."""
+    rooms: Mapping[str, Room] = {}
+    """By `Group.devices`; a kind that is missing cannot be served."""
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs of a tray that somebody has: running pods, or a reservation."""
+
+    owner: str
+    """The job: holds of one owner move together."""
+    tray: str
+    gpus: int
+    priority: int = 0
+    movable: bool = False
+    """It may be restarted elsewhere; what is pinned, or unknown, may not."""
+
+
+class Site(msgspec.Struct, frozen=True):
+    """The trays of a cluster in the order in which they are to be filled, and what is in use on them."""
+
+    trays: tuple[Tray, ...]
+    holds: tuple[Hold, ...] = ()
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Members of a gang that are alike."""
+
+    name: str
+    members: int
+    gpus: int
+    """GPUs of one member, whether counted (`nvidia.com/gpu`) or claimed."""
+    devices: str | None = None
+    """A kind of claims (GPUs, NICs) that each member has, which `Tray.rooms` answers for."""
+    share: str = ""
+    """Groups with the same word here are in one clique (prefill here, decode there); segments come first."""
+
+    @property
+    def is_helper(self) -> bool:
+        """It takes no device (an MPI launcher), so it stands beside the first member that does."""
+        return self.gpus == 0 and self.devices is None
+
+
+class Gang(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that runs whole or not at all."""
+
+    name: str
+    groups: tuple[Group, ...]
+    priority: int = 0
+    segment: int | None = None
+    """Members that must share a clique: each group is cut into segments of this many. None: all groups
+    of the same `share` are in one clique."""
+    spares: int = 0
+    """Trays to leave free in each clique that is used, for a member whose tray is lost."""
+    exclusive: bool = False
+    """Takes only trays that are empty, and each of them whole (they are reserved by a taint)."""
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """One member on its tray."""
+
+    group: str
+    member: int
+    """From 0 within the group."""
+    tray: str
+
+
+class Hole(msgspec.Struct, frozen=True):
+    """How many gangs of a size the empty trays of the site can take, each in one clique."""
+
+    trays: int
+    before: int
+    after: int
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A seat for every member, and why there."""
+
+    gang: str
+    seats: tuple[Seat, ...]
+    """Groups in the order of the gang, members from 0."""
+    cliques: tuple[str, ...]
+    """In the order of the members that use them."""
+    spares: tuple[str, ...]
+    """Trays left free for this gang, all in `cliques`."""
+    price: tuple[Hole, ...]
+    """The holes of each size that the plan closes: its cost in fragmentation."""
+    reason: str
+
+    @property
+    def trays(self) -> tuple[str, ...]:
+        """The trays that carry a member, each once."""
+        return tuple(dict.fromkeys(seat.tray for seat in self.seats))

@@ -1,0 +1,100 @@
+"""`rackloom place`: where a whole job would go, or what blocks it."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from rackloom.cli.output import Output
+
+Files = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
+Names = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]
+Flag = Annotated[bool, Parameter(negative="")]
+Target = Literal["affinity", "kueue", "kai", "lws", "podgroup", "slurm"]
+
+
+def place(
+    *jobs: Path,
+    profile: str | None = None,
+    racks: int = 1,
+    site: Files = None,
+    cluster: Flag = False,
+    context: str | None = None,
+    segment: int | None = None,
+    spares: int = 0,
+    apart: Flag = False,
+    exclusive: Flag = False,
+    without_tray: Names = None,
+    drain: Names = None,
+    defrag: Flag = False,
+    down: float = 0.01,
+    label: Names = None,
+    render: Target | None = None,
+    output: Output = "table",
+) -> int:
+    """Choose the clique and the trays of whole jobs before their pods exist; nothing is changed.
+
+    What does not fit is refused with what blocks it and the nearest fix, which was planned before.
+
+    Parameters
+    ----------
+    jobs
+        Manifests with an MPIJob (v2beta1), Job, JobSet, LeaderWorkerSet or pods, their ComputeDomain and
+        claim templates. Several jobs are placed one after another, highest priority first.
+    profile
+        A rack or machine of `rackloom topology list` to plan for.
+    racks
+        How many racks (or machines) of the profile there are.
+    site
+        A saved cluster (`kubectl get nodes,pods,resourceslices,deviceclasses,resourceclaims -A -o yaml`).
+    cluster
+        Ask the cluster that kubectl talks to.
+    context
+        Another of kubectl's contexts.
+    segment
+        Members that must share a clique, instead of all: 16 of an NVL72's 18 trays is the usual largest.
+    spares
+        Trays to keep free in each clique that is used, for a member whose tray is lost.
+    apart
+        Let each group of a job have a clique of its own (prefill here, decode there).
+    exclusive
+        Take only empty trays, and those whole.
+    without_tray
+        Plan as if these trays were gone.
+    drain
+        Empty these trays first, and print what has to move and its cost.
+    defrag
+        Move what may move first, so that larger holes open, and print the cost.
+    down
+        Share of trays that are down, for the price of a segment size.
+    label
+        A name that differs here, such as clique=accelerator.topograph.run/domain.
+    render
+        Print the job for a scheduler instead.
+    output
+        How to print.
+    """
+    # The allocator and its CEL library take longer to load than help may take to print.
+    from rackloom.claim.place.labels import Labels
+    from rackloom.cli import place_plan
+    from rackloom.cli.place_site import Source
+
+    asked = place_plan.Asked(
+        labels=Labels().changed(label or []),
+        segment=segment,
+        spares=spares,
+        apart=apart,
+        exclusive=exclusive,
+        without=tuple(without_tray or ()),
+        drain=tuple(drain or ()),
+        defrag=defrag,
+        down=down,
+    )
+    source = Source(
+        profile=profile,
+        racks=racks,
+        files=tuple(site or ()),
+        cluster=cluster or context is not None,
+        context=context,
+    )
+    return place_plan.answer(jobs, source, asked, render, output)

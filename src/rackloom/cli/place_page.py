@@ -1,0 +1,64 @@
+"""What `rackloom place` answers, and how it reads."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from rackloom.claim.place.moves import Move, listed
+from rackloom.claim.place.values import Hole, Plan
+from rackloom.cli.output import columns
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one job."""
+
+    job: str
+    plan: Plan | None
+    blocked: str | None = None
+    fixes: tuple[str, ...] = ()
+    """Nearest first; each was planned."""
+    notes: tuple[str, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What is printed."""
+
+    moves: tuple[Move, ...]
+    """What has to move first."""
+    jobs: tuple[Answer, ...]
+
+
+def page(report: Report) -> str:
+    """Moves first, then each job: where it goes and why, or what blocks it."""
+    moves = [f"first {move.told()}" for move in report.moves]
+    parts = ["\n".join(moves)] if moves else []
+    parts += ["\n".join(_job(one)) for one in report.jobs]
+    return "\n\n".join(parts) or "nothing has to move"
+
+
+def _job(one: Answer) -> Iterator[str]:
+    if one.plan is None:
+        yield f"refused: {one.blocked}"
+        yield f"nearest fix: {one.fixes[0] if one.fixes else 'none was found'}"
+        yield from (f"or: {fix}" for fix in one.fixes[1:])
+        return
+    yield f"{one.job}: {one.plan.reason}"
+    yield columns(("GROUP", "MEMBERS", "TRAY"), _rows(one.plan))
+    if one.plan.spares:
+        yield f"spare trays: {', '.join(one.plan.spares)}"
+    if one.plan.price:
+        yield f"price: {', '.join(_hole(hole) for hole in one.plan.price)}"
+    yield from (f"note: {note}" for note in one.notes)
+
+
+def _rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Members on one tray are one row."""
+    seats: dict[tuple[str, str], list[int]] = {}
+    for seat in plan.seats:
+        seats.setdefault((seat.group, seat.tray), []).append(seat.member)
+    for (group, tray), members in seats.items():
+        yield group, listed([str(member) for member in members], most=8), tray
+
+
+def _hole(hole: Hole) -> str:
+    return f"{hole.before - hole.after} fewer of {hole.trays} trays ({hole.before} -> {hole.after})"

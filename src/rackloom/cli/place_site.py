@@ -1,0 +1,117 @@
+"""Where `rackloom place` takes its nodes from: a profile, files, or a cluster."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rackloom.claim.allocate.objects import Node, ResourceSlice
+from rackloom.claim.allocate.slices import device_classes, slices_of
+from rackloom.claim.manifests.cluster import ask_cluster
+from rackloom.claim.manifests.documents import Document, read_documents
+from rackloom.claim.manifests.read import Manifests, gathered
+from rackloom.claim.place.devices import Devices
+from rackloom.claim.place.labels import Labels
+from rackloom.cli.claim_template import machine_of
+from rackloom.errors import Refused
+from rackloom.topology import profiles
+from rackloom.topology.build import build_site
+from rackloom.topology.rack import RackProfile
+
+_KINDS = (
+    "nodes,pods,resourceslices.resource.k8s.io,deviceclasses.resource.k8s.io,resourceclaims.resource.k8s.io"
+)
+_DEFAULT_PARTITION = 32766
+"""The clique id of a domain that nobody partitioned."""
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line names."""
+
+    profile: str | None = None
+    racks: int = 1
+    files: tuple[Path, ...] = ()
+    cluster: bool = False
+    context: str | None = None
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes and pods as objects, and what the allocator takes."""
+
+    nodes: tuple[dict[str, Any], ...]
+    pods: tuple[dict[str, Any], ...]
+    devices: Devices
+
+
+def found_in(source: Source, jobs: Sequence[Document], labels: Labels) -> Found:
+    """The site of the source; nodes in the job files count too. Raises Refused where there is none."""
+    if source.profile is not None:
+        return _of_profile(source.profile, source.racks, labels)
+    documents = [*jobs, *(one for path in source.files for one in read_documents(path))]
+    if source.cluster:
+        documents += ask_cluster(_KINDS, source.context)
+    nodes = tuple(one.value for one in documents if one.value.get("kind") == "Node")
+    if not nodes:
+        fix = "name a --profile and --racks, files of a --site, or ask with --cluster"
+        raise Refused("there is no node to place on", nearest_fix=fix)
+    pods = tuple(one.value for one in documents if one.value.get("kind") == "Pod")
+    return Found(nodes=nodes, pods=pods, devices=_devices(gathered(documents)))
+
+
+def _devices(found: Manifests) -> Devices:
+    named = {one.metadata.name for one in found.classes}
+    built_in = [one for one in device_classes() if one.metadata.name not in named]
+    held = tuple(claim for claim in found.claims if claim.status.allocation is not None)
+    classes = (*found.classes, *built_in)
+    return Devices(nodes=found.nodes, classes=classes, slices=found.slices, claims=held)
+
+
+def _of_profile(name: str, racks: int, labels: Labels) -> Found:
+    profile = profiles.load(name)
+    if isinstance(profile, RackProfile):
+        cliques, gpus = _cliques(profile, racks), profile.gpus_per_tray
+        publishes = profile.tray_machine is not None
+    else:
+        cliques = [(f"node-{number}", None) for number in range(racks)]
+        gpus, publishes = len(profile.gpus), True
+    nodes = tuple(_node(node, clique, gpus, labels) for node, clique in cliques)
+    machine = machine_of(name) if publishes else None
+    slices: tuple[ResourceSlice, ...] = ()
+    if machine is not None:
+        slices = tuple(one for node, _ in cliques for one in slices_of(machine, node))
+    kept = msgspec.convert([{"metadata": node["metadata"]} for node in nodes], tuple[Node, ...])
+    return Found(nodes=nodes, pods=(), devices=Devices(nodes=kept, classes=device_classes(), slices=slices))
+
+
+def _cliques(profile: RackProfile, racks: int) -> list[tuple[str, str | None]]:
+    return [
+        (f"{tray.rack}-tray-{tray.slot}", f"{domain.uuid}.{_DEFAULT_PARTITION}")
+        for domain in build_site(profile, racks, _Numbers()).domains
+        for tray in domain.trays
+    ]
+
+
+def _node(name: str, clique: str | None, gpus: int, labels: Labels) -> dict[str, Any]:
+    marks = {labels.host: name} | ({labels.clique: clique} if clique else {})
+    return {
+        "kind": "Node",
+        "metadata": {"name": name, "labels": marks},
+        "status": {"allocatable": {labels.gpu: str(gpus)}},
+    }
+
+
+class _Numbers:
+    """Names for a site that does not exist."""
+
+    def site(self) -> str:
+        return "planned"
+
+    def rack(self, index: int) -> str:
+        return f"rack-{index}"
+
+    def chassis_serial(self, rack: int) -> str:
+        return f"chassis-{rack}"
+
+    def domain_uuid(self, index: int) -> str:
+        return f"domain-{index}"

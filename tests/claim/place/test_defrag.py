@@ -1,0 +1,84 @@
+"""Moves that empty a tray or open holes: each is possible, and its cost is said."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from tests.claim.place.place_sites import busy_sites, held, outcome_of, site
+
+from rackloom.claim.place.defrag import defragmented, drained
+from rackloom.claim.place.holes import SIZES
+from rackloom.claim.place.values import Site
+from rackloom.errors import Refused
+
+
+def holes(where: Site) -> tuple[int, ...]:
+    used = {hold.tray for hold in where.holds}
+    empty = Counter(tray.clique for tray in where.trays if not tray.shut and tray.name not in used)
+    return tuple(sum(count // size for count in empty.values()) for size in SIZES)
+
+
+def gpus_of(where: Site) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for hold in where.holds:
+        found[hold.owner] += hold.gpus
+    return found
+
+
+def is_sound(before: Site, after: Site) -> bool:
+    """Nobody lost a GPU, what is pinned stayed, no tray has more than it holds."""
+    room = {tray.name: tray.gpus for tray in after.trays}
+    used: Counter[str] = Counter()
+    for hold in after.holds:
+        used[hold.tray] += hold.gpus
+    pinned = {hold for hold in before.holds if not hold.movable}
+    return (
+        gpus_of(before) == gpus_of(after)
+        and pinned <= set(after.holds)
+        and all(used[name] <= room[name] for name in used)
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(busy_sites())
+def test_defragmentation_opens_larger_holes_or_moves_nothing(where: Site) -> None:
+    found = defragmented(where)
+    assert is_sound(where, found.site)
+    assert (holes(found.site) > holes(where)) == bool(found.moves)
+    assert all(move.gpus > 0 for move in found.moves)
+
+
+@settings(max_examples=150, deadline=None)
+@given(busy_sites())
+def test_a_drained_tray_is_empty_or_somebody_is_named_who_cannot_leave(where: Site) -> None:
+    tray = where.trays[0].name
+    found = outcome_of(lambda: drained(where, tray))
+    if isinstance(found, Refused):
+        assert any(hold.owner in found.reason for hold in where.holds if hold.tray == tray)
+        assert found.nearest_fix
+        return
+    assert is_sound(where, found.site)
+    assert not any(hold.tray == tray for hold in found.site.holds)
+    assert next(one for one in found.site.trays if one.name == tray).shut
+
+
+def test_a_member_stays_in_its_clique_if_it_can() -> None:
+    jobs = [held("n0-0", "job", movable=True), held("n0-1", "job", movable=True)]
+    assert [move.told() for move in drained(site(2, 3, *jobs), "n0-0").moves] == [
+        "move job from n0-0 to n0-2 (4 GPUs restart)"
+    ]
+    assert [move.told() for move in drained(site(2, 2, *jobs), "n0-0").moves] == [
+        "move job from n0-0, n0-1 to n1-0, n1-1 (8 GPUs restart)"
+    ]
+
+
+def test_two_half_empty_cliques_become_a_whole_one() -> None:
+    jobs = [held("n0-0", "small", movable=True), held("n1-0", "pinned")]
+    assert [move.told() for move in defragmented(site(2, 8, *jobs)).moves] == [
+        "move small from n0-0 to n1-1 (4 GPUs restart)"
+    ]
+
+
+def test_a_tray_that_is_not_there_cannot_be_drained() -> None:
+    with pytest.raises(Refused, match="no tray is called nope"):
+        drained(site(1, 2), "nope")

@@ -1,0 +1,105 @@
+"""Claims for GPUs and NICs: the trays that can serve them are those where `claim/allocate` does."""
+
+import msgspec
+import pytest
+
+from rackloom.claim.allocate.allocator import allocate
+from rackloom.claim.allocate.objects import (
+    Node,
+    ObjectMeta,
+    ResourceClaim,
+    ResourceClaimStatus,
+)
+from rackloom.claim.allocate.outcome import Allocation
+from rackloom.claim.allocate.slices import device_classes, slices_of
+from rackloom.claim.place.devices import Devices, gpus_in
+from rackloom.claim.place.fit import try_gang
+from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.reserve import reserved
+from rackloom.claim.place.rooms import with_rooms
+from rackloom.claim.place.values import Gang, Group, Hold, Room, Site, Tray
+from rackloom.errors import Refused
+from rackloom.topology import profiles
+
+LABELS = Labels()
+NODES = ("n0", "n1", "n2")
+
+
+def claim(gpus: int, nics: int, selector: str | None = None) -> ResourceClaim:
+    chosen = [{"cel": {"expression": selector}}] if selector else []
+    exact = {"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": gpus}
+    requests = [{"name": "gpu", "exactly": {**exact, "selectors": chosen}}]
+    if nics:
+        requests.append({"name": "nic", "exactly": {**exact, "deviceClassName": "dranet.net", "count": nics}})
+    return msgspec.convert(
+        {"metadata": {"name": "pair"}, "spec": {"devices": {"requests": requests}}}, ResourceClaim
+    )
+
+
+def devices(*held: ResourceClaim) -> Devices:
+    machine = profiles.load_machine("oci-bm.gpu.gb200-v3.4")
+    return Devices(
+        nodes=tuple(Node(metadata=ObjectMeta(name=name)) for name in NODES),
+        classes=device_classes(),
+        slices=tuple(one for name in NODES for one in slices_of(machine, name)),
+        claims=held,
+    )
+
+
+def allocated(name: str, gpus: int, nics: int) -> ResourceClaim:
+    """A claim that has its devices on a node."""
+    asked, has = claim(gpus, nics), devices()
+    found = allocate(Node(metadata=ObjectMeta(name=name)), has.classes, has.slices, [asked])
+    assert isinstance(found, Allocation)
+    return msgspec.structs.replace(asked, status=ResourceClaimStatus(allocation=found.results[0]))
+
+
+SITE = Site(tuple(Tray(name=name, clique="c0", gpus=4) for name in NODES))
+
+
+def test_rooms_are_what_the_allocator_can_give_now_and_when_nothing_is_in_use() -> None:
+    busy = devices(allocated("n1", 1, 8))
+    found = with_rooms(SITE, busy, {"pair": (claim(2, 2),)})
+    assert [tray.rooms["pair"] for tray in found.trays] == [Room(2, 2), Room(1, 2), Room(2, 2)]
+    assert busy.holds(LABELS) == (Hold(owner="pair", tray="n1", gpus=1),)
+    assert busy.gpus_of_nodes(LABELS) == {"n0": 4, "n1": 4, "n2": 4}
+
+
+def test_members_go_where_their_gpus_and_nics_are() -> None:
+    busy = devices(allocated("n1", 1, 8))
+    where = Site(SITE.trays, busy.holds(LABELS))
+    where = with_rooms(where, busy, {"pair": (claim(1, 3),)})
+    gang = Gang(name="job", groups=(Group(name="worker", members=4, gpus=1, devices="pair"),))
+    plan = try_gang(where, gang)
+    assert plan is not None
+    assert set(plan.trays) == {"n0", "n2"}, "n1 has GPUs, but too few NICs"
+    assert try_gang(reserved(where, gang, plan), msgspec.structs.replace(gang, name="next")) is None
+
+
+def test_two_kinds_of_claims_are_not_mixed_on_a_tray() -> None:
+    has = devices()
+    where = with_rooms(SITE, has, {"one": (claim(1, 1),), "two": (claim(2, 2),)})
+    groups = (
+        Group(name="prefill", members=1, gpus=1, devices="one"),
+        Group(name="decode", members=2, gpus=2, devices="two"),
+    )
+    plan = try_gang(where, Gang(name="job", groups=groups))
+    assert plan is not None
+    assert not {s.tray for s in plan.seats if s.group == "prefill"} & {
+        s.tray for s in plan.seats if s.group == "decode"
+    }
+
+
+def test_claims_that_no_tray_can_serve_leave_no_room() -> None:
+    found = with_rooms(SITE, devices(), {"all": (claim(5, 0),)})
+    assert all(not tray.rooms for tray in found.trays)
+
+
+def test_a_selector_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(Refused, match="claims bad") as refused:
+        with_rooms(SITE, devices(), {"bad": (claim(1, 0, "device.nope("),)})
+    assert refused.value.nearest_fix
+
+
+def test_gpus_are_counted_by_the_class_of_the_driver() -> None:
+    assert gpus_in([claim(3, 2), claim(1, 0)], LABELS) == 4

@@ -1,0 +1,79 @@
+"""A refusal says what is in the way, and each fix that it names was planned."""
+
+import pytest
+from hypothesis import assume, given, settings
+from tests.claim.place.place_sites import busy_sites, faults, gangs, held, site, workers
+
+from rackloom.claim.place.fit import try_gang
+from rackloom.claim.place.fixes import fixes
+from rackloom.claim.place.gang import plan_gang
+from rackloom.claim.place.values import Gang, Group, Hold, Site
+from rackloom.errors import Refused
+
+
+@settings(max_examples=150, deadline=None)
+@given(busy_sites(), gangs())
+def test_every_fix_that_is_named_leads_to_a_sound_plan(where: Site, gang: Gang) -> None:
+    assume(try_gang(where, gang) is None)
+    for fix in fixes(where, gang):
+        assert fix.text
+        assert try_gang(fix.site, fix.gang) == fix.plan
+        assert faults(fix.site, fix.gang, fix.plan) == []
+        assert sum(hold.gpus for hold in fix.site.holds) <= sum(hold.gpus for hold in where.holds)
+
+
+def fix_of(where: Site, gang: Gang) -> str | None:
+    with pytest.raises(Refused) as refused:
+        plan_gang(where, gang)
+    return refused.value.nearest_fix
+
+
+def test_a_small_job_that_may_move_is_moved() -> None:
+    where = site(2, 18, held("n0-0", "small", movable=True), held("n1-0", "pinned"))
+    assert fix_of(where, workers(18)) == "move small from n0-0 to n1-1 (4 GPUs restart)"
+
+
+def test_a_cordoned_tray_is_returned() -> None:
+    plain = site(1)
+    shut = (*plain.trays[:-1], type(plain.trays[0])(name="n0-17", clique="c0", gpus=4, shut="cordoned"))
+    with pytest.raises(Refused) as refused:
+        plan_gang(Site(shut), workers(18))
+    assert refused.value.reason == (
+        "job asks for 18 worker with 4 GPUs each in one clique; the nearest, clique c0, has room for"
+        " 17 of 18 worker: n0-17 (cordoned)"
+    )
+    assert refused.value.nearest_fix == "return n0-17 to service (now: cordoned)"
+
+
+def test_a_gang_larger_than_a_clique_is_cut() -> None:
+    assert fix_of(site(3), workers(32)) == (
+        "cut it into segments of 16: GPUs of different segments share no memory"
+    )
+
+
+def test_spares_are_given_up_first() -> None:
+    assert fix_of(site(1), workers(18, spares=1)) == "keep 0 spare trays instead of 1"
+
+
+def test_lower_priority_makes_way_and_equal_priority_is_waited_for() -> None:
+    low = site(1, 2, held("n0-0", "low", priority=1))
+    assert fix_of(low, workers(2, priority=2, segment=1)) == "preempt low (lower priority, 4 GPUs)"
+    one = site(1, 1, held("n0-0", "peer", priority=1))
+    assert fix_of(one, workers(1, priority=1)) == "wait until peer ends (4 GPUs)"
+
+
+def test_several_segments_may_need_several_cliques_cured() -> None:
+    holds = tuple(Hold(owner=f"job-{clique}", tray=f"n{clique}-0", gpus=4) for clique in range(2))
+    where = site(2, 4, *holds)
+    assert fix_of(where, workers(8, segment=4, priority=1)) is not None
+    texts = [fix.text for fix in fixes(where, workers(8, segment=4, priority=1))]
+    assert any("job-0" in text and "job-1" in text for text in texts)
+
+
+def test_groups_may_be_let_apart() -> None:
+    groups = tuple(Group(name=name, members=4, gpus=4) for name in ("prefill", "decode"))
+    assert fix_of(site(2, 6), Gang(name="job", groups=groups)) == "let each group have a clique of its own"
+
+
+def test_where_nothing_helps_no_fix_is_named() -> None:
+    assert fix_of(site(1, 2, gpus=4), workers(1, gpus=8)) is None

@@ -1,0 +1,182 @@
+"""Manifests of every kind that people submit, as gangs; nodes and pods as a site."""
+
+from typing import Any
+
+import pytest
+
+from rackloom.claim.place.asks import claims_by_kind, gang_of
+from rackloom.claim.place.jobs import jobs_of
+from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.observed import site_of
+from rackloom.claim.place.pods import Toleration
+from rackloom.claim.place.values import Gang, Hold
+from rackloom.errors import Refused
+
+LABELS = Labels()
+
+
+def template(gpus: int | str = 0, **spec: Any) -> dict[str, Any]:
+    limits = {"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}
+    return {"spec": {"containers": [{"name": "main", **limits}], **spec}}
+
+
+def gang(*objects: dict[str, Any]) -> Gang:
+    (job,) = jobs_of(objects, LABELS)
+    return gang_of(job, {}, LABELS, priorities={"urgent": 7})
+
+
+def sizes(found: Gang) -> list[tuple[str, int, int, str]]:
+    return [(group.name, group.members, group.gpus, group.share) for group in found.groups]
+
+
+def test_an_mpi_job_is_a_launcher_and_workers() -> None:
+    specs = {"Launcher": {"template": template()}, "Worker": {"replicas": 18, "template": template(4)}}
+    job = {
+        "kind": "MPIJob",
+        "metadata": {"name": "m", "namespace": "lab"},
+        "spec": {"mpiReplicaSpecs": specs},
+    }
+    assert gang(job).name == "lab/m"
+    assert sizes(gang(job)) == [("launcher", 1, 0, ""), ("worker", 18, 4, "")]
+
+
+def test_a_job_has_as_many_members_as_run_at_a_time() -> None:
+    pod = template("2", priorityClassName="urgent")
+    job = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"parallelism": 6, "template": pod}}
+    assert sizes(gang(job)) == [("pod", 6, 2, "")]
+    assert gang(job).priority == 7
+
+
+def test_a_job_set_has_a_group_for_each_replicated_job() -> None:
+    replicated = [
+        {"name": name, "replicas": 2, "template": {"spec": {"parallelism": 3, "template": template(4)}}}
+        for name in ("prefill", "decode")
+    ]
+    job = {"kind": "JobSet", "metadata": {"name": "s"}, "spec": {"replicatedJobs": replicated}}
+    assert sizes(gang(job)) == [("prefill", 6, 4, ""), ("decode", 6, 4, "")]
+
+
+def test_replicas_of_a_leader_worker_set_have_a_clique_each() -> None:
+    inside = {"size": 3, "leaderTemplate": template(2), "workerTemplate": template(4)}
+    job = {"kind": "LeaderWorkerSet", "metadata": {"name": "l"}, "spec": {"replicas": 2}}
+    job["spec"]["leaderWorkerTemplate"] = inside  # type: ignore[index]
+    assert sizes(gang(job)) == [
+        ("replica-0-leader", 1, 2, "replica-0"),
+        ("replica-0-worker", 2, 4, "replica-0"),
+        ("replica-1-leader", 1, 2, "replica-1"),
+        ("replica-1-worker", 2, 4, "replica-1"),
+    ]
+
+
+def test_pods_with_the_channel_of_one_compute_domain_run_together() -> None:
+    domain = {
+        "kind": "ComputeDomain",
+        "metadata": {"name": "d"},
+        "spec": {"channel": {"resourceClaimTemplate": {"name": "channel"}}},
+    }
+    claims = [{"name": "imex", "resourceClaimTemplateName": "channel"}]
+    pods = [
+        {"kind": "Pod", "metadata": {"name": name}} | template(4, resourceClaims=claims)
+        for name in ("one", "two")
+    ]
+    assert sizes(gang(domain, *pods)) == [("pod", 2, 4, "")]
+    assert gang(domain, *pods).name == "channel"
+
+
+def test_a_pod_on_its_own_is_a_gang_of_one_and_a_bound_pod_is_none() -> None:
+    alone = {"kind": "Pod", "metadata": {"name": "alone"}} | template(1)
+    bound = {"kind": "Pod", "metadata": {"name": "bound"}} | template(1, nodeName="n0")
+    assert sizes(gang(alone, bound)) == [("pod", 1, 1, "")]
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        ({"kind": "Job", "metadata": {"name": "j"}, "spec": {}}, "no pod template at spec.template"),
+        ({"kind": "MPIJob", "metadata": {"name": "m"}, "spec": {}}, "no replicas"),
+        (
+            {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template("half")}},
+            "nvidia.com/gpu is 'half'",
+        ),
+        (
+            {"kind": "Job", "metadata": {"name": "j"}, "spec": {"parallelism": -1, "template": template(1)}},
+            "-1 members",
+        ),
+        ({"kind": "JobSet", "metadata": {"name": "s"}, "spec": {"replicatedJobs": ["x"]}}, "not shaped"),
+        (
+            {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template(1, tolerations=["x"])}},
+            "not shaped",
+        ),
+    ],
+)
+def test_a_malformed_job_is_refused(job: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Refused, match=reason) as refused:
+        jobs_of([job], LABELS)
+    assert refused.value.nearest_fix
+
+
+def test_a_claim_of_which_nothing_is_known_is_refused() -> None:
+    pod = template(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "nope"}])
+    (job,) = jobs_of([{"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": pod}}], LABELS)
+    with pytest.raises(Refused, match="claims nope"):
+        claims_by_kind(job, {}, ())
+    assert claims_by_kind(job, {}, {"nope"}) == {}
+
+
+def node(name: str, **more: Any) -> dict[str, Any]:
+    metadata = {"name": name, "labels": {"nvidia.com/gpu.clique": "u.1", "kind": "gb200"}}
+    return {"metadata": metadata, "status": {"allocatable": {"nvidia.com/gpu": "4"}}, **more}
+
+
+def test_a_node_is_shut_for_pods_that_may_not_go_there() -> None:
+    taint = {"key": "team", "value": "a", "effect": "NoSchedule"}
+    cordon = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    nodes = [
+        node("open"),
+        node("cordoned", spec={"unschedulable": True, "taints": [cordon]}),
+        node("tainted", spec={"taints": [taint, {"key": "soft", "effect": "PreferNoSchedule"}]}),
+        node("down", status={"conditions": [{"type": "Ready", "status": "Unknown"}]}),
+    ]
+    found = site_of(nodes, [], LABELS, selector={"kind": "gb200"})
+    assert [tray.shut for tray in found.trays] == [None, "cordoned", "taint team=a", "not ready"]
+    assert [tray.gpus for tray in found.trays] == [4, 4, 4, 0]
+    tolerant = site_of(nodes, [], LABELS, tolerations=(Toleration(key="team", value="a"),))
+    assert tolerant.trays[2].shut is None
+    assert site_of(nodes, [], LABELS, selector={"kind": "h100"}).trays[0].shut == "not kind=h100"
+
+
+@pytest.mark.parametrize(
+    ("toleration", "covers"),
+    [
+        (Toleration(operator="Exists"), True),
+        (Toleration(key="team", operator="Exists", effect="NoSchedule"), True),
+        (Toleration(key="team", operator="Exists", effect="NoExecute"), False),
+        (Toleration(key="team", value="b"), False),
+        (Toleration(key="other", operator="Exists"), False),
+    ],
+)
+def test_a_toleration_covers_the_taints_that_the_scheduler_says(toleration: Toleration, covers: bool) -> None:
+    assert toleration.covers({"key": "team", "value": "a", "effect": "NoSchedule"}) is covers
+
+
+def test_running_pods_hold_their_gpus_under_the_name_of_their_job() -> None:
+    def pod(phase: str, **metadata: Any) -> dict[str, Any]:
+        return {"metadata": {"name": "p", **metadata}, "status": {"phase": phase}} | template(
+            2, nodeName="n0", priority=5
+        )
+
+    pods = [
+        pod("Running", labels={"training.kubeflow.org/job-name": "mpi", "rackloom.dev/movable": "true"}),
+        pod("Pending", ownerReferences=[{"name": "set", "controller": True}], namespace="lab"),
+        pod("Succeeded"),
+    ]
+    assert site_of([node("n0")], pods, LABELS).holds == (
+        Hold(owner="mpi", tray="n0", gpus=2, priority=5, movable=True),
+        Hold(owner="lab/set", tray="n0", gpus=2, priority=5),
+    )
+
+
+def test_labels_are_a_map_that_can_be_changed() -> None:
+    assert LABELS.changed(["clique=accelerator.topograph.run/domain"]).clique.startswith("accelerator")
+    with pytest.raises(Refused, match="no such label"):
+        LABELS.changed(["rack=x"])

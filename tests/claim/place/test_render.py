@@ -1,0 +1,169 @@
+"""One plan for many schedulers: what each is told, and what cannot be told to it."""
+
+from typing import Any
+
+import pytest
+from tests.claim.place.place_sites import site
+
+from rackloom.claim.place.asks import gang_of
+from rackloom.claim.place.gang import plan_gang
+from rackloom.claim.place.jobs import jobs_of
+from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.render.targets import Rendered, rendered
+from rackloom.claim.place.segments import told, usable_share
+from rackloom.errors import Refused
+
+LABELS = Labels()
+CLIQUE = "nvidia.com/gpu.clique"
+
+
+def pod(gpus: int) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": gpus}}}]}}
+
+
+def mpi_job(workers: int = 3) -> dict[str, Any]:
+    specs = {"Launcher": {"template": pod(0)}, "Worker": {"replicas": workers, "template": pod(4)}}
+    return {"kind": "MPIJob", "metadata": {"name": "m"}, "spec": {"mpiReplicaSpecs": specs}}
+
+
+def render(target: str, value: dict[str, Any], **asked: Any) -> Rendered:
+    (job,) = jobs_of([value], LABELS)
+    gang = gang_of(job, {}, LABELS, priorities={}, **asked)
+    where = site(2, 6)
+    return rendered(target, job, gang, plan_gang(where, gang), where, LABELS)
+
+
+def worker(found: Rendered) -> dict[str, Any]:
+    return found.objects[-1]["spec"]["mpiReplicaSpecs"]["Worker"]["template"]  # type: ignore[no-any-return]
+
+
+def test_affinity_names_the_trays_and_keeps_the_job_to_itself() -> None:
+    job = mpi_job()
+    spec = worker(render("affinity", job))["spec"]["affinity"]
+    (term,) = spec["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [
+        {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n0-0", "n0-1", "n0-2"]}
+    ]
+    (rule,) = spec["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule == {"topologyKey": CLIQUE, "labelSelector": {"matchLabels": {"rackloom.dev/job": "m"}}}
+    assert job == mpi_job(), "the manifest that was read is not changed"
+
+
+def test_affinity_adds_to_what_the_job_requires_already() -> None:
+    job = mpi_job()
+    rule = {"key": "zone", "operator": "In", "values": ["a"]}
+    node = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [rule]}]
+        }
+    }
+    job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["affinity"] = {"nodeAffinity": node}
+    required = worker(render("affinity", job))["spec"]["affinity"]["nodeAffinity"]
+    (term,) = required["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [one["key"] for one in term["matchExpressions"]] == ["zone", "kubernetes.io/hostname"]
+
+
+def test_each_pod_is_pinned_to_its_own_tray() -> None:
+    pods = [
+        {"kind": "Pod", "metadata": {"name": f"p{n}", "labels": {LABELS.gang: "g"}}} | pod(4) for n in (0, 1)
+    ]
+    (job,) = jobs_of(pods, LABELS)
+    gang = gang_of(job, {}, LABELS, priorities={})
+    found = rendered("affinity", job, gang, plan_gang(site(1), gang), site(1), LABELS)
+    trays = [
+        one["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+            "nodeSelectorTerms"
+        ][0]["matchExpressions"][0]["values"]
+        for one in found.objects
+    ]
+    assert trays == [["n0-0"], ["n0-1"]]
+
+
+def test_kueue_is_told_the_level_and_that_launcher_and_workers_share_it() -> None:
+    found = render("kueue", mpi_job())
+    assert found.objects[0]["spec"]["levels"] == [
+        {"nodeLabel": CLIQUE},
+        {"nodeLabel": "kubernetes.io/hostname"},
+    ]
+    assert worker(found)["metadata"]["annotations"] == {
+        "kueue.x-k8s.io/podset-required-topology": CLIQUE,
+        "kueue.x-k8s.io/podset-group-name": "one-clique",
+    }
+    sliced = worker(render("kueue", mpi_job(8), segment=4))["metadata"]["annotations"]
+    assert sliced == {
+        "kueue.x-k8s.io/podset-slice-required-topology": CLIQUE,
+        "kueue.x-k8s.io/podset-slice-size": "4",
+    }
+
+
+def test_kai_is_told_the_level_and_refuses_segments() -> None:
+    found = render("kai", mpi_job())
+    assert found.objects[-1]["metadata"]["annotations"] == {
+        "kai.scheduler/topology": "nvlink",
+        "kai.scheduler/topology-required-placement": CLIQUE,
+    }
+    assert worker(found)["spec"]["schedulerName"] == "kai-scheduler"
+    with pytest.raises(Refused, match="no segments"):
+        render("kai", mpi_job(8), segment=4)
+
+
+def test_a_leader_worker_set_gets_exclusive_topology_and_nothing_else_does() -> None:
+    value = {"kind": "LeaderWorkerSet", "metadata": {"name": "l"}, "spec": {"replicas": 2}}
+    value["spec"]["leaderWorkerTemplate"] = {"size": 4, "workerTemplate": pod(4)}  # type: ignore[index]
+    marks = render("lws", value).objects[0]["metadata"]["annotations"]
+    assert marks == {"leaderworkerset.sigs.k8s.io/exclusive-topology": CLIQUE}
+    cut = render("lws", value, segment=2).objects[0]
+    assert cut["spec"]["leaderWorkerTemplate"]["subGroupPolicy"] == {"subGroupSize": 2}
+    with pytest.raises(Refused, match="MPIJob"):
+        render("lws", mpi_job())
+
+
+def test_a_pod_group_counts_the_workers_only() -> None:
+    found = render("podgroup", mpi_job())
+    assert found.objects[0] == {
+        "apiVersion": "scheduling.k8s.io/v1alpha2",
+        "kind": "PodGroup",
+        "metadata": {"name": "m-worker"},
+        "spec": {
+            "schedulingPolicy": {"gang": {"minCount": 3}},
+            "schedulingConstraints": {"topology": [{"key": CLIQUE}]},
+        },
+    }
+    assert worker(found)["spec"]["schedulingGroup"] == {"podGroupName": "m-worker"}
+    launcher = found.objects[-1]["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
+    assert "schedulingGroup" not in launcher
+    with pytest.raises(Refused, match="cannot tell segments"):
+        render("podgroup", mpi_job(8), segment=4)
+
+
+def test_slurm_gets_a_segment_and_the_blocks_it_rests_on() -> None:
+    found = render("slurm", mpi_job(8), segment=4)
+    assert "#SBATCH --nodes=8\n" in found.script
+    assert "#SBATCH --segment=4\n" in found.script
+    block = found.objects[0]["block"]
+    assert block["block_sizes"] == [6]
+    assert block["blocks"][0] == {"block": "c0", "nodes": "n0-0,n0-1,n0-2,n0-3,n0-4,n0-5"}
+
+
+@pytest.mark.parametrize(
+    ("segment", "down", "percent"),
+    [
+        (1, 0.005, 99.5),
+        (16, 0.01, 88.8),
+        (17, 0.01, 93.1),
+        (18, 0.01, 83.5),
+        (9, 0.02, 84.8),
+        (6, 0.05, 79.9),
+    ],
+)
+def test_the_price_of_a_segment_is_the_expected_share_of_trays(
+    segment: int, down: float, percent: float
+) -> None:
+    assert round(100 * usable_share(18, segment, down), 1) == percent
+
+
+def test_the_price_is_told_beside_that_of_the_whole_clique() -> None:
+    assert told(18, 16, 0.01) == (
+        "segments of 16 in cliques of 18: 2 trays stay outside; 88.8% usable with 1.0% of trays down"
+        " (segments of 18: 83.5%)"
+    )
