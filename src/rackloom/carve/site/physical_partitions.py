@@ -49,7 +49,7 @@ def of_domains(conn: sa.Connection, domains: Collection[str]) -> list[PhysicalPa
             domain=domain,
             observed_at=known.observation.observed_at,
             seen=partition,
-            owner=_owner(partition, owners.get((domain, partition.name))),
+            owner=owner_of(partition, owners.get((domain, partition.name))),
             logical_partition=_logical(owners.get((domain, partition.name))),
         )
         for domain, known in sorted(knowledge.of_domains(conn, domains).items())
@@ -63,7 +63,8 @@ def _owners(conn: sa.Connection, domains: Collection[str]) -> dict[tuple[str, st
     return {(row.domain, row.name): row.logical_partition_id for row in rows}
 
 
-def _owner(partition: ObservedPartition, recorded: str | None) -> Owner:
+def owner_of(partition: ObservedPartition, recorded: str | None) -> Owner:
+    """Whose a partition is, given the logical partition that the records have for its name."""
     if partition.id == DEFAULT_PARTITION_ID:
         return Owner.DEFAULT
     if recorded is None:

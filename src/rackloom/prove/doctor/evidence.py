@@ -1,45 +1,16 @@
 """What the checks of ComputeDomains rest on, as values; collectors make them."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import TypeVar
 
 import msgspec
 
 from rackloom.claim.domain.objects import ComputeDomain
+from rackloom.prove.picture.workloads import ClaimSeen, PodSeen, TemplateSeen
 
-
-class TemplateSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A ResourceClaimTemplate."""
-
-    namespace: str
-    name: str
-    domain: str
-    """UID of the ComputeDomain that it was made for; empty for a template of somebody else."""
-
-
-class ClaimSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A ResourceClaim."""
-
-    namespace: str
-    name: str
-    domain: str
-    """UID of the ComputeDomain whose channel it asks for; empty where it asks for none."""
-    allocated: bool
-    reserved_for: tuple[str, ...]
-    """UIDs of pods."""
-
-
-class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod of a workload that has not ended."""
-
-    namespace: str
-    name: str
-    uid: str
-    node: str
-    """Empty until it is bound."""
-    templates: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Claim templates that it names, by the name of the claim in the pod."""
-    claims: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """ResourceClaims that it has, named or made for it, by the name of the claim in the pod."""
+T = TypeVar("T")
 
 
 class DaemonSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +26,7 @@ class DaemonSeen(msgspec.Struct, frozen=True, kw_only=True):
     """The connections that it has not."""
 
 
-class ClusterSeen(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterSeen(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """All of a cluster that has to do with ComputeDomains, read at about one moment."""
 
     domains: tuple[ComputeDomain, ...] = ()
@@ -66,21 +37,60 @@ class ClusterSeen(msgspec.Struct, frozen=True, kw_only=True):
     cliques: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The clique label of each node that has one."""
 
-    def domain(self, uid: str) -> ComputeDomain | None:
-        """The ComputeDomain of a UID."""
-        return next((one for one in self.domains if one.uid == uid), None)
-
     def claim(self, namespace: str, name: str) -> ClaimSeen | None:
         """The claim of a name."""
-        return next((one for one in self.claims if (one.namespace, one.name) == (namespace, name)), None)
+        return self._claims.get((namespace, name))
 
     def users(self, uid: str) -> tuple[PodSeen, ...]:
         """The pods with a channel of a ComputeDomain."""
-        return tuple(pod for pod in self.pods if uid in self._domains_of(pod))
+        return tuple(self._users.get(uid, ()))
 
-    def _domains_of(self, pod: PodSeen) -> set[str]:
-        found = (self.claim(pod.namespace, name) for name in pod.claims.values())
-        return {claim.domain for claim in found if claim is not None}
+    def templates_in(self, namespace: str) -> set[str]:
+        """Names of a namespace's claim templates."""
+        return self._templates.get(namespace, set())
+
+    def domains_in(self, namespace: str) -> list[ComputeDomain]:
+        """A namespace's ComputeDomains."""
+        return self._domains.get(namespace, [])
+
+    def daemons_of(self, uid: str) -> list[DaemonSeen]:
+        """The daemons of a ComputeDomain."""
+        return self._daemons.get(uid, [])
+
+    @cached_property
+    def _claims(self) -> Mapping[tuple[str, str], ClaimSeen]:
+        return {(one.namespace, one.name): one for one in self.claims}
+
+    @cached_property
+    def _templates(self) -> Mapping[str, set[str]]:
+        found: defaultdict[str, set[str]] = defaultdict(set)
+        for one in self.templates:
+            found[one.namespace].add(one.name)
+        return found
+
+    @cached_property
+    def _domains(self) -> Mapping[str, list[ComputeDomain]]:
+        return _grouped(self.domains, lambda one: one.namespace)
+
+    @cached_property
+    def _daemons(self) -> Mapping[str, list[DaemonSeen]]:
+        return _grouped(self.daemons, lambda one: one.domain)
+
+    @cached_property
+    def _users(self) -> Mapping[str, list[PodSeen]]:
+        found: defaultdict[str, list[PodSeen]] = defaultdict(list)
+        for pod in self.pods:
+            claims = (self.claim(pod.namespace, name) for name in pod.claims.values())
+            for uid in {claim.domain for claim in claims if claim is not None}:
+                found[uid].append(pod)
+        return found
+
+
+def _grouped(values: Iterable[T], name: Callable[[T], str]) -> Mapping[str, list[T]]:
+    found: defaultdict[str, list[T]] = defaultdict(list)
+    for one in values:
+        found[name(one)].append(one)
+    return found
 
 
 class HostSeen(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What a check says: it holds, it does not, or it is unknown; with what to do."""
+"""What a check says: it holds, it does not, or it is unknown; how bad that is, and what to do."""
 
 from enum import StrEnum
 
@@ -13,6 +13,24 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
 
+class Severity(StrEnum):
+    """How bad it is, the worst first."""
+
+    CRITICAL = "critical"
+    """Tenants are not kept apart."""
+    ERROR = "error"
+    """Something that was asked for does not work."""
+    WARNING = "warning"
+    """It works, and will not for long, or not as well as it could."""
+    UNKNOWN = "unknown"
+    """It could not be observed."""
+    NONE = "none"
+    """Nothing is wrong."""
+
+
+_RANKS = {severity: rank for rank, severity in enumerate(Severity)}
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One check of one subject."""
 
@@ -20,24 +38,73 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     """What it is about: `Pod team/worker-0`, `node tray-3`."""
     state: State
+    severity: Severity
     message: str
+    evidence: tuple[str, ...] = ()
+    """What each side says, with who says it."""
+    where: tuple[str, ...] = ()
+    """Everything that it concerns, as `node n1`, `domain 5c1d`, `machine m-3`: findings that share one may
+    have one cause."""
+    since: float | None = None
+    """Since when, seconds since the epoch; None: no layer tells."""
     fix: str = ""
-    """What to change; empty where it holds."""
+    """A command that changes it, or leads to what must change; empty where it holds."""
+    consequences: tuple[str, ...] = ()
+    """What follows from it and is not listed by itself, as `check: subject`."""
 
 
 def holds(check: str, subject: str, message: str) -> Finding:
     """It is as it should be, and was observed so."""
-    return Finding(check=check, subject=subject, state=State.HOLDS, message=message)
+    return Finding(check=check, subject=subject, state=State.HOLDS, severity=Severity.NONE, message=message)
 
 
-def fails(check: str, subject: str, message: str, fix: str) -> Finding:
+def fails(
+    check: str,
+    subject: str,
+    message: str,
+    fix: str,
+    *,
+    severity: Severity = Severity.ERROR,
+    evidence: tuple[str, ...] = (),
+    where: tuple[str, ...] = (),
+    since: float | None = None,
+) -> Finding:
     """It is not."""
-    return Finding(check=check, subject=subject, state=State.FAILS, message=message, fix=fix)
+    return Finding(
+        check=check,
+        subject=subject,
+        state=State.FAILS,
+        severity=severity,
+        message=message,
+        evidence=evidence,
+        where=where,
+        since=since,
+        fix=fix,
+    )
 
 
-def unknown(check: str, subject: str, message: str, fix: str) -> Finding:
+def unknown(
+    check: str,
+    subject: str,
+    message: str,
+    fix: str,
+    *,
+    evidence: tuple[str, ...] = (),
+    where: tuple[str, ...] = (),
+    since: float | None = None,
+) -> Finding:
     """It could not be observed; `fix` is what would make it visible."""
-    return Finding(check=check, subject=subject, state=State.UNKNOWN, message=message, fix=fix)
+    return Finding(
+        check=check,
+        subject=subject,
+        state=State.UNKNOWN,
+        severity=Severity.UNKNOWN,
+        message=message,
+        evidence=evidence,
+        where=where,
+        since=since,
+        fix=fix,
+    )
 
 
 def verdict(findings: tuple[Finding, ...]) -> State:
@@ -46,3 +113,8 @@ def verdict(findings: tuple[Finding, ...]) -> State:
     if State.FAILS in states:
         return State.FAILS
     return State.UNKNOWN if State.UNKNOWN in states or not findings else State.HOLDS
+
+
+def badness(finding: Finding) -> tuple[int, str, str]:
+    """What findings are sorted by: the worst first, then by check and subject."""
+    return _RANKS[finding.severity], finding.check, finding.subject

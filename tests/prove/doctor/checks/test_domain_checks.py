@@ -7,16 +7,11 @@ import pytest
 from inline_snapshot import snapshot
 
 from rackloom.claim.domain.objects import ComputeDomain, Condition, Status
-from rackloom.prove.doctor.checks.domains import (
-    ACTIVE,
-    CLAIMS,
-    MESH,
-    ONE_CLIQUE,
-    TEMPLATES,
-    check_domains,
-)
-from rackloom.prove.doctor.evidence import ClaimSeen, ClusterSeen, DaemonSeen, PodSeen, TemplateSeen
+from rackloom.prove.doctor.checks.domains import check_domains
+from rackloom.prove.doctor.evidence import ClusterSeen, DaemonSeen
 from rackloom.prove.doctor.findings import State, verdict
+from rackloom.prove.doctor.names import ACTIVE, CLAIMS, MESH, ONE_CLIQUE, TEMPLATES
+from rackloom.prove.picture.workloads import ClaimSeen, PodSeen, TemplateSeen
 
 
 def condition(type_, status, reason="AllNodesReady", message="2 nodes ready"):
@@ -127,30 +122,34 @@ def test_each_illness_is_found_once_with_what_to_change(case):
 def test_what_is_said():
     lines = [f"{case}: {one.message} -- {one.fix}" for case in ILL for one in [first_failure(*ILL[case])]]
     assert "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines) == snapshot("""\
-pending: ResourceClaim claim-0 is pending: no device is allocated -- see why no node fits: kubectl
-  describe pod -n team worker-0; rackloom claim explain names the nearest fix
-not-reserved: ResourceClaim claim-0 is allocated, but not reserved for it -- delete the pod, so that
-  it is scheduled anew
-full: ResourceClaim claim-0 is allocated, but not reserved for it -- split the job: one claim serves
-  256 pods
-no-claim: its ResourceClaim claim-0 does not exist -- create it, or name a template, for which a
-  claim is made by itself
-not-ready: NoNodes: no channel of it is in use -- start pods that name its template; a ComputeDomain
-  has the nodes on which they land
-degraded: TemplateNameTaken: x exists; delete it -- change what the message names
-misspelt: it names template imex-chanel-0, which no ComputeDomain in team makes -- name imex-
-  channel-0 in the pod, or imex-chanel-0 in spec.channel.resourceClaimTemplate
-not-made: template imex-channel-0 of ComputeDomain team/job has not been made -- see the conditions
-  of team/job; is rackloom controller running?
-elsewhere: it names template imex-channel-0, which no ComputeDomain in team makes -- create the
-  ComputeDomain in team: its template is in other
-no-domain: it names template imex-channel-0, which no ComputeDomain in team makes -- create a
-  ComputeDomain in team with spec.channel.resourceClaimTemplate.name imex-channel-0
-two-cliques: its pods are in cliques a.1, a.2 -- give the pods a required podAffinity with
-  topologyKey nvidia.com/gpu.clique that selects each other, or install the webhook, which adds it;
-  then create them anew
-not-meshed: IMEX is not connected: n0: 0 -> 1: INVALID -- open TCP ports 50000 and 50005 between
-  these pods; their nodes need one driver version\
+pending: ResourceClaim claim-0 is pending: no device is allocated -- kubectl -n team describe pod
+  worker-0  # rackloom claim explain names the nearest fix
+not-reserved: ResourceClaim claim-0 is allocated, but not reserved for it -- kubectl -n team delete
+  pod worker-0  # so that it is scheduled anew
+full: ResourceClaim claim-0 is allocated, but not reserved for it -- kubectl -n team describe
+  resourceclaim claim-0  # one claim serves 256 pods: split the job
+no-claim: its ResourceClaim claim-0 does not exist -- kubectl -n team get resourceclaims  # create
+  it, or name a template, from which it is made
+not-ready: NoNodes: no channel of it is in use -- kubectl -n team describe computedomain job  #
+  start pods that name its template: it has the nodes on which they land
+degraded: TemplateNameTaken: x exists; delete it -- kubectl -n team describe computedomain job  #
+  change what the message names
+misspelt: it names template imex-chanel-0, which no ComputeDomain in team makes -- kubectl -n team
+  get resourceclaimtemplates  # name imex-channel-0 in the pod, or imex-chanel-0 in
+  spec.channel.resourceClaimTemplate
+not-made: template imex-channel-0 of ComputeDomain team/job has not been made -- kubectl -n team
+  describe computedomain job  # is rackloom controller running?
+elsewhere: it names template imex-channel-0, which no ComputeDomain in team makes -- kubectl -n team
+  get resourceclaimtemplates  # create the ComputeDomain in team: its template is in other
+no-domain: it names template imex-channel-0, which no ComputeDomain in team makes -- kubectl -n team
+  get resourceclaimtemplates  # create a ComputeDomain with spec.channel.resourceClaimTemplate.name
+  imex-channel-0
+two-cliques: its pods are in cliques a.1, a.2 -- kubectl -n team get pods -o wide  # create them
+  anew with a required podAffinity to each other over nvidia.com/gpu.clique, or with the webhook,
+  which adds it
+not-meshed: IMEX is not connected: n0: 0 -> 1: INVALID -- kubectl get pods -A -o wide -l
+  resource.nvidia.com/computeDomain  # open TCP 50000 and 50005 between them; their nodes need one
+  driver version\
 """)
 
 

@@ -67,14 +67,7 @@ class PostgresBackend:
     @classmethod
     async def connect(cls, url: str) -> "PostgresBackend":
         """Connect to `url` and migrate it. Raises Refused for another kind of URL, Retry if out of reach."""
-        engine = create_async_engine(
-            _parse(url),
-            connect_args={
-                "server_settings": _SESSION,
-                "timeout": CONNECT_SECONDS,
-                "command_timeout": COMMAND_SECONDS,
-            },
-        )
+        engine = engine_of(url)
         backend = cls(engine)
         try:
             await backend._run(_migrate, _MIGRATE)
@@ -146,6 +139,18 @@ def _left_nothing(error: Exception) -> bool:
 
 def _sqlstate(error: Exception) -> str | None:
     return getattr(getattr(error, "orig", error), "sqlstate", None)
+
+
+def engine_of(url: str) -> AsyncEngine:
+    """Connections to `url`, each made when it is wanted. Raises Refused for another kind of URL."""
+    return create_async_engine(
+        _parse(url),
+        connect_args={
+            "server_settings": _SESSION,
+            "timeout": CONNECT_SECONDS,
+            "command_timeout": COMMAND_SECONDS,
+        },
+    )
 
 
 def _parse(url: str) -> sa.URL:

@@ -2,19 +2,15 @@
 
 import difflib
 from collections.abc import Iterator
+from datetime import datetime
 
 from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import ComputeDomain
-from rackloom.prove.doctor.evidence import ClusterSeen, DaemonSeen, PodSeen
+from rackloom.claim.domain.objects import ComputeDomain, Condition
+from rackloom.prove.doctor.checks.view import at_node, at_pod
+from rackloom.prove.doctor.evidence import ClusterSeen, DaemonSeen
 from rackloom.prove.doctor.findings import Finding, fails, holds, unknown
-
-CLAIMS, ACTIVE, TEMPLATES, ONE_CLIQUE, MESH = (
-    "claims allocated,reserved",
-    "ComputeDomain active",
-    "template names match",
-    "pods in one clique",
-    "IMEX mesh complete",
-)
+from rackloom.prove.doctor.names import ACTIVE, CLAIMS, MESH, ONE_CLIQUE, TEMPLATES
+from rackloom.prove.picture.workloads import ClaimSeen, PodSeen
 
 
 def check_domains(seen: ClusterSeen) -> tuple[Finding, ...]:
@@ -25,85 +21,129 @@ def check_domains(seen: ClusterSeen) -> tuple[Finding, ...]:
 
 
 def _domain(domain: ComputeDomain, seen: ClusterSeen) -> Iterator[Finding]:
-    yield _active(domain)
+    yield _active(domain, seen)
     yield from _one_clique(domain, seen)
     yield from _mesh(domain, seen)
 
 
 def _templates(pod: PodSeen, seen: ClusterSeen) -> Iterator[Finding]:
-    here = {one.name for one in seen.templates if one.namespace == pod.namespace}
-    promised = {one.template: one.key for one in seen.domains if one.namespace == pod.namespace}
+    here = seen.templates_in(pod.namespace)
+    promised = {one.template: one for one in seen.domains_in(pod.namespace)}
     for name in pod.templates.values():
         if name in here:
             yield holds(TEMPLATES, _of(pod), f"template {name} exists")
-        elif name in promised:
-            said = f"template {name} of ComputeDomain {promised[name]} has not been made"
-            fix = f"see the conditions of {promised[name]}; is rackloom controller running?"
-            yield fails(TEMPLATES, _of(pod), said, fix)
+            continue
+        if name in promised:
+            domain = promised[name]
+            said = f"template {name} of ComputeDomain {domain.key} has not been made"
+            fix = (
+                f"kubectl -n {pod.namespace} describe computedomain {domain.name}"
+                "  # is rackloom controller running?"
+            )
         else:
             said = f"it names template {name}, which no ComputeDomain in {pod.namespace} makes"
-            yield fails(TEMPLATES, _of(pod), said, _rename(name, pod.namespace, here | promised.keys(), seen))
+            fix = _rename(name, pod.namespace, here | promised.keys(), seen)
+        evidence = (
+            f"pod: template {name}",
+            f"templates in {pod.namespace}: {', '.join(sorted(here)) or '-'}",
+        )
+        yield fails(TEMPLATES, _of(pod), said, fix, evidence=evidence, where=_where(pod))
 
 
 def _rename(wanted: str, namespace: str, known: set[str], seen: ClusterSeen) -> str:
     elsewhere = sorted(one.namespace for one in seen.templates if one.name == wanted)
+    list_them = f"kubectl -n {namespace} get resourceclaimtemplates"
     if elsewhere:
-        return f"create the ComputeDomain in {namespace}: its template is in {elsewhere[0]}"
+        return f"{list_them}  # create the ComputeDomain in {namespace}: its template is in {elsewhere[0]}"
     near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.0)
     if near:
-        return f"name {near[0]} in the pod, or {wanted} in spec.channel.resourceClaimTemplate"
-    return f"create a ComputeDomain in {namespace} with spec.channel.resourceClaimTemplate.name {wanted}"
+        return f"{list_them}  # name {near[0]} in the pod, or {wanted} in spec.channel.resourceClaimTemplate"
+    return f"{list_them}  # create a ComputeDomain with spec.channel.resourceClaimTemplate.name {wanted}"
 
 
 def _claims(pod: PodSeen, seen: ClusterSeen) -> Iterator[Finding]:
-    for name in pod.claims.values():
+    # A gated pod is held back on purpose: the scheduler has not looked at it yet.
+    for name in () if pod.gated else pod.claims.values():
         claim = seen.claim(pod.namespace, name)
-        if claim is None:
-            fix = "create it, or name a template, for which a claim is made by itself"
-            yield fails(CLAIMS, _of(pod), f"its ResourceClaim {name} does not exist", fix)
-        elif not claim.allocated:
-            fix = (
-                f"see why no node fits: kubectl describe pod -n {pod.namespace} {pod.name}; "
-                "rackloom claim explain names the nearest fix"
-            )
-            yield fails(CLAIMS, _of(pod), f"ResourceClaim {name} is pending: no device is allocated", fix)
-        elif pod.uid not in claim.reserved_for:
-            full = len(claim.reserved_for) >= names.PODS_PER_CLAIM
-            fix = (
-                "split the job: one claim serves 256 pods"
-                if full
-                else "delete the pod, so that it is scheduled anew"
-            )
-            yield fails(CLAIMS, _of(pod), f"ResourceClaim {name} is allocated, but not reserved for it", fix)
-        else:
+        if claim is not None and claim.allocated and pod.uid in claim.reserved_for:
             yield holds(CLAIMS, _of(pod), f"ResourceClaim {name} is allocated,reserved")
+        else:
+            said, fix = _claim_trouble(pod, name, claim)
+            evidence = (f"pod: ResourceClaim {name}", f"claim: {_claim_state(claim)}")
+            yield fails(CLAIMS, _of(pod), said, fix, evidence=evidence, where=_where(pod))
 
 
-def _active(domain: ComputeDomain) -> Finding:
+def _claim_trouble(pod: PodSeen, name: str, claim: ClaimSeen | None) -> tuple[str, str]:
+    """What is wrong with a claim that a pod cannot use, and the fix."""
+    here = f"kubectl -n {pod.namespace}"
+    if claim is None:
+        said = f"its ResourceClaim {name} does not exist"
+        return said, f"{here} get resourceclaims  # create it, or name a template, from which it is made"
+    if not claim.allocated:
+        fix = f"{here} describe pod {pod.name}  # rackloom claim explain names the nearest fix"
+        return f"ResourceClaim {name} is pending: no device is allocated", fix
+    full = len(claim.reserved_for) >= names.PODS_PER_CLAIM
+    fix = (
+        f"{here} describe resourceclaim {name}  # one claim serves 256 pods: split the job"
+        if full
+        else f"{here} delete pod {pod.name}  # so that it is scheduled anew"
+    )
+    return f"ResourceClaim {name} is allocated, but not reserved for it", fix
+
+
+def _claim_state(claim: ClaimSeen | None) -> str:
+    if claim is None:
+        return "none of that name"
+    allocated = "allocated" if claim.allocated else "not allocated"
+    return f"{allocated}, reserved for {len(claim.reserved_for)} pods"
+
+
+def _active(domain: ComputeDomain, seen: ClusterSeen) -> Finding:
     subject = f"ComputeDomain {domain.key}"
     ready, degraded = domain.status.condition("Ready"), domain.status.condition("Degraded")
+    where = _where_domain(domain, seen)
     if degraded is not None and degraded.status == "True":
-        return fails(
-            ACTIVE, subject, f"{degraded.reason}: {degraded.message}", "change what the message names"
-        )
+        return _not_so(domain, degraded, where)
     if ready is None:
-        return unknown(ACTIVE, subject, "it has no conditions yet", "start rackloom controller")
+        fix = "kubectl -n rackloom-system get pods  # start rackloom controller"
+        return unknown(ACTIVE, subject, "it has no conditions yet", fix, where=where)
     if ready.status == "True":
         return holds(ACTIVE, subject, ready.message)
+    if ready.reason == "NoNodes" and not seen.users(domain.uid):
+        return holds(ACTIVE, subject, "nobody uses it now")
     if ready.status == "Unknown":
-        return unknown(
-            ACTIVE, subject, f"{ready.reason}: {ready.message}", "ask nvidia-imex-ctl -q on its nodes"
-        )
-    return fails(ACTIVE, subject, f"{ready.reason}: {ready.message}", _FIXES.get(ready.reason, _SEE_DAEMONS))
+        fix = "nvidia-imex-ctl -q  # on its nodes"
+        said = f"{ready.reason}: {ready.message}"
+        return unknown(ACTIVE, subject, said, fix, where=where, since=_since(ready))
+    return _not_so(domain, ready, where)
 
 
-_SEE_DAEMONS = (
-    "read the logs of its daemon pods in the driver's namespace, and check their nodes with rackloom doctor"
-)
-_FIXES = {
-    "NoNodes": "start pods that name its template; a ComputeDomain has the nodes on which they land",
+def _not_so(domain: ComputeDomain, said: Condition, where: tuple[str, ...]) -> Finding:
+    hint = _HINTS.get(said.reason, "change what the message names")
+    return fails(
+        ACTIVE,
+        f"ComputeDomain {domain.key}",
+        f"{said.reason}: {said.message}",
+        f"kubectl -n {domain.namespace} describe computedomain {domain.name}  # {hint}",
+        evidence=(
+            f"status: condition {said.type} is {said.status}",
+            f"status: {len(domain.status.nodes)} nodes",
+        ),
+        where=where,
+        since=_since(said),
+    )
+
+
+def _since(condition: Condition) -> float | None:
+    told = condition.last_transition_time
+    return datetime.fromisoformat(told).timestamp() if told else None
+
+
+_SEE_DAEMONS = f"kubectl get pods -A -o wide -l {names.COMPUTE_DOMAIN_LABEL}  # read the logs of its daemons"
+_HINTS = {
+    "NoNodes": "start pods that name its template: it has the nodes on which they land",
     "TooFewNodes": "start the missing pods, or leave spec.numNodes out: it gates nothing",
-    "CliqueNotWarm": "check the nodes of that clique: no daemon is READY on any of them",
+    "CliqueNotWarm": "no daemon is READY on any node of that clique",
 }
 
 
@@ -116,20 +156,22 @@ def _one_clique(domain: ComputeDomain, seen: ClusterSeen) -> Iterator[Finding]:
     cliques = sorted({seen.cliques[node] for node in nodes if seen.cliques.get(node)})
     if len(cliques) > 1:
         fix = (
-            f"give the pods a required podAffinity with topologyKey {names.GPU_CLIQUE_LABEL} that selects "
-            "each other, or install the webhook, which adds it; then create them anew"
+            f"kubectl -n {domain.namespace} get pods -o wide  # create them anew with a required podAffinity"
+            f" to each other over {names.GPU_CLIQUE_LABEL}, or with the webhook, which adds it"
         )
-        yield fails(ONE_CLIQUE, subject, f"its pods are in cliques {', '.join(cliques)}", fix)
+        said = f"its pods are in cliques {', '.join(cliques)}"
+        told = tuple(f"cluster: node {node} is in {seen.cliques.get(node, '-')}" for node in sorted(nodes))
+        yield fails(ONE_CLIQUE, subject, said, fix, evidence=told, where=_where_domain(domain, seen))
     elif unlabelled:
-        fix = "run rackloom node imex with --clique-label; look at the fabric state of the GPUs there"
+        fix = f"kubectl get nodes -L {names.GPU_CLIQUE_LABEL}  # run rackloom node imex with --clique-label"
         said = f"no clique is known of {', '.join(unlabelled)}: label {names.GPU_CLIQUE_LABEL} is missing"
-        yield unknown(ONE_CLIQUE, subject, said, fix)
+        yield unknown(ONE_CLIQUE, subject, said, fix, where=tuple(map(at_node, unlabelled)))
     else:
         yield holds(ONE_CLIQUE, subject, f"{len(nodes)} nodes in clique {cliques[0]}")
 
 
 def _mesh(domain: ComputeDomain, seen: ClusterSeen) -> Iterator[Finding]:
-    daemons = [one for one in seen.daemons if one.domain == domain.uid and one.clique != ""]
+    daemons = [one for one in seen.daemons_of(domain.uid) if one.clique != ""]
     if daemons:
         yield _mesh_of(f"ComputeDomain {domain.key}", daemons)
 
@@ -138,13 +180,35 @@ def _mesh_of(subject: str, daemons: list[DaemonSeen]) -> Finding:
     apart = [one for one in daemons if one.meshed is False]
     if apart:
         said = "; ".join(f"{one.node}: {', '.join(one.missing)}" for one in apart)
-        fix = "open TCP ports 50000 and 50005 between these pods; their nodes need one driver version"
-        return fails(MESH, subject, f"IMEX is not connected: {said}", fix)
+        fix = (
+            "kubectl get pods -A -o wide -l resource.nvidia.com/computeDomain"
+            "  # open TCP 50000 and 50005 between them; their nodes need one driver version"
+        )
+        told = tuple(f"daemon on {one.node}: misses {', '.join(one.missing)}" for one in apart)
+        said = f"IMEX is not connected: {said}"
+        return fails(MESH, subject, said, fix, evidence=told, where=_where_daemons(subject, apart))
     silent = sorted(one.node for one in daemons if one.meshed is None)
     if silent:
-        return unknown(MESH, subject, f"not reported by {', '.join(silent)}", _SEE_DAEMONS)
+        said = f"not reported by {', '.join(silent)}"
+        where = (subject, *map(at_node, silent))
+        return unknown(MESH, subject, said, _SEE_DAEMONS, where=where)
     return holds(MESH, subject, f"{len(daemons)} daemons reach all their peers")
 
 
 def _of(pod: PodSeen) -> str:
     return f"Pod {pod.namespace}/{pod.name}"
+
+
+def _where(pod: PodSeen) -> tuple[str, ...]:
+    return (at_pod(f"{pod.namespace}/{pod.name}"), *([at_node(pod.node)] if pod.node else []))
+
+
+def _where_domain(domain: ComputeDomain, seen: ClusterSeen) -> tuple[str, ...]:
+    users = seen.users(domain.uid)
+    nodes = sorted({pod.node for pod in users if pod.node} | {one.name for one in domain.status.nodes})
+    pods = (at_pod(f"{pod.namespace}/{pod.name}") for pod in users)
+    return (f"ComputeDomain {domain.key}", *map(at_node, nodes), *pods)
+
+
+def _where_daemons(subject: str, daemons: list[DaemonSeen]) -> tuple[str, ...]:
+    return (subject, *(at_node(one.node) for one in daemons))

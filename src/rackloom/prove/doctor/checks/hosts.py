@@ -18,7 +18,7 @@ def check_host(host: HostSeen) -> tuple[Finding, ...]:
 
 def _driver(host: HostSeen) -> Finding:
     found = host.driver_version
-    fix = f"install NVIDIA's driver {_text(OLDEST_DRIVER)} or later"
+    fix = f"cat /proc/driver/nvidia/version  # install NVIDIA's driver {_text(OLDEST_DRIVER)} or later"
     if found is None:
         return unknown(
             DRIVER, _on(host), "no NVIDIA kernel module is loaded, or its version is not readable", fix
@@ -29,20 +29,26 @@ def _driver(host: HostSeen) -> Finding:
 
 
 def _cdi(host: HostSeen) -> Finding:
-    fix = "set enable_cdi = true for the CRI plugin in /etc/containerd/config.toml and restart containerd"
+    fix = "systemctl restart containerd  # after enable_cdi = true for the CRI plugin in its config.toml"
     if host.cdi_setting is False:
         return fails(CDI, _on(host), "the container runtime's configuration switches CDI off", fix)
     if host.cdi_setting:
         return holds(CDI, _on(host), "switched on by the container runtime's configuration")
     if host.runtime is None:
         return unknown(
-            CDI, _on(host), "which container runtime it has is not known", "read the node's status"
+            CDI,
+            _on(host),
+            "which container runtime it has is not known",
+            f"kubectl get node {host.node} -o wide",
         )
     name, _, version = host.runtime.partition("://")
     since = _CDI_BY_DEFAULT.get(name)
     if since is None:
         return unknown(
-            CDI, _on(host), f"{host.runtime} is not a runtime that is known here", "see its manual"
+            CDI,
+            _on(host),
+            f"{host.runtime} is not a runtime that is known here",
+            f"kubectl get node {host.node} -o wide  # see the manual of its runtime",
         )
     if _numbers(version) < since:
         return fails(CDI, _on(host), f"{host.runtime} has CDI off unless it is configured", fix)
@@ -50,7 +56,7 @@ def _cdi(host: HostSeen) -> Finding:
 
 
 def _host_imex(host: HostSeen) -> Finding:
-    fix = "systemctl disable --now nvidia-imex: a node holds one IMEX session, and the daemon's pod needs it"
+    fix = "systemctl disable --now nvidia-imex  # a node holds one IMEX session, which the daemon's pod needs"
     if host.imex_processes:
         running = ", ".join(str(pid) for pid in host.imex_processes)
         return fails(HOST_IMEX, _on(host), f"nvidia-imex runs outside of pods (process {running})", fix)
@@ -58,18 +64,18 @@ def _host_imex(host: HostSeen) -> Finding:
         return fails(HOST_IMEX, _on(host), "nvidia-imex starts with the host", fix)
     if host.imex_processes is None or host.imex_enabled is None:
         return unknown(
-            HOST_IMEX, _on(host), "processes or units are not readable", "run it as root on the host"
+            HOST_IMEX, _on(host), "processes or units are not readable", "sudo rackloom doctor  # on the host"
         )
     return holds(HOST_IMEX, _on(host), "no nvidia-imex outside of pods")
 
 
 def _ports(host: HostSeen) -> Finding:
     if host.busy_ports is None:
-        return unknown(PORTS, _on(host), "sockets are not readable", "run it in the host's network namespace")
+        return unknown(PORTS, _on(host), "sockets are not readable", "nsenter -t 1 -n rackloom doctor")
     taken = sorted({SERVER_PORT, COMMAND_PORT} & host.busy_ports)
     if taken:
         which = " and ".join(str(port) for port in taken)
-        fix = f"stop what listens there: ss -ltnp 'sport = :{taken[0]}'"
+        fix = f"ss -ltnp 'sport = :{taken[0]}'  # stop what listens there"
         return fails(PORTS, _on(host), f"something on the host listens on port {which}", fix)
     return holds(PORTS, _on(host), f"nobody listens on {SERVER_PORT} and {COMMAND_PORT}")
 

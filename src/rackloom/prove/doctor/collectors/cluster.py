@@ -8,7 +8,8 @@ from rackloom.claim.domain import names
 from rackloom.claim.domain.configs import ChannelConfig, decode_lenient
 from rackloom.claim.domain.objects import ComputeDomain, compute_domain
 from rackloom.errors import Refused
-from rackloom.prove.doctor.evidence import ClaimSeen, ClusterSeen, DaemonSeen, PodSeen, TemplateSeen
+from rackloom.prove.doctor.evidence import ClusterSeen, DaemonSeen
+from rackloom.prove.picture.workloads import ClaimSeen, PodSeen, TemplateSeen
 
 Json = dict[str, Any]
 COMPUTE_DOMAINS = f"apis/{names.API_VERSION}/computedomains"
@@ -99,6 +100,7 @@ def _pod(obj: Json) -> PodSeen:
         name=meta["name"],
         uid=meta["uid"],
         node=spec.get("nodeName", ""),
+        gated=bool(spec.get("schedulingGates")),
         templates={
             one["name"]: one["resourceClaimTemplateName"]
             for one in asked

@@ -1,0 +1,96 @@
+"""One picture of a site from its records, its cluster and its transfers, for the doctor and the map."""
+
+import msgspec
+
+from rackloom.app.picture.cluster import read_cluster
+from rackloom.app.picture.devices import KnownDevices
+from rackloom.app.picture.fabric import Fabrics, Staleness, read_fabrics
+from rackloom.app.picture.read_only import Reader
+from rackloom.app.picture.site import Records, read_records
+from rackloom.claim.kube.api import KubeApi, KubeError
+from rackloom.prove.picture.values import Layer, LayerSeen, Picture, TransferSeen
+
+STALE_SECONDS = 180.0
+"""Three intervals of the reconciler's default: an older reading is not how things are."""
+
+
+async def site_picture(
+    now: float,
+    *,
+    records: Reader | None = None,
+    stale: Staleness | None = None,
+    cluster: KubeApi | None = None,
+    transfers: tuple[TransferSeen, ...] | None = None,
+    known: KnownDevices | None = None,
+) -> Picture:
+    """What each layer says at `now` (seconds since the epoch); a layer that is None was not asked.
+
+    `records` is a `Store` or a reader of one; `stale` says when its readings no longer count (default: after
+    `STALE_SECONDS`); `known` is for who looks often. An API server that does not answer makes its layer
+    unknown. What `records` raises passes through.
+    """
+    picture = Picture(at=now, layers=())
+    if records is not None:
+        picture = await _with_records(picture, records, stale or Staleness(now, STALE_SECONDS))
+    if cluster is not None:
+        picture = await _with_cluster(picture, cluster, known)
+    if transfers is not None:
+        seen = LayerSeen(layer=Layer.TRANSFER, at=now)
+        picture = _with(picture, seen, transfers=transfers)
+    return picture
+
+
+async def _with_records(picture: Picture, records: Reader, stale: Staleness) -> Picture:
+    fabrics, told = await records.read(lambda conn: (read_fabrics(conn, stale), read_records(conn)))
+    return _with_site(_with_fabrics(picture, fabrics, stale), told)
+
+
+def _with_fabrics(picture: Picture, fabrics: Fabrics, stale: Staleness) -> Picture:
+    """The layer is as old as its oldest reading; what a single domain lacks is said of that domain."""
+    at = min((one.observed_at for one in fabrics.domains if one.observed_at is not None), default=None)
+    seen = LayerSeen(layer=Layer.FABRIC, at=at)
+    if stale.start:
+        since = picture.at if at is None else at
+        seen = msgspec.structs.replace(seen, unknown_since=since, problem=stale.reason, fix=stale.start)
+    return _with(
+        picture,
+        seen,
+        domains=fabrics.domains,
+        fabric_gpus=fabrics.gpus,
+        partitions=fabrics.partitions,
+        lost_partitions=fabrics.lost,
+    )
+
+
+def _with_site(picture: Picture, told: Records) -> Picture:
+    return _with(picture, LayerSeen(layer=Layer.SITE, at=picture.at), **msgspec.structs.asdict(told))
+
+
+async def _with_cluster(picture: Picture, api: KubeApi, known: KnownDevices | None) -> Picture:
+    try:
+        cluster = await read_cluster(api, known)
+    except KubeError as error:
+        lost = LayerSeen(
+            layer=Layer.CLUSTER,
+            unknown_since=picture.at,
+            problem=f"the API server: {error.message}",
+            fix="kubectl get --raw /readyz  # with the same kubeconfig",
+        )
+        return _with(picture, lost)
+    return _with(
+        picture,
+        LayerSeen(layer=Layer.CLUSTER, at=picture.at),
+        nodes=cluster.nodes,
+        pools=cluster.pools,
+        devices=cluster.devices,
+        uses=cluster.uses,
+        meshes=cluster.meshes,
+        compute_domains=cluster.seen.domains,
+        templates=cluster.seen.templates,
+        claims=cluster.seen.claims,
+        pods=cluster.seen.pods,
+    )
+
+
+def _with(picture: Picture, seen: LayerSeen, **told: object) -> Picture:
+    return msgspec.structs.replace(picture, layers=(*picture.layers, seen), **told)

@@ -1,0 +1,97 @@
+"""The site service's database, read beside the service that owns it and never written.
+
+A home is locked against a second writer; SQLite's WAL lets any number read meanwhile.
+"""
+
+import fcntl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.pool import NullPool
+
+from rackloom.carve.site.store.sqlite import DATABASE
+from rackloom.errors import Refused, Retry
+
+T = TypeVar("T")
+RETRY_SECONDS = 5.0
+
+
+class Reader(Protocol):
+    """Whoever can run a function on one consistent state of the records."""
+
+    async def read(self, fn: Callable[[sa.Connection], T]) -> T:
+        """Run `fn(conn)`; writing is an error."""
+        ...
+
+
+class PostgresReader:
+    """A database that replicas of the service share."""
+
+    def __init__(self, url: str) -> None:
+        """`url` is postgresql://...; nothing is connected yet. Raises Refused for another kind of URL."""
+        # Imported where it is wanted: a site on SQLite needs no PostgreSQL driver.
+        from rackloom.carve.site.store.postgres import engine_of
+
+        self._engine = engine_of(url)
+
+    async def read(self, fn: Callable[[sa.Connection], T]) -> T:
+        """Run `fn(conn)` in one read transaction. Raises Retry when the server cannot be reached."""
+        try:
+            async with self._engine.connect() as conn:
+                await conn.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+                return await conn.run_sync(fn)
+        except (OSError, TimeoutError, sa.exc.DBAPIError) as error:
+            raise Retry(f"the database cannot be read: {error}", after=RETRY_SECONDS) from error
+
+    async def close(self) -> None:
+        """Give the connection back."""
+        await self._engine.dispose()
+
+
+class SqliteReader:
+    """The `site.db` of a home."""
+
+    def __init__(self, home: Path) -> None:
+        """Raises Refused where there is none."""
+        self._file = home / DATABASE
+        if not self._file.is_file():
+            raise Refused(
+                f"there is no site in {home}", nearest_fix="name the home of `rackloom up` with --home"
+            )
+        query = {"mode": "ro", "uri": "true", **({} if _has_wal(self._file) else {"immutable": "1"})}
+        url = sa.URL.create("sqlite", database=f"file:{self._file}", query=query)
+        self._engine = sa.create_engine(url, poolclass=NullPool)
+
+    async def read(self, fn: Callable[[sa.Connection], T]) -> T:
+        """Run `fn(conn)` in one read transaction. Raises Refused for a database that is none of ours."""
+        try:
+            with self._engine.connect() as conn:
+                return fn(conn)
+        except sa.exc.DatabaseError as error:
+            raise Refused(
+                f"{self._file} cannot be read: {error.orig}",
+                nearest_fix="start the site once with this version, which brings its tables up to date",
+            ) from error
+
+
+def _has_wal(file: Path) -> bool:
+    """Whether there may be something in the WAL.
+
+    After a clean stop there is none, and a reader that is not told so would make one: files of whoever runs
+    the doctor, which the service might then not be able to open (sqlite.org, "Read-Only Databases").
+    """
+    return file.with_name(f"{file.name}-wal").exists()
+
+
+def is_running(home: Path) -> bool:
+    """Whether a process has the home's lock. The lock is shared for an instant, and given back."""
+    try:
+        with (home / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,67 @@
+"""`rackloom doctor`: what is wrong, over every layer at once, with evidence and the fix as a command."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from rackloom.cli.output import emit
+
+if TYPE_CHECKING:
+    from rackloom.app.doctor import Examined
+
+
+def doctor(
+    *,
+    home: Path | None = None,
+    config: Path | None = None,
+    kubeconfig: Path | None = None,
+    transfers: Path | None = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    textfile: Path | None = None,
+    evidence: Literal["ncp"] | None = None,
+) -> int:
+    """Examine a site over all layers: switch fabrics, tenants' records, the cluster, measured transfers.
+
+    Nothing is changed. Exit code 0 if everything that was read is as it should be, 1 if anything is wrong or
+    unknown.
+
+    Parameters
+    ----------
+    home
+        Home of a `rackloom up`, running or not; default: the one that `rackloom up` uses. Its `kubeconfig`
+        and `transfers` are examined too.
+    config
+        TOML file of a `rackloom serve`; its database is read.
+    kubeconfig
+        The cluster on the same machines; alone, only the cluster is examined.
+    transfers
+        Directory with records that `rackloom transfer run --save` wrote.
+    json
+        Print {"ok", "findings"} as JSON.
+    textfile
+        Also write the result for the textfile collector of Prometheus' node exporter.
+    evidence
+        Print the results of an acceptance suite instead: ncp is NVIDIA's for cloud partners.
+    """
+    from rackloom.app.doctor import Sources, diagnose
+
+    examined = diagnose(Sources(home=home, config=config, kubeconfig=kubeconfig, transfers=transfers))
+    if textfile is not None:
+        from rackloom.app.doctor_textfile import write_textfile
+
+        write_textfile(textfile, examined.picture, examined.findings)
+    if evidence == "ncp":
+        from rackloom.prove.doctor.acceptance import acceptance
+
+        emit(acceptance(examined.picture), "json", str)
+    else:
+        _show(examined, json=json)
+    return 1 if examined.findings else 0
+
+
+def _show(examined: "Examined", *, json: bool) -> None:
+    from rackloom.prove.doctor.page import page
+
+    value = {"ok": not examined.findings, "findings": examined.findings}
+    emit(value, "json" if json else "table", lambda: page(examined.picture, examined.findings))

@@ -1,0 +1,137 @@
+"""What the cluster calls a clique against the partition that the fabric really has, tray by tray.
+
+`nvidia.com/gpu.clique` is `<clusterUUID>.<cliqueId>`, and the clique id is the partition's id (32766 for the
+factory's). The cluster UUID names the NVLink domain in a name space of its own: which domain it stands for is
+learnt from the GPUs that both layers know. A node whose GPUs are in two partitions has no label at all (GPU
+Feature Discovery, internal/lm/imex.go).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+
+from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
+from rackloom.prove.doctor import names
+from rackloom.prove.doctor.checks.view import View, around, at_node
+from rackloom.prove.doctor.findings import Finding, Severity, fails
+from rackloom.prove.picture.values import GpuChain, NodeSeen
+
+
+def check_cliques(view: View) -> Iterator[Finding]:
+    """All findings about cliques of nodes whose GPUs both layers know, and about who writes the label."""
+    clusters = _clusters(view)
+    for name, gpus in sorted(view.by_node.items()):
+        node = view.nodes.get(name)
+        if node is not None and all(chain.fabric and view.is_fresh(chain.fabric.domain) for chain in gpus):
+            yield from _node(node, gpus, clusters)
+    for node in view.picture.nodes:
+        yield from _writers(node)
+
+
+def _node(node: NodeSeen, gpus: tuple[GpuChain, ...], clusters: Mapping[str, str]) -> Iterator[Finding]:
+    held = {_partition(chain) for chain in gpus}
+    if len(held) > 1:
+        yield _split(node, gpus)
+        return
+    said = _difference(node, held.pop(), gpus, clusters)
+    if said:
+        yield fails(
+            names.CLIQUE_LABEL,
+            f"node {node.name}",
+            said,
+            f"kubectl get node {node.name} -L {GPU_CLIQUE_LABEL}  # then restart its IMEX or GFD pod",
+            evidence=(f"cluster: {_label(node)}", *_fabric(gpus), *_slices(gpus)),
+            where=around(gpus),
+        )
+
+
+def _difference(
+    node: NodeSeen, held: tuple[str, int | None], gpus: tuple[GpuChain, ...], clusters: Mapping[str, str]
+) -> str:
+    """What is wrong with the label of a tray that is whole in one partition, or in none; empty: nothing."""
+    domain, partition = held
+    if partition is None:
+        return "it is labelled with a clique, and its GPUs are in no partition" if node.clique else ""
+    if node.clique is None:
+        return f"its GPUs are in partition {partition}, and it has no label {GPU_CLIQUE_LABEL}"
+    cluster, _, clique = node.clique.rpartition(".")
+    if clique != str(partition):
+        return f"its label says clique {clique}, and its GPUs are in partition {partition}"
+    if clusters.get(cluster, domain) != domain:
+        return f"its label says cluster {cluster}, which is domain {clusters[cluster]}, not {domain}"
+    published = {chain.device.clique for chain in gpus if chain.device is not None and chain.device.clique}
+    if published and published != {node.clique}:
+        return f"its label says {node.clique}, and its devices say {', '.join(sorted(published))}"
+    return ""
+
+
+def _partition(chain: GpuChain) -> tuple[str, int | None]:
+    return ("", None) if chain.fabric is None else (chain.fabric.domain, chain.fabric.partition)
+
+
+def _clusters(view: View) -> Mapping[str, str]:
+    """The domain that most GPUs under each cluster UUID are in."""
+    votes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for name, gpus in view.by_node.items():
+        node = view.nodes.get(name)
+        if node is not None and node.clique is not None:
+            votes[node.clique.rpartition(".")[0]].update(_partition(chain)[0] for chain in gpus)
+    return {cluster: min(found, key=lambda one: (-found[one], one)) for cluster, found in votes.items()}
+
+
+def _split(node: NodeSeen, gpus: tuple[GpuChain, ...]) -> Finding:
+    machine = next((chain.machine for chain in gpus if chain.machine is not None), None)
+    domain = next(chain.fabric.domain for chain in gpus if chain.fabric is not None)
+    show = f"rackloom admin domain show {domain}"
+    if machine is not None:
+        show = f"rackloom admin machine nvlink-info show {machine.id}"
+    told = "" if node.clique is None else f", and its label {node.clique} is stale"
+    return fails(
+        names.SPLIT,
+        f"node {node.name}",
+        f"its GPUs are in different partitions, so no clique can be said of it, and it is lost to jobs{told}",
+        f"{show}  # give the tray's GPUs one logical partition, or keep the node out of the cluster",
+        evidence=(f"cluster: {_label(node)}", *_fabric(gpus)),
+        where=around(gpus),
+    )
+
+
+def _label(node: NodeSeen) -> str:
+    if node.clique is None:
+        return f"node {node.name} has no label {GPU_CLIQUE_LABEL}"
+    by = f", written by {node.clique_writer}" if node.clique_writer else ""
+    return f"node {node.name} has {GPU_CLIQUE_LABEL}={node.clique}{by}"
+
+
+def _fabric(gpus: tuple[GpuChain, ...]) -> Iterator[str]:
+    for (domain, partition), modules in _by_partition(gpus).items():
+        where = "no partition" if partition is None else f"partition {partition}"
+        yield f"switch controller of domain {domain}: GPU {', '.join(modules)} in {where}"
+
+
+def _by_partition(gpus: tuple[GpuChain, ...]) -> Mapping[tuple[str, int | None], list[str]]:
+    found: defaultdict[tuple[str, int | None], list[str]] = defaultdict(list)
+    for chain in gpus:
+        if chain.fabric is not None:
+            found[_partition(chain)].append(str(chain.fabric.place.module_id))
+    return found
+
+
+def _slices(gpus: tuple[GpuChain, ...]) -> Iterator[str]:
+    published = sorted({chain.device.clique for chain in gpus if chain.device and chain.device.clique})
+    if published:
+        yield f"slice: devices say clique {', '.join(published)}"
+
+
+def _writers(node: NodeSeen) -> Iterator[Finding]:
+    if node.other_writers:
+        writers = (node.clique_writer, *node.other_writers)
+        yield fails(
+            names.CLIQUE_WRITER,
+            f"node {node.name}",
+            f"{len(writers)} write its label {GPU_CLIQUE_LABEL}, and undo one another",
+            f"kubectl get node {node.name} -o yaml --show-managed-fields"
+            "  # then keep one writer: GFD, or rackloom node imex --clique-label",
+            severity=Severity.WARNING,
+            evidence=tuple(f"cluster: field manager {one}" for one in writers),
+            where=(at_node(node.name),),
+        )

@@ -1,0 +1,168 @@
+"""Switch controllers and what they say of GPUs and partitions, before anybody's wishes."""
+
+from collections.abc import Iterator
+
+from rackloom.prove.doctor import names
+from rackloom.prove.doctor.checks.view import (
+    View,
+    at_device,
+    at_domain,
+    at_gpu,
+    at_machine,
+    at_node,
+    at_partition,
+)
+from rackloom.prove.doctor.findings import Finding, Severity, fails, unknown
+from rackloom.prove.picture.values import DomainSeen, GpuChain, Layer, MachineSeen
+
+_SHOW = "rackloom admin domain show"
+
+
+def check_layers(view: View) -> Iterator[Finding]:
+    """Layers that should have been read, and could not."""
+    domains = tuple(at_domain(one.uuid) for one in view.picture.domains)
+    for one in view.picture.layers:
+        if one.unknown_since is not None:
+            yield unknown(
+                names.LAYER,
+                f"layer {one.layer}",
+                one.problem,
+                one.fix,
+                where=domains if one.layer is Layer.FABRIC else (),
+                since=one.unknown_since,
+            )
+
+
+def check_fabric(view: View) -> Iterator[Finding]:
+    """All findings about switch controllers, and about GPUs, partitions and trays as they show them."""
+    for domain in view.picture.domains:
+        yield from _domain(domain)
+    for chain in view.chains:
+        yield from _gpu(chain, view)
+    yield from _partitions(view)
+    for machine in view.picture.machines:
+        yield from _machine(machine, view)
+
+
+def _domain(domain: DomainSeen) -> Iterator[Finding]:
+    subject, where = f"domain {domain.uuid}", (at_domain(domain.uuid),)
+    through = tuple(f"asked through {url}" for url in domain.endpoints)
+    if domain.unknown_since is not None:
+        fix = f"{_SHOW} {domain.uuid}  # then check the switch tray behind {', '.join(domain.endpoints)}"
+        yield unknown(
+            names.CONTROLLER,
+            subject,
+            domain.problem or "it cannot be read",
+            fix,
+            evidence=through,
+            where=where,
+            since=domain.unknown_since,
+        )
+    if domain.paused:
+        fix = f"rackloom admin domain resume --domain {domain.uuid}"
+        said = "it is paused: nothing that tenants ask for is done"
+        told = ("records: paused by an operator",)
+        yield fails(
+            names.DOMAIN_PAUSED, subject, said, fix, severity=Severity.WARNING, evidence=told, where=where
+        )
+
+
+def _gpu(chain: GpuChain, view: View) -> Iterator[Finding]:
+    gpu = chain.fabric
+    if gpu is None or gpu.healthy is not False or not view.is_fresh(gpu.domain):
+        return
+    tray = "" if chain.machine is None else chain.machine.id
+    fix = (
+        f"rackloom admin tray cordon {tray} --reason 'GPU {gpu.place.module_id} {gpu.problem}'"
+        if tray
+        else f"{_SHOW} {gpu.domain}"
+    )
+    yield fails(
+        names.GPU_HEALTH,
+        f"GPU {gpu.place.module_id} of {tray or f'slot {gpu.place.slot}'}",
+        f"the switch controller says {gpu.problem or 'it is not healthy'}",
+        fix,
+        evidence=(f"switch controller: GPU 0x{gpu.guid:016x} is {gpu.problem}", *_of_node(chain)),
+        where=tuple(_around(chain)),
+    )
+
+
+def _of_node(chain: GpuChain) -> tuple[str, ...]:
+    if chain.device is None:
+        return ()
+    taints = ", ".join(chain.device.taints) or "no taint"
+    return (f"node {chain.device.node}: device {chain.device.name} has {taints}",)
+
+
+def _around(chain: GpuChain) -> Iterator[str]:
+    """What one sick GPU concerns: not its whole tray."""
+    if chain.device is not None:
+        yield at_device(chain.device)
+    if chain.fabric is not None:
+        yield at_gpu(chain.fabric.domain, chain.fabric.guid)
+    if chain.partition is not None:
+        yield at_partition(chain.partition.domain, chain.partition.name)
+
+
+def _partitions(view: View) -> Iterator[Finding]:
+    for one in view.picture.partitions:
+        if one.healthy is False and view.is_fresh(one.domain):
+            yield fails(
+                names.PARTITION_HEALTH,
+                f"partition {one.name}",
+                f"the switch controller says {one.problem or 'it is not healthy'}",
+                f"{_SHOW} {one.domain}",
+                evidence=(f"switch controller: partition {one.id} of domain {one.domain} is {one.problem}",),
+                where=(at_partition(one.domain, one.name),),
+            )
+
+
+def _machine(machine: MachineSeen, view: View) -> Iterator[Finding]:
+    subject, where = f"machine {machine.id}", _of_machine(machine, view)
+    if not machine.domain:
+        fix = (
+            f"rackloom admin endpoint create --chassis-serial {machine.chassis_serial} "
+            "--url https://SWITCH-CONTROLLER:9370"
+        )
+        said = "no switch controller has reported this tray yet"
+        yield unknown(names.MACHINE_PRESENT, subject, said, fix, where=where)
+    elif machine.missing_since is not None and view.is_fresh(machine.domain):
+        fix = f"rackloom admin tray cordon {machine.id} --reason missing  # then see to its power and seating"
+        yield fails(
+            names.MACHINE_PRESENT,
+            subject,
+            "its switch controller lists none of its GPUs",
+            fix,
+            severity=Severity.ERROR if machine.instance else Severity.WARNING,
+            evidence=(
+                f"records: slot {machine.slot} of {machine.chassis_serial}",
+                *_node_says(machine, view),
+            ),
+            where=where,
+            since=machine.missing_since,
+        )
+    elif any(key.fabric_guid is None for key in machine.gpus) and view.is_fresh(machine.domain):
+        yield _unmapped(machine, where)
+
+
+def _of_machine(machine: MachineSeen, view: View) -> tuple[str, ...]:
+    node = view.node_of_machine.get(machine.id)
+    return (at_machine(machine.id), *([] if node is None else [at_node(node)]))
+
+
+def _node_says(machine: MachineSeen, view: View) -> Iterator[str]:
+    node = view.nodes.get(view.node_of_machine.get(machine.id, ""))
+    if node is not None:
+        yield f"node {node.name}: {'ready' if node.ready else 'not ready'}"
+
+
+def _unmapped(machine: MachineSeen, where: tuple[str, ...]) -> Finding:
+    modules = [str(index + 1) for index, key in enumerate(machine.gpus) if key.fabric_guid is None]
+    return fails(
+        names.MAPPING,
+        f"machine {machine.id}",
+        f"no fabric GUID is recorded of GPU {', '.join(modules)}: they can join no partition",
+        f"rackloom admin machine nvlink-info populate {machine.id} --update-db",
+        evidence=(f"records: GPUs {', '.join(modules)} have no GUID",),
+        where=where,
+    )

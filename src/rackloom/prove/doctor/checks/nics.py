@@ -1,0 +1,136 @@
+"""NICs: whether their links are up, as fast as their siblings', and used together with their own GPUs."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from rackloom.prove.doctor import names
+from rackloom.prove.doctor.checks.view import View, at_device, at_node, at_pod
+from rackloom.prove.doctor.findings import Finding, Severity, fails
+from rackloom.prove.picture.values import DeviceSeen, DeviceUse, GpuChain
+
+_FAR = "SYS"
+"""nvidia-smi's letters for a path that crosses the link between processors."""
+_UP = ("up", "active")
+
+
+def check_nics(view: View) -> Iterator[Finding]:
+    """All findings about NICs that serve GPUs. A NIC that serves none is nobody's rail."""
+    serving = [one for one in view.picture.devices if one.kind == "nic" and one.partner is not None]
+    fastest = _fastest(serving)
+    for nic in serving:
+        yield from _link(nic, fastest.get(nic.node, 0), view)
+    for chain in view.chains:
+        yield from _far(chain)
+    yield from _mismatched(view)
+
+
+def _fastest(nics: list[DeviceSeen]) -> Mapping[str, int]:
+    """The rate of each node's fastest rail: the rails of one tray are alike."""
+    found: dict[str, int] = {}
+    for nic in nics:
+        found[nic.node] = max(found.get(nic.node, 0), nic.gbps or 0)
+    return found
+
+
+def _link(nic: DeviceSeen, fastest: int, view: View) -> Iterator[Finding]:
+    use = view.uses.get((nic.driver, nic.pool, nic.name))
+    severity = Severity.WARNING if use is None else Severity.ERROR
+    if nic.link is not None and nic.link.lower() not in _UP:
+        yield _bad_link(nic, f"its link is {nic.link}", (f"slice: {nic.link}",), severity)
+    elif nic.gbps is not None and nic.gbps < fastest:
+        told = (f"slice: {nic.gbps} Gb/s", f"slice: the fastest rail of node {nic.node} has {fastest} Gb/s")
+        yield _bad_link(nic, f"it runs at {nic.gbps} Gb/s, its siblings at {fastest}", told, severity)
+
+
+def _bad_link(nic: DeviceSeen, said: str, evidence: tuple[str, ...], severity: Severity) -> Finding:
+    return fails(
+        names.NIC_LINK,
+        f"NIC {nic.node}/{nic.name}",
+        said,
+        f"kubectl debug node/{nic.node} -it --image=busybox -- ip -s link  # then its cable and switch port",
+        severity=severity,
+        evidence=(*evidence, f"slice: it serves the GPU at {nic.partner}"),
+        where=(at_device(nic), at_node(nic.node)),
+    )
+
+
+def _far(chain: GpuChain) -> Iterator[Finding]:
+    """A GPU whose own NIC is at another processor: the nearest there is, and too far."""
+    gpu, nic = chain.device, chain.nic
+    if gpu is None or nic is None:
+        return
+    if _are_apart(gpu, nic):
+        yield fails(
+            names.NIC_ALIGNED,
+            f"device {gpu.node}/{gpu.name}",
+            f"its NIC {nic.name} is at another processor: every byte crosses the link between the two",
+            "rackloom topology discover  # on the node: is a nearer NIC missing or excluded?",
+            severity=Severity.WARNING,
+            evidence=(_place(gpu), _place(nic)),
+            where=(at_device(nic), at_device(gpu), at_node(gpu.node)),
+        )
+
+
+def _are_apart(gpu: DeviceSeen, nic: DeviceSeen) -> bool:
+    """By their NUMA nodes; the class of the path tells only where one of these is not known.
+
+    On a Grace tray a GPU is behind its own processor without a PCIe tree in common with any NIC, and its path
+    is of the farthest class all the same.
+    """
+    if gpu.numa is not None and nic.numa is not None:
+        return gpu.numa != nic.numa
+    return _FAR in (gpu.partner_class, nic.partner_class)
+
+
+def _place(device: DeviceSeen) -> str:
+    numa = "no NUMA node known" if device.numa is None else f"NUMA node {device.numa}"
+    root = "" if device.pcie_root is None else f", PCIe root {device.pcie_root}"
+    return f"slice: {device.name} is at {numa}{root}"
+
+
+def _mismatched(view: View) -> Iterator[Finding]:
+    """Pods that were given a NIC of somebody else's GPU while their own GPU's NIC went elsewhere."""
+    own = {_name(chain.device): chain.nic for chain in view.chains if chain.device and chain.nic}
+    for pod, devices in sorted(_devices_of_pods(view).items()):
+        gpus = [one for one in devices if one.kind == "gpu" and _name(one) in own]
+        theirs = {_name(nic) for one in gpus if (nic := own[_name(one)]) is not None}
+        strange = [one for one in devices if _is_rail(one) and _name(one) not in theirs]
+        given = {_name(one) for one in devices}
+        if gpus and strange and not theirs <= given:
+            yield _strangers(pod, gpus, strange)
+
+
+def _is_rail(device: DeviceSeen) -> bool:
+    return device.kind == "nic" and device.partner is not None
+
+
+def _devices_of_pods(view: View) -> Mapping[str, list[DeviceSeen]]:
+    found: defaultdict[str, list[DeviceSeen]] = defaultdict(list)
+    for use in view.picture.uses:
+        device = view.devices.get(_used(use))
+        if device is not None:
+            for pod in use.pods:
+                found[pod].append(device)
+    return found
+
+
+def _used(use: DeviceUse) -> tuple[str, str, str]:
+    return use.driver, use.pool, use.device
+
+
+def _name(device: DeviceSeen) -> tuple[str, str, str]:
+    return device.driver, device.pool, device.name
+
+
+def _strangers(pod: str, gpus: list[DeviceSeen], strange: list[DeviceSeen]) -> Finding:
+    told = ", ".join(one.name for one in strange)
+    return fails(
+        names.NIC_ALIGNED,
+        f"Pod {pod}",
+        f"it was given {told}, which serves none of its GPUs ({', '.join(one.name for one in gpus)})",
+        f"rackloom claim template --gpus {len(gpus)} --nics {len(gpus)} --align numa --pairs --cluster"
+        "  # a claim that ties each GPU to its NIC",
+        severity=Severity.WARNING,
+        evidence=(*map(_place, gpus), *map(_place, strange)),
+        where=(at_pod(pod), *(at_node(one.node) for one in gpus[:1])),
+    )

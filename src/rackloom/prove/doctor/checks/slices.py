@@ -1,0 +1,124 @@
+"""What nodes publish, and who was given it: slices, device taints, allocated devices."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from rackloom.prove.doctor import names
+from rackloom.prove.doctor.checks.view import View, at_device, at_node, at_pod
+from rackloom.prove.doctor.findings import Finding, Severity, fails, unknown
+from rackloom.prove.picture.values import DeviceUse, NodeSeen
+
+_EFFECTIVE = ("NoSchedule", "NoExecute")
+
+
+def check_slices(view: View) -> Iterator[Finding]:
+    """All findings about nodes, the devices that they publish, and claims that hold them."""
+    published = {(one.driver, one.node) for one in view.picture.pools}
+    drivers = _expected(view)
+    for node in view.picture.nodes:
+        yield from _ready(node)
+        yield from _publishes(node, drivers, published)
+    yield from _gone(view)
+    yield from _taints(view)
+    for use in view.picture.uses:
+        yield from _allocated(use, view)
+
+
+def _ready(node: NodeSeen) -> Iterator[Finding]:
+    if node.ready is True:
+        return
+    subject, where = f"node {node.name}", (at_node(node.name),)
+    fix = f"kubectl describe node {node.name}"
+    if node.ready is None:
+        said = "the cluster does not know how it is: its kubelet is silent"
+        told = (f"cluster: condition Ready of {node.name} is Unknown",)
+        yield unknown(
+            names.NODE_READY, subject, said, fix, evidence=told, where=where, since=node.ready_since
+        )
+    else:
+        evidence = (f"cluster: condition Ready of {node.name} is False",)
+        yield fails(
+            names.NODE_READY,
+            subject,
+            "it is not ready",
+            fix,
+            evidence=evidence,
+            where=where,
+            since=node.ready_since,
+        )
+
+
+def _expected(view: View) -> tuple[str, ...]:
+    """Drivers that most nodes of cliques publish through: the others lack theirs."""
+    nodes = {one.name for one in view.picture.nodes if one.clique is not None}
+    counts = Counter(one.driver for one in view.picture.pools if one.node in nodes)
+    return tuple(sorted(driver for driver, count in counts.items() if 2 * count > len(nodes)))
+
+
+def _publishes(
+    node: NodeSeen, drivers: tuple[str, ...], published: set[tuple[str, str]]
+) -> Iterator[Finding]:
+    if node.clique is None:
+        return
+    missing = [driver for driver in drivers if (driver, node.name) not in published]
+    if missing:
+        yield fails(
+            names.NODE_PUBLISHES,
+            f"node {node.name}",
+            f"{', '.join(missing)} publishes no devices of it, as it does of other nodes",
+            f"kubectl get pods -A -o wide --field-selector spec.nodeName={node.name}  # its plugin?",
+            evidence=(
+                f"cluster: node {node.name} is in clique {node.clique}",
+                f"slices: none of {', '.join(missing)} for it",
+            ),
+            where=(at_node(node.name),),
+        )
+
+
+def _gone(view: View) -> Iterator[Finding]:
+    gone: defaultdict[str, set[str]] = defaultdict(set)
+    for one in view.picture.pools:
+        if one.node and one.node not in view.nodes:
+            gone[one.node].add(one.driver)
+    for node, drivers in sorted(gone.items()):
+        yield fails(
+            names.SLICE_OF_NODE,
+            f"node {node}",
+            f"slices of {', '.join(sorted(drivers))} are left of a node that is gone",
+            f"kubectl delete resourceslices --field-selector spec.nodeName={node}",
+            evidence=(f"slices: {', '.join(sorted(drivers))}", f"cluster: no node {node}"),
+            where=(at_node(node),),
+        )
+
+
+def _taints(view: View) -> Iterator[Finding]:
+    for device in view.picture.devices:
+        kept = [one for one in device.taints if one.rpartition(":")[2] in _EFFECTIVE]
+        if kept and device.node in view.nodes:
+            use = view.uses.get((device.driver, device.pool, device.name))
+            held = "it is free" if use is None else f"claim {use.claim} has it"
+            yield fails(
+                names.DEVICE_TAINT,
+                f"device {device.node}/{device.name}",
+                f"its plugin keeps workloads off it: {', '.join(kept)}",
+                f"kubectl get resourceslices -o yaml --field-selector spec.nodeName={device.node}",
+                severity=Severity.WARNING if use is None else Severity.ERROR,
+                evidence=(f"slice: {', '.join(kept)}", f"claims: {held}"),
+                where=(at_device(device), at_node(device.node)),
+            )
+
+
+def _allocated(use: DeviceUse, view: View) -> Iterator[Finding]:
+    drivers = {one.driver for one in view.picture.pools}
+    if use.driver not in drivers or (use.driver, use.pool, use.device) in view.devices:
+        return
+    namespace, _, name = use.claim.partition("/")
+    fix = "; ".join(f"kubectl -n {pod.replace('/', ' delete pod ')}" for pod in use.pods)
+    yield fails(
+        names.DEVICE_THERE,
+        f"ResourceClaim {use.claim}",
+        f"it was given {use.device} of {use.pool}, which {use.driver} no longer publishes",
+        fix or f"kubectl -n {namespace} delete resourceclaim {name}",
+        evidence=(f"claim: {use.driver}/{use.pool}/{use.device}", f"slices: no such device in {use.pool}"),
+        where=(at_node(use.pool), *map(at_pod, use.pods)),
+    )

@@ -1,0 +1,118 @@
+"""A picture with the indexes that several checks need, each made once."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+
+from rackloom.prove.picture.join import chains
+from rackloom.prove.picture.values import DeviceSeen, DeviceUse, GpuChain, Layer, NodeSeen, Picture
+
+
+class View:
+    """One picture, as the checks look at it."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
+
+    def can_see(self, layer: Layer) -> bool:
+        """Whether a layer was read: what is missing in it is then really missing."""
+        seen = self.picture.layer(layer)
+        return seen is not None and seen.unknown_since is None
+
+    def is_fresh(self, domain: str) -> bool:
+        """Whether a domain's reading says how things are now."""
+        return domain in self._fresh
+
+    @cached_property
+    def chains(self) -> tuple[GpuChain, ...]:
+        """Every GPU through all layers."""
+        return chains(self.picture)
+
+    @cached_property
+    def by_node(self) -> Mapping[str, tuple[GpuChain, ...]]:
+        """The GPUs of each node that the fabric knows too."""
+        found: defaultdict[str, list[GpuChain]] = defaultdict(list)
+        for chain in self.chains:
+            if chain.device is not None and chain.fabric is not None:
+                found[chain.device.node].append(chain)
+        return {node: tuple(gpus) for node, gpus in found.items()}
+
+    @cached_property
+    def nodes(self) -> Mapping[str, NodeSeen]:
+        """Nodes by name."""
+        return {one.name: one for one in self.picture.nodes}
+
+    @cached_property
+    def devices(self) -> Mapping[tuple[str, str, str], DeviceSeen]:
+        """Devices by driver, pool and name."""
+        return {(one.driver, one.pool, one.name): one for one in self.picture.devices}
+
+    @cached_property
+    def uses(self) -> Mapping[tuple[str, str, str], DeviceUse]:
+        """Who has each allocated device."""
+        return {(one.driver, one.pool, one.device): one for one in self.picture.uses}
+
+    @cached_property
+    def _fresh(self) -> frozenset[str]:
+        return frozenset(one.uuid for one in self.picture.domains if one.unknown_since is None)
+
+    @cached_property
+    def node_of_machine(self) -> Mapping[str, str]:
+        """The node that runs on each machine, where their GPUs tell."""
+        return {
+            chain.machine.id: chain.device.node
+            for chain in self.chains
+            if chain.machine is not None and chain.device is not None
+        }
+
+
+def around(gpus: Iterable[GpuChain]) -> tuple[str, ...]:
+    """Everything that trouble with these GPUs concerns, for `Finding.where`."""
+    return tuple(dict.fromkeys(place for chain in gpus for place in _around(chain)))
+
+
+def _around(chain: GpuChain) -> Iterator[str]:
+    if chain.device is not None:
+        yield at_device(chain.device)
+        yield at_node(chain.device.node)
+    if chain.machine is not None:
+        yield at_machine(chain.machine.id)
+    if chain.partition is not None:
+        yield at_partition(chain.partition.domain, chain.partition.name)
+    if chain.fabric is not None:
+        yield at_gpu(chain.fabric.domain, chain.fabric.guid)
+
+
+def at_device(device: DeviceSeen) -> str:
+    """How `Finding.where` names a device."""
+    return f"device {device.node}/{device.name}"
+
+
+def at_node(name: str) -> str:
+    """How `Finding.where` names a node."""
+    return f"node {name}"
+
+
+def at_domain(uuid: str) -> str:
+    """How `Finding.where` names an NVLink domain."""
+    return f"domain {uuid}"
+
+
+def at_machine(id_: str) -> str:
+    """How `Finding.where` names a machine."""
+    return f"machine {id_}"
+
+
+def at_partition(domain: str, name: str) -> str:
+    """How `Finding.where` names a physical partition."""
+    return f"partition {domain}/{name}"
+
+
+def at_pod(key: str) -> str:
+    """How `Finding.where` names a pod, `namespace/name`."""
+    return f"pod {key}"
+
+
+def at_gpu(domain: str, guid: int) -> str:
+    """How `Finding.where` names a GPU."""
+    return f"gpu {domain}/0x{guid:016x}"

@@ -1,0 +1,60 @@
+"""All checks of one picture: what does not hold, causes before consequences, the worst first."""
+
+from collections.abc import Iterator
+
+from rackloom.prove.doctor.checks.cliques import check_cliques
+from rackloom.prove.doctor.checks.domains import check_domains
+from rackloom.prove.doctor.checks.fabric import check_fabric, check_layers
+from rackloom.prove.doctor.checks.identity import check_identity
+from rackloom.prove.doctor.checks.nics import check_nics
+from rackloom.prove.doctor.checks.partitions import check_partitions
+from rackloom.prove.doctor.checks.slices import check_slices
+from rackloom.prove.doctor.checks.transfers import check_transfers
+from rackloom.prove.doctor.checks.view import View
+from rackloom.prove.doctor.evidence import ClusterSeen, DaemonSeen
+from rackloom.prove.doctor.findings import Finding, State
+from rackloom.prove.doctor.folding import fold
+from rackloom.prove.picture.values import Layer, Picture
+
+
+def examine(picture: Picture) -> tuple[Finding, ...]:
+    """What does not hold or is unknown in `picture`; empty when all that was read is as it should be.
+
+    A layer that was not asked adds nothing, and one that could not be read adds that it is unknown.
+    """
+    view = View(picture)
+    return fold(one for one in _all(view) if one.state is not State.HOLDS)
+
+
+def _all(view: View) -> Iterator[Finding]:
+    yield from check_layers(view)
+    yield from check_fabric(view)
+    yield from check_partitions(view)
+    yield from check_identity(view)
+    if view.can_see(Layer.CLUSTER):
+        yield from check_slices(view)
+        yield from check_cliques(view)
+        yield from check_domains(cluster_of(view.picture))
+        yield from check_nics(view)
+    yield from check_transfers(view)
+
+
+def cluster_of(picture: Picture) -> ClusterSeen:
+    """What a picture shows of ComputeDomains and the pods that use them."""
+    return ClusterSeen(
+        domains=picture.compute_domains,
+        templates=picture.templates,
+        claims=picture.claims,
+        pods=picture.pods,
+        daemons=tuple(
+            DaemonSeen(
+                domain=one.domain,
+                node=one.node,
+                clique=one.clique,
+                meshed=one.complete,
+                missing=one.missing,
+            )
+            for one in picture.meshes
+        ),
+        cliques={one.name: one.clique for one in picture.nodes if one.clique},
+    )

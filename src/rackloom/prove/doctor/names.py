@@ -1,0 +1,94 @@
+"""What the checks are called: in tables, JSON, metrics and scenario files."""
+
+from collections.abc import Mapping
+
+LAYER = "layer readable"
+CONTROLLER = "switch controller"
+DOMAIN_PAUSED = "domain at work"
+MACHINE_PRESENT = "machine present"
+GPU_HEALTH = "GPU health"
+PARTITION_HEALTH = "partition health"
+ISOLATION = "tenants apart"
+ONE_PARTITION = "GPU in one partition"
+PARTITION_THERE = "partition present"
+PARTITION_OWNED = "partition owned"
+DEFAULT_GONE = "default partition removed"
+INTERFACE = "GPU in its partition"
+MAPPING = "machine GPU mapping"
+IDENTITY = "one identity per GPU"
+SPLIT = "tray in one partition"
+CLIQUE_LABEL = "gpu.clique matches the fabric"
+CLIQUE_WRITER = "one writer of gpu.clique"
+NODE_READY = "node ready"
+NODE_PUBLISHES = "node publishes its devices"
+SLICE_OF_NODE = "slice of a living node"
+DEVICE_TAINT = "device untainted"
+DEVICE_THERE = "allocated device published"
+TEMPLATES = "template names match"
+CLAIMS = "claims allocated,reserved"
+ACTIVE = "ComputeDomain active"
+ONE_CLIQUE = "pods in one clique"
+MESH = "IMEX mesh complete"
+NIC_LINK = "NIC link"
+NIC_ALIGNED = "NIC aligned with its GPU"
+TRANSFER = "newest transfer"
+
+EXPLAINS: Mapping[str, frozenset[str]] = {
+    LAYER: frozenset({CONTROLLER}),
+    CONTROLLER: frozenset({INTERFACE, MAPPING}),
+    MACHINE_PRESENT: frozenset({INTERFACE, MAPPING}),
+    GPU_HEALTH: frozenset({INTERFACE, PARTITION_HEALTH, DEVICE_TAINT}),
+    ISOLATION: frozenset({INTERFACE}),
+    ONE_PARTITION: frozenset({INTERFACE}),
+    PARTITION_THERE: frozenset({INTERFACE, CLIQUE_LABEL, ONE_CLIQUE}),
+    PARTITION_OWNED: frozenset({INTERFACE, SPLIT, ONE_CLIQUE}),
+    DEFAULT_GONE: frozenset({INTERFACE}),
+    INTERFACE: frozenset({SPLIT, CLIQUE_LABEL}),
+    MAPPING: frozenset({INTERFACE, IDENTITY}),
+    IDENTITY: frozenset({CLIQUE_LABEL}),
+    SPLIT: frozenset({CLIQUE_LABEL, ONE_CLIQUE, ACTIVE, MESH}),
+    CLIQUE_LABEL: frozenset({ONE_CLIQUE}),
+    NODE_READY: frozenset({NODE_PUBLISHES, MESH, ACTIVE, ONE_CLIQUE, CLAIMS, DEVICE_TAINT, DEVICE_THERE}),
+    NODE_PUBLISHES: frozenset({DEVICE_THERE, CLAIMS}),
+    SLICE_OF_NODE: frozenset({DEVICE_THERE}),
+    TEMPLATES: frozenset({CLAIMS, ACTIVE}),
+    CLAIMS: frozenset({ACTIVE}),
+    ONE_CLIQUE: frozenset({ACTIVE, MESH}),
+    MESH: frozenset({ACTIVE}),
+    NIC_LINK: frozenset({TRANSFER}),
+    NIC_ALIGNED: frozenset({TRANSFER}),
+}
+"""A finding of the check on the left is the plain cause of those on the right that concern the same thing."""
+
+ALL: tuple[str, ...] = (
+    LAYER,
+    CONTROLLER,
+    DOMAIN_PAUSED,
+    MACHINE_PRESENT,
+    GPU_HEALTH,
+    PARTITION_HEALTH,
+    ISOLATION,
+    ONE_PARTITION,
+    PARTITION_THERE,
+    PARTITION_OWNED,
+    DEFAULT_GONE,
+    INTERFACE,
+    MAPPING,
+    IDENTITY,
+    SPLIT,
+    CLIQUE_LABEL,
+    CLIQUE_WRITER,
+    NODE_READY,
+    NODE_PUBLISHES,
+    SLICE_OF_NODE,
+    DEVICE_TAINT,
+    DEVICE_THERE,
+    TEMPLATES,
+    CLAIMS,
+    ACTIVE,
+    ONE_CLIQUE,
+    MESH,
+    NIC_LINK,
+    NIC_ALIGNED,
+    TRANSFER,
+)

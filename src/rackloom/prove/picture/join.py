@@ -1,0 +1,100 @@
+"""Every GPU of a site through all layers, tied by the join key and by nothing else."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from rackloom.prove.picture.identities import Identities, Joined
+from rackloom.prove.picture.lookups import Lookups
+from rackloom.prove.picture.values import DeviceSeen, FabricGpu, GpuChain, MachineSeen, Picture
+from rackloom.topology.facts import Fact, Source
+from rackloom.topology.identity import GpuKey
+
+
+class OnMachine(msgspec.Struct, frozen=True):
+    """One GPU in a machine's record."""
+
+    machine: MachineSeen
+    module_id: int
+
+
+Record = FabricGpu | OnMachine | DeviceSeen
+
+
+def chains(picture: Picture) -> tuple[GpuChain, ...]:
+    """One chain per GPU that any layer knows, by domain, tray and module; those without a place come last.
+
+    The work is linear in the records. A record that contradicts the GPU in its place is not part of that
+    chain: the chain's conflicts name both sides.
+    """
+    lookups = Lookups(picture)
+    return tuple(sorted((_chain(one, lookups) for one in _identities(picture).gpus), key=_order))
+
+
+def key_of(gpu: FabricGpu) -> GpuKey:
+    """What a switch controller knows of a GPU's identity."""
+    return GpuKey(place=Fact(gpu.place, Source.NMX), fabric_guid=Fact(gpu.guid, Source.NMX))
+
+
+def _identities(picture: Picture) -> Identities[Record]:
+    found: Identities[Record] = Identities()
+    for who, key, record in _told(picture):
+        found.add(who, key, record)
+    return found
+
+
+def _told(picture: Picture) -> Iterator[tuple[str, GpuKey, Record]]:
+    """All records about GPUs; who knows places best comes first."""
+    for gpu in picture.fabric_gpus:
+        yield f"the switch controller of domain {gpu.domain}", key_of(gpu), gpu
+    for machine in picture.machines:
+        for index, key in enumerate(machine.gpus):
+            module = key.place.value.module_id if key.place is not None else index + 1
+            yield f"the record of machine {machine.id}", key, OnMachine(machine, module)
+    for device in picture.devices:
+        if device.kind == "gpu":
+            yield f"node {device.node}", device.key, device
+
+
+def _chain(joined: Joined[Record], lookups: Lookups) -> GpuChain:
+    chain, node = GpuChain(key=joined.key, conflicts=tuple(joined.conflicts)), None
+    for _, record in joined.said:
+        match record:
+            case FabricGpu():
+                chain = _with_fabric(chain, record, lookups)
+            case OnMachine(machine, module_id):
+                wanted = lookups.wanted(machine.instance, module_id)
+                chain = msgspec.structs.replace(chain, machine=machine, wanted=wanted)
+            case DeviceSeen():
+                chain, node = _with_device(chain, record, lookups), record.node
+    return msgspec.structs.replace(chain, transfer=lookups.transfer_of(joined.key, node))
+
+
+def _with_fabric(chain: GpuChain, gpu: FabricGpu, lookups: Lookups) -> GpuChain:
+    partition = lookups.partition_of(gpu)
+    logical = None if partition is None else lookups.logical(partition.logical)
+    return msgspec.structs.replace(chain, fabric=gpu, partition=partition, logical=logical)
+
+
+def _with_device(chain: GpuChain, device: DeviceSeen, lookups: Lookups) -> GpuChain:
+    use = lookups.use_of(device)
+    return msgspec.structs.replace(
+        chain,
+        device=device,
+        node=lookups.node(device.node),
+        nic=lookups.nic_of(device),
+        use=use,
+        compute_domain=None if use is None else lookups.compute_domain_of(use),
+        channel=None if use is None else lookups.channel_of(use),
+    )
+
+
+def _order(chain: GpuChain) -> tuple[bool, str, str, int, int, str]:
+    """Known places first: by domain, then chassis and slot, which is the order of trays, then module."""
+    place = chain.key.place.value if chain.key.place is not None else None
+    domain = chain.fabric.domain if chain.fabric else chain.machine.domain if chain.machine else ""
+    name = f"{chain.device.node}/{chain.device.name}" if chain.device else ""
+    if place is None:
+        return True, domain, "", 0, 0, name
+    tray = chain.fabric or chain.machine
+    return False, domain, place.chassis_serial, tray.tray_index if tray else place.slot, place.module_id, name

@@ -1,0 +1,177 @@
+"""Fabrics out of the records: whose partitions, since when in doubt, and controllers that disagree."""
+
+import msgspec
+import pytest
+
+from rackloom.app.picture.fabric import Staleness, read_fabrics
+from rackloom.app.picture.look import site_picture
+from rackloom.app.picture.site import read_records
+from rackloom.carve.plan.values import (
+    DEFAULT_PARTITION_ID,
+    GpuHealth,
+    Limits,
+    Observation,
+    ObservedGpu,
+    ObservedPartition,
+    PartitionHealth,
+)
+from rackloom.carve.site import endpoints, fabric_book, knowledge
+from rackloom.carve.site.seed import seed_embedded_site
+from rackloom.carve.site.store import Store
+from rackloom.prove.doctor import names
+from rackloom.prove.doctor.examine import examine
+from rackloom.prove.picture.values import Layer
+from rackloom.topology import profiles
+from rackloom.topology.build import build_site
+from rackloom.twin.names import SeededNames
+
+NOW = 1_800_000_000.0
+FRESH = Staleness(NOW, 180.0)
+SITE = build_site(profiles.load_rack("gb200-nvl72"), 1, SeededNames("x"))
+DOMAIN = SITE.domains[0]
+URL = "http://127.0.0.1:9370"
+
+
+def observed(at=NOW - 5, partitions=(), health=GpuHealth.HEALTHY):
+    gpus = tuple(
+        ObservedGpu(
+            guid=0xFEED_0000_0000_0000 + 8 * tray.tray_index + module,
+            chassis_serial=tray.chassis_serial,
+            slot=tray.slot,
+            tray_index=tray.tray_index,
+            module_id=module,
+            health=health,
+        )
+        for tray in DOMAIN.trays
+        for module in range(1, 5)
+    )
+    return Observation(
+        domain=DOMAIN.uuid, gpus=gpus, partitions=tuple(partitions), limits=Limits(), observed_at=at
+    )
+
+
+def partition(number, name, *members):
+    return ObservedPartition(
+        id=number,
+        name=name,
+        members=frozenset(members),
+        health=PartitionHealth.HEALTHY,
+        guid_based=True,
+        multicast_groups=0,
+    )
+
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+def store():
+    return Store.inline()
+
+
+async def seeded(store):
+    numbers = iter(range(10_000))
+    await store.run(
+        seed_embedded_site,
+        SITE,
+        profiles.load_rack("gb200-nvl72"),
+        {DOMAIN.uuid: URL},
+        now=NOW - 1000,
+        ids=lambda: f"id-{next(numbers)}",
+    )
+    (endpoint,) = await store.read(endpoints.every)
+    return endpoint.id
+
+
+async def fabrics(store, stale=FRESH):
+    return await store.read(lambda conn: read_fabrics(conn, stale))
+
+
+async def test_a_controller_that_never_answered_is_unknown(store):
+    await seeded(store)
+    (domain,) = (await fabrics(store)).domains
+    assert (domain.uuid, domain.unknown_since) == (URL, NOW)
+    assert "has answered yet" in domain.problem
+    records = await store.read(read_records)
+    assert len(records.machines) == 18
+    assert all(key.fabric_guid is None for machine in records.machines for key in machine.gpus)
+
+
+async def test_what_was_read_is_joined_to_the_machines(store):
+    endpoint = await seeded(store)
+    await store.run(fabric_book.record_observation, endpoint, observed(), NOW)
+    picture = await site_picture(NOW, records=store, stale=FRESH)
+    assert examine(picture) == ()
+    assert picture.layer(Layer.FABRIC).at == NOW - 5
+    assert len(picture.fabric_gpus) == 72
+    assert {one.domain for one in picture.machines} == {DOMAIN.uuid}
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "check"),
+    [(DEFAULT_PARTITION_ID, "Default", names.DEFAULT_GONE), (9, "by-hand", names.PARTITION_OWNED)],
+)
+async def test_partitions_say_whose_they_are(store, number, name, check):
+    endpoint = await seeded(store)
+    guids = [gpu.guid for gpu in observed().gpus]
+    await store.run(
+        fabric_book.record_observation, endpoint, observed(partitions=[partition(number, name, *guids)]), NOW
+    )
+    (found,) = examine(await site_picture(NOW, records=store, stale=FRESH))
+    assert found.check == check
+
+
+async def test_a_reading_that_is_old_is_not_how_things_are(store):
+    endpoint = await seeded(store)
+    await store.run(fabric_book.record_observation, endpoint, observed(at=NOW - 181), NOW - 180)
+    (domain,) = (await fabrics(store)).domains
+    assert domain.unknown_since == domain.observed_at == NOW - 181
+    assert len((await fabrics(store)).gpus) == 72
+
+
+async def test_a_controller_that_was_lost_says_since_when_and_why(store):
+    endpoint = await seeded(store)
+    await store.run(fabric_book.record_observation, endpoint, observed(), NOW - 5)
+    await store.run(fabric_book.record_unknown, endpoint, "GetGpuInfoList: UNAVAILABLE", NOW - 2)
+    (found,) = examine(await site_picture(NOW, records=store, stale=FRESH))
+    assert (found.check, found.since) == (names.CONTROLLER, NOW - 2)
+    assert "UNAVAILABLE" in found.message
+
+
+async def test_controllers_that_show_different_things_are_believed_by_nobody(store):
+    endpoint = await seeded(store)
+    await store.run(fabric_book.record_observation, endpoint, observed(), NOW)
+    await store.run(endpoints.register, "http://127.0.0.1:9371", ["other"], NOW, lambda: "second")
+    members = [gpu.guid for gpu in observed().gpus[:4]]
+    other = observed(at=NOW - 3, partitions=[partition(3, "x", *members)])
+    await store.run(knowledge.learn, "second", other)
+    await store.run(endpoints.set_domain, "second", DOMAIN.uuid, NOW)
+    found = examine(await site_picture(NOW, records=store, stale=FRESH))
+    assert [one.check for one in found] == [names.CONTROLLER]
+    assert found[0].message.startswith("its switch controllers contradict one another")
+    assert "x with 4" in found[0].message
+    await store.run(knowledge.learn, "second", msgspec.structs.replace(observed(), observed_at=NOW - 1))
+    assert examine(await site_picture(NOW, records=store, stale=FRESH)) == ()
+
+
+async def test_a_service_that_is_not_running_makes_the_whole_layer_unknown(store):
+    endpoint = await seeded(store)
+    await store.run(fabric_book.record_observation, endpoint, observed(), NOW)
+    stopped = Staleness(NOW, 0.0, "it is not running", "rackloom up")
+    (found,) = examine(await site_picture(NOW, records=store, stale=stopped))
+    assert (found.check, found.fix, found.since) == (names.LAYER, "rackloom up", NOW - 5)
+    assert found.consequences == (f"{names.CONTROLLER}: domain {DOMAIN.uuid}",)
+
+
+async def test_a_gpu_that_is_listed_twice_is_told_with_both_partitions(store):
+    endpoint = await seeded(store)
+    guid = observed().gpus[0].guid
+    twice = [partition(3, "a", guid), partition(4, "b", guid)]
+    await store.run(fabric_book.record_observation, endpoint, observed(partitions=twice), NOW)
+    gpu = next(one for one in (await fabrics(store)).gpus if one.guid == guid)
+    assert (gpu.partition, gpu.also) == (3, (4,))

@@ -1,0 +1,229 @@
+"""`rackloom doctor` on the home of an embedded site: beside the running service, after it, and on nothing."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+from inline_snapshot import snapshot
+
+from rackloom.app.embedded import embedded_site
+from rackloom.app.home import Home
+from rackloom.cli.doctor import doctor
+from rackloom.errors import Refused
+from rackloom.prove.doctor import names
+from rackloom.twin.fabric import FabricPartition
+
+RACKLOOM = [sys.executable, "-m", "rackloom.cli.main"]
+CHANGING = (
+    (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"), "DOMAIN"),
+    (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"), "TIME"),
+    (re.compile(r"127\.0\.0\.1:\d+"), "SWITCH"),
+    (re.compile(r"SIM[0-9A-F]{10}"), "SERIAL"),
+    (re.compile(r"sim[0-9a-f]{10}"), "serial"),
+)
+
+
+def rackloom(*arguments, **environment):
+    return subprocess.run(
+        [*RACKLOOM, *arguments], capture_output=True, text=True, timeout=120, env=environment or None
+    )
+
+
+class Told:
+    """What the command printed and returned, without what differs from run to run."""
+
+    def __init__(self, capsys, home):
+        self.capsys, self.home = capsys, home
+
+    def __call__(self, **options):
+        self.code = doctor(home=self.home, **options)
+        text = self.capsys.readouterr().out.replace(str(self.home), "HOME")
+        for pattern, name in CHANGING:
+            text = pattern.sub(name, text)
+        return text
+
+
+@pytest.fixture(scope="module")
+def portal():
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture
+def told(capsys, tmp_path):
+    return Told(capsys, tmp_path / "home")
+
+
+@pytest.fixture
+def site(portal, told):
+    made = embedded_site(Home(told.home), port=0, racks=1, profile="gb200-nvl72")
+    with portal.wrap_async_context_manager(made) as site:
+        yield site
+
+
+def test_nothing_is_wrong_with_a_new_site(site, told):
+    assert told() == snapshot("""\
+examined:
+  fabric: 1 domain, 72 GPUs, 0 partitions, read TIME
+  site: 18 machines, 0 logical partitions, read TIME
+
+all holds
+""")
+    assert told.code == 0
+
+
+def test_json_says_ok_and_nothing_else(site, told):
+    assert json.loads(told(json=True)) == {"ok": True, "findings": []}
+
+
+def break_it(portal, site):
+    """A partition by another hand on a free tray."""
+    (server,) = site.twin.servers.values()
+    (domain,) = site.twin.servers
+    first = min(server.fabric.gpus.values(), key=lambda gpu: (gpu.tray_index, gpu.module_id))
+    tray = [gpu.guid for gpu in server.fabric.gpus.values() if gpu.tray_index == first.tray_index]
+
+    async def change():
+        server.fabric.put(FabricPartition(id=9, name="by-hand", guids=tuple(tray), multicast_groups=0))
+        site.deps.wake(frozenset({domain}))
+
+    portal.call(change)
+
+
+def until_found(told, check):
+    for _ in range(600):
+        found = json.loads(told(json=True))["findings"]
+        if [one["check"] for one in found] == [check]:
+            return found[0]
+    raise AssertionError(f"{check} was not found, but {found}")
+
+
+def test_a_fault_is_told_with_both_sides_and_the_fix(portal, site, told, tmp_path):
+    break_it(portal, site)
+    finding = until_found(told, names.PARTITION_OWNED)
+    assert finding["severity"] == "warning"
+    metrics = tmp_path / "doctor.prom"
+    assert told(textfile=metrics) == snapshot("""\
+examined:
+  fabric: 1 domain, 72 GPUs, 1 partition, read TIME
+  site: 18 machines, 0 logical partitions, read TIME
+
+WARNING  partition owned  partition by-hand
+  it was made by somebody else: nobody asked for it
+    switch controller: partition 9 with 4 GPUs
+    records: no such name
+  fix: rackloom admin partition release --domain DOMAIN --name by-hand --reason unknown  # or adopt it
+
+1 finding: 1 warning
+""")
+    assert told.code == 1
+    written = metrics.read_text()
+    assert "rackloom_doctor_ok 0.0" in written
+    assert 'rackloom_doctor_findings{check="partition owned",severity="warning"} 1.0' in written
+    assert 'rackloom_doctor_findings{check="tenants apart",severity="error"} 0.0' in written
+    assert [one.name for one in tmp_path.iterdir() if one.is_file()] == ["doctor.prom"]
+
+
+def test_acceptance_results_are_exported(site, told):
+    exported = json.loads(told(evidence="ncp"))
+    assert exported["suite"] == "ncp"
+    assert {one["id"]: one["outcome"] for one in exported["results"]}["SDN12"] == "not run"
+
+
+def test_when_the_service_is_stopped_its_readings_are_no_longer_how_things_are(portal, told):
+    made = embedded_site(Home(told.home), port=0, racks=1, profile="gb200-nvl72")
+    with portal.wrap_async_context_manager(made):
+        pass
+    before = sorted(path.name for path in told.home.iterdir())
+    assert told() == snapshot("""\
+examined:
+  fabric: unknown since TIME: the site service, which reads the switch controllers, is not running
+  site: 18 machines, 0 logical partitions, read TIME
+
+UNKNOWN  layer readable  layer fabric  since TIME
+  the site service, which reads the switch controllers, is not running
+  and therefore:
+    switch controller: domain DOMAIN
+  fix: rackloom up --home HOME
+
+1 finding: 1 unknown
+""")
+    assert told.code == 1
+    assert sorted(path.name for path in told.home.iterdir()) == before
+
+
+def test_a_file_that_cannot_be_written_is_refused(site, told, tmp_path):
+    with pytest.raises(Refused, match="could not be written") as refused:
+        told(textfile=tmp_path / "nowhere" / "doctor.prom")
+    assert "collector" in refused.value.nearest_fix
+
+
+def test_nothing_to_examine_names_what_to_give(tmp_path):
+    asked = rackloom("doctor", XDG_DATA_HOME=str(tmp_path), PATH="/bin")
+    assert asked.returncode == 1
+    assert asked.stdout == ""
+    assert asked.stderr.replace(str(tmp_path), "DATA") == snapshot("""\
+rackloom: there is nothing to examine: no site in DATA/rackloom
+  fix: give --home of a `rackloom up`, --config of a `rackloom serve`, or --kubeconfig
+""")
+
+
+def test_a_configured_site_is_read_from_its_database(site, told, tmp_path):
+    config = tmp_path / "site.toml"
+    config.write_text(
+        f"""
+[site]
+name = "lab"
+provider_org = "demo"
+[database]
+sqlite = "{told.home}"
+[nvlink_config]
+allow_insecure = true
+"""
+    )
+    assert doctor(config=config, json=True) == 0
+    assert json.loads(told.capsys.readouterr().out) == {"ok": True, "findings": []}
+
+
+def test_a_folder_of_transfers_that_is_not_there_is_refused(site, told, tmp_path):
+    with pytest.raises(Refused, match="is no directory"):
+        told(transfers=tmp_path / "nowhere")
+
+
+def test_two_sites_at_once_are_refused(tmp_path):
+    with pytest.raises(Refused, match="two sites"):
+        doctor(home=tmp_path, config=tmp_path / "site.toml")
+
+
+def test_a_home_without_a_site_is_refused(tmp_path):
+    with pytest.raises(Refused, match="there is no site") as refused:
+        doctor(home=tmp_path)
+    assert "--home" in refused.value.nearest_fix
+
+
+def test_a_database_of_somebody_else_is_refused(tmp_path):
+    (tmp_path / "site.db").write_bytes(b"not a database, but long enough to look at" * 20)
+    with pytest.raises(Refused, match="cannot be read"):
+        doctor(home=tmp_path)
+
+
+def test_a_cluster_that_does_not_answer_is_unknown_and_no_failure(site, told, tmp_path):
+    config = tmp_path / "kubeconfig"
+    config.write_text(
+        """
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:9"}}]
+users: [{name: u, user: {}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+current-context: c
+"""
+    )
+    found = json.loads(told(kubeconfig=config, json=True))["findings"]
+    assert [(one["check"], one["state"], one["severity"]) for one in found] == [
+        (names.LAYER, "unknown", "unknown")
+    ]
+    assert told.code == 1

@@ -1,0 +1,69 @@
+"""The acceptance export claims what the picture shows, and no more."""
+
+import msgspec
+import pytest
+from tests.prove.picture.healthy import NOW, domain, healthy, node, with_changed, without
+
+from rackloom.prove.doctor.acceptance import Outcome, acceptance
+from rackloom.prove.picture.values import Picture
+
+WELL = healthy(racks=2, trays=3)
+DECIDED = ("CNP03-01", "SDN13", "SDN15", "SDN16", "SDN21", "SDN25", "SDN26", "SDN27", "K8S24")
+
+
+def outcomes(picture):
+    return {one.id: one.outcome for one in acceptance(picture).results}
+
+
+def test_a_healthy_site_passes_what_looking_decides_and_claims_nothing_else():
+    found = outcomes(WELL)
+    assert {id_ for id_, outcome in found.items() if outcome is Outcome.PASS} == set(DECIDED)
+    assert {outcome for id_, outcome in found.items() if id_ not in DECIDED} == {Outcome.NOT_RUN}
+
+
+def test_every_node_says_its_domain():
+    assert {(one.node, one.nvlink_domain_id) for one in acceptance(WELL).nodes} == {
+        (node(rack, tray), domain(rack)) for rack in range(2) for tray in range(3)
+    }
+
+
+def test_nothing_seen_passes_nothing():
+    assert Outcome.PASS not in outcomes(Picture(at=NOW, layers=())).values()
+
+
+def test_emulated_links_are_no_bandwidth():
+    assert (
+        outcomes(with_changed(WELL, "transfers", lambda one: True, emulated=True))["SDN26"] is Outcome.NOT_RUN
+    )
+
+
+FAILING = {
+    "SDN15": lambda one: with_changed(
+        one, "instance_gpus", lambda gpu: gpu.machine == "m-0-1", status="Pending", since=NOW - 900
+    ),
+    "SDN16": lambda one: msgspec.structs.replace(
+        with_changed(
+            one, "fabric_gpus", lambda gpu: gpu.tray_index == 1 and gpu.domain == domain(0), partition=9
+        ),
+        partitions=(*one.partitions, msgspec.structs.replace(one.partitions[0], id=9, name="rl-9")),
+    ),
+    "SDN21": lambda one: with_changed(one, "meshes", lambda mesh: mesh.node == node(0, 1), complete=False),
+    "SDN25": lambda one: without(one, "meshes", lambda mesh: mesh.node == node(0, 1)),
+    "SDN26": lambda one: with_changed(
+        one, "transfers", lambda seen: seen.node == node(0, 1), verdict="fails", reason="short"
+    ),
+    "K8S24": lambda one: with_changed(
+        one, "fabric_gpus", lambda gpu: gpu.tray_index == 1 and gpu.domain == domain(0), partition=9
+    ),
+}
+
+
+@pytest.mark.parametrize("test", FAILING)
+def test_a_fault_fails_its_test(test):
+    assert outcomes(FAILING[test](WELL))[test] is Outcome.FAIL
+
+
+def test_a_silent_controller_leaves_its_tests_unknown():
+    silent = with_changed(WELL, "domains", lambda one: True, unknown_since=NOW - 60, problem="no answer")
+    found = outcomes(silent)
+    assert {found[id_] for id_ in ("CNP03-01", "SDN13", "SDN15", "SDN16", "K8S24")} == {Outcome.UNKNOWN}

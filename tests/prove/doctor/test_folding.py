@@ -1,0 +1,79 @@
+"""One cause, one finding: what follows is named under it, and never makes it look better."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.prove.doctor import names
+from rackloom.prove.doctor.findings import Severity, State, badness, fails, unknown
+from rackloom.prove.doctor.folding import fold
+
+
+def broken(check, *where, severity=Severity.ERROR):
+    return fails(
+        check, f"{check} at {'/'.join(where)}", "it is broken", "rackloom fix", severity=severity, where=where
+    )
+
+
+def test_what_follows_is_under_its_cause_through_several_steps():
+    found = fold(
+        [
+            broken(names.ACTIVE, "ComputeDomain a/b", "node n"),
+            broken(names.MESH, "ComputeDomain a/b", "node n"),
+            broken(names.NODE_READY, "node n"),
+        ]
+    )
+    assert [one.check for one in found] == [names.NODE_READY]
+    assert len(found[0].consequences) == 2
+
+
+def test_a_cause_is_as_bad_as_its_worst_consequence():
+    found = fold(
+        [broken(names.PARTITION_OWNED, "gpu 1", severity=Severity.WARNING), broken(names.INTERFACE, "gpu 1")]
+    )
+    assert [one.severity for one in found] == [Severity.ERROR]
+
+
+def test_elsewhere_is_another_cause():
+    found = fold([broken(names.NODE_READY, "node n"), broken(names.MESH, "node m")])
+    assert len(found) == 2
+
+
+def test_what_is_only_unknown_explains_no_failure():
+    lost = unknown(names.CONTROLLER, "domain d", "it is silent", "rackloom fix", where=("domain d",))
+    assert len(fold([lost, broken(names.INTERFACE, "domain d")])) == 2
+    waiting = unknown(names.INTERFACE, "instance i", "not read", "rackloom fix", where=("domain d",))
+    assert [one.check for one in fold([lost, waiting])] == [names.CONTROLLER]
+
+
+def test_no_check_explains_itself_not_even_around_a_corner():
+    def reached(check):
+        seen, waiting = set(), [check]
+        while waiting:
+            for effect in names.EXPLAINS.get(waiting.pop(), ()):
+                if effect not in seen:
+                    seen.add(effect)
+                    waiting.append(effect)
+        return seen
+
+    assert not [check for check in names.ALL if check in reached(check)]
+    assert set(names.EXPLAINS) <= set(names.ALL)
+
+
+findings = st.builds(
+    broken,
+    st.sampled_from(names.ALL),
+    st.sampled_from(["node a", "node b", "domain d"]),
+    severity=st.sampled_from([Severity.CRITICAL, Severity.ERROR, Severity.WARNING]),
+)
+
+
+@given(st.lists(findings, max_size=12, unique_by=lambda one: (one.check, one.where)))
+def test_nothing_is_lost_and_the_worst_stays_first(told):
+    found = fold(told)
+    named = [f"{one.check}: {one.subject}" for one in found]
+    under = [line for one in found for line in one.consequences]
+    assert sorted(named + under) == sorted(f"{one.check}: {one.subject}" for one in told)
+    assert [badness(one) for one in found] == sorted(badness(one) for one in found)
+    if told:
+        assert badness(found[0])[0] == min(badness(one)[0] for one in told)
+    assert all(one.state is State.FAILS for one in found)

@@ -1,0 +1,49 @@
+"""How findings are printed for people."""
+
+from inline_snapshot import snapshot
+from tests.prove.picture.healthy import NOW, domain, healthy, machine, with_changed
+
+from rackloom.prove.doctor.examine import examine
+from rackloom.prove.doctor.page import page
+
+WELL = healthy(racks=2, trays=2)
+
+
+def test_the_worst_is_first_with_both_sides_and_its_fix_on_a_line_of_its_own():
+    shared = with_changed(WELL, "machines", lambda one: one.id == machine(0, 1), tenant="tenant-1")
+    broken = with_changed(
+        shared,
+        "domains",
+        lambda one: one.uuid == domain(1),
+        unknown_since=NOW - 90,
+        problem="GetPartitionInfoList: UNAVAILABLE",
+    )
+    assert page(broken, examine(broken)) == snapshot("""\
+examined:
+  fabric: 2 domains, 16 GPUs, 2 partitions, read 2027-01-15T08:00:00Z
+  site: 4 machines, 2 logical partitions, read 2027-01-15T08:00:00Z
+  cluster: 4 nodes, 2 ComputeDomains, devices: 4 channel, 16 gpu, 16 nic, read 2027-01-15T08:00:00Z
+  transfer: 4 transfers, read 2027-01-15T08:00:00Z
+
+CRITICAL  tenants apart  partition rl-0
+  GPUs of tenants org-0 and org-1 share memory in it
+    switch controller: partition 7 holds GPU 1 of m-0-0, GPU 2 of m-0-0, GPU 3 of m-0-0 and 1 more
+    records: these are tenant org-0's
+    switch controller: partition 7 holds GPU 1 of m-0-1, GPU 2 of m-0-1, GPU 3 of m-0-1 and 1 more
+    records: these are tenant org-1's
+  fix: rackloom admin plan --domain d0ma1n-0  # and rackloom admin apply
+
+UNKNOWN  switch controller  domain d0ma1n-1  since 2027-01-15T07:58:30Z
+  GetPartitionInfoList: UNAVAILABLE
+    asked through https://switch-1:9370
+  fix: rackloom admin domain show d0ma1n-1  # then check the switch tray behind https://switch-1:9370
+
+2 findings: 1 critical, 1 unknown\
+""")
+
+
+def test_long_evidence_is_counted():
+    lost = with_changed(WELL, "fabric_gpus", lambda one: one.domain == domain(0), partition=None)
+    text = page(lost, examine(lost))
+    assert len(text.splitlines()) < 60
+    assert "all holds" not in text
