@@ -1,0 +1,153 @@
+"""One GPU through all layers, as people read it: what, who says so, and when that was seen."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from rackloom.prove.picture.values import GpuChain, Layer, PartitionSeen
+from rackloom.web.scene import Scene, Seat
+from rackloom.web.wiring import Wiring, link_down, wiring
+
+_WHO = {
+    Layer.FABRIC: "switch controller",
+    Layer.SITE: "site records",
+    Layer.CLUSTER: "Kubernetes",
+    Layer.TRANSFER: "transfer record",
+}
+
+
+Link = tuple[str, str | None, str]
+"""What it is, its name (None: there is none) and what to know of it."""
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What one layer says of a GPU."""
+
+    who: str
+    at: float | None
+    """When it was seen; None: never."""
+    unknown_since: float | None = None
+    """Since when it could not be read again."""
+    links: tuple[Link, ...]
+
+    @property
+    def current(self) -> bool:
+        """Whether what is missing here is absent, rather than unknown."""
+        return self.at is not None and self.unknown_since is None
+
+
+def said(whole: Scene, seat: Seat) -> tuple[Said, ...]:
+    """The chain of a seat, tenant first and transfer last. Empty for somebody else's GPU."""
+    chain = seat.chain
+    if chain is None:
+        return ()
+    links = {
+        Layer.SITE: _by_site(whole, chain),
+        Layer.FABRIC: _by_fabric(chain),
+        Layer.CLUSTER: _by_cluster(chain),
+        Layer.TRANSFER: _by_transfer(chain),
+    }
+    return tuple(_said(whole, seat, layer, tuple(told)) for layer, told in links.items())
+
+
+def _said(whole: Scene, seat: Seat, layer: Layer, links: tuple[Link, ...]) -> Said:
+    at, since = _seen(whole, seat, layer)
+    return Said(who=_WHO[layer], at=at, unknown_since=since, links=links)
+
+
+def _by_site(whole: Scene, chain: GpuChain) -> Iterator[Link]:
+    if machine := chain.machine:
+        yield "Tenant", machine.tenant and whole.tenants.get(machine.tenant, machine.tenant), ""
+        yield "VPC", machine.vpc and whole.vpcs.get(machine.vpc, machine.vpc), ""
+        yield "Instance", machine.instance, ""
+        yield "Machine", machine.id, machine.health or machine.status
+    else:
+        yield "Machine", None, ""
+    if wanted := chain.wanted:
+        yield "Asked into", wanted.logical or "no partition", _both(wanted.status, wanted.problem)
+    if logical := chain.logical:
+        yield "Logical partition", logical.name, _both(logical.status, logical.problem)
+    else:
+        yield "Logical partition", None, ""
+
+
+def _by_fabric(chain: GpuChain) -> Iterator[Link]:
+    partition, gpu = chain.partition, chain.fabric
+    yield "Partition", f"{partition.name} ({partition.id})" if partition else None, _partition_note(partition)
+    note = _both(_health(gpu.healthy), gpu.problem) if gpu else ""
+    yield "Fabric GPU", f"{gpu.guid:#018x}" if gpu else None, note
+
+
+def _by_cluster(chain: GpuChain) -> Iterator[Link]:
+    node, use, domain, nic = chain.node, chain.use, chain.compute_domain, chain.nic
+    yield "GPU", chain.key.gpu_uuid.value if chain.key.gpu_uuid else None, ""
+    yield "Clique", clique(chain), ""
+    yield "Node", node.name if node else None, _both(_READY[node.ready], *node.taints) if node else ""
+    yield "Claim", use.claim if use else None, ""
+    yield "Pod", ", ".join(use.pods) if use else None, ""
+    yield "ComputeDomain", domain.key if domain else None, domain.status.status.value if domain else ""
+    yield "Channel", chain.channel, ""
+    yield "NIC", nic.name if nic else None, _nic_note(chain)
+
+
+def _seen(whole: Scene, seat: Seat, layer: Layer) -> tuple[float | None, float | None]:
+    """When a layer was read; of the fabric, when this domain was, and of transfers when it was measured."""
+    seen = whole.layer(layer)
+    if layer is Layer.TRANSFER and seat.chain is not None and seat.chain.transfer is not None:
+        return seat.chain.transfer.at, seen.unknown_since
+    domain = whole.domains.get(seat.domain)
+    if layer is Layer.FABRIC and domain is not None and seen.unknown_since is None:
+        return domain.observed_at, domain.unknown_since
+    return seen.at, seen.unknown_since
+
+
+def _partition_note(partition: PartitionSeen | None) -> str:
+    if partition is None:
+        return ""
+    return _both(_OWNERS.get(partition.owner, ""), _health(partition.healthy), partition.problem)
+
+
+_OWNERS = {
+    "default": "the factory's",
+    "foreign": "made by nobody we know",
+    "released": "given up, and not yet gone",
+    "tray": "keeps a tray that nobody was given to itself",
+}
+
+
+def _health(healthy: bool | None) -> str:
+    return {True: "healthy", False: "unhealthy", None: "health unknown"}[healthy]
+
+
+_READY = {True: "ready", False: "not ready", None: "readiness unknown"}
+
+
+def clique(chain: GpuChain) -> str | None:
+    """The clique of a GPU, as its own device says before its node's label does."""
+    return (chain.device.clique if chain.device else None) or (chain.node.clique if chain.node else None)
+
+
+def _nic_note(chain: GpuChain) -> str:
+    if chain.nic is None or chain.device is None:
+        return ""
+    return _both(_WIRED[wiring(chain.device, chain.nic)], "link down" if link_down(chain.nic) else "")
+
+
+_WIRED = {
+    Wiring.ROOT: "below the GPU's own PCIe root",
+    Wiring.NUMA: "at the GPU's own NUMA node",
+    Wiring.APART: "at another NUMA node than the GPU",
+    Wiring.UNKNOWN: "alignment unknown",
+}
+
+
+def _both(*words: str) -> str:
+    return ", ".join(word for word in words if word)
+
+
+def _by_transfer(chain: GpuChain) -> Iterator[Link]:
+    if seen := chain.transfer:
+        value = f"{seen.gigabytes_per_second:.1f} GB/s by {seen.device}"
+        yield "Last transfer", value, _both(seen.verdict, "emulated" if seen.emulated else "", seen.reason)
+    else:
+        yield "Last transfer", None, ""

@@ -1,0 +1,104 @@
+"""The newest reading, kept fresh while somebody looks, and which racks changed since which revision.
+
+Those who look share one reading: it is begun when something changed, and also without a change every
+`AT_LEAST` seconds, because what is known grows old by itself. Between two readings there is a pause of
+`PAUSE` seconds, or of as long as the last one took, so that a large site does more than be looked at.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+import structlog
+
+from rackloom.errors import Retry, Unknown
+from rackloom.web.reading import Source
+from rackloom.web.scene import Scene, scene
+
+log = structlog.get_logger(__name__)
+
+Expected = (Retry, Unknown, OSError)
+PAUSE = 0.25
+AT_LEAST = 5.0
+
+
+class Now(msgspec.Struct, frozen=True, kw_only=True):
+    """What is shown now."""
+
+    number: int
+    """Of the reading; 0: nothing was read yet."""
+    whole: Scene
+    unread_since: float | None = None
+    """Since when the site cannot be read; None: it can."""
+    problem: str = ""
+
+
+class Live:
+    """Readings of one source. `clock` gives seconds since the epoch."""
+
+    def __init__(self, source: Source, clock: Callable[[], float]) -> None:
+        self._source = source
+        self._clock = clock
+        self._now = Now(number=0, whole=Scene(at=0.0))
+        self._read_at = -AT_LEAST
+        self._took = 0.0
+        self._lock = asyncio.Lock()
+        self._news = asyncio.Condition()
+        self._watchers = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def fresh(self) -> Now:
+        """A reading that is not older than `PAUSE`, or what there is when the site cannot be read."""
+        async with self._lock:
+            if asyncio.get_running_loop().time() - self._read_at > PAUSE:
+                await self._read()
+            return self._now
+
+    async def after(self, number: int) -> Now:
+        """Wait for something newer than reading `number`. Only within `watched`."""
+        async with self._news:
+            await self._news.wait_for(lambda: self._now.number != number)
+        return self._now
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Keep the readings coming while the context is entered."""
+        self._watchers += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+            if self._watchers == 0:
+                self._task.cancel()
+                self._task = None
+
+    async def _watch(self) -> None:
+        while True:
+            await self.fresh()
+            # Nothing may end this loop: a source that cannot say whether it changed is read, and tells why.
+            with suppress(Exception):
+                async with asyncio.timeout(AT_LEAST):
+                    await self._source.changed()
+            await asyncio.sleep(max(PAUSE, self._took))
+
+    async def _read(self) -> None:
+        begun = asyncio.get_running_loop().time()
+        number = self._now.number + 1
+        try:
+            whole = await asyncio.to_thread(scene, await self._source.read())
+        except Exception as trouble:
+            # Whatever went wrong: the page must say that it is not current rather than stand still.
+            log.warning("map.not-read", reason=str(trouble), exc_info=not isinstance(trouble, Expected))
+            since = self._now.unread_since or self._clock()
+            self._now = msgspec.structs.replace(
+                self._now, number=number, unread_since=since, problem=str(trouble)
+            )
+        else:
+            self._now = Now(number=number, whole=whole)
+        self._read_at = asyncio.get_running_loop().time()
+        self._took = self._read_at - begun
+        async with self._news:
+            self._news.notify_all()

@@ -1,0 +1,266 @@
+"""Racks as they are drawn: plain values that are equal exactly when their drawings are."""
+
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from itertools import groupby
+
+import msgspec
+
+from rackloom.claim.domain.objects import ComputeDomain
+from rackloom.prove.picture.values import GpuChain, Layer
+from rackloom.web.colouring import Colours, Group, Mode, Shade, State, domain_known, hue, letter, shade
+from rackloom.web.scene import Scene, Seat
+from rackloom.web.wiring import Wiring, link_down, wiring
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU."""
+
+    state: State
+    hue: int = 0
+    letter: str = ""
+    name: str = ""
+    """Of its group."""
+    sick: bool = False
+    busy: bool = False
+    """Whether a pod uses it."""
+    nic: str = "unknown"
+    """aligned, astray (at another NUMA node), down, none, unknown; empty: not shown."""
+
+    @property
+    def look(self) -> str:
+        """The style classes of the drawing."""
+        base = f"h{self.hue}" if self.state is State.GROUP else _LOOKS[self.state]
+        return base + (" s" if self.sick else "") + (" b" if self.busy else "")
+
+    @property
+    def words(self) -> str:
+        """The drawing in words, for those who cannot see it."""
+        said = self.name if self.state is State.GROUP else _WORDS[self.state]
+        if self.state is State.UNKNOWN and self.name:
+            said += f", last known {self.name}"
+        notes = ["unhealthy"] * self.sick + ["used by a pod"] * self.busy
+        return ", ".join([said, *notes, *([f"NIC {self.nic}"] if self.nic else [])])
+
+
+_LOOKS = {State.FREE: "f", State.OTHERS: "o", State.UNKNOWN: "q"}
+_WORDS = {State.FREE: "free", State.OTHERS: "in use by somebody else", State.UNKNOWN: "unknown"}
+
+
+class Tray(msgspec.Struct, frozen=True, kw_only=True):
+    """One compute tray."""
+
+    slot: int
+    title: str
+    cells: tuple[Cell, ...]
+    free: bool | None
+    """Whether a whole tray could be had here."""
+    notes: tuple[str, ...] = ()
+    """What people should know of it: cordoned, not ready..."""
+    laid_over: str = ""
+    """The ComputeDomain that it is a member of."""
+    badge: int | None = None
+    """Number of that ComputeDomain on the map."""
+
+
+class Rack(msgspec.Struct, frozen=True, kw_only=True):
+    """One rack: compute trays, the switches between them, and what is left of it."""
+
+    id: str
+    name: str
+    above: tuple[Tray, ...]
+    """Above the switches, top first."""
+    below: tuple[Tray, ...]
+    switches: bool | None
+    """Whether the switch controllers answer: True, False (paused), None (they do not)."""
+    free: int | None
+    """Whole trays that are free; None: unknown."""
+
+    @property
+    def trays(self) -> tuple[Tray, ...]:
+        """All trays, top first."""
+        return self.above + self.below
+
+
+Spot = tuple[str, int, int]
+"""Rack id, tray from the top, GPU from the left: how the page names a seat."""
+
+
+def rack_id(name: str) -> str:
+    """A name for a rack that any page element may have."""
+    return "r" + sha256(name.encode()).hexdigest()[:12]
+
+
+def by_rack(whole: Scene) -> Mapping[str, tuple[tuple[Seat, ...], ...]]:
+    """The seats of each rack by its name, tray by tray, the highest slot first."""
+    found = {}
+    for name, seats in groupby(whole.seats, key=lambda seat: seat.place.rack):
+        trays = [tuple(tray) for _, tray in groupby(seats, key=_tray)]
+        found[name] = tuple(reversed(trays))
+    return found
+
+
+def _tray(seat: Seat) -> tuple[str, int, str]:
+    return seat.place.chassis, seat.place.slot, seat.place.node
+
+
+def find(whole: Scene, spot: Spot) -> Seat | None:
+    """The seat that the page names so."""
+    wanted, tray, gpu = spot
+    for name, trays in by_rack(whole).items():
+        if rack_id(name) == wanted:
+            return trays[tray][gpu] if tray < len(trays) and gpu < len(trays[tray]) else None
+    return None
+
+
+def racks(whole: Scene, mode: Mode, colours: Colours) -> tuple[Rack, ...]:
+    """Every rack of a scene, by name."""
+    over = _members(whole.compute_domains)
+    return tuple(_rack(whole, mode, colours, name, trays, over) for name, trays in by_rack(whole).items())
+
+
+def _rack(
+    whole: Scene,
+    mode: Mode,
+    colours: Colours,
+    name: str,
+    trays: tuple[tuple[Seat, ...], ...],
+    over: Mapping[str, Group],
+) -> Rack:
+    drawn = tuple(_drawn_tray(whole, mode, colours, tray, over) for tray in trays)
+    # As racks are built: of 18 compute trays 10 stand above the switches and 8 below.
+    lower = len(drawn) * 4 // 9
+    frees = [tray.free for tray in drawn]
+    return Rack(
+        id=rack_id(name),
+        name=name,
+        above=drawn[: len(drawn) - lower],
+        below=drawn[len(drawn) - lower :],
+        switches=_switches(whole, {seat.domain for tray in trays for seat in tray}),
+        free=None if None in frees else sum(free is True for free in frees),
+    )
+
+
+def _switches(whole: Scene, domains: Iterable[str]) -> bool | None:
+    if not all(domain_known(whole, uuid) for uuid in domains):
+        return None
+    return not any(whole.domains[uuid].paused for uuid in domains)
+
+
+def _drawn_tray(
+    whole: Scene, mode: Mode, colours: Colours, seats: tuple[Seat, ...], over: Mapping[str, Group]
+) -> Tray:
+    chain = next((seat.chain for seat in seats if seat.chain is not None), None)
+    domain = over.get(chain.node.name) if chain is not None and chain.node is not None else None
+    return Tray(
+        slot=seats[0].place.slot,
+        title=_title(seats[0], chain),
+        cells=tuple(_cell(whole, mode, colours, seat) for seat in seats),
+        free=tray_free(seats),
+        notes=_notes(whole, chain),
+        laid_over=domain.name if domain else "",
+        badge=None if domain is None else colours.badges.number(domain),
+    )
+
+
+def tray_free(seats: tuple[Seat, ...]) -> bool | None:
+    """Whether all GPUs of a tray could be given away now; a cordoned or sick tray could not."""
+    if any(seat.taken or _held_back(seat.chain) for seat in seats):
+        return False
+    return None if any(seat.taken is None for seat in seats) else True
+
+
+def _held_back(chain: GpuChain | None) -> bool:
+    if chain is None:
+        return False
+    machine, node = chain.machine, chain.node
+    held = machine is not None and (machine.cordoned or bool(machine.health))
+    return held or (node is not None and (node.unschedulable or node.ready is False))
+
+
+def _title(seat: Seat, chain: GpuChain | None) -> str:
+    names = [f"slot {seat.place.slot}"] if seat.place.chassis or chain is None else []
+    if chain is not None and chain.machine is not None:
+        names.append(f"machine {chain.machine.id}")
+    if chain is not None and chain.node is not None:
+        names.append(f"node {chain.node.name}")
+    return ", ".join(names)
+
+
+def _notes(whole: Scene, chain: GpuChain | None) -> tuple[str, ...]:
+    found = []
+    machine, node = (chain.machine, chain.node) if chain is not None else (None, None)
+    if machine is not None and machine.cordoned:
+        found.append("cordoned")
+    if machine is not None and machine.health:
+        found.append("machine unhealthy")
+    if node is not None and whole.known(Layer.CLUSTER) and node.ready is not True:
+        found.append("node not ready" if node.ready is False else "node unknown")
+    if node is not None and node.unschedulable:
+        found.append("unschedulable")
+    return tuple(found)
+
+
+def _members(domains: Iterable[ComputeDomain]) -> dict[str, Group]:
+    return {node.name: Group(domain.uid, domain.key) for domain in domains for node in domain.status.nodes}
+
+
+def _cell(whole: Scene, mode: Mode, colours: Colours, seat: Seat) -> Cell:
+    chain = seat.chain
+    found: Shade = shade(whole, mode, seat)
+    if chain is None:
+        return Cell(state=found.state, nic="")
+    number = None if found.group is None else colours.groups.number(found.group)
+    return Cell(
+        state=found.state,
+        hue=0 if number is None else hue(number),
+        letter="" if number is None else letter(number),
+        name="" if found.group is None else found.group.name,
+        sick=chain.fabric is not None and chain.fabric.healthy is False,
+        busy=chain.use is not None,
+        nic=_nic(whole, chain),
+    )
+
+
+def _nic(whole: Scene, chain: GpuChain) -> str:
+    """How the NIC of a GPU is wired, as their plugins published it."""
+    if chain.device is None or not whole.known(Layer.CLUSTER):
+        return "unknown"
+    if chain.nic is None:
+        return "none"
+    return "down" if link_down(chain.nic) else _WIRED[wiring(chain.device, chain.nic)]
+
+
+_WIRED = {
+    Wiring.ROOT: "aligned",
+    Wiring.NUMA: "aligned",
+    Wiring.APART: "astray",
+    Wiring.UNKNOWN: "unknown",
+}
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the legend."""
+
+    hue: int
+    letter: str
+    name: str
+    count: int
+
+
+def badges(whole: Scene, colours: Colours) -> tuple[Entry, ...]:
+    """The ComputeDomains that are laid over the racks, and how many nodes each has."""
+    found = [(domain, Group(domain.uid, domain.key)) for domain in whole.compute_domains]
+    numbered = sorted((colours.badges.number(group), group, len(one.status.nodes)) for one, group in found)
+    return tuple(Entry(hue=hue(n), letter=str(n + 1), name=g.name, count=nodes) for n, g, nodes in numbered)
+
+
+def legend(whole: Scene, mode: Mode, colours: Colours) -> tuple[Entry, ...]:
+    """The groups that are drawn, and how many GPUs each has."""
+    counts: dict[Group, int] = {}
+    for seat in whole.seats:
+        group = shade(whole, mode, seat).group
+        if group is not None:
+            counts[group] = counts.get(group, 0) + 1
+    numbered = sorted((colours.groups.number(group), group, gpus) for group, gpus in counts.items())
+    return tuple(Entry(hue=hue(n), letter=letter(n), name=g.name, count=gpus) for n, g, gpus in numbered)

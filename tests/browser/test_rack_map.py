@@ -1,0 +1,230 @@
+"""The map in a real browser: what it shows, by mouse and by keys, in light and in dark, as it changes."""
+
+import base64
+from collections import Counter
+
+import msgspec
+import pytest
+from tests.web.pictures import AT, picture
+
+from rackloom.prove.doctor.findings import fails, unknown
+from rackloom.web.reading import Happening, Reading
+
+GPU = "rect[role=gridcell]"
+HOLDERS = ("acme",) * 10 + (None,) * 3 + ("blue",) * 4 + ("crimson",) * 6
+
+
+def story(racks=8):
+    """A site with something of everything."""
+    seen = picture(racks, 18, HOLDERS)
+    silent = tuple(
+        msgspec.structs.replace(one, unknown_since=AT - 90) if one.uuid == "domain-3" else one
+        for one in seen.domains
+    )
+    sick = tuple(
+        msgspec.structs.replace(one, healthy=False) if number == 9 else one
+        for number, one in enumerate(seen.fabric_gpus)
+    )
+    wired = {"acme-node-0-2": {"pcie_root": "pci0000:ff", "numa": 1}, "acme-node-0-6": {"link": "down"}}
+    devices = tuple(
+        msgspec.structs.replace(one, **wired.get(one.node, {})) if one.name.endswith("nic-1") else one
+        for one in seen.devices
+    )
+    seen = msgspec.structs.replace(seen, domains=silent, fabric_gpus=sick, devices=devices)
+    findings = (
+        fails(
+            "clique-label", "node acme-node-0-2", "its label names another partition than the fabric",
+            "rackloom admin partition list", evidence=("Kubernetes: domain-0.12", "switch controller: 407"),
+            since=AT - 600,
+        ),
+        unknown("controller", "domain domain-3", "it does not answer", "rackloom admin endpoint list"),
+    )  # fmt: skip
+    happenings = tuple(
+        Happening(at=AT - 30 * n, tenant="acme", what=f"add gpus acme-{n}", where="domain 0", outcome="done")
+        for n in range(4)
+    )
+    return Reading(picture=seen, findings=findings, happenings=happenings)
+
+
+def style(page, selector, name):
+    return page.eval_on_selector(selector, f"one => getComputedStyle(one).{name}")
+
+
+COUNT = """async (png) => {
+  const bytes = Uint8Array.from(atob(png), (one) => one.charCodeAt(0));
+  const image = await createImageBitmap(new Blob([bytes], {type: "image/png"}));
+  const canvas = new OffscreenCanvas(image.width, image.height).getContext("2d");
+  canvas.drawImage(image, 0, 0);
+  const data = canvas.getImageData(0, 0, image.width, image.height).data, found = {};
+  for (let at = 0; at < data.length; at += 4) {
+    const colour = `rgb(${data[at]}, ${data[at + 1]}, ${data[at + 2]})`;
+    found[colour] = (found[colour] || 0) + 1;
+  }
+  return found;
+}"""
+
+
+def colours(page, path):
+    """How many pixels of the picture of the racks have each colour."""
+    page.locator("#racks").screenshot(path=path)
+    return Counter(page.evaluate(COUNT, base64.b64encode(path.read_bytes()).decode()))
+
+
+def rgb(text):
+    return tuple(int(part) for part in text.removeprefix("rgb(").removesuffix(")").split(","))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_is_on_the_page_is_on_the_screen(open_map, pictures_folder, scheme):
+    with open_map(story(), scheme=scheme) as (page, served):
+        page.click(f"{GPU} >> nth=53")
+        page.wait_for_selector("#chain table")
+        page.screenshot(path=pictures_folder / f"rack-map-{scheme}.png")
+        found = colours(page, pictures_folder / f"racks-{scheme}.png")
+        for group in ("h0", "h1", "h2"):
+            assert found[style(page, f"rect.{group}[role=gridcell]", "fill")] > 2000, group
+        ground = rgb(style(page, "body", "backgroundColor"))
+        assert (sum(ground) > 600) == (scheme == "light")
+        assert page.locator(GPU).count() == 8 * 18 * 4
+        assert page.locator(f"{GPU}.q").count() == 18 * 4
+        assert "#hatch" in style(page, f"{GPU}.q", "fill")
+        assert page.complaints == []
+        assert all(url.startswith(served.url) for url in page.asked)
+
+
+def test_letters_can_be_read_on_every_colour(open_map):
+    with open_map(story(1)) as (page, _):
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            ink, *fills = page.evaluate(PALETTE)
+            assert min(contrast(ink, fill) for fill in fills) > 4.5
+
+
+PALETTE = """["on", "h0", "h1", "h2", "h3", "h4", "h5", "h6", "h7"].map((name) =>
+  getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim())"""
+
+
+def contrast(one, other):
+    """As WCAG 2 defines it."""
+
+    def luminance(colour):
+        parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+        red, green, blue = (
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def focused(page):
+    return page.evaluate("document.activeElement.id")
+
+
+def test_the_whole_map_can_be_walked_by_keys(open_map):
+    with open_map(story(2)) as (page, _):
+        for _ in range(12):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.matches('rect[role=gridcell]')"):
+                break
+        rack = focused(page).split("-")[0]
+        walk = {
+            "ArrowRight": "0-1",
+            "ArrowDown": "1-1",
+            "ArrowLeft": "1-0",
+            "ArrowUp": "0-0",
+        }
+        for key, spot in walk.items():
+            page.keyboard.press(key)
+            assert focused(page) == f"{rack}-{spot}"
+        assert style(page, ":focus", "strokeWidth") == "3.5px"
+        page.keyboard.press("PageDown")
+        assert focused(page).split("-")[0] != rack
+        page.keyboard.press("End")
+        assert focused(page).endswith("-17-3")
+        page.keyboard.press("Home")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#chain table")
+        assert "slot 17" in page.inner_text("#chain h3")
+        assert page.locator("[aria-selected=true]").get_attribute("id") == f"{rack}-0-0"
+        assert page.locator("rect[tabindex='0']").count() == 1
+
+
+LINKS = [
+    "Tenant", "VPC", "Instance", "Machine", "Asked into", "Logical partition", "Partition", "Fabric GPU",
+    "GPU", "Clique", "Node", "Claim", "Pod", "ComputeDomain", "Channel", "NIC", "Last transfer",
+]  # fmt: skip
+
+
+def test_a_click_shows_the_whole_chain(open_map):
+    with open_map(story(1)) as (page, _):
+        page.click(f"{GPU} >> nth=71")
+        page.wait_for_selector("#chain table")
+        labels = page.locator("#chain tbody th[scope=row]").all_inner_texts()
+        assert labels == LINKS
+        assert page.locator("#chain time").count() == 4
+
+
+def test_a_change_appears_by_itself_and_takes_neither_focus_nor_choice(open_map):
+    reading = story(2)
+    with open_map(reading) as (page, served):
+        first = page.locator(GPU).first.get_attribute("id")
+        page.click(f"{GPU} >> nth=0")
+        page.wait_for_selector("#chain table")
+        assert page.locator(f"#{first}.s").count() == 0
+        seen = reading.picture
+        sick = tuple(
+            msgspec.structs.replace(one, healthy=False) if one.place.slot == 17 else one
+            for one in seen.fabric_gpus
+        )
+        served.show(Reading(picture=msgspec.structs.replace(seen, fabric_gpus=sick)))
+        page.wait_for_selector(f"#{first}.s")
+        page.wait_for_selector("#chain >> text=unhealthy")
+        assert focused(page) == first
+        assert page.locator("[aria-selected=true]").get_attribute("id") == first
+        assert page.complaints == []
+
+
+def test_racks_that_come_and_go_are_drawn(open_map):
+    with open_map(story(1)) as (page, served):
+        served.show(story(3))
+        page.wait_for_selector(".rack:nth-child(3)")
+        served.show(story(2))
+        page.wait_for_selector(".rack:nth-child(3)", state="detached")
+        assert page.locator(".rack").count() == 2
+
+
+def test_the_page_says_when_it_is_not_current(open_map, pictures_folder):
+    with open_map(story(1)) as (page, served):
+        served.breaks(True)
+        page.wait_for_selector(".reading.stale")
+        page.screenshot(path=pictures_folder / "rack-map-not-current.png")
+        assert "the store is busy" in page.inner_text("#reading")
+        served.breaks(False)
+        page.wait_for_selector(".reading:not(.stale)")
+
+
+def test_the_page_says_when_nobody_feeds_it(open_map):
+    with open_map(story(1)) as (page, _):
+        page.context.set_offline(True)
+        page.evaluate("htmx.find('#stream')._htmx.sse.reader.cancel()")
+        page.wait_for_selector("#live[data-state=lost]")
+        assert "not live since" in page.inner_text("#live")
+
+
+def test_a_tenant_sees_its_own_and_signs_out(open_map, pictures_folder):
+    with open_map(story(2), org="blue", token="blue-token") as (page, served):
+        page.screenshot(path=pictures_folder / "rack-map-tenant.png")
+        assert page.locator(f"{GPU}.o").count() > 0
+        assert "acme" not in page.content()
+        page.click("text=Sign out")
+        page.wait_for_selector("input[name=token]")
+        page.goto(served.url + "/")
+        assert page.url.endswith("/map/login")
+
+
+def test_a_narrow_screen_holds_it_without_a_sideways_scroll(open_map, pictures_folder):
+    with open_map(story(2), width=420, height=800) as (page, _):
+        page.screenshot(path=pictures_folder / "rack-map-narrow.png")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 420

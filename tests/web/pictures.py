@@ -1,0 +1,230 @@
+"""Pictures of whole racks with workloads on them, every name marked with the tenant that it belongs to."""
+
+import msgspec
+
+from rackloom.claim.domain import names
+from rackloom.claim.domain.objects import ComputeDomain, NodeStatus, Readiness, Status
+from rackloom.prove.picture.values import (
+    DeviceSeen,
+    DeviceUse,
+    DomainSeen,
+    FabricGpu,
+    InstanceGpu,
+    Layer,
+    LayerSeen,
+    LogicalSeen,
+    MachineSeen,
+    NodeSeen,
+    PartitionSeen,
+    Picture,
+    TransferSeen,
+)
+from rackloom.prove.picture.workloads import ClaimSeen
+from rackloom.topology.facts import Fact, Source
+from rackloom.topology.identity import GpuKey, SlotKey
+
+AT = 1_790_000_000.0
+GPU_DRIVER, NIC_DRIVER = "gpu.rackloom.dev", "nic.rackloom.dev"
+GPUS = 4
+
+
+def picture(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = ()) -> Picture:
+    """Racks of one domain each; `tenants` holds the trays of all racks in turn, None a free one."""
+    found = Picture(
+        at=AT,
+        layers=tuple(LayerSeen(layer=layer, at=AT) for layer in Layer),
+        tenants={f"{name}-id": name for name in tenants if name},
+        vpcs={f"{name}-vpc": f"{name}-network" for name in tenants if name},
+    )
+    parts = [
+        _tray(rack, slot, _holder(tenants, rack * trays + slot))
+        for rack in range(racks)
+        for slot in range(trays)
+    ]
+    joined = {name: tuple(one for part in parts for one in part[name]) for name in parts[0]}
+    domains = tuple(DomainSeen(uuid=f"domain-{rack}", observed_at=AT) for rack in range(racks))
+    held = {name for name in tenants if name}
+    return msgspec.structs.replace(
+        found,
+        domains=domains,
+        partitions=tuple(_partition(rack, name) for rack in range(racks) for name in sorted(held)),
+        logicals=tuple(_logical(name) for name in sorted(held)),
+        compute_domains=tuple(_compute_domain(name, joined["nodes"]) for name in sorted(held)),
+        claims=tuple(_claim(name) for name in sorted(held)),
+        **joined,
+    )
+
+
+def _holder(tenants: tuple[str | None, ...], tray: int) -> str | None:
+    return tenants[tray % len(tenants)] if tenants else None
+
+
+def _partition(rack: int, name: str) -> PartitionSeen:
+    number = _number(name)
+    return PartitionSeen(
+        domain=f"domain-{rack}",
+        id=number,
+        name=f"{name}-{rack}-nvl",
+        healthy=True,
+        logical=f"{name}-lp",
+        owner="site",
+    )
+
+
+def _number(name: str) -> int:
+    return sum(name.encode()) % 30000 + 1
+
+
+def _logical(name: str) -> LogicalSeen:
+    return LogicalSeen(
+        id=f"{name}-lp", name=f"{name}-training", tenant=f"{name}-id", status="Ready", since=AT - 60
+    )
+
+
+def _claim(name: str) -> ClaimSeen:
+    return ClaimSeen(
+        namespace=f"{name}-ns", name=f"{name}-channel", domain=f"{name}-uid", allocated=True, reserved_for=()
+    )
+
+
+def _compute_domain(name: str, nodes: tuple[NodeSeen, ...]) -> ComputeDomain:
+    members = tuple(
+        NodeStatus(name=one.name, ip_address="", clique_id=one.clique or "", status=Readiness.READY)
+        for one in nodes
+        if one.name.startswith(f"{name}-node")
+    )
+    return ComputeDomain(
+        namespace=f"{name}-ns",
+        name=f"{name}-domain",
+        uid=f"{name}-uid",
+        template=f"{name}-template",
+        status=Status(status=Readiness.READY, nodes=members),
+    )
+
+
+def _tray(rack: int, slot: int, holder: str | None) -> dict[str, list[object]]:
+    who = holder or "free"
+    node, machine = f"{who}-node-{rack}-{slot}", f"{who}-machine-{rack}-{slot}"
+    keys = [_key(rack, slot, module, who) for module in range(1, GPUS + 1)]
+    clique = f"domain-{rack}.{_number(holder)}" if holder else None
+    found: dict[str, list[object]] = {
+        "fabric_gpus": [_fabric_gpu(rack, slot, key, holder) for key in keys],
+        "machines": [_machine(rack, slot, machine, keys, holder)],
+        "nodes": [NodeSeen(name=node, ready=True, ready_since=AT - 600, clique=clique)],
+        "devices": [one for n, key in enumerate(keys) for one in _devices(node, n, key, clique, who)],
+        "instance_gpus": [],
+        "uses": [],
+        "transfers": [],
+    }
+    if holder:
+        found["instance_gpus"] = [_wanted(machine, module, holder) for module in range(1, GPUS + 1)]
+        found["uses"] = _uses(node, holder)
+        found["transfers"] = [_transfer(node, keys[0])]
+    return found
+
+
+def _key(rack: int, slot: int, module: int, who: str) -> GpuKey:
+    guid = (rack << 32) + (slot << 8) + module
+    return GpuKey(
+        place=Fact(SlotKey(f"serial-{rack}", slot, module), Source.NMX),
+        fabric_guid=Fact(guid, Source.NMX),
+        gpu_uuid=Fact(f"GPU-{who}-{rack}-{slot}-{module}", Source.NVML),
+        pci_address=Fact(f"0000:{module:02x}:00.0", Source.SYSFS),
+    )
+
+
+def _fabric_gpu(rack: int, slot: int, key: GpuKey, holder: str | None) -> FabricGpu:
+    assert key.place is not None
+    assert key.fabric_guid is not None
+    return FabricGpu(
+        domain=f"domain-{rack}",
+        place=key.place.value,
+        guid=key.fabric_guid.value,
+        tray_index=slot,
+        healthy=True,
+        partition=_number(holder) if holder else None,
+    )
+
+
+def _machine(rack: int, slot: int, name: str, keys: list[GpuKey], holder: str | None) -> MachineSeen:
+    return MachineSeen(
+        id=name,
+        rack=f"rack-{rack:02}",
+        domain=f"domain-{rack}",
+        chassis_serial=f"serial-{rack}",
+        slot=slot,
+        tray_index=slot,
+        gpus=tuple(GpuKey(place=key.place, fabric_guid=key.fabric_guid) for key in keys),
+        status="Ready",
+        instance=f"{name}-instance" if holder else None,
+        tenant=f"{holder}-id" if holder else None,
+        vpc=f"{holder}-vpc" if holder else None,
+    )
+
+
+def _devices(node: str, number: int, key: GpuKey, clique: str | None, who: str) -> list[DeviceSeen]:
+    assert key.pci_address is not None
+    root = f"pci0000:{number:02x}"
+    gpu = DeviceSeen(
+        driver=GPU_DRIVER,
+        pool=node,
+        name=f"gpu-{number}",
+        node=node,
+        kind="gpu",
+        key=GpuKey(fabric_guid=key.fabric_guid, gpu_uuid=key.gpu_uuid, pci_address=key.pci_address),
+        clique=clique,
+        pcie_root=root,
+        numa=number // 2,
+    )
+    nic = DeviceSeen(
+        driver=NIC_DRIVER,
+        pool=node,
+        name=f"{who}-nic-{number}",
+        node=node,
+        kind="nic",
+        pcie_root=root,
+        numa=number // 2,
+        partner=key.pci_address.value,
+        link="up",
+    )
+    return [gpu, nic]
+
+
+def _wanted(machine: str, module: int, holder: str) -> InstanceGpu:
+    return InstanceGpu(
+        instance=f"{machine}-instance",
+        machine=machine,
+        module_id=module,
+        logical=f"{holder}-lp",
+        status="Ready",
+        since=AT - 60,
+    )
+
+
+def _uses(node: str, holder: str) -> list[DeviceUse]:
+    pods = (f"{holder}-ns/{holder}-worker-{node}",)
+    gpus = [
+        DeviceUse(
+            driver=GPU_DRIVER, pool=node, device=f"gpu-{n}", claim=f"{holder}-ns/{holder}-gpus", pods=pods
+        )
+        for n in range(GPUS)
+    ]
+    channel = DeviceUse(
+        driver=names.IMEX_DRIVER,
+        pool=node,
+        device="channel-7",
+        claim=f"{holder}-ns/{holder}-channel",
+        pods=pods,
+    )
+    return [*gpus, channel]
+
+
+def _transfer(node: str, key: GpuKey) -> TransferSeen:
+    return TransferSeen(
+        at=AT - 300,
+        node=node,
+        key=GpuKey(gpu_uuid=key.gpu_uuid, pci_address=key.pci_address),
+        device="mlx5_0:1",
+        gigabytes_per_second=46.2,
+        verdict="holds",
+    )

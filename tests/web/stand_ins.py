@@ -1,0 +1,48 @@
+"""A source that tests change, and a doorman who knows three people."""
+
+import asyncio
+
+from rackloom.errors import Retry
+from rackloom.web.door import Viewer
+from rackloom.web.reading import Reading
+
+FAR = 4_000_000_000.0
+PEOPLE = {
+    ("operator-token", "provider"): Viewer("provider", True, FAR),
+    ("acme-token", "acme"): Viewer("acme", False, FAR),
+    ("blue-token", "blue"): Viewer("blue", False, FAR),
+}
+
+
+def doorman(token: str, org: str) -> Viewer | None:
+    return PEOPLE.get((token, org))
+
+
+class ShownSite:
+    """What is read is what was last shown to it; `broken` makes reading fail."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.broken = False
+        self.reads = 0
+        self._news = asyncio.Event()
+
+    def show(self, reading: Reading) -> None:
+        self.reading = reading
+        self._news.set()
+
+    def breaks(self, broken: bool) -> None:
+        self.broken = broken
+        self._news.set()
+
+    async def read(self) -> Reading:
+        self.reads += 1
+        if self.broken:
+            raise Retry("the store is busy", after=1)
+        return self.reading
+
+    async def changed(self) -> None:
+        if self.broken:
+            raise Retry("the store is busy", after=1)
+        await self._news.wait()
+        self._news.clear()

@@ -1,0 +1,275 @@
+"""The pages over a real socket: who is let in, what is sent, and what the browser is told to refuse."""
+
+import asyncio
+import re
+
+import httpx2
+import msgspec
+import pytest
+from tests.web.pictures import AT, picture
+from tests.web.stand_ins import ShownSite, doorman
+
+from rackloom.app.listeners import listening
+from rackloom.web.pages import create_pages
+from rackloom.web.reading import Reading
+
+OURS = {"Sec-Fetch-Site": "same-origin"}
+OPERATOR = {"org": "provider", "token": "operator-token"}
+
+
+def visit(scenario, reading=None):
+    """Run `scenario(client, site)` on the pages of a site."""
+
+    async def served():
+        site = ShownSite(reading or Reading(picture=picture(2, 3, ("acme", None, "blue"))))
+        pages = create_pages(site, doorman, lambda: AT, switch_trays=9)
+        async with (
+            listening(pages, "127.0.0.1:0") as port,
+            httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+        ):
+            return await scenario(client, site)
+
+    return asyncio.run(asyncio.wait_for(served(), 120))
+
+
+async def sign_in(client, **who):
+    answer = await client.post("/map/login", data=who or OPERATOR, headers=OURS)
+    assert answer.status_code == 303, answer.text
+    return answer
+
+
+def test_strangers_come_to_the_door_and_learn_nothing():
+    async def scenario(client, site):
+        page = await client.get("/")
+        others = [await client.get(path) for path in ("/map/live", "/map/gpu/r0/0/0")]
+        return page, [one.status_code for one in others], site.reads
+
+    page, others, reads = visit(scenario)
+    assert (page.status_code, page.headers["location"]) == (303, "/map/login")
+    assert others == [401, 401]
+    assert reads == 0
+
+
+def test_a_token_is_kept_where_scripts_cannot_read_it():
+    async def scenario(client, _):
+        return (await sign_in(client)).headers["set-cookie"]
+
+    cookie = visit(scenario)
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert "Secure" not in cookie
+
+
+@pytest.mark.parametrize(
+    "who",
+    [
+        {"org": "provider", "token": "wrong"},
+        {"org": "other", "token": "operator-token"},
+        {"org": "a;b", "token": "operator-token"},
+        {"org": "provider", "token": "x" * 9000},
+        {},
+    ],
+)
+def test_a_token_that_proves_nothing_is_refused(who):
+    async def scenario(client, _):
+        return await client.post("/map/login", data=who, headers=OURS)
+
+    answer = visit(scenario)
+    assert answer.status_code == 401
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "http://elsewhere"}, {}],
+)
+def test_forms_of_other_sites_are_refused(headers):
+    async def scenario(client, _):
+        entered = await client.post("/map/login", data=OPERATOR, headers=headers)
+        left = await client.post("/map/logout", headers=headers)
+        return entered, left
+
+    for answer in visit(scenario):
+        assert answer.status_code == 403
+        assert "set-cookie" not in answer.headers
+
+
+def test_an_older_browser_proves_its_page_by_its_origin():
+    async def scenario(client, _):
+        origin = str(client.base_url).rstrip("/")
+        return await client.post("/map/login", data=OPERATOR, headers={"Origin": origin})
+
+    assert visit(scenario).status_code == 303
+
+
+def test_signing_out_ends_it():
+    async def scenario(client, _):
+        await sign_in(client)
+        await client.post("/map/logout", headers=OURS)
+        return await client.get("/")
+
+    assert visit(scenario).headers["location"] == "/map/login"
+
+
+def test_every_answer_forbids_what_is_not_ours():
+    async def scenario(client, _):
+        stranger = await client.get("/map/login")
+        await sign_in(client)
+        return [stranger, await client.get("/"), await client.get("/map/static/map.js")]
+
+    for answer in visit(scenario):
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert not re.search(r"(src|href)=\"(https?:)?//", answer.text)
+        assert not re.search(
+            r"<script(?![^>]*\bsrc=)|<style|\son\w+=|\sstyle=", answer.text.split("</html>")[0]
+        )
+
+
+def test_pages_are_kept_in_no_cache():
+    async def scenario(client, _):
+        await sign_in(client)
+        return await client.get("/")
+
+    assert visit(scenario).headers["cache-control"] == "no-store"
+
+
+def test_the_page_has_all_racks_and_a_gpu_tells_its_chain():
+    async def scenario(client, _):
+        await sign_in(client)
+        page = (await client.get("/?by=tenant")).text
+        spot = re.search(r'id="(r\w+)-(\d+)-(\d+)"', page)
+        assert spot is not None
+        return page, await client.get("/map/gpu/{}/{}/{}".format(*spot.groups()))
+
+    page, gpu = visit(scenario)
+    assert page.count('role="gridcell"') == 2 * 3 * 4
+    assert 'aria-current="page">tenant' in page
+    assert "blue-ns/blue-gpus" in gpu.text
+
+
+def test_a_gpu_that_is_gone_is_said_to_be():
+    async def scenario(client, _):
+        await sign_in(client)
+        return [await client.get(f"/map/gpu/{spot}") for spot in ("r0/0/0", "r0/0/99999999999")]
+
+    for answer in visit(scenario):
+        assert answer.status_code == 404
+        assert "no GPU here" in answer.text
+
+
+def test_a_tenant_gets_its_own_only_and_others_as_in_use():
+    async def scenario(client, _):
+        await sign_in(client, org="acme", token="acme-token")
+        return (await client.get("/")).text
+
+    page = visit(scenario)
+    assert "acme-training" in page
+    assert "blue" not in page
+    assert "in use by somebody else" in page
+
+
+async def events(stream, count):
+    """The next `count` messages of a stream: their id and their markup."""
+    found, id_, data = [], "", []
+    async for line in stream.aiter_lines():
+        name, _, value = line.partition(": ")
+        if name == "id":
+            id_ = value
+        elif name == "data":
+            data.append(value)
+        elif not line and data:
+            found.append((id_, "\n".join(data)))
+            data = []
+            if len(found) == count:
+                break
+    return found
+
+
+def parts(markup):
+    return re.findall(r'<hx-partial hx-target="#([\w-]+)"', markup)
+
+
+def position(page):
+    found = re.search(r"after=([\w.]+)", page)
+    assert found is not None
+    return found[1]
+
+
+def sick(seen):
+    return msgspec.structs.replace(
+        seen, fabric_gpus=(msgspec.structs.replace(seen.fabric_gpus[0], healthy=False), *seen.fabric_gpus[1:])
+    )
+
+
+def test_a_change_sends_the_racks_that_changed_and_no_others():
+    seen = picture(4, 3, ("acme", None))
+
+    async def scenario(client, site):
+        await sign_in(client)
+        page = (await client.get("/")).text
+        async with client.stream("GET", f"/map/live?after={position(page)}") as stream:
+            site.show(Reading(picture=sick(seen)))
+            return page, await events(stream, 1)
+
+    page, [(_, markup)] = visit(scenario, Reading(picture=seen))
+    racks = [one for one in parts(markup) if one.startswith("r") and f'id="{one}" class="rack"' in page]
+    assert len(racks) == 1
+    assert "unhealthy" in markup
+
+
+def test_one_who_comes_back_gets_what_was_missed():
+    seen = picture(2, 2, ("acme",))
+
+    async def scenario(client, site):
+        await sign_in(client)
+        at = position((await client.get("/")).text)
+        site.show(Reading(picture=sick(seen)))
+        await asyncio.sleep(0.5)
+        await client.get("/")
+        async with client.stream("GET", "/map/live", headers={"Last-Event-ID": at}) as stream:
+            return await events(stream, 1)
+
+    [(_, markup)] = visit(scenario, Reading(picture=seen))
+    assert "unhealthy" in markup
+
+
+@pytest.mark.parametrize("at", ["", "nonsense", "0.0", "other-process.7", "-1"])
+def test_one_with_a_position_of_elsewhere_gets_everything(at):
+    async def scenario(client, _):
+        await sign_in(client)
+        async with client.stream("GET", "/map/live", params={"after": at}) as stream:
+            return await events(stream, 1)
+
+    [(_, markup)] = visit(scenario)
+    assert {"racks", "legend", "room", "findings", "timeline", "reading"} <= set(parts(markup))
+
+
+def test_racks_that_come_bring_all_of_them_in_order():
+    async def scenario(client, site):
+        await sign_in(client)
+        at = position((await client.get("/")).text)
+        site.show(Reading(picture=picture(3, 3)))
+        async with client.stream("GET", f"/map/live?after={at}") as stream:
+            return await events(stream, 1)
+
+    [(_, markup)] = visit(scenario)
+    assert "racks" in parts(markup)
+    assert re.findall(r"<b>(rack-\d+)</b>", markup) == ["rack-00", "rack-01", "rack-02"]
+
+
+def test_a_site_that_cannot_be_read_is_said_to_be_so_and_heals():
+    async def scenario(client, site):
+        await sign_in(client)
+        at = position((await client.get("/")).text)
+        async with client.stream("GET", f"/map/live?after={at}") as stream:
+            site.breaks(True)
+            [(_, broken)] = await events(stream, 1)
+        site.breaks(False)
+        return broken
+
+    broken = visit(scenario)
+    assert "Not current" in broken
+    assert "the store is busy" in broken

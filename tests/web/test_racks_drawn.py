@@ -1,0 +1,178 @@
+"""Racks as markup: well formed, whole, and honest about what is not known."""
+
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.web.pictures import GPUS, picture
+
+from rackloom.prove.picture.values import Layer, LayerSeen
+from rackloom.web.colouring import Colours, Mode, State
+from rackloom.web.live import Now
+from rackloom.web.parts import Painter
+from rackloom.web.racks import Rack, racks
+from rackloom.web.reading import Reading
+from rackloom.web.render import rack as rendered
+from rackloom.web.scene import scene
+from rackloom.web.shapes import drawing
+
+HOLDERS = ("acme", "acme", None, "blue")
+
+
+def drawn(seen, mode=Mode.PARTITION) -> tuple[Rack, ...]:
+    return racks(scene(Reading(picture=seen)), mode, Colours())
+
+
+def cells(markup):
+    drawn = ET.fromstring(markup)  # noqa: S314 - our own
+    return [one for one in drawn.iter("rect") if one.get("role") == "gridcell"]
+
+
+def without(seen, layer):
+    lost = tuple(
+        LayerSeen(layer=one.layer, unknown_since=1.0) if one.layer is layer else one for one in seen.layers
+    )
+    return msgspec.structs.replace(seen, layers=lost)
+
+
+@settings(max_examples=30)
+@given(trays=st.integers(1, 19), switches=st.integers(0, 9), mode=st.sampled_from(Mode))
+def test_every_gpu_is_drawn_once_and_the_markup_is_well_formed(trays, switches, mode):
+    (one,) = drawn(picture(1, trays, HOLDERS), mode)
+    found = cells(rendered(one, switches))
+    assert len(found) == trays * GPUS
+    assert set(Counter(cell.get("id") for cell in found).values()) == {1}
+    assert all(cell.get("aria-label") for cell in found)
+
+
+def test_compute_trays_stand_around_the_switches_as_they_are_built():
+    (one,) = drawn(picture(1, 18))
+    assert [tray.slot for tray in one.above] == list(range(17, 7, -1))
+    assert [tray.slot for tray in one.below] == list(range(7, -1, -1))
+    placed = drawing(one, 9)
+    heights = [line.y for line in placed.lines]
+    assert heights == sorted(heights)
+    assert len(placed.switches) == 9
+    assert heights[9] < placed.switches[0] < placed.switches[-1] < heights[10]
+
+
+LAYER = {
+    Mode.PARTITION: Layer.FABRIC,
+    Mode.TENANT: Layer.SITE,
+    Mode.CLIQUE: Layer.CLUSTER,
+    Mode.WORKLOAD: Layer.CLUSTER,
+}
+
+
+@given(mode=st.sampled_from(Mode))
+def test_what_is_unknown_is_hatched_and_keeps_the_letter_it_had(mode):
+    (one,) = drawn(without(picture(1, 4, HOLDERS), LAYER[mode]), mode)
+    assert {cell.state for tray in one.trays for cell in tray.cells} == {State.UNKNOWN}
+    markup = rendered(one, 9)
+    assert {cell.get("class", "").split()[0] for cell in cells(markup)} == {"q"}
+    assert 'class="dim"' in markup
+    assert "unknown, last known" in markup
+
+
+@given(mode=st.sampled_from(Mode), other=st.sampled_from(Layer))
+def test_only_the_layer_that_says_it_makes_it_unknown(mode, other):
+    (one,) = drawn(without(picture(1, 4, HOLDERS), other), mode)
+    unknown = any(cell.state is State.UNKNOWN for tray in one.trays for cell in tray.cells)
+    assert unknown == (other is LAYER[mode])
+
+
+def test_a_silent_domain_hatches_its_own_rack_only():
+    seen = picture(2, 4, HOLDERS)
+    silent = (msgspec.structs.replace(seen.domains[0], unknown_since=1.0), seen.domains[1])
+    first, second = drawn(msgspec.structs.replace(seen, domains=silent))
+    assert {cell.state for tray in first.trays for cell in tray.cells} == {State.UNKNOWN}
+    assert State.UNKNOWN not in {cell.state for tray in second.trays for cell in tray.cells}
+    assert (first.switches, second.switches) == (None, True)
+
+
+HOSTILE = '<script>alert("x")</script>&\'<img src=x onerror=y>'
+
+
+def test_names_cannot_become_markup():
+    seen = picture(1, 2, ("acme",))
+    named = msgspec.structs.replace(
+        seen,
+        logicals=tuple(msgspec.structs.replace(one, name=HOSTILE) for one in seen.logicals),
+        machines=tuple(msgspec.structs.replace(one, id=HOSTILE, rack=HOSTILE) for one in seen.machines),
+        compute_domains=tuple(msgspec.structs.replace(one, name=HOSTILE) for one in seen.compute_domains),
+    )
+    sheet = Painter(None, Mode.PARTITION, 9).follow(Now(number=1, whole=scene(Reading(picture=named))))
+    page = "".join(markup for _, markup in sheet.all())
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "&lt;script&gt;" in page
+    (part,) = sheet.racks.values()
+    assert len(cells(part.markup)) == 2 * GPUS
+
+
+def test_nics_have_a_shape_for_each_way_they_are_wired():
+    seen = picture(1, 1, ("acme",))
+    changes = {"acme-nic-1": {"pcie_root": "pci0000:ff", "numa": 1}, "acme-nic-2": {"link": "down"}}
+    devices = [msgspec.structs.replace(one, **changes.get(one.name, {})) for one in seen.devices]
+    devices = [one for one in devices if one.name != "acme-nic-3"]
+    (one,) = drawn(msgspec.structs.replace(seen, devices=tuple(devices)))
+    assert [cell.nic for cell in one.trays[0].cells] == ["aligned", "astray", "down", "none"]
+    assert re.findall(r'class="nic (\w+)"', rendered(one, 9)) == ["aligned", "astray", "down", "none"]
+
+
+def test_a_gpu_that_shares_no_root_with_any_nic_is_aligned_within_its_numa_node():
+    seen = picture(1, 1, ("acme",))
+    coupled = tuple(
+        msgspec.structs.replace(one, pcie_root="pci0009:00") if one.kind == "gpu" else one
+        for one in seen.devices
+    )
+    (one,) = drawn(msgspec.structs.replace(seen, devices=coupled))
+    assert {cell.nic for cell in one.trays[0].cells} == {"aligned"}
+    bare = tuple(msgspec.structs.replace(one, numa=None) for one in coupled)
+    (one,) = drawn(msgspec.structs.replace(seen, devices=bare))
+    assert {cell.nic for cell in one.trays[0].cells} == {"unknown"}
+
+
+def test_a_sick_gpu_and_a_cordoned_tray_are_told_in_words_too():
+    seen = picture(1, 2, ("acme",))
+    sick = (msgspec.structs.replace(seen.fabric_gpus[0], healthy=False), *seen.fabric_gpus[1:])
+    cordoned = tuple(msgspec.structs.replace(one, cordoned=True) for one in seen.machines)
+    (one,) = drawn(msgspec.structs.replace(seen, fabric_gpus=sick, machines=cordoned))
+    markup = rendered(one, 9)
+    assert "unhealthy" in markup
+    assert markup.count("cordoned") == 2
+
+
+def test_trays_of_one_compute_domain_that_stand_together_share_an_outline():
+    (one,) = drawn(picture(1, 4, ("acme", "acme", "blue", None)))
+    assert [(outline.name, outline.height) for outline in drawing(one, 0).outlines] == [
+        ("blue-ns/blue-domain", 19),
+        ("acme-ns/acme-domain", 39 + 10),
+    ]
+
+
+def test_a_group_keeps_its_colour_when_others_come():
+    painter = Painter(None, Mode.TENANT, 9)
+    before = painter.follow(Now(number=1, whole=scene(Reading(picture=picture(2, 3, ("zebra",))))))
+    grown = scene(Reading(picture=picture(2, 3, ("zebra", "zebra", "zebra", "ant", "zebra", "zebra"))))
+    after = painter.follow(Now(number=2, whole=grown))
+    assert next(iter(after.racks)) in before.racks
+    changed = [id_ for id_, _ in after.since(1) if id_ in after.racks]
+    assert len(changed) == 1
+
+
+def test_nothing_is_drawn_again_that_did_not_change():
+    painter = Painter(None, Mode.PARTITION, 9)
+    whole = scene(Reading(picture=picture(3, 3, HOLDERS)))
+    painter.follow(Now(number=1, whole=whole))
+    seen = picture(3, 3, HOLDERS)
+    sick = (msgspec.structs.replace(seen.fabric_gpus[0], healthy=False), *seen.fabric_gpus[1:])
+    again = painter.follow(Now(number=2, whole=scene(Reading(picture=seen))))
+    assert list(again.since(1)) == []
+    changed = painter.follow(
+        Now(number=3, whole=scene(Reading(picture=msgspec.structs.replace(seen, fabric_gpus=sick))))
+    )
+    assert [id_ for id_, _ in changed.since(2)] == [next(iter(changed.racks))]

@@ -1,0 +1,117 @@
+"""What is left of a site, and what is said of one GPU."""
+
+import msgspec
+from tests.web.pictures import AT, GPUS, picture
+
+from rackloom.prove.picture.values import Layer, LayerSeen
+from rackloom.web.details import Said, said
+from rackloom.web.reading import Reading
+from rackloom.web.render import chain
+from rackloom.web.room_left import RoomLeft, room_left
+from rackloom.web.scene import scene
+
+
+def left(seen) -> RoomLeft:
+    return room_left(scene(Reading(picture=seen)))
+
+
+def test_the_largest_gang_stays_within_one_domain():
+    seen = picture(2, 3, ("acme", None, None, None, "acme", None))
+    assert left(seen) == RoomLeft(
+        free_trays=4, unknown_trays=0, gang_trays=2, gang_gpus=2 * GPUS, stranded_gpus=0
+    )
+
+
+def test_a_cordoned_tray_is_not_free_and_a_full_site_has_no_room():
+    seen = picture(1, 2, (None, "acme"))
+    cordoned = tuple(msgspec.structs.replace(one, cordoned=True) for one in seen.machines)
+    assert left(msgspec.structs.replace(seen, machines=cordoned)).free_trays == 0
+    assert left(picture(1, 2, ("acme",))).gang_trays == 0
+
+
+def test_gpus_beside_a_pod_in_a_tray_that_no_instance_has_are_stranded():
+    seen = picture(1, 1, ("acme",))
+    free = tuple(msgspec.structs.replace(one, instance=None, tenant=None) for one in seen.machines)
+    one_used = tuple(use for use in seen.uses if use.device == "gpu-0")
+    assert left(msgspec.structs.replace(seen, machines=free, uses=one_used)).stranded_gpus == GPUS - 1
+
+
+def test_trays_that_nobody_can_vouch_for_are_not_free():
+    seen = picture(1, 2)
+    lost = tuple(
+        LayerSeen(layer=one.layer, unknown_since=1.0) if one.layer is Layer.SITE else one
+        for one in seen.layers
+    )
+    found = left(msgspec.structs.replace(seen, layers=lost))
+    assert (found.free_trays, found.unknown_trays) == (0, 2)
+
+
+def told(seen) -> dict[str, Said]:
+    whole = scene(Reading(picture=seen))
+    return {one.who: one for one in said(whole, whole.seats[0])}
+
+
+def values(one: Said) -> dict[str, str | None]:
+    return {label: value for label, value, _ in one.links}
+
+
+def test_a_chain_names_every_link_with_who_says_so_and_when():
+    seen = told(picture(1, 1, ("acme",)))
+    assert {who: (one.at, one.current) for who, one in seen.items()} == {
+        "site records": (AT, True),
+        "switch controller": (AT, True),
+        "Kubernetes": (AT, True),
+        "transfer record": (AT - 300, True),
+    }
+    assert values(seen["site records"]) == {
+        "Tenant": "acme",
+        "VPC": "acme-network",
+        "Instance": "acme-machine-0-0-instance",
+        "Machine": "acme-machine-0-0",
+        "Asked into": "acme-lp",
+        "Logical partition": "acme-training",
+    }
+    assert values(seen["Kubernetes"]) == {
+        "GPU": "GPU-acme-0-0-1",
+        "Clique": "domain-0.407",
+        "Node": "acme-node-0-0",
+        "Claim": "acme-ns/acme-gpus",
+        "Pod": "acme-ns/acme-worker-acme-node-0-0",
+        "ComputeDomain": "acme-ns/acme-domain",
+        "Channel": "channel-7",
+        "NIC": "acme-nic-0",
+    }
+    assert values(seen["transfer record"]) == {"Last transfer": "46.2 GB/s by mlx5_0:1"}
+
+
+def test_of_a_layer_that_was_not_read_nothing_is_said_to_be_absent():
+    seen = picture(1, 1)
+    layers = tuple(one for one in seen.layers if one.layer is not Layer.CLUSTER)
+    bare = msgspec.structs.replace(seen, layers=layers, nodes=(), devices=(), uses=())
+    cluster = told(bare)["Kubernetes"]
+    assert not cluster.current
+    whole = scene(Reading(picture=bare))
+    page = chain(whole.seats[0], said(whole, whole.seats[0]))
+    row = page[page.index(">Claim<") :]
+    assert row[: row.index("</tr>")].count("unknown") == 1
+
+
+def test_a_silent_controller_tells_since_when():
+    seen = picture(1, 1)
+    silent = tuple(msgspec.structs.replace(one, unknown_since=AT - 9) for one in seen.domains)
+    fabric = told(msgspec.structs.replace(seen, domains=silent))["switch controller"]
+    assert (fabric.at, fabric.unknown_since) == (AT, AT - 9)
+
+
+def test_where_two_layers_contradict_each_other_both_are_quoted():
+    seen = picture(1, 1)
+    swapped = msgspec.structs.replace(
+        seen,
+        fabric_gpus=tuple(
+            msgspec.structs.replace(one, guid=one.guid + (1 << 48)) for one in seen.fabric_gpus
+        ),
+    )
+    whole = scene(Reading(picture=swapped))
+    quoted = [seat for seat in whole.seats if seat.chain is not None and seat.chain.conflicts]
+    assert len(quoted) == GPUS
+    assert all('class="trouble"' in chain(seat, said(whole, seat)) for seat in quoted)

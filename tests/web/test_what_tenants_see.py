@@ -1,0 +1,91 @@
+"""A tenant's page holds nothing of another's, whatever the layers say."""
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.web.pictures import AT, picture
+
+from rackloom.prove.doctor.findings import fails
+from rackloom.web.colouring import Mode
+from rackloom.web.details import said
+from rackloom.web.live import Now
+from rackloom.web.parts import Painter
+from rackloom.web.reading import Happening, Reading
+from rackloom.web.render import chain
+from rackloom.web.scene import scene
+from rackloom.web.tenancy import seen_by
+
+MINE, THEIRS = "zulu", "xray"
+"""Names that occur in no template."""
+HOLDERS = st.lists(st.sampled_from([MINE, THEIRS, None]), min_size=1, max_size=6).map(tuple)
+
+
+def reading(holders, swapped=False):
+    seen = picture(2, 3, holders)
+    if swapped:
+        # A fault: each one's GPUs are in the other's partition.
+        other = {f"{MINE}-lp": f"{THEIRS}-lp", f"{THEIRS}-lp": f"{MINE}-lp"}
+        moved = tuple(
+            msgspec.structs.replace(one, logical=other[str(one.logical)]) for one in seen.partitions
+        )
+        seen = msgspec.structs.replace(seen, partitions=moved)
+    found = fails(
+        "check", f"node {THEIRS}-node-0-0", f"{THEIRS} is wrong", f"fix {THEIRS}", evidence=(THEIRS,)
+    )
+    happened = Happening(at=AT, tenant=THEIRS, what=f"made {THEIRS}", where=THEIRS, outcome="done")
+    return Reading(picture=seen, findings=(found,), happenings=(happened,))
+
+
+def shown(whole, org, mode):
+    """All that a viewer can be sent: the page, and the chain of each GPU."""
+    sheet = Painter(org, mode, 9).follow(Now(number=1, whole=whole))
+    page = "".join(markup for _, markup in sheet.all())
+    return page + "".join(chain(seat, said(sheet.whole, seat)) for seat in sheet.whole.seats)
+
+
+@settings(max_examples=40)
+@given(holders=HOLDERS, mode=st.sampled_from(Mode), swapped=st.booleans())
+def test_no_word_of_another_tenant_is_sent(holders, mode, swapped):
+    whole = scene(reading(holders, swapped and MINE in holders and THEIRS in holders))
+    assert THEIRS not in shown(whole, MINE, mode)
+
+
+@given(holders=HOLDERS)
+def test_a_tenant_sees_all_that_is_its_own(holders):
+    own = seen_by(scene(Reading(picture=picture(2, 3, holders))), MINE)
+    mine = [seat for seat in own.seats if seat.chain is not None]
+    assert {seat.chain.machine.tenant for seat in mine if seat.chain and seat.chain.machine} <= {f"{MINE}-id"}
+    assert len(mine) == sum(holders[n % len(holders)] == MINE for n in range(6)) * 4
+    if mine:
+        assert f"{MINE}-worker" in shown(scene(Reading(picture=picture(2, 3, holders))), MINE, Mode.WORKLOAD)
+
+
+@given(holders=HOLDERS)
+def test_the_rest_is_drawn_as_in_use_or_free(holders):
+    whole = scene(Reading(picture=picture(2, 3, holders)))
+    assert [(s.place.rack, s.place.slot, s.taken) for s in seen_by(whole, MINE).seats] == [
+        (s.place.rack, s.place.slot, s.taken) for s in whole.seats
+    ]
+
+
+def test_operators_see_everything():
+    page = shown(scene(reading((MINE, THEIRS))), None, Mode.TENANT)
+    assert MINE in page
+    assert f"fix {THEIRS}" in page
+
+
+def test_an_organisation_without_a_tenant_owns_nothing():
+    own = seen_by(scene(reading((THEIRS, None))), "nobody")
+    assert all(seat.chain is None for seat in own.seats)
+
+
+def test_a_compute_domain_over_two_tenants_is_nobodys():
+    seen = picture(1, 2, (MINE, THEIRS))
+    one = seen.compute_domains[0]
+    nodes = tuple(node for domain in seen.compute_domains for node in domain.status.nodes)
+    wide = msgspec.structs.replace(
+        one, name="shared", status=msgspec.structs.replace(one.status, nodes=nodes)
+    )
+    own = seen_by(scene(Reading(picture=msgspec.structs.replace(seen, compute_domains=(wide,)))), MINE)
+    assert own.compute_domains == ()
+    assert all(seat.chain.compute_domain is None for seat in own.seats if seat.chain)
