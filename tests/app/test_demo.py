@@ -16,6 +16,13 @@ STEPS = [
     "instances batch-created",
     "partitions observed in the fabric",
     "NVLink domain of every GPU",
+    "whole-rack job placed before it exists",
+    "whole-rack MPIJob running with its own channel",
+    "doctor: all layers agree",
+    "a GPU lost under the job",
+    "doctor: found, with both sides and the fix",
+    "healed, and the doctor agrees",
+    "job ended, nothing of it left",
     "claims allocated",
     "transfer run",
     "everything released, fabric empty",
@@ -24,7 +31,7 @@ STEPS = [
 
 def test_the_whole_story_holds():
     command = [sys.executable, "-m", "rackloom.cli.main", "demo", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     told = json.loads(done.stdout)
     assert [step["name"] for step in told["steps"]] == STEPS
     assert all(step["ok"] for step in told["steps"]), told
@@ -35,6 +42,10 @@ def test_the_whole_story_holds():
     assert all(
         domains[org]["gpusPerDomain"] == {fabric[org]["domain"]: fabric[org]["gpus"]} for org in domains
     )
+    found = told["steps"][8]["evidence"]
+    lost = told["steps"][7]["evidence"]["lost"]
+    assert list(found) == ["device untainted"]
+    assert found["device untainted"]["what"].split("/")[0].removeprefix("device ") in lost
 
 
 def story_of(act):

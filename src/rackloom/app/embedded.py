@@ -7,17 +7,18 @@ what runs on real racks.
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import alembic.util
 import msgspec
 import sqlalchemy.exc
+from fastapi import FastAPI
 
 from rackloom.app.home import Home
 from rackloom.app.listeners import listening
 from rackloom.app.logs import log_to
-from rackloom.app.stopping import told_to_stop
+from rackloom.app.rack_map import SiteSource, with_map
 from rackloom.app.twin_site import TwinSite, declare, note_recorded, racks_of, run_twin
 from rackloom.carve.api.app import ApiDeps, create_app
 from rackloom.carve.api.local_tokens import LocalIssuer
@@ -38,31 +39,28 @@ class Embedded(msgspec.Struct, frozen=True):
     url: str
     twin: TwinSite
     issuer: LocalIssuer
+    store: Store
+    deps: ApiDeps
+    """What REST was made from: the clock, and what wakes the reconciler."""
+    app: FastAPI
+    """REST, as it answers at `url`."""
+    source: SiteSource
+    """What the rack map at `url` is drawn from; it draws a cluster as soon as it is given one."""
     reconciling: "asyncio.Task[None]"
     """Ends only when something is wrong."""
-
-
-def run_up(home: Home, *, port: int, racks: int, profile: str, announce: Callable[[str], None]) -> None:
-    """Run a site in `home` until SIGTERM or SIGINT; `announce` hears where it listens once it answers."""
-    import uvloop
-
-    async def until_stopped() -> None:
-        stopped = told_to_stop()
-        async with embedded_site(home, port=port, racks=racks, profile=profile) as site:
-            announce(f"rackloom: {racks} x {profile} (simulated) at {site.url}, home {home.path}")
-            announce(f"rackloom: log {home.log}; for a token: rackloom token --home {home.path} --org demo")
-            waiting = asyncio.create_task(stopped.wait())
-            await asyncio.wait((waiting, site.reconciling), return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            if site.reconciling.done():
-                site.reconciling.result()
-
-    uvloop.run(until_stopped())
 
 
 @asynccontextmanager
 async def embedded_site(home: Home, *, port: int, racks: int, profile: str) -> AsyncIterator[Embedded]:
     """A site that answers while the context is entered. What cannot be is refused before a file is made."""
+    grounded = ground(home, racks=racks, profile=profile)
+    async with grounded as (store, twin), service(home, store, twin, port) as running:
+        yield running
+
+
+@asynccontextmanager
+async def ground(home: Home, *, racks: int, profile: str) -> AsyncIterator[tuple[Store, TwinSite]]:
+    """What outlives a service: the records of `home`, and its racks behind their switch controllers."""
     declare(racks, profile)
     home.create()
     store = _open(home)
@@ -75,8 +73,7 @@ async def embedded_site(home: Home, *, port: int, racks: int, profile: str) -> A
                 seed_embedded_site, twin.site, twin.profile, twin.endpoints, now=time.time(), ids=_new_id
             )
             note_recorded(home, chosen)
-            async with _running(home, store, twin, port) as running:
-                yield running
+            yield store, twin
     finally:
         await store.close()
 
@@ -93,7 +90,8 @@ def _open(home: Home) -> Store:
 
 
 @asynccontextmanager
-async def _running(home: Home, store: Store, twin: TwinSite, port: int) -> AsyncIterator[Embedded]:
+async def service(home: Home, store: Store, twin: TwinSite, port: int) -> AsyncIterator[Embedded]:
+    """The site service alone, over racks that are served and a store that is open."""
     clock = SteadyClock(time.time, time.monotonic, await store.read(newest_moment))
     reconciler = Reconciler(store, lambda endpoint: NmxcDriver(endpoint.url, clock=clock), clock)
     issuer = LocalIssuer(home.keys)
@@ -109,8 +107,11 @@ async def _running(home: Home, store: Store, twin: TwinSite, port: int) -> Async
     try:
         # A batch that wants one domain needs to know the domains: REST opens when each was asked once.
         await reconciler.first_passes()
-        async with listening(create_app(deps), f"{LOOPBACK}:{port}") as bound:
-            yield Embedded(f"http://{LOOPBACK}:{bound}", twin, issuer, reconciling)
+        app = create_app(deps)
+        source = SiteSource(store, clock, home.path / "transfers")
+        whole = with_map(app, source, deps.verifier, clock, switch_trays=twin.profile.switch_trays_per_domain)
+        async with listening(whole, f"{LOOPBACK}:{port}") as bound:
+            yield Embedded(f"http://{LOOPBACK}:{bound}", twin, issuer, store, deps, app, source, reconciling)
     finally:
         reconciling.cancel()
         with suppress(asyncio.CancelledError):

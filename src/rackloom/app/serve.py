@@ -25,6 +25,7 @@ from rackloom.app.listeners import listening
 from rackloom.app.logs import log_to
 from rackloom.app.metrics import SiteMetrics
 from rackloom.app.metrics_page import MetricsPage
+from rackloom.app.rack_map import SiteSource, with_map
 from rackloom.app.secrets.choose import provider_of
 from rackloom.app.secrets.values import Secret, SecretProvider
 from rackloom.app.stopping import told_to_stop
@@ -131,8 +132,9 @@ async def service(config: Config) -> AsyncIterator[Service]:
             )
         )
         server = config.server
+        site_page = with_map(api, SiteSource(store, clock), issuers, clock)
         rest = await stack.enter_async_context(
-            listening(api, server.listen, cert=server.tls_cert, key=server.tls_key)
+            listening(site_page, server.listen, cert=server.tls_cert, key=server.tls_key)
         )
         scrape = await stack.enter_async_context(listening(page, config.metrics.listen))
         admin = await _admin(stack, config, store, reconciler, switches, secrets, clock)

@@ -42,6 +42,10 @@ class TwinSite(msgspec.Struct, frozen=True):
     profile: RackProfile
     endpoints: dict[str, str]
     """Domain uuid to the URL of its NMX-C server."""
+    servers: dict[str, NmxcServer]
+    """Domain uuid to its NMX-C server, which has the fabric."""
+    seed: str
+    """All names of the site were drawn from it."""
 
 
 MOST_RACKS = 128
@@ -90,12 +94,12 @@ async def run_twin(home: Home, racks: Racks) -> AsyncIterator[TwinSite]:
     """Serve the racks of `home` on loopback until the context ends."""
     site = declare(racks.racks, racks.profile, racks.seed)
     async with AsyncExitStack() as stack:
-        endpoints = {}
+        servers = {}
         for fabric in fabrics_of(site, racks.seed):
             _keep(fabric, home.twin / f"{fabric.domain}.json")
-            server = await stack.enter_async_context(NmxcServer(fabric))
-            endpoints[fabric.domain] = server.url
-        yield TwinSite(site, profiles.load_rack(racks.profile), endpoints)
+            servers[fabric.domain] = await stack.enter_async_context(NmxcServer(fabric))
+        endpoints = {domain: server.url for domain, server in servers.items()}
+        yield TwinSite(site, profiles.load_rack(racks.profile), endpoints, servers, racks.seed)
 
 
 def _keep(fabric: SimulatedFabric, file: Path) -> None:

@@ -26,10 +26,13 @@ COMMANDS = (
     ("admin", "rackloom.cli.admin:app", "Operate a site: endpoints, machines, partitions, plans."),
     ("topology", "rackloom.cli.topology:app", "What is wired to what, on known machines and racks."),
     ("claim", "rackloom.cli.claim:app", "What device claims would get here, and why not."),
+    ("place", "rackloom.cli.place:place", "Where whole jobs would go, or what blocks them."),
     ("controller", "rackloom.cli.controller:controller", "Control the ComputeDomains of a cluster."),
     ("imex", "rackloom.cli.imex:app", "Supervise the IMEX daemon of a ComputeDomain on one node."),
     ("node", "rackloom.cli.node:app", "Kubelet plugins: serve the devices of this node to pods."),
     ("webhook", "rackloom.cli.webhook:webhook", "Admit claims and pods: validate, keep together, hold back."),
+    ("twin", "rackloom.cli.twin:app", "Replay incidents on the production code."),
+    ("doctor", "rackloom.cli.doctor:doctor", "What is wrong with a site, over all layers, and the fix."),
     ("transfer", "rackloom.cli.transfer:app", "Measure a KV-cache transfer and prove its path."),
 )
 for _name, _path, _help in COMMANDS:

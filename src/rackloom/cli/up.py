@@ -15,25 +15,33 @@ def up(
     home: Path | None = None,
     racks: int = 2,
     profile: str = "gb200-nvl72",
+    kubeconfig: Path | None = None,
 ) -> None:
-    """Run a site on simulated racks: switch controllers, reconciler and REST, in one process, on loopback.
+    """Run a site on simulated racks, and a Kubernetes cluster of their trays, in one process, on loopback.
+
+    Switch controllers, machines, the cluster's own parts and its nodes are simulated; the site service, the
+    ComputeDomain controller, the node plugins and the scheduler's allocator are those of real racks. HOME
+    remembers the site; the cluster starts empty each time.
 
     Parameters
     ----------
     port
         TCP port of the REST service on 127.0.0.1; 0 picks a free one.
     home
-        Directory for the store, keys and logs; default: rackloom below the XDG data directory.
+        Directory for the store, keys, logs and the cluster's kubeconfig; default: rackloom below the XDG
+        data directory.
     racks
         How many racks the site has.
     profile
         Rack profile, as `rackloom topology list` names them.
+    kubeconfig
+        A real cluster: the trays become nodes of it, labelled rackloom.dev/simulated, until the end.
     """
-    from rackloom.app.embedded import run_up
     from rackloom.app.home import Home, default_home
+    from rackloom.app.whole.running import Wanted, run_up
 
-    say = partial(print, flush=True)
-    run_up(Home(home or default_home()), port=port, racks=racks, profile=profile, announce=say)
+    wanted = Wanted(port=port, racks=racks, profile=profile, kubeconfig=kubeconfig)
+    run_up(Home(home or default_home()), wanted, partial(print, flush=True))
 
 
 def token(

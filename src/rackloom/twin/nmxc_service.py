@@ -45,6 +45,8 @@ _UNARY: dict[str, tuple[type[Any], type[Any], Callable[[SimulatedFabric, Any], A
     ),
 }
 """RPC name -> type of the request, type of the reply, and what is done."""
+RPCS = frozenset({*_UNARY, "Subscribe"})
+"""Every RPC that is served."""
 
 
 class NmxcService:

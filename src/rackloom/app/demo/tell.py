@@ -6,12 +6,14 @@ from pathlib import Path
 
 import msgspec
 
+from rackloom.app.demo.breaking import Accident
 from rackloom.app.demo.carving import Tenant, Tenants
 from rackloom.app.demo.claiming import allocate_templates
 from rackloom.app.demo.proving import move_buffer
 from rackloom.app.demo.story import Evidence, Report, Step, Story
-from rackloom.app.embedded import embedded_site
+from rackloom.app.demo.working import RackJob
 from rackloom.app.home import Home
+from rackloom.app.whole.site import whole_site
 
 PROFILE = "gb200-nvl72"
 RACKS = 2
@@ -37,16 +39,23 @@ def run_demo(*, as_json: bool, say: Callable[[str], None] = print) -> int:
 
 async def _story(home: Home, story: Story) -> Report:
     async with (
-        embedded_site(home, port=0, racks=RACKS, profile=PROFILE) as site,
-        Tenant(site, *WHOLE_RACK) as blue,
-        Tenant(site, *PART_OF_A_RACK) as green,
+        whole_site(home, port=0, racks=RACKS, profile=PROFILE) as whole,
+        Tenant(whole.site, *WHOLE_RACK) as blue,
+        Tenant(whole.site, *PART_OF_A_RACK) as green,
     ):
-        tenants = Tenants(blue, green)
+        tenants, job, accident = Tenants(blue, green), RackJob(whole), Accident(whole)
         for name, act in (
             ("two tenants' logical partitions created", tenants.create_partitions),
             ("instances batch-created", tenants.create_instances),
             ("partitions observed in the fabric", tenants.see_partitions),
             ("NVLink domain of every GPU", tenants.see_domains),
+            ("whole-rack job placed before it exists", job.place),
+            ("whole-rack MPIJob running with its own channel", job.run),
+            ("doctor: all layers agree", accident.look_well),
+            ("a GPU lost under the job", accident.happen),
+            ("doctor: found, with both sides and the fix", accident.be_found),
+            ("healed, and the doctor agrees", accident.be_healed),
+            ("job ended, nothing of it left", job.end),
         ):
             await story.step_if_holding(name, act)
         await story.step("claims allocated", allocate_templates)

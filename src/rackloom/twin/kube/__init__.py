@@ -20,10 +20,10 @@ later turn of the loop (after `collect_after` seconds). Pods of DaemonSets, sche
 are not the server's business: `twin.kube.controllers` has small ones.
 """
 
-from rackloom.twin.kube.direct import DirectApi
+from rackloom.twin.kube.direct import DirectApi, ReadingApi
 from rackloom.twin.kube.faults import Fault
 from rackloom.twin.kube.server import FakeKube, Review
 from rackloom.twin.kube.shapes import Shape
 from rackloom.twin.kube.transport import KubeTransport
 
-__all__ = ["DirectApi", "FakeKube", "Fault", "KubeTransport", "Review", "Shape"]
+__all__ = ["DirectApi", "FakeKube", "Fault", "KubeTransport", "ReadingApi", "Review", "Shape"]

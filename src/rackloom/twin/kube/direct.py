@@ -9,7 +9,7 @@ from rackloom.twin.kube import answers, patches
 from rackloom.twin.kube.faults import Call, resource_of
 from rackloom.twin.kube.history import Feed, Scope
 from rackloom.twin.kube.ownership import clone
-from rackloom.twin.kube.selectors import matcher
+from rackloom.twin.kube.selectors import matcher, required_fields
 from rackloom.twin.kube.server import FakeKube
 
 
@@ -30,12 +30,16 @@ class DirectApi:
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> Listed:
         """Read all objects of a kind, at one resourceVersion."""
+        listed = await self._listed(kind, namespace, labels, fields)
+        return Listed(tuple(clone(obj) for obj in listed.items), listed.resource_version)
+
+    async def _listed(self, kind: Kind, namespace: str | None, labels: str, fields: str) -> Listed:
         call = await self._enter("list", kind)
         self._kube.shape(kind)
         scope = Scope(namespace, matcher(labels, fields))
-        items = tuple(clone(obj) for obj in self._kube.store.all(kind) if scope.holds(obj))
+        found = self._kube.store.narrowed(kind, required_fields(fields))
         self._kube.faults.strike(call, "reply")
-        return Listed(items, str(self._kube.store.version))
+        return Listed(tuple(obj for obj in found if scope.holds(obj)), str(self._kube.store.version))
 
     async def watch(
         self,
@@ -176,3 +180,13 @@ def _written(old: Object, whole: Object) -> Object:
     """A replace keeps the owners that the server knows: they are its own record."""
     owners = old["metadata"].get("managedFields", [])
     return {**whole, "metadata": {**whole["metadata"], "managedFields": owners}}
+
+
+class ReadingApi(DirectApi):
+    """For who only reads, and much: lists are the stored objects themselves, which nobody may change."""
+
+    async def list(
+        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> Listed:
+        """Read all objects of a kind, at one resourceVersion."""
+        return await self._listed(kind, namespace, labels, fields)

@@ -31,6 +31,12 @@ def matcher(labels: str, fields: str) -> Match:
     return match
 
 
+def required_fields(fields: str) -> dict[str, str]:
+    """The fields that a selector wants to have exactly one value, by path."""
+    found = [_EQUALITY.match(term) for term in _terms(fields)]
+    return {one["key"]: one["value"] for one in found if one is not None and one["how"] != "!="}
+
+
 def _terms(selector: str) -> list[str]:
     """Split at the commas that are not within parentheses."""
     return [term.strip() for term in re.split(r",(?![^(]*\))", selector) if term.strip()]

@@ -108,6 +108,7 @@ SHAPES: Mapping[Kind, Shape] = {
     kinds.COMPUTE_DOMAIN: Shape(
         status=True, generation=True, lists=_CONDITIONS | {"status.nodes": ("name",)}
     ),
+    kinds.GANG_PLAN: Shape(status=True, generation=True, lists=_CONDITIONS),
     kinds.COMPUTE_DOMAIN_CLIQUE: Shape(generation=True, lists={"daemons": ("nodeName",)}),
 }
 """Every type that a fake server serves from the start."""

@@ -5,7 +5,7 @@ the fronts hand out copies.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rackloom.claim.kube.api import Kind, Object
 from rackloom.twin.kube import answers, lifecycle
@@ -23,6 +23,7 @@ class Store(History):
         self._objects: dict[Kind, dict[Key, Object]] = defaultdict(dict)
         self._by_uid: dict[str, tuple[Kind, Key]] = {}
         self._dependents: dict[str, set[tuple[Kind, Key]]] = defaultdict(set)
+        self._by_node: dict[tuple[Kind, str], set[Key]] = defaultdict(set)
 
     def find(self, kind: Kind, key: Key) -> Object | None:
         """The object, or None."""
@@ -39,6 +40,14 @@ class Store(History):
         """Every object of a kind, by namespace and name."""
         objects = self._objects[kind]
         return [objects[key] for key in sorted(objects, key=lambda key: (key[0] or "", key[1]))]
+
+    def narrowed(self, kind: Kind, fields: Mapping[str, str]) -> list[Object]:
+        """Every object of a kind that may have these fields: a server has indexes for the common ones."""
+        node = fields.get("spec.nodeName")
+        if node is None:
+            return self.all(kind)
+        objects = self._objects[kind]
+        return [objects[key] for key in sorted(self._by_node[kind, node], key=str)]
 
     def put(self, kind: Kind, obj: Object) -> Object:
         """Store an object as it is now, under a new resourceVersion; returns it with that."""
@@ -65,10 +74,12 @@ class Store(History):
             self._by_uid.pop(before["metadata"]["uid"], None)
             for owner in lifecycle.owners(before):
                 self._dependents[owner["uid"]].discard((kind, key))
+            self._by_node[kind, _node_of(before)].discard(key)
         if after is not None:
             self._by_uid[after["metadata"]["uid"]] = (kind, key)
             for owner in lifecycle.owners(after):
                 self._dependents[owner["uid"]].add((kind, key))
+            self._by_node[kind, _node_of(after)].add(key)
 
     def is_alive(self, uid: str) -> bool:
         """Whether an object of this uid is stored."""
@@ -93,6 +104,12 @@ class Store(History):
 def key_of(obj: Object) -> Key:
     """Under what an object is stored."""
     return obj["metadata"].get("namespace"), obj["metadata"]["name"]
+
+
+def _node_of(obj: Object) -> str:
+    """The value of field selectors on spec.nodeName; "" where there is none."""
+    spec = obj.get("spec")
+    return str(spec.get("nodeName", "")) if isinstance(spec, Mapping) else ""
 
 
 def _versioned(obj: Object, version: int) -> Object:

@@ -27,6 +27,8 @@ from rackloom.twin.nodes.pod_objects import address_number, has_work, pod_addres
 
 _CALLS_AT_ONCE = 50
 """Half of the connections that a client opens by default."""
+_GROUPS = 50
+"""Of nodes whose heartbeats go out together."""
 _RETRY_S = 1.0
 """Between attempts at an API server that does not answer."""
 
@@ -63,6 +65,7 @@ class Kubelets:
         with contextlib.suppress(Conflict):
             await self._api.create(NODE, node_object(spec))
         await self._report(spec)
+        await self._renew(spec)  # else nobody would miss a node that is lost before its first heartbeat
         self._nodes[spec.name] = spec
         for pod in list(self._pods.values()):
             self._lead(pod)
@@ -83,11 +86,17 @@ class Kubelets:
             tasks.create_task(self._follow())
 
     async def _keep_alive(self) -> None:
+        """Not all at once: a process that plays thousands of nodes has other things to do in between."""
         while True:
-            await asyncio.gather(*map(self._try_beat, self._nodes.values()))
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            nodes = list(self._nodes.values())
+            groups = [nodes[start::_GROUPS] for start in range(_GROUPS)]
+            for group in groups:
+                await asyncio.gather(*map(self._try_beat, group))
+                await asyncio.sleep(HEARTBEAT_SECONDS / _GROUPS)
 
     async def _try_beat(self, spec: NodeSpec) -> None:
+        if spec.name not in self._nodes:
+            return
         with contextlib.suppress(KubeError):
             await self._beat(spec)
 
@@ -95,12 +104,15 @@ class Kubelets:
         """Renew a node's lease; one that was late has been marked not ready, so it reports again."""
         if self._wall() - self._beats[spec.name] > LEASE_SECONDS:
             await self._report(spec)
+        await self._renew(spec)
+        self._beats[spec.name] = self._wall()
+
+    async def _renew(self, spec: NodeSpec) -> None:
         renewed = {"spec": lease_spec(spec.name, self._wall())}
         try:
             await self._api.patch(LEASE, spec.name, LEASE_NAMESPACE, renewed)
         except NotFound:
             await self._api.create(LEASE, lease_object(await self._api.get(NODE, spec.name), self._wall()))
-        self._beats[spec.name] = self._wall()
 
     async def _report(self, spec: NodeSpec) -> None:
         status = node_status(spec, self._wall())

@@ -4,6 +4,8 @@ Each has `run()`, which works until it is cancelled:
 
 - `DaemonSets(kube, rng)`: one pod of a DaemonSet on every node that its template selects.
 - `PodClaims(kube, rng)`: claims from templates, reservations that have ended, claims nobody uses any more.
+- `Jobs(kube, rng)`: pods of a Job until enough have succeeded.
+- `NodeLifecycle(kube, wall)`: nodes whose heartbeat stopped.
 - `Scheduler(kube, rng)`: devices for the claims of pods (by `claim.allocate`), reservations, binding.
 
 They read the store itself, which is never behind, and write as `kube-controller-manager` and
@@ -12,7 +14,9 @@ nodes are brought to life by `twin.nodes`. Rolling updates, preemption and scori
 """
 
 from rackloom.twin.kube.controllers.daemon_sets import DaemonSets
+from rackloom.twin.kube.controllers.jobs import Jobs
+from rackloom.twin.kube.controllers.node_lifecycle import NodeLifecycle
 from rackloom.twin.kube.controllers.pod_claims import PodClaims
 from rackloom.twin.kube.controllers.scheduler import Scheduler
 
-__all__ = ["DaemonSets", "PodClaims", "Scheduler"]
+__all__ = ["DaemonSets", "Jobs", "NodeLifecycle", "PodClaims", "Scheduler"]

@@ -1,0 +1,88 @@
+"""`rackloom twin play`: a scenario on the embedded site in real time, or on the same service in virtual."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from rackloom.app.home import Home
+from rackloom.app.logs import log_to
+from rackloom.app.picture.look import site_picture
+from rackloom.app.playing_real import RealSite, real_site
+from rackloom.app.whole.cluster import Cluster, twin_cluster
+from rackloom.app.whole.site import USER
+from rackloom.carve.site.store import Store
+from rackloom.errors import Refused
+from rackloom.prove.doctor.examine import examine
+from rackloom.prove.doctor.findings import Finding
+from rackloom.twin import simloop
+from rackloom.twin.kube import DirectApi
+from rackloom.twin.scenario.cluster_ground import ClusterGround
+from rackloom.twin.scenario.hands import both, carve_hands, cluster_hands
+from rackloom.twin.scenario.player import Line, Played, play, while_working
+from rackloom.twin.scenario.read import read_scenario
+from rackloom.twin.scenario.values import Scenario, Speed
+from rackloom.twin.scenario.virtual import virtual_site
+
+SEED = 8
+"""Of virtual time: the order of what is due together, and the delays of the network."""
+
+Tell = Callable[[Line], None]
+
+
+def play_file(file: Path, *, speed: Speed, home: Path | None, tell: Tell) -> Played:
+    """Play the scenario in `file`. Refused, before anything starts, where not every step can be played.
+
+    `home` is kept; without one there is a home for this scenario alone, which is gone afterwards.
+    """
+    return play_scenario(read_scenario(file), speed=speed, home=home, tell=tell)
+
+
+def play_scenario(scenario: Scenario, *, speed: Speed, home: Path | None, tell: Tell) -> Played:
+    """The same, of a scenario that was read."""
+    _require_playable(scenario, speed)
+    fresh = tempfile.TemporaryDirectory(prefix="rackloom-play-") if home is None else nullcontext(str(home))
+    with fresh as directory:
+        place = Home(Path(directory))
+        if speed == "virtual":
+            place.create()
+            log_to(place.log)
+            return simloop.run(SEED, lambda: _play_virtual(scenario, place, tell))
+        import uvloop
+
+        return uvloop.run(_play_real(scenario, place, tell))
+
+
+def _require_playable(scenario: Scenario, speed: Speed) -> None:
+    if speed not in scenario.speeds:
+        steps = [number for number, step in enumerate(scenario.steps, 1) if speed not in step.speeds]
+        other = "virtual" if speed == "real" else "real"
+        raise Refused(
+            f"{scenario.name} cannot be played in {speed} time: steps {', '.join(map(str, steps))}",
+            nearest_fix=f"play it with --speed {other}",
+        )
+
+
+async def _play_real(scenario: Scenario, home: Home, tell: Tell) -> Played:
+    async with real_site(home, racks=scenario.racks, profile=scenario.profile) as site:
+        if "cluster" not in scenario.layers:
+            return await play(scenario, "real", carve_hands(site), tell)
+        async with twin_cluster(site.twin, home.twin / "cluster") as cluster:
+            return await while_working(cluster.work, _play_with(scenario, site, cluster, tell))
+
+
+async def _play_with(scenario: Scenario, site: RealSite, cluster: Cluster, tell: Tell) -> Played:
+    site.api = DirectApi(cluster.kube, USER)
+    await cluster.nodes.up.wait()
+    ground = ClusterGround(cluster.kube, site.api, cluster.nodes, site.switches)
+    hands = both(carve_hands(site), cluster_hands(ground, cluster.kill_controllers))
+    return await play(scenario, "real", hands, tell)
+
+
+async def _play_virtual(scenario: Scenario, home: Home, tell: Tell) -> Played:
+    async with virtual_site(scenario, home.keys, SEED, _diagnose) as site:
+        return await while_working(site.work, play(scenario, "virtual", carve_hands(site), tell))
+
+
+async def _diagnose(store: Store, now: float) -> Sequence[Finding]:
+    return examine(await site_picture(now, records=store))

@@ -1,0 +1,98 @@
+"""What an API server says that it serves: groups, versions and resources; pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from rackloom.claim.kube.api import Kind, Object
+from rackloom.twin.kube.shapes import Shape
+
+VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.4+simulated", "platform": "linux/amd64"}
+_VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
+_SHORT = {"pods": ["po"], "nodes": ["no"], "namespaces": ["ns"], "events": ["ev"], "daemonsets": ["ds"]}
+_FIELD_VALIDATION = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
+
+
+def discovery(path: str, shapes: Mapping[Kind, Shape]) -> Object | None:
+    """The document at a path; None where there is none."""
+    parts = tuple(part for part in path.split("/") if part)
+    match parts:
+        case ("version",):
+            return dict(VERSION)
+        case ("api",):
+            return {"kind": "APIVersions", "versions": ["v1"]}
+        case ("apis",):
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": _groups(shapes)}
+        case ("api", version):
+            return _resources("", version, shapes)
+        case ("apis", group, version):
+            return _resources(group, version, shapes)
+        case ("openapi", "v3"):
+            return {"paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in _versions(shapes)}}
+        case ("openapi", "v3", *place) if "/".join(place) in _versions(shapes):
+            return _openapi("/".join(place), shapes)
+    return None
+
+
+def _groups(shapes: Iterable[Kind]) -> list[Object]:
+    versions: dict[str, set[str]] = defaultdict(set)
+    for kind in shapes:
+        versions[kind.group].add(kind.version)
+    return [_group(name, sorted(found)) for name, found in sorted(versions.items()) if name]
+
+
+def _group(name: str, versions: list[str]) -> Object:
+    told = [{"groupVersion": f"{name}/{version}", "version": version} for version in versions]
+    return {"name": name, "versions": told, "preferredVersion": told[-1]}
+
+
+def _resources(group: str, version: str, shapes: Mapping[Kind, Shape]) -> Object | None:
+    kinds = [kind for kind in shapes if (kind.group, kind.version) == (group, version)]
+    if not kinds:
+        return None
+    told = [one for kind in kinds for one in _resource(kind, shapes[kind])]
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": kinds[0].api_version,
+        "resources": told,
+    }
+
+
+def _resource(kind: Kind, shape: Shape) -> list[Object]:
+    own: Object = {
+        "name": kind.plural,
+        "singularName": kind.kind.lower(),
+        "namespaced": kind.namespaced,
+        "kind": kind.kind,
+        "verbs": _VERBS,
+        "shortNames": _SHORT.get(kind.plural, []),
+    }
+    status = {**own, "name": f"{kind.plural}/status", "verbs": ["get", "patch", "update"], "shortNames": []}
+    return [own, status] if shape.status else [own]
+
+
+def _versions(shapes: Iterable[Kind]) -> set[str]:
+    return {_place(kind) for kind in shapes}
+
+
+def _place(kind: Kind) -> str:
+    return f"apis/{kind.api_version}" if kind.group else f"api/{kind.version}"
+
+
+def _openapi(place: str, shapes: Iterable[Kind]) -> Object:
+    """No schemas: only that the server itself looks at unknown fields, which is what kubectl asks for."""
+    kinds = [kind for kind in shapes if _place(kind) == place]
+    return {
+        "openapi": "3.0.0",
+        "info": {"title": "rackloom twin", "version": VERSION["gitVersion"]},
+        "paths": {f"/{place}/{kind.plural}/{{name}}": {"patch": _patch(kind)} for kind in kinds},
+    }
+
+
+def _patch(kind: Kind) -> Object:
+    named = {"group": kind.group, "version": kind.version, "kind": kind.kind}
+    return {
+        "parameters": [_FIELD_VALIDATION],
+        "x-kubernetes-group-version-kind": named,
+        "responses": {"200": {"description": "OK"}},
+    }

@@ -1,0 +1,73 @@
+"""The fake API server over HTTP, for kubectl and other programs of this machine: an ASGI application.
+
+Whoever has the bearer token may do everything. Requests and answers are those of `KubeTransport`; here are
+only the discovery documents that clients ask for first.
+"""
+
+import hmac
+
+import httpx2
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from rackloom.claim.kube.api import KubeError
+from rackloom.twin.kube import answers
+from rackloom.twin.kube.discovery import discovery
+from rackloom.twin.kube.server import FakeKube
+from rackloom.twin.kube.transport import KubeTransport, status_of
+
+_UNAUTHORIZED = KubeError(401, "Unauthorized", "Unauthorized")
+_PASSED_ON = ("content-type", "user-agent")
+
+
+class KubeServing:
+    """An application for one server. Everybody is `user` to it."""
+
+    def __init__(self, kube: FakeKube, token: str, user: str) -> None:
+        self._kube = kube
+        self._token = token
+        self._transport = KubeTransport(kube, user)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http":
+            request = Request(scope, receive)
+            reply = await self._reply(request)
+            await reply(scope, receive, send)
+
+    async def _reply(self, request: Request) -> Response:
+        if not self._is_admitted(request):
+            return _refusal(_UNAUTHORIZED)
+        path = request.url.path
+        if request.method == "GET":
+            found = discovery(path, self._kube.shapes)
+            if found is not None:
+                return JSONResponse(found)
+        if not path.startswith(("/api/", "/apis/")):
+            return _refusal(answers.not_served())
+        return await self._passed_on(request)
+
+    def _is_admitted(self, request: Request) -> bool:
+        given = request.headers.get("Authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
+
+    async def _passed_on(self, request: Request) -> Response:
+        asked = httpx2.Request(
+            request.method,
+            str(request.url),
+            headers={name: request.headers[name] for name in _PASSED_ON if name in request.headers},
+            content=await request.body(),
+        )
+        try:
+            answer = await self._transport.handle_async_request(asked)
+        except httpx2.ReadError as error:
+            return _refusal(KubeError(500, "InternalError", str(error)))
+        headers = {name: answer.headers[name] for name in ("Retry-After",) if name in answer.headers}
+        if asked.url.params.get("watch") in ("true", "1"):
+            return StreamingResponse(answer.aiter_raw(), answer.status_code, headers, "application/json")
+        return Response(await answer.aread(), answer.status_code, headers, "application/json")
+
+
+def _refusal(error: KubeError) -> Response:
+    return JSONResponse(status_of(error), error.code)

@@ -1,0 +1,167 @@
+"""All trays of a simulated site as nodes of a cluster, kept in step with their switches."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+
+import structlog
+
+from rackloom.claim.kube.api import KubeError, Object
+from rackloom.topology.rack import Site
+from rackloom.twin.fabric import FabricSnapshot, SimulatedFabric
+from rackloom.twin.kubelet.claims import pod_claim
+from rackloom.twin.nodes.kubelets import Kubelets
+from rackloom.twin.nodes.node_objects import NodeSpec
+from rackloom.twin.nodes.tray_fabric import seats_of, tray_fabric
+from rackloom.twin.nodes.tray_names import TrayNames
+from rackloom.twin.nodes.tray_node import Surroundings, TrayNode
+
+SIMULATED_LABEL = "rackloom.dev/simulated"
+"""On every node of the twin, wherever it is registered."""
+_LABELS = {SIMULATED_LABEL: "true", "nvidia.com/gpu.present": "true"}
+_AGAIN_S = 1.0
+log = structlog.get_logger(__name__)
+
+
+class TrayDevices:
+    """`Devices` of kubelets: the plugins of each tray."""
+
+    def __init__(self, nodes: Mapping[str, TrayNode]) -> None:
+        self._nodes = nodes
+
+    async def prepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
+        """Raises `Retry` with what a plugin said."""
+        await self._nodes[node].prepare([pod_claim(one) for one in claims])
+
+    async def unprepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
+        """Raises `Retry` where a plugin still holds something."""
+        allocated = [one for one in claims if "allocation" in one.get("status", {})]
+        await self._nodes[node].unprepare([pod_claim(one) for one in allocated])
+
+
+class Nodes:
+    """The nodes by name, their kubelets, and who brings news from the switches to them.
+
+    `off` are the names of those without power. `up` is set once all have been registered.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[TrayNode],
+        kubelets: Kubelets,
+        fabrics: Iterable[SimulatedFabric],
+        names: TrayNames,
+    ) -> None:
+        self.kubelets = kubelets
+        self.off: set[str] = set()
+        self.up = asyncio.Event()
+        self._names = names
+        self._nodes = {one.name: one for one in nodes}
+        self._fabrics = {one.domain: one for one in fabrics}
+        self._of_domain: dict[str, list[TrayNode]] = defaultdict(list)
+        self._news: dict[str, FabricSnapshot] = {}
+        self._told = asyncio.Event()
+        self._settled = asyncio.Event()
+        for one in self._nodes.values():
+            self._of_domain[one.domain].append(one)
+        for fabric in self._fabrics.values():
+            self._hear(fabric.snapshot())
+            fabric.on_change(self._hear)
+
+    def __getitem__(self, name: str) -> TrayNode:
+        """A node. Raises `KeyError`."""
+        return self._nodes[name]
+
+    def __iter__(self) -> Iterator[TrayNode]:
+        """All nodes, domain by domain."""
+        return iter(self._nodes.values())
+
+    def name_of(self, chassis_serial: str, slot: int) -> str:
+        """The node that a tray is."""
+        return self._names.node(chassis_serial, slot)
+
+    async def run(self) -> None:
+        """Register all nodes and keep them in step with their switches, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.kubelets.run())
+            for node in self:
+                await self._insist(self._register, node)
+                # Registering does not wait for anything: others have to get their turn.
+                await asyncio.sleep(0)
+            self.up.set()
+            await self._follow()
+
+    async def settle(self) -> None:
+        """Wait until everything that switches have told reached labels and slices."""
+        await self._settled.wait()
+
+    async def look(self, name: str) -> None:
+        """Have a node's plugins look now: something about its devices was changed. Raises `KubeError`."""
+        await self._nodes[name].look()
+
+    async def lose(self, name: str) -> None:
+        """The power of a node fails: it says nothing to anybody any more."""
+        self.off.add(name)
+        await self.kubelets.lose(name)
+
+    async def heal(self, name: str) -> None:
+        """A node that was lost starts again. Raises `KubeError`."""
+        self.off.discard(name)
+        self._nodes[name].boot()
+        await self._register(self._nodes[name])
+        await self._nodes[name].look()
+
+    async def reboot(self, name: str) -> None:
+        """A node goes and comes back at once."""
+        await self.lose(name)
+        await self.heal(name)
+
+    def _hear(self, snapshot: FabricSnapshot) -> None:
+        self._news[snapshot.domain] = snapshot
+        self._settled.clear()
+        self._told.set()
+
+    async def _follow(self) -> None:
+        while True:
+            while self._news:
+                domain = next(iter(self._news))
+                await self._bring(self._news.pop(domain))
+            self._settled.set()
+            self._told.clear()
+            await self._told.wait()
+
+    async def _bring(self, news: FabricSnapshot) -> None:
+        seats = seats_of(news)
+        for node in self._of_domain[news.domain]:
+            changed = node.gpus.follow(tray_fabric(news.domain, node.tray, seats, self._names))
+            if changed and node.name not in self.off:
+                await self._insist(TrayNode.look, node)
+
+    async def _register(self, node: TrayNode) -> None:
+        await self.kubelets.register(
+            NodeSpec(node.name, labels=_LABELS, capacity=_capacity(node), boot_id=f"{node.name}-{node.boots}")
+        )
+
+    async def _insist(self, act: Callable[[TrayNode], Awaitable[None]], node: TrayNode) -> None:
+        """Until the API server takes it, as a kubelet and a plugin do."""
+        while True:
+            try:
+                await act(node)
+            except KubeError as error:
+                log.warning("twin.node", node=node.name, reason=str(error))
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return
+
+
+def tray_nodes(site: Site, names: TrayNames, around: Surroundings) -> tuple[TrayNode, ...]:
+    """A node for each tray of a site."""
+    return tuple(
+        TrayNode(names.node(tray.chassis_serial, tray.slot), tray, domain.uuid, around)
+        for domain in site.domains
+        for tray in domain.trays
+    )
+
+
+def _capacity(node: TrayNode) -> dict[str, str]:
+    return {"cpu": "144", "memory": "960Gi", "pods": "110", "nvidia.com/gpu": str(len(node.tray.gpus))}

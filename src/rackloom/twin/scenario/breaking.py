@@ -1,0 +1,197 @@
+"""What breaks in a scenario's racks, and how all of it is repaired."""
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Callable
+
+import msgspec
+
+from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, GpuHealth
+from rackloom.twin.fabric import FabricGpu, FabricPartition
+from rackloom.twin.scenario import values
+from rackloom.twin.scenario.ground import Ground
+from rackloom.twin.scenario.stage import NotSeen, Site, Switch
+from rackloom.twin.scenario.tenants import Tenants
+
+RESTART_SECONDS = 1.0
+HEALTH = {
+    "healthy": GpuHealth.HEALTHY,
+    "degraded": GpuHealth.DEGRADED,
+    "no-nvlink": GpuHealth.NO_NVLINK,
+    "degraded-bandwidth": GpuHealth.DEGRADED_BANDWIDTH,
+}
+
+
+class Breaking:
+    """Breaks switches, trays and partitions; `heal` ends what still lasts."""
+
+    def __init__(self, site: Site, ground: Ground, tenants: Tenants) -> None:
+        self._site = site
+        self._ground = ground
+        self._tenants = tenants
+        self._stopped: set[int] = set()
+        self._pulled: dict[str, tuple[Switch, tuple[FabricGpu, ...]]] = {}
+        self._uuids = {number: one.fabric.domain for number, one in enumerate(ground.switches, 1)}
+        self._new_guids = itertools.count(0xF000_0000_0000_0001)
+
+    async def stop_switch(self, step: values.SwitchStops) -> str:
+        """Nobody answers."""
+        await self._ground.rack(step.rack).go_away()
+        self._stopped.add(step.rack)
+        return f"the controller of rack {step.rack} cannot be reached"
+
+    async def start_switch(self, step: values.SwitchAnswers) -> str:
+        """It answers again."""
+        await self._ground.rack(step.rack).come_back()
+        self._stopped.discard(step.rack)
+        return f"the controller of rack {step.rack} can be reached"
+
+    async def restart_switch(self, step: values.SwitchRestarts) -> str:
+        """Away, forgetful, and back."""
+        switch = self._ground.rack(step.rack)
+        await switch.go_away()
+        with self._ground.hand():
+            _FORGET[step.forgets](switch)
+        await asyncio.sleep(RESTART_SECONDS)
+        await switch.come_back()
+        return f"the controller of rack {step.rack} restarted, and forgot {step.forgets}"
+
+    async def claim_domain(self, step: values.SwitchClaimsDomain) -> str:
+        """Two controllers say they are one domain."""
+        switch, other = self._ground.rack(step.rack), self._uuids[step.domain_of]
+        await switch.go_away()
+        switch.fabric.domain = other
+        await switch.come_back()
+        return f"the controller of rack {step.rack} says it is domain {other}"
+
+    async def mistreat(self, step: values.SwitchMistreats) -> str:
+        """Coming calls go wrong."""
+        faults = self._ground.rack(step.rack).faults
+        for _ in range(step.times):
+            if step.how == "refuses":
+                faults.refuse_next(step.rpc, "NOT_READY")
+            elif step.how == "loses-reply":
+                faults.drop_reply_of_next(step.rpc)
+            else:
+                faults.omit_header_of_next(step.rpc)
+        return f"{step.times} coming calls of {step.rpc}: {step.how}"
+
+    async def hide(self, step: values.SwitchHides) -> str:
+        """Lists leave a partition out."""
+        switch, partition = self._partition_of(step.instance)
+        switch.faults.hide_partition(partition.id, step.lists)
+        return f"{step.lists} lists leave out partition {partition.name!r}"
+
+    async def pull_tray(self, step: values.TrayPulled) -> str:
+        """GPUs are gone from every list."""
+        machine = self._machine(step.instance)
+        switch, gpus = self._ground.seat(machine)
+        with self._ground.hand():
+            switch.fabric.remove_gpus([gpu.guid for gpu in gpus])
+        self._pulled[machine] = switch, gpus
+        return f"{len(gpus)} GPUs of machine {machine} are gone"
+
+    async def return_tray(self, step: values.TrayReturned) -> str:
+        """The same GPUs, or others in the same seats."""
+        machine = self._machine(step.instance)
+        if machine not in self._pulled:
+            raise NotSeen(f"the tray of {step.instance} was not pulled: write a tray-pulled step before")
+        return self._put_back(machine, swapped=step.swapped)
+
+    async def change_health(self, step: values.GpuHealthChanges) -> str:
+        """A GPU gets worse or better."""
+        switch, gpus = self._ground.seat(self._machine(step.instance))
+        gpu = gpus[step.gpu - 1]
+        with self._ground.hand():
+            switch.fabric.set_health(gpu.guid, HEALTH[step.health])
+        return f"GPU {gpu.guid:x} is {step.health}"
+
+    async def make_by_hand(self, step: values.PartitionByHand) -> str:
+        """Another writer takes GPUs wherever they are."""
+        switch, gpus = self._ground.seat(self._machine(step.instance))
+        fabric = switch.fabric
+        number = next(free for free in itertools.count(1) if free not in fabric.partitions)
+        guids = tuple(sorted(gpus[module - 1].guid for module in step.gpus))
+        made = FabricPartition(id=number, name=step.name, guids=guids)
+        with self._ground.hand():
+            fabric.put(made)
+        self._ground.by_hand[step.name] = fabric, made
+        return f"partition {number} {step.name!r} holds {len(guids)} GPUs"
+
+    async def delete_partition(self, step: values.PartitionGone) -> str:
+        """Another writer deletes what we made."""
+        switch, partition = self._partition_of(step.instance)
+        with self._ground.hand():
+            switch.fabric.delete(partition.id)
+        return f"partition {partition.id} {partition.name!r} of {len(partition.guids)} GPUs is deleted"
+
+    async def let_go(self, step: values.HandLetsGo) -> str:
+        """The other writer deletes what it made."""
+        fabric, made = self._ground.by_hand.pop(step.name)
+        with self._ground.hand():
+            if made.id in fabric.partitions:
+                fabric.delete(made.id)
+        return f"partition {made.id} {made.name!r} is deleted"
+
+    async def heal(self) -> str:
+        """Everything answers, truthfully, and is healthy; what was pulled is back, hands are off."""
+        for number, switch in enumerate(self._ground.switches, 1):
+            await self._heal_switch(number, switch)
+        for machine in list(self._pulled):
+            self._put_back(machine, swapped=False)
+        for name in list(self._ground.by_hand):
+            await self.let_go(values.HandLetsGo(name=name))
+        self._site.mend()
+        return "everything is repaired"
+
+    async def _heal_switch(self, number: int, switch: Switch) -> None:
+        switch.faults.clear()
+        if switch.fabric.domain != self._uuids[number] and number not in self._stopped:
+            await switch.go_away()
+            self._stopped.add(number)
+        switch.fabric.domain = self._uuids[number]
+        if number in self._stopped:
+            await switch.come_back()
+            self._stopped.discard(number)
+        with self._ground.hand():
+            for gpu in list(switch.fabric.gpus.values()):
+                if gpu.health is not GpuHealth.HEALTHY:
+                    switch.fabric.set_health(gpu.guid, GpuHealth.HEALTHY)
+
+    def _put_back(self, machine: str, *, swapped: bool) -> str:
+        switch, gpus = self._pulled.pop(machine)
+        if swapped:
+            gpus = tuple(msgspec.structs.replace(gpu, guid=next(self._new_guids)) for gpu in gpus)
+        with self._ground.hand():
+            switch.fabric.insert_gpus(gpus)
+        which = "other" if swapped else "the same"
+        return f"{which} {len(gpus)} GPUs are in machine {machine}"
+
+    def _machine(self, instance: str) -> str:
+        return self._tenants.instance(instance).machine
+
+    def _partition_of(self, instance: str) -> tuple[Switch, FabricPartition]:
+        switch, gpus = self._ground.seat(self._machine(instance))
+        number = switch.fabric.partition_of(gpus[0].guid)
+        if number in (0, DEFAULT_PARTITION_ID):
+            raise NotSeen(f"the first GPU of {instance} is in no partition that could be broken")
+        return switch, switch.fabric.partitions[number]
+
+
+def _forget_names(switch: Switch) -> None:
+    for one in list(switch.fabric.partitions.values()):
+        if one.id != DEFAULT_PARTITION_ID:
+            switch.fabric.put(msgspec.structs.replace(one, name=""))
+
+
+def _forget_domain(switch: Switch) -> None:
+    switch.fabric.domain = str(uuid.uuid5(uuid.UUID(switch.fabric.domain), "reborn"))
+
+
+_FORGET: dict[str, Callable[[Switch], None]] = {
+    "nothing": lambda _: None,
+    "names": _forget_names,
+    "partitions": lambda switch: switch.fabric.factory_reset(),
+    "domain": _forget_domain,
+}

@@ -1,0 +1,155 @@
+"""What a scenario cannot say: steps about things that no step makes, racks and GPUs that are not there."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from rackloom.errors import Refused
+from rackloom.prove.doctor import names
+from rackloom.topology import profiles
+from rackloom.topology.rack import RackProfile
+from rackloom.twin.nmxc_service import RPCS
+from rackloom.twin.scenario import cluster_values, values
+from rackloom.twin.scenario.cluster_objects import kind_named, objects_of
+from rackloom.twin.scenario.values import Scenario, Step
+
+_MADE: dict[type[Step], tuple[str, str]] = {
+    values.MakeLogicalPartition: ("logical partition", "name"),
+    values.MakeVpc: ("VPC", "name"),
+    values.MakeInstances: ("group", "group"),
+    values.PartitionByHand: ("partition by hand", "name"),
+}
+"""Which step makes which kind of thing, and the field that names it."""
+
+_USED: dict[tuple[type[Step] | None, str], str] = {
+    (None, "logical_partition"): "logical partition",
+    (None, "logical_partitions"): "logical partition",
+    (values.ExpectLogicalPartition, "name"): "logical partition",
+    (None, "vpc"): "VPC",
+    (None, "group"): "group",
+    (None, "groups"): "group",
+    (None, "instance"): "instance",
+    (values.HandLetsGo, "name"): "partition by hand",
+    (values.ExpectUntouched, "name"): "partition by hand",
+}
+"""Which field names which kind of thing; None: of any step."""
+
+
+_OF_KIND = (cluster_values.DeleteObject, cluster_values.ExpectObject, cluster_values.ExpectGone)
+_CHECKS = {told for name, told in vars(names).items() if name.isupper() and isinstance(told, str)}
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What is wrong with a step (0: with the whole), and what would make it right."""
+
+    step: int
+    reason: str
+    fix: str
+
+
+def faults_of(scenario: Scenario) -> Iterator[Fault]:
+    """Everything that cannot be, in order of the steps."""
+    try:
+        profile = profiles.load_rack(scenario.profile)
+    except Refused as refused:
+        yield Fault(0, refused.reason, refused.nearest_fix or "name a rack profile")
+        return
+    yield from _whole(scenario)
+    made: dict[str, set[str]] = {}
+    clock = 0.0
+    for number, step in enumerate(scenario.steps, 1):
+        found = [*_timing(step, clock), *_seats(step, scenario, profile), *_names(step, made), *_words(step)]
+        yield from (Fault(number, reason, fix) for reason, fix in found)
+        clock = step.at if step.at is not None else clock
+        _remember(step, made)
+
+
+def _whole(scenario: Scenario) -> Iterator[Fault]:
+    if not isinstance(scenario.steps[-1], values.Expectation):
+        fix = "end with what must be seen, such as expect = 'invariants'"
+        yield Fault(len(scenario.steps), "nothing is expected after this step", fix)
+    if not scenario.speeds:
+        yield Fault(0, "no clock can play all its steps", "leave out steps that need the other clock")
+
+
+def _timing(step: Step, clock: float) -> Iterator[tuple[str, str]]:
+    if step.at is not None and step.at < clock:
+        yield f"at = {step.at:g} is before the step above", f"at least {clock:g}, or put it further up"
+    for name in ("within", "stays", "down"):
+        if getattr(step, name, 0.0) < 0:
+            yield f"{name} is negative", "give seconds from 0 up"
+
+
+def _seats(step: Step, scenario: Scenario, profile: RackProfile) -> Iterator[tuple[str, str]]:
+    trays, gpus = profile.trays_per_domain, profile.gpus_per_tray
+    limits = {"rack": scenario.racks, "domain_of": scenario.racks, "tray": trays, "gpu": gpus, "count": trays}
+    for name, most in limits.items():
+        number = getattr(step, name, None)
+        if isinstance(number, int) and not (0 if _is_count(step, name) else 1) <= number <= most:
+            yield f"{_key(name)} = {number} is not there", f"a number from 1 to {most}"
+    if not 0 <= getattr(step, "rate", 0.0) <= 1:
+        yield "rate is not a part of all", "a number from 0 to 1"
+    for number in getattr(step, "gpus", ()):
+        if not 1 <= number <= gpus:
+            yield f"GPU {number} is not there", f"numbers from 1 to {gpus}"
+    if isinstance(step, values.SetInterfaces) and len(step.logical_partitions) != gpus:
+        yield f"a tray has {gpus} GPUs, named are {len(step.logical_partitions)}", f"name {gpus}"
+
+
+def _is_count(step: Step, name: str) -> bool:
+    """A number of things to be seen may be none."""
+    return name == "count" and isinstance(step, values.Expectation)
+
+
+def _names(step: Step, made: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
+    for field in msgspec.structs.fields(step):
+        kind = _USED.get((type(step), field.name)) or _USED.get((None, field.name))
+        if kind is None or _makes(step, field.name):
+            continue
+        for name in _each(getattr(step, field.name)):
+            known = made.get(kind, set())
+            if name and name not in known:
+                fix = f"one of {', '.join(sorted(known))}" if known else f"make a {kind} before"
+                yield f"{field.encode_name}: there is no {kind} {name!r} yet", fix
+
+
+def _words(step: Step) -> Iterator[tuple[str, str]]:
+    """Words that mean nothing to whom they are said: such a step would do nothing, or find nothing, ever."""
+    if isinstance(step, values.ExpectFinding | values.ExpectNoFinding) and step.check not in ("", *_CHECKS):
+        yield f"there is no check {step.check!r}", f"one of {', '.join(sorted(_CHECKS))}"
+    if isinstance(step, values.SwitchMistreats) and step.rpc not in RPCS:
+        yield f"there is no RPC {step.rpc!r}", f"one of {', '.join(sorted(RPCS))}"
+    try:
+        _objects(step)
+    except Refused as refused:
+        yield refused.reason, refused.nearest_fix or "name another"
+
+
+def _objects(step: Step) -> None:
+    """Refused for a manifest or a kind that the API server would not know."""
+    if isinstance(step, cluster_values.Submit) and not list(objects_of(step.manifest, step.namespace)):
+        raise Refused("the manifest holds no object", nearest_fix="write at least one")
+    if isinstance(step, _OF_KIND):
+        kind_named(step.kind)
+
+
+def _remember(step: Step, made: dict[str, set[str]]) -> None:
+    if type(step) in _MADE:
+        kind, field = _MADE[type(step)]
+        made.setdefault(kind, set()).add(getattr(step, field))
+    if isinstance(step, values.MakeInstances):
+        numbered = (f"{step.group}/{number}" for number in range(1, step.count + 1))
+        made.setdefault("instance", set()).update(numbered)
+
+
+def _makes(step: Step, field: str) -> bool:
+    return type(step) in _MADE and _MADE[type(step)][1] == field
+
+
+def _each(value: Any) -> Iterable[str]:
+    return (value,) if isinstance(value, str) else value
+
+
+def _key(field: str) -> str:
+    return field.replace("_", "-")

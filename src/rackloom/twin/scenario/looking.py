@@ -1,0 +1,171 @@
+"""What must be seen: one look at REST, at the true fabrics, or by the doctor. A look changes nothing."""
+
+from collections.abc import Iterable, Sequence
+
+from rackloom.prove.doctor.findings import Finding, State
+from rackloom.twin.fabric import SimulatedFabric
+from rackloom.twin.scenario import values
+from rackloom.twin.scenario.ground import Ground
+from rackloom.twin.scenario.stage import Json, NotSeen, Site
+from rackloom.twin.scenario.tenants import MadeInstance, Tenants
+
+SHOWN = 3
+"""Findings that a transcript tells in full."""
+
+
+class Looking:
+    """Eyes on a site. Each returns what was seen, and raises NotSeen with what was seen instead."""
+
+    def __init__(self, site: Site, ground: Ground, tenants: Tenants) -> None:
+        self._site = site
+        self._ground = ground
+        self._tenants = tenants
+        self._read_at: dict[int, str | None] = {}
+
+    async def instances(self, step: values.ExpectInstances) -> str:
+        """REST's status of each."""
+        members = self._tenants.groups[step.group]
+        for number, one in enumerate(members, 1):
+            shown = await self._tenants.shown(one)
+            status, why = _status(shown)
+            if status != step.status or step.because not in why:
+                raise NotSeen(f"{step.group}/{number} is {status}: {why}")
+        return f"{len(members)} of {len(members)} {step.status}: {why}"
+
+    async def released(self, step: values.ExpectReleased) -> str:
+        """REST knows none of them."""
+        members = self._tenants.groups[step.group]
+        left = [one for one in members if await self._tenants.shown(one) is not None]
+        _require(not left, f"{len(left)} of {len(members)} are still there")
+        return f"{len(members)} instances are gone"
+
+    async def interface(self, step: values.ExpectInterface) -> str:
+        """REST's status of one GPU."""
+        shown = await self._tenants.shown(self._tenants.instance(step.instance))
+        listed = shown["nvLinkInterfaces"] if shown else ()
+        one = next((one for one in listed if one["deviceInstance"] == step.gpu - 1), None)
+        status, why = _status(one)
+        told = f"GPU {step.gpu} of {step.instance} is {status}: {why}"
+        _require(status == step.status and step.because in why, told)
+        return told
+
+    async def partition(self, step: values.ExpectLogicalPartition) -> str:
+        """REST's status of a logical partition."""
+        status, why = _status(await self._tenants.shown_partition(step.name))
+        _require(status == step.status, f"{step.name} is {status}: {why}")
+        return f"{step.name} is {status}"
+
+    async def domain(self, step: values.ExpectDomain) -> str:
+        """REST's domain uuid of each GPU, against the controller's."""
+        for one in self._tenants.groups[step.group]:
+            true = self._ground.seat(one.machine)[0].fabric.domain
+            shown = await self._tenants.shown(one)
+            told = {gpu["nvLinkDomainId"] for gpu in shown["nvLinkInterfaces"]} if shown else set()
+            _require(told == {true}, f"{one.machine} is in {true}, REST says {told}")
+        return f"every GPU of {step.group} is in domain {true}"
+
+    async def read_again(self, step: values.ExpectReadAgain) -> str:
+        """A reading that is not the one of the first look."""
+        serials = {gpu.chassis_serial for gpu in self._ground.rack(step.rack).fabric.gpus.values()}
+        answer = await self._site.operate("GET", "nvlink-nmxc-endpoint")
+        if answer is None or answer.status >= 300:
+            raise NotSeen("the service does not tell when it read its controllers")
+        at = next(one["observedAt"] for one in answer.body if one["chassisSerial"] in serials)
+        first = self._read_at.setdefault(id(step), at)
+        _require(at != first, f"the newest reading is that of {first}")
+        return f"the controller of rack {step.rack} was read at {at}"
+
+    async def together(self, step: values.ExpectTogether) -> str:
+        """One true partition, and nobody else in it."""
+        wanted = self._guids(step.groups)
+        for switch in self._ground.switches:
+            for one in switch.fabric.partitions.values():
+                if wanted & set(one.guids):
+                    present = set(one.guids) & switch.fabric.gpus.keys()
+                    _require(present == wanted, f"{one.name!r} holds {len(present)} GPUs, not {len(wanted)}")
+                    return f"partition {one.id} {one.name!r} holds these {len(wanted)} GPUs and no other"
+        raise NotSeen(f"no partition holds any of the {len(wanted)} GPUs")
+
+    async def alone(self, step: values.ExpectAlone) -> str:
+        """No partition holds GPUs of the group beside others."""
+        wanted = self._guids([step.group])
+        for fabric in self._fabrics():
+            for one in fabric.partitions.values():
+                others = set(one.guids) & fabric.gpus.keys() - wanted
+                if others and wanted & set(one.guids):
+                    raise NotSeen(f"{one.name!r} also holds {len(others)} GPUs of others")
+        return f"{len(wanted)} GPUs share no partition with others"
+
+    async def partitions(self, step: values.ExpectPartitions) -> str:
+        """How many partitions of a true fabric hold GPUs."""
+        fabric = self._ground.rack(step.rack).fabric
+        held = [one for one in fabric.partitions.values() if set(one.guids) & fabric.gpus.keys()]
+        told = ", ".join(f"{one.name!r} of {len(one.guids)}" for one in held) or "none"
+        _require(len(held) == step.count, f"rack {step.rack} holds {told}")
+        return f"rack {step.rack} holds {told}"
+
+    async def untouched(self, step: values.ExpectUntouched) -> str:
+        """What somebody made is as they made it."""
+        fabric, made = self._ground.by_hand[step.name]
+        now = fabric.partitions.get(made.id)
+        _require(now == made, f"it is {'gone' if now is None else f'{len(now.guids)} GPUs, {now.name!r}'}")
+        return f"partition {made.id} {made.name!r} still holds its {len(made.guids)} GPUs"
+
+    async def invariants(self, _: values.ExpectInvariants) -> str:
+        """No promise was broken since the start."""
+        broken = [*self._ground.broken, *await self._lost()]
+        _require(not broken, "; ".join(broken))
+        kept = len(list(self._tenants.kept()))
+        return f"S1, S2, S4 at {self._ground.judged} changes of fabrics; S10 of {kept} instances"
+
+    async def finding(self, step: values.ExpectFinding) -> str:
+        """The doctor finds it."""
+        findings = [one for one in await self._site.findings() if one.state is not State.HOLDS]
+        for one in findings:
+            if one.check == step.check and step.subject in one.subject:
+                return f"{one.check} of {one.subject}: {one.message}"
+        raise NotSeen(f"the doctor finds {_found(findings)}")
+
+    async def no_finding(self, step: values.ExpectNoFinding) -> str:
+        """The doctor finds nothing (of that kind)."""
+        found = [one for one in await self._site.findings() if one.state is not State.HOLDS]
+        found = [one for one in found if step.check in ("", one.check)]
+        _require(not found, f"the doctor finds {_found(found)}")
+        return f"the doctor finds nothing{f' of {step.check}' if step.check else ''}"
+
+    async def _lost(self) -> list[str]:
+        """S10: what was acknowledged is there, on the machine that was told."""
+        lost = []
+        for one in self._tenants.kept():
+            shown = await self._tenants.shown(one)
+            if shown is None:
+                lost.append(f"S10: instance {one.id} was acknowledged, and is gone")
+            elif shown["machineId"] != one.machine:
+                lost.append(f"S10: instance {one.id} moved from {one.machine} to {shown['machineId']}")
+        return lost
+
+    def _guids(self, groups: Iterable[str]) -> set[int]:
+        members: list[MadeInstance] = [one for group in groups for one in self._tenants.groups[group]]
+        seats = [self._ground.seat(one.machine) for one in members]
+        return {gpu.guid for _, gpus in seats for gpu in gpus}
+
+    def _fabrics(self) -> list[SimulatedFabric]:
+        return [switch.fabric for switch in self._ground.switches]
+
+
+def _status(shown: Json | None) -> tuple[str, str]:
+    if shown is None:
+        return "gone", "REST answers 404"
+    history = shown.get("statusHistory") or [{"message": ""}]
+    return shown["status"], history[0]["message"]
+
+
+def _found(findings: Sequence[Finding]) -> str:
+    told = [f"{one.check} of {one.subject}: {one.message}" for one in findings[:SHOWN]]
+    more = [f"{len(findings) - SHOWN} more"] if len(findings) > SHOWN else []
+    return "; ".join([*told, *more]) or "nothing"
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise NotSeen(otherwise)

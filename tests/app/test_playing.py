@@ -1,0 +1,115 @@
+"""Shipped scenarios on the production code, and that one which asks for what is not so fails."""
+
+from pathlib import Path
+
+import pytest
+
+from rackloom.app.playing import play_file, play_scenario
+from rackloom.errors import Refused
+from rackloom.twin.scenario.library import find, shipped
+from rackloom.twin.scenario.read import parse
+
+HEAD = 'title = "t"\nseen = "s"\n'
+CARVED = """
+[[step]]
+do = "make-logical-partition"
+name = "lp"
+[[step]]
+do = "make-vpc"
+name = "net"
+logical-partition = "lp"
+[[step]]
+do = "make-instances"
+group = "job"
+vpc = "net"
+count = 2
+"""
+
+
+def ignore(_):
+    """Nobody watches."""
+
+
+def outcome(played):
+    return [(line.what, line.seen) for line in played.lines if not line.ok]
+
+
+def named(speed):
+    return [one.name for one in shipped() if speed in one.speeds]
+
+
+@pytest.mark.parametrize("name", named("virtual"))
+def test_in_virtual_time(name):
+    played = play_file(find(Path(name)), speed="virtual", home=None, tell=ignore)
+    assert outcome(played) == []
+    assert played.ok
+    assert played.observed == played.expected > 0
+
+
+@pytest.mark.parametrize("name", ["partition-gone", "service-killed", "tray-swapped", "reply-lost"])
+def test_over_sockets_in_real_time(name):
+    played = play_file(find(Path(name)), speed="real", home=None, tell=ignore)
+    assert outcome(played) == []
+    assert played.ok
+
+
+@pytest.mark.parametrize("name", ["tray-split-loses-label", "gpu-xid", "watches-expire"])
+def test_with_a_cluster(name):
+    played = play_file(find(Path(name)), speed="real", home=None, tell=ignore)
+    assert outcome(played) == []
+    assert played.ok
+
+
+def test_virtual_time_is_the_same_every_time():
+    first, second = (
+        play_file(find(Path("service-dies-at-each-write")), speed="virtual", home=None, tell=ignore)
+        for _ in range(2)
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("step", "seen"),
+    [
+        ('expect = "partitions"\ncount = 2\nwithin = 2', "rack 1 holds 'rl-"),
+        ('expect = "instances"\ngroup = "job"\nstatus = "Error"\nwithin = 2', "job/1 is Ready: "),
+        ('expect = "released"\ngroup = "job"\nwithin = 2', "2 of 2 are still there"),
+        ('expect = "logical-partition"\nname = "lp"\nstatus = "Pending"\nwithin = 2', "lp is Ready: "),
+        (
+            'expect = "interface"\ninstance = "job/1"\ngpu = 1\nstatus = "Error"\nwithin = 2',
+            "GPU 1 of job/1 is ",
+        ),
+        ('expect = "read-again"\nwithin = 2', "the newest reading is that of "),
+        ('expect = "finding"\ncheck = "GPU health"\nwithin = 2', "the doctor finds nothing"),
+    ],
+)
+def test_what_is_not_so_is_not_observed(step, seen):
+    text = f'{HEAD}{CARVED}[[step]]\nexpect = "instances"\ngroup = "job"\nstatus = "Ready"\nwithin = 60\n'
+    scenario = parse(f"{text}[[step]]\n{step}\n", "wrong", "wrong.toml")
+    played = play_scenario(scenario, speed="virtual", home=None, tell=ignore)
+    assert not played.ok
+    assert played.observed == played.expected - 1
+    assert played.lines[-1].seen.startswith(seen)
+
+
+def test_a_request_that_is_refused_ends_the_scenario():
+    more = '[[step]]\ndo = "make-instances"\ngroup = "more"\nvpc = "net"\ncount = 18\n'
+    end = '[[step]]\nexpect = "invariants"\nwithin = 1\n'
+    played = play_scenario(
+        parse(HEAD + CARVED + more + end, "x", "x"), speed="virtual", home=None, tell=ignore
+    )
+    assert not played.ok
+    assert played.lines[-1].seen.startswith("POST instance/batch: 4")
+
+
+def test_a_speed_that_cannot_play_it_is_refused_before_anything_starts():
+    with pytest.raises(Refused, match=r"cannot be played in real time: steps \d+.*--speed virtual"):
+        play_file(find(Path("clock-set-back")), speed="real", home=None, tell=ignore)
+    with pytest.raises(Refused, match=r"cannot be played in virtual time: .*--speed real"):
+        play_file(find(Path("rack-job")), speed="virtual", home=None, tell=ignore)
+
+
+def test_a_home_that_is_given_is_kept(tmp_path):
+    home = tmp_path / "home"
+    assert play_file(find(Path("reply-lost")), speed="real", home=home, tell=ignore).ok
+    assert (home / "site.db").exists()

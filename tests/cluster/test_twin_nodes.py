@@ -1,0 +1,52 @@
+"""The trays of a twin in a real cluster: registered, published, scheduled onto, and gone at the end."""
+
+from pathlib import Path
+
+import pytest
+from tests.cluster.waiting import until
+
+from rackloom.app.embedded import ground
+from rackloom.app.home import Home
+from rackloom.app.whole.classes import device_classes
+from rackloom.app.whole.cluster import twin_nodes
+from rackloom.claim.domain.names import GPU_CLIQUE_LABEL, GPU_DRIVER
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.kinds import DEVICE_CLASS, NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.twin.nodes.trays import SIMULATED_LABEL
+
+pytestmark = pytest.mark.anyio
+TRAYS = 18
+CLAIM = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": GPU_DRIVER, "count": 4}}]}}
+
+
+async def test_a_pod_gets_the_gpus_of_a_simulated_tray(api: KubeApi, namespace: str, tmp_path: Path) -> None:
+    (gpus,) = [one for one in device_classes() if one["metadata"]["name"] == GPU_DRIVER]
+    await api.create(DEVICE_CLASS, gpus)
+    home = Home(tmp_path)
+
+    async def published() -> bool:
+        nodes = (await api.list(NODE, labels=f"{SIMULATED_LABEL}=true,{GPU_CLIQUE_LABEL}")).items
+        slices = (await api.list(RESOURCE_SLICE, fields=f"spec.driver={GPU_DRIVER}")).items
+        return len(nodes) == len(slices) == TRAYS
+
+    async def runs() -> bool:
+        pod = await api.get(POD, "work", namespace)
+        return bool(pod["status"].get("phase") == "Running")
+
+    async with ground(home, racks=1, profile="gb200-nvl72") as (_, twin):
+        async with twin_nodes(twin, home.twin / "cluster", api) as work:
+            await until(published, "every tray is published with its clique", 120.0)
+            await api.create(
+                RESOURCE_CLAIM, {"metadata": {"name": "gpus", "namespace": namespace}, "spec": CLAIM}
+            )
+            spec = {
+                "containers": [{"name": "main", "image": "x", "resources": {"claims": [{"name": "gpus"}]}}],
+                "resourceClaims": [{"name": "gpus", "resourceClaimName": "gpus"}],
+            }
+            await api.create(POD, {"metadata": {"name": "work", "namespace": namespace}, "spec": spec})
+            await until(runs, "the pod runs", 120.0)
+            await api.delete(POD, "work", namespace)
+            assert not work.done()
+        left = (await api.list(NODE, labels=f"{SIMULATED_LABEL}=true")).items
+    assert not left
+    await api.delete(DEVICE_CLASS, GPU_DRIVER)

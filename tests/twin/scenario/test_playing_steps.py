@@ -1,0 +1,100 @@
+"""The player in virtual time, with hands of the test's own: order, patience, and never a vacuous pass."""
+
+import asyncio
+
+import pytest
+
+from rackloom.errors import Refused
+from rackloom.twin import simloop
+from rackloom.twin.scenario import values
+from rackloom.twin.scenario.player import play, told
+from rackloom.twin.scenario.stage import NotSeen
+from rackloom.twin.scenario.tell import line, summary
+from rackloom.twin.scenario.values import Scenario
+
+HEAL = values.Heal()
+SEEN = values.ExpectInvariants(within=10)
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+def played(*steps, look=None, act=None):
+    async def fine(_):
+        return "done"
+
+    async def main():
+        hands = {values.Heal: act or fine, values.ExpectInvariants: look or fine}
+        lines = []
+        scenario = Scenario(name="x", title="t", seen="s", racks=1, profile="p", steps=steps)
+        result = await play(scenario, "virtual", hands, lines.append)
+        assert tuple(lines) == result.lines
+        return result
+
+    return simloop.run(1, main)
+
+
+def true_from(second, until=float("inf")):
+    async def look(_):
+        if not second <= now() < until:
+            raise NotSeen(f"not at {now():.1f}")
+        return f"at {now():.1f}"
+
+    return look
+
+
+def test_steps_wait_for_their_time():
+    result = played(values.Heal(at=5.0), values.Heal(), values.Heal(at=60.0), SEEN)
+    assert [one.began for one in result.lines] == [5.0, 5.0, 60.0, 60.0]
+    assert (result.ok, result.expected, result.observed) == (True, 1, 1)
+
+
+def test_a_step_whose_time_has_passed_comes_at_once():
+    result = played(SEEN, values.Heal(at=1.0), look=true_from(4.0))
+    assert [one.began for one in result.lines] == [0.0, 4.0]
+
+
+def test_an_expectation_is_looked_for_until_it_is_seen():
+    result = played(SEEN, look=true_from(7.25))
+    assert (result.ok, result.lines[0].ended, result.lines[0].seen) == (True, 7.5, "at 7.5")
+
+
+def test_an_expectation_that_comes_too_late_fails_with_what_was_seen_instead():
+    result = played(SEEN, look=true_from(11.0))
+    assert (result.ok, result.observed, result.lines[0].seen) == (False, 0, "not at 10.0")
+
+
+def test_what_must_stay_and_does_not_fails():
+    stays = values.ExpectInvariants(within=10, stays=5)
+    assert played(stays, look=true_from(2.0)).lines[0].seen == "at 7.0; for 5 s"
+    gone = played(stays, look=true_from(2.0, until=6.0))
+    assert (gone.ok, gone.lines[0].seen) == (False, "it did not stay so for 5 s: not at 6.0")
+
+
+def test_nothing_is_pretended_after_a_step_that_failed():
+    result = played(SEEN, HEAL, SEEN, look=true_from(100.0))
+    assert (result.ok, len(result.lines), result.expected, result.observed) == (False, 1, 2, 0)
+
+
+@pytest.mark.parametrize("error", [NotSeen("no tray"), Refused("not here", nearest_fix="there")])
+def test_an_action_that_does_not_come_about_fails_the_scenario(error):
+    async def act(_):
+        raise error
+
+    result = played(HEAL, SEEN, act=act)
+    assert (result.ok, len(result.lines)) == (False, 1)
+    assert str(error) in result.lines[0].seen
+
+
+def test_how_a_step_is_told():
+    step = values.MakeInstances(group="job", vpc="net", count=4, tenant="blue")
+    assert told(step) == "make-instances group job vpc net count 4 tenant blue"
+    assert told(values.ExpectPartitions(within=5, count=0)) == "expect partitions within 5 count 0"
+    assert told(values.ExpectTogether(within=1, groups=("a", "b"))) == "expect together within 1 groups a,b"
+
+
+def test_a_transcript_tells_what_was_not_seen():
+    result = played(SEEN, HEAL, look=true_from(100.0))
+    assert "FAILED expect invariants" in line(result.lines[0])
+    assert summary(result).endswith("NOT as it must be")

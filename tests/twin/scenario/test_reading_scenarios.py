@@ -1,0 +1,215 @@
+"""Scenario files are read strictly: what cannot be is refused with the line and what to change."""
+
+from pathlib import Path
+
+import pytest
+from inline_snapshot import snapshot
+
+from rackloom.errors import Refused
+from rackloom.twin.scenario import values
+from rackloom.twin.scenario.library import files, find, shipped
+from rackloom.twin.scenario.read import kinds_of, parse, read_scenario
+
+HEAD = 'title = "t"\nseen = "s"\n'
+CARVED = """
+[[step]]
+do = "make-logical-partition"
+name = "lp"
+[[step]]
+do = "make-vpc"
+name = "net"
+logical-partition = "lp"
+[[step]]
+do = "make-instances"
+group = "job"
+vpc = "net"
+count = 2
+"""
+END = """
+[[step]]
+expect = "invariants"
+within = 1
+"""
+
+
+def refusal(text):
+    with pytest.raises(Refused) as refused:
+        parse(text, "incident", "incident.toml")
+    return f"{refused.value.reason} / {refused.value.nearest_fix}"
+
+
+def test_a_scenario_is_steps_in_order():
+    read = parse(HEAD + CARVED + END, "incident", "incident.toml")
+    assert read.steps[2] == values.MakeInstances(group="job", vpc="net", count=2)
+    assert read.steps[-1] == values.ExpectInvariants(within=1)
+    assert (read.racks, read.profile, read.layers) == (1, "gb200-nvl72", {"carve"})
+    assert read.speeds == {"real", "virtual"}
+
+
+def test_speeds_and_layers_follow_from_the_steps():
+    clock = '[[step]]\ndo = "clock-set"\nby = -600.0\n'
+    assert parse(HEAD + clock + END, "x", "x").speeds == {"virtual"}
+    node = '[[step]]\ndo = "node-lost"\ntray = 1\n'
+    lost = parse(HEAD + node + END, "x", "x")
+    assert (lost.layers, lost.speeds) == ({"carve", "cluster"}, {"real"})
+    assert "no clock can play" in refusal(HEAD + clock + node + END)
+
+
+def test_what_is_not_toml():
+    assert refusal("title =") == snapshot(
+        "incident.toml is not TOML: Invalid value (at end of document) / correct that line"
+    )
+
+
+def test_no_steps():
+    assert refusal(HEAD) == snapshot(
+        "incident.toml has no steps / write one [[step]] for each thing that happens"
+    )
+
+
+def test_an_unknown_key_of_the_head():
+    assert refusal(HEAD + 'speed = "fast"\n' + END) == snapshot(
+        "incident.toml: it has the unknown key `speed` / "
+        "its keys are title, seen, racks (optional), profile (optional), processes (optional)"
+    )
+
+
+def test_neither_done_nor_expected():
+    assert refusal(HEAD + "[[step]]\nat = 3\n") == snapshot(
+        'incident.toml, line 3, step 1 has to say one of `do` and `expect` / such as do = "heal"'
+    )
+
+
+def test_an_unknown_step():
+    told = refusal(HEAD + CARVED + '[[step]]\ndo = "switch-explodes"\n' + END)
+    assert told.startswith(
+        "incident.toml, line 16, step 4: do = 'switch-explodes' is not known / one of api-server-"
+    )
+    assert "switch-stops" in told
+
+
+def test_an_unknown_key_of_a_step():
+    assert refusal(HEAD + '[[step]]\ndo = "switch-stops"\nrak = 1\n' + END) == snapshot(
+        "incident.toml, line 3, step 1, do = 'switch-stops': it has the unknown key `rak` / "
+        "its keys are at (optional), rack (optional)"
+    )
+
+
+def test_a_value_of_the_wrong_kind():
+    assert refusal(HEAD + '[[step]]\ndo = "switch-stops"\nrack = "one"\n' + END) == snapshot(
+        "incident.toml, line 3, step 1, do = 'switch-stops': Expected `int`, got `str` at `rack` / "
+        "its keys are at (optional), rack (optional)"
+    )
+
+
+def test_an_expectation_needs_a_time():
+    assert refusal(HEAD + '[[step]]\nexpect = "invariants"\n') == snapshot(
+        "incident.toml, line 3, step 1, expect = 'invariants': it lacks the key `within` / "
+        "its keys are at (optional), within, stays (optional)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ('do = "switch-stops"\nrack = 2', "rack = 2 is not there / a number from 1 to 1"),
+        ('do = "release-instances"\ngroup = "jbo"', "group: there is no group 'jbo' yet / one of job"),
+        (
+            'do = "tray-pulled"\ninstance = "job/3"',
+            "instance: there is no instance 'job/3' yet / one of job/1, job/2",
+        ),
+        (
+            'do = "make-vpc"\nname = "b"\nlogical-partition = "x"',
+            "there is no logical partition 'x' yet / one of lp",
+        ),
+        (
+            'do = "hand-lets-go"\nname = "x"',
+            "there is no partition by hand 'x' yet / make a partition by hand before",
+        ),
+        (
+            'do = "gpu-health"\ninstance = "job/1"\ngpu = 5\nhealth = "degraded"',
+            "gpu = 5 is not there / a number from 1 to 4",
+        ),
+        (
+            'do = "partition-by-hand"\nname = "x"\ninstance = "job/1"\ngpus = [1, 9]',
+            "GPU 9 is not there / numbers from 1 to 4",
+        ),
+        (
+            'do = "set-interfaces"\ninstance = "job/1"\nlogical-partitions = ["lp"]',
+            "a tray has 4 GPUs, named are 1 / name 4",
+        ),
+        ('do = "service-killed"\ndown = -1.0', "down is negative / give seconds from 0 up"),
+        ('do = "node-lost"\ntray = 19', "tray = 19 is not there / a number from 1 to 18"),
+        ('do = "switch-mistreats"\nrpc = "Helo"\nhow = "refuses"', "there is no RPC 'Helo' / one of AddGpus"),
+        (
+            'do = "api-server-bad"\nhow = "conflict"\nrate = 30.0',
+            "rate is not a part of all / a number from 0",
+        ),
+        ('do = "submit"\nmanifest = "kind: [Job"', "the manifest is not YAML: "),
+        ('do = "submit"\nmanifest = ""', "the manifest holds no object / write at least one"),
+        (
+            'do = "submit"\nmanifest = "kind: Job"',
+            "an object of no known kind / one of admissionregistration",
+        ),
+        ('do = "delete-object"\nkind = "Jobb"\nname = "x"', "kind Jobb is not known / one of "),
+    ],
+)
+def test_what_cannot_be(step, told):
+    assert told in refusal(f"{HEAD}{CARVED}[[step]]\n{step}\n{END}")
+
+
+def test_time_does_not_run_back():
+    steps = '[[step]]\ndo = "heal"\nat = 5\n[[step]]\ndo = "heal"\nat = 4\n'
+    assert refusal(HEAD + steps + END) == snapshot(
+        "incident.toml, line 6, step 2: at = 4 is before the step above / at least 5, or put it further up"
+    )
+
+
+def test_nothing_expected_at_the_end():
+    assert refusal(HEAD + CARVED) == snapshot(
+        "incident.toml, line 11, step 3: nothing is expected after this step / "
+        "end with what must be seen, such as expect = 'invariants'"
+    )
+
+
+def test_a_check_that_the_doctor_does_not_have():
+    step = '[[step]]\nexpect = "finding"\ncheck = "GPU helth"\nwithin = 1\n'
+    assert "there is no check 'GPU helth' / one of " in refusal(HEAD + step)
+
+
+def test_an_unknown_profile():
+    assert "gb200" in refusal(HEAD + 'profile = "gb100"\n' + END)
+
+
+def test_a_step_inside_a_text_makes_no_wrong_line():
+    odd = '[[step]]\ndo = "submit"\nmanifest = """\n[[step]]\n"""\n'
+    assert refusal(HEAD + odd + END).startswith(
+        "incident.toml, step 1: the manifest has an object of no known"
+    )
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(Refused, match="cannot be read"):
+        read_scenario(tmp_path / "nothing.toml")
+
+
+def test_find_takes_a_file_or_a_name(tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text(HEAD + END)
+    assert find(own) == own
+    assert find(Path("switch-unreachable")).name == "switch-unreachable.toml"
+    with pytest.raises(Refused, match="there is no scenario nowhere"):
+        find(Path("nowhere"))
+
+
+def test_every_shipped_scenario_can_be_read_and_expects_something():
+    assert len(shipped()) == len(files()) >= 40
+    for one in shipped():
+        assert any(isinstance(step, values.Expectation) for step in one.steps)
+        assert one.seen
+
+
+def test_every_kind_of_step_is_used_by_a_shipped_scenario():
+    used = {type(step) for one in shipped() for step in one.steps}
+    known = {**kinds_of(values.Action), **kinds_of(values.Expectation)}
+    assert {name for name, kind in known.items() if kind not in used} == set()
