@@ -34,9 +34,11 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The carve plane under seeded faults in virtual time; one line at the end says what was run.
+# In virtual time, one line each at the end: the carve plane under seeded faults, and a ComputeDomain's whole life
+# with every program of it dying at every EVERYth step.
 simulate: venv
 	$(BIN)/python tests/simulation/run.py --seeds $(or $(SEEDS),1000) --deaths
+	PYTHONHASHSEED=0 $(BIN)/python tests/simulation/run_claims.py --every $(or $(EVERY),1)
 
 format: venv
 	$(BIN)/ruff check --fix .
