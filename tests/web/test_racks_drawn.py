@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.web.pictures import GPUS, picture
@@ -134,6 +135,16 @@ def test_a_gpu_that_shares_no_root_with_any_nic_is_aligned_within_its_numa_node(
     bare = tuple(msgspec.structs.replace(one, numa=None) for one in coupled)
     (one,) = drawn(msgspec.structs.replace(seen, devices=bare))
     assert {cell.nic for cell in one.trays[0].cells} == {"unknown"}
+
+
+@pytest.mark.parametrize(("effect", "told"), [("NoSchedule", True), ("NoExecute", True), ("None", False)])
+def test_a_gpu_that_its_plugin_keeps_workloads_off_is_sick_too(effect, told):
+    seen = picture(1, 1)
+    gpu = next(one for one in seen.devices if one.kind == "gpu")
+    tainted = msgspec.structs.replace(gpu, taints=(f"gpu.nvidia.com/gpu-lost:{effect}",))
+    devices = tuple(tainted if one is gpu else one for one in seen.devices)
+    (one,) = drawn(msgspec.structs.replace(seen, devices=devices))
+    assert ("unhealthy" in rendered(one, 9)) is told
 
 
 def test_a_sick_gpu_and_a_cordoned_tray_are_told_in_words_too():

@@ -216,10 +216,17 @@ def _cell(whole: Scene, mode: Mode, colours: Colours, seat: Seat) -> Cell:
         hue=0 if number is None else hue(number),
         letter="" if number is None else letter(number),
         name="" if found.group is None else found.group.name,
-        sick=chain.fabric is not None and chain.fabric.healthy is False,
+        sick=_is_sick(chain),
         busy=chain.use is not None,
         nic=_nic(whole, chain),
     )
+
+
+def _is_sick(chain: GpuChain) -> bool:
+    """Whether its switch controller says so, or its plugin keeps workloads off it."""
+    by_fabric = chain.fabric is not None and chain.fabric.healthy is False
+    kept_off = chain.device is not None and any(not one.endswith(":None") for one in chain.device.taints)
+    return by_fabric or kept_off
 
 
 def _nic(whole: Scene, chain: GpuChain) -> str:
