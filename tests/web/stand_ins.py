@@ -14,7 +14,7 @@ PEOPLE = {
 }
 
 
-def doorman(token: str, org: str) -> Viewer | None:
+async def doorman(token: str, org: str) -> Viewer | None:
     return PEOPLE.get((token, org))
 
 

@@ -14,6 +14,14 @@ def run(scenario):
     return asyncio.run(asyncio.wait_for(scenario, 60))
 
 
+async def another(feed):
+    """The next reading that somebody gets who asks again and again."""
+    first = await feed.fresh()
+    while (seen := await feed.fresh()).number == first.number:
+        await asyncio.sleep(0.01)
+    return seen
+
+
 def test_many_who_look_at_once_share_one_reading():
     async def scenario():
         site = ShownSite(Reading(picture=picture(1, 1)))
@@ -66,15 +74,63 @@ def test_a_site_that_cannot_be_read_keeps_its_picture_and_says_since_when(monkey
         seen = []
         for at in (200.0, 300.0):
             now[0] = at
-            seen.append(await feed.fresh())
+            seen.append(await another(feed))
         site.broken = False
-        return seen, await feed.fresh()
+        return seen, await another(feed)
 
     failed, healed = run(scenario())
     assert [(one.unread_since, one.problem, len(one.whole.seats)) for one in failed] == [
         (200.0, "the store is busy", 4)
     ] * 2
     assert healed.unread_since is None
+
+
+def test_the_server_rests_as_long_as_the_last_reading_took(monkeypatch):
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+
+    async def scenario():
+        site = SlowSite(Reading(picture=picture(1, 1)))
+        feed = Live(site, lambda: 0.0)
+        await feed.fresh()
+        await another(feed)
+        (begun, ended), (again, _) = site.times
+        return ended - begun, again - ended
+
+    took, rested = run(scenario())
+    assert rested >= took
+
+
+class SlowSite(ShownSite):
+    """One whose reading takes a while."""
+
+    def __init__(self, reading):
+        super().__init__(reading)
+        self.times = []
+
+    async def read(self):
+        begun = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.3)
+        self.times.append((begun, asyncio.get_running_loop().time()))
+        return await super().read()
+
+
+def test_who_asks_while_somebody_watches_gets_what_is_known(monkeypatch):
+    monkeypatch.setattr(live, "AT_LEAST", 3600.0)
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+
+    async def scenario():
+        site = ShownSite(Reading(picture=picture(1, 1)))
+        feed = Live(site, lambda: 0.0)
+        async with feed.watched():
+            await feed.after(0)
+            for _ in range(5):
+                await asyncio.sleep(0.05)
+                await feed.fresh()
+            watched = site.reads
+        await another(feed)
+        return watched, site.reads > watched
+
+    assert run(scenario()) == (1, True)
 
 
 def test_a_source_that_cannot_say_whether_it_changed_is_still_read():

@@ -10,6 +10,7 @@ from tests.web.pictures import AT, picture
 from tests.web.stand_ins import ShownSite, doorman
 
 from rackloom.app.listeners import listening
+from rackloom.web import live, streams
 from rackloom.web.pages import create_pages
 from rackloom.web.reading import Reading
 
@@ -150,10 +151,29 @@ def test_the_page_has_all_racks_and_a_gpu_tells_its_chain():
     assert "blue-ns/blue-gpus" in gpu.text
 
 
+SPOTS = (
+    "r0/0/0",
+    "r0/0/99999999999",
+    f"r0/{'9' * 5000}/0",
+    f"r0/0/{'9' * 5000}",
+    "r0/x/0",
+    "r0/-1/0",
+    "r0/²/0",
+)
+"""Python converts no number of more than 4300 digits."""
+
+
+def test_a_stranger_with_a_number_that_cannot_be_is_sent_to_the_door():
+    async def scenario(client, _):
+        return await client.get(f"/map/gpu/x/{'9' * 5000}/0")
+
+    assert visit(scenario).status_code == 401
+
+
 def test_a_gpu_that_is_gone_is_said_to_be():
     async def scenario(client, _):
         await sign_in(client)
-        return [await client.get(f"/map/gpu/{spot}") for spot in ("r0/0/0", "r0/0/99999999999")]
+        return [await client.get(f"/map/gpu/{spot}") for spot in SPOTS]
 
     for answer in visit(scenario):
         assert answer.status_code == 404
@@ -234,6 +254,61 @@ def test_one_who_comes_back_gets_what_was_missed():
 
     [(_, markup)] = visit(scenario, Reading(picture=seen))
     assert "unhealthy" in markup
+
+
+def test_a_position_that_is_no_number_is_none():
+    async def scenario(client, _):
+        await sign_in(client)
+        boot = position((await client.get("/")).text).partition(".")[0]
+        async with client.stream("GET", f"/map/live?after={boot}.{'9' * 5000}") as stream:
+            return await events(stream, 1)
+
+    [(_, markup)] = visit(scenario)
+    assert "racks" in parts(markup)
+
+
+@pytest.mark.parametrize(("of_one", "of_all", "other"), [(2, 9, 200), (9, 2, 429)])
+def test_streams_are_few_and_what_ends_makes_room(monkeypatch, of_one, of_all, other):
+    monkeypatch.setattr(streams, "OF_ONE", of_one)
+    monkeypatch.setattr(streams, "OF_ALL", of_all)
+
+    async def scenario(client, _):
+        async def opened(person):
+            async with client.stream("GET", "/map/live", headers={"Cookie": person}) as stream:
+                return stream.status_code
+
+        async def opened_in_time(person):
+            while (status := await opened(person)) == 429:
+                await asyncio.sleep(0.02)
+            return status
+
+        one, two = "rackloom-map=provider:operator-token", "rackloom-map=acme:acme-token"
+        hold = lambda: client.stream("GET", "/map/live", headers={"Cookie": one})  # noqa: E731
+        async with hold() as first, hold() as second:
+            held = [first.status_code, second.status_code]
+            refused = await opened(one), await opened(two)
+            page = await client.get("/map/gpu/r0/0/0", headers={"Cookie": one})
+        return held, refused, page.status_code, await opened_in_time(one)
+
+    assert visit(scenario) == ([200, 200], (429, other), 404, 200)
+
+
+def test_a_page_that_is_told_of_a_change_starts_no_reading_by_asking_for_its_gpu(monkeypatch):
+    monkeypatch.setattr(live, "AT_LEAST", 3600.0)
+    monkeypatch.setattr(live, "PAUSE", 0.0)
+
+    async def scenario(client, site):
+        await sign_in(client)
+        async with client.stream("GET", "/map/live") as stream:
+            lines = stream.aiter_lines()
+            await anext(lines)
+            before = site.reads
+            for _ in range(5):
+                await asyncio.sleep(0.05)
+                await client.get("/map/gpu/r0/0/0")
+            return site.reads - before
+
+    assert visit(scenario) == 0
 
 
 @pytest.mark.parametrize("at", ["", "nonsense", "0.0", "other-process.7", "-1"])

@@ -51,6 +51,19 @@ def test_whether_a_gpu_is_taken_is_unknown_while_a_layer_that_would_say_so_is():
     assert {seat.taken for seat in whole.seats if seat.place.slot == 1} == {None}
 
 
+def test_a_gpu_is_not_free_while_a_layer_that_was_asked_was_not_read():
+    seen = picture(1, 1)
+    lost = tuple(
+        LayerSeen(layer=one.layer, unknown_since=1.0) if one.layer is Layer.CLUSTER else one
+        for one in seen.layers
+    )
+    unread = msgspec.structs.replace(seen, layers=lost, nodes=(), devices=())
+    unasked = tuple(one for one in seen.layers if one.layer is not Layer.CLUSTER)
+    bare = msgspec.structs.replace(unread, layers=unasked)
+    assert {seat.taken for seat in scene(Reading(picture=unread)).seats} == {None}
+    assert {seat.taken for seat in scene(Reading(picture=bare)).seats} == {False}
+
+
 def test_racks_stand_in_the_order_of_their_numbers_and_the_homeless_last():
     seen = picture(3, 1)
     names = {"rack-00": "row 9", "rack-01": "row 10", "rack-02": "z"}

@@ -1,17 +1,21 @@
 """A tenant's page holds nothing of another's, whatever the layers say."""
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.web.pictures import AT, picture
 
 from rackloom.prove.doctor.findings import fails
+from rackloom.prove.picture.values import Layer, LayerSeen
 from rackloom.web.colouring import Mode
 from rackloom.web.details import said
 from rackloom.web.live import Now
 from rackloom.web.parts import Painter
+from rackloom.web.racks import by_rack
 from rackloom.web.reading import Happening, Reading
 from rackloom.web.render import chain
+from rackloom.web.room_left import room_left
 from rackloom.web.scene import scene
 from rackloom.web.tenancy import seen_by
 
@@ -89,3 +93,55 @@ def test_a_compute_domain_over_two_tenants_is_nobodys():
     own = seen_by(scene(Reading(picture=msgspec.structs.replace(seen, compute_domains=(wide,)))), MINE)
     assert own.compute_domains == ()
     assert all(seat.chain.compute_domain is None for seat in own.seats if seat.chain)
+
+
+@pytest.mark.parametrize("sick", [{"cordoned": True}, {"health": "no power"}])
+def test_a_tenant_has_no_more_room_left_than_there_is(sick):
+    seen = picture(1, 3, (MINE, None, None))
+    machines = (*seen.machines[:-1], msgspec.structs.replace(seen.machines[-1], **sick))
+    whole = scene(Reading(picture=msgspec.structs.replace(seen, machines=machines)))
+    assert room_left(seen_by(whole, MINE)) == room_left(whole)
+    assert room_left(whole).free_trays == 1
+
+
+def test_trays_that_only_the_cluster_knows_stay_apart_and_unnamed():
+    seen = picture(1, 12, (THEIRS,))
+    whole = scene(Reading(picture=msgspec.structs.replace(seen, machines=(), fabric_gpus=())))
+    own = seen_by(whole, MINE)
+    assert [len(tray) for rack in by_rack(own).values() for tray in rack] == [4] * 12
+    assert list(own.seats) == sorted(own.seats, key=lambda seat: seat.place.order)
+    assert THEIRS not in repr(own)
+
+
+def handed_over(since, cluster_at):
+    """A machine that the other had until just now; the cluster and the transfers still tell of the other."""
+    seen = picture(1, 1, (THEIRS,))
+    mine = picture(1, 1, (MINE,))
+    lost = LayerSeen(layer=Layer.CLUSTER, at=cluster_at, unknown_since=AT)
+    wanted = tuple(msgspec.structs.replace(one, since=since) for one in mine.instance_gpus)
+    return msgspec.structs.replace(
+        seen,
+        layers=(*(one for one in seen.layers if one.layer is not Layer.CLUSTER), lost),
+        machines=mine.machines,
+        instance_gpus=wanted,
+        logicals=mine.logicals,
+        tenants={**seen.tenants, **mine.tenants},
+    )
+
+
+@pytest.mark.parametrize("since", [AT - 60, None])
+def test_what_was_seen_before_the_machine_was_the_tenants_is_not_shown(since):
+    own = seen_by(scene(Reading(picture=handed_over(since, AT - 90))), MINE)
+    chains = [seat.chain for seat in own.seats if seat.chain is not None]
+    assert len(chains) == 4
+    assert {(one.use, one.compute_domain, one.channel, one.transfer) for one in chains} == {(None,) * 4}
+    assert own.compute_domains == ()
+
+
+def test_what_was_seen_since_the_machine_is_the_tenants_is_shown():
+    seen = picture(1, 1, (MINE,))
+    later = tuple(msgspec.structs.replace(one, at=AT - 5) for one in seen.transfers)
+    own = seen_by(scene(Reading(picture=msgspec.structs.replace(seen, transfers=later))), MINE)
+    chains = [seat.chain for seat in own.seats if seat.chain is not None]
+    assert all(one.use and one.compute_domain and one.channel for one in chains)
+    assert [one.transfer.at for one in chains if one.transfer] == [AT - 5]

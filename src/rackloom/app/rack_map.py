@@ -1,31 +1,36 @@
 """The rack map beside REST: one address, one set of tokens, and the same picture that the doctor examines."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import sqlalchemy as sa
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rackloom.app.picture.devices import KnownDevices
-from rackloom.app.picture.look import site_picture
+from rackloom.app.picture.fabric import Staleness
+from rackloom.app.picture.look import STALE_SECONDS, site_picture
 from rackloom.carve.api.auth import Role, TokenVerifier, Unauthenticated
 from rackloom.carve.site.operations import SITE
 from rackloom.carve.site.problems import Rejected
 from rackloom.carve.site.store import Store
-from rackloom.carve.site.tables import domain_revision, operation, status_history
+from rackloom.carve.site.tables import domain_revision, operation, provider, site, status_history
 from rackloom.claim.kube.api import KubeApi
 from rackloom.prove.doctor.examine import examine
-from rackloom.prove.picture.transfers import read_transfers
-from rackloom.prove.picture.values import TransferSeen
 from rackloom.web.door import Doorman, Viewer
 from rackloom.web.pages import create_pages
-from rackloom.web.reading import Happening, Reading, Source
+from rackloom.web.reading import Happening, Reading
 
 POLL_SECONDS = 0.3
 """How long a change may lie in the records before the map looks: it is there within a second."""
 HAPPENINGS = 50
-_SEES_ALL = frozenset({Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER})
+"""Of each organisation: nobody's timeline is emptied by what others do."""
+_OPERATES = frozenset({Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER})
+RECENT = 100_000
+"""How many operations of a site a reading looks through for them: they are never deleted."""
+_NEWEST = sa.select(sa.func.max(operation.c.id)).scalar_subquery()
+_IN_ORG = sa.func.row_number().over(partition_by=operation.c.asked_by, order_by=operation.c.id.desc())
+_RANKED = sa.select(operation.c.id, _IN_ORG.label("rank")).where(operation.c.id > _NEWEST - RECENT).subquery()
 _LAST = (
     sa.select(
         operation.c.started,
@@ -37,8 +42,9 @@ _LAST = (
         operation.c.reason,
         operation.c.state,
     )
+    .join(_RANKED, _RANKED.c.id == operation.c.id)
+    .where(_RANKED.c.rank <= HAPPENINGS)
     .order_by(operation.c.id.desc())
-    .limit(HAPPENINGS)
 )
 
 
@@ -49,10 +55,17 @@ class SiteSource:
     change there is seen with the next reading that has another reason.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float], transfers: Path | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], float],
+        transfers: Path | None = None,
+        stale_seconds: float = STALE_SECONDS,
+    ) -> None:
         self._store = store
         self._clock = clock
         self._transfers = transfers
+        self._stale_seconds = stale_seconds
         self.cluster: KubeApi | None = None
         self.cluster_version: Callable[[], object] | None = None
         self._seen: object = None
@@ -61,11 +74,13 @@ class SiteSource:
     async def read(self) -> Reading:
         """The whole site now."""
         self._seen = await self._version()
+        now, folder = self._clock(), self._transfers
         picture = await site_picture(
-            self._clock(),
+            now,
             records=self._store,
+            stale=Staleness(now, self._stale_seconds),
             cluster=self.cluster,
-            transfers=await asyncio.to_thread(self._measured),
+            transfers=folder if folder is not None and folder.is_dir() else None,
             known=self._devices,
         )
         findings = await asyncio.to_thread(examine, picture)
@@ -78,10 +93,9 @@ class SiteSource:
         while await self._version() == self._seen:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
 
-    def _measured(self) -> tuple[TransferSeen, ...] | None:
-        if self._transfers is None or not self._transfers.is_dir():
-            return None
-        return read_transfers(self._transfers)
+    async def is_operated_by(self, org: str) -> bool:
+        """Whether all that is read here is of sites that the organisation provides."""
+        return set(await self._store.read(_providers)) == {org}
 
     async def _version(self) -> object:
         cluster = self.cluster_version() if self.cluster_version is not None else None
@@ -98,6 +112,11 @@ def _records_version(conn: sa.Connection) -> tuple[object, ...]:
     )
 
 
+def _providers(conn: sa.Connection) -> list[str]:
+    rows = conn.execute(sa.select(provider.c.org).join(site, site.c.provider_id == provider.c.id).distinct())
+    return list(rows.scalars())
+
+
 def _happenings(conn: sa.Connection) -> tuple[Happening, ...]:
     return tuple(
         Happening(
@@ -111,31 +130,33 @@ def _happenings(conn: sa.Connection) -> tuple[Happening, ...]:
     )
 
 
-def doorman_of(verifier: TokenVerifier) -> Doorman:
-    """Admits whom REST admits."""
+def doorman_of(verifier: TokenVerifier, is_operated_by: Callable[[str], Awaitable[bool]]) -> Doorman:
+    """Admits whom REST admits. As there, a provider's role counts only in the organisation that provides."""
 
-    def admit(token: str, org: str) -> Viewer | None:
+    async def admit(token: str, org: str) -> Viewer | None:
         try:
             caller = verifier.verify(f"Bearer {token}", org)
         except (Unauthenticated, Rejected):
             return None
         if not caller.roles:
             return None
-        return Viewer(caller.org, not caller.roles.isdisjoint(_SEES_ALL), caller.expires)
+        operator = not caller.roles.isdisjoint(_OPERATES) and await is_operated_by(caller.org)
+        return Viewer(caller.org, operator, caller.expires)
 
     return admit
 
 
 def with_map(
     api: ASGIApp,
-    source: Source,
+    source: SiteSource,
     verifier: TokenVerifier,
     clock: Callable[[], float],
     *,
     switch_trays: int = 0,
 ) -> ASGIApp:
     """REST with the map beside it: `/` and `/map/` are the map's, everything else is REST's."""
-    pages = create_pages(source, doorman_of(verifier), clock, switch_trays=switch_trays)
+    doorman = doorman_of(verifier, source.is_operated_by)
+    pages = create_pages(source, doorman, clock, switch_trays=switch_trays)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")

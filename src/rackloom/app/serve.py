@@ -25,6 +25,7 @@ from rackloom.app.listeners import listening
 from rackloom.app.logs import log_to
 from rackloom.app.metrics import SiteMetrics
 from rackloom.app.metrics_page import MetricsPage
+from rackloom.app.picture.look import stale_after
 from rackloom.app.rack_map import SiteSource, with_map
 from rackloom.app.secrets.choose import provider_of
 from rackloom.app.secrets.values import Secret, SecretProvider
@@ -132,7 +133,8 @@ async def service(config: Config) -> AsyncIterator[Service]:
             )
         )
         server = config.server
-        site_page = with_map(api, SiteSource(store, clock), issuers, clock)
+        stale = stale_after(nvlink.monitor_run_interval)
+        site_page = with_map(api, SiteSource(store, clock, stale_seconds=stale), issuers, clock)
         rest = await stack.enter_async_context(
             listening(site_page, server.listen, cert=server.tls_cert, key=server.tls_key)
         )

@@ -4,7 +4,7 @@ Nothing is remembered here: the cookie is the token, verified at every request, 
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,21 +27,21 @@ class Viewer(msgspec.Struct, frozen=True):
     """When its token ends, in seconds since the epoch."""
 
 
-Doorman = Callable[[str, str], Viewer | None]
+Doorman = Callable[[str, str], Awaitable[Viewer | None]]
 """Verifies a token for an organisation; None: not admitted."""
 
 
-def viewer(request: Request, doorman: Doorman) -> Viewer | None:
+async def viewer(request: Request, doorman: Doorman) -> Viewer | None:
     """Who sends a request, by its cookie."""
     org, _, token = request.cookies.get(COOKIE, "").partition(":")
-    return admitted(doorman, org, token)
+    return await admitted(doorman, org, token)
 
 
-def admitted(doorman: Doorman, org: str, token: str) -> Viewer | None:
+async def admitted(doorman: Doorman, org: str, token: str) -> Viewer | None:
     """Who shows a token, however it came."""
     if not _ORG.fullmatch(org) or not _TOKEN.fullmatch(token):
         return None
-    return doorman(token, org)
+    return await doorman(token, org)
 
 
 def remember(response: Response, request: Request, org: str, token: str, seconds: float) -> None:

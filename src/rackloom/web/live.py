@@ -2,7 +2,8 @@
 
 Those who look share one reading: it is begun when something changed, and also without a change every
 `AT_LEAST` seconds, because what is known grows old by itself. Between two readings there is a pause of
-`PAUSE` seconds, or of as long as the last one took, so that a large site does more than be looked at.
+`PAUSE` seconds, or of as long as the last one took, so that a large site does more than be looked at. Who
+asks while it is kept fresh gets what is known: a page that is told of a change asks for its chosen GPU.
 """
 
 import asyncio
@@ -43,17 +44,21 @@ class Live:
         self._now = Now(number=0, whole=Scene(at=0.0))
         self._read_at = -AT_LEAST
         self._took = 0.0
+        self._kept = False
+        """Whether the watch has read, and goes on reading."""
         self._lock = asyncio.Lock()
         self._news = asyncio.Condition()
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
 
     async def fresh(self) -> Now:
-        """A reading that is not older than `PAUSE`, or what there is when the site cannot be read."""
-        async with self._lock:
-            if asyncio.get_running_loop().time() - self._read_at > PAUSE:
-                await self._read()
-            return self._now
+        """What is known while somebody watches; else a reading no older than the pause between two.
+
+        When the site cannot be read: what there is.
+        """
+        if not self._kept:
+            await self._read_unless_resting()
+        return self._now
 
     async def after(self, number: int) -> Now:
         """Wait for something newer than reading `number`. Only within `watched`."""
@@ -74,15 +79,27 @@ class Live:
             if self._watchers == 0:
                 self._task.cancel()
                 self._task = None
+                self._kept = False
 
     async def _watch(self) -> None:
+        await self._read_unless_resting()
         while True:
-            await self.fresh()
+            self._kept = True
             # Nothing may end this loop: a source that cannot say whether it changed is read, and tells why.
             with suppress(Exception):
                 async with asyncio.timeout(AT_LEAST):
                     await self._source.changed()
-            await asyncio.sleep(max(PAUSE, self._took))
+            await asyncio.sleep(self._rest())
+            async with self._lock:
+                await self._read()
+
+    async def _read_unless_resting(self) -> None:
+        async with self._lock:
+            if asyncio.get_running_loop().time() - self._read_at > self._rest():
+                await self._read()
+
+    def _rest(self) -> float:
+        return max(PAUSE, self._took)
 
     async def _read(self) -> None:
         begun = asyncio.get_running_loop().time()

@@ -3,14 +3,13 @@
 Nothing is asked of anybody but this server: the policy below forbids it, and scripts and styles in the page.
 """
 
-import asyncio
+import re
 import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import ServerSentEvent
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -25,17 +24,17 @@ from rackloom.web.colouring import Mode
 from rackloom.web.details import said
 from rackloom.web.door import Doorman, Viewer
 from rackloom.web.headers import SafeHeaders
-from rackloom.web.live import Live, Now
-from rackloom.web.parts import Painter, Sheet
-from rackloom.web.racks import find
+from rackloom.web.live import Live
+from rackloom.web.painters import Kind, Painters
+from rackloom.web.racks import Spot, find
 from rackloom.web.reading import Source
+from rackloom.web.streams import Stream, Streams
 
 STATIC = Path(__file__).parent / "static"
-KEEP_ALIVE_SECONDS = 15
-SEND_SECONDS = 20.0
 FORM_BYTES = 8192
-KINDS_KEPT = 32
-"""Kinds of viewers (organisation and mode) whose drawings are kept; others are drawn anew."""
+_INDEX = re.compile(r"[0-9]{1,4}")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+"""Of a reading. Python converts no number of more than 4300 digits."""
 
 Page = Callable[[Request], Awaitable[Response]]
 Admitted = Callable[[Request, Viewer], Awaitable[Response]]
@@ -55,7 +54,7 @@ def create_pages(
             Route("/map/login", pages.login, methods=["GET", "POST"]),
             Route("/map/logout", pages.logout, methods=["POST"]),
             Route("/map/live", pages.behind(pages.live, pages.stranger)),
-            Route("/map/gpu/{rack}/{tray:int}/{gpu:int}", pages.behind(pages.gpu, pages.stranger)),
+            Route("/map/gpu/{rack}/{tray}/{gpu}", pages.behind(pages.gpu, pages.stranger)),
             Mount("/map/static", StaticFiles(directory=STATIC)),
         ],
         middleware=[Middleware(SafeHeaders)],
@@ -69,9 +68,8 @@ class _Pages:
         self._live = Live(source, clock)
         self._doorman = doorman
         self._clock = clock
-        self._switch_trays = switch_trays
-        self._painters: OrderedDict[tuple[str | None, Mode], Painter] = OrderedDict()
-        self._painting = asyncio.Lock()
+        self._painters = Painters(switch_trays)
+        self._streams = Streams()
         self._boot = secrets.token_hex(8)
         """A position in the stream means nothing to another process, or after a restart."""
 
@@ -79,7 +77,7 @@ class _Pages:
         """A page for those who are admitted."""
 
         async def answer(request: Request) -> Response:
-            viewer = door.viewer(request, self._doorman)
+            viewer = await door.viewer(request, self._doorman)
             return await (otherwise(request) if viewer is None else page(request, viewer))
 
         return answer
@@ -100,7 +98,7 @@ class _Pages:
             return HTMLResponse(render.login("The form was sent from another site."), 403)
         form = await _form(request)
         org, token = form.get("org", "").strip(), form.get("token", "").strip()
-        viewer = door.admitted(self._doorman, org, token)
+        viewer = await door.admitted(self._doorman, org, token)
         if viewer is None:
             words = "That token does not admit to this organisation, or it has expired."
             return HTMLResponse(render.login(words), 401)
@@ -119,50 +117,52 @@ class _Pages:
     async def map(self, request: Request, viewer: Viewer) -> Response:
         """The page."""
         mode = _mode(request)
-        sheet = await self._sheet(viewer, mode, await self._live.fresh())
+        sheet = await self._painters.sheet(_kind(viewer, mode), await self._live.fresh())
         position = f"{self._boot}.{sheet.number}"
         return HTMLResponse(render.page(viewer.org, mode, position, dict(sheet.all())))
 
     async def gpu(self, request: Request, viewer: Viewer) -> Response:
         """One GPU through all layers."""
-        mode, path = _mode(request), request.path_params
-        sheet = await self._sheet(viewer, mode, await self._live.fresh())
-        seat = find(sheet.whole, (path["rack"], path["tray"], path["gpu"]))
+        spot = _spot(request)
+        if spot is None:
+            return HTMLResponse(render.chain(None, ()), 404)
+        kind = _kind(viewer, _mode(request))
+        sheet = await self._painters.sheet(kind, await self._live.fresh())
+        seat = find(sheet.whole, spot)
         told = () if seat is None else said(sheet.whole, seat)
         return HTMLResponse(render.chain(seat, told), 404 if seat is None else 200)
 
     async def live(self, request: Request, viewer: Viewer) -> Response:
         """What changes on the page, as it changes, until the token ends."""
+        if self._streams.full(viewer):
+            return PlainTextResponse("too many maps are open: close one\n", 429)
         position = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        return EventSourceResponse(
-            self._changes(viewer, _mode(request), self._number(position)),
-            ping=KEEP_ALIVE_SECONDS,
-            send_timeout=SEND_SECONDS,
-            sep="\n",
-        )
+        changes = self._changes(viewer, _kind(viewer, _mode(request)), self._number(position))
+        return Stream(self._streams, viewer, changes)
 
-    async def _changes(self, viewer: Viewer, mode: Mode, number: int) -> AsyncIterator[ServerSentEvent]:
-        async with self._live.watched():
-            while self._clock() < viewer.expires:
-                now = await self._live.after(number)
-                sheet = await self._sheet(viewer, mode, now)
-                markup = render.changes(sheet.since(number))
-                number = sheet.number
-                yield ServerSentEvent(id=f"{self._boot}.{number}", data=markup, sep="\n")
-
-    async def _sheet(self, viewer: Viewer, mode: Mode, now: Now) -> Sheet:
-        kind = (None if viewer.operator else viewer.org, mode)
-        async with self._painting:
-            painter = self._painters.setdefault(kind, Painter(*kind, self._switch_trays))
-            self._painters.move_to_end(kind)
-            if len(self._painters) > KINDS_KEPT:
-                self._painters.popitem(last=False)
-            # Drawing a hundred racks takes a while, in which others want to be answered.
-            return await asyncio.to_thread(painter.follow, now)
+    async def _changes(self, viewer: Viewer, kind: Kind, number: int) -> AsyncIterator[ServerSentEvent]:
+        with self._painters.held(kind):
+            async with self._live.watched():
+                while self._clock() < viewer.expires:
+                    now = await self._live.after(number)
+                    sheet = await self._painters.sheet(kind, now)
+                    markup = render.changes(sheet.since(number))
+                    number = sheet.number
+                    yield ServerSentEvent(id=f"{self._boot}.{number}", data=markup, sep="\n")
 
     def _number(self, position: str) -> int:
         boot, _, number = position.partition(".")
-        return int(number) if boot == self._boot and number.isdecimal() else 0
+        return int(number) if boot == self._boot and _NUMBER.fullmatch(number) else 0
+
+
+def _kind(viewer: Viewer, mode: Mode) -> Kind:
+    return None if viewer.operator else viewer.org, mode
+
+
+def _spot(request: Request) -> Spot | None:
+    """The seat that a path names; None: it names none that could be."""
+    rack, tray, gpu = (str(request.path_params[name]) for name in ("rack", "tray", "gpu"))
+    return (rack, int(tray), int(gpu)) if _INDEX.fullmatch(tray) and _INDEX.fullmatch(gpu) else None
 
 
 def _mode(request: Request) -> Mode:

@@ -165,17 +165,9 @@ def _drawn_tray(
 
 def tray_free(seats: tuple[Seat, ...]) -> bool | None:
     """Whether all GPUs of a tray could be given away now; a cordoned or sick tray could not."""
-    if any(seat.taken or _held_back(seat.chain) for seat in seats):
+    if any(seat.taken or seat.held_back for seat in seats):
         return False
     return None if any(seat.taken is None for seat in seats) else True
-
-
-def _held_back(chain: GpuChain | None) -> bool:
-    if chain is None:
-        return False
-    machine, node = chain.machine, chain.node
-    held = machine is not None and (machine.cordoned or bool(machine.health))
-    return held or (node is not None and (node.unschedulable or node.ready is False))
 
 
 def _title(seat: Seat, chain: GpuChain | None) -> str:

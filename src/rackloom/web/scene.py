@@ -30,7 +30,7 @@ class Place(msgspec.Struct, frozen=True):
     module: int
     """1-based; 0: not known."""
     node: str = ""
-    """Tells trays apart that have no known slot."""
+    """Tells trays apart that have no known slot; to a tenant it is a number."""
 
     @property
     def order(self) -> tuple[bool, list[tuple[int, str]], str, str, int, str, int]:
@@ -47,6 +47,8 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """UUID of its NVLink domain; empty: not known."""
     taken: bool | None
     """Whether somebody has it; None: that could not be read."""
+    held_back: bool = False
+    """Whether its tray is kept from everybody, being cordoned, sick or not ready."""
     chain: GpuChain | None
     """What all layers say of it; None: it is somebody else's, and not shown."""
 
@@ -101,7 +103,13 @@ def scene(reading: Reading) -> Scene:
 
 def _seats(bare: Scene, gpus: Iterable[GpuChain], racks: Mapping[str, str]) -> Iterable[Seat]:
     for chain in gpus:
-        yield Seat(place=_place(chain, racks), domain=_domain(chain), taken=taken(bare, chain), chain=chain)
+        yield Seat(
+            place=_place(chain, racks),
+            domain=_domain(chain),
+            taken=taken(bare, chain),
+            held_back=held_back(chain),
+            chain=chain,
+        )
 
 
 def _place(chain: GpuChain, racks: Mapping[str, str]) -> Place:
@@ -130,9 +138,20 @@ def _domain(chain: GpuChain) -> str:
 
 
 def taken(whole: Scene, chain: GpuChain) -> bool | None:
-    """Whether an instance or a pod has a GPU. None where the layer that would say so was not read."""
+    """Whether an instance or a pod has a GPU. None where a layer that would say so was not read.
+
+    A layer that was asked and not read knows GPUs that it could not tell of.
+    """
     if chain.use is not None or (chain.machine is not None and chain.machine.instance is not None):
         return True
-    asked = [Layer.SITE] if chain.machine is not None else []
-    asked += [Layer.CLUSTER] if chain.device is not None else []
-    return False if asked and all(whole.known(layer) for layer in asked) else None
+    told = {Layer.SITE: chain.machine is not None, Layer.CLUSTER: chain.device is not None}
+    asked = {one.layer for one in whole.layers}
+    known = all(whole.known(layer) for layer, tells in told.items() if tells or layer in asked)
+    return False if known and any(told.values()) else None
+
+
+def held_back(chain: GpuChain) -> bool:
+    """Whether the tray of a GPU is given to nobody now."""
+    machine, node = chain.machine, chain.node
+    held = machine is not None and (machine.cordoned or bool(machine.health))
+    return held or (node is not None and (node.unschedulable or node.ready is False))

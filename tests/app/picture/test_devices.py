@@ -81,3 +81,18 @@ def test_only_the_newest_generation_of_a_pool_counts():
 def test_an_empty_pool_is_a_pool():
     (found,) = pools_of([slice_of("gpu.nvidia.com", "n1", [])])
     assert (found.driver, found.node) == ("gpu.nvidia.com", "n1")
+
+
+def test_attributes_that_make_no_sense_are_left_out():
+    odd = text(uuid="GPU-1", fabricGUID="zz", chassisSerial="C1") | {
+        "slot": {"string": "three"},
+        "moduleID": {"int": 2},
+        "module²UUID": {"string": "GPU-2"},
+        "module01UUID": {"string": "GPU-3"},
+        "module4UUID": {"string": "GPU-4"},
+        "module4FabricGUID": {"string": "-1"},
+    }
+    (found,) = devices_of([slice_of("other.example", "n1", [device("d", odd)])])
+    assert found.key.gpu_uuid.value == "GPU-1"
+    assert found.key.fabric_guid is None
+    assert found.key.place is None

@@ -1,0 +1,24 @@
+"""The doctor's result as series: a layer of which nothing is known is not known."""
+
+import msgspec
+import pytest
+from tests.prove.picture.healthy import NOW, healthy, with_changed
+
+from rackloom.app.doctor_textfile import registry_of
+from rackloom.prove.picture.values import Layer, LayerSeen
+
+WELL = healthy(racks=1, trays=2)
+UNREAD = tuple(LayerSeen(layer=Layer.FABRIC) if one.layer is Layer.FABRIC else one for one in WELL.layers)
+
+
+@pytest.mark.parametrize(
+    ("picture", "known"),
+    [
+        (WELL, 1.0),
+        (msgspec.structs.replace(WELL, layers=UNREAD), 0.0),
+        (with_changed(WELL, "domains", lambda one: True, unknown_since=NOW - 90), 0.0),
+    ],
+)
+def test_the_fabric_is_known_while_any_domain_is(picture, known):
+    value = registry_of(picture, ()).get_sample_value("rackloom_doctor_layer_known", {"layer": "fabric"})
+    assert value == known

@@ -1,0 +1,93 @@
+"""Who operates the site of a map, and whose operations its timeline shows."""
+
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from rackloom.app.picture.look import site_picture, stale_after
+from rackloom.app.rack_map import HAPPENINGS, SiteSource, doorman_of
+from rackloom.carve.api.auth import Caller, Role
+from rackloom.carve.site.store import Store
+from rackloom.carve.site.tables import endpoint, operation, provider, site
+
+NOW = 1_800_000_000.0
+TIMES = {"created": NOW, "updated": NOW}
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+async def store():
+    store = Store.inline()
+    await store.run(_provided, "demo")
+    yield store
+    await store.close()
+
+
+def _provided(conn, org):
+    conn.execute(sa.insert(provider).values(id=org, org=org, **TIMES))
+    row = {"provider_id": org, "name": org, "status": "Registered", "capabilities": {}, **TIMES}
+    conn.execute(sa.insert(site).values(id=f"site-{org}", default_partition="keep", **row))
+
+
+def _operations(conn, *orgs):
+    conn.execute(sa.insert(endpoint).values(id="e", url="http://127.0.0.1:9", **TIMES))
+    row = {
+        "endpoint_id": "e",
+        "domain": "d",
+        "kind": "create-partition",
+        "partition_name": "p",
+        "reason": "r",
+    }
+    row |= {"detail": {}, "state": "done", "observed_at": NOW, "started": NOW}
+    conn.execute(sa.insert(operation), [{**row, "asked_by": org} for org in orgs])
+
+
+class Verifier:
+    """Believes everybody."""
+
+    def verify(self, header, org):
+        return Caller("somebody", org, frozenset({Role.PROVIDER_VIEWER}), NOW + 60)
+
+
+async def is_operator(store, org):
+    source = SiteSource(store, lambda: NOW)
+    viewer = await doorman_of(Verifier(), source.is_operated_by)("token", org)
+    return viewer.operator
+
+
+async def test_a_providers_role_counts_only_in_the_organisation_of_the_site(store):
+    assert await is_operator(store, "demo")
+    assert not await is_operator(store, "acme")
+
+
+async def test_nobody_operates_the_sites_of_another_provider(store):
+    await store.run(_provided, "other")
+    assert not await is_operator(store, "demo")
+
+
+async def test_what_others_do_leaves_a_tenant_its_timeline(store):
+    await store.run(_operations, "acme", *["blue"] * (2 * HAPPENINGS))
+    told = (await SiteSource(store, lambda: NOW).read()).happenings
+    assert [one.tenant for one in told] == [*["blue"] * HAPPENINGS, "acme"]
+
+
+def test_a_reading_is_old_after_three_intervals():
+    assert stale_after(timedelta(seconds=10)) == 30.0
+
+
+async def test_the_map_calls_readings_old_when_it_is_told_to(store, monkeypatch):
+    seen = []
+
+    async def look(now, *, stale, **rest):
+        seen.append(stale.seconds)
+        return await site_picture(now, stale=stale, **rest)
+
+    monkeypatch.setattr("rackloom.app.rack_map.site_picture", look)
+    await SiteSource(store, lambda: NOW, stale_seconds=30.0).read()
+    assert seen == [30.0]
