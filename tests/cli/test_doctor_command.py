@@ -227,3 +227,32 @@ current-context: c
         (names.LAYER, "unknown", "unknown")
     ]
     assert told.code == 1
+
+
+def test_a_transfer_record_that_cannot_be_read_makes_its_layer_unknown(site, told, tmp_path):
+    folder = tmp_path / "transfers"
+    folder.mkdir()
+    (folder / "b.json").write_text('{"format": "rackl')
+    found = json.loads(told(transfers=folder, json=True))["findings"]
+    assert [(one["subject"], one["state"]) for one in found] == [("layer transfer", "unknown")]
+    assert "b.json" in found[0]["message"]
+
+
+def test_whoever_watches_the_file_learns_that_nothing_could_be_read(tmp_path):
+    metrics = tmp_path / "doctor.prom"
+    metrics.write_text("rackloom_doctor_ok 1.0\n")
+    (tmp_path / "site.db").write_bytes(b"not a database, but long enough to look at" * 20)
+    with pytest.raises(Refused, match="cannot be read"):
+        doctor(home=tmp_path, textfile=metrics)
+    assert "rackloom_doctor_ok 0.0" in metrics.read_text()
+
+
+def test_a_home_may_have_any_name(portal, capsys, tmp_path):
+    home = tmp_path / "what? a #home%20"
+    with portal.wrap_async_context_manager(
+        embedded_site(Home(tmp_path / "plain"), port=0, racks=1, profile="gb200-nvl72")
+    ):
+        pass
+    (tmp_path / "plain").rename(home)
+    assert doctor(home=home) == 1
+    assert "site: 18 machines" in capsys.readouterr().out

@@ -197,7 +197,8 @@ class Site:
         if not await self.left_overs():
             return
         for pod in (await self.api.list(POD, namespace)).items:
-            await self.api.delete(POD, pod["metadata"]["name"], namespace, grace_seconds=0)
+            with contextlib.suppress(NotFound):
+                await self.api.delete(POD, pod["metadata"]["name"], namespace, grace_seconds=0)
         for one in (await self.api.list(COMPUTE_DOMAIN)).items:
             await self.api.delete(COMPUTE_DOMAIN, one["metadata"]["name"], one["metadata"]["namespace"])
         await self.is_clean()

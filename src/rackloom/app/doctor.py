@@ -12,8 +12,9 @@ import msgspec
 from rackloom.app.config import DatabaseConfig, load
 from rackloom.app.home import default_home
 from rackloom.app.picture.fabric import Staleness
-from rackloom.app.picture.look import STALE_SECONDS, site_picture
+from rackloom.app.picture.look import STALE_SECONDS, site_picture, stale_after
 from rackloom.app.picture.read_only import PostgresReader, Reader, SqliteReader, is_running
+from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.lightkube_api import connect
 from rackloom.errors import Refused
@@ -21,11 +22,7 @@ from rackloom.prove.doctor.checks.hosts import check_host
 from rackloom.prove.doctor.collectors.host import collect_host
 from rackloom.prove.doctor.examine import examine
 from rackloom.prove.doctor.findings import Finding, State, badness
-from rackloom.prove.picture.transfers import read_transfers
-from rackloom.prove.picture.values import Picture, TransferSeen
-
-MISSED_READINGS = 3
-"""Intervals without a reading after which what was read is old."""
+from rackloom.prove.picture.values import Picture
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +32,8 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
     config: Path | None = None
     kubeconfig: Path | None = None
     transfers: Path | None = None
+    namespace: str = DEFAULT_NAMESPACE
+    """Where IMEX daemons run."""
 
 
 class Examined(msgspec.Struct, frozen=True):
@@ -60,7 +59,8 @@ def chosen(sources: Sources) -> Sources:
         )
     if home is None:
         return sources
-    return Sources(
+    return msgspec.structs.replace(
+        sources,
         home=home,
         kubeconfig=sources.kubeconfig or _existing(home / "kubeconfig"),
         transfers=sources.transfers or _existing(home / "transfers"),
@@ -88,7 +88,8 @@ async def look(sources: Sources, now: float) -> Picture:
             records=records,
             stale=_staleness(sources, now),
             cluster=cluster,
-            transfers=_transfers(sources.transfers),
+            transfers=_folder(sources.transfers),
+            namespace=sources.namespace,
         )
 
 
@@ -119,7 +120,7 @@ def _staleness(sources: Sources, now: float) -> Staleness:
     if sources.config is None:
         return _running_or_not(sources.home, now, STALE_SECONDS, f"rackloom up --home {sources.home}")
     config = load(sources.config)
-    seconds = MISSED_READINGS * config.nvlink_config.monitor_run_interval.total_seconds()
+    seconds = stale_after(config.nvlink_config.monitor_run_interval)
     start = f"rackloom serve --config {sources.config}"
     return _running_or_not(config.database.sqlite, now, seconds, start)
 
@@ -131,12 +132,10 @@ def _running_or_not(home: Path | None, now: float, seconds: float, start: str) -
     return Staleness(now, 0.0, "the site service, which reads the switch controllers, is not running", start)
 
 
-def _transfers(folder: Path | None) -> tuple[TransferSeen, ...] | None:
-    if folder is None:
-        return None
-    if not folder.is_dir():
+def _folder(folder: Path | None) -> Path | None:
+    if folder is not None and not folder.is_dir():
         raise Refused(f"{folder} is no directory", nearest_fix="name the one that transfers were saved in")
-    return read_transfers(folder)
+    return folder
 
 
 def _this_host(root: Path) -> tuple[Finding, ...]:

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 from rackloom.errors import Refused
 from rackloom.prove.doctor import names
 from rackloom.prove.doctor.findings import Finding, Severity
-from rackloom.prove.picture.values import Picture
+from rackloom.prove.picture.values import Layer, LayerSeen, Picture
 
 
 def write_textfile(file: Path, picture: Picture, findings: tuple[Finding, ...]) -> None:
@@ -16,8 +16,17 @@ def write_textfile(file: Path, picture: Picture, findings: tuple[Finding, ...]) 
 
     Every check has a series from the start, with zero, so that the first finding is a change.
     """
+    _write(file, registry_of(picture, findings))
+
+
+def write_unread(file: Path, now: float) -> None:
+    """Say in `file` that nothing could be examined at `now` (seconds since the epoch). Raises Refused."""
+    _write(file, _begun(False, now))
+
+
+def _write(file: Path, registry: CollectorRegistry) -> None:
     try:
-        write_to_textfile(str(file), registry_of(picture, findings))
+        write_to_textfile(str(file), registry)
     except OSError as error:
         raise Refused(
             f"{file} could not be written: {error.strerror}",
@@ -27,12 +36,7 @@ def write_textfile(file: Path, picture: Picture, findings: tuple[Finding, ...]) 
 
 def registry_of(picture: Picture, findings: tuple[Finding, ...]) -> CollectorRegistry:
     """The series."""
-    registry = CollectorRegistry()
-    Gauge("rackloom_doctor_ok", "1 if everything read is as it should be.", registry=registry).set(
-        0 if findings else 1
-    )
-    at = Gauge("rackloom_doctor_examined_seconds", "When, seconds since the epoch.", registry=registry)
-    at.set(picture.at)
+    registry = _begun(not findings, picture.at)
     labels = ("check", "severity")
     found = Gauge("rackloom_doctor_findings", "Findings by check and severity.", labels, registry=registry)
     counts = Counter((one.check, one.severity.value) for one in findings)
@@ -42,5 +46,20 @@ def registry_of(picture: Picture, findings: tuple[Finding, ...]) -> CollectorReg
         found.labels(check, severity).set(count)
     known = Gauge("rackloom_doctor_layer_known", "1 if the layer was read.", ("layer",), registry=registry)
     for layer in picture.layers:
-        known.labels(layer.layer.value).set(1 if layer.unknown_since is None else 0)
+        known.labels(layer.layer.value).set(1 if _is_known(layer, picture) else 0)
     return registry
+
+
+def _begun(ok: bool, now: float) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    Gauge("rackloom_doctor_ok", "1 if everything read is as it should be.", registry=registry).set(ok)
+    at = Gauge("rackloom_doctor_examined_seconds", "When, seconds since the epoch.", registry=registry)
+    at.set(now)
+    return registry
+
+
+def _is_known(seen: LayerSeen, picture: Picture) -> bool:
+    """Whether anything of the layer is how things are: of the fabrics, at least one domain."""
+    if seen.unknown_since is not None or seen.at is None:
+        return False
+    return seen.layer is not Layer.FABRIC or any(one.unknown_since is None for one in picture.domains)

@@ -17,6 +17,7 @@ def doctor(
     config: Path | None = None,
     kubeconfig: Path | None = None,
     transfers: Path | None = None,
+    namespace: str = "rackloom-system",
     json: Annotated[bool, Parameter(negative="")] = False,
     textfile: Path | None = None,
     evidence: Literal["ncp"] | None = None,
@@ -37,6 +38,8 @@ def doctor(
         The cluster on the same machines; alone, only the cluster is examined.
     transfers
         Directory with records that `rackloom transfer run --save` wrote.
+    namespace
+        Where the controller runs IMEX daemons: what pods elsewhere say of IMEX counts for nothing.
     json
         Print {"ok", "findings"} as JSON.
     textfile
@@ -46,7 +49,14 @@ def doctor(
     """
     from rackloom.app.doctor import Sources, diagnose
 
-    examined = diagnose(Sources(home=home, config=config, kubeconfig=kubeconfig, transfers=transfers))
+    sources = Sources(
+        home=home, config=config, kubeconfig=kubeconfig, transfers=transfers, namespace=namespace
+    )
+    try:
+        examined = diagnose(sources)
+    except Exception:
+        _tell_unread(textfile)
+        raise
     if textfile is not None:
         from rackloom.app.doctor_textfile import write_textfile
 
@@ -58,6 +68,16 @@ def doctor(
     else:
         _show(examined, json=json)
     return 1 if examined.findings else 0
+
+
+def _tell_unread(textfile: Path | None) -> None:
+    """Whoever watches the file must not go on reading that all was well."""
+    if textfile is not None:
+        import time
+
+        from rackloom.app.doctor_textfile import write_unread
+
+        write_unread(textfile, time.time())
 
 
 def _show(examined: "Examined", *, json: bool) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import stat
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -274,3 +275,12 @@ def test_without_any_configuration_it_says_what_to_give(
         pytest.skip("runs in a pod with a service account")
     with pytest.raises(Refused, match="--kubeconfig"):
         connect(None)
+
+
+def test_a_kubeconfig_that_is_no_yaml_is_refused_without_what_it_says(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("users:\n- user: {}\n  token: SECRETTOKEN: x\n")
+    with pytest.raises(Refused, match="no YAML at line 3") as refused:
+        connect(broken, user_agent="test/1")
+    told = "".join(traceback.format_exception(refused.value))
+    assert "SECRETTOKEN" not in told

@@ -473,3 +473,20 @@ def test_each_gpu_is_looked_at_as_often_in_many_racks_as_in_one():
         return made
 
     assert calls(16) < 17 * calls(1)
+
+
+def test_a_machine_without_a_controller_is_told_the_option_that_exists():
+    alone = with_changed(healthy(), "machines", lambda one: one.id == machine(0, 0), domain="")
+    fixes = [one.fix for one in examine(alone) if one.check == names.MACHINE_PRESENT]
+    assert fixes == [
+        f"rackloom admin endpoint create --chassis-serial {serial(0)} --endpoint https://SWITCH-CONTROLLER:9370"
+    ]
+
+
+def test_a_name_from_the_fabric_is_one_word_of_the_fix():
+    name = "x; reboot"
+    foreign = with_changed(
+        healthy(), "partitions", lambda one: one.domain == domain(0), owner="foreign", name=name
+    )
+    fixes = [one.fix for one in examine(foreign) if one.check == names.PARTITION_OWNED]
+    assert name in shlex.split(fixes[0])

@@ -47,3 +47,10 @@ def test_long_evidence_is_counted():
     text = page(lost, examine(lost))
     assert len(text.splitlines()) < 60
     assert "all holds" not in text
+
+
+def test_what_somebody_named_cannot_steer_a_terminal():
+    said = {"unknown_since": NOW - 90, "problem": "a\x1b[2Jb\u202ec\nd"}
+    broken = with_changed(WELL, "domains", lambda one: one.uuid == domain(1), **said)
+    text = page(broken, examine(broken))
+    assert "a?[2Jb?c?d" in text

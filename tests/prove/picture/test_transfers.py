@@ -64,3 +64,9 @@ def test_a_file_that_is_no_record_is_refused_by_name(tmp_path):
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(Refused, match=r"x\.json"):
         read_transfers(tmp_path)
+
+
+def test_a_record_without_a_time_is_refused_by_name(tmp_path):
+    save(record([run(48.0)], recorded_at="yesterday"), tmp_path / "x.json")
+    with pytest.raises(Refused, match=r"x\.json .*yesterday"):
+        read_transfers(tmp_path)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from rackloom.app.picture.devices import KnownDevices, pools_of
+from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Kind, KubeApi, NotFound
 from rackloom.claim.kube.kinds import (
@@ -70,14 +71,17 @@ class _Lists:
         return self._read[path]
 
 
-async def read_cluster(api: KubeApi, known: KnownDevices | None = None) -> Cluster:
+async def read_cluster(
+    api: KubeApi, known: KnownDevices | None = None, namespace: str = DEFAULT_NAMESPACE
+) -> Cluster:
     """Read it all. Raises KubeError: half a look would find what is not.
 
     `known` remembers devices from one reading to the next: a site has tens of thousands of them.
+    `namespace` is that of the IMEX daemons.
     """
     devices = (known or KnownDevices()).of
     lists = _Lists(api)
-    seen = await collect_cluster(lists)
+    seen = await collect_cluster(lists, namespace)
     slices = (await api.list(RESOURCE_SLICE)).items
     return Cluster(
         seen=seen,
@@ -127,6 +131,8 @@ def _uses(claims: list[Json], pods: list[Json]) -> Iterator[DeviceUse]:
         told = tuple(sorted(named.get(uid, f"{namespace}/{name}") for uid, name in users))
         devices = (status.get("allocation") or {}).get("devices") or {}
         for one in devices.get("results") or ():
+            if one.get("adminAccess"):
+                continue  # Monitoring: the device is whoever else's claim holds it.
             yield DeviceUse(
                 driver=one["driver"], pool=one["pool"], device=one["device"], claim=_name(claim), pods=told
             )

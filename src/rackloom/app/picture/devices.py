@@ -1,5 +1,6 @@
 """Devices out of ResourceSlices, with the parts of the join key that their plugins publish."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ Attributes = Mapping[str, Any]
 Versions = tuple[tuple[str | None, str | None], ...]
 """UID and resourceVersion of each slice."""
 _ROOT, _NUMA, _ADDRESS = f"{STANDARD}/pcieRoot", f"{STANDARD}/numaNode", f"{STANDARD}/pciBusID"
+_MODULE_UUID = re.compile(r"module(0|[1-9][0-9]?)UUID")
 _KINDS = {"gpu": "gpu", "mig": "mig", "channel": "channel", "daemon": "daemon"}
 
 
@@ -112,20 +114,29 @@ def _kind(driver: str, attributes: Attributes) -> str:
 
 def _key(attributes: Attributes) -> GpuKey:
     address = attributes.get(_ADDRESS) or attributes.get("pciAddress")
-    uuid, guid = attributes.get(joinkey.GPU_UUID), attributes.get(joinkey.FABRIC_GUID)
+    uuid = attributes.get(joinkey.GPU_UUID)
     return GpuKey(
         place=_place(attributes, attributes.get(joinkey.MODULE_ID)),
-        fabric_guid=None if guid is None else Fact(int(guid, 16), Source.NVML),
-        gpu_uuid=None if uuid is None else Fact(uuid, Source.NVML),
+        fabric_guid=_guid(attributes.get(joinkey.FABRIC_GUID)),
+        gpu_uuid=Fact(uuid, Source.NVML) if isinstance(uuid, str) else None,
         pci_address=None if address is None else Fact(str(address).lower(), Source.SYSFS),
     )
 
 
-def _place(attributes: Attributes, module: int | None) -> Fact[SlotKey] | None:
-    serial, slot = attributes.get(joinkey.CHASSIS_SERIAL), attributes.get(joinkey.SLOT)
-    if serial is None or slot is None or module is None:
+def _guid(said: object) -> Fact[int] | None:
+    """A fabric GUID, in hexadecimal digits; None for anything else, which any driver may publish."""
+    try:
+        guid = int(said, 16) if isinstance(said, str) else -1
+    except ValueError:
         return None
-    return Fact(SlotKey(serial, slot, module), Source.NVML)
+    return Fact(guid, Source.NVML) if 0 <= guid < 1 << 64 else None
+
+
+def _place(attributes: Attributes, module: object) -> Fact[SlotKey] | None:
+    serial, slot = attributes.get(joinkey.CHASSIS_SERIAL), attributes.get(joinkey.SLOT)
+    if isinstance(serial, str) and isinstance(slot, int) and isinstance(module, int):
+        return Fact(SlotKey(serial, slot, module), Source.NVML)
+    return None
 
 
 def _tray_keys(slices: Iterable[Json]) -> Iterator[tuple[tuple[str, str], GpuKey]]:
@@ -136,22 +147,22 @@ def _tray_keys(slices: Iterable[Json]) -> Iterator[tuple[tuple[str, str], GpuKey
             attributes = _attributes(device)
             for module in _modules(attributes):
                 uuid = attributes[f"module{module}UUID"]
-                guid = attributes.get(f"module{module}FabricGUID")
                 yield (
                     (node, uuid),
                     GpuKey(
                         place=_place(attributes, module),
-                        fabric_guid=None if guid is None else Fact(int(guid, 16), Source.NVML),
+                        fabric_guid=_guid(attributes.get(f"module{module}FabricGUID")),
                         gpu_uuid=Fact(uuid, Source.NVML),
                     ),
                 )
 
 
 def _modules(attributes: Attributes) -> Iterator[int]:
-    for name in attributes:
-        number = name.removeprefix("module").removesuffix("UUID")
-        if name.startswith("module") and name.endswith("UUID") and number.isdigit():
-            yield int(number)
+    """Modules of whose GPU a tray's attributes name the UUID."""
+    for name, value in attributes.items():
+        found = _MODULE_UUID.fullmatch(name)
+        if found is not None and isinstance(value, str):
+            yield int(found[1])
 
 
 def _both(key: GpuKey, tray: GpuKey) -> GpuKey:

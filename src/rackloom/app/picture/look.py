@@ -1,5 +1,9 @@
 """One picture of a site from its records, its cluster and its transfers, for the doctor and the map."""
 
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+
 import msgspec
 
 from rackloom.app.picture.cluster import read_cluster
@@ -7,11 +11,23 @@ from rackloom.app.picture.devices import KnownDevices
 from rackloom.app.picture.fabric import Fabrics, Staleness, read_fabrics
 from rackloom.app.picture.read_only import Reader
 from rackloom.app.picture.site import Records, read_records
+from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 from rackloom.claim.kube.api import KubeApi, KubeError
-from rackloom.prove.picture.values import Layer, LayerSeen, Picture, TransferSeen
+from rackloom.errors import Refused
+from rackloom.prove.picture.transfers import read_transfers
+from rackloom.prove.picture.values import Layer, LayerSeen, Picture
 
-STALE_SECONDS = 180.0
-"""Three intervals of the reconciler's default: an older reading is not how things are."""
+MISSED_READINGS = 3
+"""Intervals without a reading after which what was read is old."""
+
+
+def stale_after(interval: timedelta) -> float:
+    """Age in seconds from which a reading is not how things are, where one is made every `interval`."""
+    return MISSED_READINGS * interval.total_seconds()
+
+
+STALE_SECONDS = stale_after(timedelta(seconds=60))
+"""With the reconciler's default interval."""
 
 
 async def site_picture(
@@ -20,23 +36,24 @@ async def site_picture(
     records: Reader | None = None,
     stale: Staleness | None = None,
     cluster: KubeApi | None = None,
-    transfers: tuple[TransferSeen, ...] | None = None,
+    transfers: Path | None = None,
     known: KnownDevices | None = None,
+    namespace: str = DEFAULT_NAMESPACE,
 ) -> Picture:
     """What each layer says at `now` (seconds since the epoch); a layer that is None was not asked.
 
     `records` is a `Store` or a reader of one; `stale` says when its readings no longer count (default: after
-    `STALE_SECONDS`); `known` is for who looks often. An API server that does not answer makes its layer
-    unknown. What `records` raises passes through.
+    `STALE_SECONDS`); `transfers` is the folder of their records; `known` is for who looks often; `namespace`
+    is that of the IMEX daemons. An API server that does not answer, or a record that cannot be read, makes
+    its layer unknown. What `records` raises passes through.
     """
     picture = Picture(at=now, layers=())
     if records is not None:
         picture = await _with_records(picture, records, stale or Staleness(now, STALE_SECONDS))
     if cluster is not None:
-        picture = await _with_cluster(picture, cluster, known)
+        picture = await _with_cluster(picture, cluster, known, namespace)
     if transfers is not None:
-        seen = LayerSeen(layer=Layer.TRANSFER, at=now)
-        picture = _with(picture, seen, transfers=transfers)
+        picture = await asyncio.to_thread(_with_transfers, picture, transfers)
     return picture
 
 
@@ -66,9 +83,11 @@ def _with_site(picture: Picture, told: Records) -> Picture:
     return _with(picture, LayerSeen(layer=Layer.SITE, at=picture.at), **msgspec.structs.asdict(told))
 
 
-async def _with_cluster(picture: Picture, api: KubeApi, known: KnownDevices | None) -> Picture:
+async def _with_cluster(
+    picture: Picture, api: KubeApi, known: KnownDevices | None, namespace: str
+) -> Picture:
     try:
-        cluster = await read_cluster(api, known)
+        cluster = await read_cluster(api, known, namespace)
     except KubeError as error:
         lost = LayerSeen(
             layer=Layer.CLUSTER,
@@ -90,6 +109,20 @@ async def _with_cluster(picture: Picture, api: KubeApi, known: KnownDevices | No
         claims=cluster.seen.claims,
         pods=cluster.seen.pods,
     )
+
+
+def _with_transfers(picture: Picture, folder: Path) -> Picture:
+    try:
+        found = read_transfers(folder)
+    except Refused as error:
+        lost = LayerSeen(
+            layer=Layer.TRANSFER,
+            unknown_since=picture.at,
+            problem=error.reason,
+            fix=error.nearest_fix or "",
+        )
+        return _with(picture, lost)
+    return _with(picture, LayerSeen(layer=Layer.TRANSFER, at=picture.at), transfers=found)
 
 
 def _with(picture: Picture, seen: LayerSeen, **told: object) -> Picture:

@@ -7,6 +7,7 @@ import fcntl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.pool import NullPool
@@ -61,7 +62,7 @@ class SqliteReader:
                 f"there is no site in {home}", nearest_fix="name the home of `rackloom up` with --home"
             )
         query = {"mode": "ro", "uri": "true", **({} if _has_wal(self._file) else {"immutable": "1"})}
-        url = sa.URL.create("sqlite", database=f"file:{self._file}", query=query)
+        url = sa.URL.create("sqlite", database=f"file:{quote(str(self._file))}", query=query)
         self._engine = sa.create_engine(url, poolclass=NullPool)
 
     async def read(self, fn: Callable[[sa.Connection], T]) -> T:

@@ -149,7 +149,7 @@ def _mesh(meta: Object) -> Mesh | None:
     said = (meta.get("annotations") or {}).get(names.MESH_ANNOTATION)
     try:
         return None if said is None else msgspec.json.decode(said, type=Mesh)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):  # what does not decode, a lone surrogate, nesting without end
         return None
 
 

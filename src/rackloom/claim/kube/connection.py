@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx2
 import msgspec
+import yaml
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.config.models import NameValue, User, UserExec
@@ -32,10 +33,21 @@ def http_client(
     try:
         config = _config(kubeconfig, context)
         return AsyncClient(config, ConnectionParams(timeout=TIMEOUT, transport=transport))  # type: ignore[arg-type]
+    except yaml.YAMLError as error:
+        # Without what it says, and without it as the cause: it quotes the line, which may hold a token.
+        raise Refused(
+            f"no API server from {kubeconfig or 'this environment'}: it is no YAML{_at(error)}",
+            nearest_fix="correct the kubeconfig there",
+        ) from None
     except (ConfigError, LookupError, OSError, TypeError, ValueError) as error:
         where = kubeconfig or "this environment"
         fix = "give --kubeconfig a readable file, or run in a pod with a service account"
         raise Refused(f"no API server from {where}: {error}", nearest_fix=fix) from error
+
+
+def _at(error: yaml.YAMLError) -> str:
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    return "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
 
 
 def _config(kubeconfig: Path | None, context: str | None) -> SingleConfig:

@@ -12,8 +12,12 @@ MOST_LINES = 6
 
 
 def page(picture: Picture, findings: tuple[Finding, ...]) -> str:
-    """The whole answer as text."""
-    return "\n".join(_lines(picture, findings))
+    """The whole answer as text, in which nothing that anybody named can steer a terminal."""
+    return "\n".join(map(_printable, _lines(picture, findings)))
+
+
+def _printable(line: str) -> str:
+    return "".join(one if one.isprintable() else "?" for one in line)
 
 
 def _lines(picture: Picture, findings: tuple[Finding, ...]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from rackloom.errors import Refused
 from rackloom.prove.picture.values import TransferSeen
 from rackloom.prove.transfer.records import Record, load
 from rackloom.prove.transfer.values import TransferReport
@@ -17,13 +18,13 @@ def read_transfers(folder: Path) -> tuple[TransferSeen, ...]:
 
     Raises Refused for a file there that is no record.
     """
-    seen = (one for file in sorted(folder.glob("*.json")) for one in _transfers(load(file)))
+    seen = (one for file in sorted(folder.glob("*.json")) for one in _transfers(file, load(file)))
     newest = {(one.node, _name(one.key), one.device): one for one in sorted(seen, key=lambda one: one.at)}
     return tuple(newest[name] for name in sorted(newest))
 
 
-def _transfers(record: Record) -> Iterator[TransferSeen]:
-    at = datetime.fromisoformat(record.recorded_at).timestamp()
+def _transfers(file: Path, record: Record) -> Iterator[TransferSeen]:
+    at = _moment(file, record.recorded_at)
     for run in record.report.runs:
         verdict, reason = _verdict(run)
         yield TransferSeen(
@@ -36,6 +37,14 @@ def _transfers(record: Record) -> Iterator[TransferSeen]:
             reason=reason,
             emulated=run.emulated,
         )
+
+
+def _moment(file: Path, said: str) -> float:
+    try:
+        return datetime.fromisoformat(said).timestamp()
+    except (ValueError, OverflowError) as error:
+        fix = "save one with `transfer run --save`"
+        raise Refused(f"{file} is no transfer record: {said!r} is no time", nearest_fix=fix) from error
 
 
 def _verdict(run: TransferReport) -> tuple[str, str]:

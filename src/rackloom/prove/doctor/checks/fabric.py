@@ -1,6 +1,7 @@
 """Switch controllers and what they say of GPUs and partitions, before anybody's wishes."""
 
 from collections.abc import Iterator
+from shlex import quote
 
 from rackloom.prove.doctor import names
 from rackloom.prove.doctor.checks.view import (
@@ -72,10 +73,9 @@ def _gpu(chain: GpuChain, view: View) -> Iterator[Finding]:
     if gpu is None or gpu.healthy is not False or not view.is_fresh(gpu.domain):
         return
     tray = "" if chain.machine is None else chain.machine.id
+    why = f"GPU {gpu.place.module_id} {gpu.problem}"
     fix = (
-        f"rackloom admin tray cordon {tray} --reason 'GPU {gpu.place.module_id} {gpu.problem}'"
-        if tray
-        else f"{_SHOW} {gpu.domain}"
+        f"rackloom admin tray cordon {quote(tray)} --reason {quote(why)}" if tray else f"{_SHOW} {gpu.domain}"
     )
     yield fails(
         names.GPU_HEALTH,
@@ -121,18 +121,18 @@ def _machine(machine: MachineSeen, view: View) -> Iterator[Finding]:
     subject, where = f"machine {machine.id}", _of_machine(machine, view)
     if not machine.domain:
         fix = (
-            f"rackloom admin endpoint create --chassis-serial {machine.chassis_serial} "
-            "--url https://SWITCH-CONTROLLER:9370"
+            f"rackloom admin endpoint create --chassis-serial {quote(machine.chassis_serial)} "
+            "--endpoint https://SWITCH-CONTROLLER:9370"
         )
         said = "no switch controller has reported this tray yet"
         yield unknown(names.MACHINE_PRESENT, subject, said, fix, where=where)
     elif machine.missing_since is not None and view.is_fresh(machine.domain):
-        fix = f"rackloom admin tray cordon {machine.id} --reason missing  # then see to its power and seating"
+        cordon = f"rackloom admin tray cordon {quote(machine.id)} --reason missing"
         yield fails(
             names.MACHINE_PRESENT,
             subject,
             "its switch controller lists none of its GPUs",
-            fix,
+            f"{cordon}  # then see to its power and seating",
             severity=Severity.ERROR if machine.instance else Severity.WARNING,
             evidence=(
                 f"records: slot {machine.slot} of {machine.chassis_serial}",
@@ -162,7 +162,7 @@ def _unmapped(machine: MachineSeen, where: tuple[str, ...]) -> Finding:
         names.MAPPING,
         f"machine {machine.id}",
         f"no fabric GUID is recorded of GPU {', '.join(modules)}: they can join no partition",
-        f"rackloom admin machine nvlink-info populate {machine.id} --update-db",
+        f"rackloom admin machine nvlink-info populate {quote(machine.id)} --update-db",
         evidence=(f"records: GPUs {', '.join(modules)} have no GUID",),
         where=where,
     )

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from shlex import quote
 
 import msgspec
 
@@ -52,7 +53,8 @@ def _partition(one: PartitionSeen, gpus: list[GpuChain], view: View) -> Iterator
     if one.owner == "foreign":
         busy = sorted({chain.machine.id for chain in gpus if chain.machine and chain.machine.instance})
         said = f"holds GPUs of instances on {', '.join(busy)}" if busy else "nobody asked for it"
-        fix = f"rackloom admin partition release --domain {one.domain} --name {one.name} --reason unknown"
+        named = f"--domain {quote(one.domain)} --name {quote(one.name)}"
+        fix = f"rackloom admin partition release {named} --reason unknown"
         yield fails(
             names.PARTITION_OWNED,
             f"partition {one.name}",
@@ -70,7 +72,7 @@ def _partition(one: PartitionSeen, gpus: list[GpuChain], view: View) -> Iterator
             names.DEFAULT_GONE,
             f"partition {one.name} of domain {one.domain}",
             f"the factory partition is still there, and joins {len(gpus)} GPUs",
-            f"rackloom admin plan --domain {one.domain}",
+            f"rackloom admin plan --domain {quote(one.domain)}",
             severity=Severity.WARNING,
             evidence=(
                 f"switch controller: partition {one.id}",
@@ -108,7 +110,7 @@ def _tenants(one: PartitionSeen, gpus: list[GpuChain], view: View) -> Iterator[F
         names.ISOLATION,
         f"partition {one.name}",
         f"GPUs of tenants {' and '.join(named)} share memory in it",
-        f"rackloom admin plan --domain {one.domain}  # and rackloom admin apply",
+        f"rackloom admin plan --domain {quote(one.domain)}  # and rackloom admin apply",
         severity=Severity.CRITICAL,
         evidence=tuple(_members(one, tenants, view)),
         where=_where(one, gpus),
@@ -145,7 +147,7 @@ def _lost(view: View) -> Iterator[Finding]:
             names.PARTITION_THERE,
             f"partition {one.name}",
             "the switch controller no longer lists it, and nobody here deleted it",
-            f"rackloom admin plan --domain {one.domain}",
+            f"rackloom admin plan --domain {quote(one.domain)}",
             evidence=(
                 f"records: made for logical partition {logicals.get(one.logical, one.logical)}",
                 f"switch controller of domain {one.domain}: no partition of that name",
@@ -166,7 +168,7 @@ def _in_one(chain: GpuChain, view: View) -> Iterator[Finding]:
         names.ONE_PARTITION,
         f"GPU 0x{gpu.guid:016x}",
         f"the switch controller lists it in partitions {told}",
-        f"rackloom admin plan --domain {gpu.domain}",
+        f"rackloom admin plan --domain {quote(gpu.domain)}",
         evidence=(f"switch controller of domain {gpu.domain}: member of partitions {told}",),
         where=(at_gpu(gpu.domain, gpu.guid),),
     )

@@ -1,8 +1,9 @@
 """Reading a cluster for the checks of ComputeDomains: seven lists, and nothing is changed."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
+
+import msgspec
 
 from rackloom.claim.domain import names
 from rackloom.claim.domain.configs import ChannelConfig, decode_lenient
@@ -30,15 +31,25 @@ class ClusterReader(Protocol):
         ...
 
 
-async def collect_cluster(reader: ClusterReader) -> ClusterSeen:
-    """Read all that the checks need. Errors of `reader` pass through: half a look would find what is not."""
+class _Mesh(msgspec.Struct, frozen=True):
+    """What a daemon's annotation says."""
+
+    complete: bool
+    missing: tuple[str, ...] = ()
+
+
+async def collect_cluster(reader: ClusterReader, namespace: str) -> ClusterSeen:
+    """Read all that the checks need; IMEX daemons are pods of `namespace` alone, where tenants have none.
+
+    Errors of `reader` pass through: half a look would find what is not.
+    """
     pods = await reader.read(PODS)
     return ClusterSeen(
         domains=tuple(_domains(await reader.read(COMPUTE_DOMAINS))),
         templates=tuple(_template(one) for one in await reader.read(TEMPLATES)),
         claims=tuple(_claim(one) for one in await reader.read(CLAIMS)),
-        pods=tuple(_pod(one) for one in pods if _claims_devices(one) and not _daemon_of(one)),
-        daemons=tuple(_daemon(one, uid) for one in pods if (uid := _daemon_of(one))),
+        pods=tuple(_pod(one) for one in pods if _claims_devices(one) and not _daemon_of(one, namespace)),
+        daemons=tuple(_daemon(one, uid) for one in pods if (uid := _daemon_of(one, namespace))),
         cliques=dict(_cliques(await reader.read(NODES))),
     )
 
@@ -111,8 +122,10 @@ def _pod(obj: Json) -> PodSeen:
     )
 
 
-def _daemon_of(pod: Json) -> str:
+def _daemon_of(pod: Json, namespace: str) -> str:
     """UID of the ComputeDomain whose daemon the pod is; empty for another pod."""
+    if pod["metadata"]["namespace"] != namespace:
+        return ""  # Anybody may name a container and set labels; in this namespace only the controller may.
     ours = any(one.get("name") == "compute-domain-daemon" for one in pod["spec"].get("containers") or ())
     return _labels(pod).get(names.COMPUTE_DOMAIN_LABEL, "") if ours else ""
 
@@ -123,18 +136,17 @@ def _daemon(pod: Json, domain: str) -> DaemonSeen:
         domain=domain,
         node=pod["spec"].get("nodeName", ""),
         clique=_labels(pod).get(names.CLIQUE_ID_LABEL),
-        meshed=None if mesh is None else bool(mesh.get("complete")),
-        missing=() if mesh is None else tuple(map(str, mesh.get("missing") or ())),
+        meshed=None if mesh is None else mesh.complete,
+        missing=() if mesh is None else mesh.missing,
     )
 
 
-def _mesh(pod: Json) -> Mapping[str, Any] | None:
+def _mesh(pod: Json) -> _Mesh | None:
     said = (pod["metadata"].get("annotations") or {}).get(names.MESH_ANNOTATION)
     try:
-        found = None if said is None else json.loads(said)
-    except ValueError:
+        return None if said is None else msgspec.json.decode(said, type=_Mesh)
+    except (msgspec.DecodeError, RecursionError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
 
 
 def _cliques(nodes: list[Json]) -> Iterator[tuple[str, str]]:
