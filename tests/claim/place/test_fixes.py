@@ -2,12 +2,14 @@
 
 import pytest
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.claim.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
 from rackloom.claim.place.fit import try_gang
 from rackloom.claim.place.fixes import fixes
 from rackloom.claim.place.gang import plan_gang
-from rackloom.claim.place.values import Gang, Group, Hold, Site
+from rackloom.claim.place.values import Gang, Group, Hold, Plan, Site
 from rackloom.errors import Refused
 
 
@@ -53,6 +55,30 @@ def test_a_gang_larger_than_a_clique_is_cut() -> None:
 
 def test_spares_are_given_up_first() -> None:
     assert fix_of(site(1), workers(18, spares=1)) == "keep 0 spare trays instead of 1"
+
+
+def test_many_spares_cost_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Gang] = []
+
+    def counted(where: Site, gang: Gang) -> Plan | None:
+        tried.append(gang)
+        return try_gang(where, gang)
+
+    monkeypatch.setattr("rackloom.claim.place.fixes.try_gang", counted)
+    assert fix_of(site(1), workers(1, spares=4096)) == "keep 17 spare trays instead of 4096"
+    assert len(tried) < 10
+    list(fixes(site(40, 2, *(held(f"n{at}-0", "other") for at in range(40))), workers(41, spares=4096)))
+    assert len(tried) < 100
+
+
+@settings(max_examples=100, deadline=None)
+@given(busy_sites(), gangs(), st.integers(1, 8))
+def test_as_many_spares_are_kept_as_can_be(where: Site, gang: Gang, spares: int) -> None:
+    asked = replace(gang, spares=spares)
+    assume(gang.segment is None and try_gang(where, asked) is None)
+    fitting = [one for one in range(spares) if try_gang(where, replace(gang, spares=one)) is not None]
+    texts = [fix.text for fix in fixes(where, asked) if fix.text.startswith("keep")]
+    assert texts == [f"keep {most} spare trays instead of {spares}" for most in fitting[-1:]]
 
 
 def test_lower_priority_makes_way_and_equal_priority_is_waited_for() -> None:

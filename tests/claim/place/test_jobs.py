@@ -102,6 +102,51 @@ def test_a_pod_on_its_own_is_a_gang_of_one_and_a_bound_pod_is_none() -> None:
             {"kind": "Job", "metadata": {"name": "j"}, "spec": {"parallelism": -1, "template": template(1)}},
             "-1 members",
         ),
+        (
+            {"kind": "Job", "metadata": {"name": "j"}, "spec": {"parallelism": 0, "template": template(1)}},
+            "0 members",
+        ),
+        (
+            {
+                "kind": "Job",
+                "metadata": {"name": "j"},
+                "spec": {"parallelism": 10**9, "template": template(1)},
+            },
+            "1000000000 members",
+        ),
+        (
+            {
+                "kind": "LeaderWorkerSet",
+                "metadata": {"name": "l"},
+                "spec": {"replicas": 10**9, "leaderWorkerTemplate": {"workerTemplate": template(1)}},
+            },
+            "4096 stand before it",
+        ),
+        ({"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template("1.5")}}, "is '1.5'"),
+        (
+            {
+                "kind": "Job",
+                "metadata": {"name": "j"},
+                "spec": {
+                    "template": {
+                        "spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1.5}}}]},
+                    }
+                },
+            },
+            "is 1.5",
+        ),
+        (
+            {"kind": "Job", "metadata": {"name": {"x": 1}}, "spec": {"template": template(1)}},
+            "a name is {'x': 1}",
+        ),
+        ({"kind": "Pod", "metadata": {"name": {"x": 1}}, **template(1)}, "a name is {'x': 1}"),
+        (
+            {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template(1, nodeSelector="x")}},
+            "not shaped",
+        ),
+        ({"kind": "Pod", "metadata": {"name": "p"}, **template(1, nodeSelector="x")}, "not shaped"),
+        ({"kind": "Pod", "metadata": {"name": "p"}, **template(1, priority="high")}, "not shaped"),
+        ({"kind": "Pod", "metadata": {"name": "p"}, **template(1, resourceClaims=["x"])}, "not shaped"),
         ({"kind": "JobSet", "metadata": {"name": "s"}, "spec": {"replicatedJobs": ["x"]}}, "not shaped"),
         (
             {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template(1, tolerations=["x"])}},
@@ -174,6 +219,14 @@ def test_running_pods_hold_their_gpus_under_the_name_of_their_job() -> None:
         Hold(owner="mpi", tray="n0", gpus=2, priority=5, movable=True),
         Hold(owner="lab/set", tray="n0", gpus=2, priority=5),
     )
+
+
+def test_counts_are_quantities() -> None:
+    running = {"metadata": {"name": "p"}, **template("1k", nodeName="n0")}
+    (hold,) = site_of([node("n0")], [running, {"metadata": {"name": "q"}, **template("half")}], LABELS).holds
+    assert hold.gpus == 1000
+    with pytest.raises(Refused, match=r"node n1: nvidia\.com/gpu is 'few'"):
+        site_of([node("n1", status={"allocatable": {"nvidia.com/gpu": "few"}})], [], LABELS)
 
 
 def test_labels_are_a_map_that_can_be_changed() -> None:

@@ -1,5 +1,7 @@
 """What would make a refused gang fit, nearest first; each was planned before it is named."""
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -37,7 +39,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
 
 def fixes(site: Site, gang: Gang) -> Iterator[Fix]:
     """The request is eased first; then nothing that runs is lost; then something is."""
-    yield from _eased(site, gang, _fewer_spares(gang))
+    yield from _eased(site, gang, _fewer_spares(site, gang))
     for remedy in (returned, moved_away):
         yield from _cured(site, gang, remedy)
     yield from _eased(site, gang, [*_apart(gang), *_segmented(gang)])
@@ -90,9 +92,18 @@ def _all_cured(site: Site, gang: Gang, remedy: Remedy) -> Iterator[Fix]:
             return
 
 
-def _fewer_spares(gang: Gang) -> Iterator[tuple[str, Gang]]:
-    for spares in range(gang.spares - 1, -1, -1):
-        yield f"keep {spares} spare trays instead of {gang.spares}", replace(gang, spares=spares)
+def _fewer_spares(site: Site, gang: Gang) -> Iterator[tuple[str, Gang]]:
+    """The most spares with which it fits; where some fit, fewer do."""
+    wishes = [replace(gang, spares=spares) for spares in range(min(gang.spares, _widest(site) + 1))]
+    fitting = bisect_left(wishes, True, key=lambda wish: try_gang(site, wish) is None)
+    if fitting:
+        wish = wishes[fitting - 1]
+        yield f"keep {wish.spares} spare trays instead of {gang.spares}", wish
+
+
+def _widest(site: Site) -> int:
+    """Trays of the largest clique."""
+    return max(Counter(tray.clique or tray.name for tray in site.trays).values(), default=0)
 
 
 def _apart(gang: Gang) -> Iterator[tuple[str, Gang]]:
@@ -122,7 +133,8 @@ def _fewer_members(site: Site, gang: Gang) -> Iterator[tuple[str, Gang]]:
     most = sum(board.capacity(clique, need) // segment * segment for clique in board.cliques)
     if gang.segment is None:
         most = max((board.capacity(clique, need) for clique in board.cliques), default=0)
-    for members in range(min(most, only.members - 1), max(0, most - gang.spares - 1), -1):
+    least = max(0, most - min(gang.spares, _widest(site)) - 1)
+    for members in range(min(most, only.members - 1), least, -1):
         yield f"ask for {members} {only.name} instead of {only.members}", _sized(gang, only, members)
 
 

@@ -1,6 +1,7 @@
 """Jobs of the kinds that people submit, as gangs with the pod templates of their groups."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -10,6 +11,8 @@ from rackloom.claim.place.pods import Json, PodNeed, pod_need
 from rackloom.errors import Refused
 
 Path = tuple[str | int, ...]
+MOST = 4096
+"""Members of a job: far above any rack, and soon planned."""
 _JOB_NAMES = ("training.kubeflow.org/job-name", "batch.kubernetes.io/job-name", "job-name")
 
 
@@ -40,11 +43,16 @@ Reader = Callable[[Json], Iterator[tuple[str, int, Path, str]]]
 
 def jobs_of(objects: Sequence[dict[str, Any]], labels: Labels) -> list[Job]:
     """The jobs among the objects, in their order. Refused for a job that cannot be read."""
-    found = [_shaped(one, labels) for one in objects if one.get("kind") in _READERS]
+    found = []
+    for one in objects:
+        if one.get("kind") in _READERS:
+            with _shaped(one["kind"]):
+                found.append(_job(one, labels))
     pods = [
         one for one in objects if one.get("kind") == "Pod" and not (one.get("spec") or {}).get("nodeName")
     ]
-    return [*found, *_pod_gangs(pods, channel_templates(objects), labels)]
+    with _shaped("Pod"):
+        return [*found, *_pod_gangs(pods, channel_templates(objects), labels)]
 
 
 def owner_of(pod: Json, labels: Labels) -> str:
@@ -72,34 +80,54 @@ def part(value: Any, path: Path) -> Any:
     return value
 
 
-def _shaped(value: dict[str, Any], labels: Labels) -> Job:
+@contextmanager
+def _shaped(kind: str) -> Iterator[None]:
     """The API server checks every field; here those that are read have to be what their kind says."""
     try:
-        return _job(value, labels)
+        yield
     except (AttributeError, KeyError, TypeError, msgspec.ValidationError) as error:
         raise Refused(
-            f"a {value['kind']} is not shaped like one: {error}",
+            f"a {kind} is not shaped like one: {error}",
             nearest_fix="compare it with the reference of its kind (`kubectl explain`)",
         ) from error
 
 
 def _job(value: dict[str, Any], labels: Labels) -> Job:
     kind, metadata = value["kind"], value.get("metadata") or {}
-    title = f"{kind} {metadata.get('name', '(unnamed)')}"
-    teams = []
-    for name, members, path, share in _READERS[kind](value):
+    title, name = f"{kind} {metadata.get('name', '(unnamed)')}", _name_in(metadata, kind)
+    teams: list[Team] = []
+    for group, members, path, share in _READERS[kind](value):
         template = part(value, path)
         if not isinstance(template, Mapping):
             raise Refused(f"{title} has no pod template at {_dotted(path)}", nearest_fix="add it")
-        if not isinstance(members, int) or members < 1:
-            raise Refused(f"{title}: {name} has {members} members", nearest_fix="ask for 1 or more")
+        _check_members(f"{title}: {group}", members, sum(one.members for one in teams))
         teams.append(
-            Team(name=name, members=members, template=path, need=pod_need(template, labels), share=share)
+            Team(name=group, members=members, template=path, need=pod_need(template, labels), share=share)
         )
     if not teams:
         raise Refused(f"{title} has no replicas", nearest_fix="add its replica specs")
-    name = in_namespace(metadata, metadata.get("name", ""))
-    return Job(name=name, kind=kind, teams=tuple(teams), objects=(value,))
+    return Job(name=in_namespace(metadata, name), kind=kind, teams=tuple(teams), objects=(value,))
+
+
+def _check_members(group: str, members: object, others: int) -> None:
+    if not isinstance(members, int) or members < 1:
+        raise Refused(f"{group} has {members} members", nearest_fix="ask for 1 or more")
+    if others + members > MOST:
+        fix = f"ask for {MOST} or fewer in the whole job"
+        raise Refused(f"{group} has {members} members, and {others} stand before it", nearest_fix=fix)
+
+
+def _name_in(meta: Json, what: str) -> str:
+    name = meta.get("name", "")
+    if not isinstance(name, str):
+        raise Refused(f"{what}: a name is {name!r}", nearest_fix="write it as text, in quotes if need be")
+    return name
+
+
+def _count(value: Any, path: Path) -> Any:
+    """1 where nothing is written; 0 is what it says."""
+    found = part(value, path)
+    return 1 if found is None else found
 
 
 def _mpi_job(value: Json) -> Iterator[tuple[str, int, Path, str]]:
@@ -107,26 +135,26 @@ def _mpi_job(value: Json) -> Iterator[tuple[str, int, Path, str]]:
     for role in ("Launcher", "Worker"):
         if role in specs:
             path: Path = ("spec", "mpiReplicaSpecs", role)
-            yield role.lower(), part(value, (*path, "replicas")) or 1, (*path, "template"), ""
+            yield role.lower(), _count(value, (*path, "replicas")), (*path, "template"), ""
 
 
 def _batch_job(value: Json) -> Iterator[tuple[str, int, Path, str]]:
-    yield "pod", part(value, ("spec", "parallelism")) or 1, ("spec", "template"), ""
+    yield "pod", _count(value, ("spec", "parallelism")), ("spec", "template"), ""
 
 
 def _job_set(value: Json) -> Iterator[tuple[str, int, Path, str]]:
     for number, one in enumerate(part(value, ("spec", "replicatedJobs")) or ()):
         spec: Path = ("spec", "replicatedJobs", number, "template", "spec")
-        pods = one.get("replicas", 1) * (part(value, (*spec, "parallelism")) or 1)
-        yield one.get("name", f"job-{number}"), pods, (*spec, "template"), ""
+        pods = one.get("replicas", 1) * _count(value, (*spec, "parallelism"))
+        yield _name_in(one, "JobSet") or f"job-{number}", pods, (*spec, "template"), ""
 
 
 def _leader_worker_set(value: Json) -> Iterator[tuple[str, int, Path, str]]:
     """Each replica is a leader and its workers, in a clique of their own."""
     inside: Path = ("spec", "leaderWorkerTemplate")
-    size = part(value, (*inside, "size")) or 1
+    size = _count(value, (*inside, "size"))
     leads = part(value, (*inside, "leaderTemplate")) is not None
-    for number in range(part(value, ("spec", "replicas")) or 1):
+    for number in range(_count(value, ("spec", "replicas"))):
         replica = f"replica-{number}"
         if leads:
             yield f"{replica}-leader", 1, (*inside, "leaderTemplate"), replica
@@ -149,7 +177,9 @@ def _pod_gangs(pods: Sequence[dict[str, Any]], channels: set[str], labels: Label
     for pod in pods:
         need = pod_need(pod, labels)
         domain = next((name for name in need.templates if name in channels), None)
-        name = in_namespace(pod.get("metadata") or {}, domain) if domain else owner_of(pod, labels)
+        metadata = pod.get("metadata") or {}
+        _name_in(metadata, "Pod")
+        name = in_namespace(metadata, domain) if domain else owner_of(pod, labels)
         gangs.setdefault(name, []).append((pod, need))
     for name, members in gangs.items():
         yield Job(

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from rackloom.claim.place.counts import count_of
 from rackloom.claim.place.jobs import owner_of
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.pods import Json, Toleration, gpus_of, taints_kept_off
 from rackloom.claim.place.values import Hold, Site, Tray
+from rackloom.errors import Refused
 
 _OVER = ("Succeeded", "Failed")
 
@@ -37,7 +39,12 @@ def site_of(
 
 def _gpus(node: Json, labels: Labels) -> int:
     status = node.get("status") or {}
-    return int((status.get("allocatable") or status.get("capacity") or {}).get(labels.gpu, 0))
+    value = (status.get("allocatable") or status.get("capacity") or {}).get(labels.gpu, 0)
+    try:
+        return count_of(value)
+    except ValueError as error:
+        reason = f"node {node['metadata']['name']}: {labels.gpu} is {value!r}"
+        raise Refused(reason, nearest_fix="set it to a whole number") from error
 
 
 def _shut(node: Json, tolerations: tuple[Toleration, ...], selector: Mapping[str, str]) -> Iterator[str]:
@@ -57,8 +64,10 @@ def _holds(pods: Iterable[Json], labels: Labels) -> Iterator[Hold]:
     """One for each pod that is bound and not over."""
     for pod in pods:
         spec = pod.get("spec") or {}
+        if not spec.get("nodeName") or (pod.get("status") or {}).get("phase") in _OVER:
+            continue
         gpus = gpus_of(spec, labels)
-        if spec.get("nodeName") and gpus and (pod.get("status") or {}).get("phase") not in _OVER:
+        if gpus:
             metadata = pod.get("metadata") or {}
             marks = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
             yield Hold(

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from rackloom.claim.place.counts import count_of
 from rackloom.claim.place.labels import Labels
 from rackloom.errors import Refused
 
@@ -28,6 +29,11 @@ class Toleration(msgspec.Struct, frozen=True, rename="camel"):
         return self.key == taint.get("key") and self.value == taint.get("value", "")
 
 
+class _Claimed(msgspec.Struct, frozen=True, rename="camel"):
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
 class PodNeed(msgspec.Struct, frozen=True, kw_only=True):
     """A member's request."""
 
@@ -49,19 +55,22 @@ class PodNeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pod_need(template: Json, labels: Labels) -> PodNeed:
-    """What the pods of a template (or a pod) ask for. Raises Refused for a count that is none."""
+    """What the pods of a template (or a pod) ask for. Raises Refused for a count that is none.
+
+    Raises msgspec.ValidationError for a field of another type than core/v1 has it.
+    """
     spec = template.get("spec") or {}
-    named = spec.get("resourceClaims") or ()
+    named = msgspec.convert(spec.get("resourceClaims") or (), tuple[_Claimed, ...])
     return PodNeed(
         gpus=gpus_of(spec, labels),
         templates=tuple(
-            one["resourceClaimTemplateName"] for one in named if one.get("resourceClaimTemplateName")
+            one.resource_claim_template_name for one in named if one.resource_claim_template_name
         ),
-        claims=tuple(one["resourceClaimName"] for one in named if one.get("resourceClaimName")),
-        selector=spec.get("nodeSelector") or {},
+        claims=tuple(one.resource_claim_name for one in named if one.resource_claim_name),
+        selector=msgspec.convert(spec.get("nodeSelector") or {}, dict[str, str]),
         tolerations=msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...]),
-        priority=spec.get("priority") or 0,
-        priority_class=spec.get("priorityClassName") or "",
+        priority=msgspec.convert(spec.get("priority") or 0, int),
+        priority_class=msgspec.convert(spec.get("priorityClassName") or "", str),
     )
 
 
@@ -87,7 +96,7 @@ def _limit(container: Json, labels: Labels) -> int:
         labels.gpu, (resources.get("requests") or {}).get(labels.gpu, 0)
     )
     try:
-        return int(value)
-    except (TypeError, ValueError) as error:
+        return count_of(value)
+    except ValueError as error:
         reason = f"container {container.get('name')}: {labels.gpu} is {value!r}"
         raise Refused(reason, nearest_fix="set it to a whole number") from error

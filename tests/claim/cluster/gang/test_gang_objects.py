@@ -12,7 +12,7 @@ from rackloom.claim.cluster.gang.demand import Demand, claim_demand, group_gpus
 from rackloom.claim.cluster.gang.members import member_of
 from rackloom.claim.cluster.gang.pins import let_go
 from rackloom.claim.cluster.gang.record import GangKey, opened, planned, record_of
-from rackloom.claim.cluster.gang.site import Objects, site_of
+from rackloom.claim.cluster.gang.site import Objects, seen_from, site_of
 from rackloom.claim.cluster.gang.trays import free, node_view, reserve
 from rackloom.claim.cluster.gang.wishes import Wish, read_wish
 from rackloom.claim.domain import names
@@ -138,7 +138,7 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
         {"driver": names.IMEX_DRIVER, "pool": "n3", "device": "channel-0"},
     ]
     status = {"allocation": {"devices": {"results": results}}, "reservedFor": [{"uid": "uid-b"}]}
-    claim = {"metadata": {"name": "c"}, "status": status}
+    claim = {"metadata": {"name": "c", "namespace": "team"}, "status": status}
     devices = [{"name": "gpu-0"}, {"name": "mig", "attributes": {"type": {"string": "mig"}}}]
     slices = {"spec": {"driver": names.GPU_DRIVER, "nodeName": "n7", "devices": devices}}
     site = site_of(Objects(nodes=nodes, pods=pods, claims=(claim,), slices=(slices,)), [])
@@ -158,6 +158,37 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
         Hold(owner="team/big", tray="n7", gpus=1),
         Hold(owner="team/big", tray="n3", gpus=4),
     }
+
+
+def test_limits_are_quantities_and_an_unreadable_pod_of_anybody_has_its_whole_tray():
+    nodes = (node("n1", gpus=8), node("n2", gpus="2k"), node("n3"))
+    pods = (
+        pod("thousand", gpus="1k", nodeName="n2"),
+        pod("odd", gpus="half", nodeName="n1"),
+        pod("waits", gpus="half"),
+        {**pod("done", gpus="half", nodeName="n3"), "status": {"phase": "Failed"}},
+    )
+    assert set(site_of(Objects(nodes=nodes, pods=pods), []).holds) == {
+        Hold(owner="team/thousand", tray="n2", gpus=1000),
+        Hold(owner="team/odd", tray="n1", gpus=8),
+    }
+
+
+def test_owners_in_other_namespaces_are_not_named_and_stay_apart():
+    owners = ("secret/merger", "team/mine", "teams/other", "secret/merger", "claim c")
+    holds = tuple(Hold(owner=owner, tray=f"n{at}", gpus=4) for at, owner in enumerate(owners))
+    told = [one.owner for one in seen_from(Site((), holds), "team").holds]
+    assert told == ["another job", "team/mine", "another job 2", "another job", "another job 3"]
+
+
+def test_spares_are_as_many_as_members_or_a_few():
+    def spares(size, number):
+        return read_wish({marks.SIZE_ANNOTATION: size, marks.SPARES_ANNOTATION: number}).spares
+
+    assert (spares("1", "4"), spares("a=3,b=4", "7")) == (4, 7)
+    for size, most in (("1", 4), ("a=3,b=4", 7)):
+        with pytest.raises(Refused, match=f"use a number from 0 to {most}"):
+            spares(size, str(most + 1))
 
 
 def test_a_plan_is_recorded_and_read_back_and_reserves_its_trays():

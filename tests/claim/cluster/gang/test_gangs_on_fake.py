@@ -1,6 +1,7 @@
 """Whole jobs on a fake cluster: placed, reserved, pinned and let go together, and nothing left behind."""
 
 import asyncio
+import threading
 from contextlib import suppress
 
 import pytest
@@ -401,6 +402,64 @@ def test_deleting_the_plan_of_a_gang_at_work_frees_nothing_before_its_end():
         await site.end()
 
     run(story)
+
+
+def test_a_gang_that_cannot_be_read_any_more_keeps_no_other_from_being_placed():
+    async def story():
+        site = GangSite(racks=2, trays=2)
+        await site.begin()
+        site.start()
+        huge = site.job("huge", {"worker": 3})
+        await site.until(lambda: site.says("huge", "Placed", "DoesNotFit"))
+        huge.gpus = "half"
+        await site.user.delete(POD, "huge-worker-0", TEAM, grace_seconds=0)
+        site.job("big", {"worker": 2})
+        await site.until(lambda: site.is_bound("big", 2))
+        await site.end()
+
+    run(story)
+
+
+def test_a_refusal_names_no_job_of_another_namespace():
+    async def story():
+        site = GangSite(racks=1, trays=2)
+        await site.begin()
+        limits = {"limits": {"nvidia.com/gpu": "1"}}
+        spec = {"containers": [{"name": "main", "resources": limits}], "nodeName": "r0-t0"}
+        await site.user.create(
+            POD, {"metadata": {"name": "merger", "namespace": "kube-system"}, "spec": spec}
+        )
+        site.start()
+        site.job("big", {"worker": 2})
+        await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
+        told = (await site.record("big")).condition("Placed").message
+        assert "in use by another job" in told
+        assert "merger" not in told
+        await site.end()
+
+    run(story)
+
+
+def test_a_search_does_not_keep_the_loop(monkeypatch):
+    """The loop renews the lease of the leader; an hour of virtual time would not show what it waits for."""
+    asked, search = [], PlacePlanner.plan_gang
+
+    def noted(self, where, gang):
+        asked.append(threading.get_ident())
+        return search(self, where, gang)
+
+    async def story():
+        site = GangSite(racks=1, trays=2)
+        await site.begin()
+        site.start()
+        site.job("big", {"worker": 2})
+        await planned(site, "big")
+        await site.end()
+
+    monkeypatch.setattr(PlacePlanner, "plan_gang", noted)
+    asyncio.run(story())
+    assert asked
+    assert threading.get_ident() not in asked
 
 
 def test_pods_that_disagree_about_their_gang_are_told():

@@ -3,7 +3,8 @@
 One pass looks at the whole cluster anew, and sees each plan that it has recorded before it makes the next.
 """
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from rackloom.claim.cluster.gang.placing import Planner, answer
 from rackloom.claim.cluster.gang.reconcile import reconcile
 from rackloom.claim.cluster.gang.record import GangKey
 from rackloom.claim.cluster.gang.settings import GangSettings
-from rackloom.claim.cluster.gang.site import Objects, site_of
+from rackloom.claim.cluster.gang.site import Objects, seen_from, site_of
 from rackloom.claim.cluster.gang.view import View
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.kinds import (
@@ -85,20 +86,32 @@ class PlacementDesk:
         plans = (await self._api.list(GANG_PLAN)).items
         listing = Listing(plans, objects.pods, objects.nodes)
         templates = await self._templates()
-        views = [self.view(listing, key) for key in self._asking]
+        views = sorted(self._views(listing), key=_turn)
         served = []
-        for view in sorted(views, key=_turn):
+        for view in views:
             try:
                 await self._serve(view, listing, objects, templates.get(view.key.namespace, {}))
             except KubeError:
                 raise
             except Exception as defect:
-                # What is wrong with one gang must not keep the others from being placed.
-                log.exception("gangs.defect", gang=view.key.called)
-                self._refusals[view.key] = f"the planner failed: {defect!r}"
+                self._failed(view.key, defect)
             self._asking.discard(view.key)
             served.append(view.key)
         return tuple(served)
+
+    def _views(self, listing: Listing) -> Iterator[View]:
+        """All that ask and can be read; of the others is known why not, and they ask anew."""
+        for key in sorted(self._asking):
+            try:
+                yield self.view(listing, key)
+            except Exception as defect:
+                self._failed(key, defect)
+                self._asking.discard(key)
+
+    def _failed(self, key: GangKey, defect: Exception) -> None:
+        """What is wrong with one gang must not keep the others from being placed."""
+        log.error("gangs.defect", gang=key.called, exc_info=defect)
+        self._refusals[key] = f"the planner failed: {defect!r}"
 
     async def _look(self) -> Objects:
         kinds = {"nodes": NODE, "pods": POD, "claims": RESOURCE_CLAIM, "slices": RESOURCE_SLICE}
@@ -117,9 +130,10 @@ class PlacementDesk:
         self._refusals.pop(view.key, None)
         if view.record is None or not reconcile(view, self._settings).asks_planner:
             return
-        site = site_of(objects, listing.records)
+        site = seen_from(site_of(objects, listing.records), view.key.namespace)
         try:
-            found = answer(view, site, templates, self._planner, self._settings)
+            # A search may take seconds; the loop has a lease to renew meanwhile.
+            found = await asyncio.to_thread(answer, view, site, templates, self._planner, self._settings)
         except Refused as refused:
             self._refusals[view.key] = str(refused)
             return

@@ -9,6 +9,7 @@ from rackloom.claim.cluster.admission.shapes import Owner, Pod, read
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.wishes import group_of
 from rackloom.claim.kube.api import Object
+from rackloom.claim.place.counts import count_of
 
 GPU_RESOURCE = "nvidia.com/gpu"
 _ENDED = ("Succeeded", "Failed")
@@ -101,9 +102,12 @@ def member_of(obj: Object) -> Member:
 
 
 def counted_gpus(spec: Object) -> int:
-    """GPUs in the limits of a pod's containers; what init containers have is over by then."""
+    """GPUs in the limits of a pod's containers; what init containers have is over by then.
+
+    Raises ValueError where a limit is no count.
+    """
     limits = ((one.get("resources") or {}).get("limits") or {} for one in spec.get("containers") or ())
-    return sum(int(one.get(GPU_RESOURCE, 0)) for one in limits)
+    return sum(count_of(one.get(GPU_RESOURCE, 0)) for one in limits)
 
 
 def seconds_of(time: str) -> float | None:

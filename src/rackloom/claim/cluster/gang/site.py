@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.claim.cluster.admission.marks import GANG_LABEL
 from rackloom.claim.cluster.gang import marks
@@ -11,12 +12,14 @@ from rackloom.claim.cluster.gang.members import GPU_RESOURCE, counted_gpus
 from rackloom.claim.cluster.gang.record import Record
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Object
+from rackloom.claim.place.counts import count_of
 from rackloom.claim.place.values import Hold, Site, Tray
 
 _ENDED = ("Succeeded", "Failed")
 _TOLERATED = (GPU_RESOURCE, marks.TAINT)
 """Taints that keep no gang away: pods that use GPUs tolerate the one, and reservations are told by plans."""
 _HARMLESS = "PreferNoSchedule"
+OTHER = "another job"
 
 
 class Objects(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,8 +37,20 @@ def site_of(objects: Objects, records: Iterable[Record]) -> Site:
     trays = (_tray(node, published) for node in objects.nodes)
     found = sorted((one for one in trays if one.gpus > 0), key=lambda one: (one.clique or "", one.name))
     size = {one.name: one.gpus for one in found}
-    holds = (*_running(objects.pods), *_claimed(objects, size), *_recorded(records, size))
+    holds = (*_running(objects.pods, size), *_claimed(objects, size), *_recorded(records, size))
     return Site(tuple(found), tuple(one for one in holds if one.tray in size))
+
+
+def seen_from(site: Site, namespace: str) -> Site:
+    """The site as it may be told in a namespace: of jobs elsewhere, only that they are others.
+
+    Owners stay apart, since a job ends whole.
+    """
+    others: dict[str, str] = {}
+    for hold in site.holds:
+        if not hold.owner.startswith(f"{namespace}/"):
+            others.setdefault(hold.owner, f"{OTHER} {len(others) + 1}" if others else OTHER)
+    return Site(site.trays, tuple(replace(one, owner=others.get(one.owner, one.owner)) for one in site.holds))
 
 
 def owner_of(pod: Object) -> str:
@@ -64,7 +79,7 @@ def _is_whole_gpu(device: Object) -> bool:
 
 def _tray(node: Object, published: Mapping[str, int]) -> Tray:
     name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
-    counted = int(((node.get("status") or {}).get("allocatable") or {}).get(GPU_RESOURCE, 0))
+    counted = count_of(((node.get("status") or {}).get("allocatable") or {}).get(GPU_RESOURCE, 0))
     gpus = max(counted, published.get(name, 0))
     return Tray(name=name, clique=labels.get(names.GPU_CLIQUE_LABEL), gpus=gpus, shut=_shut(node))
 
@@ -81,11 +96,22 @@ def _shut(node: Object) -> str | None:
     return None
 
 
-def _running(pods: Iterable[Object]) -> Iterator[Hold]:
+def _running(pods: Iterable[Object], size: Mapping[str, int]) -> Iterator[Hold]:
     for pod in pods:
-        node, gpus = pod["spec"].get("nodeName"), counted_gpus(pod["spec"])
-        if node and gpus and (pod.get("status") or {}).get("phase") not in _ENDED:
+        node = pod["spec"].get("nodeName")
+        if node not in size or (pod.get("status") or {}).get("phase") in _ENDED:
+            continue
+        gpus = _used(pod["spec"], size[node])
+        if gpus:
             yield Hold(owner=owner_of(pod), tray=node, gpus=gpus)
+
+
+def _used(spec: Object, whole: int) -> int:
+    """What cannot be read counts as the whole tray: one pod of anybody must not stop the placement of all."""
+    try:
+        return counted_gpus(spec)
+    except ValueError:
+        return whole
 
 
 def _claimed(objects: Objects, size: Mapping[str, int]) -> Iterator[Hold]:
@@ -94,7 +120,8 @@ def _claimed(objects: Objects, size: Mapping[str, int]) -> Iterator[Hold]:
     for claim in objects.claims:
         status = claim.get("status") or {}
         owners = (users.get(one["uid"]) for one in status.get("reservedFor") or ())
-        owner = next((one for one in owners if one), f"claim {claim['metadata']['name']}")
+        meta = claim["metadata"]
+        owner = next((one for one in owners if one), f"{meta['namespace']}/claim {meta['name']}")
         for tray, gpus in _devices(status.get("allocation") or {}, size).items():
             yield Hold(owner=owner, tray=tray, gpus=gpus)
 

@@ -12,6 +12,8 @@ from rackloom.errors import Refused
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MOST = 4096
 """Members of a group: far above any rack, and small enough for one plan object."""
+SPARES = 4
+"""Spare trays per clique that any gang may keep; a larger gang may keep as many as it has members."""
 EXAMPLE = f"write annotation {marks.SIZE_ANNOTATION} as 18, or as launcher=1,worker=18"
 
 
@@ -31,10 +33,11 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 def read_wish(annotations: Mapping[str, str]) -> Wish:
     """Read the annotations of a pod. Raises Refused, with what to write instead."""
     segment = annotations.get(marks.SEGMENT_ANNOTATION)
+    sizes = _sizes(annotations.get(marks.SIZE_ANNOTATION, ""))
     return Wish(
-        sizes=_sizes(annotations.get(marks.SIZE_ANNOTATION, "")),
+        sizes=sizes,
         segment=None if segment is None else _number(marks.SEGMENT_ANNOTATION, segment, least=1),
-        spares=_number(marks.SPARES_ANNOTATION, annotations.get(marks.SPARES_ANNOTATION, "0"), least=0),
+        spares=_spares(annotations, max(SPARES, sum(size for _, size in sizes))),
     )
 
 
@@ -60,9 +63,15 @@ def _sizes(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(sizes.items())
 
 
-def _number(annotation: str, text: str, *, least: int) -> int:
+def _spares(annotations: Mapping[str, str], most: int) -> int:
+    """Reserved trays count towards no quota, so a small gang does not get many."""
+    text = annotations.get(marks.SPARES_ANNOTATION, "0")
+    return _number(marks.SPARES_ANNOTATION, text, least=0, most=min(most, _MOST))
+
+
+def _number(annotation: str, text: str, *, least: int, most: int = _MOST) -> int:
     text = text.strip()
-    if not (text.isascii() and text.isdecimal() and least <= int(text[:9]) <= _MOST):
-        fix = EXAMPLE if annotation == marks.SIZE_ANNOTATION else f"use a number from {least} to {_MOST}"
+    if not (text.isascii() and text.isdecimal() and least <= int(text[:9]) <= most):
+        fix = EXAMPLE if annotation == marks.SIZE_ANNOTATION else f"use a number from {least} to {most}"
         raise Refused(f"annotation {annotation} is {text!r}", nearest_fix=fix)
     return int(text)

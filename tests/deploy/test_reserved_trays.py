@@ -1,0 +1,91 @@
+"""The policy that keeps pods off reserved trays: the expressions of the manifest, evaluated here."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from cel_expr_python import cel
+from cel_expr_python.ext import ext_optional
+
+from rackloom.claim.cluster.gang import marks
+
+GANGS = Path(__file__).parents[2] / "deploy" / "kubernetes" / "base" / "gangs.yaml"
+CONTROLLER = "system:serviceaccount:rackloom-system:rackloom-controller"
+(SPEC,) = [
+    one["spec"]
+    for one in yaml.safe_load_all(GANGS.read_text())
+    if one["kind"] == "ValidatingAdmissionPolicy" and one["metadata"]["name"] == "rackloom-reserved-trays"
+]
+
+NAMED = {"key": marks.TAINT, "operator": "Exists"}
+VALUED = {"key": marks.TAINT, "operator": "Equal", "value": "uid-of-a-plan", "effect": "NoSchedule"}
+ALL = {"operator": "Exists"}
+STATIC = {"operator": "Exists", "effect": "NoExecute"}
+GPU = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+
+
+def pod(*tolerations, gpus=0, claims=(), init=False):
+    limits = {"resources": {"limits": {"cpu": "1"} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})}}
+    spec = {"containers": [{"name": "main"} | ({} if init else limits)]}
+    spec |= {"initContainers": [{"name": "first"} | limits]} if init else {}
+    spec |= {"tolerations": list(tolerations)} if tolerations else {}
+    return {"metadata": {"name": "p"}, "spec": spec | ({"resourceClaims": list(claims)} if claims else {})}
+
+
+def is_allowed(obj, before=None, user="alice", namespace="team"):
+    asked = {
+        "operation": "CREATE" if before is None else "UPDATE",
+        "namespace": namespace,
+        "userInfo": {"username": user},
+    }
+    data = {"object": obj, "oldObject": before, "request": asked, "variables": {}}
+    types = dict.fromkeys(data, cel.Type.DYN)
+    environment = cel.NewEnv(variables=types, extensions=[ext_optional.ExtOptional()])
+
+    def value_of(expression):
+        found = environment.compile(expression).eval(data=data)
+        assert found.type() != cel.Type.ERROR, (expression, found)
+        return found.plain_value()
+
+    if not all(value_of(one["expression"]) for one in SPEC["matchConditions"]):
+        return True
+    for one in SPEC["variables"]:
+        data["variables"] = data["variables"] | {one["name"]: value_of(one["expression"])}
+    return all(value_of(one["expression"]) for one in SPEC["validations"])
+
+
+@pytest.mark.parametrize("toleration", [NAMED, VALUED, NAMED | {"effect": "NoSchedule"}])
+def test_nobody_tolerates_the_taint_of_gangs_by_himself(toleration):
+    assert not is_allowed(pod(toleration))
+    assert not is_allowed(pod(GPU, toleration, gpus=4))
+    assert not is_allowed(pod(GPU, toleration), before=pod(GPU)), "nor later"
+
+
+def test_the_controller_and_the_system_do():
+    assert is_allowed(pod(GPU, VALUED, gpus=4), before=pod(GPU, gpus=4), user=CONTROLLER)
+    for namespace in ("kube-system", "rackloom-system"):
+        assert is_allowed(pod(NAMED, ALL, gpus=4), namespace=namespace)
+
+
+def test_pods_that_were_let_go_are_updated_by_others():
+    assert is_allowed(pod(GPU, VALUED, gpus=4), before=pod(GPU, VALUED, gpus=4))
+
+
+def test_who_takes_devices_does_not_tolerate_everything():
+    claim = {"name": "gpu", "resourceClaimTemplateName": "gpu"}
+    for devices in ({"gpus": 1}, {"claims": [claim]}, {"gpus": 1, "init": True}):
+        assert not is_allowed(pod(ALL, **devices))
+        assert not is_allowed(pod(ALL | {"effect": "NoSchedule"}, **devices))
+        assert is_allowed(pod(STATIC, GPU, **devices)), "taints that do not keep new pods away"
+
+
+def test_pods_that_look_after_nodes_and_plain_pods_are_let_be():
+    assert is_allowed(pod(ALL))
+    assert is_allowed(pod())
+    assert is_allowed(pod(GPU, gpus=4))
+
+
+def test_it_denies():
+    bindings = [one for one in yaml.safe_load_all(GANGS.read_text()) if one["kind"].endswith("PolicyBinding")]
+    (ours,) = [one for one in bindings if one["spec"]["policyName"] == "rackloom-reserved-trays"]
+    assert ours["spec"]["validationActions"] == ["Deny"]
