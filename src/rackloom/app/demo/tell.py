@@ -17,6 +17,9 @@ from rackloom.app.whole.site import whole_site
 
 PROFILE = "gb200-nvl72"
 RACKS = 2
+_SIMULATED = (
+    "Simulated: switch controllers, API server, kubelets, nvidia-imex. All programs of ours are real."
+)
 WHOLE_RACK, PART_OF_A_RACK = ("blue", 18), ("green", 6)
 """Two tenants, and how many compute trays each of them takes."""
 
@@ -30,7 +33,7 @@ def run_demo(*, as_json: bool, say: Callable[[str], None] = print) -> int:
             say(_line(step))
 
     if not as_json:
-        say(f"{RACKS} racks of {PROFILE}. The switch controllers are simulated; all above them is real.\n")
+        say(f"{RACKS} racks of {PROFILE}. {_SIMULATED}\n")
     with tempfile.TemporaryDirectory(prefix="rackloom-demo-") as directory:
         report = uvloop.run(_story(Home(Path(directory)), Story(told)))
     say(msgspec.json.encode(report).decode() if as_json else _summary(report))

@@ -15,7 +15,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.04, 6.0
 """Seconds between attempts. Up to a rack of daemons joins one object at the same moment: a shorter first wait
 costs more writes that come too late, a longer one the pods that wait for it."""
 CONTENDED_WAIT = 0.12
-"""The longest after a conflict: about the time in which a whole rack of daemons can write one after the other.
+"""The longest after a conflict: about the time in which a rack of daemons can write one after the other.
 Longer pauses let the object rest while the last daemons sleep."""
 
 
