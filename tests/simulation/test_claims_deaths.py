@@ -91,7 +91,7 @@ class TestPlanted:
 
         monkeypatch.setattr(Preparing, "unprepare", unprepare)
         monkeypatch.setattr(Preparing, "sweep_specs", lambda self: None)
-        found = self.found(Isolation.DOMAIN, Death.PLUGIN, range(100, 200, 4))
+        found = self.found(Isolation.DOMAIN, Death.PLUGIN, range(100, 220, 3))
         assert any("cdi/" in said or "label" in said for said in found)
 
     def test_a_checkpoint_that_is_not_written(self, monkeypatch):
@@ -99,7 +99,7 @@ class TestPlanted:
             self._claims = claims
 
         monkeypatch.setattr(Checkpoint, "_write", write)
-        found = self.found(Isolation.DOMAIN, Death.PLUGIN, range(60, 140, 8))
+        found = self.found(Isolation.DOMAIN, Death.PLUGIN, range(40, 160, 4))
         assert any("CDI spec" in said for said in found)
 
     def test_a_daemon_that_ends_with_the_api_server(self, monkeypatch):
@@ -109,5 +109,5 @@ class TestPlanted:
             return True
 
         monkeypatch.setattr(Reporter, "_tell", tell_it)
-        found = self.found(Isolation.DOMAIN, Death.SERVER, range(60, 160, 5))
+        found = self.found(Isolation.DOMAIN, Death.SERVER, range(60, 180, 4))
         assert any(said.startswith("daemon on") for said in found)
