@@ -265,14 +265,6 @@ async def test_a_lost_node_is_silent_until_it_is_back() -> None:
 
 
 @in_virtual_time
-async def test_a_node_has_its_lease_as_soon_as_it_is_registered() -> None:
-    async with one_node() as cluster:
-        await cluster.kubelets.register(NodeSpec("new"))
-        await cluster.kubelets.lose("new")
-        assert (await cluster.api.get(LEASE, "new", LEASE_NAMESPACE))["spec"]["renewTime"]
-
-
-@in_virtual_time
 async def test_what_happened_behind_a_broken_watch_is_seen() -> None:
     async with one_node() as cluster:
         await bind_pod(cluster, "c")

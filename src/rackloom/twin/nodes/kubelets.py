@@ -66,7 +66,6 @@ class Kubelets:
             await self._api.create(NODE, node_object(spec))
         await self._report(spec)
         self._nodes[spec.name] = spec
-        await self._renew(spec)  # else nobody would miss a node that is lost before its first heartbeat
         for pod in list(self._pods.values()):
             self._lead(pod)
 
