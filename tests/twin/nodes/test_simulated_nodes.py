@@ -320,6 +320,16 @@ async def test_a_pod_that_a_finalizer_keeps_has_had_its_life() -> None:
             await cluster.pod()
 
 
+@in_virtual_time
+async def test_a_node_that_is_lost_before_its_first_heartbeat_has_a_lease_that_runs_out() -> None:
+    kube = FakeKube(namespaces=(SPACE, LEASE_NAMESPACE))
+    api = DirectApi(kube, "test")
+    kubelets = Kubelets(DirectApi(kube, "kubelet"), asyncio.get_running_loop().time)
+    await kubelets.register(NodeSpec("n"))
+    await kubelets.lose("n")
+    assert (await api.get(LEASE, "n", LEASE_NAMESPACE))["spec"]["holderIdentity"] == "n"
+
+
 @given(seed=st.integers(0, 10_000), lost=st.sampled_from(["request", "reply"]))
 @settings(max_examples=20)
 def test_an_api_server_that_fails_delays_pods_and_loses_none(

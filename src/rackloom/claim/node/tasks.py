@@ -49,5 +49,8 @@ async def background(*work: Coroutine[None, None, None]) -> AsyncIterator[Backgr
         yield Background(tasks)
         Background(tasks).check()
     finally:
+        # All before any is awaited: a second cancellation while we wait must not leave one of them at work.
+        for task in tasks:
+            task.cancel()
         for task in tasks:
             await end(task)

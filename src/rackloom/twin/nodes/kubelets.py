@@ -66,6 +66,7 @@ class Kubelets:
             await self._api.create(NODE, node_object(spec))
         await self._report(spec)
         self._nodes[spec.name] = spec
+        await self._renew(spec)
         for pod in list(self._pods.values()):
             self._lead(pod)
 
@@ -111,7 +112,9 @@ class Kubelets:
         try:
             await self._api.patch(LEASE, spec.name, LEASE_NAMESPACE, renewed)
         except NotFound:
-            await self._api.create(LEASE, lease_object(await self._api.get(NODE, spec.name), self._wall()))
+            made = lease_object(await self._api.get(NODE, spec.name), self._wall())
+            with contextlib.suppress(Conflict):
+                await self._api.create(LEASE, made)
 
     async def _report(self, spec: NodeSpec) -> None:
         status = node_status(spec, self._wall())
