@@ -93,7 +93,7 @@ async def _controllers(site: Site) -> None:
 
 
 async def _plugins(site: Site) -> None:
-    await _kill(site, await pods_of(site.api, "rackloom-node"))
+    await _kill(site, await pods_of(site.api, "rackloom-node-imex"))
 
 
 async def _daemon(site: Site) -> None:

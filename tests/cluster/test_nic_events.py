@@ -25,7 +25,7 @@ from rackloom.errors import Refused
 
 pytestmark = pytest.mark.anyio
 RIGHTS = Path(__file__).parents[2] / "deploy/kubernetes/base/rbac-node.yaml"
-ACCOUNT = "system:serviceaccount:rackloom-system:rackloom-node"
+ACCOUNT = "system:serviceaccount:rackloom-system:rackloom-node-nic"
 REF = ClaimRef(namespace="default", name="c", uid="u")
 
 

@@ -37,7 +37,7 @@ def test_channel_mode_is_said_to_the_controller_and_to_the_plugin():
         one for one in built(BASE.parent / "channel-isolation") if one["kind"] in ("Deployment", "DaemonSet")
     ]
     told = [one["metadata"]["name"] for one in pods if "'IMEX_ISOLATION', 'value': 'channel'" in str(one)]
-    assert sorted(told) == ["rackloom-controller", "rackloom-node"]
+    assert sorted(told) == ["rackloom-controller", "rackloom-node-imex"]
 
 
 def test_kustomize_builds_everything_into_one_namespace():
@@ -62,6 +62,16 @@ def test_no_role_reaches_further_than_it_must():
         "Role",
         "RoleBinding",
     }
+
+
+def test_every_program_has_an_account_of_its_own():
+    files = [one for path in BASE.glob("*.yaml") for one in documents(path)]
+    workloads = [one for one in files if one["kind"] in ("Deployment", "DaemonSet")]
+    used = [one["spec"]["template"]["spec"]["serviceAccountName"] for one in workloads]
+    made = {one["metadata"]["name"] for one in files if one["kind"] == "ServiceAccount"}
+    assert len(workloads) == 4
+    assert len(set(used)) == len(used)
+    assert set(used) <= made
 
 
 def test_the_classes_of_templates_exist():
