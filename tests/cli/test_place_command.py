@@ -133,6 +133,34 @@ def test_jobs_are_placed_beside_each_other_highest_priority_first(
     assert answers[1]["fixes"] == ["ask for 1 pod instead of 2", "wait until urgent ends (12 GPUs)"]
 
 
+def test_several_jobs_are_packed_together_where_one_after_another_leaves_one_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [node(f"r{rack}-{tray}", f"clique-{rack}") for rack in (0, 1) for tray in range(6 - rack)]
+    jobs = [job(name, members) for name, members in (("four", 4), ("three", 3), ("two", 2), ("duo", 2))]
+    assert ran(saved(tmp_path, *jobs, *nodes)) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("4 jobs fit together\n\nfour: 4 trays of clique clique-0")
+    assert ran(saved(tmp_path, *jobs, job("five", 5), *nodes)) == 1
+    assert capsys.readouterr().out.startswith("3 of 5 jobs fit together; refused: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: [1", "saved.yaml:1: not YAML"),
+        ("- 1", "an object is a mapping"),
+        ("kind: TFJob", r"there is no job in the files \(TFJob\)"),
+        ("kind: Job\nmetadata: {name: j}\nspec: {parallelism: many, template: {}}", "pod has 'many' members"),
+        ("kind: Job\nmetadata: {name: j}\nspec: {parallelism: -2, template: {}}", "pod has -2 members"),
+    ],
+)
+def test_a_file_that_is_no_job_is_said_to_be_none(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "saved.yaml").write_text(text)
+    with pytest.raises(Refused, match=reason):
+        ran(str(tmp_path / "saved.yaml"), *RACKS, "1")
+
+
 def test_claims_are_served_by_the_machines_of_the_profile(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,9 +245,20 @@ def test_a_cluster_is_asked_through_kubectl(
         ([*RACKS, "1"], "there is no job in the files"),
         ([MPI_JOB, *RACKS, "1", "--label", "nope=1"], "no such label"),
         ([MPI_JOB, *RACKS, "0"], "do not make whole domains"),
+        ([MPI_JOB, *RACKS, "1", "--down", "3"], "is no share of trays"),
+        ([MPI_JOB, *RACKS, "1", "--without-tray", "nope"], "no tray is called nope"),
+        ([MPI_JOB, *RACKS, "1", "--site", MPI_JOB], "not both"),
+        ([MPI_JOB, MPI_JOB, *RACKS, "2"], "2 jobs are called rack-bandwidth"),
     ],
 )
 def test_what_is_missing_is_said(words: list[str], reason: str) -> None:
     with pytest.raises(Refused, match=reason) as refused:
         ran(*words)
+    assert refused.value.nearest_fix
+
+
+def test_a_priority_class_without_a_number_is_refused(tmp_path: Path) -> None:
+    urgent = {"kind": "PriorityClass", "metadata": {"name": "urgent"}, "value": "high"}
+    with pytest.raises(Refused, match="PriorityClass has the name 'urgent' and the value 'high'") as refused:
+        ran(saved(tmp_path, node("n0", "c"), urgent, job("train", 1)))
     assert refused.value.nearest_fix

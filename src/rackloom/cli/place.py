@@ -40,7 +40,8 @@ def place(
     ----------
     jobs
         Manifests with an MPIJob (v2beta1), Job, JobSet, LeaderWorkerSet or pods, their ComputeDomain and
-        claim templates. Several jobs are placed one after another, highest priority first.
+        claim templates. Several jobs are placed beside each other: as many GPUs as can be for the highest
+        priority, then for the next.
     profile
         A rack or machine of `rackloom topology list` to plan for.
     racks

@@ -1,6 +1,6 @@
 """What `rackloom place` answers, and how it reads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -32,8 +32,18 @@ def page(report: Report) -> str:
     """Moves first, then each job: where it goes and why, or what blocks it."""
     moves = [f"first {move.told()}" for move in report.moves]
     parts = ["\n".join(moves)] if moves else []
+    parts += [_together(report.jobs)] if len(report.jobs) > 1 else []
     parts += ["\n".join(_job(one)) for one in report.jobs]
     return "\n\n".join(parts) or "nothing has to move"
+
+
+def _together(jobs: Sequence[Answer]) -> str:
+    """How many of several jobs fit beside each other."""
+    plans = [one.plan for one in jobs if one.plan is not None]
+    refused = listed([one.job for one in jobs if one.plan is None], most=8)
+    if not refused:
+        return f"{len(jobs)} jobs fit together"
+    return f"{len(plans)} of {len(jobs)} jobs fit together; refused: {refused}"
 
 
 def _job(one: Answer) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The work of `rackloom place`: files and a site in, plans or refusals out."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -11,13 +12,15 @@ from rackloom.claim.allocate.objects import ResourceClaim
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import gathered
 from rackloom.claim.place.asks import claims_by_kind, gang_of
-from rackloom.claim.place.defrag import defragmented, drained
+from rackloom.claim.place.batch import plan_batch
+from rackloom.claim.place.defrag import check_tray, defragmented, drained
 from rackloom.claim.place.devices import Kinds
+from rackloom.claim.place.effort import one_effort
 from rackloom.claim.place.fit import try_gang
 from rackloom.claim.place.fixes import fixes
-from rackloom.claim.place.jobs import KINDS, Job, channel_templates, jobs_of
+from rackloom.claim.place.jobs import KINDS, Job, channel_templates, jobs_of, part
 from rackloom.claim.place.labels import Labels
-from rackloom.claim.place.moves import Move, closed_to
+from rackloom.claim.place.moves import Move, closed_to, listed
 from rackloom.claim.place.notes import notes_on
 from rackloom.claim.place.observed import site_of
 from rackloom.claim.place.pods import PodNeed
@@ -30,6 +33,7 @@ from rackloom.cli.place_page import Answer, Report, page
 from rackloom.cli.place_site import Found, Source, found_in
 from rackloom.errors import Refused
 
+_PRIORITY = "PriorityClass"
 FIXES = 4
 """Fixes that an answer names, nearest first."""
 
@@ -50,11 +54,18 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 def answer(files: Sequence[Path], source: Source, asked: Asked, target: str | None, output: Format) -> int:
     """Print the answer. 1 where a job does not fit."""
+    if not 0 <= asked.down < 1:
+        raise Refused(f"--down {asked.down} is no share of trays", nearest_fix="0.01 is 1 %")
     documents = [one for path in files for one in read_documents(path)]
     jobs = jobs_of([one.value for one in documents], asked.labels)
     if not jobs and not (asked.drain or asked.defrag):
-        raise Refused("there is no job in the files", nearest_fix=f"name a manifest with {', '.join(KINDS)}")
-    desk = Desk(documents, found_in(source, documents, asked.labels), asked)
+        kinds = listed(dict.fromkeys(str(one.value.get("kind")) for one in documents), most=8)
+        raise Refused(
+            f"there is no job in the files ({kinds or 'nothing'})",
+            nearest_fix=f"name a manifest with {', '.join(KINDS)}",
+        )
+    claimed = _claimed(jobs, channel_templates([one.value for one in documents]))
+    desk = Desk(documents, found_in(source, documents, asked.labels, with_devices=claimed), asked)
     report = desk.report(jobs)
     refused = [one for one in report.jobs if one.plan is None]
     if target is not None and not refused:
@@ -65,28 +76,28 @@ def answer(files: Sequence[Path], source: Source, asked: Asked, target: str | No
 
 
 class Desk:
-    """A site on which jobs are placed one after another, highest priority first."""
+    """A site on which jobs are placed beside each other."""
 
     def __init__(self, documents: Sequence[Document], found: Found, asked: Asked) -> None:
         self._asked = asked
         self._found = found
         self._channels = channel_templates([one.value for one in documents])
-        self._claims = {one.metadata.name: one for one in gathered(documents).claims}
-        self._priorities = {
-            one.value["metadata"]["name"]: int(one.value.get("value", 0))
-            for one in documents
-            if one.value.get("kind") == "PriorityClass"
-        }
+        claims = gathered(documents).claims
+        self._claims = {(one.metadata.namespace or "default", one.metadata.name): one for one in claims}
+        self._priorities = dict(_priority(one) for one in documents if one.value.get("kind") == _PRIORITY)
         pods = site_of(found.nodes, found.pods, asked.labels).holds
-        self._holds = (*pods, *found.devices.holds(asked.labels))
+        self._observed = (*pods, *found.devices.holds(asked.labels))
+        self._holds = self._observed
         self._planned: list[tuple[Job, Gang, Plan, Site]] = []
 
     def report(self, jobs: Sequence[Job]) -> Report:
-        """The moves that come first, then each job."""
+        """The moves that come first, then each job, the most urgent first."""
+        _check_names(jobs)
         moves = self._rearranged()
-        gangs = {job.name: self._gang(job) for job in jobs}
-        by_priority = sorted(jobs, key=lambda job: -gangs[job.name].priority)
-        return Report(moves=moves, jobs=tuple(self._placed(job, gangs[job.name]) for job in by_priority))
+        gangs = [self._gang(job) for job in jobs]
+        asked = sorted(zip(jobs, gangs, strict=True), key=lambda one: -one[1].priority)
+        plans = self._plans(asked)
+        return Report(moves=moves, jobs=tuple(self._answer(job, gang, plans) for job, gang in asked))
 
     def rendering(self, target: str) -> str:
         """The jobs that were placed, for a scheduler."""
@@ -97,6 +108,8 @@ class Desk:
 
     def _rearranged(self) -> tuple[Move, ...]:
         site = self._site(None)
+        for tray in self._asked.without:
+            check_tray(site, tray)
         moves: list[Move] = []
         for tray in self._asked.drain:
             step = drained(site, tray)
@@ -107,16 +120,37 @@ class Desk:
         self._holds = site.holds
         return tuple(moves)
 
-    def _placed(self, job: Job, gang: Gang) -> Answer:
-        asked = self._asked
-        site = self._with_rooms(self._site(_device_need(job)), self._kinds(job))
-        site = closed_to(site, asked.drain, "drained")
-        plan = try_gang(site, gang)
+    def _plans(self, asked: Sequence[tuple[Job, Gang]]) -> dict[str, Plan]:
+        """Of the jobs that fit: together where all may use the same trays, else one by one."""
+        trays = [self._seen_by(job).trays for job, _ in asked]
+        if all(one == trays[0] for one in trays):
+            kinds = {kind: claims for job, _ in asked for kind, claims in self._kinds(job).items()}
+            site = self._with_rooms(Site(trays[0], self._holds), kinds) if trays else Site(())
+            found = plan_batch(site, [gang for _, gang in asked]).plans
+            for plan in found:
+                self._reserve(plan, next(one for one in asked if one[1].name == plan.gang))
+            return {plan.gang: plan for plan in found}
+        plans: dict[str, Plan] = {}
+        for job, gang in asked:
+            fitting = try_gang(self._with_rooms(self._seen_by(job), self._kinds(job)), gang)
+            if fitting is not None:
+                plans[gang.name] = fitting
+                self._reserve(fitting, (job, gang))
+        return plans
+
+    def _reserve(self, plan: Plan, of: tuple[Job, Gang]) -> None:
+        site = self._seen_by(of[0])
+        self._holds = reserved(site, of[1], plan).holds
+        self._planned.append((*of, plan, site))
+
+    def _answer(self, job: Job, gang: Gang, plans: Mapping[str, Plan]) -> Answer:
+        asked, plan = self._asked, plans.get(gang.name)
+        site = self._with_rooms(self._seen_by(job), self._kinds(job))
         if plan is None:
-            found = tuple(one.text for one in islice(fixes(site, gang), FIXES))
+            with one_effort():
+                site = _without_lower(site, gang, plans)
+                found = tuple(one.text for one in islice(fixes(site, gang), FIXES))
             return Answer(job=job.name, plan=None, blocked=shortage(site, gang), fixes=found)
-        self._holds = reserved(site, gang, plan).holds
-        self._planned.append((job, gang, plan, site))
         notes = (*notes_on(job, gang, plan, site, asked.labels, asked.down), *self._kept_off(job, plan))
         return Answer(job=job.name, plan=plan, notes=notes)
 
@@ -126,7 +160,15 @@ class Desk:
         # The CEL library takes longer to load than a plan without claims takes to make.
         from rackloom.claim.place.rooms import with_rooms
 
-        return with_rooms(site, self._found.devices, kinds)
+        # What was in use before the moves says whose devices they free.
+        before = Site(site.trays, self._observed)
+        found = with_rooms(before, self._found.devices, kinds, self._asked.labels)
+        return Site(found.trays, site.holds)
+
+    def _seen_by(self, job: Job) -> Site:
+        """As the members with devices may use it."""
+        need = next((team.need for team in job.teams if team.need.takes_devices), None)
+        return closed_to(self._site(need), self._asked.drain, "drained")
 
     def _kept_off(self, job: Job, plan: Plan) -> Iterator[str]:
         """Launchers have a template of their own, which may lack what lets the workers in."""
@@ -140,8 +182,7 @@ class Desk:
         asked = self._asked
         return gang_of(
             job,
-            self._kinds(job),
-            asked.labels,
+            self._claimed(self._kinds(job)),
             priorities=self._priorities,
             segment=asked.segment,
             spares=asked.spares,
@@ -151,6 +192,15 @@ class Desk:
 
     def _kinds(self, job: Job) -> dict[str, tuple[ResourceClaim, ...]]:
         return claims_by_kind(job, self._claims, self._channels)
+
+    def _claimed(self, kinds: Kinds) -> dict[str, int]:
+        """GPUs of a member by kind."""
+        if not kinds:
+            return {}
+        from rackloom.claim.place.rooms import gpus_claimed
+
+        devices, labels = self._found.devices, self._asked.labels
+        return {kind: gpus_claimed(devices, claims, labels) for kind, claims in kinds.items()}
 
     def _site(self, need: PodNeed | None) -> Site:
         """As pods with that need may use it, without the trays that are left out."""
@@ -165,6 +215,35 @@ class Desk:
         return closed_to(Site(site.trays, self._holds), self._asked.without, "left out")
 
 
-def _device_need(job: Job) -> PodNeed | None:
-    """Of the members for whom the trays are chosen."""
-    return next((team.need for team in job.teams if team.need.takes_devices), None)
+def _priority(one: Document) -> tuple[str, int]:
+    """Of a PriorityClass, its name and value."""
+    name, value = part(one.value, ("metadata", "name")), one.value.get("value", 0)
+    if not isinstance(name, str) or not isinstance(value, int):
+        raise Refused(
+            f"{one.where(('value',))}: a {_PRIORITY} has the name {name!r} and the value {value!r}",
+            nearest_fix="give it a name, and a whole number as value",
+        )
+    return name, value
+
+
+def _claimed(jobs: Sequence[Job], channels: Collection[str]) -> bool:
+    """Whether a member claims a device: channels are had on every tray."""
+    return any(
+        {*team.need.templates, *team.need.claims}.difference(channels) for job in jobs for team in job.teams
+    )
+
+
+def _check_names(jobs: Sequence[Job]) -> None:
+    """Jobs are told apart by their names, here and on the trays that they hold."""
+    for name, count in Counter(job.name for job in jobs).items():
+        if count > 1:
+            raise Refused(
+                f"{count} jobs are called {name}", nearest_fix="rename them, or place them one by one"
+            )
+
+
+def _without_lower(site: Site, gang: Gang, plans: Mapping[str, Plan]) -> Site:
+    """What stood in the way of a gang was not what was planned at a lower priority."""
+    holds = tuple(one for one in site.holds if one.owner not in plans or one.priority >= gang.priority)
+    rest = Site(site.trays, holds)
+    return site if try_gang(rest, gang) is not None else rest

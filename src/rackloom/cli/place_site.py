@@ -44,10 +44,18 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     devices: Devices
 
 
-def found_in(source: Source, jobs: Sequence[Document], labels: Labels) -> Found:
-    """The site of the source; nodes in the job files count too. Raises Refused where there is none."""
+def found_in(source: Source, jobs: Sequence[Document], labels: Labels, *, with_devices: bool) -> Found:
+    """The site of the source; nodes in the job files count too. Raises Refused where there is none.
+
+    `with_devices`: what the machines of a profile publish is looked at, not only how many GPUs they have.
+    """
+    if source.profile is not None and (source.files or source.cluster):
+        raise Refused(
+            f"a site has the nodes of a profile ({source.profile}) or those of a cluster, not both",
+            nearest_fix="leave --profile out, or --site, --cluster and --context",
+        )
     if source.profile is not None:
-        return _of_profile(source.profile, source.racks, labels)
+        return _of_profile(source.profile, source.racks, labels, with_devices)
     documents = [*jobs, *(one for path in source.files for one in read_documents(path))]
     if source.cluster:
         documents += ask_cluster(_KINDS, source.context)
@@ -56,18 +64,18 @@ def found_in(source: Source, jobs: Sequence[Document], labels: Labels) -> Found:
         fix = "name a --profile and --racks, files of a --site, or ask with --cluster"
         raise Refused("there is no node to place on", nearest_fix=fix)
     pods = tuple(one.value for one in documents if one.value.get("kind") == "Pod")
-    return Found(nodes=nodes, pods=pods, devices=_devices(gathered(documents)))
+    return Found(nodes=nodes, pods=pods, devices=_devices(gathered(documents), pods))
 
 
-def _devices(found: Manifests) -> Devices:
+def _devices(found: Manifests, pods: tuple[dict[str, Any], ...]) -> Devices:
     named = {one.metadata.name for one in found.classes}
     built_in = [one for one in device_classes() if one.metadata.name not in named]
     held = tuple(claim for claim in found.claims if claim.status.allocation is not None)
     classes = (*found.classes, *built_in)
-    return Devices(nodes=found.nodes, classes=classes, slices=found.slices, claims=held)
+    return Devices(nodes=found.nodes, classes=classes, slices=found.slices, claims=held, pods=pods)
 
 
-def _of_profile(name: str, racks: int, labels: Labels) -> Found:
+def _of_profile(name: str, racks: int, labels: Labels, with_devices: bool) -> Found:
     profile = profiles.load(name)
     if isinstance(profile, RackProfile):
         cliques, gpus = _cliques(profile, racks), profile.gpus_per_tray
@@ -76,7 +84,7 @@ def _of_profile(name: str, racks: int, labels: Labels) -> Found:
         cliques = [(f"node-{number}", None) for number in range(racks)]
         gpus, publishes = len(profile.gpus), True
     nodes = tuple(_node(node, clique, gpus, labels) for node, clique in cliques)
-    machine = machine_of(name) if publishes else None
+    machine = machine_of(name) if publishes and with_devices else None
     slices: tuple[ResourceSlice, ...] = ()
     if machine is not None:
         slices = tuple(one for node, _ in cliques for one in slices_of(machine, node))

@@ -5,6 +5,7 @@ import pytest
 
 from rackloom.claim.allocate.allocator import allocate
 from rackloom.claim.allocate.objects import (
+    DeviceClass,
     Node,
     ObjectMeta,
     ResourceClaim,
@@ -12,23 +13,25 @@ from rackloom.claim.allocate.objects import (
 )
 from rackloom.claim.allocate.outcome import Allocation
 from rackloom.claim.allocate.slices import device_classes, slices_of
-from rackloom.claim.place.devices import Devices, gpus_in
+from rackloom.claim.place.devices import HIGHEST, Devices, takes_devices
 from rackloom.claim.place.fit import try_gang
+from rackloom.claim.place.fixes import fixes
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.reserve import reserved
-from rackloom.claim.place.rooms import with_rooms
+from rackloom.claim.place.rooms import gpus_claimed, with_rooms
 from rackloom.claim.place.values import Gang, Group, Hold, Room, Site, Tray
 from rackloom.errors import Refused
 from rackloom.topology import profiles
 
 LABELS = Labels()
+OF_GPUS = 'device.driver == "gpu.nvidia.com"'
 NODES = ("n0", "n1", "n2")
 
 
 def claim(gpus: int, nics: int, selector: str | None = None) -> ResourceClaim:
     chosen = [{"cel": {"expression": selector}}] if selector else []
     exact = {"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": gpus}
-    requests = [{"name": "gpu", "exactly": {**exact, "selectors": chosen}}]
+    requests = [{"name": "gpu", "exactly": {**exact, "selectors": chosen}}] if gpus else []
     if nics:
         requests.append({"name": "nic", "exactly": {**exact, "deviceClassName": "dranet.net", "count": nics}})
     return msgspec.convert(
@@ -59,9 +62,9 @@ SITE = Site(tuple(Tray(name=name, clique="c0", gpus=4) for name in NODES))
 
 def test_rooms_are_what_the_allocator_can_give_now_and_when_nothing_is_in_use() -> None:
     busy = devices(allocated("n1", 1, 8))
-    found = with_rooms(SITE, busy, {"pair": (claim(2, 2),)})
+    found = with_rooms(Site(SITE.trays, busy.holds(LABELS)), busy, {"pair": (claim(2, 2),)})
     assert [tray.rooms["pair"] for tray in found.trays] == [Room(2, 2), Room(1, 2), Room(2, 2)]
-    assert busy.holds(LABELS) == (Hold(owner="pair", tray="n1", gpus=1),)
+    assert busy.holds(LABELS) == (Hold(owner="claim pair", tray="n1", gpus=1, priority=HIGHEST),)
     assert busy.gpus_of_nodes(LABELS) == {"n0": 4, "n1": 4, "n2": 4}
 
 
@@ -101,5 +104,64 @@ def test_a_selector_that_cannot_be_read_is_refused() -> None:
     assert refused.value.nearest_fix
 
 
-def test_gpus_are_counted_by_the_class_of_the_driver() -> None:
-    assert gpus_in([claim(3, 2), claim(1, 0)], LABELS) == 4
+def test_devices_of_a_pod_without_gpus_are_not_had_by_moving_what_has_gpus() -> None:
+    busy = devices(allocated("n1", 0, 8))
+    found = with_rooms(SITE, busy, {"pair": (claim(1, 4),)})
+    assert [tray.rooms.get("pair") for tray in found.trays] == [Room(2, 2), None, Room(2, 2)]
+    gang = Gang(name="job", groups=(Group(name="worker", members=5, gpus=1, devices="pair"),))
+    assert try_gang(found, gang) is None
+
+
+def test_a_claim_is_held_by_the_job_of_its_pod() -> None:
+    metadata = {"name": "p", "namespace": "lab", "labels": {LABELS.gang: "g", LABELS.movable: "true"}}
+    pod = {"metadata": metadata, "spec": {"nodeName": "n1", "priority": 9}}
+    meta = ObjectMeta(name="pair", namespace="lab")
+    mine = msgspec.structs.replace(allocated("n1", 2, 0), metadata=meta)
+    status = msgspec.structs.replace(mine.status, reserved_for=({"resource": "pods", "name": "p"},))
+    mine = msgspec.structs.replace(mine, status=status)
+    known = msgspec.structs.replace(devices(mine), pods=(pod,))
+    assert known.holds(LABELS) == (Hold(owner="lab/g", tray="n1", gpus=2, priority=9, movable=True),)
+    (unknown,) = devices(mine).holds(LABELS)
+    assert (unknown.owner, unknown.priority, unknown.movable) == ("lab/pod p", HIGHEST, False)
+
+
+def test_whoever_is_not_known_is_not_preempted() -> None:
+    busy = devices(*(allocated(name, 4, 0) for name in NODES))
+    where = with_rooms(Site(SITE.trays, busy.holds(LABELS)), busy, {"pair": (claim(4, 0),)})
+    group = Group(name="worker", members=1, gpus=4, devices="pair")
+    texts = [fix.text for fix in fixes(where, Gang(name="job", groups=(group,), priority=10**9))]
+    assert texts
+    assert not [text for text in texts if "preempt" in text]
+
+
+def test_trays_without_gpus_are_taken_by_those_that_have_their_nics() -> None:
+    plain = Site(tuple(Tray(name=name, clique="c0", gpus=0) for name in NODES))
+    where = with_rooms(plain, devices(), {"nics": (claim(0, 8),)})
+    gang = Gang(name="job", groups=(Group(name="worker", members=2, gpus=0, devices="nics"),))
+    plan = try_gang(where, gang)
+    assert plan is not None
+    then = reserved(where, gang, plan)
+    assert try_gang(then, msgspec.structs.replace(gang, name="next")) is None
+    assert try_gang(then, gang) == plan, "its own trays are not in its way"
+
+
+def test_claims_that_take_nothing_are_refused_where_members_are_counted() -> None:
+    look = {"name": "look", "exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "All"}}
+    look["exactly"]["adminAccess"] = True  # type: ignore[index]
+    admin = msgspec.convert({"spec": {"devices": {"requests": [look]}}}, ResourceClaim)
+    for one in (admin, ResourceClaim()):
+        assert not takes_devices(one)
+        with pytest.raises(Refused, match="take nothing"):
+            with_rooms(SITE, devices(), {"none": (one,)})
+
+
+def test_gpus_are_those_that_the_allocator_gives_whatever_the_class_is_called() -> None:
+    every = {"name": "all", "exactly": {"deviceClassName": "ours", "allocationMode": "All"}}
+    asked = msgspec.convert({"spec": {"devices": {"requests": [every]}}}, ResourceClaim)
+    ours = msgspec.convert(
+        {"metadata": {"name": "ours"}, "spec": {"selectors": [{"cel": {"expression": OF_GPUS}}]}}, DeviceClass
+    )
+    has = msgspec.structs.replace(devices(), classes=(*device_classes(), ours))
+    assert gpus_claimed(has, [asked], LABELS) == 4
+    assert gpus_claimed(has, [claim(3, 2), claim(1, 0)], LABELS) == 4
+    assert gpus_claimed(has, [claim(0, 2)], LABELS) == 0

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from rackloom.claim.allocate.objects import ResourceClaim
 from rackloom.claim.place.asks import claims_by_kind, gang_of
-from rackloom.claim.place.jobs import jobs_of
+from rackloom.claim.place.jobs import Job, jobs_of
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.observed import site_of
 from rackloom.claim.place.pods import Toleration
@@ -22,7 +24,7 @@ def template(gpus: int | str = 0, **spec: Any) -> dict[str, Any]:
 
 def gang(*objects: dict[str, Any]) -> Gang:
     (job,) = jobs_of(objects, LABELS)
-    return gang_of(job, {}, LABELS, priorities={"urgent": 7})
+    return gang_of(job, {}, priorities={"urgent": 7})
 
 
 def sizes(found: Gang) -> list[tuple[str, int, int, str]]:
@@ -45,6 +47,14 @@ def test_a_job_has_as_many_members_as_run_at_a_time() -> None:
     job = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"parallelism": 6, "template": pod}}
     assert sizes(gang(job)) == [("pod", 6, 2, "")]
     assert gang(job).priority == 7
+
+
+def test_a_job_runs_no_more_members_than_it_has_completions() -> None:
+    spec = {"parallelism": 36, "completions": 18, "template": template(4)}
+    assert sizes(gang({"kind": "Job", "metadata": {"name": "j"}, "spec": spec})) == [("pod", 18, 4, "")]
+    replicated = [{"name": "w", "replicas": 2, "template": {"spec": {**spec, "completions": 9}}}]
+    job = {"kind": "JobSet", "metadata": {"name": "s"}, "spec": {"replicatedJobs": replicated}}
+    assert sizes(gang(job)) == [("w", 18, 4, "")]
 
 
 def test_a_job_set_has_a_group_for_each_replicated_job() -> None:
@@ -149,6 +159,14 @@ def test_a_pod_on_its_own_is_a_gang_of_one_and_a_bound_pod_is_none() -> None:
         ({"kind": "Pod", "metadata": {"name": "p"}, **template(1, resourceClaims=["x"])}, "not shaped"),
         ({"kind": "JobSet", "metadata": {"name": "s"}, "spec": {"replicatedJobs": ["x"]}}, "not shaped"),
         (
+            {
+                "kind": "LeaderWorkerSet",
+                "metadata": {"name": "l"},
+                "spec": {"replicas": 2**31 - 1, "leaderWorkerTemplate": {"size": 0, "workerTemplate": {}}},
+            },
+            "each replica has 0 members",
+        ),
+        (
             {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template(1, tolerations=["x"])}},
             "not shaped",
         ),
@@ -166,6 +184,26 @@ def test_a_claim_of_which_nothing_is_known_is_refused() -> None:
     with pytest.raises(Refused, match="claims nope"):
         claims_by_kind(job, {}, ())
     assert claims_by_kind(job, {}, {"nope"}) == {}
+
+
+def test_templates_of_other_namespaces_are_others() -> None:
+    def job(namespace: str) -> Job:
+        pod = template(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "t"}])
+        metadata = {"name": "j", "namespace": namespace}
+        (found,) = jobs_of([{"kind": "Job", "metadata": metadata, "spec": {"template": pod}}], LABELS)
+        return found
+
+    def asking(count: int) -> ResourceClaim:
+        asked = {"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": count}
+        requests = [{"name": "gpu", "exactly": asked}]
+        return msgspec.convert({"spec": {"devices": {"requests": requests}}}, ResourceClaim)
+
+    known = {("a", "t"): asking(1), ("b", "t"): asking(4), ("c", "t"): ResourceClaim()}
+    assert claims_by_kind(job("a"), known, ()) == {"a/t": (asking(1),)}
+    assert claims_by_kind(job("b"), known, ()) == {"b/t": (asking(4),)}
+    assert claims_by_kind(job("c"), known, ()) == {}, "it takes nothing"
+    with pytest.raises(Refused, match="nothing is known"):
+        claims_by_kind(job("default"), known, ())
 
 
 def node(name: str, **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tests.claim.place.place_sites import held, site
 from rackloom.claim.place.batch import packing_of, plan_batch
 from rackloom.claim.place.improve import Improvement
 from rackloom.claim.place.packing import Assignment, Item, Room, by_best_fit, score
-from rackloom.claim.place.values import Gang, Group
+from rackloom.claim.place.values import Gang, Group, Site, Tray
 
 rooms_of_4x6 = st.lists(st.builds(Room, st.integers(0, 6), st.booleans()), min_size=1, max_size=4)
 blocks = st.lists(st.integers(1, 6), min_size=1, max_size=2).map(lambda found: tuple(sorted(found)[::-1]))
@@ -103,7 +103,56 @@ def test_a_batch_runs_what_is_worth_most_and_says_what_is_left_over() -> None:
     assert len(trays) == len(set(trays)) == 11
 
 
-def test_gangs_that_share_trays_are_placed_after_those_that_take_them_whole() -> None:
-    whole = Gang(name="whole", groups=(Group(name="worker", members=5, gpus=4),))
+def whole(name: str, members: int, priority: int = 0) -> Gang:
+    return Gang(name=name, groups=(Group(name="worker", members=members, gpus=4),), priority=priority)
+
+
+def test_gangs_of_whole_trays_and_others_share_a_site() -> None:
     small = Gang(name="small", groups=(Group(name="worker", members=4, gpus=1),), priority=9)
-    assert plan_batch(site(1, 6), [small, whole]).left_over == ()
+    assert plan_batch(site(1, 6), [small, whole("whole", 5)]).left_over == ()
+
+
+def test_no_number_of_lesser_gangs_outweighs_one_of_higher_priority() -> None:
+    lesser = [whole(f"lesser-{number}", 3) for number in range(2)]
+    assert plan_batch(site(1, 6), [*lesser, whole("urgent", 4, 1)]).left_over == ("lesser-0", "lesser-1")
+    small = Gang(name="small", groups=(Group(name="worker", members=1, gpus=1),), priority=2)
+    assert plan_batch(site(1, 6), [whole("all", 6, 1), small]).left_over == ("all",)
+
+
+def test_gangs_are_packed_together_where_one_by_one_leaves_somebody_over() -> None:
+    """The tightest clique for the first, of 4, is the one of 5, in which 3 and 2 would fit."""
+    where = site(2, 6, held("n1-0", "other"))
+    gangs = [whole("four", 4), whole("three", 3), whole("two-a", 2), whole("two-b", 2)]
+    assert plan_batch(where, gangs).left_over == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 1)), min_size=1, max_size=4),
+)
+def test_a_batch_places_as_much_as_brute_force_can(free: list[int], asked: list[tuple[int, int]]) -> None:
+    trays = [
+        Tray(name=f"n{clique}-{number}", clique=f"c{clique}", gpus=4)
+        for clique, count in enumerate(free)
+        for number in range(count)
+    ]
+    gangs = [whole(f"gang-{number}", *one) for number, one in enumerate(asked)]
+    done = plan_batch(Site(tuple(trays)), gangs)
+    placed = {plan.gang for plan in done.plans}
+    assert by_priority(gangs, placed) == max(
+        by_priority(gangs, {gang.name for gang, at in zip(gangs, way, strict=True) if at is not None})
+        for way in product([None, *range(len(free))], repeat=len(gangs))
+        if all(
+            sum(size for (size, _), at in zip(asked, way, strict=True) if at == clique) <= room
+            for clique, room in enumerate(free)
+        )
+    )
+
+
+def by_priority(gangs: list[Gang], placed: set[str]) -> tuple[int, int]:
+    """Members of the higher priority, then of the lower."""
+    members = [(gang.priority, gang.groups[0].members) for gang in gangs if gang.name in placed]
+    return sum(count for priority, count in members if priority), sum(
+        count for priority, count in members if not priority
+    )

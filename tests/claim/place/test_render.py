@@ -28,7 +28,7 @@ def mpi_job(workers: int = 3) -> dict[str, Any]:
 
 def render(target: str, value: dict[str, Any], **asked: Any) -> Rendered:
     (job,) = jobs_of([value], LABELS)
-    gang = gang_of(job, {}, LABELS, priorities={}, **asked)
+    gang = gang_of(job, {}, priorities={}, **asked)
     where = site(2, 6)
     return rendered(target, job, gang, plan_gang(where, gang), where, LABELS)
 
@@ -68,7 +68,7 @@ def test_each_pod_is_pinned_to_its_own_tray() -> None:
         {"kind": "Pod", "metadata": {"name": f"p{n}", "labels": {LABELS.gang: "g"}}} | pod(4) for n in (0, 1)
     ]
     (job,) = jobs_of(pods, LABELS)
-    gang = gang_of(job, {}, LABELS, priorities={})
+    gang = gang_of(job, {}, priorities={})
     found = rendered("affinity", job, gang, plan_gang(site(1), gang), site(1), LABELS)
     trays = [
         one["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
@@ -96,6 +96,27 @@ def test_kueue_is_told_the_level_and_that_launcher_and_workers_share_it() -> Non
     }
 
 
+def job_set(*members: int) -> dict[str, Any]:
+    replicated = [
+        {"name": f"g{number}", "template": {"spec": {"parallelism": pods, "template": pod(4)}}}
+        for number, pods in enumerate(members)
+    ]
+    return {"kind": "JobSet", "metadata": {"name": "s"}, "spec": {"replicatedJobs": replicated}}
+
+
+def test_kueue_is_told_no_more_than_its_webhooks_let_pass() -> None:
+    launcher = render("kueue", mpi_job(8), segment=4).objects[-1]["spec"]["mpiReplicaSpecs"]["Launcher"]
+    assert "annotations" not in launcher["template"].get("metadata", {})
+    with pytest.raises(Refused, match="no slices of 4 from 2 g1"):
+        render("kueue", job_set(4, 2), segment=4)
+    with pytest.raises(Refused, match="one of them a single pod"):
+        render("kueue", job_set(2, 3))
+    assert render("kueue", job_set(1, 3)).objects
+    apart = render("kueue", job_set(2, 3), apart=True).objects[-1]["spec"]["replicatedJobs"]
+    marks = apart[0]["template"]["spec"]["template"]["metadata"]["annotations"]
+    assert marks == {"kueue.x-k8s.io/podset-required-topology": CLIQUE}
+
+
 def test_kai_is_told_the_level_and_refuses_segments() -> None:
     found = render("kai", mpi_job())
     assert found.objects[-1]["metadata"]["annotations"] == {
@@ -107,11 +128,22 @@ def test_kai_is_told_the_level_and_refuses_segments() -> None:
         render("kai", mpi_job(8), segment=4)
 
 
-def test_a_leader_worker_set_gets_exclusive_topology_and_nothing_else_does() -> None:
+def test_kai_is_told_how_many_pods_of_a_job_belong_together() -> None:
+    """Its pod grouper reads the annotation of a Job; left to itself it asks for one pod."""
+    job = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"parallelism": 4, "template": pod(4)}}
+    assert render("kai", job).objects[-1]["metadata"]["annotations"]["kai.scheduler/batch-min-member"] == "4"
+
+
+def test_a_leader_worker_set_gets_exclusive_topology_on_the_trays_of_the_plan() -> None:
     value = {"kind": "LeaderWorkerSet", "metadata": {"name": "l"}, "spec": {"replicas": 2}}
     value["spec"]["leaderWorkerTemplate"] = {"size": 4, "workerTemplate": pod(4)}  # type: ignore[index]
-    marks = render("lws", value).objects[0]["metadata"]["annotations"]
-    assert marks == {"leaderworkerset.sigs.k8s.io/exclusive-topology": CLIQUE}
+    found = render("lws", value).objects[0]
+    assert found["metadata"]["annotations"] == {"leaderworkerset.sigs.k8s.io/exclusive-topology": CLIQUE}
+    spec = found["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["affinity"]
+    required = spec["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (trays,) = required["nodeSelectorTerms"][0]["matchExpressions"]
+    assert trays["values"] == [f"n{clique}-{tray}" for clique in (0, 1) for tray in range(4)]
+    assert "podAffinity" not in spec, "LWS adds its own"
     cut = render("lws", value, segment=2).objects[0]
     assert cut["spec"]["leaderWorkerTemplate"]["subGroupPolicy"] == {"subGroupSize": 2}
     with pytest.raises(Refused, match="MPIJob"):
@@ -140,7 +172,8 @@ def test_slurm_gets_a_segment_and_the_blocks_it_rests_on() -> None:
     found = render("slurm", mpi_job(8), segment=4)
     assert "#SBATCH --nodes=8\n" in found.script
     assert "#SBATCH --segment=4\n" in found.script
-    block = found.objects[0]["block"]
+    (first,) = found.objects[0]
+    block = first["block"]
     assert block["block_sizes"] == [6]
     assert block["blocks"][0] == {"block": "c0", "nodes": "n0-0,n0-1,n0-2,n0-3,n0-4,n0-5"}
 
@@ -167,3 +200,31 @@ def test_the_price_is_told_beside_that_of_the_whole_clique() -> None:
         "segments of 16 in cliques of 18: 2 trays stay outside; 88.8% usable with 1.0% of trays down"
         " (segments of 18: 83.5%)"
     )
+
+
+def leader_worker_set(replicas: int, size: int) -> dict[str, Any]:
+    inside = {"size": size, "workerTemplate": pod(4)}
+    spec = {"replicas": replicas, "leaderWorkerTemplate": inside}
+    return {"kind": "LeaderWorkerSet", "metadata": {"name": "l"}, "spec": spec}
+
+
+def test_a_slurm_segment_is_what_shares_a_clique() -> None:
+    script = render("slurm", leader_worker_set(2, 6)).script
+    assert "--nodes=12\n" in script
+    assert "--segment=6\n" in script
+    with pytest.raises(Refused, match="1 and 3 members share a clique"):
+        render("slurm", mpi_job(7), segment=3)
+
+
+def test_a_long_name_is_shortened_for_the_label_and_told_apart() -> None:
+    values = []
+    for end in "ab":
+        job = {**mpi_job(), "metadata": {"name": "n" * 62 + end, "namespace": "lab"}}
+        values.append(worker(render("affinity", job))["metadata"]["labels"]["rackloom.dev/job"])
+    assert [len(value) for value in values] == [63, 63]
+    assert values[0] != values[1]
+
+
+def test_kueue_takes_no_slices_that_leave_pods_over() -> None:
+    with pytest.raises(Refused, match="no slices of 3 from 7 worker"):
+        render("kueue", mpi_job(7), segment=3)

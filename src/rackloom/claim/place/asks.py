@@ -3,17 +3,16 @@
 from collections.abc import Collection, Mapping
 
 from rackloom.claim.allocate.objects import ResourceClaim
-from rackloom.claim.place.devices import gpus_in
-from rackloom.claim.place.jobs import Job, Team
-from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.devices import takes_devices
+from rackloom.claim.place.jobs import Job, Team, in_namespace
+from rackloom.claim.place.pods import Json
 from rackloom.claim.place.values import Gang, Group
 from rackloom.errors import Refused
 
 
 def gang_of(
     job: Job,
-    claims: Mapping[str, tuple[ResourceClaim, ...]],
-    labels: Labels,
+    claimed: Mapping[str, int],
     *,
     priorities: Mapping[str, int],
     segment: int | None = None,
@@ -21,13 +20,13 @@ def gang_of(
     exclusive: bool = False,
     apart: bool = False,
 ) -> Gang:
-    """The gang; `claims` are those of one member by kind, `priorities` those of priority classes."""
+    """The gang; `claimed`: GPUs that one member claims, by kind; `priorities`: those of priority classes."""
     groups = tuple(
         Group(
             name=team.name,
             members=team.members,
-            gpus=team.need.gpus + gpus_in(claims.get(kind_of(team), ()), labels),
-            devices=kind_of(team) if kind_of(team) in claims else None,
+            gpus=team.need.gpus + claimed.get(kind_of(job, team), 0),
+            devices=kind_of(job, team) if kind_of(job, team) in claimed else None,
             share=team.name if apart else team.share,
         )
         for team in job.teams
@@ -38,27 +37,34 @@ def gang_of(
     )
 
 
-def kind_of(team: Team) -> str:
-    """The name of what its members claim."""
-    return "+".join((*team.need.templates, *team.need.claims))
+def kind_of(job: Job, team: Team) -> str:
+    """The name of what its members claim; other namespaces have other templates of the same name."""
+    return in_namespace(_metadata(job), "+".join((*team.need.templates, *team.need.claims)))
 
 
 def claims_by_kind(
-    job: Job, known: Mapping[str, ResourceClaim], channels: Collection[str]
+    job: Job, known: Mapping[tuple[str, str], ResourceClaim], channels: Collection[str]
 ) -> dict[str, tuple[ResourceClaim, ...]]:
     """The claims of a member of each group; channels of ComputeDomains are served on every tray.
 
-    Raises Refused for a template or a claim that is not `known`.
+    `known`: by namespace and name. What takes no device is left out. Raises Refused for a template or a claim
+    that is not known.
     """
+    namespace = _metadata(job).get("namespace") or "default"
     found: dict[str, tuple[ResourceClaim, ...]] = {}
     for team in job.teams:
         names = [name for name in (*team.need.templates, *team.need.claims) if name not in channels]
-        missing = [name for name in names if name not in known]
+        missing = [name for name in names if (namespace, name) not in known]
         if missing:
             raise Refused(
                 f"{job.name}: {team.name} claims {missing[0]}, of which nothing is known",
                 nearest_fix="add its ResourceClaimTemplate, or the ComputeDomain that makes it, to the files",
             )
-        if names:
-            found[kind_of(team)] = tuple(known[name] for name in names)
+        claims = (known[namespace, name] for name in names)
+        if taking := tuple(one for one in claims if takes_devices(one)):
+            found[kind_of(job, team)] = taking
     return found
+
+
+def _metadata(job: Job) -> Json:
+    return job.objects[0].get("metadata") or {}

@@ -1,5 +1,6 @@
 """Many gangs at once: which of them run, and in which clique each."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -13,6 +14,9 @@ from rackloom.claim.place.packing import Assignment, Item, Room, Where, by_best_
 from rackloom.claim.place.reserve import reserved
 from rackloom.claim.place.values import Gang, Plan, Site
 
+Plans = dict[str, Plan]
+"""By the name of the gang."""
+
 
 class Batch(msgspec.Struct, frozen=True):
     """The plans, and the names of the gangs that did not fit beside them."""
@@ -22,24 +26,59 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def plan_batch(site: Site, gangs: Sequence[Gang]) -> Batch:
-    """Plans that can all run together. A tray of one priority counts as one more than of the next lower.
+    """Plans that can all run together: as many trays as can be for the highest priority, then for the next.
 
-    Gangs of whole trays are packed together; others are placed one by one into what these leave, highest
-    priority first.
+    One by one, the most urgent first, each goes where it closes fewest holes. If that leaves somebody over,
+    gangs of whole trays are packed together, if that places more.
     """
-    packed = [gang for gang in gangs if _is_packed(site, gang)]
-    rooms, items = packed_as_numbers(site, packed)
-    plans: dict[str, Plan] = {}
-    for gang, where in zip(packed, packing_of(rooms, items), strict=True):
-        if where is not None:
-            plans[gang.name] = _planned(site, gang, where)
-            site = reserved(site, gang, plans[gang.name])
-    for gang in sorted(gangs, key=lambda one: -one.priority):
-        if gang.name not in plans and (plan := try_gang(site, gang)) is not None:
-            plans[gang.name] = plan
-            site = reserved(site, gang, plan)
+    plans, _ = _one_by_one(site, gangs)
+    if len(plans) < len(gangs):
+        plans = max(plans, _packed(site, gangs), key=lambda some: _placed(some, gangs))
     done = tuple(plans[gang.name] for gang in gangs if gang.name in plans)
     return Batch(done, tuple(gang.name for gang in gangs if gang.name not in plans))
+
+
+def _one_by_one(site: Site, gangs: Sequence[Gang]) -> tuple[Plans, Site]:
+    """What fits beside each other, and the site then."""
+    plans: Plans = {}
+    for gang in sorted(gangs, key=lambda one: -one.priority):
+        plan = try_gang(site, gang)
+        if plan is not None:
+            plans[gang.name] = plan
+            site = reserved(site, gang, plan)
+    return plans, site
+
+
+def _packed(site: Site, gangs: Sequence[Gang]) -> Plans:
+    """Those of whole trays together; where there are others too, priority by priority, the others last."""
+    plans: Plans = {}
+    for some in _in_turn(site, gangs):
+        whole = [gang for gang in some if _takes_whole_trays(site, gang)]
+        rooms, items = packed_as_numbers(site, whole)
+        for gang, where in zip(whole, packing_of(rooms, items), strict=True):
+            if where is not None:
+                plans[gang.name] = _planned(site, gang, where)
+                site = reserved(site, gang, plans[gang.name])
+        rest, site = _one_by_one(site, [gang for gang in some if gang.name not in plans])
+        plans |= rest
+    return plans
+
+
+def _placed(plans: Plans, gangs: Sequence[Gang]) -> list[int]:
+    """GPUs of the members that are placed, by priority, the highest first."""
+    gpus = Counter[int]()
+    for gang in gangs:
+        members = sum(group.gpus * group.members for group in gang.groups)
+        gpus[gang.priority] += members if gang.name in plans else 0
+    return [gpus[priority] for priority in sorted(gpus, reverse=True)]
+
+
+def _in_turn(site: Site, gangs: Sequence[Gang]) -> list[list[Gang]]:
+    """What is planned at once, the most urgent first."""
+    if all(_takes_whole_trays(site, gang) for gang in gangs):
+        return [list(gangs)]
+    priorities = sorted({gang.priority for gang in gangs}, reverse=True)
+    return [[gang for gang in gangs if gang.priority == priority] for priority in priorities]
 
 
 def packing_of(rooms: Sequence[Room], items: Sequence[Item]) -> Assignment:
@@ -55,15 +94,23 @@ def packed_as_numbers(site: Site, gangs: Sequence[Gang]) -> tuple[list[Room], li
         Room(board.empty(clique), any(board.trays[at].name in held for at in board.positions(clique)))
         for clique in board.cliques
     ]
-    ranks = {priority: rank for rank, priority in enumerate(sorted({gang.priority for gang in gangs}), 1)}
-    items = [
-        Item(tuple(sum(part.members for part in block) for block in blocks_of(gang)), ranks[gang.priority])
-        for gang in gangs
-    ]
-    return rooms, items
+    blocks = [tuple(sum(part.members for part in block) for block in blocks_of(gang)) for gang in gangs]
+    weights = _weights(gangs, [sum(some) for some in blocks])
+    return rooms, [Item(some, weights[gang.priority]) for some, gang in zip(blocks, gangs, strict=True)]
 
 
-def _is_packed(site: Site, gang: Gang) -> bool:
+def _weights(gangs: Sequence[Gang], trays: Sequence[int]) -> dict[int, int]:
+    """By priority: one tray is worth more than all trays of lower priorities together."""
+    weights: dict[int, int] = {}
+    lower = 0
+    for priority in sorted({gang.priority for gang in gangs}):
+        weights[priority] = lower + 1
+        asked = sum(count for gang, count in zip(gangs, trays, strict=True) if gang.priority == priority)
+        lower += weights[priority] * asked
+    return weights
+
+
+def _takes_whole_trays(site: Site, gang: Gang) -> bool:
     """Whether each member takes a tray whole, so that counting trays is enough."""
     sizes = {tray.gpus for tray in site.trays}
     serious = [group for group in gang.groups if not group.is_helper]

@@ -1,9 +1,10 @@
 """What of a gang must share a clique."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from rackloom.claim.place.board import Need
+from rackloom.claim.place.loads import Need
 from rackloom.claim.place.values import Gang, Group
 from rackloom.errors import Refused
 
@@ -19,7 +20,7 @@ class Part(NamedTuple):
 Block = tuple[Part, ...]
 """Parts that must share a clique."""
 Shape = tuple[tuple[Need, int], ...]
-"""Need and members of each part."""
+"""Members of each need."""
 
 
 def blocks_of(gang: Gang) -> list[Block]:
@@ -67,6 +68,14 @@ def _cut(group: Group, segment: int) -> Iterator[Part]:
         yield Part(group, first, min(segment, group.members - first))
 
 
+def wanted_by(blocks: Iterable[Block]) -> Counter[Need]:
+    """Members of each need."""
+    wanted = Counter[Need]()
+    for part in (part for block in blocks for part in block):
+        wanted[Need.of(part.group)] += part.members
+    return wanted
+
+
 def shape_of(block: Block) -> Shape:
     """What the block asks for, whoever its members are."""
-    return tuple((Need.of(part.group), part.members) for part in block)
+    return tuple(sorted(wanted_by([block]).items(), key=str))

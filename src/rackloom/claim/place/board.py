@@ -8,19 +8,12 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from rackloom.claim.place.values import Group, Site
+from rackloom.claim.place.loads import Need, Vacancy
+from rackloom.claim.place.standing import Outlook
+from rackloom.claim.place.values import Site
 
-
-class Need(NamedTuple):
-    """What one member takes of its tray."""
-
-    gpus: int
-    devices: str | None
-
-    @classmethod
-    def of(cls, group: Group) -> "Need":
-        """The need of each member of a group."""
-        return cls(group.gpus, group.devices)
+_FULL = 1 << 20
+"""More GPUs than a tray has."""
 
 
 class Use(NamedTuple):
@@ -41,9 +34,11 @@ class Board:
         free = {tray.name: tray.gpus for tray in site.trays}
         for hold in site.holds:
             if hold.owner != owner and hold.tray in free:
-                free[hold.tray] -= hold.gpus
-        self._use = [Use(free[tray.name]) for tray in site.trays]
-        self._untouched = [free[tray.name] == tray.gpus for tray in site.trays]
+                # Less than none left shuts the tray to members without GPUs too.
+                free[hold.tray] -= _FULL if hold.is_whole else hold.gpus
+        self._free = [free[tray.name] for tray in site.trays]
+        self._use = [Use(gpus) for gpus in self._free]
+        self._untouched = [gpus == tray.gpus for gpus, tray in zip(self._free, site.trays, strict=True)]
         # GPUs of a node without a clique share memory with no other node: it is one by itself.
         self._clique = [tray.clique or tray.name for tray in site.trays]
         positions: dict[str, list[int]] = {}
@@ -71,14 +66,28 @@ class Board:
             self._capacity[key] = sum((rung & mask).bit_count() for rung in self._ladder(need))
         return self._capacity[key]
 
-    def serving(self, clique: str, need: Need) -> int:
-        """Trays of the clique that can serve a member."""
-        ladder = self._ladder(need)
-        return (ladder[0] & self._cliques[clique]).bit_count() if ladder else 0
+    def clique(self, at: int) -> str:
+        """That of a tray."""
+        return self._clique[at]
+
+    def outlook(self, clique: str, need: Need) -> Outlook:
+        """How the clique stands to members of one need."""
+        mask, empty = self._cliques[clique], self._empty & self._cliques[clique]
+        rungs = [here for rung in self._ladder(need) if (here := rung & mask)]
+        return Outlook(
+            capacity=sum(rung.bit_count() for rung in rungs),
+            in_part=sum((rung & ~empty).bit_count() for rung in rungs),
+            on_empty=sum(bool(rung & empty) for rung in rungs),
+            is_level=not any(empty & ~rung for rung in rungs),
+        )
 
     def empty(self, clique: str) -> int:
         """Open trays of the clique on which nothing is in use."""
         return (self._empty & self._cliques[clique]).bit_count()
+
+    def is_empty(self, at: int) -> bool:
+        """Whether nothing is in use on the tray, and it is open."""
+        return bool(self._empty >> at & 1)
 
     def slots(self, at: int, need: Need) -> int:
         """Members that the tray can serve."""
@@ -96,15 +105,24 @@ class Board:
         by_room = self._room(at, need.devices) - use.members
         return by_room if by_gpus is None else min(by_gpus, by_room)
 
-    def take(self, at: int, need: Need, members: int) -> Use:
-        """Put members on a tray. Returns what `put_back` wants."""
+    def vacancy(self, at: int, needs: Iterable[Need]) -> Vacancy:
+        """What a tray has left while this gang has nobody there."""
+        tray, free = self.trays[at], self._free[at]
+        if tray.shut is not None or free < 0 or (self._exclusive and not self._untouched[at]):
+            return Vacancy(False, 0, tuple(0 for _ in needs))
+        rooms = (free if need.devices is None else self._room(at, need.devices) for need in needs)
+        return Vacancy(0 < tray.gpus == free, free, tuple(rooms))
+
+    def take(self, at: int, need: Need, members: int) -> None:
+        """Put members on a tray."""
         before = self._use[at]
         self._set(at, Use(before.free - members * need.gpus, need.devices, before.members + members))
-        return before
 
-    def put_back(self, at: int, before: Use) -> None:
-        """Undo a `take`; the newest first."""
-        self._set(at, before)
+    def put_back(self, at: int, need: Need, members: int) -> None:
+        """Undo a `take`."""
+        before = self._use[at]
+        left = before.members - members
+        self._set(at, Use(before.free + members * need.gpus, need.devices if left else None, left))
 
     def free(self, at: int) -> int:
         """GPUs of the tray that nobody has."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rackloom.claim.place.blocks import Block, Shape, shape_of
+from rackloom.claim.place.blocks import Block, shape_of, wanted_by
 from rackloom.claim.place.board import Board
-from rackloom.claim.place.holes import closed
-from rackloom.claim.place.sit import Sitting, sit, spares_for, stand_up
+from rackloom.claim.place.rank import Ranking
+from rackloom.claim.place.sit import Sitting, lift, put, sit, sit_together, spares_for, ways_together
 
 DEAD_ENDS = 400
 """After so many the search gives up: blocks of unlike sizes can be packed in exponentially many ways."""
@@ -20,32 +20,29 @@ class Chosen(NamedTuple):
     sitting: Sitting
 
 
-class Standing(NamedTuple):
-    """How a clique stands to a block; less is better."""
-
-    fits: int
-    """Blocks like this one that it can take."""
-    closes: tuple[int, ...]
-    """Holes of each size."""
-    left: int
-    """Members that it could serve before the block."""
-
-
 def choose(board: Board, blocks: Sequence[Block], spares: int) -> list[Chosen] | None:
     """A clique for each block, in the order of the blocks; None, and nothing put, where none was found.
 
     Blocks that are alike fill as few cliques as can be at once; for others, fewer cliques are tried for.
     """
     best = Choice(board, blocks, spares).run()
-    unlike = len({shape_of(block) for block in blocks}) > 1
-    while best is not None and unlike and (cliques := len({one.clique for one in best})) > 1:
-        for one in reversed(best):
-            stand_up(board, one.sitting.undo)
+    while best is not None and (cliques := len({one.clique for one in best})) > 1:
+        for one in best:
+            lift(board, one.sitting)
         fewer = Choice(board, blocks, spares, most=cliques - 1).run()
         if fewer is None:
-            return [_again(board, one) for one in best]
+            for one in best:
+                put(board, one.sitting)
+            return best
         best = fewer
     return best
+
+
+class _Inside(NamedTuple):
+    """What a search has put into one clique."""
+
+    blocks: tuple[Block, ...] = ()
+    sittings: tuple[Sitting, ...] = ()
 
 
 class Choice:
@@ -57,92 +54,84 @@ class Choice:
         self._most = most
         self._blocks = blocks
         self._spares = spares
-        self._chosen: list[Chosen] = []
-        self._standings: dict[str, dict[Shape, Standing | None]] = {one: {} for one in board.cliques}
+        self._shapes = [shape_of(block) for block in blocks]
+        self._ranking = Ranking(board, wanted_by(blocks), spares)
+        self._inside: dict[str, _Inside] = {}
+        self._steps: list[tuple[str, _Inside]] = []
+        """The clique of each block so far, and what was in it before."""
 
     def run(self) -> list[Chosen] | None:
         """A clique for each block, in the order of the blocks; None where none was found."""
         open_choices: list[Iterator[str]] = []
         dead_ends = 0
-        while len(self._chosen) < len(self._blocks):
-            if len(open_choices) == len(self._chosen):
-                open_choices.append(iter(self._ranked()))
+        while len(self._steps) < len(self._blocks):
+            if len(open_choices) == len(self._steps):
+                open_choices.append(self._best_first())
             if self._advance(open_choices[-1]):
                 continue
             dead_ends += 1
-            if dead_ends > DEAD_ENDS or not self._chosen:
-                while self._chosen:
+            if dead_ends > DEAD_ENDS or not self._steps:
+                while self._steps:
                     self._take_back()
                 return None
             open_choices.pop()
             self._take_back()
-        return self._chosen
+        return self._chosen()
+
+    def _chosen(self) -> list[Chosen]:
+        sittings = {clique: iter(inside.sittings) for clique, inside in self._inside.items()}
+        return [
+            Chosen(block, clique, next(sittings[clique]))
+            for block, (clique, _) in zip(self._blocks, self._steps, strict=True)
+        ]
 
     def _advance(self, cliques: Iterator[str]) -> bool:
-        block = self._blocks[len(self._chosen)]
+        block = self._blocks[len(self._steps)]
         for clique in cliques:
-            sitting = sit(self._board, clique, block)
-            if sitting is None:
-                continue
-            self._chosen.append(Chosen(block, clique, sitting))
-            self._standings[clique] = {}
-            if len(spares_in(self._board, clique, self._chosen)) >= self._spares:
+            before = self._inside.get(clique, _Inside())
+            sittings = self._joined(clique, before, block)
+            if sittings is not None:
+                self._steps.append((clique, before))
+                self._set(clique, _Inside((*before.blocks, block), sittings))
                 return True
-            self._take_back()
         return False
 
-    def _take_back(self) -> None:
-        last = self._chosen.pop()
-        stand_up(self._board, last.sitting.undo)
-        self._standings[last.clique] = {}
+    def _joined(self, clique: str, before: _Inside, block: Block) -> tuple[Sitting, ...] | None:
+        """Put one more block into a clique; None, and nothing changed, where it cannot be.
 
-    def _ranked(self) -> list[str]:
-        """The cliques that may take the next block, best first."""
-        block = self._blocks[len(self._chosen)]
-        shape = shape_of(block)
-        waiting = sum(shape_of(one) == shape for one in self._blocks[len(self._chosen) :])
-        used = {one.clique for one in self._chosen}
-        keys = []
-        only_used = self._most is not None and len(used) >= self._most
-        for order, (clique, known) in enumerate(self._standings.items()):
-            if only_used and clique not in used:
-                continue
-            if shape not in known:
-                known[shape] = self._standing(clique, shape, clique in used)
-            found = known[shape]
-            if found is not None:
-                unlike = -min(found.fits, waiting)
-                keys.append((clique not in used, unlike, found.closes, found.left, order, clique))
-        return [key[-1] for key in sorted(keys)]
-
-    def _standing(self, clique: str, shape: Shape, used: bool) -> Standing | None:
-        """None where the block does not fit, by the count of each part alone."""
-        board = self._board
-        fits = min(board.capacity(clique, need) // members for need, members in shape)
-        if not fits:
+        Members that compete for trays are seated anew, all of them together.
+        """
+        blocks = (*before.blocks, block)
+        wanted = wanted_by(blocks)
+        answer = None
+        if not self._ranking.counts(clique, wanted):
+            answer = ways_together(self._board, clique, wanted, self._spares)
+        if answer is not None and answer.loads is not None:
+            for sitting in before.sittings:
+                lift(self._board, sitting)
+            return sit_together(self._board, clique, blocks, answer.loads)
+        beside = sit(self._board, clique, block)
+        if beside is None:
             return None
-        trays = 0 if used else self._spares
-        for need, members in shape:
-            # Exact where the trays of the clique are alike.
-            trays += -(-members * board.serving(clique, need) // board.capacity(clique, need))
-        need = shape[0][0]
-        empty = board.empty(clique)
-        in_part = board.serving(clique, need) - empty
-        return Standing(
-            fits, closed(empty, max(0, min(trays - in_part, empty))), board.capacity(clique, need)
-        )
+        sittings = (*before.sittings, beside)
+        if self._spares and len(spares_for(self._board, clique, sittings)) < self._spares:
+            lift(self._board, beside)
+            return None
+        return sittings
 
+    def _take_back(self) -> None:
+        clique, before = self._steps.pop()
+        for sitting in self._inside[clique].sittings:
+            lift(self._board, sitting)
+        for sitting in before.sittings:
+            put(self._board, sitting)
+        self._set(clique, before)
 
-def _again(board: Board, one: Chosen) -> Chosen:
-    """What was found before, on a board that is as it was then."""
-    sitting = sit(board, one.clique, one.block)
-    if sitting is None:
-        raise RuntimeError("a board that was put back did not take what it had taken before")
-    return Chosen(one.block, one.clique, sitting)
+    def _set(self, clique: str, inside: _Inside) -> None:
+        self._inside[clique] = inside
+        self._ranking.changed(clique, wanted_by(inside.blocks))
 
-
-def spares_in(board: Board, clique: str, chosen: Sequence[Chosen]) -> list[str]:
-    """Trays of the clique that could stand in for any that the chosen blocks use there."""
-    here = [one for one in chosen if one.clique == clique]
-    parts = tuple(part for one in here for part in one.block)
-    return spares_for(board, clique, parts, [seat for one in here for seat in one.sitting.seats])
+    def _best_first(self) -> Iterator[str]:
+        number = len(self._steps)
+        waiting = self._shapes[number:].count(self._shapes[number])
+        return self._ranking.best_first(self._shapes[number], waiting, self._most)

@@ -27,9 +27,8 @@ def drained(site: Site, tray: str) -> Rearranged:
     A member stays in its clique if a tray there can take it, else all of its job moves to another clique.
     Raises Refused where something cannot move.
     """
+    check_tray(site, tray)
     clique = {one.name: one.clique or one.name for one in site.trays}
-    if tray not in clique:
-        raise Refused(f"no tray is called {tray}", nearest_fix=f"name one of {listed(list(clique))}")
     site = closed_to(site, [tray], "drained")
     elsewhere = [name for name in clique if clique[name] != clique[tray]]
     moves: list[Move] = []
@@ -43,6 +42,13 @@ def drained(site: Site, tray: str) -> Rearranged:
         site = step[0]
         moves.append(step[1])
     return Rearranged(site, tuple(moves))
+
+
+def check_tray(site: Site, tray: str) -> None:
+    """Refuse a name that no tray has."""
+    names = [one.name for one in site.trays]
+    if tray not in names:
+        raise Refused(f"no tray is called {tray}", nearest_fix=f"name one of {listed(names)}")
 
 
 def defragmented(site: Site) -> Rearranged:

@@ -1,19 +1,29 @@
 """What drivers publish and claims hold, as far as placement counts it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.claim.allocate.objects import (
+    AllocationResult,
+    Device,
     DeviceClass,
-    DeviceRequest,
     Node,
     ResourceClaim,
     ResourceSlice,
 )
+from rackloom.claim.place.jobs import in_namespace
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.observed import hold_of
+from rackloom.claim.place.pods import Json
 from rackloom.claim.place.values import Hold
+
+DeviceId = tuple[str, str, str]
+"""Driver, pool and name."""
+HIGHEST = 2**31 - 1
+"""No priority (an int32) is above it, so nobody is told to preempt whoever has it."""
 
 Kinds = Mapping[str, tuple[ResourceClaim, ...]]
 """The claims of one member by `Group.devices`."""
@@ -28,48 +38,74 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     claims: tuple[ResourceClaim, ...] = ()
     """Those that are allocated."""
 
+    pods: tuple[Json, ...] = ()
+    """Those that may have the claims."""
+
     def gpus_of_nodes(self, labels: Labels) -> Counter[str]:
         """GPUs that are published, by node."""
-        return Counter(
-            one.spec.node_name
+        return Counter(self.gpus(labels).values())
+
+    def gpus(self, labels: Labels) -> dict[DeviceId, str]:
+        """The node of every GPU; of a GPU in parts its parts are listed beside it, and are none."""
+        return {
+            (one.spec.driver, one.spec.pool.name, device.name): one.spec.node_name
             for one in self.slices
             if one.spec.driver == labels.gpu_driver and one.spec.node_name
-            for _ in one.spec.devices
-        )
+            for device in one.spec.devices
+            if _is_whole(device)
+        }
 
     def holds(self, labels: Labels) -> tuple[Hold, ...]:
-        """GPUs that claims hold, under the name of the pod that uses the claim, else of the claim."""
-        pools = {(one.spec.driver, one.spec.pool.name): one.spec.node_name for one in self.slices}
+        """GPUs that claims hold, as the pod that uses the claim would."""
+        nodes, users = self.gpus(labels), self.users(labels)
         return tuple(
-            Hold(owner=_user(claim), tray=node, gpus=gpus)
-            for claim in self.claims
-            for node, gpus in self._held(claim, pools, labels).items()
+            replace(user, tray=node, gpus=gpus)
+            for claim, user in zip(self.claims, users, strict=True)
+            for node, gpus in _held(claim, nodes).items()
         )
 
-    def _held(
-        self, claim: ResourceClaim, pools: Mapping[tuple[str, str], str | None], labels: Labels
-    ) -> Counter[str]:
-        results = claim.status.allocation.devices.results if claim.status.allocation else ()
-        nodes = (
-            pools.get((one.driver, one.pool))
-            for one in results
-            if one.driver == labels.gpu_driver and not one.admin_access
-        )
-        return Counter(node for node in nodes if node)
+    def users(self, labels: Labels) -> list[Hold]:
+        """Who has each claim, as a hold on no tray; whoever is not known is not to be preempted or moved."""
+        pods = {_key(pod.get("metadata") or {}): pod for pod in self.pods}
+        return [_user(claim, pods, labels) for claim in self.claims]
 
 
-def gpus_in(claims: Iterable[ResourceClaim], labels: Labels) -> int:
-    """GPUs that claims ask for, by the class of the GPU driver; first alternatives count."""
-    return sum(_gpus(one, labels) for claim in claims for one in claim.spec.devices.requests)
+def taken_by(allocated: Iterable[AllocationResult], gpus: Container[DeviceId]) -> int:
+    """How many of the GPUs were given; administrators look at devices without taking them."""
+    return sum(
+        (one.driver, one.pool, one.device) in gpus and not one.admin_access
+        for result in allocated
+        for one in result.devices.results
+    )
 
 
-def _gpus(request: DeviceRequest, labels: Labels) -> int:
-    asked = request.exactly or next(iter(request.first_available), None)
-    if asked is None or asked.device_class_name != labels.gpu_driver:
-        return 0
-    return asked.count
+def takes_devices(claim: ResourceClaim) -> bool:
+    """Whether it keeps anything from others: administrators do not."""
+    requests = claim.spec.devices.requests
+    return any(one.exactly is None or not one.exactly.admin_access for one in requests)
 
 
-def _user(claim: ResourceClaim) -> str:
-    pods = [str(one["name"]) for one in claim.status.reserved_for if one.get("name")]
-    return pods[0] if pods else claim.metadata.name
+def _is_whole(device: Device) -> bool:
+    kind = device.attributes.get("type")
+    return kind is None or kind.string in (None, "gpu")
+
+
+def _held(claim: ResourceClaim, nodes: Mapping[DeviceId, str]) -> Counter[str]:
+    results = claim.status.allocation.devices.results if claim.status.allocation else ()
+    devices = ((one.driver, one.pool, one.device) for one in results if not one.admin_access)
+    return Counter(nodes[one] for one in devices if one in nodes)
+
+
+def _user(claim: ResourceClaim, pods: Mapping[tuple[str, str], Json], labels: Labels) -> Hold:
+    meta = claim.metadata
+    names = [str(one["name"]) for one in claim.status.reserved_for if one.get("name")]
+    known = next((pod for name in names if (pod := pods.get((meta.namespace or "default", name)))), None)
+    if known is not None:
+        return hold_of(known, labels)
+    # No word with a space is a name, so it is not taken for a job that is to be placed.
+    called = f"pod {names[0]}" if names else f"claim {meta.name}"
+    return Hold(owner=in_namespace({"namespace": meta.namespace}, called), tray="", gpus=0, priority=HIGHEST)
+
+
+def _key(metadata: Json) -> tuple[str, str]:
+    return metadata.get("namespace") or "default", metadata.get("name", "")

@@ -1,12 +1,14 @@
 """One gang onto a site, if it fits."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rackloom.claim.place.blocks import blocks_of
 from rackloom.claim.place.board import Board
-from rackloom.claim.place.choose import Chosen, choose, spares_in
+from rackloom.claim.place.choose import Chosen, choose
+from rackloom.claim.place.effort import one_effort
 from rackloom.claim.place.holes import priced
-from rackloom.claim.place.sit import sit
+from rackloom.claim.place.sit import sit, spares_for
 from rackloom.claim.place.values import Gang, Plan, Seat, Site
 from rackloom.errors import Refused
 
@@ -16,7 +18,8 @@ def try_gang(site: Site, gang: Gang) -> Plan | None:
     blocks = blocks_of(gang)
     board = Board(site, owner=gang.name, exclusive=gang.exclusive)
     before = _empty(board)
-    chosen = choose(board, blocks, gang.spares)
+    with one_effort():
+        chosen = choose(board, blocks, gang.spares)
     return None if chosen is None else _plan(gang, board, chosen, before)
 
 
@@ -37,12 +40,15 @@ def plan_in(site: Site, gang: Gang, cliques: Sequence[str]) -> Plan:
 
 def _plan(gang: Gang, board: Board, chosen: Sequence[Chosen], before: Sequence[int]) -> Plan:
     cliques = tuple(dict.fromkeys(one.clique for one in sorted(chosen, key=_first_member)))
+    spares = [at for one in cliques for at in _spares(board, one, chosen)[: gang.spares]]
+    kept = Counter(board.clique(at) for at in spares if board.is_empty(at))
+    after = [board.empty(clique) - kept[clique] for clique in board.cliques]
     return Plan(
         gang=gang.name,
-        seats=_seats(gang, chosen),
+        seats=_seats(gang, board, chosen),
         cliques=cliques,
-        spares=tuple(name for one in cliques for name in spares_in(board, one, chosen)[: gang.spares]),
-        price=priced(before, _empty(board)),
+        spares=tuple(board.trays[at].name for at in spares),
+        price=priced(before, after),
         reason=_reason(board, chosen, cliques),
     )
 
@@ -51,9 +57,21 @@ def _empty(board: Board) -> list[int]:
     return [board.empty(clique) for clique in board.cliques]
 
 
-def _seats(gang: Gang, chosen: Sequence[Chosen]) -> tuple[Seat, ...]:
+def _spares(board: Board, clique: str, chosen: Sequence[Chosen]) -> list[int]:
+    return spares_for(board, clique, [one.sitting for one in chosen if one.clique == clique])
+
+
+def _seats(gang: Gang, board: Board, chosen: Sequence[Chosen]) -> tuple[Seat, ...]:
     """All seats in the order of the gang; helpers stand beside the first member and open no tray."""
-    taken = sorted((seat for one in chosen for seat in one.sitting.seats), key=lambda seat: seat.member)
+    taken = sorted(
+        (
+            Seat(place.part.group.name, member, board.trays[place.at].name)
+            for one in chosen
+            for place in one.sitting
+            for member in range(place.first, place.first + place.members)
+        ),
+        key=lambda seat: seat.member,
+    )
     by_group = {group.name: [seat for seat in taken if seat.group == group.name] for group in gang.groups}
     first = next(seats[0].tray for seats in by_group.values() if seats)
     for group in gang.groups:
@@ -68,7 +86,7 @@ def _first_member(chosen: Chosen) -> tuple[int, str]:
 
 
 def _reason(board: Board, chosen: Sequence[Chosen], cliques: Sequence[str]) -> str:
-    trays = {seat.tray for one in chosen for seat in one.sitting.seats}
+    trays = {place.at for one in chosen for place in one.sitting}
     left = ", ".join(f"{clique} ({board.empty(clique)} empty trays left)" for clique in cliques)
     what = f"{len(chosen)} segments on " if len(chosen) > 1 else ""
     where = f"clique {left}" if len(cliques) == 1 else f"the {len(cliques)} cliques {left}"

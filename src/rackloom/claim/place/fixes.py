@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.claim.place.board import Board, Need
+from rackloom.claim.place.board import Board
 from rackloom.claim.place.cures import (
     CLIQUES,
     Cured,
@@ -20,6 +20,7 @@ from rackloom.claim.place.cures import (
     returned,
 )
 from rackloom.claim.place.fit import try_gang
+from rackloom.claim.place.loads import Need
 from rackloom.claim.place.moves import Move
 from rackloom.claim.place.values import Gang, Group, Plan, Site
 

@@ -111,7 +111,7 @@ def _job(value: dict[str, Any], labels: Labels) -> Job:
 
 def _check_members(group: str, members: object, others: int) -> None:
     if not isinstance(members, int) or members < 1:
-        raise Refused(f"{group} has {members} members", nearest_fix="ask for 1 or more")
+        raise Refused(f"{group} has {members!r} members", nearest_fix="ask for a whole number from 1")
     if others + members > MOST:
         fix = f"ask for {MOST} or fewer in the whole job"
         raise Refused(f"{group} has {members} members, and {others} stand before it", nearest_fix=fix)
@@ -139,20 +139,27 @@ def _mpi_job(value: Json) -> Iterator[tuple[str, int, Path, str]]:
 
 
 def _batch_job(value: Json) -> Iterator[tuple[str, int, Path, str]]:
-    yield "pod", _count(value, ("spec", "parallelism")), ("spec", "template"), ""
+    yield "pod", _at_a_time(value, ("spec",)), ("spec", "template"), ""
 
 
 def _job_set(value: Json) -> Iterator[tuple[str, int, Path, str]]:
     for number, one in enumerate(part(value, ("spec", "replicatedJobs")) or ()):
         spec: Path = ("spec", "replicatedJobs", number, "template", "spec")
-        pods = one.get("replicas", 1) * _count(value, (*spec, "parallelism"))
+        pods = one.get("replicas", 1) * _at_a_time(value, spec)
         yield _name_in(one, "JobSet") or f"job-{number}", pods, (*spec, "template"), ""
+
+
+def _at_a_time(value: Json, spec: Path) -> Any:
+    """Pods of a Job that run beside each other: never more than are left to complete."""
+    parallelism, completions = _count(value, (*spec, "parallelism")), part(value, (*spec, "completions"))
+    return parallelism if completions is None else min(parallelism, completions)
 
 
 def _leader_worker_set(value: Json) -> Iterator[tuple[str, int, Path, str]]:
     """Each replica is a leader and its workers, in a clique of their own."""
     inside: Path = ("spec", "leaderWorkerTemplate")
     size = _count(value, (*inside, "size"))
+    _check_members("each replica", size, 0)
     leads = part(value, (*inside, "leaderTemplate")) is not None
     for number in range(_count(value, ("spec", "replicas"))):
         replica = f"replica-{number}"

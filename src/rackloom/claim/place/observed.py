@@ -37,6 +37,19 @@ def site_of(
     return Site(trays, tuple(_holds(pods, labels)))
 
 
+def hold_of(pod: Json, labels: Labels) -> Hold:
+    """What a pod has of its node by the limits of its containers."""
+    spec, metadata = pod.get("spec") or {}, pod.get("metadata") or {}
+    marks = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+    return Hold(
+        owner=owner_of(pod, labels),
+        tray=spec.get("nodeName") or "",
+        gpus=gpus_of(spec, labels),
+        priority=spec.get("priority") or 0,
+        movable=marks.get(labels.movable) == "true",
+    )
+
+
 def _gpus(node: Json, labels: Labels) -> int:
     status = node.get("status") or {}
     value = (status.get("allocatable") or status.get("capacity") or {}).get(labels.gpu, 0)
@@ -66,14 +79,5 @@ def _holds(pods: Iterable[Json], labels: Labels) -> Iterator[Hold]:
         spec = pod.get("spec") or {}
         if not spec.get("nodeName") or (pod.get("status") or {}).get("phase") in _OVER:
             continue
-        gpus = gpus_of(spec, labels)
-        if gpus:
-            metadata = pod.get("metadata") or {}
-            marks = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
-            yield Hold(
-                owner=owner_of(pod, labels),
-                tray=spec["nodeName"],
-                gpus=gpus,
-                priority=spec.get("priority") or 0,
-                movable=marks.get(labels.movable) == "true",
-            )
+        if gpus_of(spec, labels):
+            yield hold_of(pod, labels)

@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from rackloom.claim.place.board import Board, Need
+from rackloom.claim.place.board import Board
+from rackloom.claim.place.loads import Need
 from rackloom.claim.place.moves import listed
 from rackloom.claim.place.values import Gang, Plan, Seat, Site
 from rackloom.errors import Refused
@@ -45,7 +46,7 @@ def _stand_in(board: Board, gang: Gang, plan: Plan, clique: str, lost: str) -> s
 
 def _carries(board: Board, at: int, gang: Gang, plan: Plan, lost: str) -> bool:
     """Whether the tray can take all members of the lost one."""
-    undo = []
+    taken: list[tuple[Need, int]] = []
     seats: list[Seat] = [seat for seat in plan.seats if seat.tray == lost]
     fits = True
     for group in gang.groups:
@@ -54,7 +55,8 @@ def _carries(board: Board, at: int, gang: Gang, plan: Plan, lost: str) -> bool:
             continue
         fits = fits and board.slots(at, Need.of(group)) >= members
         if fits:
-            undo.append(board.take(at, Need.of(group), members))
-    for before in reversed(undo):
-        board.put_back(at, before)
+            board.take(at, Need.of(group), members)
+            taken.append((Need.of(group), members))
+    for need, members in taken:
+        board.put_back(at, need, members)
     return fits

@@ -6,7 +6,8 @@ from rackloom.claim.place.values import Gang, Hold, Plan, Site
 def reserved(site: Site, gang: Gang, plan: Plan) -> Site:
     """The site with the members seated and the spare trays kept.
 
-    Trays with claimed devices are taken whole: what is left of their NICs was not asked.
+    Trays with claimed devices are taken whole, those without GPUs too: what is left of their NICs was not
+    asked.
     """
     whole = {tray.name: tray.gpus for tray in site.trays}
     groups = {group.name: group for group in gang.groups}
@@ -18,9 +19,10 @@ def reserved(site: Site, gang: Gang, plan: Plan) -> Site:
         else:
             gpus[seat.tray] = min(gpus[seat.tray] + group.gpus, whole[seat.tray])
     gpus |= {spare: whole[spare] for spare in plan.spares}
+    taken = {*plan.spares, *(seat.tray for seat in plan.seats if groups[seat.group].devices is not None)}
     mine = tuple(
-        Hold(owner=gang.name, tray=tray, gpus=count, priority=gang.priority)
+        Hold(owner=gang.name, tray=tray, gpus=count, priority=gang.priority, is_whole=tray in taken)
         for tray, count in gpus.items()
-        if count
+        if count or tray in taken
     )
     return Site(site.trays, (*site.holds, *mine))

@@ -1,21 +1,40 @@
 """How many members with certain claims each tray can serve, asked of `claim/allocate`."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from rackloom.claim.allocate.fleet import Fleet
-from rackloom.claim.allocate.objects import AllocationResult, ResourceClaim
+from rackloom.claim.allocate.objects import (
+    AllocationResult,
+    DeviceAllocationResult,
+    DeviceResult,
+    ResourceClaim,
+)
 from rackloom.claim.allocate.outcome import Allocation, Fault
-from rackloom.claim.place.devices import Devices, Kinds
+from rackloom.claim.place.devices import Devices, Kinds, taken_by
+from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.values import Room, Site
 from rackloom.errors import Refused
 
+InUse = dict[str, list[AllocationResult]]
+"""By node."""
+MOST = 64
+"""Members that a tray is said to serve at most: a device that may be shared, and has no capacity that could
+run out, serves any number."""
 
-def with_rooms(site: Site, devices: Devices, kinds: Kinds) -> Site:
+
+def with_rooms(
+    site: Site,
+    devices: Devices,
+    kinds: Kinds,
+    labels: Labels = Labels(),  # noqa: B008 (a frozen value)
+) -> Site:
     """The site with the rooms of every tray for each kind. Raises Refused for claims that cannot be read."""
-    rooms = {kind: _rooms(kind, devices, claims) for kind, claims in kinds.items()}
+    busy = _busy(devices, devices.claims)
+    staying = _staying(site, devices, labels)
+    rooms = {kind: _rooms(kind, devices, claims, busy, staying) for kind, claims in kinds.items()}
     trays = tuple(
         msgspec.structs.replace(
             tray, rooms={kind: of[tray.name] for kind, of in rooms.items() if tray.name in of}
@@ -25,29 +44,70 @@ def with_rooms(site: Site, devices: Devices, kinds: Kinds) -> Site:
     return Site(trays, site.holds)
 
 
-def _rooms(kind: str, devices: Devices, claims: Sequence[ResourceClaim]) -> dict[str, Room]:
-    empty = _filled(kind, _fleet(devices), claims)
-    busy = _busy(devices)
-    if not busy:
+def gpus_claimed(devices: Devices, claims: Sequence[ResourceClaim], labels: Labels) -> int:
+    """GPUs that a member has by its claims, on the first tray that can serve it when nothing is in use.
+
+    0 where none can. The allocator is asked: classes have any name, and a request may be for all there are.
+    """
+    found = _fleet(devices, {}).place(claims)
+    return taken_by(found.results, devices.gpus(labels)) if isinstance(found, Allocation) else 0
+
+
+def _rooms(
+    kind: str, devices: Devices, claims: Sequence[ResourceClaim], busy: InUse, staying: InUse
+) -> dict[str, Room]:
+    everything = _everything(devices)
+    empty = _filled(kind, _fleet(devices, staying), claims, everything)
+    if busy == staying:
         return {node: Room(now=members, empty=members) for node, members in empty.items()}
-    fleet = _fleet(devices)
-    for node, results in busy.items():
-        fleet.occupy(node, results)
-    now = _filled(kind, fleet, claims)
+    now = _filled(kind, _fleet(devices, busy), claims, everything)
     return {node: Room(now=now[node], empty=members) for node, members in empty.items()}
 
 
-def _fleet(devices: Devices) -> Fleet:
+def _fleet(devices: Devices, in_use: InUse) -> Fleet:
     """Slices that name no node (a clique's channels) are served wherever the clique is."""
     slices = [one for one in devices.slices if one.spec.node_name]
-    return Fleet(devices.nodes, devices.classes, slices)
+    fleet = Fleet(devices.nodes, devices.classes, slices)
+    for node, results in in_use.items():
+        fleet.occupy(node, results)
+    return fleet
 
 
-def _busy(devices: Devices) -> dict[str, list[AllocationResult]]:
+def _staying(site: Site, devices: Devices, labels: Labels) -> InUse:
+    """What is in use on a tray by those who have none of its GPUs: moves and preemption do not free it."""
+    held = {(one.owner, one.tray) for one in site.holds}
+    users = devices.users(labels)
+    by_owner: dict[str, list[ResourceClaim]] = {}
+    for claim, user in zip(devices.claims, users, strict=True):
+        by_owner.setdefault(user.owner, []).append(claim)
+    found: InUse = {}
+    for owner, claims in by_owner.items():
+        for node, results in _busy(devices, claims).items():
+            if (owner, node) not in held:
+                found.setdefault(node, []).extend(results)
+    return found
+
+
+def _everything(devices: Devices) -> dict[str, AllocationResult]:
+    """All devices of each node, as a claim for all of them would have them."""
+    found: dict[str, list[DeviceResult]] = {}
+    for one in devices.slices:
+        pool = one.spec.pool.name
+        found.setdefault(one.spec.node_name or "", []).extend(
+            DeviceResult(request="", driver=one.spec.driver, pool=pool, device=device.name)
+            for device in one.spec.devices
+        )
+    return {
+        node: AllocationResult(devices=DeviceAllocationResult(results=tuple(results)))
+        for node, results in found.items()
+    }
+
+
+def _busy(devices: Devices, claims: Iterable[ResourceClaim]) -> InUse:
     names = {node.metadata.name for node in devices.nodes}
     pools = {one.spec.pool.name: one.spec.node_name for one in devices.slices if one.spec.node_name}
-    found: dict[str, list[AllocationResult]] = {}
-    for claim in devices.claims:
+    found: InUse = {}
+    for claim in claims:
         if claim.status.allocation is not None:
             for pool in {one.pool for one in claim.status.allocation.devices.results}:
                 if pools.get(pool) in names:
@@ -55,11 +115,18 @@ def _busy(devices: Devices) -> dict[str, list[AllocationResult]]:
     return found
 
 
-def _filled(kind: str, fleet: Fleet, claims: Sequence[ResourceClaim]) -> Counter[str]:
-    """Members by node when the fleet takes as many as it can."""
+def _filled(
+    kind: str, fleet: Fleet, claims: Sequence[ResourceClaim], everything: Mapping[str, AllocationResult]
+) -> Counter[str]:
+    """Members by node when the fleet takes as many as it can, up to `MOST`; `everything`: all of a node."""
     members: Counter[str] = Counter()
     while isinstance(found := fleet.place(claims), Allocation):
+        if members[found.node] == MOST:
+            fix = "let each of them request a device that it does not share without bound"
+            raise Refused(f"claims {kind} take nothing of {found.node}", nearest_fix=fix)
         members[found.node] += 1
+        if members[found.node] == MOST:
+            fleet.occupy(found.node, [everything[found.node]])
     if isinstance(found, Fault):
         raise Refused(f"claims {kind}: {found.reason}", nearest_fix="run `rackloom claim explain` on them")
     return members

@@ -1,19 +1,40 @@
-"""The members of one block on the trays of one clique."""
+"""The members of blocks on the trays of one clique."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
 from typing import NamedTuple
 
-from rackloom.claim.place.blocks import Block, Part
-from rackloom.claim.place.board import Board, Need, Use
-from rackloom.claim.place.values import Seat
+from rackloom.claim.place.blocks import Block, Part, wanted_by
+from rackloom.claim.place.board import Board
+from rackloom.claim.place.loads import Load, Need, loads_of
+from rackloom.claim.place.together import Answer, seated_together
 
 
-class Sitting(NamedTuple):
-    """Who sits where, and how to take it back."""
+class Place(NamedTuple):
+    """Consecutive members of one group on one tray."""
 
-    seats: tuple[Seat, ...]
-    undo: tuple[tuple[int, Use], ...]
+    at: int
+    """Position of the tray on the board."""
+    part: Part
+    first: int
+    members: int
+
+
+Sitting = tuple[Place, ...]
+"""All members of a block."""
+
+
+def put(board: Board, sitting: Sitting) -> None:
+    """Put members on the board where they are known to fit."""
+    for place in sitting:
+        board.take(place.at, Need.of(place.part.group), place.members)
+
+
+def lift(board: Board, sitting: Sitting) -> None:
+    """Take members off the board."""
+    for place in sitting:
+        board.put_back(place.at, Need.of(place.part.group), place.members)
 
 
 def sit(board: Board, clique: str, block: Block) -> Sitting | None:
@@ -21,42 +42,83 @@ def sit(board: Board, clique: str, block: Block) -> Sitting | None:
 
     Trays of which a part is in use are filled up before an empty one is begun.
     """
-    seats: list[Seat] = []
-    undo: list[tuple[int, Use]] = []
+    sitting: Sitting = ()
     for part in sorted(block, key=lambda one: one.group.gpus, reverse=True):
-        if not _sit_part(board, clique, part, seats, undo):
-            stand_up(board, tuple(undo))
+        places = tuple(_places(board, clique, part))
+        if sum(place.members for place in places) < part.members:
+            lift(board, sitting)
             return None
-    return Sitting(tuple(seats), tuple(undo))
+        put(board, places)
+        sitting += places
+    return sitting
 
 
-def stand_up(board: Board, undo: tuple[tuple[int, Use], ...]) -> None:
-    """Take back what `sit` put on the board."""
-    for at, before in reversed(undo):
-        board.put_back(at, before)
+def ways_together(board: Board, clique: str, wanted: Mapping[Need, int], spares: int) -> Answer | None:
+    """How members sit in a clique where the gang has nobody else, and so many trays are kept."""
+    needs = in_order(wanted)
+    vacancies = tuple(board.vacancy(at, needs) for at in board.positions(clique))
+    return seated_together(vacancies, needs, tuple(wanted[need] for need in needs), spares)
 
 
-def spares_for(board: Board, clique: str, block: Block, seats: Iterable[Seat]) -> list[str]:
-    """Trays of the clique that could take over all members of any tray of `seats`, the last ones first."""
-    heaviest = Need.of(max(block, key=lambda part: part.group.gpus).group)
-    together = max(Counter(seat.tray for seat in seats).values())
-    return [
-        board.trays[at].name
+def sit_together(
+    board: Board, clique: str, blocks: Sequence[Block], loads: Sequence[Load]
+) -> tuple[Sitting, ...]:
+    """Put blocks on the board with these loads of the trays of a clique."""
+    positions = board.positions(clique)
+    seats = {
+        need: iter([at for at, here in zip(positions, column, strict=True) for _ in range(here)])
+        for need, column in zip(in_order(wanted_by(blocks)), zip(*loads, strict=True), strict=True)
+    }
+    sittings = tuple(tuple(place for part in block for place in _seated(part, seats)) for block in blocks)
+    for sitting in sittings:
+        put(board, sitting)
+    return sittings
+
+
+def in_order(wanted: Mapping[Need, int]) -> tuple[Need, ...]:
+    """The needs, those of most members last: the others make the states of a search."""
+    return tuple(sorted(wanted, key=lambda need: (wanted[need], need.gpus, need.devices or "")))
+
+
+def spares_for(board: Board, clique: str, sittings: Iterable[Sitting]) -> list[int]:
+    """Trays of the clique that could take over all members of any tray of `sittings`.
+
+    Trays of which a part is in use come first, then the last ones.
+    """
+    carried: dict[int, Counter[Need]] = {}
+    for place in (place for sitting in sittings for place in sitting):
+        carried.setdefault(place.at, Counter())[Need.of(place.part.group)] += place.members
+    needs = tuple({need: None for load in carried.values() for need in load})
+    loads = {tuple(load[need] for need in needs) for load in carried.values()}
+    most = tuple(map(max, zip(*loads, strict=True)))
+    able = [
+        at
         for at in reversed(board.positions(clique))
-        if not board.members(at) and board.slots(at, heaviest) >= together
+        if not board.members(at) and loads <= loads_of(board.vacancy(at, needs), needs, most)
     ]
+    return sorted(able, key=board.is_empty)
 
 
-def _sit_part(board: Board, clique: str, part: Part, seats: list[Seat], undo: list[tuple[int, Use]]) -> bool:
+def _places(board: Board, clique: str, part: Part) -> Iterator[Place]:
+    """For as many members of a part as the clique takes, the trays with least room first."""
     need = Need.of(part.group)
-    if board.capacity(clique, need) < part.members:
-        return False
     number, last = part.first, part.first + part.members
-    for at in sorted(board.positions(clique), key=board.free):
+    if board.capacity(clique, need) < part.members:
+        return
+    for at in sorted(
+        board.positions(clique),
+        key=lambda at: (board.slots(at, need), board.is_empty(at), board.free(at)),
+    ):
         here = min(board.slots(at, need), last - number)
         if here:
-            undo.append((at, board.take(at, need, here)))
-            name = board.trays[at].name
-            seats += [Seat(part.group.name, member, name) for member in range(number, number + here)]
+            yield Place(at, part, number, here)
             number += here
-    return number == last
+
+
+def _seated(part: Part, seats: dict[Need, Iterator[int]]) -> Iterator[Place]:
+    """The members of a part on the next seats for their need."""
+    first = part.first
+    for at, same in groupby(islice(seats[Need.of(part.group)], part.members)):
+        members = len(list(same))
+        yield Place(at, part, first, members)
+        first += members

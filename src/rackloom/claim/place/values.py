@@ -14,7 +14,7 @@ class Room(msgspec.Struct, frozen=True):
     now: int
     """Beside what is in use."""
     empty: int
-    """When nothing is in use."""
+    """When whoever has GPUs of the tray is gone."""
 
 
 class Tray(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +41,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     movable: bool = False
     """It may be restarted elsewhere; what is pinned, or unknown, may not."""
+    is_whole: bool = False
+    """Nothing else goes on the tray, whatever its GPUs (a tray may have none, only NICs)."""
 
 
 class Site(msgspec.Struct, frozen=True):

@@ -1,20 +1,26 @@
 """For LeaderWorkerSet's exclusive topology, and for Kubernetes' own PodGroup."""
 
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.render.affinity import pin_to_trays
 from rackloom.claim.place.render.edit import Draft, Object, inside
-from rackloom.claim.place.values import Gang
+from rackloom.claim.place.values import Gang, Plan
 from rackloom.errors import Refused
 
 _LWS = "leaderworkerset.sigs.k8s.io"
 
 
-def for_lws(draft: Draft, gang: Gang, labels: Labels) -> list[Object]:
-    """A clique to itself for each replica, or for each segment of one. Raises Refused for other kinds."""
+def for_lws(draft: Draft, gang: Gang, plan: Plan, labels: Labels) -> list[Object]:
+    """A clique to itself for each replica, or for each segment of one. Raises Refused for other kinds.
+
+    The leader of a replica picks the clique (LWS adds pod affinity to it), whether or not the workers fit
+    there, so the trays are named too.
+    """
     if draft.job.kind != "LeaderWorkerSet":
         raise Refused(
             f"{gang.name} is a {draft.job.kind}: exclusive topology is a feature of LeaderWorkerSet",
             nearest_fix="use --render affinity",
         )
+    pin_to_trays(draft, plan, labels)
     if gang.segment is None:
         draft.mark(draft.main, "annotations", {f"{_LWS}/exclusive-topology": labels.clique})
         return []
@@ -23,7 +29,7 @@ def for_lws(draft: Draft, gang: Gang, labels: Labels) -> list[Object]:
     return []
 
 
-def for_pod_groups(draft: Draft, gang: Gang, labels: Labels) -> list[Object]:
+def for_pod_groups(draft: Draft, gang: Gang, _plan: Plan, labels: Labels) -> list[Object]:
     """A PodGroup for the members that take devices. Raises Refused for what one topology key cannot tell.
 
     Only groups of pods that are alike are promised a placement, so launchers stay outside.

@@ -1,11 +1,12 @@
 """For Slurm: the options of a job, and the blocks of topology/block (topology.yaml) that they rest on."""
 
+from rackloom.claim.place.blocks import blocks_of
 from rackloom.claim.place.values import Gang, Plan, Site
 from rackloom.errors import Refused
 
 
 def options(gang: Gang, plan: Plan) -> str:
-    """`#SBATCH` lines. Raises Refused where members do not have trays of their own, or groups differ."""
+    """`#SBATCH` lines. Raises Refused where members share trays, or groups or segments differ."""
     serious = [group for group in gang.groups if not group.is_helper]
     if len({group.gpus for group in serious}) != 1 or len(plan.trays) != sum(one.members for one in serious):
         raise Refused(
@@ -17,10 +18,22 @@ def options(gang: Gang, plan: Plan) -> str:
         "nodes": len(plan.trays),
         "ntasks-per-node": serious[0].gpus,
         "gpus-per-node": serious[0].gpus,
-        "segment": gang.segment or len(plan.trays),
+        "segment": _segment(gang),
         "nodelist": ",".join(plan.trays),
     }
     return "".join(f"#SBATCH --{name}={value}\n" for name, value in words.items())
+
+
+def _segment(gang: Gang) -> int:
+    """Nodes that must share a block: Slurm knows one number for the whole job."""
+    sizes = {sum(part.members for part in block) for block in blocks_of(gang)}
+    if len(sizes) > 1:
+        told = " and ".join(map(str, sorted(sizes)))
+        raise Refused(
+            f"{gang.name}: the segments of a Slurm job are alike, and here {told} members share a clique",
+            nearest_fix="use a --segment that divides the members of every group, or --render affinity",
+        )
+    return sizes.pop()
 
 
 def topology(site: Site) -> list[dict[str, object]]:

@@ -24,7 +24,7 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
     """Lines for the head of a batch script."""
 
 
-Renderer = Callable[[Draft, Gang, Labels], list[Object]]
+Renderer = Callable[[Draft, Gang, Plan, Labels], list[Object]]
 _RENDERERS: dict[str, Renderer] = {
     "kueue": for_kueue,
     "kai": for_kai,
@@ -36,11 +36,11 @@ _RENDERERS: dict[str, Renderer] = {
 def rendered(target: str, job: Job, gang: Gang, plan: Plan, site: Site, labels: Labels) -> Rendered:
     """The job for `target`, the name of a scheduler of the command line. Refused where it cannot be told."""
     if target == "slurm":
-        return Rendered(objects=tuple(topology(site)), script=options(gang, plan))
+        return Rendered(objects=(topology(site),), script=options(gang, plan))
     draft = Draft(job)
     more: list[Object] = []
     if target == "affinity":
         with_affinity(draft, gang, plan, labels)
     else:
-        more = _RENDERERS[target](draft, gang, labels)
+        more = _RENDERERS[target](draft, gang, plan, labels)
     return Rendered(objects=(*more, *draft.objects))

@@ -1,0 +1,126 @@
+"""In which order the cliques are tried for a block: one in use first, fewest holes closed, tightest fit."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from rackloom.claim.place.blocks import Shape
+from rackloom.claim.place.board import Board
+from rackloom.claim.place.holes import closed
+from rackloom.claim.place.loads import Need
+from rackloom.claim.place.sit import ways_together
+from rackloom.claim.place.standing import fits, is_exact, opened
+
+
+class _Standing(NamedTuple):
+    """How a clique stands to one more block; less is better."""
+
+    closes: tuple[int, ...]
+    """Holes of each size."""
+    left: int
+    """Members that it could serve before the block."""
+    fits: int
+    """Blocks like this one that it can take at most."""
+    is_exact: bool
+    """Else the holes are the least that can be, and it may be that the block does not fit."""
+
+
+class _Rank(NamedTuple):
+    """Less is better."""
+
+    unlike: int
+    """Less, the more of the waiting blocks like this one fit."""
+    standing: _Standing
+    order: int
+    clique: str
+
+
+class Ranking:
+    """What is known of the cliques while the blocks of one gang come and go."""
+
+    def __init__(self, board: Board, needs: Collection[Need], spares: int) -> None:
+        """The board has nobody of the gang yet."""
+        self._board = board
+        self._spares = spares
+        self._outlooks = {
+            clique: {need: board.outlook(clique, need) for need in needs} for clique in board.cliques
+        }
+        self._empty = {clique: board.empty(clique) for clique in board.cliques}
+        self._inside: dict[str, Counter[Need]] = {}
+        self._order = {clique: order for order, clique in enumerate(board.cliques)}
+        self._known: dict[str, dict[Shape, _Standing | None]] = {clique: {} for clique in board.cliques}
+
+    def changed(self, clique: str, inside: Counter[Need]) -> None:
+        """The clique has these members of the gang now, on the board too."""
+        if inside:
+            self._inside[clique] = inside
+        else:
+            del self._inside[clique]
+        self._known[clique] = {}
+
+    def counts(self, clique: str, wanted: Mapping[Need, int]) -> bool:
+        """Whether counting tells if members fit there, however they are seated."""
+        return is_exact(self._outlooks[clique], wanted, self._spares)
+
+    def best_first(self, shape: Shape, waiting: int, most: int | None) -> Iterator[str]:
+        """The cliques that can take a block; new ones only if all blocks `waiting` can sit with them.
+
+        `most` cliques may be used.
+        """
+        used = self._ranks(list(self._inside), shape, waiting)
+        seats = -sum(rank.unlike for rank in used)
+        yield from self._ordered(used, shape)
+        others = [clique for clique in self._known if clique not in self._inside]
+        new = self._ranks(others, shape, waiting)
+        may_begin = None if most is None else most - len(self._inside)
+        if seats - sum(sorted(rank.unlike for rank in new)[:may_begin]) >= waiting:
+            yield from self._ordered(new if may_begin != 0 else [], shape)
+
+    def _ordered(self, ranks: list[_Rank], shape: Shape) -> Iterator[str]:
+        """Best first. What counting leaves open is looked at when the clique would come next."""
+        heapify(ranks)
+        while ranks:
+            rank = heappop(ranks)
+            if rank.standing.is_exact:
+                yield rank.clique
+                continue
+            exact = self._looked_at(rank.clique, shape, rank.standing)
+            self._known[rank.clique][shape] = exact
+            if exact is not None:
+                heappush(ranks, rank._replace(standing=exact))
+
+    def _ranks(self, cliques: Iterable[str], shape: Shape, waiting: int) -> list[_Rank]:
+        ranks = []
+        for clique in cliques:
+            known = self._known[clique]
+            if shape not in known:
+                known[shape] = self._counted(clique, shape)
+            if (found := known[shape]) is not None:
+                ranks.append(_Rank(-min(found.fits, waiting), found, self._order[clique], clique))
+        return ranks
+
+    def _counted(self, clique: str, shape: Shape) -> _Standing | None:
+        outlooks, inside = self._outlooks[clique], self._inside.get(clique, Counter())
+        many = fits(outlooks, inside, dict(shape))
+        if many <= 0:
+            return None
+        wanted = inside + Counter(dict(shape))
+        trays = opened(outlooks, wanted)
+        if trays is None:
+            return None
+        left = self._board.capacity(clique, shape[0][0])
+        return _Standing(self._closes(clique, trays), left, many, self.counts(clique, wanted))
+
+    def _looked_at(self, clique: str, shape: Shape, counted: _Standing) -> _Standing | None:
+        wanted = self._inside.get(clique, Counter()) + Counter(dict(shape))
+        answer = ways_together(self._board, clique, wanted, self._spares)
+        if answer is None:
+            return None
+        closes = counted.closes if answer.loads is None else self._closes(clique, answer.opened)
+        return counted._replace(closes=closes, is_exact=True)
+
+    def _closes(self, clique: str, opened: int) -> tuple[int, ...]:
+        """`opened`: of the trays that were empty before the gang came."""
+        empty = self._board.empty(clique)
+        return closed(empty, max(0, opened - (self._empty[clique] - empty)))

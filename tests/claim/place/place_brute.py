@@ -1,0 +1,106 @@
+"""Every way to place a small gang, looked at one by one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import combinations, product
+
+from rackloom.claim.place.blocks import Block, blocks_of
+from rackloom.claim.place.holes import closed
+from rackloom.claim.place.values import Gang, Group, Site, Tray
+
+Load = tuple[int, ...]
+"""Members of each group on one tray."""
+Answer = tuple[int, tuple[int, ...]]
+"""Cliques, then the holes of each size that are closed."""
+
+
+def best_ways(site: Site, gang: Gang) -> Answer | None:
+    """The fewest cliques that take the gang, and the fewest holes that are closed with them."""
+    blocks = blocks_of(gang)
+    cliques = _cliques(site)
+    answers = []
+    for way in product(cliques, repeat=len(blocks)):
+        inside = {name: [b for b, at in zip(blocks, way, strict=True) if at == name] for name in set(way)}
+        opened = {name: _opened(site, gang, cliques[name], some) for name, some in inside.items()}
+        taken = [(_empty(site, cliques[name]), count) for name, count in opened.items() if count is not None]
+        if len(taken) == len(inside):
+            holes = [closed(empty, count) for empty, count in taken]
+            answers.append((len(inside), tuple(map(sum, zip(*holes, strict=True)))))
+    return min(answers, default=None)
+
+
+def _cliques(site: Site) -> dict[str, list[Tray]]:
+    found: dict[str, list[Tray]] = {}
+    for tray in site.trays:
+        found.setdefault(tray.clique or tray.name, []).append(tray)
+    return found
+
+
+def _free(site: Site, tray: Tray) -> int:
+    return tray.gpus - sum(hold.gpus for hold in site.holds if hold.tray == tray.name)
+
+
+def _empty(site: Site, trays: Sequence[Tray]) -> int:
+    return sum(not tray.shut and 0 < tray.gpus == _free(site, tray) for tray in trays)
+
+
+def _opened(site: Site, gang: Gang, trays: Sequence[Tray], blocks: Sequence[Block]) -> int | None:
+    """The fewest empty trays of a clique that the blocks use or keep; None where they do not fit."""
+    members = {group.name: 0 for group in gang.groups if not group.is_helper}
+    for part in (part for block in blocks for part in block):
+        members[part.group.name] += part.members
+    groups = [group for group in gang.groups if group.name in members]
+    loads = {tray.name: frozenset(_loads(site, gang, groups, tray, members)) for tray in trays}
+    ways = []
+    for spares in combinations(trays, gang.spares):
+        allowed = [loads[tray.name] for tray in spares]
+        rest = [tray for tray in trays if tray not in spares]
+        options = tuple(
+            (loads[tray.name].intersection(*allowed), not tray.shut and tray.gpus == _free(site, tray))
+            for tray in rest
+        )
+        found = _fewest(options, tuple(members.values()))
+        ways += [] if found is None else [found + _empty(site, spares)]
+    return min(ways, default=None)
+
+
+@lru_cache(100_000)
+def _fewest(options: tuple[tuple[frozenset[Load], bool], ...], left: Load) -> int | None:
+    if not options:
+        return None if any(left) else 0
+    loads, is_empty = options[0]
+    ways = []
+    for load in loads:
+        then = tuple(a - b for a, b in zip(left, load, strict=True))
+        if min(then) >= 0 and (rest := _fewest(options[1:], then)) is not None:
+            ways.append(rest + (is_empty and any(load)))
+    return min(ways, default=None)
+
+
+def _loads(
+    site: Site, gang: Gang, groups: Sequence[Group], tray: Tray, members: Mapping[str, int]
+) -> Iterator[Load]:
+    """Every load of the tray, nobody among them."""
+    for load in product(*(range(min(members[group.name], max(tray.gpus, 4)) + 1) for group in groups)):
+        if can_carry(site, gang, tray, list(zip(groups, load, strict=True))):
+            yield load
+
+
+def can_carry(site: Site, gang: Gang, tray: Tray, load: Sequence[tuple[Group, int]]) -> bool:
+    """Whether so many members of each group can be on the tray."""
+    some = [(group, count) for group, count in load if count]
+    free, kinds = _free(site, tray), {group.devices for group, _ in some}
+    return not some or (
+        not tray.shut
+        and len(kinds) == 1
+        and not (gang.exclusive and free != tray.gpus)
+        and sum(group.gpus * count for group, count in some) <= free
+        and _served(tray, kinds.pop(), sum(count for _, count in some), free == tray.gpus)
+    )
+
+
+def _served(tray: Tray, kind: str | None, members: int, untouched: bool) -> bool:
+    if kind is None:
+        return True
+    room = tray.rooms.get(kind)
+    return room is not None and members <= (room.empty if untouched else room.now)

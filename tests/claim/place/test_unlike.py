@@ -1,0 +1,198 @@
+"""Unlike groups, segments and spares: never refused where brute force finds room, never worse than it."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+from tests.claim.place.place_brute import best_ways, can_carry
+from tests.claim.place.place_sites import faults, held, site
+
+from rackloom.claim.place import effort, together
+from rackloom.claim.place.blocks import blocks_of
+from rackloom.claim.place.fit import try_gang
+from rackloom.claim.place.gang import plan_gang
+from rackloom.claim.place.holes import SIZES
+from rackloom.claim.place.values import Gang, Group, Hold, Plan, Room, Site, Tray
+from rackloom.errors import Refused
+
+CASES = 150
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_small_gang_is_planned_as_well_as_brute_force_can(seed: int) -> None:
+    chance = Random(seed)
+    for number in range(CASES):
+        where, gang = random_site(chance), random_gang(chance)
+        best, plan = best_ways(where, gang), try_gang(where, gang)
+        label = f"case {number} of seed {seed}"
+        assert (plan is None) == (best is None), label
+        if plan is not None and best is not None:
+            assert faults(where, gang, plan) + unable(where, gang, plan) == [], label
+            assert len(plan.cliques) == best[0], label
+            assert len(blocks_of(gang)) > 1 or closes(plan) == best[1], label
+
+
+def random_site(chance: Random) -> Site:
+    """Up to 3 cliques of up to 5 trays; half of the sites have trays that are all alike when empty."""
+    alike = chance.random() < 0.5
+    trays, holds = [], []
+    for clique in range(chance.randint(1, 3)):
+        for number in range(chance.randint(1, 5)):
+            name, gpus = f"n{clique}-{number}", 4 if alike else chance.choice((4, 4, 4, 2, 8))
+            shut = "cordoned" if chance.random() < 0.1 else None
+            rooms = {kind: Room(4, 4) if alike else random_room(chance) for kind in "ab"}
+            trays.append(Tray(name=name, clique=f"c{clique}", gpus=gpus, shut=shut, rooms=rooms))
+            used = min(gpus, chance.choice((0, 0, 0, 1, 2, 4)))
+            holds += [Hold(owner="other", tray=name, gpus=used)] if used else []
+    return Site(tuple(trays), tuple(holds))
+
+
+def random_room(chance: Random) -> Room:
+    empty = chance.randint(0, 4)
+    return Room(chance.randint(0, empty), empty)
+
+
+def random_gang(chance: Random) -> Gang:
+    """Up to three groups, of which some share a clique."""
+    groups = tuple(
+        Group(
+            name=f"g{number}",
+            members=chance.randint(1, 5),
+            gpus=chance.choice((1, 2, 3, 4)),
+            devices=chance.choice((None, "a", "b")),
+            share=chance.choice(("", "", "s")),
+        )
+        for number in range(chance.randint(1, 3))
+    )
+    segment = chance.choice((None, None, None, 2, 3))
+    if segment is not None and sum(-(-group.members // segment) for group in groups) > 5:
+        segment = None
+    spares, exclusive = chance.choice((0, 0, 0, 1, 2)), chance.random() < 0.2
+    return Gang(name="job", groups=groups, segment=segment, spares=spares, exclusive=exclusive)
+
+
+def closes(plan: Plan) -> tuple[int, ...]:
+    price = {hole.trays: hole.before - hole.after for hole in plan.price}
+    return tuple(price.get(size, 0) for size in SIZES)
+
+
+def unable(where: Site, gang: Gang, plan: Plan) -> list[str]:
+    """Spares that cannot take over what a tray of their clique carries, and trays that carry too much."""
+    trays = {tray.name: tray for tray in where.trays}
+    loads: dict[str, Counter[str]] = {}
+    for seat in plan.seats:
+        loads.setdefault(seat.tray, Counter())[seat.group] += 1
+    return [
+        f"{name} cannot carry what is on {used}"
+        for used, load in loads.items()
+        for name in (used, *plan.spares)
+        if trays[name].clique == trays[used].clique
+        and not can_carry(where, gang, trays[name], [(group, load[group.name]) for group in gang.groups])
+    ]
+
+
+def prefill_and_decode(prefill: int, decode: int) -> Gang:
+    return Gang(
+        name="serve",
+        groups=(
+            Group(name="prefill", members=prefill, gpus=2, devices="a"),
+            Group(name="decode", members=decode, gpus=2, devices="b"),
+        ),
+    )
+
+
+def test_the_first_group_leaves_the_trays_that_only_the_second_can_use() -> None:
+    """Seated one after the other, prefill takes the tray in use first, the only one with decode's devices."""
+    both, one = {"a": Room(1, 2), "b": Room(1, 2)}, {"a": Room(2, 2)}
+    trays = [
+        Tray(name=f"n{number}", clique="c", gpus=4, rooms=one if number else both) for number in range(3)
+    ]
+    plan = try_gang(Site(tuple(trays), (held("n0", "other", 2),)), prefill_and_decode(4, 1))
+    assert plan is not None
+    assert [seat.tray for seat in plan.seats] == ["n1", "n1", "n2", "n2", "n0"]
+
+
+def test_sizes_that_do_not_divide_each_other_are_mixed_where_that_is_the_only_way() -> None:
+    groups = (Group(name="three", members=2, gpus=3), Group(name="two", members=5, gpus=2))
+    plan = try_gang(site(1, 2, gpus=8), Gang(name="job", groups=groups))
+    assert plan is not None
+    assert faults(site(1, 2, gpus=8), Gang(name="job", groups=groups), plan) == []
+
+
+def test_a_search_that_is_cut_short_still_finds_what_seating_in_turn_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    together.sought.cache_clear()
+    monkeypatch.setattr(together, "STEPS", 1)
+    try:
+        where = Site(
+            tuple(
+                Tray(name=f"n{n}", clique="c", gpus=4, rooms={"a": Room(2, 2), "b": Room(2, 2)})
+                for n in range(4)
+            )
+        )
+        plan = try_gang(where, prefill_and_decode(4, 4))
+    finally:
+        together.sought.cache_clear()
+    assert plan is not None
+    assert len(plan.trays) == 4
+
+
+def with_kinds(trays: int, kinds: int) -> Site:
+    """One clique of which every tray can serve each kind."""
+    rooms = {f"k{kind}": Room(4, 4) for kind in range(kinds)}
+    return Site(tuple(Tray(name=f"n{at}", clique="c", gpus=4, rooms=rooms) for at in range(trays)))
+
+
+def one_of_each(kinds: int, members: int, **more: object) -> Gang:
+    groups = tuple(Group(name=f"w{n}", members=members, gpus=1, devices=f"k{n}") for n in range(kinds))
+    return Gang(name="job", groups=groups, **more)  # type: ignore[arg-type]
+
+
+def test_spares_are_chosen_among_those_there_are() -> None:
+    """16 likenesses have 300 million multisets of 16; one of them is a choice of 16 different trays."""
+    trays = tuple(
+        Tray(name=f"n{at}", clique="c", gpus=16, rooms={"k0": Room(room, room)})
+        for at in range(18)
+        if (room := 1 + at % 16)
+    )
+    plan = try_gang(Site(trays), one_of_each(1, 1, spares=16, exclusive=True))
+    assert plan is not None
+    assert len(plan.spares) == 16
+    assert try_gang(Site(trays), one_of_each(1, 1, spares=19, exclusive=True)) is None
+
+
+def test_all_searches_for_one_gang_share_an_effort(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: set[object] = set()
+    plain = together.sought
+
+    def counted(*question: object) -> object:
+        found = plain(*question)  # type: ignore[arg-type]
+        if found[1]:
+            searched.add(question)
+        return found
+
+    monkeypatch.setattr(together, "sought", counted)
+    monkeypatch.setattr(effort, "STEPS", 1000)
+    trays = tuple(
+        Tray(name=f"n{clique}-{at}", clique=f"c{clique}", gpus=4, rooms=rooms_of(at, clique))
+        for clique in range(12)
+        for at in range(18)
+    )
+    with pytest.raises(Refused):
+        plan_gang(Site(trays), one_of_each(4, 17))
+    assert len(searched) == 1
+
+
+def rooms_of(at: int, clique: int) -> dict[str, Room]:
+    """By these each clique is another question."""
+    sizes = {f"k{kind}": 1 + (at * (clique + 1) + kind) % 4 for kind in range(4)}
+    sizes["k0"] += clique
+    return {kind: Room(size, size) for kind, size in sizes.items()}
+
+
+def test_more_kinds_than_can_be_searched_are_seated_in_turn() -> None:
+    kinds = together.NEEDS + 4
+    plan = try_gang(with_kinds(18, kinds), one_of_each(kinds, 1))
+    assert plan is not None
+    assert len(plan.trays) == kinds
