@@ -34,7 +34,7 @@ class ControlPlane:
         self.logs = folder / "logs"
         self.logs.mkdir()
         self.credentials = Credentials(folder)
-        self._port = _free_port()
+        self._port = free_port()
         self.url = f"https://127.0.0.1:{self._port}"
         self.admin = self.kubeconfig("admin", MASTERS)
         self._children: dict[str, Child] = {}
@@ -190,7 +190,8 @@ def _is_ready(client: httpx2.Client) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of loopback that nobody has now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

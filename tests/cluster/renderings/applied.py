@@ -1,0 +1,111 @@
+"""What `rackloom place --render` prints, applied as it stands, and where the pods of it land."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.waiting import until
+
+from rackloom.claim.kube.api import KubeApi, Object
+from rackloom.claim.kube.kinds import NODE, POD
+
+CLIQUE = "nvidia.com/gpu.clique"
+RACKLOOM = Path(sys.executable).with_name("rackloom")
+SMALL = "small"
+"""The label of pods that are in the way of a job."""
+
+
+def kubectl(cluster: ControlPlane, *words: str, given: str | None = None) -> str:
+    """What kubectl prints, as the administrator."""
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("there is no kubectl on the PATH")
+    done = subprocess.run(
+        [program, "--kubeconfig", str(cluster.admin), *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        input=given,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def apply(cluster: ControlPlane, documents: Sequence[Object], *more: str) -> None:
+    """Apply them as they are; an unknown field is an error."""
+    text = yaml.safe_dump_all(documents)
+    words = ("apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", "-")
+    kubectl(cluster, *words, *more, given=text)
+
+
+def place(cluster: ControlPlane, job: Path, *words: str) -> str:
+    """What `rackloom place` prints about a job, on the cluster as it is now."""
+    command = [RACKLOOM, "place", str(job), "--cluster", *words]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "KUBECONFIG": str(cluster.admin)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def rendered(cluster: ControlPlane, job: Path, target: str, *words: str) -> list[Object]:
+    """The objects that are printed for a scheduler."""
+    printed = place(cluster, job, "--render", target, *words)
+    return [one for one in yaml.safe_load_all(printed) if one]
+
+
+def planned(cluster: ControlPlane, job: Path, *words: str) -> Object:
+    """The plan itself."""
+    answer = json.loads(place(cluster, job, "-o", "json", *words))
+    plan: Object = answer["jobs"][0]["plan"]
+    return plan
+
+
+async def landed(api: KubeApi, namespace: str, count: int) -> list[Object]:
+    """The members of the only job of a namespace, once all of them have a node.
+
+    Raises:
+        AssertionError: they have none in time; it says where they are and what the others wait for.
+    """
+    pods: list[Object] = []
+
+    async def all_bound() -> bool:
+        pods[:] = (await api.list(POD, namespace, labels=f"!{SMALL}")).items
+        return len(pods) == count and all("nodeName" in pod["spec"] for pod in pods)
+
+    try:
+        await until(all_bound, f"{count} members have a node")
+    except AssertionError as error:
+        error.add_note(f"{dict(await spread(api, pods))}; waiting: {dict(Counter(map(_reason, pods)))}")
+        raise
+    return pods
+
+
+def _reason(pod: Object) -> str:
+    conditions = pod.get("status", {}).get("conditions", ())
+    told = [one.get("message", "") for one in conditions if one["type"] == "PodScheduled"]
+    return told[0] if told else "nobody has looked at it"
+
+
+async def spread(api: KubeApi, pods: Sequence[Object], *labels: str) -> Counter[tuple[str, ...]]:
+    """How many pods there are of each value of the labels in each clique; of none, by the clique alone."""
+    nodes = {node["metadata"]["name"]: node["metadata"]["labels"] for node in (await api.list(NODE)).items}
+    return Counter(
+        (*(pod["metadata"]["labels"][label] for label in labels), nodes[pod["spec"]["nodeName"]][CLIQUE])
+        for pod in pods
+        if "nodeName" in pod["spec"]
+    )

@@ -1,0 +1,58 @@
+"""Kueue and LeaderWorkerSet, built once from the pins beside this file where somebody asks for it.
+
+They take many minutes of one core, so nothing else builds them: without them the tests that need them skip.
+
+python tests/cluster/renderings/build.py      builds what is missing and prints where it is
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from tests.cluster.build import NotBuilt, Tools, at_hand, made
+
+HERE = Path(__file__).parent
+KUEUE = "sigs.k8s.io/kueue"
+LWS = "sigs.k8s.io/lws"
+KAI = "github.com/NVIDIA/KAI-scheduler"
+QUEUES = Tools(HERE, {"kueue": f"{KUEUE}/cmd/kueue", "lws": f"{LWS}/cmd"})
+SCHEMA = Tools(HERE / "kai", {})
+"""KAI, for its schema alone: nothing of it is built."""
+
+
+def built(tools: Tools) -> Path:
+    """The folder of the binaries.
+
+    Raises:
+        NotBuilt: they are not there; nothing is built here.
+    """
+    folder = at_hand(tools)
+    if folder is None:
+        named = ", ".join(tools.packages)
+        raise NotBuilt(f"{named} are not built: python tests/cluster/renderings/build.py")
+    return folder
+
+
+def source(tools: Tools, module: str) -> Path:
+    """Where Go keeps the source of a pinned module: CRDs and manifests are read there and copied nowhere."""
+    command = ["go", "mod", "download", "-json", module]
+    subprocess.run(command, cwd=tools.module, check=True, capture_output=True, timeout=600)
+    found = subprocess.run(
+        ["go", "list", "-m", "-f", "{{.Dir}}", module],
+        cwd=tools.module,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    return Path(found.stdout.strip())
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(f"{made(QUEUES)}\n")
+    except NotBuilt as error:
+        sys.exit(f"build: {error}")

@@ -1,0 +1,44 @@
+"""kube-scheduler, given what is rendered for it: node and pod affinity, and the in-tree PodGroup."""
+
+from pathlib import Path
+
+import pytest
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.renderings.applied import apply, landed, planned, rendered, spread
+from tests.cluster.renderings.conftest import TRAYS, AddRack
+from tests.cluster.renderings.jobs import job, occupy
+
+from rackloom.claim.kube.api import KubeApi
+
+pytestmark = pytest.mark.anyio
+SEGMENT = 16
+
+
+@pytest.mark.parametrize("target", ["affinity", "podgroup"])
+async def test_a_full_rack_job_lands_in_the_one_clique_that_is_whole(
+    cluster: ControlPlane, api: KubeApi, add_rack: AddRack, namespace: str, tmp_path: Path, target: str
+) -> None:
+    split, whole = await add_rack(), await add_rack()
+    await occupy(api, namespace, split, 1)
+    file = job(tmp_path, namespace, TRAYS)
+    assert planned(cluster, file)["cliques"] == [whole]
+
+    apply(cluster, rendered(cluster, file, target))
+
+    pods = await landed(api, namespace, TRAYS)
+    assert await spread(api, pods) == {(whole,): TRAYS}
+
+
+async def test_segments_land_on_the_trays_of_the_plan(
+    cluster: ControlPlane, api: KubeApi, add_rack: AddRack, namespace: str, tmp_path: Path
+) -> None:
+    racks = [await add_rack() for _ in range(3)]
+    await occupy(api, namespace, racks[0], 3)
+    file = job(tmp_path, namespace, 2 * SEGMENT)
+    plan = planned(cluster, file, "--segment", str(SEGMENT))
+
+    apply(cluster, rendered(cluster, file, "affinity", "--segment", str(SEGMENT)))
+
+    pods = await landed(api, namespace, 2 * SEGMENT)
+    assert {pod["spec"]["nodeName"] for pod in pods} == {seat["tray"] for seat in plan["seats"]}
+    assert await spread(api, pods) == {(racks[1],): SEGMENT, (racks[2],): SEGMENT}

@@ -1,0 +1,136 @@
+"""slurmctld with topology/block, given the options and the topology.yaml that are rendered for it.
+
+Nodes are of the cloud kind, which are allocated while they are off: no slurmd has to run.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.cluster.build import Tools
+from tests.cluster.control_plane import free_port
+from tests.cluster.processes import start
+from tests.cluster.renderings.applied import RACKLOOM
+from tests.cluster.renderings.jobs import job
+from tests.cluster.waiting import until
+
+pytestmark = pytest.mark.anyio
+PROGRAMS = ("slurmctld", "sbatch", "squeue", "scontrol")
+FIRST_WITH_YAML = (25, 5)
+"""Earlier ones have no topology.yaml."""
+RACKS, TRAYS, SEGMENT = 3, 18, 16
+CONF = """\
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={port}
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+AuthType=auth/slurm
+SlurmUser=root
+StateSaveLocation={folder}
+SlurmctldPidFile={folder}/slurmctld.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+TopologyPlugin=topology/block
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+ResumeProgram={idle}
+SuspendProgram={idle}
+SuspendTime=600
+NodeName=rack-[0-{racks}]-tray-[0-{trays}] CPUs=64 Gres=gpu:4 State=CLOUD NodeAddr=127.0.0.1
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Slurm:
+    """A controller of its own, by its configuration."""
+
+    conf: Path
+
+    def ask(self, *words: str) -> str:
+        env = {**os.environ, "SLURM_CONF": str(self.conf)}
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def needs_slurm(binaries: Callable[[Tools], Path]) -> None:
+    """Skips where there is no Slurm that reads topology.yaml."""
+    lacking = [name for name in PROGRAMS if shutil.which(name) is None]
+    if lacking or os.geteuid() != 0:
+        pytest.skip(f"needs root and Slurm 25.05 or later on the PATH; not there: {', '.join(lacking)}")
+    told = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, timeout=60, check=True).stdout
+    found = re.search(r"(\d+)\.(\d+)", told)
+    if found is None or tuple(map(int, found.groups())) < FIRST_WITH_YAML:
+        pytest.skip(f"needs Slurm 25.05 or later for topology.yaml, here is {told.strip()}")
+
+
+@pytest.fixture
+def slurm(needs_slurm: None, tmp_path: Path) -> Slurm:
+    """A controller that is not started yet starts with what `topology.yaml` says beside its configuration."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    key = folder / "slurm.key"
+    key.touch(mode=0o600)
+    key.write_bytes(os.urandom(1024))
+    idle = folder / "idle"
+    idle.write_text("#!/bin/sh\n")
+    idle.chmod(0o755)
+    conf = folder / "slurm.conf"
+    conf.write_text(CONF.format(port=free_port(), folder=folder, idle=idle, racks=RACKS - 1, trays=TRAYS - 1))
+    return Slurm(conf)
+
+
+def printed(file: Path, *words: str) -> tuple[str, str]:
+    """The options and the topology.yaml for simulated racks."""
+    where = ("--profile", "gb200-nvl72", "--racks", str(RACKS))
+    command = [RACKLOOM, "place", file, *where, "--render", "slurm", *words]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    options = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    rest = [line for line in text.splitlines() if not line.startswith("#SBATCH")]
+    return "\n".join(options), "\n".join(rest)
+
+
+@pytest.mark.parametrize("members", [TRAYS, 2 * SEGMENT])
+async def test_a_job_gets_the_trays_of_the_plan(slurm: Slurm, tmp_path: Path, members: int) -> None:
+    file = job(tmp_path, "default", members)
+    words = () if members == TRAYS else ("--segment", str(SEGMENT))
+    options, topology = printed(file, *words)
+    folder = slurm.conf.parent
+    (folder / "topology.yaml").write_text(topology)
+    script = folder / "job.sh"
+    script.write_text(f"#!/bin/sh\n{options}\ntrue\n")
+    child = start("slurmctld", ["slurmctld", "-D", "-f", slurm.conf], folder)
+    try:
+        await until(lambda: answers(slurm), "slurmctld answers")
+        blocks = slurm.ask("scontrol", "show", "topology").count("BlockName=")
+        assert blocks == RACKS
+
+        slurm.ask("sbatch", str(script))
+
+        given = await until(lambda: allocated(slurm), "the job has nodes")
+    finally:
+        child.stop()
+    asked = options.partition("--nodelist=")[2].split()[0]
+    assert sorted(given) == sorted(asked.split(","))
+    assert len(given) == members
+
+
+async def answers(slurm: Slurm) -> bool:
+    try:
+        return "UP" in slurm.ask("scontrol", "ping")
+    except AssertionError:
+        return False
+
+
+async def allocated(slurm: Slurm) -> list[str]:
+    nodes = slurm.ask("squeue", "--noheader", "--format=%N").strip()
+    return slurm.ask("scontrol", "show", "hostnames", nodes).split() if nodes else []
