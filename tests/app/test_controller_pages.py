@@ -28,4 +28,5 @@ def test_a_replica_that_waits_is_healthy_and_counts_nothing():
     page = client.get("/metrics").text
     assert "rackloom_controller_leading 0.0" in page
     assert "nvidia_dra_compute_domain_info" not in page
+    assert 'rackloom_gangs{reason="Placed"} 0.0' in page
     assert client.get("/elsewhere").status_code == 404

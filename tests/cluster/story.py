@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.installed import HOOKS, called_at, is_trusted, kubectl, shipped
 from tests.cluster.story_programs import DRIVER, Programs
 from tests.cluster.story_trays import CAPACITY, FOR_TRAYS, Tray, clique_name
 from tests.cluster.test_compute_domain_controller import is_served, policies_count
-from tests.cluster.test_webhook import HOOKS, called_at, is_trusted, kubectl, shipped
 from tests.cluster.waiting import LEAVE, until
 
 from rackloom.claim.domain import names

@@ -4,8 +4,6 @@ The API server, scheduler, controllers and MPI operator are the real ones; our c
 just the rights that deploy/kubernetes gives them. Nodes are simulated, and carry the labels of their clique.
 """
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -15,31 +13,27 @@ from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.credentials import MASTERS
 from tests.cluster.custom import definition, serve
+from tests.cluster.installed import as_account, installed, led
 from tests.cluster.processes import start
 from tests.cluster.test_mpi_operator import MPI_JOB
-from tests.cluster.test_webhook import (
-    DEPLOY,
-    DRIVER,
-    HOOKS,
-    as_account,
-    called_at,
-    is_served,
-    is_trusted,
-    kubectl,
-    shipped,
-)
 from tests.cluster.waiting import until
 
-from rackloom.app.controller import Leadership
-from rackloom.app.webhook import Options, webhook
 from rackloom.claim.cluster.admission.desk import AdmissionSettings
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.observe import holders_of
 from rackloom.claim.cluster.gang.record import Record, record_of
-from rackloom.claim.cluster.settings import DaemonSettings, Settings
 from rackloom.claim.domain import names
-from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Object, Rejected
-from rackloom.claim.kube.kinds import CRD, EVENT, GANG_PLAN, JOB, NODE, POD
+from rackloom.claim.kube.api import KubeApi, NotFound, Object, Rejected
+from rackloom.claim.kube.kinds import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    CRD,
+    EVENT,
+    GANG_PLAN,
+    JOB,
+    NODE,
+    POD,
+)
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.node_objects import NodeSpec
 
@@ -55,48 +49,10 @@ PATIENCE = 300.0
 async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
     """What deploy/kubernetes installs, with the webhook asked and the controllers at work."""
     await add_nodes(1)
-    rest, hooks = await asyncio.to_thread(shipped)
-    await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-k", str(DEPLOY / "base"))
-    await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-f", "-", given=rest)
-    await until(lambda: is_served(api), "the new types are served")
-    await until(lambda: gangs_are_served(api), "gang plans are served")
-    async with contextlib.AsyncExitStack() as stack:
-        own = await stack.enter_async_context(as_account(api, cluster, "rackloom-webhook"))
-        options = Options(identity="test", listen="127.0.0.1:0", dns_names=("localhost",))
-        port = await stack.enter_async_context(webhook(own, AdmissionSettings(), options))
-        for one in hooks:
-            await api.create(HOOKS[one["kind"]], called_at(one, port))
-        await until(lambda: is_trusted(api), "the webhook has its certificate")
-        await stack.enter_async_context(led(api, cluster))
+    kinds = (COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, GANG_PLAN)
+    async with installed(cluster, api, AdmissionSettings(), *kinds), led(api, cluster):
         yield
         await until(lambda: has_no_plans(api), "the gang controller has ended all gangs", PATIENCE)
-        for one in hooks:
-            await api.delete(HOOKS[one["kind"]], one["metadata"]["name"])
-    await asyncio.to_thread(kubectl, cluster, "delete", "-f", "-", "--wait=false", given=rest)
-    await asyncio.to_thread(kubectl, cluster, "delete", "-k", str(DEPLOY / "base"), "--wait=false")
-    await asyncio.to_thread(kubectl, cluster, "wait", "--for=delete", f"namespace/{DRIVER}", "--timeout=120s")
-
-
-@contextlib.asynccontextmanager
-async def led(api: KubeApi, cluster: ControlPlane) -> AsyncIterator[None]:
-    """A replica of our controller that leads."""
-    async with as_account(api, cluster, "rackloom-controller") as own:
-        settings = Settings(daemon=DaemonSettings(image="rackloom:test"))
-        task = asyncio.create_task(Leadership(own, settings, "test").lead())
-        try:
-            yield
-        finally:
-            assert not task.done(), task.exception()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-async def gangs_are_served(api: KubeApi) -> bool:
-    try:
-        await api.list(GANG_PLAN)
-    except KubeError:
-        return False
-    return True
 
 
 async def has_no_plans(api: KubeApi) -> bool:

@@ -1,25 +1,18 @@
-"""deploy/kubernetes/webhook on a real control plane: the webhook with just its own rights, called over TLS.
-
-The API server runs on this machine without a pod network, so it is told to call the webhook by address
-instead of by its service; everything else is as it is installed.
-"""
+"""deploy/kubernetes/webhook on a real control plane: the webhook with its own rights, called over TLS."""
 
 import asyncio
 import contextlib
 import random
-import shutil
-import subprocess
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import yaml
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.waiting import LEAVE, until
+from tests.cluster.installed import DRIVER, ROOT, as_account, installed
+from tests.cluster.waiting import until
 
-from rackloom.app.webhook import Options, webhook
 from rackloom.claim.cluster.admission.desk import AdmissionSettings
 from rackloom.claim.cluster.admission.marks import CHANNEL_CONDITION, GATE
 from rackloom.claim.cluster.admission.modes import Mode
@@ -31,106 +24,31 @@ from rackloom.claim.kube.events import Recorder
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
-    MUTATING_WEBHOOK,
     NODE,
     POD,
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
     SECRET,
-    VALIDATING_WEBHOOK,
 )
-from rackloom.claim.kube.lightkube_api import connect
 
 pytestmark = pytest.mark.anyio
-ROOT = Path(__file__).parents[2]
-DEPLOY = ROOT / "deploy" / "kubernetes"
-DRIVER = "rackloom-system"
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
-HOOKS = {
-    "MutatingWebhookConfiguration": MUTATING_WEBHOOK,
-    "ValidatingWebhookConfiguration": VALIDATING_WEBHOOK,
-}
-
-
-def kubectl(cluster: ControlPlane, *words: str, given: str | None = None) -> str:
-    program = shutil.which("kubectl")
-    if program is None:
-        pytest.skip("there is no kubectl on the PATH")
-    command = [program, "--kubeconfig", str(cluster.admin), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, input=given)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def shipped() -> tuple[str, list[Object]]:
-    """What is installed, apart: the webhook configurations, and the rest as YAML."""
-    built = subprocess.run(
-        ["kubectl", "kustomize", str(DEPLOY / "webhook")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    documents = [one for one in yaml.safe_load_all(built.stdout) if one]
-    hooks = [one for one in documents if one["kind"] in HOOKS]
-    return yaml.safe_dump_all([one for one in documents if one not in hooks]), hooks
-
-
-def called_at(configuration: Object, port: int) -> Object:
-    """The configuration with an address for the service."""
-    for hook in configuration["webhooks"]:
-        path = hook["clientConfig"].pop("service")["path"]
-        hook["clientConfig"]["url"] = f"https://localhost:{port}{path}"
-    return configuration
-
-
-async def pod_of(api: KubeApi, prefix: str) -> Object:
-    async def running() -> Object | None:
-        for pod in (await api.list(POD, DRIVER)).items:
-            if pod["metadata"]["name"].startswith(prefix) and pod["status"]["phase"] == "Running":
-                return pod
-        return None
-
-    pod = await until(running, f"a pod {prefix}* runs")
-    assert pod is not None
-    return pod
-
-
-@contextlib.asynccontextmanager
-async def as_account(api: KubeApi, cluster: ControlPlane, name: str) -> AsyncIterator[KubeApi]:
-    """What the pods of a Deployment may do: its name is that of its service account."""
-    token = await asyncio.to_thread(cluster.bound_token, await pod_of(api, name), name)
-    async with connect(cluster.kubeconfig_of_token(f"{name}-{time.monotonic_ns()}", token)) as own:
-        yield own
 
 
 @pytest.fixture
 async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
     """The controller at work, and the webhook asked about everything it is installed for."""
     await add_nodes(1)
-    rest, hooks = await asyncio.to_thread(shipped)
-    await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-k", str(DEPLOY / "base"))
-    await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-f", "-", given=rest)
-    await until(lambda: is_served(api), "the new types are served")
-    async with contextlib.AsyncExitStack() as stack:
-        own = await stack.enter_async_context(as_account(api, cluster, "rackloom-webhook"))
-        options = Options(identity="test", listen="127.0.0.1:0", dns_names=("localhost",))
-        settings = AdmissionSettings(mode=Mode.ENFORCE)
-        port = await stack.enter_async_context(webhook(own, settings, options))
-        for one in hooks:
-            await api.create(HOOKS[one["kind"]], called_at(one, port))
-        await until(lambda: is_trusted(api), "the webhook has its certificate")
-        await stack.enter_async_context(controlled(api, cluster))
+    settings = AdmissionSettings(mode=Mode.ENFORCE)
+    async with (
+        installed(cluster, api, settings, COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE),
+        controlled(api, cluster),
+    ):
         yield
         for one in (await api.list(COMPUTE_DOMAIN)).items:
             await api.delete(COMPUTE_DOMAIN, one["metadata"]["name"], one["metadata"]["namespace"])
         await until(lambda: has_no_domains(api), "the controller has taken all ComputeDomains apart")
-        for one in hooks:
-            await api.delete(HOOKS[one["kind"]], one["metadata"]["name"])
-    await asyncio.to_thread(kubectl, cluster, "delete", "-f", "-", *LEAVE, given=rest)
-    await asyncio.to_thread(kubectl, cluster, "delete", "-k", str(DEPLOY / "base"), *LEAVE)
-    await asyncio.to_thread(kubectl, cluster, "wait", "--for=delete", f"namespace/{DRIVER}", "--timeout=120s")
 
 
 @contextlib.asynccontextmanager
@@ -147,25 +65,8 @@ async def controlled(api: KubeApi, cluster: ControlPlane) -> AsyncIterator[None]
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def is_served(api: KubeApi) -> bool:
-    """A type that was just installed answers "storage is (re)initializing" for a moment."""
-    try:
-        await api.list(COMPUTE_DOMAIN)
-        await api.list(COMPUTE_DOMAIN_CLIQUE)
-    except KubeError:
-        return False
-    return True
-
-
 async def has_no_domains(api: KubeApi) -> bool:
     return not (await api.list(COMPUTE_DOMAIN)).items
-
-
-async def is_trusted(api: KubeApi) -> bool:
-    found = [
-        hook for kind in HOOKS.values() for hook in (await api.get(kind, "rackloom-webhook"))["webhooks"]
-    ]
-    return all(hook["clientConfig"].get("caBundle") for hook in found)
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ CONTROLLER = "system:serviceaccount:rackloom-system:rackloom-controller"
     if one["kind"] == "ValidatingAdmissionPolicy" and one["metadata"]["name"] == "rackloom-reserved-trays"
 ]
 
+MAY_BIND = "mayBind"
+"""The variable that the API server asks its authorizer for: given here, asked in tests/cluster."""
 NAMED = {"key": marks.TAINT, "operator": "Exists"}
 VALUED = {"key": marks.TAINT, "operator": "Equal", "value": "uid-of-a-plan", "effect": "NoSchedule"}
 ALL = {"operator": "Exists"}
@@ -24,19 +26,26 @@ STATIC = {"operator": "Exists", "effect": "NoExecute"}
 GPU = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
-def pod(*tolerations, gpus=0, claims=(), init=False):
-    limits = {"resources": {"limits": {"cpu": "1"} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})}}
+def on_node(obj, **annotations):
+    metadata = {**obj["metadata"], "annotations": annotations}
+    return {"metadata": metadata, "spec": {**obj["spec"], "nodeName": "n1"}}
+
+
+def pod(*tolerations, gpus=0, claims=(), init=False, **amounts):
+    limits = {
+        "resources": {"limits": {"cpu": "1"} | ({"nvidia.com/gpu": str(gpus)} if gpus else {})} | amounts
+    }
     spec = {"containers": [{"name": "main"} | ({} if init else limits)]}
     spec |= {"initContainers": [{"name": "first"} | limits]} if init else {}
     spec |= {"tolerations": list(tolerations)} if tolerations else {}
     return {"metadata": {"name": "p"}, "spec": spec | ({"resourceClaims": list(claims)} if claims else {})}
 
 
-def is_allowed(obj, before=None, user="alice", namespace="team"):
+def is_allowed(obj, before=None, user="alice", namespace="team", groups=(), may_bind=False):
     asked = {
         "operation": "CREATE" if before is None else "UPDATE",
         "namespace": namespace,
-        "userInfo": {"username": user},
+        "userInfo": {"username": user, "groups": ["system:authenticated", *groups]},
     }
     data = {"object": obj, "oldObject": before, "request": asked, "variables": {}}
     types = dict.fromkeys(data, cel.Type.DYN)
@@ -49,7 +58,8 @@ def is_allowed(obj, before=None, user="alice", namespace="team"):
 
     if not all(value_of(one["expression"]) for one in SPEC["matchConditions"]):
         return True
-    for one in SPEC["variables"]:
+    data["variables"] = {MAY_BIND: may_bind}
+    for one in (one for one in SPEC["variables"] if one["name"] != MAY_BIND):
         data["variables"] = data["variables"] | {one["name"]: value_of(one["expression"])}
     return all(value_of(one["expression"]) for one in SPEC["validations"])
 
@@ -79,10 +89,37 @@ def test_who_takes_devices_does_not_tolerate_everything():
         assert is_allowed(pod(STATIC, GPU, **devices)), "taints that do not keep new pods away"
 
 
+@pytest.mark.parametrize("which", ["limits", "requests"])
+def test_any_device_class_may_stand_behind_an_extended_resource(which):
+    for device in ("deviceclass.resource.kubernetes.io/gpu.nvidia.com", "example.com/gpu", "rdma/hca"):
+        assert not is_allowed(pod(ALL, **{which: {"cpu": "1", device: 1}}))
+        assert not is_allowed(pod(ALL, init=True, **{which: {device: 1}}))
+        assert is_allowed(pod(GPU, **{which: {device: 1}}))
+    for plain in ("memory", "hugepages-2Mi", "ephemeral-storage", "kubernetes.io/batch-cpu"):
+        assert is_allowed(pod(ALL, **{which: {plain: 1}}))
+
+
 def test_pods_that_look_after_nodes_and_plain_pods_are_let_be():
     assert is_allowed(pod(ALL))
     assert is_allowed(pod())
     assert is_allowed(pod(GPU, gpus=4))
+
+
+def test_nobody_makes_a_pod_with_its_node_but_who_may_bind_pods():
+    for made in (pod(), pod(gpus=4), pod(GPU, gpus=4), pod(ALL)):
+        assert is_allowed(made)
+        assert not is_allowed(on_node(made))
+        assert is_allowed(on_node(made), may_bind=True)
+        assert is_allowed(on_node(made), before=on_node(made)), "the scheduler bound it, somebody labels it"
+    assert is_allowed(on_node(pod(gpus=4)), namespace="kube-system")
+    assert not is_allowed(pod(NAMED), may_bind=True), "that opens nothing else"
+
+
+def test_kubelets_mirror_their_static_pods_and_nobody_else_does():
+    mirror = on_node(pod(), **{"kubernetes.io/config.mirror": "hash"})
+    assert is_allowed(mirror, user="system:node:n1", groups=["system:nodes"])
+    assert not is_allowed(mirror), "anybody may write an annotation"
+    assert not is_allowed(on_node(pod()), user="system:node:n1", groups=["system:nodes"])
 
 
 def test_it_denies():

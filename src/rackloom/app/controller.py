@@ -19,8 +19,8 @@ from rackloom.app.listeners import listening
 from rackloom.app.stopping import told_to_stop
 from rackloom.claim.cluster.controller import Controller
 from rackloom.claim.cluster.gang.controller import GangController
+from rackloom.claim.cluster.gang.meter import GangMeter
 from rackloom.claim.cluster.gang.planner import PlacePlanner
-from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.settings import Settings
 from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.domain.objects import Readiness, read_status
@@ -69,25 +69,38 @@ def check_supported(settings: Settings) -> None:
 class Leadership:
     """Runs the controllers for each term in which this process leads."""
 
-    def __init__(self, api: KubeApi, settings: Settings, identity: str) -> None:
+    def __init__(
+        self,
+        api: KubeApi,
+        settings: Settings,
+        identity: str,
+        wall: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._wall = wall
+        self._rng = rng or random.Random()  # noqa: S311 (jitter)
         self._api = api
         self._settings = settings
         self._identity = identity
         self.controller: Controller | None = None
         """The one at work; None while another process leads."""
+        self.gangs: GangController | None = None
+        self.meter = GangMeter()
 
     async def lead(self) -> None:
         """Control until cancelled. A new term starts from a new look at the cluster."""
-        recorder = Recorder(self._api, LEASE, self._identity, time.time)
-        rng = random.Random()  # noqa: S311
-        self.controller = Controller(self._api, self._settings, recorder, time.time, rng)
-        gangs = GangController(self._api, PlacePlanner(), recorder, time.time, rng, GangSettings())
+        recorder = Recorder(self._api, LEASE, self._identity, self._wall)
+        wall, rng = self._wall, self._rng
+        self.controller = Controller(self._api, self._settings, recorder, wall, rng)
+        self.gangs = GangController(
+            self._api, PlacePlanner(), recorder, wall, rng, self._settings.gangs, self.meter
+        )
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.controller.run())
-                tasks.create_task(gangs.run())
+                tasks.create_task(self.gangs.run())
         finally:
-            self.controller = None
+            self.controller = self.gangs = None
 
 
 async def _run(settings: Settings, options: Options, announce: Callable[[str], None]) -> None:
@@ -142,7 +155,9 @@ class Pages:
         leading.set(0 if controller is None else 1)
         if controller is not None:
             _count_domains(controller, registry)
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        gangs = self._leadership.gangs
+        counted = self._leadership.meter.page(() if gangs is None else gangs.caches.plans())
+        return Response(generate_latest(registry) + counted, media_type=CONTENT_TYPE_LATEST)
 
     def _health(self) -> Response:
         controller = self._leadership.controller

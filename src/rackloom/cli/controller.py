@@ -1,4 +1,4 @@
-"""`rackloom controller`: the ComputeDomain controller."""
+"""`rackloom controller`: the controllers of ComputeDomains and of gangs."""
 
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,18 @@ def controller(
     daemon_cpu: Annotated[str, _env("CD_DAEMON_CPU")] = "50m",
     daemon_memory: Annotated[str, _env("CD_DAEMON_MEMORY")] = "128Mi",
     daemon_guaranteed: Annotated[bool, _env("CD_DAEMON_GUARANTEED")] = False,
+    gang_max_spares: Annotated[int, _env("GANG_MAX_SPARES")] = 8,
+    gang_clique_label: Annotated[str, _env("GANG_CLIQUE_LABEL")] = "nvidia.com/gpu.clique",
+    gang_tolerated_taints: Annotated[str, _env("GANG_TOLERATED_TAINTS")] = "",
+    gang_settle: Annotated[float, _env("GANG_SETTLE_SECONDS")] = 2.0,
+    gang_lost_after: Annotated[float, _env("GANG_LOST_AFTER_SECONDS")] = 300.0,
+    gang_bind_after: Annotated[float, _env("GANG_BIND_AFTER_SECONDS")] = 120.0,
+    gang_retry: Annotated[float, _env("GANG_RETRY_SECONDS")] = 15.0,
     listen: Annotated[str | None, _env("HTTP_ENDPOINT")] = None,
     pod: Annotated[str, _env("POD_NAME")] = "controller",
     kubeconfig: Path | None = None,
 ) -> None:
-    """Give each ComputeDomain its claim templates and IMEX daemons, say how it is, and take it apart.
+    """Give each ComputeDomain its claim templates and IMEX daemons, and whole-rack jobs their trays.
 
     Parameters
     ----------
@@ -61,6 +68,20 @@ def controller(
         Memory that a daemon requests.
     daemon_guaranteed
         Limit daemons to what they request, which makes them the last to be evicted.
+    gang_max_spares
+        Spare trays that all whole-rack jobs of a namespace may keep together; 0 for none.
+    gang_clique_label
+        Label of nodes that says which of them share memory over NVLink.
+    gang_tolerated_taints
+        Keys of taints, separated by commas, that keep no whole-rack job away, because its pods tolerate them.
+    gang_settle
+        Seconds between the reservation of trays and the look whether somebody came to them meanwhile.
+    gang_lost_after
+        Seconds after which a tray that is not ready counts as lost, and its members move.
+    gang_bind_after
+        Seconds after which a member that was let go and is not bound is looked after.
+    gang_retry
+        Seconds between two attempts to place a job that does not fit.
     listen
         HOST:PORT of /metrics and /healthz.
     pod
@@ -69,6 +90,7 @@ def controller(
         How to reach the API server; default: as the service account of this pod.
     """
     from rackloom.app.controller import Options, run_controller
+    from rackloom.claim.cluster.gang.settings import GangSettings, checked
     from rackloom.claim.cluster.settings import DaemonSettings, Settings
     from rackloom.claim.domain.isolation import ImexMode, Isolation
 
@@ -82,12 +104,24 @@ def controller(
         priority_class=daemon_priority_class,
         resources={"requests": requests} | ({"limits": requests} if daemon_guaranteed else {}),
     )
+    gangs = checked(
+        GangSettings(
+            settle=gang_settle,
+            lost_after=gang_lost_after,
+            bind_after=gang_bind_after,
+            again=gang_retry,
+            max_spares=gang_max_spares,
+            clique_label=gang_clique_label,
+            tolerated_taints=_listed(gang_tolerated_taints),
+        )
+    )
     settings = Settings(
         daemon=daemon,
         namespace=namespace,
         additional_namespaces=_listed(additional_namespaces),
         imex_mode=ImexMode(mode),
         isolation=Isolation(isolation),
+        gangs=gangs,
     )
     options = Options(identity=pod, listen=listen, kubeconfig=kubeconfig)
     run_controller(settings, options, partial(print, flush=True))

@@ -1,20 +1,15 @@
 """The ComputeDomain controller: woken by changes, it looks, decides and acts, one ComputeDomain at a time."""
 
-import asyncio
 import random
 from collections.abc import Callable
 
 import msgspec
-import structlog
 
-from rackloom.claim.cluster.actions import Action
 from rackloom.claim.cluster.caches import Caches
 from rackloom.claim.cluster.credentials import CHECK_INTERVAL, Credentials
-from rackloom.claim.cluster.echoes import Echoes
-from rackloom.claim.cluster.executor import carry_out, write_status
 from rackloom.claim.cluster.isolation import mixed_notice, reconcile_clique
 from rackloom.claim.cluster.membership import is_doubtful
-from rackloom.claim.cluster.notices import Notice
+from rackloom.claim.cluster.notices import tell
 from rackloom.claim.cluster.observe import BY_DOMAIN, clique_view, daemon_pods, snapshot, with_pods
 from rackloom.claim.cluster.reconcile import Decision, reconcile
 from rackloom.claim.cluster.routing import CliqueKey, Domain, Key, Router, Sweep
@@ -23,23 +18,16 @@ from rackloom.claim.cluster.slots import needs_daemons
 from rackloom.claim.cluster.snapshot import Snapshot
 from rackloom.claim.cluster.sweep import Sweeper
 from rackloom.claim.cluster.things import DaemonPod
+from rackloom.claim.cluster.workbench import Workbench
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import ComputeDomain, status_json
 from rackloom.claim.kube.api import Kind, KubeApi, KubeError, Object, Rejected
-from rackloom.claim.kube.events import Recorder, Severity
+from rackloom.claim.kube.events import Recorder
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NODE, POD, SECRET
-from rackloom.claim.kube.queue import WorkQueue
 from rackloom.claim.kube.timestamps import whole_time
-from rackloom.errors import Retry
 
-log = structlog.get_logger(__name__)
-
-STATUS_INTERVAL = 1.0
-"""Seconds between two writes of one status: 18 daemons that join within it are one write."""
 STUBBORN = 4
 """Failures in a row after which any error is told in the status, not only one that is final."""
-DEFECT_PAUSE = 60.0
-"""Seconds until work that failed in a way nobody expected is tried again."""
 WORKERS = 100
 """Mostly waiting for the API server: 300 ComputeDomains at once have their objects in a tenth of a second. As
 many as the connections that a client opens."""
@@ -62,44 +50,23 @@ class Controller:
         self._recorder = recorder
         self._wall = wall
         self._credentials = Credentials(api, self.caches, settings.namespace, wall)
-        self._queue: WorkQueue[Key] = WorkQueue(rng)
+        self._bench: Workbench[Key] = Workbench("compute domains", api, self.caches, rng, self._do)
         self._router = Router(self.caches)
         self._sweeper = Sweeper(api, self.caches)
-        self._echoes = Echoes(self.caches, lambda: asyncio.get_running_loop().time())
-        self._said: dict[str, float] = {}
-        """Loop time of the last status write, by UID."""
         self.caches.on_change(self._changed)
 
     async def run(self) -> None:
         """Follow the cluster and keep it as it should be, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            for informer in self.caches.informers:
-                tasks.create_task(informer.run())
-            await self.caches.synced()
-            log.info("controller.synced")
-            self._queue.add(Sweep())
-            await self._queue.work(self._work, workers=WORKERS)
+        self._bench.queue.add(Sweep())
+        await self._bench.run(WORKERS)
 
     def _changed(self, kind: Kind, obj: Object) -> None:
         if kind == COMPUTE_DOMAIN:
             self._sweeper.seen(obj)
         for key in sorted(self._router.keys(kind, obj), key=repr):
-            self._queue.add(key)
-
-    async def _work(self, key: Key) -> float | None:
-        try:
-            return await self._do(key)
-        except (KubeError, Retry):
-            raise
-        except Exception as defect:
-            # What is wrong with one ComputeDomain must not stop the work for the others.
-            log.exception("controller.defect", key=repr(key))
-            raise Retry(repr(defect), after=DEFECT_PAUSE) from defect
+            self._bench.queue.add(key)
 
     async def _do(self, key: Key) -> float | None:
-        waits = self._echoes.outstanding(key)
-        if waits is not None:
-            return waits
         match key:
             case Domain(uid=uid):
                 return await self._domain(key, uid)
@@ -107,7 +74,7 @@ class Controller:
                 return await self._clique(key, clique_id)
             case Sweep():
                 for uid in await self._sweeper.confirm():
-                    self._queue.add(Domain(uid))
+                    self._bench.queue.add(Domain(uid))
                 return self._sweeper.interval
 
     async def _domain(self, key: Domain, uid: str) -> float | None:
@@ -117,9 +84,9 @@ class Controller:
             return await self._orphans(key, uid, decision)
         try:
             await self._issue(key, seen.domain)
-            await self._act(key, decision.actions)
+            await self._bench.act(key, decision.actions)
         except KubeError as error:
-            if isinstance(error, Rejected) or self._queue.failures(key) >= STUBBORN:
+            if isinstance(error, Rejected) or self._bench.queue.failures(key) >= STUBBORN:
                 failed = msgspec.structs.replace(seen, failures=(error.message,))
                 await self._publish(key, reconcile(failed, self._settings))
             raise
@@ -130,7 +97,7 @@ class Controller:
         if domain.deleting or not settings.daemon.authentication or not needs_daemons(domain, settings):
             return
         for secret in await self._credentials.ensure(domain.uid):
-            self._echoes.expect(key, SECRET, secret)
+            self._bench.expect(key, SECRET, secret)
 
     async def _look(self, uid: str) -> Snapshot:
         seen = snapshot(self.caches, uid, self._settings, self._now())
@@ -146,48 +113,34 @@ class Controller:
 
     async def _orphans(self, key: Domain, uid: str, decision: Decision) -> float | None:
         if not decision.actions:
-            self._said.pop(uid, None)
+            self._bench.forget(uid)
             return None
         if not self._sweeper.is_gone(uid):
-            self._queue.add(Sweep())
+            self._bench.queue.add(Sweep())
             return None
-        await self._act(key, decision.actions)
+        await self._bench.act(key, decision.actions)
         return None
 
     def _now(self) -> str:
         return whole_time(self._wall())
-
-    async def _tell(self, regarding: Object, notice: Notice) -> None:
-        severity: Severity = "Warning" if notice.warning else "Normal"
-        await self._recorder.record(regarding, severity, notice.reason, notice.message)
-
-    async def _act(self, key: Key, actions: tuple[Action, ...]) -> None:
-        for action in actions:
-            written = await carry_out(self._api, action)
-            if written is not None:
-                self._echoes.expect(key, action.kind, written)
 
     async def _publish(self, key: Domain, decision: Decision) -> float | None:
         """Write the status if it changed, but not too often; the delay after which to look again."""
         obj = next(iter(self.caches.by(COMPUTE_DOMAIN, BY_DOMAIN, key.uid)), None)
         if decision.status is None or obj is None:
             return None
-        loop = asyncio.get_running_loop()
-        early = self._said.get(key.uid, float("-inf")) + STATUS_INTERVAL - loop.time()
-        if early > 0:
+        early = await self._bench.say(key, COMPUTE_DOMAIN, obj, status_json(decision.status))
+        if early is not None:
             return early
-        self._said[key.uid] = loop.time()
-        written = await write_status(self._api, COMPUTE_DOMAIN, obj, status_json(decision.status))
-        self._echoes.expect(key, COMPUTE_DOMAIN, written)
         for notice in decision.notices:
-            await self._tell(obj, notice)
+            await tell(self._recorder, obj, notice)
         return None
 
     async def _clique(self, key: CliqueKey, clique_id: str) -> float | None:
         view = clique_view(self.caches, clique_id, self._settings, self._now())
-        await self._act(key, reconcile_clique(view, self._settings))
+        await self._bench.act(key, reconcile_clique(view, self._settings))
         notice = mixed_notice(view)
         node = self.caches.at(NODE, None, view.nodes[0].name) if view.nodes else None
         if notice is not None and node is not None:
-            await self._tell(node, notice)
+            await tell(self._recorder, node, notice)
         return None

@@ -1,8 +1,10 @@
-"""Which changes of a ComputeDomain's conditions are worth an event."""
+"""Which changes of a ComputeDomain's conditions are worth an event, and how any event is told."""
 
 import msgspec
 
 from rackloom.claim.domain.objects import Condition, Status
+from rackloom.claim.kube.api import Object
+from rackloom.claim.kube.events import Recorder, Severity
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -11,6 +13,12 @@ class Notice(msgspec.Struct, frozen=True):
     warning: bool
     reason: str
     message: str
+
+
+async def tell(recorder: Recorder, regarding: Object, notice: Notice) -> None:
+    """Record it about an object."""
+    severity: Severity = "Warning" if notice.warning else "Normal"
+    await recorder.record(regarding, severity, notice.reason, notice.message)
 
 
 def notices(old: Status, new: Status) -> tuple[Notice, ...]:

@@ -1,9 +1,10 @@
-"""What an operator chooses for the ComputeDomain controller."""
+"""What an operator chooses for the controllers."""
 
 from collections.abc import Mapping
 
 import msgspec
 
+from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.domain.names import MAX_NODES_PER_IMEX_DOMAIN
 
@@ -39,6 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     imex_mode: ImexMode = ImexMode.DRIVER_MANAGED
     isolation: Isolation = Isolation.DOMAIN
     """Of nodes and ComputeDomains that do not carry the isolation label."""
+    gangs: GangSettings = GangSettings()
 
     @property
     def namespaces(self) -> tuple[str, ...]:

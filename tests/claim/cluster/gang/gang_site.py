@@ -4,6 +4,8 @@ import asyncio
 import random
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from rackloom.claim.cluster.admission.desk import AdmissionSettings, Desk
 from rackloom.claim.cluster.admission.gatekeeper import Gatekeeper
 from rackloom.claim.cluster.admission.marks import GANG_LABEL
@@ -11,6 +13,7 @@ from rackloom.claim.cluster.admission.reviews import Request, Resource
 from rackloom.claim.cluster.admission.surroundings import Known
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.controller import GangController
+from rackloom.claim.cluster.gang.meter import GangMeter
 from rackloom.claim.cluster.gang.planner import PlacePlanner
 from rackloom.claim.cluster.gang.record import record_of
 from rackloom.claim.cluster.gang.settings import GangSettings
@@ -29,6 +32,7 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_SLICE,
 )
 from rackloom.claim.kube.timestamps import whole_time
+from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kube.controllers import Scheduler
 from rackloom.twin.kube.patches import json_patch
@@ -72,12 +76,36 @@ class Mortal(DirectApi):
             self.dead.set()
 
 
+class Behind(Mortal):
+    """A controller's API client whose first list of one kind is old, and whose watch of it is silent.
+
+    That is what a follower sees of a server whose cache lags. What is asked later is answered truly.
+    """
+
+    def __init__(self, kube, user, kind, old):
+        super().__init__(kube, user)
+        self.kind, self.old = kind, old
+        self.caught_up = asyncio.Event()
+
+    async def list(self, kind, namespace=None, **chosen):
+        found = await super().list(kind, namespace, **chosen)
+        if kind == self.kind and self.old is not None:
+            found, self.old = self.old, None
+        return found
+
+    async def watch(self, kind, namespace=None, **chosen):
+        if kind == self.kind:
+            await self.caught_up.wait()
+        async for event in super().watch(kind, namespace, **chosen):
+            yield event
+
+
 class Job:
     """Pods by name that are made anew whenever one is missing, as the MPI operator does."""
 
-    def __init__(self, site, name, sizes, *, gpus=GPUS, gang=True, spares=0):
+    def __init__(self, site, name, sizes, *, gpus=GPUS, gang=True, spares=0, templates=()):
         self.site, self.name, self.sizes, self.gpus, self.gang = site, name, sizes, gpus, gang
-        self.spares = spares
+        self.spares, self.templates = spares, templates
         self.is_wanted, self.uid = True, None
 
     async def run(self):
@@ -101,7 +129,8 @@ class Job:
             meta["annotations"] = {marks.SIZE_ANNOTATION: size, marks.SPARES_ANNOTATION: str(self.spares)}
         limits = {} if group == "launcher" else {"nvidia.com/gpu": str(self.gpus)}
         container = {"name": "main", "image": "none", "resources": {"limits": limits}}
-        return {"metadata": meta, "spec": {"containers": [container]}}
+        claims = [{"name": one, "resourceClaimTemplateName": one} for one in self.templates]
+        return {"metadata": meta, "spec": {"containers": [container], "resourceClaims": claims}}
 
     async def end(self):
         self.is_wanted = False
@@ -113,7 +142,7 @@ class Job:
 class GangSite:
     """Racks `r0`, `r1`... with trays `r0-t0`...; `start` begins a controller, `kill` ends it."""
 
-    def __init__(self, racks, trays, seed=1):
+    def __init__(self, racks, trays, seed=1, **chosen):
         self.kube = FakeKube(namespaces=(TEAM, "kube-system", "rackloom-system"), seed=seed)
         self.kube.faults.delay(0.002)
         self.user = Mortal(self.kube, "user")
@@ -123,7 +152,7 @@ class GangSite:
         self.desk = Desk(self.known, AdmissionSettings())
         self.kube.admission.append(self._admit)
         self.tasks, self.controller, self.api = [], None, None
-        self.bound_at = {}
+        self.meter, self.settings = GangMeter(), replace(SETTINGS, **chosen)
 
     async def _admit(self, review):
         if review.kind != POD or review.operation != "CREATE":
@@ -147,25 +176,31 @@ class GangSite:
 
     async def power_on(self, name):
         labels = {names.GPU_CLIQUE_LABEL: f"u.{name.split('-')[0]}"}
-        status = {"allocatable": {"nvidia.com/gpu": str(GPUS)}, "conditions": [_ready("True")]}
+        status = {"allocatable": {"nvidia.com/gpu": str(GPUS), "pods": "110"}, "conditions": [_ready("True")]}
         await self.user.create(NODE, {"metadata": {"name": name, "labels": labels}, "status": status})
 
-    async def publish_gpus(self):
-        """As the node plugins do."""
-        selector = {"cel": {"expression": f"device.driver == '{names.GPU_DRIVER}'"}}
-        meta = {"name": names.GPU_DRIVER}
-        await self.user.create(DEVICE_CLASS, {"metadata": meta, "spec": {"selectors": [selector]}})
+    async def label_trays(self):
+        """So that pods may choose one."""
         for name in self.trays:
+            await self.user.patch(NODE, name, None, {"metadata": {"labels": {"tray": name}}})
+
+    async def publish(self, driver=names.GPU_DRIVER, without=()):
+        """As the node plugins do: four devices on each tray."""
+        selector = {"cel": {"expression": f"device.driver == '{driver}'"}}
+        meta = {"name": driver}
+        await self.user.create(DEVICE_CLASS, {"metadata": meta, "spec": {"selectors": [selector]}})
+        for name in (one for one in self.trays if one not in without):
             spec = {
-                "driver": names.GPU_DRIVER,
+                "driver": driver,
                 "nodeName": name,
                 "pool": {"name": name, "generation": 1, "resourceSliceCount": 1},
-                "devices": [{"name": f"gpu-{number}"} for number in range(GPUS)],
+                "devices": [{"name": f"device-{number}"} for number in range(GPUS)],
             }
-            await self.user.create(RESOURCE_SLICE, {"metadata": {"name": name}, "spec": spec})
+            await self.user.create(RESOURCE_SLICE, {"metadata": {"name": f"{name}-{driver}"}, "spec": spec})
 
-    async def make_template(self, name, count):
-        request = {"name": "gpus", "exactly": {"deviceClassName": names.GPU_DRIVER, "count": count}}
+    async def make_template(self, name, count, driver=names.GPU_DRIVER):
+        exactly = {"deviceClassName": driver, "allocationMode": "ExactCount", "count": count}
+        request = {"name": "devices", "exactly": exactly}
         spec = {"spec": {"devices": {"requests": [request]}}}
         await self.user.create(
             RESOURCE_CLAIM_TEMPLATE, {"metadata": {"name": name, "namespace": TEAM}, "spec": spec}
@@ -184,10 +219,12 @@ class GangSite:
     async def cordon(self, name, is_cordoned=True):
         await self.user.patch(NODE, name, None, {"spec": {"unschedulable": is_cordoned}})
 
-    def start(self, last=None):
-        self.api = Mortal(self.kube, "controller", last)
+    def start(self, last=None, api=None):
+        self.api = api or Mortal(self.kube, "controller", last)
         recorder = Recorder(self.api, "rackloom-controller", "test", loop_time)
-        one = GangController(self.api, PlacePlanner(), recorder, loop_time, self.rng, SETTINGS)
+        one = GangController(
+            self.api, PlacePlanner(), recorder, loop_time, self.rng, self.settings, self.meter
+        )
         self.controller = asyncio.create_task(one.run())
 
     async def kill(self):
@@ -217,6 +254,9 @@ class GangSite:
     async def is_bound(self, job, count):
         places = await self.places(job)
         return len(places) == count and all(places.values())
+
+    async def has_pods(self, job, count):
+        return len(await self.pods(job)) == count
 
     async def let_go(self, job):
         return [pod for pod in await self.pods(job) if not pod["spec"].get("schedulingGates")]
@@ -263,3 +303,17 @@ def _ready(status):
 
 def rack_of(node):
     return node.split("-")[0]
+
+
+def run(story, seed=1):
+    simloop.run(seed, story)
+
+
+async def planned(site, gang):
+    """The plan of a gang in the moment in which it is recorded."""
+    async with asyncio.timeout(60):
+        while True:
+            with suppress(NotFound):
+                if plan := (await site.record(gang)).plan:
+                    return plan
+            await asyncio.sleep(0.001)

@@ -6,21 +6,19 @@ from contextlib import suppress
 import pytest
 from tests.claim.cluster.gang.gang_site import GangSite, rack_of
 
-from rackloom.claim.kube.kinds import POD
 from rackloom.twin import simloop
 
 
 def watch_bindings(site):
-    """Which nodes each seat was bound to, in order: admission sees every binding."""
-    bound = {}
+    """Which nodes each seat was bound to, in order."""
+    bound, honest = {}, site.kube.bind
 
-    async def note(review):
-        if review.kind == POD and review.operation == "UPDATE":
-            node, before = review.object["spec"].get("nodeName"), review.old["spec"].get("nodeName")
-            if node and not before:
-                bound.setdefault(review.object["metadata"]["name"], []).append(node)
+    def noted(key, node, uid, **asked):
+        pod = honest(key, node, uid, **asked)
+        bound.setdefault(key[1], []).append(node)
+        return pod
 
-    site.kube.admission.append(note)
+    site.kube.bind = noted
     return bound
 
 
@@ -44,7 +42,7 @@ def test_death_after_a_write_while_a_gang_is_brought_up(last):
         job = site.job("big", {"launcher": 1, "worker": 4})
         await until_dead_and_again(site, last)
         await site.until(lambda: site.is_bound("big", 5))
-        assert all(len(nodes) == 1 for nodes in bound.values()), "nobody was bound twice"
+        assert sorted(map(len, bound.values())) == [1] * 5, "nobody was bound twice"
         places = await site.places("big")
         assert len({rack_of(node) for node in places.values()}) == 1
         assert len({node for name, node in places.items() if "worker" in name}) == 4

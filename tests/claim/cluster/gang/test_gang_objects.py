@@ -7,11 +7,13 @@ import yaml
 
 from rackloom.claim.cluster.admission.marks import GANG_LABEL
 from rackloom.claim.cluster.gang import marks
+from rackloom.claim.cluster.gang.claimed import Known
 from rackloom.claim.cluster.gang.crd import gang_crd
 from rackloom.claim.cluster.gang.demand import Demand, claim_demand, group_gpus
 from rackloom.claim.cluster.gang.members import member_of
 from rackloom.claim.cluster.gang.pins import let_go
 from rackloom.claim.cluster.gang.record import GangKey, opened, planned, record_of
+from rackloom.claim.cluster.gang.settings import GangSettings, checked
 from rackloom.claim.cluster.gang.site import Objects, seen_from, site_of
 from rackloom.claim.cluster.gang.trays import free, node_view, reserve
 from rackloom.claim.cluster.gang.wishes import Wish, read_wish
@@ -20,6 +22,7 @@ from rackloom.claim.place.values import Gang, Group, Hold, Hole, Plan, Seat, Sit
 from rackloom.errors import Refused
 from rackloom.twin.kube.patches import json_patch, merge
 
+SETTINGS = GangSettings()
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 BASE = Path(__file__).parents[4] / "deploy" / "kubernetes" / "base"
 
@@ -107,11 +110,19 @@ def test_what_claims_ask_for():
         ([], Demand()),
     ):
         assert claim_demand({"devices": {"requests": requests}}) == demand
-    templates = {"gpus": Demand(2), "channel": Demand(whole=True)}
+    templates = (template("gpus", [gpu]), template("channel", [channel]))
+    known = Known(Objects(nodes=(), pods=(), templates=templates), "team")
     members = [member_of(pod(claims=["gpus"], gpus=1)), member_of(pod(gpus=2))]
-    assert group_gpus(members, templates, tray_gpus=4) == 3
-    assert group_gpus([member_of(pod(claims=["channel"]))], templates, tray_gpus=4) == 4
-    assert group_gpus([member_of(pod())], templates, tray_gpus=4) == 0
+    assert group_gpus(members, known, tray_gpus=4) == 3
+    assert group_gpus([member_of(pod(claims=["channel"]))], known, tray_gpus=4) == 4
+    assert group_gpus([member_of(pod())], known, tray_gpus=4) == 0
+    with pytest.raises(Refused, match="claim template none does not exist"):
+        group_gpus([member_of(pod(claims=["none"]))], known, tray_gpus=4)
+
+
+def template(name, requests):
+    meta = {"name": name, "namespace": "team"}
+    return {"metadata": meta, "spec": {"spec": {"devices": {"requests": requests}}}}
 
 
 def test_a_site_has_trays_with_gpus_and_who_has_them():
@@ -141,7 +152,7 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
     claim = {"metadata": {"name": "c", "namespace": "team"}, "status": status}
     devices = [{"name": "gpu-0"}, {"name": "mig", "attributes": {"type": {"string": "mig"}}}]
     slices = {"spec": {"driver": names.GPU_DRIVER, "nodeName": "n7", "devices": devices}}
-    site = site_of(Objects(nodes=nodes, pods=pods, claims=(claim,), slices=(slices,)), [])
+    site = site_of(Objects(nodes=nodes, pods=pods, claims=(claim,), slices=(slices,)), [], SETTINGS)
     shut = {one.name: one.shut for one in site.trays}
     assert shut == {
         "n1": None,
@@ -160,6 +171,33 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
     }
 
 
+def test_an_operator_names_the_clique_and_the_taints_of_his_nodes():
+    tainted = node("n1", taints=[{"key": "dedicated", "effect": "NoSchedule"}])
+    tainted["metadata"]["labels"] |= {"topo/domain": "d7"}
+    objects = Objects(nodes=(tainted,), pods=())
+    (plain,) = site_of(objects, [], SETTINGS).trays
+    assert (plain.clique, plain.shut) == ("c.1", "tainted dedicated")
+    chosen = GangSettings(clique_label="topo/domain", tolerated_taints=("dedicated",))
+    (named,) = site_of(objects, [], chosen).trays
+    assert (named.clique, named.shut) == ("d7", None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"settle": 0.0},
+        {"again": -1.0},
+        {"lost_after": float("nan")},
+        {"max_spares": -1},
+        {"clique_label": ""},
+    ],
+)
+def test_settings_that_nobody_can_mean_are_refused(wrong):
+    assert checked(SETTINGS) == SETTINGS
+    with pytest.raises(Refused, match=next(iter(wrong))):
+        checked(GangSettings(**wrong))
+
+
 def test_limits_are_quantities_and_an_unreadable_pod_of_anybody_has_its_whole_tray():
     nodes = (node("n1", gpus=8), node("n2", gpus="2k"), node("n3"))
     pods = (
@@ -168,7 +206,7 @@ def test_limits_are_quantities_and_an_unreadable_pod_of_anybody_has_its_whole_tr
         pod("waits", gpus="half"),
         {**pod("done", gpus="half", nodeName="n3"), "status": {"phase": "Failed"}},
     )
-    assert set(site_of(Objects(nodes=nodes, pods=pods), []).holds) == {
+    assert set(site_of(Objects(nodes=nodes, pods=pods), [], SETTINGS).holds) == {
         Hold(owner="team/thousand", tray="n2", gpus=1000),
         Hold(owner="team/odd", tray="n1", gpus=8),
     }
@@ -210,7 +248,7 @@ def test_a_plan_is_recorded_and_read_back_and_reserves_its_trays():
     assert (found.gang, found.plan, found.reserved) == (gang, plan, ("n1", "n2"))
     assert found.cliques == {"n1": "c.1"}
     other = Hold(owner="team/big", tray="n1", gpus=4)
-    assert other in site_of(Objects(nodes=(node("n1"),), pods=()), [found]).holds
+    assert other in site_of(Objects(nodes=(node("n1"),), pods=()), [found], SETTINGS).holds
 
 
 def test_taints_of_others_stay():

@@ -12,8 +12,9 @@ from rackloom.claim.cluster.gang.placing import answer
 from rackloom.claim.cluster.gang.planner import PlacePlanner
 from rackloom.claim.cluster.gang.reconcile import reconcile
 from rackloom.claim.cluster.gang.record import GangKey, record_of, status_json
+from rackloom.claim.cluster.gang.scene import scene_of
 from rackloom.claim.cluster.gang.settings import GangSettings
-from rackloom.claim.cluster.gang.site import Objects, site_of
+from rackloom.claim.cluster.gang.site import Objects
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Conflict
 from rackloom.claim.kube.kinds import GANG_PLAN, NODE, POD
@@ -82,9 +83,10 @@ class Toy:
         if not reconcile(view, SETTINGS).asks_planner:
             return before[0] != self.refusal
         objects = Objects(nodes=tuple(self.nodes.values()), pods=tuple(self.pods.values()))
-        site = site_of(objects, [record_of(one) for one in self.plans.values()])
+        records = [record_of(one) for one in self.plans.values()]
+        scene = scene_of(KEY, objects, records, SETTINGS)
         try:
-            found = answer(view, site, {}, PlacePlanner(), SETTINGS)
+            found = answer(view, scene, PlacePlanner(), SETTINGS)
         except Refused as refused:
             self.refusal = str(refused)
             return before[0] != self.refusal

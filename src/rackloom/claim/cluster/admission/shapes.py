@@ -75,6 +75,7 @@ class PodClaim(_Read, frozen=True, kw_only=True):
 
     name: str
     resource_claim_template_name: str | None = None
+    resource_claim_name: str | None = None
 
 
 class Resources(_Read, frozen=True, kw_only=True):
@@ -213,6 +214,12 @@ class Pod(_Read, frozen=True, kw_only=True):
     def templates(self) -> tuple[str, ...]:
         """Names of the claim templates that it refers to, each once."""
         named = (claim.resource_claim_template_name for claim in self.claims)
+        return tuple(dict.fromkeys(name for name in named if name))
+
+    @property
+    def named_claims(self) -> tuple[str, ...]:
+        """Names of the claims that it refers to instead of a template, each once."""
+        named = (claim.resource_claim_name for claim in self.claims)
         return tuple(dict.fromkeys(name for name in named if name))
 
     @property

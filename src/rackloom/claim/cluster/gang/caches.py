@@ -1,7 +1,7 @@
 """The gang controller's view of the cluster: plans, pods of gangs, nodes."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from rackloom.claim.cluster.admission.marks import GANG_LABEL
@@ -50,6 +50,10 @@ class GangCaches:
     def plan_of(self, uid: str) -> Object | None:
         """The GangPlan of a UID."""
         return next(iter(self._informers[GANG_PLAN].cache.find(_BY_UID, uid)), None)
+
+    def plans(self) -> Iterator[Object]:
+        """All GangPlans: for counts, never for one gang."""
+        yield from self._informers[GANG_PLAN].cache
 
     def plans_on(self, tray: str) -> Sequence[Object]:
         """The GangPlans that have a tray."""

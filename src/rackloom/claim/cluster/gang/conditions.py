@@ -13,8 +13,10 @@ from rackloom.claim.kube.timestamps import whole_time
 
 PLACED, RESERVED, BOUND = "Placed", "Reserved", "Bound"
 _NAMED_AT_MOST = 4
-_BAD = ("DoesNotFit", "InvalidGang", "NotHeld", "TrayLost", "CannotBind", "TrayTaken")
+BAD = ("DoesNotFit", "InvalidGang", "NotHeld", "TrayLost", "CannotBind", "TrayTaken")
 """Reasons that are told as warnings."""
+API_REFUSED = "ApiRefused"
+"""Of an event: the API server, or a policy, forbids what was to be done."""
 
 
 def said(type_: str, status: str, reason: str, message: str) -> Condition:
@@ -38,6 +40,14 @@ def waiting_for_claims(view: View) -> Condition | None:
     if not missing:
         return None
     return said(PLACED, "False", "WaitingForClaimTemplates", f"claim templates: {listed(missing)}")
+
+
+def waiting_for_gates(view: View) -> Condition | None:
+    """That somebody else still holds pods (a queue): no trays are kept from others meanwhile."""
+    gates = tuple(sorted({name for one in view.living for name in one.foreign_gates}))
+    if not gates:
+        return None
+    return said(PLACED, "False", "WaitingForGates", f"scheduling gates of others: {listed(gates)}")
 
 
 def bound(view: View, seated: tuple[Member, ...], seats: int, lost_after: float) -> Condition:
@@ -84,7 +94,7 @@ def notices(view: View, found: tuple[Condition, ...]) -> tuple[Notice, ...]:
     for one in found:
         before = None if view.record is None else view.record.condition(one.type)
         is_news = before is None or (before.reason, before.message) != (one.reason, one.message)
-        if is_news and one.reason in _BAD:
+        if is_news and one.reason in BAD:
             told.append(Notice(True, one.reason, one.message))
         elif one.status == "True" and (before is None or before.status != "True"):
             told.append(Notice(False, one.reason, one.message))

@@ -20,6 +20,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     asks_planner: bool = False
     again: float | None = None
     """Seconds after which time alone may change something."""
+    takes_back: bool = False
+    """Trays are freed, pods deleted or the plan is given up: for nothing that a cache may not know yet."""
 
 
 def telling(
@@ -29,6 +31,7 @@ def telling(
     *,
     asks_planner: bool = False,
     again: float | None = None,
+    takes_back: bool = False,
 ) -> Decision:
     """A decision that says this of the gang, if it is news."""
     whole = conditions.dated(view, _all_of_them(told))
@@ -39,6 +42,7 @@ def telling(
         notices=() if same else conditions.notices(view, whole),
         asks_planner=asks_planner,
         again=again,
+        takes_back=takes_back,
     )
 
 

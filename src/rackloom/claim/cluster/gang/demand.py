@@ -1,12 +1,14 @@
 """How many GPUs one member needs: counted by its containers, and claimed through templates."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from rackloom.claim.cluster.gang.claimed import Known, takes_devices
 from rackloom.claim.cluster.gang.members import Member
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Object
+from rackloom.errors import Refused
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -26,18 +28,24 @@ def claim_demand(spec: Object) -> Demand:
     return sum((_request(one) for one in requests), Demand())
 
 
-def member_demand(member: Member, templates: Mapping[str, Demand]) -> Demand:
-    """What a pod asks for. `templates` are those of its namespace by name.
+def member_demand(member: Member, known: Known) -> Demand:
+    """What a pod asks for. Raises Refused for a claim or a template that does not exist.
 
-    Claims that it shares with other pods (a channel in channel mode) are not its own, and are not counted.
+    Channels that it shares with other pods (in channel mode) are not its own, and are not counted.
     """
-    claimed = (templates.get(name, Demand()) for name in member.pod.templates)
-    return sum(claimed, Demand(member.gpus))
+    if member.uncounted:
+        fix = "name a ResourceClaimTemplate in spec.resourceClaims instead"
+        reason = f"pod {member.name} asks for {member.uncounted[0]}, which is not counted for gangs"
+        raise Refused(reason, nearest_fix=fix)
+    templates = (known.template(name) for name in member.pod.templates)
+    claims = (known.claim(name) for name in member.pod.named_claims)
+    claimed = (*templates, *(one for one in claims if takes_devices(one)))
+    return sum(map(claim_demand, claimed), Demand(member.gpus))
 
 
-def group_gpus(members: Iterable[Member], templates: Mapping[str, Demand], tray_gpus: int) -> int:
+def group_gpus(members: Iterable[Member], known: Known, tray_gpus: int) -> int:
     """GPUs of each member of a group, the hungriest one's; `tray_gpus` are those of a whole tray."""
-    asked = [member_demand(one, templates) for one in members]
+    asked = [member_demand(one, known) for one in members]
     return max((tray_gpus if one.whole else one.gpus for one in asked), default=0)
 
 

@@ -4,22 +4,24 @@ One pass looks at the whole cluster anew, and sees each plan that it has recorde
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import structlog
 from msgspec.structs import replace
 
 from rackloom.claim.cluster.executor import carry_out
-from rackloom.claim.cluster.gang.demand import Demand, claim_demand
+from rackloom.claim.cluster.gang.meter import GangMeter
 from rackloom.claim.cluster.gang.observe import Listing, Seen, view_of
 from rackloom.claim.cluster.gang.placing import Planner, answer
 from rackloom.claim.cluster.gang.reconcile import reconcile
 from rackloom.claim.cluster.gang.record import GangKey
+from rackloom.claim.cluster.gang.scene import scene_of
 from rackloom.claim.cluster.gang.settings import GangSettings
-from rackloom.claim.cluster.gang.site import Objects, seen_from, site_of
+from rackloom.claim.cluster.gang.site import Objects
 from rackloom.claim.cluster.gang.view import View
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.kinds import (
+    DEVICE_CLASS,
     GANG_PLAN,
     NODE,
     POD,
@@ -32,20 +34,32 @@ from rackloom.errors import Refused
 
 log = structlog.get_logger(__name__)
 
-Templates = Mapping[str, Mapping[str, Demand]]
-"""What claim templates ask for, by namespace and name."""
+_LOOKED_AT = {
+    "nodes": NODE,
+    "pods": POD,
+    "claims": RESOURCE_CLAIM,
+    "slices": RESOURCE_SLICE,
+    "classes": DEVICE_CLASS,
+    "templates": RESOURCE_CLAIM_TEMPLATE,
+}
 
 
 class PlacementDesk:
     """Keeps the gangs that ask for the planner, and what it answered. `wall` is seconds since the epoch."""
 
     def __init__(
-        self, api: KubeApi, planner: Planner, settings: GangSettings, wall: Callable[[], float]
+        self,
+        api: KubeApi,
+        planner: Planner,
+        settings: GangSettings,
+        wall: Callable[[], float],
+        meter: GangMeter,
     ) -> None:
         self._api = api
         self._planner = planner
         self._settings = settings
         self._wall = wall
+        self._meter = meter
         self._asking: set[GangKey] = set()
         self._refusals: dict[GangKey, str] = {}
         self._checked: dict[GangKey, Plan] = {}
@@ -85,12 +99,11 @@ class PlacementDesk:
         objects = await self._look()
         plans = (await self._api.list(GANG_PLAN)).items
         listing = Listing(plans, objects.pods, objects.nodes)
-        templates = await self._templates()
         views = sorted(self._views(listing), key=_turn)
         served = []
         for view in views:
             try:
-                await self._serve(view, listing, objects, templates.get(view.key.namespace, {}))
+                await self._serve(view, listing, objects)
             except KubeError:
                 raise
             except Exception as defect:
@@ -114,26 +127,16 @@ class PlacementDesk:
         self._refusals[key] = f"the planner failed: {defect!r}"
 
     async def _look(self) -> Objects:
-        kinds = {"nodes": NODE, "pods": POD, "claims": RESOURCE_CLAIM, "slices": RESOURCE_SLICE}
-        return Objects(**{name: (await self._api.list(kind)).items for name, kind in kinds.items()})
+        return Objects(**{name: (await self._api.list(kind)).items for name, kind in _LOOKED_AT.items()})
 
-    async def _templates(self) -> Templates:
-        found: dict[str, dict[str, Demand]] = {}
-        for one in (await self._api.list(RESOURCE_CLAIM_TEMPLATE)).items:
-            meta = one["metadata"]
-            found.setdefault(meta["namespace"], {})[meta["name"]] = claim_demand(one["spec"]["spec"])
-        return found
-
-    async def _serve(
-        self, view: View, listing: Listing, objects: Objects, templates: Mapping[str, Demand]
-    ) -> None:
+    async def _serve(self, view: View, listing: Listing, objects: Objects) -> None:
         self._refusals.pop(view.key, None)
         if view.record is None or not reconcile(view, self._settings).asks_planner:
             return
-        site = seen_from(site_of(objects, listing.records), view.key.namespace)
+        scene = scene_of(view.key, objects, listing.records, self._settings)
         try:
             # A search may take seconds; the loop has a lease to renew meanwhile.
-            found = await asyncio.to_thread(answer, view, site, templates, self._planner, self._settings)
+            found = await asyncio.to_thread(answer, view, scene, self._planner, self._settings)
         except Refused as refused:
             self._refusals[view.key] = str(refused)
             return
@@ -143,6 +146,7 @@ class PlacementDesk:
             written = await carry_out(self._api, action)
             if written is not None:
                 listing.record(written)
+        self._meter.acted(found.actions)
 
 
 def _turn(view: View) -> tuple[int, str, GangKey]:

@@ -5,6 +5,7 @@ from datetime import datetime
 
 import msgspec
 
+from rackloom.claim.cluster.admission.marks import GATE as TEMPLATE_GATE
 from rackloom.claim.cluster.admission.shapes import Owner, Pod, read
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.wishes import group_of
@@ -12,6 +13,8 @@ from rackloom.claim.kube.api import Object
 from rackloom.claim.place.counts import count_of
 
 GPU_RESOURCE = "nvidia.com/gpu"
+_CLASS_RESOURCES = "deviceclass.resource.kubernetes.io/"
+"""Before the name of a device class: kube-scheduler makes a claim for it, once it has chosen a node."""
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -27,9 +30,13 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Its deletion was asked for."""
     waits_because: str = ""
     """What the scheduler says of a pod that it cannot bind."""
+    is_unschedulable: bool = False
+    """The scheduler found no node for it: said after its last gate went, since before it does not try."""
     priority: int = 0
     gpus: int = 0
     """Those that its containers count (`nvidia.com/gpu`); claimed ones are not among them."""
+    uncounted: tuple[str, ...] = ()
+    """Resources of its containers that stand for a device class (KEP-5004)."""
 
     @property
     def name(self) -> str:
@@ -63,6 +70,12 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         return gates.index(marks.GATE) if marks.GATE in gates else None
 
     @property
+    def foreign_gates(self) -> tuple[str, ...]:
+        """Gates of others than Rackloom, such as queues."""
+        gates = (one.name for one in self.pod.spec.scheduling_gates or ())
+        return tuple(name for name in gates if name not in (marks.GATE, TEMPLATE_GATE))
+
+    @property
     def tray(self) -> str | None:
         """The tray for which it was let go; None while it is gated, or if it was never held."""
         return None if self.gate is not None else self.annotations.get(marks.TRAY_ANNOTATION)
@@ -88,16 +101,18 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 def member_of(obj: Object) -> Member:
     """Read a pod."""
     meta, spec, status = obj["metadata"], obj["spec"], obj.get("status") or {}
-    tolerations = spec.get("tolerations")
+    tolerations, waits = spec.get("tolerations"), _not_scheduled(status)
     return Member(
         pod=read(obj, Pod),
         namespace=meta["namespace"],
         tolerations=None if tolerations is None else len(tolerations),
         ended=status.get("phase") in _ENDED,
         going="deletionTimestamp" in meta,
-        waits_because=_waits_because(status),
+        waits_because=waits.get("message") or waits.get("reason") or "",
+        is_unschedulable=waits.get("reason") == "Unschedulable",
         priority=spec.get("priority") or 0,
         gpus=counted_gpus(spec),
+        uncounted=tuple(sorted(_of_classes(spec))),
     )
 
 
@@ -118,8 +133,14 @@ def seconds_of(time: str) -> float | None:
         return None
 
 
-def _waits_because(status: Object) -> str:
-    for one in status.get("conditions") or ():
-        if (one["type"], one["status"]) == ("PodScheduled", "False"):
-            return str(one.get("message") or one.get("reason") or "")
-    return ""
+def _not_scheduled(status: Object) -> Object:
+    """The condition in which the scheduler says that it did not bind a pod; empty without one."""
+    found = (one for one in status.get("conditions") or () if one["type"] == "PodScheduled")
+    return next((one for one in found if one["status"] == "False"), {})
+
+
+def _of_classes(spec: Object) -> set[str]:
+    containers = (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
+    resources = (one.get("resources") or {} for one in containers)
+    named = (name for one in resources for name in (*(one.get("limits") or ()), *(one.get("requests") or ())))
+    return {name for name in named if name.startswith(_CLASS_RESOURCES)}

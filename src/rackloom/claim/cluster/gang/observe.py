@@ -82,6 +82,28 @@ def _rivals(seen: Seen, record: Record, nodes: Mapping[str, NodeView]) -> Iterab
             yield Rival(uid=uid, created=other.created, is_whole=held >= set(other.reserved))
 
 
+class Confirmed:
+    """A `Seen` with the plan and the pods of one gang as the API server has them; the rest is as last seen.
+
+    Nodes need no second look: what is written to them fails if they have changed.
+    """
+
+    def __init__(self, seen: Seen, plan: Object | None, pods: Sequence[Object]) -> None:
+        self._plan = plan
+        self._pods = pods
+        self.plan_of = seen.plan_of
+        self.node = seen.node
+        self.held = seen.held
+
+    def plan(self, key: GangKey) -> Object | None:
+        """The GangPlan of the gang."""
+        return self._plan
+
+    def pods(self, key: GangKey) -> Sequence[Object]:
+        """The pods of the gang."""
+        return [one for one in self._pods if gang_of(one) == key]
+
+
 class Listing:
     """A `Seen` of fresh lists. `record` takes in a plan that was written since."""
 

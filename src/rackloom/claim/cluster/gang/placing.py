@@ -1,19 +1,19 @@
 """What the planner is asked about a gang, and what follows from its answer. Pure."""
 
-from collections.abc import Mapping
+from collections import Counter
 from typing import Protocol
 
 import msgspec
 
 from rackloom.claim.cluster.actions import Action
-from rackloom.claim.cluster.gang.demand import Demand, group_gpus
 from rackloom.claim.cluster.gang.pins import send_away
 from rackloom.claim.cluster.gang.record import Record, planned, withdrawn
+from rackloom.claim.cluster.gang.request import claimed_by_groups, is_asked_by, planned_within, request_of
+from rackloom.claim.cluster.gang.scene import Scene
 from rackloom.claim.cluster.gang.seating import seating, stuck
 from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.gang.view import View
-from rackloom.claim.place.values import Gang, Group, Plan, Site, Tray
-from rackloom.errors import Refused
+from rackloom.claim.place.values import Gang, Plan, Site, Tray
 
 
 class Planner(Protocol):
@@ -36,49 +36,27 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The plan whose trays were seen empty of others."""
 
 
-def answer(
-    view: View, site: Site, templates: Mapping[str, Demand], planner: Planner, settings: GangSettings
-) -> Answer:
+def answer(view: View, scene: Scene, planner: Planner, settings: GangSettings) -> Answer:
     """Serve a gang that asks: place it, look at its reserved trays, or mend it. Raises Refused."""
     record = view.record
-    if record is None or record.plan is None:
-        return Answer(actions=(place(view, site, templates, planner),))
+    if record is None or record.gang is None or record.plan is None:
+        return Answer(actions=(place(view, scene, planner, settings),))
+    site = scene.furnished(claimed_by_groups(view, record.gang, scene))
     if view.let_go or view.lost(settings.lost_after):
         return Answer(actions=mend(view, site, planner, settings))
-    if taken(view, site):
+    if taken(view, site) or not is_asked_by(request_of(view, scene).gang, record.gang):
         return Answer(actions=(withdrawn(record),))
     return Answer(checked=record.plan)
 
 
-def place(view: View, site: Site, templates: Mapping[str, Demand], planner: Planner) -> Action:
+def place(view: View, scene: Scene, planner: Planner, settings: GangSettings) -> Action:
     """Plan a gang whose members are all there. Raises Refused."""
     assert view.record is not None  # noqa: S101 (only recorded gangs ask)
-    missing = {name for one in view.living for name in one.pod.templates if name not in templates}
-    if missing:
-        raise Refused(f"claim template {min(missing)} does not exist", nearest_fix="create it")
-    gang = asked(view, site, templates)
-    return planned(view.record, gang, planner.plan_gang(site, gang), site)
-
-
-def asked(view: View, site: Site, templates: Mapping[str, Demand]) -> Gang:
-    """The gang as the planner takes it; its trays are reserved whole, so it wants empty ones."""
-    wish = view.wish()
-    most = max((tray.gpus for tray in site.trays), default=0)
-    return Gang(
-        name=view.key.called,
-        groups=tuple(
-            Group(
-                name=name,
-                members=size,
-                gpus=group_gpus((one for one in view.living if one.group == name), templates, most),
-            )
-            for name, size in wish.sizes
-        ),
-        priority=max((one.priority for one in view.living), default=0),
-        segment=wish.segment,
-        spares=wish.spares,
-        exclusive=True,
-    )
+    asked = request_of(view, scene)
+    site = scene.furnished(asked.kinds)
+    room = max(settings.max_spares - scene.spares, 0)
+    plan = planned_within(room, asked.gang, lambda gang: planner.plan_gang(site, gang))
+    return planned(view.record, asked.gang, plan, site)
 
 
 def mend(view: View, site: Site, planner: Planner, settings: GangSettings) -> tuple[Action, ...]:
@@ -95,10 +73,11 @@ def mend(view: View, site: Site, planner: Planner, settings: GangSettings) -> tu
         return (_moved(record, record.gang, record.plan, site, lost[0], planner),)
     seats = seating(view, record.plan)
     late = stuck(view, seats, settings)
-    full = next((tray for tray in late if not _has_room(site, view, tray)), None)
+    trays = (one.tray for one in late if one.tray is not None)
+    full = next((tray for tray in trays if not _has_room(site, view, tray)), None)
     if full is not None:
         return (_moved(record, record.gang, record.plan, site, full, planner),)
-    return tuple(send_away(one) for one in seats.seated if _is_late(one.tray, one.node, late))
+    return tuple(send_away(one) for one in late)
 
 
 def _moved(record: Record, gang: Gang, plan: Plan, site: Site, tray: str, planner: Planner) -> Action:
@@ -114,10 +93,6 @@ def _with_lost(site: Site, record: Record, tray: str) -> Site:
     return Site((*site.trays, gone), site.holds)
 
 
-def _is_late(tray: str | None, node: str | None, late: tuple[str, ...]) -> bool:
-    return node is None and tray in late
-
-
 def taken(view: View, site: Site) -> tuple[str, ...]:
     """Reserved trays on which there is no room for the gang: somebody was faster than the taint."""
     trays = () if view.record is None else view.record.reserved
@@ -125,6 +100,16 @@ def taken(view: View, site: Site) -> tuple[str, ...]:
 
 
 def _has_room(site: Site, view: View, tray: str) -> bool:
-    is_open = any(one.name == tray and one.shut is None for one in site.trays)
+    here = next((one for one in site.trays if one.name == tray), None)
     others = (one for one in site.holds if one.tray == tray and one.owner != view.key.called)
-    return is_open and not any(others)
+    return here is not None and here.shut is None and not any(others) and _serves(here, view)
+
+
+def _serves(tray: Tray, view: View) -> bool:
+    """Whether it has what the members claim that are to sit there."""
+    if view.record is None or view.record.gang is None or view.record.plan is None:
+        return False
+    kinds = {group.name: group.devices for group in view.record.gang.groups}
+    seats = Counter(kinds[seat.group] for seat in view.record.plan.seats if seat.tray == tray.name)
+    rooms = {kind: room.now for kind, room in tray.rooms.items()}
+    return all(rooms.get(kind, 0) >= members for kind, members in seats.items() if kind is not None)

@@ -1,5 +1,7 @@
 """A gang with a recorded plan: its trays reserved and seen empty, then its pods let go. Pure."""
 
+from collections.abc import Iterator
+
 import msgspec
 
 from rackloom.claim.cluster.actions import Action
@@ -14,6 +16,7 @@ from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.gang.view import Rival, View
 from rackloom.claim.domain.objects import Condition
 from rackloom.claim.place.values import Plan
+from rackloom.errors import Refused
 
 
 class _Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +37,11 @@ class _Progress(msgspec.Struct, frozen=True, kw_only=True):
         return not self.missing and (self.begun or (self.whole and self.checked))
 
     @property
+    def lacks_pods(self) -> bool:
+        """Whether pods that were there when it was planned are gone, and none was let go."""
+        return not self.begun and not self.whole
+
+    @property
     def is_to_be_checked(self) -> bool:
         """Whether nothing lacks but a look at the reserved trays."""
         return not self.missing and not self.begun and self.whole and not self.checked
@@ -41,8 +49,6 @@ class _Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 def decide_planned(view: View, found: Record, plan: Plan, settings: GangSettings) -> Decision:
     """Carry a plan on, or give it up while that hurts nobody."""
-    if not view.let_go and (_yields(view, found) or _is_spoilt(view, settings)):
-        return Decision(actions=(record.withdrawn(found),))
     seats = seating(view, plan)
     progress = _Progress(
         seats=seats,
@@ -51,14 +57,18 @@ def decide_planned(view: View, found: Record, plan: Plan, settings: GangSettings
         whole=len(seats.openings) == len(plan.seats),
         checked=view.checked == plan,
     )
+    if not progress.begun and _is_to_be_given_up(view, found, progress, settings):
+        return Decision(actions=(record.withdrawn(found),), takes_back=True)
     settling = _to_settle(view, found, settings) if progress.is_to_be_checked else 0.0
     broken = bool(view.lost(settings.lost_after)) or bool(stuck(view, seats, settings))
+    freed, sent = _dropped(view, found), _dismissed(view, seats, settings)
     return telling(
         view,
         _said(view, found, plan, progress, settings),
-        _actions(view, found, progress, settings),
+        (*_reserving(view, progress.missing), *freed, *sent, *_letting_go(view, progress)),
         asks_planner=broken or (progress.is_to_be_checked and not settling),
-        again=settling or _again(view, seats, settings),
+        again=settling or _again(view, found, progress, settings),
+        takes_back=bool(freed or sent),
     )
 
 
@@ -66,25 +76,56 @@ def _said(
     view: View, found: Record, plan: Plan, progress: _Progress, settings: GangSettings
 ) -> tuple[Condition, ...]:
     return (
-        said(PLACED, "True", "Placed", plan.reason),
+        _placed(plan, progress, settings),
         _reserved(view, found, progress.missing),
         conditions.bound(view, progress.seats.seated, len(plan.seats), settings.lost_after),
     )
 
 
-def _actions(view: View, found: Record, progress: _Progress, settings: GangSettings) -> tuple[Action, ...]:
+def _placed(plan: Plan, progress: _Progress, settings: GangSettings) -> Condition:
+    if not progress.lacks_pods:
+        return said(PLACED, "True", "Placed", plan.reason)
+    there = f"pods that are there: {len(progress.seats.openings)} of {len(plan.seats)}"
+    why = f"{there}; without the rest, its trays are given back after {settings.bind_after:.0f} s"
+    return said(PLACED, "False", "WaitingForMembers", why)
+
+
+def _letting_go(view: View, progress: _Progress) -> Iterator[Action]:
     openings = progress.seats.openings if progress.is_open else ()
+    return (let_go(one, tray, view.uid, view.now) for one, tray in openings)
+
+
+def _is_to_be_given_up(view: View, found: Record, progress: _Progress, settings: GangSettings) -> bool:
     return (
-        *_reserving(view, progress.missing),
-        *_dropped(view, found),
-        *_dismissed(view, progress.seats, settings),
-        *(let_go(one, tray, view.uid, view.now) for one, tray in openings),
+        _yields(view, found)
+        or _is_spoilt(view, settings)
+        or _is_of_others(view, found)
+        or (progress.lacks_pods and view.now >= _kept_until(view, found, settings))
     )
+
+
+def _kept_until(view: View, found: Record, settings: GangSettings) -> float:
+    """When a plan is given up of which pods are gone: nobody else has its trays till then."""
+    placed = found.condition(PLACED)
+    if placed is None or placed.status != "False":
+        return view.now + settings.bind_after
+    return (seconds_of(placed.last_transition_time) or view.now) + settings.bind_after
 
 
 def _is_spoilt(view: View, settings: GangSettings) -> bool:
     """Whether a tray was lost, and the planner found no other for its members."""
     return bool(view.lost(settings.lost_after)) and bool(view.refusal)
+
+
+def _is_of_others(view: View, found: Record) -> bool:
+    """Whether all pods of the plan are gone, and those that came under its name are so many others."""
+    if found.gang is None or any(one.gate is None for one in view.living):
+        return False
+    try:
+        return {one.name: one.members for one in found.gang.groups} != dict(view.wish().sizes)
+    except Refused:
+        # They are being made anew one by one: some are of the old job still.
+        return False
 
 
 def _yields(view: View, found: Record) -> bool:
@@ -147,11 +188,12 @@ def _reserved(view: View, found: Record, missing: tuple[str, ...]) -> Condition:
     return said(RESERVED, "True", "Reserved", f"{len(found.reserved)} trays are reserved")
 
 
-def _again(view: View, seats: Seating, settings: GangSettings) -> float | None:
-    """The next moment at which a tray is lost, or a pod late."""
+def _again(view: View, found: Record, progress: _Progress, settings: GangSettings) -> float | None:
+    """The next moment at which a tray is lost, a pod late, or the plan of pods that are gone given up."""
     since = (one.not_ready_since for one in view.nodes.values())
     due = [moment + settings.lost_after for moment in since if moment is not None]
-    late = (one.released_at for one in seats.seated if one.node is None)
+    due += [_kept_until(view, found, settings)] if progress.lacks_pods else []
+    late = (one.released_at for one in progress.seats.seated if one.node is None)
     due += [moment + settings.bind_after for moment in late if moment is not None]
     ahead = [moment - view.now for moment in due if moment > view.now]
     return min(ahead) + 0.1 if ahead else None

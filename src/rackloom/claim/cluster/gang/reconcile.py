@@ -4,6 +4,7 @@ The order is the safety: all pods are there before a plan is recorded, it is rec
 reserved, all trays are reserved and seen empty before a pod is let go, and a pod is pinned by the write that
 lets it go. What was recorded is carried on, not made anew. A plan is given up only before any pod was let go:
 where another gang, or a pod that was scheduled in the meantime, has one of its trays, or a tray is lost.
+What takes anything back says so: it is decided once more from what the API server has then.
 """
 
 from rackloom.claim.cluster.actions import Action
@@ -23,7 +24,7 @@ def reconcile(view: View, settings: GangSettings) -> Decision:
     if view.record is None:
         return Decision(actions=(record.opened(view.key),)) if view.living else Decision()
     if not view.living:
-        return Decision(actions=_ended(view, view.record))
+        return Decision(actions=_ended(view, view.record), takes_back=True)
     if view.record.plan is None:
         return _unplanned(view)
     return decide_planned(view, view.record, view.record.plan, settings)
@@ -38,10 +39,10 @@ def _unplanned(view: View) -> Decision:
     freed = trays.freed(view.nodes, view.held, view.uid)
     found = _why_not_planned(view)
     if found is not None:
-        return telling(view, (found,), freed)
+        return telling(view, (found,), freed, takes_back=bool(freed))
     why = view.refusal
     placed = said(PLACED, "False", "DoesNotFit", why) if why else said(PLACED, "Unknown", "Planning", "")
-    return telling(view, (placed,), freed, asks_planner=not freed)
+    return telling(view, (placed,), freed, asks_planner=not freed, takes_back=bool(freed))
 
 
 def _why_not_planned(view: View) -> Condition | None:
@@ -54,4 +55,5 @@ def _why_not_planned(view: View) -> Condition | None:
         named = conditions.listed([one.name for one in loose])
         why = "were not held until the gang was placed: delete all pods of the gang, and have them made anew"
         return said(PLACED, "False", "NotHeld", f"{named} {why}")
-    return conditions.waiting(view, wish) or conditions.waiting_for_claims(view)
+    missing = conditions.waiting(view, wish) or conditions.waiting_for_claims(view)
+    return missing or conditions.waiting_for_gates(view)

@@ -37,12 +37,13 @@ def seating(view: View, plan: Plan) -> Seating:
     return Seating(_openings(view, plan, free), tuple(misfits), tuple(seated))
 
 
-def stuck(view: View, seats: Seating, settings: GangSettings) -> tuple[str, ...]:
-    """Trays whose pods were let go and are not bound in time."""
-    late = (one for one in seats.seated if one.node is None and not one.going)
-    return tuple(
-        one.tray for one in late if one.tray and view.now - (one.released_at or 0.0) >= settings.bind_after
-    )
+def stuck(view: View, seats: Seating, settings: GangSettings) -> tuple[Member, ...]:
+    """Members that were let go and that the scheduler cannot bind, for so long.
+
+    Where it says nothing, the tray is not to blame: the scheduler is away, or somebody else's gate is there.
+    """
+    waiting = (one for one in seats.seated if one.node is None and not one.going and one.is_unschedulable)
+    return tuple(one for one in waiting if view.now - (one.released_at or 0.0) >= settings.bind_after)
 
 
 def _openings(view: View, plan: Plan, free: Counter[tuple[str, str]]) -> tuple[tuple[Member, str], ...]:

@@ -2,6 +2,9 @@
 
 import msgspec
 
+from rackloom.claim.domain import names
+from rackloom.errors import Refused
+
 
 class GangSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds."""
@@ -13,6 +16,26 @@ class GangSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A tray that is not ready for so long is lost: its members are deleted and go to a spare. As long as the
     node controller waits before it evicts pods."""
     bind_after: float = 120.0
-    """A pod that was let go and is not bound for so long is looked after."""
+    """A pod that was let go and cannot be bound for so long is looked after; and a plan of which no pod was
+    let go is given up when some are missing for so long."""
     again: float = 15.0
     """Between two attempts to place a gang that does not fit: pods of others end without telling us."""
+    max_spares: int = 8
+    """Spare trays that all gangs of a namespace may keep together: no ResourceQuota counts them, since nobody
+    runs on them."""
+    clique_label: str = names.GPU_CLIQUE_LABEL
+    """On nodes: which of them share memory over NVLink."""
+    tolerated_taints: tuple[str, ...] = ()
+    """Keys of taints that keep no gang away, because the pods of gangs tolerate them (`dedicated`)."""
+
+
+def checked(settings: GangSettings) -> GangSettings:
+    """The settings. Raises Refused for what nobody can mean."""
+    for name in ("settle", "lost_after", "bind_after", "again"):
+        if not 0 < getattr(settings, name) < float("inf"):
+            raise Refused(f"{name} is {getattr(settings, name)}", nearest_fix="use seconds above 0")
+    if settings.max_spares < 0:
+        raise Refused(f"max_spares is {settings.max_spares}", nearest_fix="use 0 for none")
+    if not settings.clique_label:
+        raise Refused("clique_label is empty", nearest_fix=f"use {names.GPU_CLIQUE_LABEL}")
+    return settings

@@ -1,7 +1,7 @@
 """The cluster as the planner takes it: trays with GPUs, and who has them."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -10,6 +10,7 @@ from rackloom.claim.cluster.admission.marks import GANG_LABEL
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.members import GPU_RESOURCE, counted_gpus
 from rackloom.claim.cluster.gang.record import Record
+from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Object
 from rackloom.claim.place.counts import count_of
@@ -29,12 +30,14 @@ class Objects(msgspec.Struct, frozen=True, kw_only=True):
     pods: tuple[Object, ...]
     claims: tuple[Object, ...] = ()
     slices: tuple[Object, ...] = ()
+    classes: tuple[Object, ...] = ()
+    templates: tuple[Object, ...] = ()
 
 
-def site_of(objects: Objects, records: Iterable[Record]) -> Site:
+def site_of(objects: Objects, records: Iterable[Record], settings: GangSettings) -> Site:
     """Trays in order of clique and name; holds of running pods, of their claims, and of recorded plans."""
     published = _published(objects.slices)
-    trays = (_tray(node, published) for node in objects.nodes)
+    trays = (_tray(node, published, settings) for node in objects.nodes)
     found = sorted((one for one in trays if one.gpus > 0), key=lambda one: (one.clique or "", one.name))
     size = {one.name: one.gpus for one in found}
     holds = (*_running(objects.pods, size), *_claimed(objects, size), *_recorded(records, size))
@@ -61,6 +64,16 @@ def owner_of(pod: Object) -> str:
     return f"{meta['namespace']}/{gang or next(owners, meta['name'])}"
 
 
+def owners_of_claims(objects: Objects) -> Iterator[tuple[Object, str]]:
+    """Each claim, and whose it is: of the pod for which it is reserved or was made, or its own."""
+    users = {pod["metadata"]["uid"]: owner_of(pod) for pod in objects.pods}
+    for claim in objects.claims:
+        meta = claim["metadata"]
+        reserved = (claim.get("status") or {}).get("reservedFor") or ()
+        owners = (users.get(one["uid"]) for one in (*reserved, *(meta.get("ownerReferences") or ())))
+        yield claim, next((one for one in owners if one), f"{meta['namespace']}/claim {meta['name']}")
+
+
 def _published(slices: Iterable[Object]) -> Counter[str]:
     """GPUs that node plugins publish, by node."""
     found: Counter[str] = Counter()
@@ -77,21 +90,22 @@ def _is_whole_gpu(device: Object) -> bool:
     return bool(kind.get("string", "gpu") == "gpu")
 
 
-def _tray(node: Object, published: Mapping[str, int]) -> Tray:
+def _tray(node: Object, published: Mapping[str, int], settings: GangSettings) -> Tray:
     name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
     counted = count_of(((node.get("status") or {}).get("allocatable") or {}).get(GPU_RESOURCE, 0))
     gpus = max(counted, published.get(name, 0))
-    return Tray(name=name, clique=labels.get(names.GPU_CLIQUE_LABEL), gpus=gpus, shut=_shut(node))
+    shut = _shut(node, (*_TOLERATED, *settings.tolerated_taints))
+    return Tray(name=name, clique=labels.get(settings.clique_label), gpus=gpus, shut=shut)
 
 
-def _shut(node: Object) -> str | None:
+def _shut(node: Object, tolerated: Collection[str]) -> str | None:
     if (node.get("spec") or {}).get("unschedulable"):
         return "cordoned"
     conditions = (node.get("status") or {}).get("conditions") or ()
     if not any((one["type"], one["status"]) == ("Ready", "True") for one in conditions):
         return "not ready"
     for taint in (node.get("spec") or {}).get("taints") or ():
-        if taint["effect"] != _HARMLESS and taint["key"] not in _TOLERATED:
+        if taint["effect"] != _HARMLESS and taint["key"] not in tolerated:
             return f"tainted {taint['key']}"
     return None
 
@@ -116,13 +130,9 @@ def _used(spec: Object, whole: int) -> int:
 
 def _claimed(objects: Objects, size: Mapping[str, int]) -> Iterator[Hold]:
     """A node's channel counts as the whole tray: no other job's channel fits beside it."""
-    users = {pod["metadata"]["uid"]: owner_of(pod) for pod in objects.pods}
-    for claim in objects.claims:
-        status = claim.get("status") or {}
-        owners = (users.get(one["uid"]) for one in status.get("reservedFor") or ())
-        meta = claim["metadata"]
-        owner = next((one for one in owners if one), f"{meta['namespace']}/claim {meta['name']}")
-        for tray, gpus in _devices(status.get("allocation") or {}, size).items():
+    for claim, owner in owners_of_claims(objects):
+        allocation = (claim.get("status") or {}).get("allocation") or {}
+        for tray, gpus in _devices(allocation, size).items():
             yield Hold(owner=owner, tray=tray, gpus=gpus)
 
 

@@ -1,0 +1,40 @@
+"""The cluster as it bears on one gang. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from rackloom.claim.cluster.gang.claimed import Claims, Known, furnished
+from rackloom.claim.cluster.gang.record import GangKey, Record
+from rackloom.claim.cluster.gang.settings import GangSettings
+from rackloom.claim.cluster.gang.site import Objects, seen_from, site_of
+from rackloom.claim.place.values import Site
+
+
+class Scene(msgspec.Struct, frozen=True, kw_only=True):
+    """Fresh lists, and what they say to one gang."""
+
+    key: GangKey
+    site: Site
+    """With the names of all owners; it is not told to the gang."""
+    objects: Objects
+    spares: int = 0
+    """Spare trays that the other gangs of its namespace keep."""
+
+    @property
+    def known(self) -> Known:
+        """The claims and templates of its namespace."""
+        return Known(self.objects, self.key.namespace)
+
+    def furnished(self, kinds: Mapping[str, Claims]) -> Site:
+        """The site as the gang may see it, with the room for its claims on each tray. Raises Refused."""
+        site = furnished(self.site, self.objects, kinds, self.key.called)
+        return seen_from(site, self.key.namespace)
+
+
+def scene_of(key: GangKey, objects: Objects, records: Iterable[Record], settings: GangSettings) -> Scene:
+    """The scene of a gang, with the plans that are recorded."""
+    known = tuple(records)
+    others = (one.plan for one in known if one.key.namespace == key.namespace and one.key != key)
+    spares = sum(len(plan.spares) for plan in others if plan is not None)
+    return Scene(key=key, site=site_of(objects, known, settings), objects=objects, spares=spares)

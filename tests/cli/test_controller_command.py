@@ -1,0 +1,63 @@
+"""`rackloom controller`: its options reach the controllers, and each is told in the documentation."""
+
+import inspect
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rackloom.app import controller as process
+from rackloom.claim.cluster.gang.settings import GangSettings
+from rackloom.cli.controller import controller
+from rackloom.cli.main import app
+from rackloom.errors import Refused
+
+PAGE = Path(__file__).parents[2] / "docs" / "gangs.md"
+RENAMED = {"again": "retry"}
+"""Fields of the settings whose options have a name of their own."""
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Settings with which a controller was started."""
+    found = []
+    monkeypatch.setattr(process, "run_controller", lambda settings, options, announce: found.append(settings))
+    return found
+
+
+def option_of(field):
+    return f"gang_{RENAMED.get(field, field)}"
+
+
+def test_options_of_gangs_reach_the_controller(started):
+    words = ["--gang-max-spares", "2", "--gang-tolerated-taints", "dedicated,spot", "--gang-lost-after", "60"]
+    app(["controller", "--image", "i:1", *words], result_action="return_value")
+    (settings,) = started
+    assert settings.gangs == GangSettings(
+        max_spares=2, tolerated_taints=("dedicated", "spot"), lost_after=60.0
+    )
+
+
+def test_variables_of_a_deployment_do_too(started, monkeypatch):
+    monkeypatch.setenv("GANG_CLIQUE_LABEL", "topo/domain")
+    monkeypatch.setenv("GANG_MAX_SPARES", "0")
+    app(["controller", "--image", "i:1"], result_action="return_value")
+    (settings,) = started
+    assert settings.gangs == GangSettings(clique_label="topo/domain", max_spares=0)
+
+
+def test_what_nobody_can_mean_is_refused(started):
+    with pytest.raises(Refused, match="max_spares"):
+        controller(image="i:1", gang_max_spares=-1)
+    assert not started
+
+
+def test_each_setting_of_gangs_has_an_option_with_its_default_and_is_documented():
+    options = inspect.signature(controller).parameters
+    for field in msgspec.structs.fields(GangSettings):
+        option = option_of(field.name)
+        default = options[option].default
+        assert (
+            tuple(filter(None, [default])) if isinstance(field.default, tuple) else default
+        ) == field.default
+        assert f"`--{option.replace('_', '-')}`" in PAGE.read_text()
