@@ -193,6 +193,18 @@ def test_plaintext_switches_need_allow_insecure(ground):
     asyncio.run(scenario())
 
 
+def test_domains_that_are_read_too_rarely_to_be_compared_are_refused(ground):
+    written = ground.config()
+    written.write_text(written.read_text().replace("'30s'", "'6m'"))
+
+    async def scenario():
+        with pytest.raises(Refused, match=r"monitor_run_interval is 360 s.*at least every 300 s"):
+            async with service(load(written)):
+                pass
+
+    asyncio.run(scenario())
+
+
 def test_a_site_that_only_discovers_does_what_an_operator_applies(ground):
     path = ground.config()
     path.write_text(

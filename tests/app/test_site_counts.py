@@ -9,7 +9,7 @@ from rackloom.app.site_counts import count
 from rackloom.carve.plan.values import CreatePartition
 from rackloom.carve.site import operations
 from rackloom.carve.site.store import Store
-from rackloom.carve.site.tables import endpoint, owned_partition
+from rackloom.carve.site.tables import domain_dispute, endpoint, owned_partition
 
 
 def _fill(conn: sa.Connection) -> None:
@@ -31,3 +31,16 @@ def test_a_partition_counts_once_it_was_seen():
         return counted.physical_partitions
 
     assert asyncio.run(scenario()) == 2
+
+
+def test_domains_in_dispute_are_counted():
+    async def scenario():
+        store = Store.inline()
+        before = await store.read(count, 0)
+        row = {"domain": "d", "reason": "they differ", "since": 1.0}
+        await store.run(lambda conn: conn.execute(sa.insert(domain_dispute).values(**row)))
+        after = await store.read(count, 0)
+        await store.close()
+        return before.disputed_domains, after.disputed_domains
+
+    assert asyncio.run(scenario()) == (0, 1)

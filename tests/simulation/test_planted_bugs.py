@@ -28,7 +28,9 @@ from rackloom.carve.plan.values import (
 )
 from rackloom.carve.reconcile import domain, domain_loop, loop
 from rackloom.carve.site import (
+    disputes,
     drains,
+    endpoints,
     fabric_book,
     holdings,
     instances,
@@ -41,9 +43,10 @@ from rackloom.carve.site import (
     pauses,
     settle,
     tables,
+    taking_over,
 )
 from rackloom.carve.site.store import Store
-from rackloom.twin.simfaults import KINDS
+from rackloom.twin.simfaults import KINDS, LIES
 from rackloom.twin.simrun import Plan as SimPlan
 from rackloom.twin.simrun import simulate
 
@@ -379,6 +382,17 @@ def ended_drain_not_announced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(drains, "_GPUS", ever)
 
 
+def newest_of_two_controllers_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(disputes, "judge", lambda *_: None)
+
+
+def contradiction_told_and_not_minded(patch: pytest.MonkeyPatch) -> None:
+    compare = taking_over.compare
+    patch.setattr(taking_over, "compare", lambda *told: compare(*told) and None)
+    patch.setattr(disputes, "of_endpoint", lambda conn, one: (endpoints.domain_of(conn, one), None))
+
+
+LYING = SimPlan(seconds=400, think=12, pause=30, kinds=LIES)
 CRAMPED = SimPlan(pause=None, seconds=400, think=6, max_partitions=1)
 WATCHFUL = SimPlan(pause=None, seconds=400, think=6, operator=8)
 DARK = SimPlan(pause=None, seconds=300, think=12, patience=2.0, dark_rack=True)
@@ -417,6 +431,8 @@ BUGS: dict[Bug, SimPlan] = {
     pause_ignored: WATCHFUL,
     limit_of_the_domain_ignored: CRAMPED,
     ended_drain_not_announced: CALM,
+    newest_of_two_controllers_believed: LYING,
+    contradiction_told_and_not_minded: LYING,
 }
 
 SEEDS = 8

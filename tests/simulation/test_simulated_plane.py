@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rackloom.twin.simcrash import points_of, story
-from rackloom.twin.simfaults import KINDS
+from rackloom.twin.simfaults import KINDS, LIES
 from rackloom.twin.simrun import Plan, simulate
 
 SHORT = Plan(seconds=400)
@@ -84,6 +84,11 @@ def test_death_at_a_write_or_call_loses_nothing_that_was_acknowledged() -> None:
 def test_a_domain_may_come_back_under_another_uuid() -> None:
     plan = Plan(seconds=400, pause=60, kinds={"new-domain-uuid": 1})
     assert not any(simulate(seed, plan).broken for seed in range(6))
+
+
+def test_a_second_controller_that_lies_is_neither_believed_nor_obeyed() -> None:
+    plan = Plan(seconds=400, pause=30, kinds=LIES)
+    assert not any(simulate(seed, plan).broken for seed in range(4))
 
 
 def test_a_list_may_omit_a_partition_whose_trays_are_away() -> None:

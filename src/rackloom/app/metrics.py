@@ -108,6 +108,9 @@ class SiteMetrics:
             f"{ours}observation_age_seconds", "Age of the newest observation", "nvlink_domain_uuid"
         )
         self.endpoints = gauge(f"{ours}endpoints", "Switch controllers by what is known of them", "state")
+        self.disputed = gauge(
+            f"{ours}disputed_domains", "Domains whose switch controllers contradict one another"
+        )
         self.drift = Counter(
             f"{ours}drift_operations",
             "Operations that undid a change which was not ours",
@@ -162,6 +165,7 @@ class SiteMetrics:
         self.physical.set(counts.physical_partitions)
         for state, number in counts.endpoints.items():
             self.endpoints.labels(state).set(number)
+        self.disputed.set(counts.disputed_domains)
         # A domain that is gone must not leave its last numbers behind.
         self.age.clear()
         for controllers in (self.nmxc, self.nmxm):

@@ -45,6 +45,7 @@ from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.reconcile.slots import Slots
 from rackloom.carve.site import fabric_book
 from rackloom.carve.site.controllers import ControllerKind, kind_of
+from rackloom.carve.site.disputes import STANDS_SECONDS, Dispute
 from rackloom.carve.site.endpoints import Endpoint
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.values import Status
@@ -89,6 +90,7 @@ def run_serve(path: Path, announce: Callable[[str], None]) -> None:
 @asynccontextmanager
 async def service(config: Config) -> AsyncIterator[Service]:
     """A service that answers while the context is entered. Raises Refused when it cannot be as configured."""
+    _check_interval(config.nvlink_config.monitor_run_interval.total_seconds())
     async with AsyncExitStack() as stack:
         store = await open_store(config)
         stack.push_async_callback(store.close)
@@ -150,6 +152,16 @@ async def service(config: Config) -> AsyncIterator[Service]:
         )
 
 
+def _check_interval(seconds: float) -> None:
+    # Two looks at one domain are compared while both say something of the present.
+    if seconds > STANDS_SECONDS / 2:
+        raise Refused(
+            f"[nvlink_config]: monitor_run_interval is {seconds:g} s: controllers of one domain that"
+            " contradict one another would never be seen to",
+            nearest_fix=f"read domains at least every {STANDS_SECONDS / 2:g} s",
+        )
+
+
 @asynccontextmanager
 async def _running(
     jobs: Sequence[Coroutine[Any, Any, None]],
@@ -205,10 +217,11 @@ def _reconciler(
     nvlink = config.nvlink_config
     kinds: dict[str, ControllerKind] = {}
 
-    def record(conn: sa.Connection, endpoint_id: str, seen: Observation, now: float) -> None:
+    def record(conn: sa.Connection, endpoint_id: str, seen: Observation, now: float) -> Dispute | None:
+        dispute = fabric_book.record_observation(conn, endpoint_id, seen, now)
         if kinds[endpoint_id] in config.site.machine_sources:
-            machine_book.enrol_observed(conn, site_id, seen, _new_status(config), now)
-        fabric_book.record_observation(conn, endpoint_id, seen, now)
+            machine_book.enrol_known(conn, site_id, seen.domain, _new_status(config), now)
+        return dispute
 
     def driver_for(endpoint: Endpoint) -> FabricDriver:
         kinds[endpoint.id] = kind_of(endpoint.url)

@@ -9,7 +9,13 @@ import sqlalchemy as sa
 from rackloom.carve.plan.values import GpuHealth, Observation
 from rackloom.carve.site import controllers, endpoints, knowledge
 from rackloom.carve.site.controllers import ControllerKind
-from rackloom.carve.site.tables import instance, logical_partition, observation, owned_partition
+from rackloom.carve.site.tables import (
+    domain_dispute,
+    instance,
+    logical_partition,
+    observation,
+    owned_partition,
+)
 from rackloom.carve.site.tables import status_history as history
 from rackloom.carve.site.values import Status
 
@@ -35,6 +41,8 @@ class SiteCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Made by the site and seen; one that was only asked for is none yet."""
     endpoints: Mapping[str, int]
     """known, unknown and never read."""
+    disputed_domains: int = 0
+    """Domains whose controllers contradict one another."""
     domains: tuple[DomainCounts, ...]
     ready_seconds: tuple[float, ...]
     """Of each instance that turned Ready since the last count: seconds since its wish was written."""
@@ -62,6 +70,7 @@ def count(conn: sa.Connection, since: int) -> SiteCounts:
         logical_partitions=_number(conn, logical_partition),
         physical_partitions=_number(conn, owned_partition, owned_partition.c.partition_id.is_not(None)),
         endpoints=states,
+        disputed_domains=_number(conn, domain_dispute),
         domains=tuple(domains[key] for key in sorted(domains)),
         ready_seconds=_ready_since(conn, since),
         newest_history=newest_history(conn),

@@ -12,6 +12,7 @@ from typing import Any
 from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, Observation, ObservedPartition
 from rackloom.twin.fabric import FabricPartition, FabricSnapshot
 from rackloom.twin.simbook import Book, BookedInstance, Json
+from rackloom.twin.simliar import Liar
 from rackloom.twin.simplane import SAME_MOMENT, Outcome, SimPlane
 from rackloom.twin.simtenants import Broken
 from rackloom.twin.simworld import Executed, SimRack, SimWorld, machine_of
@@ -138,6 +139,9 @@ class Judge:
         booked = self.book.instances.get(shown["id"])
         rack = self.world.rack_of(shown["machineId"])
         outcomes = _candidates(self.plane.outcomes_of(rack), self.plane.tell_now())
+        if liar := self.plane.liar_of(rack):
+            self._contradicted(shown, liar)
+            return
         if shown["unknownSince"] is not None and all(one.observation for one in outcomes):
             raise Broken(f"L5 instance {shown['name']} is Unknown after a good observation")
         for row in shown["nvLinkInterfaces"]:
@@ -156,6 +160,17 @@ class Judge:
             }
             devices = range(self.world.profile.gpus_per_tray)
             self._supported(rack, shown, booked, wishes, outcomes, devices)
+
+    def _contradicted(self, shown: Json, liar: Liar) -> None:
+        """Nothing is well in a domain whose controllers contradict one another, and nothing is done there."""
+        if liar.asked:
+            raise Broken(
+                f"S6 {liar.url}, which another controller contradicts, was asked for {liar.asked[0]}"
+            )
+        heard = [one for one in self.plane.outcomes[liar.url] if one.was_written_down(self.plane.tell_now())]
+        well = [one for one in (shown, *shown["nvLinkInterfaces"]) if one["status"] == "Ready"]
+        if heard and well:
+            raise Broken(f"S3 {shown['name']} is shown Ready, while {liar.url} contradicts")
 
     def _supported(
         self,

@@ -13,6 +13,7 @@ import msgspec
 
 from rackloom.carve.plan.values import GpuHealth
 from rackloom.twin.fabric import FabricGpu, FabricPartition
+from rackloom.twin.simliar import Liar
 from rackloom.twin.simlife import Life
 from rackloom.twin.simplane import SimPlane
 from rackloom.twin.simwire import Trip
@@ -179,6 +180,15 @@ class Mishaps:
         rack.fabric.domain = self.plane.ids()
         rack.network.down = False
 
+    async def _second_lies(self, rack: SimRack) -> None:
+        """A second controller says that it is this domain, and shows less of it."""
+        if self.plane.liar_of(rack) is not None:
+            return
+        liar = Liar(rack, self.rng)
+        await self.plane.register(liar)
+        await self._for_a_while(120)
+        await self.plane.remove(liar)
+
     async def _clock_jump(self, _: SimRack) -> None:
         self.plane.skew += self.rng.choice((-1, 1)) * self.rng.choice((0.5, 30.0, 600.0))
 
@@ -219,3 +229,16 @@ KINDS = {
     "kill-soon": 4,
 }
 """Kinds of fault and how often each comes, relative to the others."""
+
+LIES = {
+    "second-lies": 4,
+    "by-hand": 3,
+    "sick-gpu": 3,
+    "tray-away": 2,
+    "tray-swapped": 2,
+    "notices-lost": 3,
+    "notices-twice": 2,
+    "kill": 1,
+    "kill-soon": 2,
+}
+"""A second controller that lies, and faults that leave the true one readable: alone, a liar is believed."""

@@ -110,6 +110,10 @@ class MortalBackend:
         await self._elsewhere()
         return result
 
+    async def survey(self, work: Callable[[sa.Connection], T]) -> T:
+        """As any reading."""
+        return await self.transact(work, write=False)
+
     def changes(self) -> AsyncGenerator[str | None, None]:
         """What other processes write, where there are any."""
         return self._records.changes() if self._bulletin is None else self._bulletin.listen()

@@ -14,13 +14,16 @@ import msgspec
 
 from rackloom.carve.api.app import ApiDeps
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.fabric.ports import FabricUnavailable
+from rackloom.carve.fabric.ports import FabricDriver, FabricUnavailable
 from rackloom.carve.plan.values import Observation, Operation
 from rackloom.carve.reconcile.clock import SteadyClock, newest_moment
 from rackloom.carve.reconcile.loop import ALONE, Reconciler
+from rackloom.carve.site import endpoint_registry, endpoints
 from rackloom.carve.site.fabric_book import Endpoint
+from rackloom.carve.site.operator_steps import Order
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.store.backend import Backend
+from rackloom.twin.simliar import Liar
 from rackloom.twin.simlife import Bulletin, Killed, Life, MortalBackend
 from rackloom.twin.simworld import SimRack, SimWorld
 
@@ -54,7 +57,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class WatchedDriver:
     """The driver, with its readings noted for those who judge the plane."""
 
-    def __init__(self, driver: NmxcDriver, world: SimWorld, outcomes: list[Outcome], life: Life) -> None:
+    def __init__(self, driver: FabricDriver, world: SimWorld, outcomes: list[Outcome], life: Life) -> None:
         self._driver = driver
         self._world = world
         self._outcomes = outcomes
@@ -114,6 +117,8 @@ class SimPlane:
         self.interval = interval
         self.skew = 0.0
         self.outcomes: dict[str, list[Outcome]] = {rack.url: [] for rack in world.racks}
+        self.liars: dict[str, Liar] = {}
+        """By URL: controllers that are registered beside the one of a rack, and contradict it."""
         self.is_open = asyncio.Event()
         """Whether any process answers."""
         self.lives = 0
@@ -197,6 +202,25 @@ class SimPlane:
         """Every attempt to read a rack, oldest first."""
         return self.outcomes[rack.url]
 
+    async def register(self, liar: Liar) -> None:
+        """An operator adds a controller."""
+        self.liars[liar.url] = liar
+        self.outcomes[liar.url] = []
+        await self._records_change(endpoints.register, liar.url, [liar.serial], self.wall(), self.ids)
+
+    async def remove(self, liar: Liar) -> None:
+        """An operator takes it away again."""
+        order = Order("an operator", "it contradicts", self.wall())
+        await self._records_change(endpoint_registry.delete, liar.serial, order)
+        del self.liars[liar.url]
+
+    async def _records_change(self, change: Callable[..., object], *told: object) -> None:
+        await Store(self._records).run(change, *told)
+
+    def liar_of(self, rack: SimRack) -> Liar | None:
+        """The controller that contradicts that of `rack` now."""
+        return next((one for one in self.liars.values() if one.rack is rack), None)
+
     async def _open(self, process: Process, life: Life) -> None:
         store = Store(MortalBackend(self._records, life, self._bulletin))
         clock = SteadyClock(self.wall, _now, await store.read(newest_moment))
@@ -224,8 +248,8 @@ class SimPlane:
             self._set_open(process, open_now=True)
 
     def _driver(self, life: Life, clock: Callable[[], float], endpoint: Endpoint) -> WatchedDriver:
-        rack = self.world.rack_at(endpoint.url)
-        channel: Any = rack.switch.connect(life.checkpoint)
+        answering = self.liars.get(endpoint.url) or self.world.rack_at(endpoint.url)
+        channel: Any = answering.switch.connect(life.checkpoint)
         driver = NmxcDriver(endpoint.url, clock=clock, connect=lambda _url, _tls: channel)
         return WatchedDriver(driver, self.world, self.outcomes[endpoint.url], life)
 

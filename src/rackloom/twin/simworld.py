@@ -54,13 +54,14 @@ class SimNetwork:
             return Trip(there=None)
         if rpc in MUTATIONS and self.next_mutations:
             return self.next_mutations.popleft()
-        return Trip(there=self._delay(), back=self._delay())
+        return Trip(there=self.delay(), back=self.delay())
 
     def deliveries(self) -> int:
         """How often a notification arrives."""
         return 0 if self.rng.random() < self.notice_loss else self.notice_copies
 
-    def _delay(self) -> float:
+    def delay(self) -> float:
+        """Seconds that one way takes now."""
         usual = self.rng.uniform(0.001, 0.02)
         return usual + (self.rng.expovariate(1 / self.slow) if self.slow else 0.0)
 

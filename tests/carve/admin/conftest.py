@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from tests.carve.admin.stage import Stage
 
 from rackloom.carve.admin import forge_pb2_grpc, operator_pb2_grpc
 from rackloom.carve.admin.deps import AdminDeps
@@ -111,3 +112,18 @@ def refusal() -> Callable[[Any], Any]:
         return caught.value
 
     return refused
+
+
+@pytest.fixture
+def on_stage(small_site: Any, door: Door, refusal: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Runs a scenario on a stage whose clock is the site's."""
+
+    def run(scenario: Callable[[Stage], Any], **deps: Any) -> Any:
+        async def play() -> Any:
+            given = door.deps(small_site.store, clock=lambda: small_site.tick(0.01), **deps)
+            async with door.open(given), door.client() as client:
+                return await scenario(Stage(small_site, door, client, refusal))
+
+        return small_site.runner.run(play())
+
+    return run

@@ -174,7 +174,7 @@ def test_a_found_partition_is_nobodys_until_it_is_adopted(api: Any) -> None:
     assert made["machineId"] == "chassis0-0"
     api.site.observe_all()
     waiting = api.get(f"instance/{made['id']}").json()["nvLinkInterfaces"][0]
-    assert waiting["statusMessage"] == "the GPU is still in partition legacy"
+    assert waiting["statusMessage"] == "the GPU is still in partition 1"
     adopted = step(api, "nvlink-partition/adopt", 200, body)
     assert (adopted["owner"], adopted["nvLinkLogicalPartitionId"]) == ("site", partition)
     api.site.observe_all()

@@ -91,7 +91,9 @@ def test_foreign_partitions_are_left_alone_and_their_gpus_reported(case: Any) ->
     assert plan.operations == (CreatePartition(name="rl-a", logical_partition="a", guids=(1,)),)
     (blocked,) = plan.blocked
     assert blocked.guids == (2,)
-    assert "somebody" in blocked.reason
+    # A tenant reads it.
+    assert "somebody" not in blocked.reason
+    assert "the GPU is in partition 9, which the site did not make" in blocked.reason
     assert "adopt" in str(blocked.fix)
 
 

@@ -49,6 +49,9 @@ class MortalBackend:
         self._check()
         return result
 
+    async def survey(self, work: Callable[[sa.Connection], T]) -> T:
+        return await self.transact(work, write=False)
+
     def changes(self) -> AsyncGenerator[str | None, None]:
         return self._backend.changes()
 

@@ -27,6 +27,7 @@ class Counting:
         self.writes = 0
         self.changes = self._backend.changes
         self.close = self._backend.close
+        self.survey = self._backend.survey
 
     async def transact(self, work: Callable[[sa.Connection], Any], *, write: bool) -> Any:
         self.writes += write

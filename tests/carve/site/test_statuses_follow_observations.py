@@ -63,7 +63,7 @@ def test_a_gpu_in_a_partition_of_the_same_name_that_is_not_ours_is_not_ready(
     domain, _ = demo.where(one)
     small_site.partitions[domain] = {"somebody's": members(small_site, demo, one, range(1))}
     small_site.observe(domain)
-    assert demo.interfaces(one)[0] == ("Pending", "the GPU is still in partition somebody's")
+    assert demo.interfaces(one)[0] == ("Pending", "the GPU is still in partition 1")
 
 
 def test_another_tenants_gpu_in_the_partition_takes_readiness_away(
@@ -252,12 +252,13 @@ def test_a_reason_that_changes_replaces_the_message_and_not_the_history(small_si
     partition = demo.partition()
     one = demo.instance([(partition, 0)])
     domain, _ = demo.where(one)
-    for name in ("a", "b", "c"):
-        small_site.partitions[domain] = {name: members(small_site, demo, one, range(1))}
+    for before in range(3):
+        others = {f"empty {number}": frozenset[int]() for number in range(before)}
+        small_site.partitions[domain] = others | {"strange": members(small_site, demo, one, range(1))}
         small_site.observe(domain)
     entries = small_site.read(history.of, [one])[one]
     assert [row.status for row in entries] == ["Provisioning", "Pending"]
-    assert entries[0].message == "GPU 0: the GPU is still in partition c"
+    assert entries[0].message == "GPU 0: the GPU is still in partition 3"
     assert entries[0].updated > entries[0].created
 
 

@@ -84,6 +84,16 @@ def test_reading_cannot_write(opening: Opening) -> None:
     in_store(opening, attempt)
 
 
+def test_a_survey_sees_what_was_written_and_cannot_write(opening: Opening) -> None:
+    async def look(store: Store) -> int:
+        await store.run(revisions.touch, ["d"])
+        with pytest.raises(sa.exc.DBAPIError, match=r"read-?only"):
+            await store.survey(lambda conn: revisions.touch(conn, ["d"]))
+        return await store.survey(lambda conn: revisions.current(conn, "d"))
+
+    assert in_store(opening, look) == 1
+
+
 def test_a_reader_sees_one_state_throughout(opening: Opening) -> None:
     def twice(conn: sa.Connection) -> tuple[int, int]:
         return revisions.current(conn, "d"), revisions.current(conn, "d")

@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.plan.values import GpuHealth, Observation
-from rackloom.carve.site import machines, revisions, settle
+from rackloom.carve.site import knowledge, machines, revisions, settle, taking_over
 from rackloom.carve.site.problems import Kind, Rejected, conflict, invalid, not_found
 from rackloom.carve.site.tables import cordon, drain, machine, machine_gpu
 from rackloom.carve.site.values import Changed
@@ -95,6 +95,14 @@ def enrol_observed(
         for at in new
     ]
     return enrol(conn, site_id, records, Source.NMX, status, now)[0]
+
+
+def enrol_known(conn: sa.Connection, site_id: str, domain: str, status: str, now: float) -> None:
+    """Add the machines that are known to be in `domain`: while its controllers contradict, none is."""
+    seen = knowledge.of_domain(conn, domain).observation
+    if seen is not None and enrol_observed(conn, site_id, seen, status, now):
+        # What was learned of the domain was of the machines that there were.
+        taking_over.take_over(conn, seen, now)
 
 
 def declare_gpus(

@@ -5,7 +5,7 @@ from collections import defaultdict
 import msgspec
 
 from rackloom.carve.plan.layout import Layout
-from rackloom.carve.plan.values import Blocked, GpuHealth, Intent, Observation
+from rackloom.carve.plan.values import Blocked, GpuHealth, Intent, Observation, ObservedPartition
 from rackloom.carve.plan.wishes import Wishes
 
 
@@ -63,7 +63,7 @@ def read_blockers(
             found[guid] = NOT_OBSERVED
         elif guid in layout.untouchable:
             partition = layout.untouchable[guid]
-            found[guid] = _held_elsewhere(partition.name, ours=partition.name in recorded)
+            found[guid] = _held_elsewhere(partition, ours=partition.name in recorded)
         elif health[guid] is GpuHealth.NO_NVLINK and not (home and guid in home.wanted):
             found[guid] = NO_NVLINK
     return found
@@ -73,14 +73,15 @@ def _contradictory(reason: str) -> Blocker:
     return Blocker(reason, "assign the GPU to one logical partition of one tenant")
 
 
-def _held_elsewhere(name: str, *, ours: bool) -> Blocker:
+def _held_elsewhere(partition: ObservedPartition, *, ours: bool) -> Blocker:
     if ours:
         return Blocker(
-            f"partition {name!r} is location-based, and the site only makes GUID-based ones: another hand "
-            "made it, and NMX-C fixes the type at creation",
+            f"partition {partition.name!r} is location-based, and the site only makes GUID-based ones: "
+            "another hand made it, and NMX-C fixes the type at creation",
             "delete that partition on the switch controller",
         )
+    # By number: the tenant reads this, and the name of a partition that is not its own says whose it is.
     return Blocker(
-        f"the GPU is in partition {name!r}, which the site did not make",
+        f"the GPU is in partition {partition.id}, which the site did not make",
         "adopt the partition, or release the GPU from it on the switch controller",
     )

@@ -6,6 +6,7 @@ state is only ever taken from an observation.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import structlog
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ from rackloom.carve.reconcile.leases import Hold
 from rackloom.carve.reconcile.meter import Outcome
 from rackloom.carve.reconcile.turns import Turns
 from rackloom.carve.site import fabric_book
+from rackloom.carve.site.disputes import Contradicted, Dispute
 from rackloom.carve.site.leases import LeaseLost
 from rackloom.carve.site.store import Store
 from rackloom.errors import Refused
@@ -38,6 +40,10 @@ MAX_ROUNDS = 8
 intent that changes meanwhile. More would hide a plan that never converges."""
 
 NEVER_ASKED = "the lease ran out before the controller was asked"
+
+
+def _nobody(_domains: frozenset[str]) -> None:
+    """There is no other endpoint."""
 
 
 class DomainPass:
@@ -52,7 +58,9 @@ class DomainPass:
         clock: Callable[[], float],
         turns: Turns,
         hooks: Hooks = NONE,
+        wake: Callable[[frozenset[str]], None] = _nobody,
     ) -> None:
+        """`wake` starts passes over all endpoints of a domain."""
         self.endpoint = endpoint
         self.hold = hold
         self.driver = driver
@@ -60,12 +68,15 @@ class DomainPass:
         self.clock = clock
         self.turns = turns
         self.hooks = hooks
+        self.wake = wake
         self.meter = hooks.meter
         self.domain = endpoint.domain
         self._met: tuple[str, int] | None = None
         """Domain and intent that were last seen to agree; operations for the same intent mean drift."""
         self._told: tuple[str, tuple[Blocked, ...]] | None = None
         """Domain and what stood in the way there, as it was last recorded by this process."""
+        self._disputed: str | None = None
+        """Domain whose dispute this process has told the other endpoints of."""
         self._planned: tuple[Intent, Plan] | None = None
         """Equal inputs give equal plans: a domain at rest is planned once."""
 
@@ -80,7 +91,8 @@ class DomainPass:
     async def apply(self, plan: Plan) -> tuple[Outcome, ...]:
         """Look, and carry out `plan` if it still holds; every operation once, until one is not answered.
 
-        Raises Refused when it no longer holds, FabricUnavailable when the domain cannot be read.
+        Raises Refused when it no longer holds or when controllers contradict one another, FabricUnavailable
+        when the domain cannot be read.
         """
         before = self.turns.before_looking()
         observation = await self._observe()
@@ -90,7 +102,8 @@ class DomainPass:
                 raise Refused("the domain was worked on meanwhile", nearest_fix="plan again")
             outcomes = await self._execute(plan)
         if all(one.state != "unknown" for one in outcomes):
-            await self._observe()
+            with suppress(Contradicted):
+                await self._observe()
         return outcomes
 
     async def _rounds(self) -> bool:
@@ -102,6 +115,9 @@ class DomainPass:
                     return settled
             except LeaseLost as lost:
                 log.info("domain.lease-lost", endpoint=self.endpoint.id, reason=lost.reason)
+                return False
+            except Contradicted as contradicted:
+                self._hear(contradicted.dispute)
                 return False
             except Refused as stale:
                 # The intent changed between reading and acting: the next round plans from the new one.
@@ -148,9 +164,20 @@ class DomainPass:
     async def _observe(self) -> Observation:
         observation = await self.driver.observe()
         self.domain = observation.domain
-        await self.store.run(self.hooks.record, self.endpoint.id, observation, self.clock())
+        dispute = await self.store.run(self.hooks.record, self.endpoint.id, observation, self.clock())
         self.meter.observed(self.endpoint.id, observation)
+        if dispute is not None:
+            raise Contradicted(dispute)
+        self._disputed = None
         return observation
+
+    def _hear(self, dispute: Dispute) -> None:
+        """Let the other controllers of the domain be read, once: one of them may have looked too long ago."""
+        if self._disputed == dispute.domain:
+            return
+        log.warning("domain.contradicted", domain=dispute.domain, reason=dispute.reason)
+        self._disputed = dispute.domain
+        self.wake(frozenset((dispute.domain,)))
 
     async def _plan(self, observation: Observation, refused: Mapping[Operation, str]) -> Plan:
         intent = await self.store.read(fabric_book.intent, observation.domain)

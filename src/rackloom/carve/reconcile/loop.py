@@ -149,5 +149,7 @@ class Reconciler:
 
     def _loop_for(self, held: sharing.Held, hold: Hold) -> DomainLoop:
         driver = self.driver_for(held.endpoint)
-        work = DomainPass(held.endpoint, hold, driver, self.store, self.clock, self._turns, self.hooks)
+        work = DomainPass(
+            held.endpoint, hold, driver, self.store, self.clock, self._turns, self.hooks, self.wake
+        )
         return DomainLoop(work, self.interval)

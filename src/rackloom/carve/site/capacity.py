@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.site import knowledge, machines, placing
+from rackloom.carve.site import disputes, knowledge, machines, placing
 from rackloom.carve.site.knowledge import Knowledge
 from rackloom.carve.site.tables import domain_pause, instance, machine, nvlink_interface
 from rackloom.carve.site.values import Status
@@ -34,7 +34,7 @@ class DomainRoomView(msgspec.Struct, frozen=True, kw_only=True):
     unhealthy: int
     """Empty, and passed over for what is wrong with their GPUs."""
     closed: int
-    """Empty, and shut to everybody: cordoned, missing, in maintenance, or in a paused domain."""
+    """Empty, and shut to everybody: cordoned, missing, in maintenance, or in a paused or disputed domain."""
     types: tuple[TypeRoom, ...]
     own_instances: int
     own_gpus: Mapping[str, int]
@@ -61,10 +61,19 @@ def of_domains(
     sick = placing.sick_gpus(conn, [row.id for rows in by_domain.values() for row in rows])
     known = knowledge.of_domains(conn, domains)
     pauses = {row.domain: row.reason for row in conn.execute(sa.select(domain_pause))}
+    disputed = disputes.every(conn)
     own = _own_gpus(conn, domains, tenant_id)
     return {
         domain: _view(
-            domain, by_domain[domain], sick, known[domain], pauses.get(domain), tenant_id, quota, own[domain]
+            domain,
+            by_domain[domain],
+            sick,
+            known[domain],
+            pauses.get(domain),
+            domain in disputed,
+            tenant_id,
+            quota,
+            own[domain],
         )
         for domain in domains
     }
@@ -101,12 +110,13 @@ def _view(
     sick: Mapping[str, str],
     known: Knowledge,
     pause: str | None,
+    in_dispute: bool,
     tenant_id: str,
     quota: Mapping[str, int] | None,
     own: Mapping[str, int],
 ) -> DomainRoomView:
     empty = [row for row in rows if row.instance_id is None]
-    closed = [row for row in empty if pause is not None or _is_shut(row)]
+    closed = [row for row in empty if pause is not None or in_dispute or _is_shut(row)]
     open_trays = [row for row in empty if row not in closed]
     usable = [row for row in open_trays if quota is None or row.instance_type_id in quota]
     free = Counter(row.instance_type_id for row in usable if row.id not in sick and row.instance_type_id)

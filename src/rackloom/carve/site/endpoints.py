@@ -5,15 +5,27 @@ from collections.abc import Collection, Sequence
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.site import operations, settle
-from rackloom.carve.site.tables import endpoint, endpoint_chassis, observation
+from rackloom.carve.site import operations, settle, taking_over
+from rackloom.carve.site.tables import domain_dispute, endpoint, endpoint_chassis, observation
 from rackloom.carve.site.values import Ids
 
 # Built once: every pass asks these.
 _mine = endpoint.c.id == sa.bindparam("of")
 _DOMAIN = sa.select(endpoint.c.domain).where(_mine)
-_SPEAKS = sa.select(endpoint_chassis.c.chassis_serial)
-_SPEAKS = _SPEAKS.where(endpoint_chassis.c.endpoint_id == sa.bindparam("of")).limit(1)
+_other = endpoint.alias()
+_concerned = (endpoint.c.domain, sa.bindparam("answered", type_=sa.Text))
+_STANDING = (
+    sa.select(
+        endpoint.c.domain,
+        observation.c.observed_at,
+        sa.or_(
+            sa.exists().where(_other.c.domain.in_(_concerned), _other.c.id != endpoint.c.id),
+            sa.exists().where(domain_dispute.c.domain.in_(_concerned)),
+        ).label("is_shared"),
+    )
+    .join(observation, observation.c.endpoint_id == endpoint.c.id, isouter=True)
+    .where(_mine, sa.exists().where(endpoint_chassis.c.endpoint_id == endpoint.c.id))
+)
 _CHANGE = sa.update(endpoint).where(_mine)
 
 
@@ -25,6 +37,17 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     chassis_serials: tuple[str, ...]
     domain: str | None
     """Domain uuid that it last answered with; None until it has answered."""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """What the records know of an endpoint before its newest answer is written down."""
+
+    domain: str | None
+    """Domain uuid that it last answered with."""
+    observed_at: float | None
+    """When its newest reading was taken."""
+    is_shared: bool
+    """Whether others answer for one of its domains too, or one of those is in dispute."""
 
 
 def every(conn: sa.Connection) -> tuple[Endpoint, ...]:
@@ -44,9 +67,13 @@ def domain_of(conn: sa.Connection, endpoint_id: str) -> str | None:
     return conn.execute(_DOMAIN, {"of": endpoint_id}).scalar_one_or_none()
 
 
-def is_spoken_to(conn: sa.Connection, endpoint_id: str) -> bool:
-    """Whether the endpoint still speaks for a chassis."""
-    return conn.execute(_SPEAKS, {"of": endpoint_id}).first() is not None
+def standing(conn: sa.Connection, endpoint_id: str, domain: str | None = None) -> Standing | None:
+    """How an endpoint stands that was just asked, and answered for `domain` (None: it did not answer).
+
+    None for one that no longer speaks for a chassis.
+    """
+    row = conn.execute(_STANDING, {"of": endpoint_id, "answered": domain}).one_or_none()
+    return None if row is None else Standing(row.domain, row.observed_at, bool(row.is_shared))
 
 
 def set_domain(conn: sa.Connection, endpoint_id: str, domain: str, now: float) -> None:
@@ -82,7 +109,10 @@ def retire(
         operations.hand_over(conn, endpoint_id, successor)
     conn.execute(sa.delete(observation).where(observation.c.endpoint_id == endpoint_id))
     conn.execute(sa.update(endpoint).where(endpoint.c.id == endpoint_id).values(domain=None, updated=now))
-    settle.settle(conn, domain, now)
+    if domain is None:
+        settle.settle(conn, None, now)
+    else:
+        taking_over.give_up(conn, domain, now)
 
 
 def _at(conn: sa.Connection, url: str) -> str | None:

@@ -11,11 +11,11 @@ from rackloom.carve.plan.trays import is_tray
 from rackloom.carve.plan.values import AddGpus, Blocked, CreatePartition, Intent, Observation, Operation
 from rackloom.carve.site import (
     blocks,
+    disputes,
     drains,
     holdings,
     intents,
     knowledge,
-    learn,
     leases,
     operations,
     ownership,
@@ -23,8 +23,10 @@ from rackloom.carve.site import (
     repeats,
     revisions,
     settle,
+    taking_over,
 )
 from rackloom.carve.site import endpoints as _endpoints
+from rackloom.carve.site.disputes import Contradicted, Dispute
 from rackloom.carve.site.endpoints import Endpoint
 from rackloom.carve.site.leases import Lease
 from rackloom.errors import Refused
@@ -66,44 +68,42 @@ def intent(conn: sa.Connection, domain: str) -> Intent:
     )
 
 
-def record_observation(conn: sa.Connection, endpoint_id: str, observation: Observation, now: float) -> None:
+def record_observation(
+    conn: sa.Connection, endpoint_id: str, observation: Observation, now: float
+) -> Dispute | None:
     """Take over all that a complete reading shows: identities, partitions of ours, and every status.
 
-    An observation older than the one already recorded teaches nothing and is dropped, and so does one by an
-    endpoint that was given up while it was being read.
+    A reading older than the one already recorded teaches nothing and is dropped, and so does one by an
+    endpoint that was given up while it was being read. One that another controller of the domain contradicts
+    is kept and teaches nothing: then returns the dispute, in which nothing may be done.
     """
-    if not _endpoints.is_spoken_to(conn, endpoint_id):
-        return
-    newest = knowledge.newest(conn, endpoint_id)
-    if newest is not None and observation.observed_at < newest:
-        return
+    standing = _endpoints.standing(conn, endpoint_id, observation.domain)
+    if standing is None or observation.observed_at < (standing.observed_at or 0.0):
+        return None
     if repeats.is_repeat(conn, endpoint_id, observation, now):
         knowledge.confirm(conn, endpoint_id, observation.observed_at)
-        return
-    before = _endpoints.domain_of(conn, endpoint_id)
+        return None
     knowledge.learn(conn, endpoint_id, observation)
     _endpoints.set_domain(conn, endpoint_id, observation.domain, now)
     operations.close_interrupted(conn, endpoint_id, observation.observed_at, now)
     operations.confirm(conn, endpoint_id, observation.observed_at)
-    touched = learn.learn(conn, observation, now)
-    for left in sorted(touched - {observation.domain}):
-        # The same chassis under another domain uuid: what was made there, and what was ordered, still holds.
-        ownership.follow(conn, left, observation.domain)
-        pauses.follow(conn, left, observation.domain)
-        blocks.forget(conn, left)
-    ownership.recognise(conn, observation, now)
-    for domain in sorted({observation.domain, *touched} | ({before} if before else set())):
-        settle.settle(conn, domain, now)
+    left = frozenset(() if standing.domain is None else (standing.domain,)) - {observation.domain}
+    if not standing.is_shared:
+        taking_over.take_over(conn, observation, now, left)
+        return None
+    for domain in left:
+        taking_over.give_up(conn, domain, now)
+    return taking_over.compare(conn, observation.domain, now)
 
 
 def record_unknown(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:
     """Note that the endpoint could not be read, and take back what rested on its observations."""
-    if not _endpoints.is_spoken_to(conn, endpoint_id):
+    standing = _endpoints.standing(conn, endpoint_id)
+    if standing is None:
         return
     knowledge.lose(conn, endpoint_id, reason, now)
-    domain = _endpoints.domain_of(conn, endpoint_id)
-    if domain is not None:
-        settle.settle(conn, domain, now)
+    if standing.domain is not None:
+        taking_over.give_up(conn, standing.domain, now)
 
 
 def record_blocked(conn: sa.Connection, domain: str, blocked: Sequence[Blocked], now: float) -> None:
@@ -117,14 +117,17 @@ def begin_operation(
 ) -> str:
     """Record an operation before the fabric is asked for it; returns the id that `finish_operation` takes.
 
-    Raises LeaseLost when another replica reconciles the domain now, and Refused when the endpoint never
-    answered, when the name of a partition already means another, or when a GPU is no longer wanted where the
-    operation would put it: then the plan is out of date.
+    Raises LeaseLost when another replica reconciles the domain now, Contradicted when its controllers
+    contradict one another, and Refused when the endpoint never answered, when the name of a partition already
+    means another, or when a GPU is no longer wanted where the operation would put it: then the plan is out of
+    date.
     """
     leases.require(conn, lease, now)
-    domain = _endpoints.domain_of(conn, lease.endpoint_id)
+    domain, dispute = disputes.of_endpoint(conn, lease.endpoint_id)
     if domain is None:
         raise Refused("no operation can be planned for an endpoint that was never observed")
+    if dispute is not None:
+        raise Contradicted(dispute)
     why = pauses.reason(conn, domain)
     if why is not None:
         raise Refused(f"domain {domain} is paused: {why}", nearest_fix="resume the domain")

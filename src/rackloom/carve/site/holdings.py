@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.plan.values import DefaultPartition
+from rackloom.carve.plan.values import DefaultPartition, GpuHealth
 from rackloom.carve.site import blocks, drains, knowledge, operations, ownership
 from rackloom.carve.site.tables import instance, machine, machine_gpu, nvlink_interface, site
 from rackloom.carve.site.verdicts import DomainFacts, holders
@@ -100,9 +100,11 @@ def _interfaces(rows: Iterable[sa.Row[Any]]) -> dict[str, list[sa.Row[Any]]]:
 def facts(conn: sa.Connection, domain: str | None, held: Sequence[Holding]) -> DomainFacts:
     """What the records and the newest observation say of `domain`."""
     known = knowledge.of_domain(conn, domain)
+    seen = known.observation
+    gpus = () if seen is None else seen.gpus
     owned = () if domain is None else ownership.of_domain(conn, domain)
     return DomainFacts(
-        observation=known.observation,
+        observation=seen,
         doubt=known.doubt,
         owned={one.name: one.logical_partition for one in owned},
         blocked=blocks.reasons(conn, domain),
@@ -115,9 +117,10 @@ def facts(conn: sa.Connection, domain: str | None, held: Sequence[Holding]) -> D
         },
         managed=managed(conn, domain),
         default_partition=default_partition(conn, domain),
-        holders=holders(known.observation),
-        joining=operations.joining(conn, domain, known.observation.observed_at if known.observation else 0.0),
-        present=frozenset(gpu.guid for gpu in known.observation.gpus) if known.observation else frozenset(),
+        holders=holders(seen),
+        joining=operations.joining(conn, domain, 0.0 if seen is None else seen.observed_at),
+        present=frozenset(gpu.guid for gpu in gpus),
+        no_nvlink=frozenset(gpu.guid for gpu in gpus if gpu.health is GpuHealth.NO_NVLINK),
     )
 
 
@@ -130,3 +133,10 @@ def default_partition(conn: sa.Connection, domain: str | None) -> DefaultPartiti
     """What the site does with the factory default partition; kept where the site has no machine."""
     policy = conn.execute(_POLICY, {"domain": domain}).scalar_one_or_none()
     return DefaultPartition.KEEP if policy is None else DefaultPartition(policy)
+
+
+def default_partitions(conn: sa.Connection) -> dict[str, DefaultPartition]:
+    """As `default_partition`, of every domain that the site has machines in."""
+    asked = sa.select(machine.c.domain, site.c.default_partition).join(site, site.c.id == machine.c.site_id)
+    rows = conn.execute(asked.where(machine.c.domain.is_not(None)).distinct())
+    return {domain: DefaultPartition(policy) for domain, policy in rows}

@@ -1,6 +1,7 @@
 """What the site knows of a domain at this moment: the newest observation, or why there is none.
 
-Endpoints that answer with one domain uuid are one domain, and one endpoint that can be read is enough.
+Endpoints that answer with one domain uuid are one domain, and one endpoint that can be read is enough, unless
+another one contradicts it.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,7 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.plan.values import Observation
-from rackloom.carve.site.tables import endpoint
+from rackloom.carve.site.tables import domain_dispute, endpoint
 from rackloom.carve.site.tables import observation as table
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -20,12 +21,18 @@ _decoder = msgspec.json.Decoder(Observation)
 
 # Built once: every pass asks these.
 _TOLD = (
-    sa.select(table, endpoint.c.domain)
+    sa.select(
+        table,
+        endpoint.c.domain,
+        domain_dispute.c.since.label("disputed_since"),
+        domain_dispute.c.reason.label("dispute"),
+    )
     .join(endpoint, endpoint.c.id == table.c.endpoint_id)
+    .join(domain_dispute, domain_dispute.c.domain == endpoint.c.domain, isouter=True)
     .where(endpoint.c.domain.in_(sa.bindparam("domains", expanding=True)))
 )
 _mine = table.c.endpoint_id == sa.bindparam("through")
-_DATES = sa.select(table.c.observed_at, table.c.unknown_since).where(_mine)
+_LOST = sa.select(table.c.unknown_since).where(_mine)
 _CHANGE = sa.update(table).where(_mine)
 
 
@@ -35,7 +42,7 @@ class Knowledge(msgspec.Struct, frozen=True):
     observation: Observation | None
     doubt: str
     unknown_since: float | None = None
-    """Since when it cannot be read; None when it can be, or never was."""
+    """Since when it cannot be read or is in dispute; None when it is known, or never was read."""
 
 
 def of_domain(conn: sa.Connection, domain: str | None) -> Knowledge:
@@ -55,19 +62,25 @@ def of_domains(conn: sa.Connection, domains: Collection[str]) -> dict[str, Knowl
 
 def _weigh(domain: str, rows: Sequence[sa.Row[Any]]) -> Knowledge:
     good = [row for row in rows if row.unknown_since is None]
+    if good and good[0].dispute is not None:
+        return _unknown(good[0].disputed_since, good[0].dispute)
     if good:
-        return Knowledge(kept(max(good, key=lambda row: row.observed_at)), "")
+        return Knowledge(_newest(good), "")
     if not rows:
         return Knowledge(None, f"no switch controller reports domain {domain} any more")
     last = max(rows, key=lambda row: row.unknown_since)
-    doubt = f"unknown since {moment(last.unknown_since)}: {last.unknown_reason}"
-    return Knowledge(None, doubt, last.unknown_since)
+    return _unknown(last.unknown_since, last.unknown_reason)
 
 
-def newest(conn: sa.Connection, endpoint_id: str) -> float | None:
-    """When the newest observation through this endpoint was taken; None if never."""
-    row = conn.execute(_DATES, {"through": endpoint_id}).one_or_none()
-    return None if row is None else row.observed_at
+def _newest(rows: Sequence[sa.Row[Any]]) -> Observation:
+    """The newest that lists a GPU. One that lists none says nothing while another does: it is a standby."""
+    newest_first = sorted(rows, key=lambda row: row.observed_at, reverse=True)
+    listing = (seen for seen in map(kept, newest_first) if seen.gpus)
+    return next(listing, None) or kept(newest_first[0])
+
+
+def _unknown(since: float, reason: str) -> Knowledge:
+    return Knowledge(None, f"unknown since {moment(since)}: {reason}", since)
 
 
 def learn(conn: sa.Connection, endpoint_id: str, observation: Observation) -> None:
@@ -94,14 +107,18 @@ def encoded(observation: Observation) -> str:
 
 def kept(row: sa.Row[Any]) -> Observation:
     """The observation that a row of the table `observation` keeps."""
-    return msgspec.structs.replace(_decoder.decode(row.facts), observed_at=row.observed_at)
+    return msgspec.structs.replace(decoded(row.facts), observed_at=row.observed_at)
+
+
+def decoded(facts: str) -> Observation:
+    """What was `encoded`: it has no time."""
+    return _decoder.decode(facts)
 
 
 def lose(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:
     """Note that the endpoint could not be read; the first failure after a good reading dates the doubt."""
-    row = conn.execute(_DATES, {"through": endpoint_id}).one_or_none()
-    since = now if row is None or row.unknown_since is None else row.unknown_since
-    _put(conn, endpoint_id, unknown_since=since, unknown_reason=reason)
+    before = conn.execute(_LOST, {"through": endpoint_id}).scalar_one_or_none()
+    _put(conn, endpoint_id, unknown_since=now if before is None else before, unknown_reason=reason)
 
 
 @lru_cache(maxsize=4096)

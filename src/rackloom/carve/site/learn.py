@@ -1,7 +1,8 @@
 """What an observation teaches about machines: their domain, and the fabric GUID and health of each GPU.
 
 The place (chassis serial, slot, module id) is the key, because it survives a swap of the tray; the GUID
-does not.
+does not. A chassis stays in its domain while the controller that is registered for it can be read, answers
+for that domain and lists a GPU of it: another one that lists it too, under another uuid, is not believed.
 """
 
 from collections.abc import Collection
@@ -11,15 +12,30 @@ import sqlalchemy as sa
 
 from rackloom.carve.plan.values import Observation, ObservedGpu
 from rackloom.carve.site import revisions
-from rackloom.carve.site.tables import machine, machine_gpu
+from rackloom.carve.site.tables import endpoint, endpoint_chassis, machine, machine_gpu
+from rackloom.carve.site.tables import observation as reading
 from rackloom.topology.facts import Source
 
 GpuAt = tuple[str, int]
 
+_beside = machine.alias()
+_stays = sa.exists().where(
+    machine.c.domain != sa.bindparam("domain"),
+    endpoint_chassis.c.chassis_serial == machine.c.chassis_serial,
+    endpoint.c.id == endpoint_chassis.c.endpoint_id,
+    endpoint.c.domain == machine.c.domain,
+    reading.c.endpoint_id == endpoint.c.id,
+    reading.c.facts.is_not(None),
+    reading.c.unknown_since.is_(None),
+    _beside.c.chassis_serial == machine.c.chassis_serial,
+    _beside.c.domain == machine.c.domain,
+    _beside.c.missing_since.is_(None),
+)
+
 # Built once: every pass asks these.
 _IN_CHASSIS: sa.Select[Any] = sa.select(
     machine.c.id, machine.c.chassis_serial, machine.c.slot, machine.c.domain, machine.c.missing_since
-).where(machine.c.chassis_serial.in_(sa.bindparam("serials", expanding=True)))
+).where(machine.c.chassis_serial.in_(sa.bindparam("serials", expanding=True)), ~_stays)
 _KNOWN = sa.select(
     machine_gpu.c.machine_id, machine_gpu.c.module_id, machine_gpu.c.guid, machine_gpu.c.health
 ).where(machine_gpu.c.machine_id.in_(sa.bindparam("machines", expanding=True)))
@@ -46,7 +62,7 @@ def learn(conn: sa.Connection, observation: Observation, now: float) -> frozense
 
 def _machines(conn: sa.Connection, observation: Observation) -> dict[GpuAt, sa.Row[Any]]:
     serials = {gpu.chassis_serial for gpu in observation.gpus}
-    rows = conn.execute(_IN_CHASSIS, {"serials": list(serials)})
+    rows = conn.execute(_IN_CHASSIS, {"serials": list(serials), "domain": observation.domain})
     slots = {(gpu.chassis_serial, gpu.slot) for gpu in observation.gpus}
     return {(row.chassis_serial, row.slot): row for row in rows if (row.chassis_serial, row.slot) in slots}
 

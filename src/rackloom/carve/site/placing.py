@@ -11,7 +11,14 @@ import sqlalchemy as sa
 from rackloom.carve.plan.values import GpuHealth
 from rackloom.carve.site import machines
 from rackloom.carve.site.problems import Kind, Rejected
-from rackloom.carve.site.tables import domain_pause, instance, machine, machine_gpu, nvlink_interface
+from rackloom.carve.site.tables import (
+    domain_dispute,
+    domain_pause,
+    instance,
+    machine,
+    machine_gpu,
+    nvlink_interface,
+)
 from rackloom.carve.site.values import Status
 from rackloom.claim.place.trays import DomainRoom, Placement, TrayRequest, TrayRoom, choose_trays
 from rackloom.errors import Refused
@@ -21,11 +28,12 @@ UNHEALTHY = (GpuHealth.DEGRADED, GpuHealth.NO_NVLINK, GpuHealth.DEGRADED_BANDWID
 
 # Built once: every new instance asks these.
 _sick: sa.BindParameter[str] = sa.bindparam("sick", expanding=True)
+_closed_domains = sa.union_all(sa.select(domain_pause.c.domain), sa.select(domain_dispute.c.domain))
 _open = sa.and_(
     machine.c.instance_type_id == sa.bindparam("type"),
     machine.c.status == Status.READY,
     machine.c.missing_since.is_(None),
-    sa.or_(machine.c.domain.is_(None), machine.c.domain.not_in(sa.select(domain_pause.c.domain))),
+    sa.or_(machine.c.domain.is_(None), machine.c.domain.not_in(_closed_domains)),
     machine.c.id.not_in(sa.select(instance.c.machine_id)),
     ~machines.is_cordoned,
 )

@@ -303,6 +303,14 @@ domain_pause = sa.Table(
     _time("created"),
 )
 
+domain_dispute = sa.Table(
+    "domain_dispute",
+    metadata,
+    sa.Column("domain", sa.Text, primary_key=True),
+    _text("reason"),
+    _time("since"),
+)
+
 blocked_gpu = sa.Table(
     "blocked_gpu",
     metadata,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from rackloom.carve.plan.blockers import NO_NVLINK
 from rackloom.carve.plan.trays import is_tray
 from rackloom.carve.plan.values import (
     DEFAULT_PARTITION_ID,
@@ -42,6 +43,8 @@ class DomainFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Fabric GUIDs that an operation without an answer may yet put into a partition."""
     present: frozenset[int]
     """Fabric GUIDs that the controller listed."""
+    no_nvlink: frozenset[int]
+    """Fabric GUIDs of which the controller says that they have no NVLink."""
 
 
 class GpuWish(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +67,7 @@ def holders(observation: Observation | None) -> dict[int, tuple[ObservedPartitio
 
 
 def why_not_joined(gpu: GpuWish, facts: DomainFacts) -> str | None:
-    """Why it cannot be said that the GPU is in the partition of its logical partition, and only there."""
+    """Why it cannot be said that the GPU shares memory with its logical partition, and with nobody else."""
     if facts.observation is None:
         return facts.doubt
     if facts.observation.observed_at < gpu.intent_at:
@@ -75,8 +78,8 @@ def why_not_joined(gpu: GpuWish, facts: DomainFacts) -> str | None:
     if not seen:
         return _because("the GPU is in no partition yet", gpu.guid, facts)
     if len(seen) > 1 or facts.owned.get(seen[0].name) != gpu.logical_partition:
-        return _because(f"the GPU is still in partition {_names(seen)}", gpu.guid, facts)
-    return _intruder(seen[0], gpu.tenant, facts)
+        return _because(f"the GPU is still in partition {_numbers(seen)}", gpu.guid, facts)
+    return _intruder(seen[0], gpu.tenant, facts) or _cut_off(seen[0], gpu.guid, facts)
 
 
 def why_not_isolated(gpu: GpuWish, facts: DomainFacts) -> str | None:
@@ -88,7 +91,7 @@ def why_not_isolated(gpu: GpuWish, facts: DomainFacts) -> str | None:
     seen = _holders(gpu.guid, facts)
     strange = [one for one in seen if not (_is_kept_default(one, facts) or _is_of_tray(one, facts))]
     if strange:
-        return _because(f"the GPU is still in partition {_names(strange)}", gpu.guid, facts)
+        return _because(f"the GPU is still in partition {_numbers(strange)}", gpu.guid, facts)
     reasons = (_intruder(one, gpu.tenant, facts) for one in seen if _is_of_tray(one, facts))
     return next((reason for reason in reasons if reason), None)
 
@@ -159,5 +162,17 @@ def _intruder(partition: ObservedPartition, tenant: str, facts: DomainFacts) -> 
     return None
 
 
+def _cut_off(partition: ObservedPartition, guid: int, facts: DomainFacts) -> str | None:
+    # Being a member is not enough. A GPU that is merely slower does share memory.
+    if guid not in facts.no_nvlink:
+        return None
+    return f"{NO_NVLINK.reason}: the GPU is in partition {partition.name}, and shares no memory in it"
+
+
 def _names(partitions: Iterable[ObservedPartition]) -> str:
     return " and ".join(partition.name for partition in partitions)
+
+
+def _numbers(partitions: Iterable[ObservedPartition]) -> str:
+    # The tenant reads this, and the name of a partition that is not its own says whose it is.
+    return " and ".join(str(partition.id) for partition in partitions)

@@ -65,6 +65,10 @@ class Store:
         """Run `fn(conn, ...)` on one consistent state; writing is an error."""
         return await self._backend.transact(lambda conn: fn(conn, *args, **kwargs), write=False)
 
+    async def survey(self, fn: Callable[[sa.Connection], T]) -> T:
+        """As `read`, for readings of the whole site; in a home, nobody who reads or writes waits for it."""
+        return await self._backend.survey(fn)
+
     def changes(self) -> AsyncGenerator[str | None, None]:
         """The domain of each change of intent that any process commits; None when some may have been missed.
 

@@ -17,6 +17,10 @@ class Backend(Protocol):
         """Run `work` in one serializable (or read-only) transaction."""
         ...
 
+    async def survey(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run `work`, which reads much, beside what else is asked meanwhile."""
+        ...
+
     def changes(self) -> AsyncGenerator[str | None, None]:
         """Domains whose intent changed; None when some may have been missed."""
         ...

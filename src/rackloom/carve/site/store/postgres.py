@@ -83,6 +83,10 @@ class PostgresBackend:
         running.add_done_callback(self._under_way.discard)
         return await asyncio.shield(running)
 
+    async def survey(self, work: Callable[[sa.Connection], T]) -> T:
+        """On a connection of its own, as any reading; what is made of the rows takes its turn of the loop."""
+        return await self.transact(work, write=False)
+
     def changes(self) -> AsyncGenerator[str | None, None]:
         """Domains whose intent any replica changed; None after each (re)connection."""
         return postgres_notify.changes(self._engine)

@@ -1,7 +1,8 @@
-"""SQLite: one connection, which one process owns.
+"""SQLite: one process owns it.
 
-A service uses it from one dedicated thread, so that the event loop never waits for the disk; a simulation
-under virtual time uses it inline, because a thread has no virtual clock.
+A service uses one connection from a dedicated thread, so that the event loop never waits for the disk, and a
+second one for surveys, which the WAL lets read meanwhile. A simulation under virtual time uses it inline,
+because a thread has no virtual clock.
 """
 
 import asyncio
@@ -27,10 +28,17 @@ class SqliteBackend:
 
     is_shared = False
 
-    def __init__(self, engine: sa.Engine, lock: HomeLock | None, thread: ThreadPoolExecutor | None) -> None:
+    def __init__(
+        self,
+        engine: sa.Engine,
+        lock: HomeLock | None,
+        thread: ThreadPoolExecutor | None,
+        surveyor: "_Surveyor | None" = None,
+    ) -> None:
         self._engine = engine
         self._lock = lock
         self._thread = thread
+        self._surveyor = surveyor
         self._waiting = Waiting()
 
     @classmethod
@@ -44,7 +52,7 @@ class SqliteBackend:
             thread.shutdown()
             lock.release()
             raise
-        return cls(engine, lock, thread)
+        return cls(engine, lock, thread, _Surveyor(home / DATABASE))
 
     @classmethod
     def inline(cls, home: Path | None) -> "SqliteBackend":
@@ -66,6 +74,12 @@ class SqliteBackend:
         self._thread.submit(self._work_off)
         return await asyncio.wrap_future(told)
 
+    async def survey(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run `work` on a connection of its own, where there are threads."""
+        if self._surveyor is None:
+            return self._transact(work, write=False)
+        return await self._surveyor.read(work)
+
     async def changes(self) -> AsyncGenerator[str | None, None]:
         """Nothing, ever: the lock on the home directory keeps other writers out."""
         await asyncio.Event().wait()
@@ -73,6 +87,8 @@ class SqliteBackend:
 
     async def close(self) -> None:
         """Finish what is under way and give the home directory back."""
+        if self._surveyor is not None:
+            await self._surveyor.close()
         await self._call(self._engine.dispose)
         if self._thread is not None:
             self._thread.shutdown()
@@ -92,17 +108,43 @@ class SqliteBackend:
         do_together(reads, lambda work: self._transact(work, write=False))
 
     def _transact(self, work: Callable[[sa.Connection], T], write: bool) -> T:
-        with self._engine.connect() as base:
-            conn = base.execution_options(site_write=write)
-            with conn.begin():
-                return work(conn)
+        return _transact(self._engine, work, write)
 
 
-def _engine(path: Path | None) -> sa.Engine:
+class _Surveyor:
+    """A second connection, from a thread of its own, that only reads."""
+
+    def __init__(self, path: Path) -> None:
+        self._engine = _connecting(path)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="site-survey")
+
+    async def read(self, work: Callable[[sa.Connection], T]) -> T:
+        future: Future[T] = self._thread.submit(_transact, self._engine, work, write=False)
+        return await asyncio.wrap_future(future)
+
+    async def close(self) -> None:
+        """Once what is under way has ended."""
+        await asyncio.wrap_future(self._thread.submit(self._engine.dispose))
+        self._thread.shutdown()
+
+
+def _transact(engine: sa.Engine, work: Callable[[sa.Connection], T], write: bool) -> T:
+    with engine.connect() as base:
+        conn = base.execution_options(site_write=write)
+        with conn.begin():
+            return work(conn)
+
+
+def _connecting(path: Path | None) -> sa.Engine:
     url = sa.URL.create("sqlite", database=None if path is None else str(path))
     engine = sa.create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
     sa.event.listen(engine, "connect", _prepare)
     sa.event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _engine(path: Path | None) -> sa.Engine:
+    engine = _connecting(path)
     try:
         with engine.connect() as base, base.execution_options(site_write=True).begin():
             upgrade(base)

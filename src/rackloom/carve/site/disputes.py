@@ -1,0 +1,143 @@
+"""Domains in dispute: several switch controllers say that they are one domain, and contradict one another.
+
+Which of them is wrong cannot be told from here, so nothing is known of the domain until they agree or only
+one is left. That one of them cannot be read for a moment does not make the other right. A change by another
+hand is first seen by one of them: then the domain is in dispute until the others are read, which is at once.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.site import knowledge, revisions
+from rackloom.carve.site.contradictions import Reading, contradiction
+from rackloom.carve.site.operations import OperationState
+from rackloom.carve.site.tables import domain_dispute as table
+from rackloom.carve.site.tables import endpoint, observation, operation
+from rackloom.errors import Refused
+
+STANDS_SECONDS = 600.0
+"""A reading that is so much older than another says nothing of the present: nobody reads that controller."""
+
+_FOREVER = 1e300
+
+_here = table.c.domain == sa.bindparam("domain")
+_STANDING = sa.select(table).where(_here)
+_READINGS = (
+    sa.select(endpoint.c.url, observation.c.facts, observation.c.observed_at)
+    .join(endpoint, endpoint.c.id == observation.c.endpoint_id)
+    .where(
+        endpoint.c.domain == sa.bindparam("domain"),
+        observation.c.facts.is_not(None),
+        sa.or_(
+            observation.c.unknown_since.is_(None),
+            observation.c.observed_at >= sa.bindparam("lost_from", type_=sa.Double),
+        ),
+    )
+    .order_by(endpoint.c.url)
+)
+_CHANGED = sa.select(
+    sa.func.max(sa.case((operation.c.state == OperationState.PENDING, _FOREVER), else_=operation.c.finished))
+).where(operation.c.domain == sa.bindparam("domain"))
+_OF_ENDPOINT = (
+    sa.select(endpoint.c.domain, table.c.reason, table.c.since)
+    .join(table, table.c.domain == endpoint.c.domain, isouter=True)
+    .where(endpoint.c.id == sa.bindparam("of"))
+)
+
+
+class Dispute(msgspec.Struct, frozen=True):
+    """Two controllers of a domain, what differs between them, and since when (seconds since the epoch)."""
+
+    domain: str
+    reason: str
+    since: float
+
+
+class Contradicted(Refused):
+    """Nothing is done in a domain whose controllers contradict one another."""
+
+    def __init__(self, dispute: Dispute) -> None:
+        self.dispute = dispute
+        super().__init__(
+            f"domain {dispute.domain} is unknown since {knowledge.moment(dispute.since)}: {dispute.reason}",
+            nearest_fix="repair the controller that is wrong, or delete its endpoint",
+        )
+
+
+def of_endpoint(conn: sa.Connection, endpoint_id: str) -> tuple[str | None, Dispute | None]:
+    """Domain that the endpoint last answered with, and the dispute about it."""
+    row = conn.execute(_OF_ENDPOINT, {"of": endpoint_id}).one_or_none()
+    if row is None or row.domain is None:
+        return None, None
+    return row.domain, None if row.reason is None else Dispute(row.domain, row.reason, row.since)
+
+
+def of_domain(conn: sa.Connection, domain: str) -> Dispute | None:
+    """The dispute that stands about `domain`."""
+    row = conn.execute(_STANDING, {"domain": domain}).one_or_none()
+    return None if row is None else Dispute(row.domain, row.reason, row.since)
+
+
+def every(conn: sa.Connection) -> Mapping[str, Dispute]:
+    """All that stand, by domain."""
+    return {row.domain: Dispute(row.domain, row.reason, row.since) for row in conn.execute(sa.select(table))}
+
+
+def judge(conn: sa.Connection, domain: str, before: Dispute | None) -> Dispute | None:
+    """Compare what the controllers of `domain` show, and keep the outcome; `before` is what stood.
+
+    What stood stands until they agree: it does not end because one of them looked before the last change, or
+    was lost after it contradicted. What one showed before that and never again is no contradiction.
+    """
+    reason = _contradiction(conn, domain, before)
+    if reason is None:
+        if before is not None:
+            conn.execute(sa.delete(table).where(table.c.domain == domain))
+        return None
+    if before is None:
+        return _begin(conn, domain, reason)
+    if reason != before.reason:
+        conn.execute(sa.update(table).where(table.c.domain == domain).values(reason=reason))
+    return msgspec.structs.replace(before, reason=reason)
+
+
+def _begin(conn: sa.Connection, domain: str, reason: str) -> Dispute:
+    since = max(row.observed_at for row in _standing(conn, domain, None))
+    conn.execute(sa.insert(table).values(domain=domain, reason=reason, since=since))
+    # Plans that were made before no longer hold, and whoever reads the other controllers shall look now.
+    revisions.touch(conn, [domain])
+    return Dispute(domain, reason, since)
+
+
+def _contradiction(conn: sa.Connection, domain: str, before: Dispute | None) -> str | None:
+    rows = _standing(conn, domain, before)
+    apart = [
+        (_reading(one), _reading(other)) for one, other in combinations(rows, 2) if one.facts != other.facts
+    ]
+    reason = _first_told(apart, 0.0)
+    if reason is None or before is not None:
+        return reason
+    # Most that differs is measured: only here are all operations of the domain looked through.
+    changed = conn.execute(_CHANGED, {"domain": domain}).scalar_one()
+    return reason if changed is None else _first_told(apart, changed)
+
+
+def _first_told(apart: Iterable[tuple[Reading, Reading]], changed_at: float) -> str | None:
+    told = (contradiction(one, other, changed_at) for one, other in apart)
+    return next((reason for reason in told if reason is not None), None)
+
+
+def _standing(conn: sa.Connection, domain: str, before: Dispute | None) -> list[Any]:
+    """The readings that say something of the present, by address."""
+    lost_from = _FOREVER if before is None else before.since
+    rows = conn.execute(_READINGS, {"domain": domain, "lost_from": lost_from}).all()
+    newest = max((row.observed_at for row in rows), default=0.0)
+    return [row for row in rows if row.observed_at >= newest - STANDS_SECONDS]
+
+
+def _reading(row: Any) -> Reading:
+    return Reading(row.url, knowledge.kept(row))

@@ -1,0 +1,111 @@
+"""RPCs about domains: what is known of them, plans and operators' steps, through the real door."""
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from tests.carve.admin.stage import D0, D1, Code
+
+from rackloom.carve.admin import forge_pb2 as pb
+from rackloom.carve.admin import operator_pb2 as ours
+from rackloom.carve.plan.values import Blocked
+from rackloom.carve.site import endpoints, fabric_book, knowledge, tables
+
+
+def test_pause_cordon_and_drain_are_recorded_with_the_name_of_the_certificate(small_site, on_stage):
+    small_site.observe_all()
+
+    async def scenario(stage):
+        domain = ours.DomainRequest(domain=D0, reason="firmware")
+        tray = ours.TrayRequest(machine_id="chassis0-0", reason="fan")
+        await stage.operator.PauseDomain(domain)
+        await stage.operator.ResumeDomain(domain)
+        assert (await stage.refused(stage.operator.ResumeDomain(domain)))[0] is Code.FAILED_PRECONDITION
+        await stage.operator.CordonTray(tray)
+        await stage.operator.DrainTray(tray)
+        await stage.operator.UncordonTray(tray)
+        steps = await stage.site.store.read(
+            lambda conn: conn.execute(
+                sa.select(tables.operator_step.c.step, tables.operator_step.c.asked_by).order_by(
+                    tables.operator_step.c.id
+                )
+            ).all()
+        )
+        assert [tuple(one) for one in steps] == [
+            (step, "admin") for step in ("pause", "resume", "cordon", "drain", "end-drain", "uncordon")
+        ]
+        missing = ours.DomainRequest(domain="nowhere", reason="typo")
+        assert (await stage.refused(stage.operator.PauseDomain(missing)))[0] is Code.NOT_FOUND
+
+    on_stage(scenario)
+
+
+def test_a_domain_is_shown_with_its_age_its_pause_and_what_is_blocked(small_site, on_stage):
+    small_site.observe_all()
+    seen = small_site.now - 0.5
+    guid = small_site.guid(D0, 2, 3)
+    told = [Blocked(guids=(guid,), reason="no room", fix=None)]
+    small_site.run(fabric_book.record_blocked, D0, told, small_site.now)
+    small_site.lose(D0, "no route")
+
+    async def scenario(stage):
+        await stage.operator.PauseDomain(ours.DomainRequest(domain=D1, reason="firmware"))
+        lost, read = (await stage.operator.ShowDomains(ours.DomainsRequest())).domains
+        assert (lost.domain, lost.HasField("observed_at"), lost.HasField("pause_reason")) == (
+            D0,
+            False,
+            False,
+        )
+        assert "no route" in lost.doubt
+        (blocked,) = lost.blocked
+        assert (blocked.guid, blocked.reason, blocked.HasField("fix")) == (guid, "no room", False)
+        assert (read.domain, read.pause_reason, read.doubt, len(read.blocked)) == (D1, "firmware", "", 0)
+        assert read.observed_at.ToMicroseconds() / 1e6 == pytest.approx(seen)
+        (only,) = (await stage.operator.ShowDomains(ours.DomainsRequest(domain=D1))).domains
+        assert only == read
+        code, _ = await stage.refused(stage.operator.ShowDomains(ours.DomainsRequest(domain="nowhere")))
+        assert code is Code.NOT_FOUND
+
+    on_stage(scenario)
+
+
+def test_a_domain_in_dispute_says_who_contradicts_whom_and_is_not_planned_for(small_site, on_stage):
+    small_site.observe_all()
+    small_site.run(endpoints.register, "http://second", ["CHASSIS9"], small_site.tick(), small_site.ids)
+    second = next(one.id for one in small_site.read(fabric_book.endpoints) if one.url == "http://second")
+    whole = small_site.observation(D0, at=small_site.tick())
+    less = msgspec.structs.replace(whole, gpus=whole.gpus[4:])
+    small_site.run(fabric_book.record_observation, second, less, small_site.tick())
+
+    async def scenario(stage):
+        disputed, _ = (await stage.operator.ShowDomains(ours.DomainsRequest())).domains
+        assert not disputed.HasField("observed_at")
+        since = knowledge.moment(less.observed_at)
+        assert disputed.doubt == (
+            f"unknown since {since}: switch controllers http://second and http://switch/{D0} contradict one "
+            f"another: only http://switch/{D0} lists 4 of the GPUs"
+        )
+        code, details = await stage.refused(stage.operator.MakePlan(ours.PlanRequest(domain=D0)))
+        assert code is Code.FAILED_PRECONDITION
+        assert "contradict one another" in details
+
+    on_stage(scenario)
+
+
+def test_no_plan_without_an_observation(on_stage):
+    async def scenario(stage):
+        code, details = await stage.refused(stage.operator.MakePlan(ours.PlanRequest(domain=D0)))
+        assert code is Code.FAILED_PRECONDITION
+        assert D0 in details
+        code, _ = await stage.refused(stage.operator.ApplyPlan(ours.ApplyRequest(plan="{}")))
+        assert code is Code.INVALID_ARGUMENT
+
+    on_stage(scenario)
+
+
+def test_the_first_call_of_every_client_is_answered(on_stage):
+    async def scenario(stage):
+        told = await stage.forge.Version(pb.VersionRequest(display_config=True))
+        assert told.build_version.startswith("rackloom ")
+        assert told.build_hostname == ""
+
+    on_stage(scenario)

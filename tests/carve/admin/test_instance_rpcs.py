@@ -1,0 +1,95 @@
+"""RPCs about instances: what is wanted, what was seen, and the way out, through the real door."""
+
+from tests.carve.admin.stage import D0, D1, Code
+
+from rackloom.carve.admin import common_pb2 as ids_pb
+from rackloom.carve.admin import forge_pb2 as pb
+
+
+def test_an_instance_joins_and_leaves_and_says_only_what_was_seen(small_site, on_stage):
+    small_site.observe_all()
+
+    async def order(stage):
+        partition = (await stage.partition()).id.value
+        instance = await stage.instance()
+        joined = await stage.join(instance, partition)
+        assert [one.device_instance for one in joined.config.nvlink.gpu_configs] == [0, 1, 2, 3]
+        assert joined.status.nvlink.configs_synced == pb.PENDING
+        assert joined.status.tenant.state == pb.PROVISIONING
+        assert all(not one.logical_partition_id.value for one in joined.status.nvlink.gpu_statuses)
+        assert stage.door.woken[-1] == {D0} or stage.door.woken[-1] == {D1}
+        return partition, instance
+
+    partition, instance = on_stage(order)
+    small_site.converge()
+
+    async def look(stage):
+        ready = await stage.find(instance)
+        assert (ready.status.configs_synced, ready.status.tenant.state) == (pb.SYNCED, pb.READY)
+        assert {one.logical_partition_id.value for one in ready.status.nvlink.gpu_statuses} == {partition}
+        assert {one.domain_id.value for one in ready.status.nvlink.gpu_statuses} <= {D0, D1}
+        machine = pb.MachinesByIdsRequest(machine_ids=[ready.machine_id])
+        (seen,) = (await stage.forge.FindMachinesByIds(machine)).machines
+        gpus = seen.nvlink_status_observation.gpu_status
+        assert [one.device_instance for one in gpus] == [0, 1, 2, 3]
+        assert {one.logical_partition_id.value for one in gpus} == {partition}
+        (physical,) = (
+            await stage.forge.NVLinkPartitionsForTenant(pb.TenantSearchQuery(tenantOrganizationId="demo"))
+        ).partitions
+        assert {one.partition_id.value for one in gpus} == {physical.id.value}
+        by_id = pb.NVLinkPartitionsByIdsRequest(partition_ids=[physical.id])
+        assert list((await stage.forge.FindNVLinkPartitionsByIds(by_id)).partitions) == [physical]
+        by_machine = await stage.forge.FindInstanceByMachineID(ready.machine_id)
+        assert list(by_machine.instances) == [ready]
+        stale = pb.InstanceConfigUpdateRequest(
+            instance_id=ready.id, if_version_match="V1-T1", config=pb.InstanceConfig()
+        )
+        assert (await stage.refused(stage.forge.UpdateInstanceConfig(stale)))[0] is Code.FAILED_PRECONDITION
+        left = await stage.join(instance, partition, devices=())
+        assert list(left.config.nvlink.gpu_configs) == []
+        assert left.status.configs_synced == pb.PENDING
+        return ready.machine_id.id
+
+    machine = on_stage(look)
+    for domain in (D0, D1):
+        small_site.lose(domain)
+
+    async def blind(stage):
+        request = pb.MachinesByIdsRequest(machine_ids=[ids_pb.MachineId(id=machine)])
+        (unseen,) = (await stage.forge.FindMachinesByIds(request)).machines
+        assert not unseen.HasField("nvlink_status_observation")
+        assert unseen.HasField("nvlink_info")
+
+    on_stage(blind)
+
+
+def test_force_delete_first_releases_then_forgets(small_site, on_stage):
+    small_site.observe_all()
+
+    async def order(stage):
+        partition = (await stage.partition()).id.value
+        instance = await stage.instance()
+        await stage.join(instance, partition)
+        return (await stage.find(instance)).machine_id.id
+
+    machine = on_stage(order)
+    small_site.converge()
+
+    async def delete(stage):
+        request = pb.AdminForceDeleteMachineRequest(host_query=machine)
+        reply = await stage.forge.AdminForceDeleteMachine(request)
+        assert (reply.all_done, reply.managed_host_machine_id) == (False, machine)
+        assert not (await stage.forge.AdminForceDeleteMachine(request)).all_done
+
+    on_stage(delete)
+    small_site.converge()
+
+    async def finish(stage):
+        request = pb.AdminForceDeleteMachineRequest(host_query=machine)
+        assert (await stage.forge.AdminForceDeleteMachine(request)).all_done
+        assert (await stage.refused(stage.forge.AdminForceDeleteMachine(request)))[0] is Code.NOT_FOUND
+        ids = (await stage.forge.FindMachineIds(pb.MachineSearchConfig())).machine_ids
+        assert machine not in [one.id for one in ids]
+        assert len(ids) == 5
+
+    on_stage(finish)

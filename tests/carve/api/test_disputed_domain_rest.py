@@ -1,0 +1,62 @@
+"""A domain whose controllers contradict one another, as tenants and operators are told of it."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from rackloom.carve.api.auth import Role
+from rackloom.carve.site import endpoints, fabric_book, knowledge
+
+SECOND = "http://second"
+
+
+@pytest.fixture
+def disputed(api: Any) -> tuple[str, dict[str, Any], str]:
+    """A domain, the instance in it that was Ready, and the time since which it is in dispute."""
+    site = api.site
+    made = api.instance(
+        api.vpc(), nvLinkInterfaces=[{"nvLinkLogicalPartitionId": api.partition(), "deviceInstance": 0}]
+    )
+    site.converge()
+    (row,) = api.get(f"instance/{made['id']}").json()["nvLinkInterfaces"]
+    domain = row["nvLinkDomainId"]
+    site.run(endpoints.register, SECOND, ["CHASSIS9"], site.tick(), site.ids)
+    second = next(one.id for one in site.read(fabric_book.endpoints) if one.url == SECOND)
+    seen = msgspec.structs.replace(site.observation(domain, at=site.tick()), partitions=())
+    site.run(fabric_book.record_observation, second, seen, site.tick())
+    return domain, made, knowledge.moment(seen.observed_at)
+
+
+def test_everything_says_since_when_and_who_contradicts_whom(
+    api: Any, disputed: tuple[str, dict[str, Any], str]
+) -> None:
+    domain, made, since = disputed
+    shown = api.get(f"nvlink-domain/{domain}", role=Role.PROVIDER_ADMIN).json()
+    assert (shown["status"], shown["unknownSince"], shown["observedAt"]) == ("Unknown", since, None)
+    doubt = shown["statusMessage"]
+    assert doubt.startswith(f"unknown since {since}: switch controllers {SECOND} and http://switch/{domain} ")
+    assert doubt.endswith("contradict one another: partition 1 has 0 and 1 members")
+    now = api.get(f"instance/{made['id']}").json()
+    assert now["status"] == "Configuring"
+    assert now["unknownSince"] == now["statusHistory"][0]["created"]
+    assert now["statusHistory"][0]["status"] == "Unknown"
+    assert doubt in now["statusHistory"][0]["message"]
+    (row,) = api.get(f"instance/{made['id']}/nvlink-interface").json()
+    assert (row["status"], row["statusMessage"]) == ("Pending", doubt)
+    found = api.get("nvlink-partition", role=Role.PROVIDER_ADMIN).json()
+    assert [one for one in found if one["nvLinkDomainId"] == domain] == []
+
+
+def test_it_is_told_as_it_happens_and_when_it_ends(
+    api: Any, disputed: tuple[str, dict[str, Any], str]
+) -> None:
+    domain, made, _ = disputed
+    body = {"reason": "it lies"}
+    gone = api.call("DELETE", "nvlink-nmxc-endpoint/CHASSIS9", body, role=Role.PROVIDER_ADMIN)
+    assert gone.status_code in (200, 202, 204), gone.text
+    shown = api.get(f"nvlink-domain/{domain}", role=Role.PROVIDER_ADMIN).json()
+    assert (shown["status"], shown["unknownSince"], shown["statusMessage"]) == ("Observed", None, None)
+    now = api.get(f"instance/{made['id']}").json()
+    assert (now["status"], now["unknownSince"]) == ("Ready", None)
+    assert [one["status"] for one in now["statusHistory"]][:2] == ["Ready", "Unknown"]

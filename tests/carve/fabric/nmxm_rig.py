@@ -1,0 +1,66 @@
+"""A simulated NMX-M on a real socket and a driver to it, whose time passes only while somebody sleeps."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rackloom.carve.fabric.nmxm.driver import NmxmDriver
+from rackloom.carve.fabric.nmxm.session import Login
+from rackloom.carve.plan.values import (
+    DEFAULT_PARTITION_ID,
+    CreatePartition,
+    DeletePartition,
+)
+from rackloom.twin.fabric import SimulatedFabric
+from rackloom.twin.nmxm_server import NmxmServer
+
+DEFAULT = DeletePartition(partition_id=DEFAULT_PARTITION_ID, name="Default Partition")
+
+
+Scenario = Callable[[NmxmServer, NmxmDriver], Awaitable[None]]
+
+
+class Time:
+    """A clock that only sleeping moves, so that deadlines cost no time."""
+
+    def __init__(self) -> None:
+        self.now = 12.5
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0.005)
+
+
+async def login() -> Login:
+    return Login("rw-user", "simulated")
+
+
+@asynccontextmanager
+async def rig(
+    *fabrics: SimulatedFabric, seconds: float = 0.0, **options: Any
+) -> AsyncIterator[tuple[NmxmServer, NmxmDriver]]:
+    time = Time()
+    async with NmxmServer(fabrics, seconds=seconds) as server:
+        options = {"login": login, "chassis_serials": ["CHASSIS-A"]} | options
+        driver = NmxmDriver(server.url, clock=time, sleep=time.sleep, **options)
+        try:
+            async with asyncio.timeout(30):
+                yield server, driver
+        finally:
+            await driver.close()
+
+
+def run(scenario: Scenario, *fabrics: SimulatedFabric, **options: Any) -> None:
+    async def opened() -> None:
+        async with rig(*fabrics, **options) as (server, driver):
+            await scenario(server, driver)
+
+    asyncio.run(opened())
+
+
+def create(*guids: int, name: str = "rl-a") -> CreatePartition:
+    return CreatePartition(name=name, logical_partition="a", guids=guids)

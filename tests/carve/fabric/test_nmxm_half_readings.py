@@ -1,0 +1,93 @@
+"""What an NMX-M shows while it is away, lags behind or contradicts itself is no reading."""
+
+import pytest
+from tests.carve.fabric.nmxm_rig import run
+
+from rackloom.carve.fabric.nmxm.driver import NmxmDriver
+from rackloom.carve.fabric.nmxm.session import Login
+from rackloom.carve.fabric.ports import FabricUnavailable
+from rackloom.carve.plan.values import (
+    DEFAULT_PARTITION_ID,
+)
+from rackloom.twin.fabric import FabricPartition, SimulatedFabric
+from rackloom.twin.nmxm_faults import NmxmFault
+from rackloom.twin.nmxm_server import NmxmServer
+
+
+@pytest.mark.parametrize(
+    ("request_kind", "fault", "told"),
+    [
+        ("GET chassis", NmxmFault(status=401), "Hello: UNAUTHENTICATED"),
+        ("GET chassis", NmxmFault(status=503), "Hello: UNAVAILABLE"),
+        ("GET gpus", NmxmFault(status=500), "GetGpus: INTERNAL"),
+        ("GET partitions", NmxmFault(status=404), "GetPartitions: NOT_FOUND"),
+        ("GET compute-nodes", NmxmFault(garbage=True), "GetComputeNodes: not an answer of NMX-M"),
+        ("GET gpus", NmxmFault(drop_reply=True), "GetGpus: UNAVAILABLE"),
+    ],
+)
+def test_half_a_reading_is_none(
+    fabric: SimulatedFabric, request_kind: str, fault: NmxmFault, told: str
+) -> None:
+    async def scenario(server: NmxmServer, driver: NmxmDriver) -> None:
+        server.faults.next(request_kind, fault)
+        with pytest.raises(FabricUnavailable, match=told):
+            await driver.observe()
+        await driver.observe()
+
+    run(scenario, fabric)
+
+
+def test_an_nmxm_that_is_away_is_unavailable_and_comes_back(fabric: SimulatedFabric) -> None:
+    async def scenario(server: NmxmServer, driver: NmxmDriver) -> None:
+        await driver.observe()
+        await server.go_away()
+        with pytest.raises(FabricUnavailable, match="Hello: UNAVAILABLE"):
+            await driver.observe()
+        await server.come_back()
+        await driver.observe()
+
+    run(scenario, fabric)
+
+
+def test_a_list_that_is_shorter_than_its_count_is_no_reading(fabric: SimulatedFabric) -> None:
+    async def scenario(server: NmxmServer, driver: NmxmDriver) -> None:
+        server.faults.hidden_gpus = {min(fabric.gpus)}
+        with pytest.raises(FabricUnavailable, match="7 listed, 8 counted"):
+            await driver.observe()
+
+    run(scenario, fabric)
+
+
+def test_a_list_that_lags_behind_the_gpus_is_no_reading(fabric: SimulatedFabric) -> None:
+    a, b, *_ = sorted(fabric.gpus)
+
+    async def scenario(server: NmxmServer, driver: NmxmDriver) -> None:
+        await driver.observe()
+        fabric.put(FabricPartition(id=9, name="nine", guids=(a, b)))
+        server.faults.lag = 1
+        with pytest.raises(FabricUnavailable, match="which the list denies"):
+            await driver.observe()
+        assert {one.id for one in (await driver.observe()).partitions} == {9, DEFAULT_PARTITION_ID}
+
+    run(scenario, fabric)
+
+
+def test_a_password_that_was_changed_is_read_again(fabric: SimulatedFabric) -> None:
+    kept = ["old"]
+
+    async def changing() -> Login:
+        return Login("rw-user", kept[0])
+
+    async def scenario(server: NmxmServer, driver: NmxmDriver) -> None:
+        server.service.password = "old"
+        await driver.observe()
+        server.service.password = kept[0] = "new"
+        with pytest.raises(FabricUnavailable, match="UNAUTHENTICATED"):
+            await driver.observe()
+        await driver.observe()
+
+    run(scenario, fabric, login=changing)
+
+
+def test_a_login_does_not_show_its_password() -> None:
+    assert "secret" not in repr(Login("name", "secret")) + str(Login("name", "secret"))

@@ -1,0 +1,215 @@
+"""Two controllers of one domain on real sockets: what one of them says alone moves nothing."""
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from rackloom.carve.fabric.nmxc.driver import NmxcDriver
+from rackloom.carve.plan.values import DefaultPartition, Operation
+from rackloom.carve.reconcile.domain import DomainPass
+from rackloom.carve.reconcile.leases import Hold
+from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.reconcile.turns import Turns
+from rackloom.carve.site import disputes, endpoints, fabric_book, knowledge, revisions, sharing, tables
+from rackloom.carve.site.disputes import Dispute
+from rackloom.carve.site.seed import seed_embedded_site
+from rackloom.carve.site.store import Store
+from rackloom.topology import profiles
+from rackloom.topology.build import build_site
+from rackloom.twin.fabric import SimulatedFabric
+from rackloom.twin.names import SeededNames
+from rackloom.twin.nmxc_server import NmxcServer
+from rackloom.twin.racks import fabrics_of
+
+PROFILE = profiles.load_rack("gb200-nvl72")
+NEVER = 36000.0
+"""Interval of the timer: what happens in a test was woken by something else."""
+Waiting = Callable[[Callable[[], Any]], Awaitable[None]]
+_numbers = itertools.count(1)
+
+
+def new_id() -> str:
+    return f"00000000-0000-4000-8000-{next(_numbers):012}"
+
+
+def with_a_tray_less(fabric: SimulatedFabric) -> SimulatedFabric:
+    """Another fabric that says it is the same domain."""
+    gpus = [gpu for gpu in fabric.gpus.values() if gpu.host_id > 1]
+    return SimulatedFabric(fabric.domain, gpus, fabric.limits)
+
+
+async def dispute_of(store: Store, domain: str) -> Dispute | None:
+    return await store.read(disputes.of_domain, domain)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_nothing_is_asked_of_either_until_one_is_repaired(
+    racks: Any, eventually: Waiting, replicas: int
+) -> None:
+    async def main() -> None:
+        async with racks(1) as site:
+            (server,) = site.servers
+            domain = server.fabric.domain
+            started = [await site.replica(f"replica-{number}") for number in range(replicas)]
+            store = started[0].store
+            await site.order(store, 2)
+            await eventually(lambda: site.all_ready(store))
+            async with NmxcServer(with_a_tray_less(server.fabric)) as liar:
+                await store.run(endpoints.register, liar.url, ["SECOND"], time.time(), new_id)
+                await eventually(lambda: dispute_of(store, domain))
+                began, asked = await dispute_of(store, domain), len(site.asked)
+                await store.run(wish_for_trays, domain)
+                ordered = time.time()
+                await eventually(lambda: both_were_read_after(store, ordered))
+                assert await dispute_of(store, domain) == began
+                assert len(site.asked) == asked
+                assert not await site.all_ready(store)
+            # At the same address there is one now that serves the fabric as it is.
+            async with NmxcServer(server.fabric, port=urlsplit(liar.url).port or 0):
+                await eventually(lambda: site.all_ready(store))
+                assert await dispute_of(store, domain) is None
+                await eventually(lambda: len(site.asked) > asked)
+
+    asyncio.run(main())
+
+
+def wish_for_trays(conn: sa.Connection, domain: str) -> None:
+    conn.execute(sa.update(tables.site).values(default_partition=DefaultPartition.TRAY))
+    revisions.touch(conn, [domain])
+
+
+async def both_were_read_after(store: Store, moment: float) -> bool:
+    times = await store.read(
+        lambda conn: conn.execute(sa.select(tables.observation.c.observed_at)).scalars().all()
+    )
+    return len(times) == 2 and min(times) > moment
+
+
+class Deaf(NmxcDriver):
+    """Hears no notification."""
+
+    async def notifications(self) -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield
+
+
+class InOneProcess:
+    """Records in memory, and two controllers of one rack."""
+
+    def __init__(self, store: Store, servers: list[NmxcServer]) -> None:
+        self.store = store
+        self.servers = servers
+        self.domain = servers[0].fabric.domain
+
+    def reconciler(self, drivers: dict[str, type[NmxcDriver]]) -> Reconciler:
+        return Reconciler(
+            self.store,
+            lambda one: drivers.get(one.url, NmxcDriver)(one.url, clock=time.time),
+            time.time,
+            NEVER,
+        )
+
+    async def known(self) -> knowledge.Knowledge:
+        return await self.store.read(knowledge.of_domain, self.domain)
+
+
+@asynccontextmanager
+async def in_one_process() -> AsyncIterator[InOneProcess]:
+    site = build_site(PROFILE, 1, SeededNames("test"))
+    (fabric,) = fabrics_of(site, "test")
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(NmxcServer(fabric)) for _ in range(2)]
+        store = Store.inline()
+        stack.push_async_callback(store.close)
+        urls = {fabric.domain: servers[0].url}
+        await store.run(seed_embedded_site, site, PROFILE, urls, now=time.time(), ids=new_id)
+        await store.run(endpoints.register, servers[1].url, ["SECOND"], time.time(), new_id)
+        yield InOneProcess(store, servers)
+
+
+@asynccontextmanager
+async def running(reconciler: Reconciler) -> AsyncIterator[None]:
+    task = asyncio.create_task(reconciler.run())
+    await reconciler.first_passes()
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def test_a_change_that_only_one_was_told_of_is_looked_at_through_both(eventually: Waiting) -> None:
+    async def main() -> None:
+        async with in_one_process() as site:
+            first, second = site.servers
+            async with running(site.reconciler({second.url: Deaf})):
+                fabric, before = first.fabric, time.time()
+                await eventually(lambda: both_were_read_after(site.store, 0.0))
+                fabric.remove_gpus([gpu.guid for gpu in fabric.gpus.values() if gpu.host_id == 1])
+                # Nobody told the second one's client, and no timer runs.
+                await eventually(lambda: both_were_read_after(site.store, before))
+
+                async def agreed() -> bool:
+                    seen = (await site.known()).observation
+                    return seen is not None and len(seen.gpus) == 68
+
+                await eventually(agreed)
+
+    asyncio.run(main())
+
+
+class Lied(NmxcDriver):
+    """While its third operation is under way, the other controller is read, and contradicts."""
+
+    asked = 0
+
+    def __init__(self, site: InOneProcess) -> None:
+        super().__init__(site.servers[0].url, clock=time.time)
+        self._site = site
+
+    async def execute(self, operation: Operation) -> int:
+        Lied.asked += 1
+        done = await super().execute(operation)
+        if Lied.asked == 3:
+            await self._lie()
+        return done
+
+    async def _lie(self) -> None:
+        store, url = self._site.store, self._site.servers[1].url
+        seen = await NmxcDriver(url, clock=time.time).observe()
+        lying = msgspec.structs.replace(seen, gpus=seen.gpus[4:])
+        second = next(one.id for one in await store.read(fabric_book.endpoints) if one.url == url)
+        assert await store.run(fabric_book.record_observation, second, lying, time.time()) is not None
+
+
+def test_a_plan_stops_between_two_operations_when_the_other_contradicts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Lied, "asked", 0)
+
+    async def main() -> None:
+        async with in_one_process() as site:
+            trays = sa.update(tables.site).values(default_partition=DefaultPartition.TRAY)
+            await site.store.run(lambda conn: conn.execute(trays))
+            share = await site.store.run(sharing.take_share, "me", time.time(), math.inf)
+            (mine,) = (one for one in share if one.endpoint.url == site.servers[0].url)
+            driver, hold = Lied(site), Hold(mine.lease, math.inf)
+            work = DomainPass(mine.endpoint, hold, driver, site.store, time.time, Turns())
+            assert await work.run() is False
+            await driver.close()
+            rows = await site.store.read(lambda conn: conn.execute(sa.select(tables.operation)).all())
+            assert (Lied.asked, [row.state for row in rows]) == (3, ["done"] * 3)
+            # The fabric has what was asked for so far, and not half of anything.
+            assert len(site.servers[0].fabric.partitions) == 2
+
+    asyncio.run(main())
