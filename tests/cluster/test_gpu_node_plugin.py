@@ -1,6 +1,5 @@
 """`rackloom node gpu` on a real API server: published, allocated by its scheduler, prepared, given back."""
 
-import json
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -10,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 from tests.cluster.conftest import AddNodes
-from tests.cluster.h100_nodes import MACHINE, Files, plug_gpus, plug_kubelet
+from tests.cluster.h100_nodes import ALONE, MACHINE, Files, plug_gpus, plug_kubelet
 from tests.cluster.waiting import until
 
 from rackloom.claim.allocate.slices import device_classes
-from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.api import KubeApi, Object
 from rackloom.claim.kube.kinds import (
     DEVICE_CLASS,
     POD,
@@ -23,12 +22,18 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_SLICE,
 )
 from rackloom.claim.node.gpu.settings import GPU_DRIVER
+from rackloom.claim.node.gpu.shares import Shares, shares_of
 from rackloom.twin.gpu_inventory import declared_inventory
 from rackloom.twin.kubelet.kubelet import Kubelet
 from rackloom.twin.nodes.plugins import PluginDevices
 
 pytestmark = pytest.mark.anyio
 FAILED = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
+WANTED = "mlx5_3"
+"""The NIC that the GPU asked for is next to: just one is."""
+MADE = {"resourceClaimTemplateName": "gpu"}
+MANY = shares_of("1000")
+"""The API server writes it in another way: 1k."""
 
 
 @pytest.fixture
@@ -42,27 +47,69 @@ def devices(kubelets_of_plugins: dict[str, Kubelet]) -> PluginDevices:
 
 
 @pytest.fixture
+def shares() -> Shares:
+    """How many claims may have one GPU."""
+    return ALONE
+
+
+@pytest.fixture
 async def host(
-    api: KubeApi, add_nodes: AddNodes, kubelets_of_plugins: dict[str, Kubelet]
+    api: KubeApi, add_nodes: AddNodes, kubelets_of_plugins: dict[str, Kubelet], shares: Shares
 ) -> AsyncIterator[tuple[str, Files]]:
     """A node with the plugin, its files, and the driver's class."""
     (node,) = await add_nodes(1)
-    classes = [one for one in device_classes() if one.metadata.name == GPU_DRIVER]
-    for one in classes:
-        await api.create(DEVICE_CLASS, msgspec.to_builtins(one))
+    (gpu_class,) = (one for one in device_classes() if one.metadata.name == GPU_DRIVER)
+    await api.create(DEVICE_CLASS, msgspec.to_builtins(gpu_class))
     async with AsyncExitStack() as stack:
         files = Files(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rl"))))
-        await plug_gpus(stack, api, node, files)
+        await plug_gpus(stack, api, node, files, shares)
         kubelets_of_plugins[node] = await plug_kubelet(stack, api, node, files, (GPU_DRIVER,))
         yield node, files
-    for one in classes:
-        await api.delete(DEVICE_CLASS, one.metadata.name)
+    await api.delete(DEVICE_CLASS, GPU_DRIVER)
 
 
 async def published(api: KubeApi, node: str) -> dict[str, Any]:
     """Devices by name."""
     found = (await api.list(RESOURCE_SLICE, fields=f"spec.nodeName={node}")).items
     return {device["name"]: device for one in found for device in one["spec"]["devices"]}
+
+
+def claim_spec() -> Object:
+    """For the GPU next to the NIC."""
+    selector = {"cel": {"expression": f"device.attributes['{GPU_DRIVER}'].nicPartner == '{WANTED}'"}}
+    exactly = {"deviceClassName": GPU_DRIVER, "selectors": [selector]}
+    return {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+
+
+async def make_template(api: KubeApi, namespace: str) -> None:
+    meta = {"name": "gpu", "namespace": namespace}
+    await api.create(RESOURCE_CLAIM_TEMPLATE, {"metadata": meta, "spec": {"spec": claim_spec()}})
+
+
+async def run_pods(api: KubeApi, namespace: str, *names: str, claim: Object) -> None:
+    """Make pods of these names with a claim each, or with one together, and wait until they run."""
+    container = {"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}
+    spec = {"containers": [container], "resourceClaims": [{"name": "gpu"} | claim]}
+    for name in names:
+        await api.create(POD, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
+
+    async def all_run() -> bool:
+        found = (await api.list(POD, namespace)).items
+        return [one.get("status", {}).get("phase") for one in found] == ["Running"] * len(names)
+
+    await until(all_run, f"{names} run")
+
+
+async def results(api: KubeApi, namespace: str) -> list[Object]:
+    """What each claim of the namespace got."""
+    claims = (await api.list(RESOURCE_CLAIM, namespace)).items
+    return [one["status"]["allocation"]["devices"]["results"][0] for one in claims]
+
+
+def paths(files: Files) -> list[str]:
+    """The device files that the claims of the node give to containers."""
+    edits = [spec["devices"][0]["containerEdits"] for spec in files.specs().values()]
+    return [node["path"] for one in edits for node in one["deviceNodes"]]
 
 
 async def test_a_gpu_is_published_allocated_and_prepared(
@@ -75,42 +122,60 @@ async def test_a_gpu_is_published_allocated_and_prepared(
     assert attributes["resource.kubernetes.io/pciBusID"] == {"string": "0008:00:00.0"}
     assert attributes["resource.kubernetes.io/numaNode"] == {"int": 0}
     assert attributes["nicPartnerClass"] == {"string": "PIX"}
-    selector = {"cel": {"expression": f"device.attributes['{GPU_DRIVER}'].nicPartner == 'mlx5_3'"}}
-    request = {"name": "gpu", "exactly": {"deviceClassName": GPU_DRIVER, "selectors": [selector]}}
-    await api.create(
-        RESOURCE_CLAIM_TEMPLATE,
-        {
-            "metadata": {"name": "gpu", "namespace": namespace},
-            "spec": {"spec": {"devices": {"requests": [request]}}},
-        },
-    )
-    container = {"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}
-    claims = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
-    await api.create(
-        POD,
-        {
-            "metadata": {"name": "worker", "namespace": namespace},
-            "spec": {"containers": [container], "resourceClaims": claims},
-        },
-    )
-
-    async def runs() -> bool:
-        return bool((await api.get(POD, "worker", namespace))["status"]["phase"] == "Running")
-
-    await until(runs, "the pod runs")
+    await make_template(api, namespace)
+    await run_pods(api, namespace, "worker", claim=MADE)
+    (result,) = await results(api, namespace)
+    assert gpus[result["device"]]["attributes"]["nicPartner"] == {"string": WANTED}
     (claim,) = (await api.list(RESOURCE_CLAIM, namespace)).items
-    (result,) = claim["status"]["allocation"]["devices"]["results"]
-    assert gpus[result["device"]]["attributes"]["nicPartner"] == {"string": "mlx5_3"}
-    cdi = files.places.cdi
-    spec = json.loads((cdi / f"k8s.{GPU_DRIVER}-claim_{claim['metadata']['uid']}.yaml").read_bytes())
-    paths = [one["path"] for one in spec["devices"][0]["containerEdits"]["deviceNodes"]]
-    assert f"/dev/nvidia{result['device'].removeprefix('gpu-')}" in paths
+    assert list(files.specs()) == [f"k8s.{GPU_DRIVER}-claim_{claim['metadata']['uid']}.yaml"]
+    assert f"/dev/nvidia{result['device'].removeprefix('gpu-')}" in paths(files)
     await api.delete(POD, "worker", namespace)
 
-    async def left() -> bool:
-        return not list(cdi.glob("*claim*"))
+    async def is_left() -> bool:
+        return not files.specs()
 
-    await until(left, "the GPU is given back")
+    await until(is_left, "the GPU is given back")
+
+
+@pytest.mark.parametrize("shares", [MANY])
+async def test_two_claims_have_a_share_of_one_gpu(
+    api: KubeApi, host: tuple[str, Files], namespace: str
+) -> None:
+    node, files = host
+    gpus = await published(api, node)
+    assert gpus["gpu-0"]["allowMultipleAllocations"]
+    assert gpus["gpu-0"]["capacity"]["shares"]["value"] == "1k"
+    await make_template(api, namespace)
+    await run_pods(api, namespace, "one", "two", claim=MADE)
+    found = await results(api, namespace)
+    assert {one["device"] for one in found} == {"gpu-3"}
+    assert len({one["shareID"] for one in found}) == 2
+    assert [one["consumedCapacity"]["shares"] for one in found] == ["1", "1"]
+    assert paths(files).count("/dev/nvidia3") == 2
+
+
+async def test_a_claim_that_two_pods_share_is_given_back_with_the_last_of_them(
+    api: KubeApi, host: tuple[str, Files], namespace: str
+) -> None:
+    _, files = host
+    await api.create(
+        RESOURCE_CLAIM, {"metadata": {"name": "shared", "namespace": namespace}, "spec": claim_spec()}
+    )
+    await run_pods(api, namespace, "one", "two", claim={"resourceClaimName": "shared"})
+    assert paths(files).count("/dev/nvidia3") == 1
+
+    async def is_alone() -> bool:
+        left = (await api.get(RESOURCE_CLAIM, "shared", namespace))["status"]["reservedFor"]
+        return [one["name"] for one in left] == ["two"]
+
+    async def is_left() -> bool:
+        return not files.specs()
+
+    await api.delete(POD, "one", namespace)
+    await until(is_alone, "one has its end")
+    assert paths(files).count("/dev/nvidia3") == 1, "the other still uses it"
+    await api.delete(POD, "two", namespace)
+    await until(is_left, "the GPU is given back")
 
 
 async def test_the_api_server_takes_every_taint_and_its_end(api: KubeApi, host: tuple[str, Files]) -> None:

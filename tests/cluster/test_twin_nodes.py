@@ -9,10 +9,9 @@ from rackloom.app.embedded import ground
 from rackloom.app.home import Home
 from rackloom.app.whole.classes import device_classes
 from rackloom.app.whole.cluster import twin_nodes
-from rackloom.claim.domain.names import GPU_CLIQUE_LABEL, GPU_DRIVER
+from rackloom.claim.domain.names import GPU_CLIQUE_LABEL, GPU_DRIVER, SIMULATED_LABEL
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.kinds import DEVICE_CLASS, NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE
-from rackloom.twin.nodes.trays import SIMULATED_LABEL
 
 pytestmark = pytest.mark.anyio
 TRAYS = 18

@@ -1,18 +1,25 @@
 """Worlds for the contract suite: the fake server, the fake behind lightkube's client, and a real server."""
 
 import asyncio
+import contextlib
+import random
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
+import pytest
+
 from rackloom.claim.kube import kinds
-from rackloom.claim.kube.api import Conflict, Kind, KubeApi, NotFound, Object
+from rackloom.claim.kube.api import Conflict, Kind, KubeApi, KubeError, NotFound, Object, Rejected
+from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.lightkube_api import connect
 from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube, KubeTransport, Shape
+from rackloom.twin.kube.controllers import Scheduler
 
 PATIENCE = 60.0
 WIDGET = Kind("contract.rackloom.test", "v1", "Widget", "widgets", namespaced=True)
@@ -75,6 +82,8 @@ class World:
     """An API server with an empty namespace, and clients of it under several names."""
 
     client: Callable[[str], KubeApi]
+    http: httpx2.AsyncClient
+    """For what the protocol does not ask: other programs do."""
     namespace: str
     fake: FakeKube | None
 
@@ -102,11 +111,23 @@ def on_fake(seed: int, client_of: Callable[[FakeKube], Callable[[str], KubeApi]]
         async def run() -> None:
             fake = FakeKube(seed=seed, namespaces=("default", "contract"))
             fake.serve(WIDGET, WIDGET_SHAPE)
-            await scenario(World(client_of(fake), "contract", fake))
+            transport = KubeTransport(fake, "contract")
+            http = httpx2.AsyncClient(transport=transport, base_url="http://fake.invalid")
+            async with http, _beside(Scheduler(fake, random.Random(seed)).run()):
+                await scenario(World(client_of(fake), http, "contract", fake))
 
         simloop.run(seed, run)
 
     return play
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    yield
+    assert not task.done(), "it has ended"
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def direct(fake: FakeKube) -> Callable[[str], KubeApi]:
@@ -146,7 +167,8 @@ async def _real_world(kubeconfig: Path) -> AsyncIterator[World]:
     await _install(api)
     await api.create(kinds.NAMESPACE, {"metadata": {"name": namespace}})
     try:
-        yield World(client, namespace, None)
+        async with http_client(kubeconfig, None) as http:
+            yield World(client, http, namespace, None)
     finally:
         await api.delete(kinds.NAMESPACE, namespace)
         for one in clients.values():
@@ -154,7 +176,7 @@ async def _real_world(kubeconfig: Path) -> AsyncIterator[World]:
 
 
 async def _install(api: KubeApi) -> None:
-    with suppress(Conflict):
+    with contextlib.suppress(Conflict):
         await api.create(kinds.CRD, WIDGET_CRD)
 
     async def served() -> bool:
@@ -177,3 +199,33 @@ async def collect(events: Any, count: int) -> list[Any]:
             if len(found) == count:
                 return found
     raise AssertionError(f"the watch ended after {len(found)} changes")
+
+
+def refused(error: pytest.ExceptionInfo[KubeError]) -> tuple[int, str, str]:
+    """What a refusal says: code, reason, message."""
+    return error.value.code, error.value.reason, error.value.message
+
+
+async def is_gone(world: World, kind: Kind, name: str) -> bool:
+    with contextlib.suppress(NotFound):
+        await world.api.get(kind, name, world.namespace)
+        return False
+    return True
+
+
+def pod(world: World, name: str, **spec: Any) -> Object:
+    container = {"name": "main", "image": "none.invalid/none"}
+    return world.named(name, spec={"containers": [container]} | spec)
+
+
+async def create_pod(world: World, wanted: Object) -> Object:
+    """A new namespace has no service account yet, without which a real server takes no pod."""
+    made: list[Object] = []
+
+    async def is_made() -> bool:
+        with contextlib.suppress(Rejected):
+            made.append(await world.api.create(kinds.POD, wanted))
+        return bool(made)
+
+    await eventually(is_made)
+    return made[0]

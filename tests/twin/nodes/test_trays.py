@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
 from rackloom.claim.node.meter import Meter
+from rackloom.errors import Retry
 from rackloom.topology.build import build_site
 from rackloom.topology.profiles import load_rack
 from rackloom.topology.rack import Site
@@ -168,6 +170,26 @@ def test_what_breaks_on_a_tray_is_published(tmp_path: Path) -> None:
             node.gpus.find(2)
             await found.nodes.look(found.first)
             assert not (await found.devices(GPU))["gpu-1"].get("taints")
+
+    asyncio.run(run())
+
+
+def test_a_pod_goes_from_a_tray_although_its_plugin_was_never_there(tmp_path: Path) -> None:
+    async def run() -> None:
+        found = Rack(tmp_path)
+        devices = TrayDevices({found.first: found.nodes[found.first]})
+        pod: Object = {"metadata": {"name": "a", "namespace": "n", "uid": "uid-a"}}
+        results = [{"driver": "gpu.test", "request": "r", "pool": "p", "device": "d"}]
+        claim: Object = {
+            "metadata": {"name": "c", "namespace": "n", "uid": "uid-c"},
+            "status": {
+                "allocation": {"devices": {"results": results}},
+                "reservedFor": [{"resource": "pods", "name": "a", "uid": "uid-a"}],
+            },
+        }
+        with pytest.raises(Retry, match=r"DRA driver gpu\.test is not registered"):
+            await devices.prepare(found.first, pod, [claim])
+        await devices.unprepare(found.first, pod, [claim])
 
     asyncio.run(run())
 

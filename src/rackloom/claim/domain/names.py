@@ -26,6 +26,9 @@ daemons run; its value is the clique id."""
 CHANNELS_READY_LABEL = "rackloom.dev/imex-channels"
 """On nodes of a clique in channel mode while IMEX is READY there; its value is the clique id."""
 
+SIMULATED_LABEL = "rackloom.dev/simulated"
+"""On every node of the twin, wherever it is registered."""
+
 MESH_ANNOTATION = "rackloom.dev/imex-mesh"
 """On daemon pods: which of its peers the daemon reaches, as JSON `{complete, peers, missing}`."""
 

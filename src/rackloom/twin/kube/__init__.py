@@ -12,6 +12,9 @@ What can be set or read on the way:
 - `kube.rules[kind].append(rule)`: `rule(new, old) -> object` fills in defaults, or raises `Rejected`.
 - `kube.admission.append(hook)`: `await hook(Review) -> object | None`, which is where a webhook runs.
 - `kube.faults.delay(...)`, `kube.faults.add(Fault(...))`: declared latencies, and errors drawn from the seed.
+- `kube.lag.begin(...)`: watches of some users are silent, and lists from memory old;
+  `kube.tangle.begin(...)`: they hear changes twice or out of order. Like `kube.faults`, both count in `hits`
+  whom they struck.
 - `kube.calls`: how often which user sent which verb for which resource; `kube.writes(user)`.
 - `kube.store.compact()` makes old resourceVersions answer 410, `kube.store.hang_up()` ends every watch.
 

@@ -50,6 +50,11 @@ def not_meant(kind: Kind, name: str, what: str, wanted: str, found: str) -> Conf
     return _impossible(_kind(kind), name, f"{why}. The object might have been {fate}")
 
 
+def unbound(name: str, why: str) -> Conflict:
+    """A pod that cannot be bound to a node."""
+    return _impossible("pods/binding", name, why)
+
+
 def _impossible(what: str, name: str, why: str) -> Conflict:
     return Conflict(409, "Conflict", f'Operation cannot be fulfilled on {what} "{name}": {why}')
 
@@ -96,7 +101,19 @@ def continuation_expired() -> Expired:
     return Expired(410, "Expired", message)
 
 
+def list_expired() -> Expired:
+    """A list of a version that is no longer kept."""
+    return Expired(410, "Expired", "The resourceVersion for the provided list is too old.")
+
+
+def unreadable_version(version: str) -> Rejected:
+    """A resourceVersion that is no number."""
+    parsing = f'strconv.ParseUint: parsing "{version}": invalid syntax'
+    problem = f'resourceVersion: Invalid value: "{version}": {parsing}'
+    return bad_request(f"invalid resource version: {problem}")
+
+
 def from_the_future(asked: int, current: int) -> KubeError:
     """A version that this server has not reached."""
-    message = f"Too large resource version: {asked}, current: {current}"
+    message = f"Timeout: Too large resource version: {asked}, current: {current}"
     return KubeError(504, "Timeout", message, retry_after=1.0)

@@ -76,6 +76,8 @@ class Faults:
         self._random = random.Random(seed)  # noqa: S311 (reproducible on purpose)
         self._faults: list[Fault] = []
         self._delays: list[_Delay] = []
+        self.hits = 0
+        """Calls that failed since the faults were cleared."""
 
     def add(self, fault: Fault) -> None:
         """From now on."""
@@ -84,6 +86,7 @@ class Faults:
     def clear(self) -> None:
         """Nothing fails from now on; latencies stay."""
         self._faults.clear()
+        self.hits = 0
 
     def delay(
         self, seconds: float, longest: float | None = None, *, verb: str = ANY, resource: str = ANY
@@ -102,4 +105,5 @@ class Faults:
         """Raise the error of a fault that hits."""
         for fault in self._faults:
             if fault.lost == lost and fault.hits(call) and self._random.random() < fault.rate:
+                self.hits += 1
                 raise fault.error()

@@ -45,10 +45,11 @@ class Scope:
 
 
 class Feed:
-    """What one watch has still to tell. None in the queue ends it."""
+    """What one watch has still to tell: changes after a version. None in the queue ends it."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, after: int) -> None:
         self.scope = scope
+        self.after = after
         self.queue: asyncio.Queue[WatchEvent | None] = asyncio.Queue()
 
     def tell(self, event: WatchEvent | None) -> None:
@@ -80,25 +81,33 @@ class History:
         for scope, feeds in self._feeds[kind].items():
             event = scope.seen(entry)
             for feed in feeds:
-                feed.tell(event)
+                if entry.version > feed.after:
+                    feed.tell(event)
         for listener in self.listeners:
             listener(kind, obj)
 
     def open(self, kind: Kind, scope: Scope, after: int) -> Feed:
-        """A watch from a version on. Raises `Expired` when that is too long ago."""
-        floor = max(self._floor[kind], self.compacted)
+        """A watch from a version on, be it one to come. Raises `Expired` when that is too long ago."""
+        floor = self.oldest(kind)
         if after < floor:
             raise answers.expired(after, floor)
-        if after > self.version:
-            raise answers.from_the_future(after, self.version)
-        feed = Feed(scope)
-        for entry in self._after(kind, after):
-            feed.tell(scope.seen(entry))
+        feed = Feed(scope, after)
+        for entry in self._entries[kind]:
+            if entry.version > after:
+                feed.tell(scope.seen(entry))
         self._feeds[kind].setdefault(scope, {})[feed] = None
         return feed
 
-    def _after(self, kind: Kind, version: int) -> Iterator[Entry]:
-        return (entry for entry in self._entries[kind] if entry.version > version)
+    def oldest(self, kind: Kind) -> int:
+        """The version that a kind is known from."""
+        return max(self._floor[kind], self.compacted)
+
+    def undone(self, kind: Kind, until: int) -> Iterator[Entry]:
+        """The changes of a kind after a version, the newest first."""
+        for entry in reversed(self._entries[kind]):
+            if entry.version <= until:
+                return
+            yield entry
 
     def close(self, kind: Kind, feed: Feed) -> None:
         """A watch that nobody reads any more."""

@@ -8,6 +8,8 @@ from rackloom.claim.kube.api import Listed, Object
 from rackloom.twin.kube import answers
 from rackloom.twin.kube.store import Store
 
+_PLACE = "continue-"
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -28,7 +30,7 @@ class Pages:
         """The first `limit` items (0: all of them)."""
         if not limit or len(listed.items) <= limit:
             return Page(listed.items, {"resourceVersion": listed.resource_version})
-        token = f"continue-{next(self._tokens)}"
+        token = f"{_PLACE}{next(self._tokens)}"
         self._left[token] = Listed(listed.items[limit:], listed.resource_version)
         left = len(listed.items) - limit
         metadata = {
@@ -41,6 +43,8 @@ class Pages:
     def rest(self, token: str, store: Store, limit: int) -> Page:
         """The next chunk. Raises `Expired` when the server no longer knows the version of the first."""
         left = self._left.get(token)
+        if left is None and not token.startswith(_PLACE):
+            raise answers.bad_request(f"invalid continue token: continue key is not valid: {token!r}")
         if left is None or int(left.resource_version) < store.compacted:
             raise answers.continuation_expired()
         return self.first(left, limit)

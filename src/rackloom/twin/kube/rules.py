@@ -8,18 +8,10 @@ from collections.abc import Callable, Mapping
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Kind, Object
 from rackloom.twin.kube import answers
+from rackloom.twin.kube.pod_rules import pod
 
 Rule = Callable[[Object, Object | None], Object]
 """(new, old) -> new with defaults; `old` is None for a create. Raises `Rejected`."""
-
-_POD_CHANGES = ("schedulingGates", "tolerations", "activeDeadlineSeconds", "terminationGracePeriodSeconds")
-
-_POD_IS_FROZEN = (
-    "spec: Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
-    "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to "
-    "existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was "
-    "previously negative)"
-)
 
 
 def immutable_spec(kind: Kind, message: str = "field is immutable") -> Rule:
@@ -53,31 +45,6 @@ def _has(obj: Object, path: str) -> bool:
             return False
         value = value[part]
     return True
-
-
-def pod(new: Object, old: Object | None) -> Object:
-    """A new pod is Pending; a pod's spec hardly changes, and gates are only taken away."""
-    if old is None:
-        return {**new, "status": {"phase": "Pending"} | new.get("status", {})}
-    name, before, after = new["metadata"]["name"], old["spec"], new["spec"]
-    if _frozen_part(before, after) != _frozen_part(after, before):
-        raise answers.invalid(kinds.POD, name, _POD_IS_FROZEN)
-    gates = {gate["name"] for gate in before.get("schedulingGates", ())}
-    if any(gate["name"] not in gates for gate in after.get("schedulingGates", ())):
-        why = "only deletion is allowed, but found new scheduling gate"
-        raise answers.invalid(kinds.POD, name, f"spec.schedulingGates: Forbidden: {why}")
-    return new
-
-
-def _frozen_part(spec: Object, other: Object) -> Object:
-    """The part that must stay: binding (nodeName) comes once, and a gated pod may still be steered."""
-    free = {*_POD_CHANGES}
-    if not spec.get("nodeName") or not other.get("nodeName"):
-        free.add("nodeName")
-    if spec.get("schedulingGates") or other.get("schedulingGates"):
-        free |= {"nodeSelector", "affinity"}
-    kept = {key: value for key, value in spec.items() if key not in free}
-    return kept | {"containers": [{**one, "image": ""} for one in spec.get("containers", ())]}
 
 
 def channel_mode(new: Object, _: Object | None) -> Object:

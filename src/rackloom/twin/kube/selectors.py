@@ -1,11 +1,11 @@
 """Label and field selectors, as list and watch take them."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
-from rackloom.claim.kube.api import Object
+from rackloom.claim.kube.api import Kind, Object
 from rackloom.twin.kube import answers
 
 Match = Callable[[Object], bool]
@@ -29,6 +29,17 @@ def matcher(labels: str, fields: str) -> Match:
         return all(term(have) for term in wanted_labels) and all(term(obj) for term in wanted_fields)
 
     return match
+
+
+def check_fields(kind: Kind, fields: str, known: Collection[str]) -> None:
+    """Raise `Rejected` (400) where a type cannot be selected by a field: a server has few of them."""
+    always = ("metadata.name", "metadata.namespace") if kind.namespaced else ("metadata.name",)
+    for term in _terms(fields):
+        found = _EQUALITY.match(term)
+        if found is None:
+            raise answers.bad_request(f"invalid selector: '{fields}'; can't understand '{term}'")
+        if found["key"] not in (*always, *known):
+            raise answers.bad_request(f"field label not supported: {found['key']}")
 
 
 def required_fields(fields: str) -> dict[str, str]:
@@ -62,7 +73,7 @@ def _one_of(key: str, values: set[str], *, negate: bool) -> Callable[[_Labels], 
 def _field(term: str) -> Match:
     found = _EQUALITY.match(term)
     if found is None:
-        raise answers.bad_request(f"invalid field selector: {term!r}")
+        raise answers.bad_request(f"invalid selector: can't understand '{term}'")
     path, value, negate = found["key"].split("."), found["value"], found["how"] == "!="
     return lambda obj: (_text_at(obj, path) == value) is not negate
 

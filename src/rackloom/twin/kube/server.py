@@ -12,10 +12,12 @@ from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Kind, Object
 from rackloom.claim.kube.timestamps import whole_time
 from rackloom.twin.kube import answers, lifecycle, ownership
+from rackloom.twin.kube.binding import bound
 from rackloom.twin.kube.collector import Collector
 from rackloom.twin.kube.faults import Call, Faults
 from rackloom.twin.kube.lifecycle import Birth
 from rackloom.twin.kube.ownership import Writer, clone
+from rackloom.twin.kube.reading import Lag, Tangle
 from rackloom.twin.kube.removal import Removal
 from rackloom.twin.kube.rules import RULES, Rule
 from rackloom.twin.kube.shapes import SHAPES, Shape
@@ -70,6 +72,8 @@ class FakeKube:
     ) -> None:
         self.store = Store(window)
         self.faults = Faults(seed)
+        self.lag = Lag()
+        self.tangle = Tangle(seed)
         self.shapes: dict[Kind, Shape] = dict(SHAPES)
         self.rules: defaultdict[Kind, list[Rule]] = defaultdict(list)
         self.admission: list[Admission] = []
@@ -134,39 +138,59 @@ class FakeKube:
             born = ownership.updated(None, born, writer, self.shape(kind), self._time())
         return born if dry_run else self._removal.commit(kind, born)
 
-    async def change(self, kind: Kind, key: Key, change: Change, user: str, subresource: str = "") -> Object:
-        """Replace or patch an object as `user`: what `change` makes of it is stored."""
+    async def change(
+        self,
+        kind: Kind,
+        key: Key,
+        change: Change,
+        user: str,
+        subresource: str = "",
+        *,
+        dry_run: bool = False,
+    ) -> Object:
+        """Replace or patch an object as `user`: what `change` makes of it is stored, unless in a dry run."""
         writer = Writer(user, "Update", kind.api_version, subresource)
 
         def owned(old: Object) -> Object:
             new = self._settled(kind, old, change(clone(old)), subresource)
             return ownership.updated(old, new, writer, self.shape(kind), self._time())
 
-        return await self._commit(kind, key, owned, user, subresource)
+        return await self._commit(kind, key, owned, user, subresource, dry_run=dry_run)
 
     async def apply(
-        self, kind: Kind, key: Key, obj: Object, manager: str, user: str, *, force: bool, subresource: str
+        self,
+        kind: Kind,
+        key: Key,
+        obj: Object,
+        manager: str,
+        user: str,
+        *,
+        force: bool,
+        subresource: str,
+        dry_run: bool = False,
     ) -> Object:
         """Server-side apply of `obj`; creates it where it is not there."""
         shape, writer = self.shape(kind), Writer(manager, "Apply", kind.api_version, subresource)
         if self.store.find(kind, key) is None:
             if subresource:
                 raise answers.not_found(kind, key[1])
-            return await self._apply_new(kind, obj, writer, user)
+            return await self._apply_new(kind, obj, writer, user, dry_run=dry_run)
         wanted = clone(obj) if not shape.status or subresource else _without_status(clone(obj))
 
         def owned(old: Object) -> Object:
             merged = ownership.applied(old, wanted, writer, shape, self._time(), force=force)
             return self._settled(kind, old, merged, subresource)
 
-        return await self._commit(kind, key, owned, user, subresource)
+        return await self._commit(kind, key, owned, user, subresource, dry_run=dry_run)
 
-    async def _apply_new(self, kind: Kind, obj: Object, writer: Writer, user: str) -> Object:
+    async def _apply_new(
+        self, kind: Kind, obj: Object, writer: Writer, user: str, *, dry_run: bool
+    ) -> Object:
         shape, born = self.shape(kind), self._born(kind, obj)
         bare = {**born, "metadata": {**born["metadata"], "managedFields": []}}
         born = ownership.applied(bare, born, writer, shape, self._time(), force=True)
-        born = await self._admit(Review("CREATE", kind, user, born, None))
-        return self._insert(kind, born, writer)
+        born = await self._admit(Review("CREATE", kind, user, born, None, dry_run=dry_run))
+        return self._insert(kind, born, writer, dry_run=dry_run)
 
     def _settled(self, kind: Kind, old: Object, new: Object, subresource: str) -> Object:
         shape = self.shape(kind)
@@ -174,17 +198,27 @@ class FakeKube:
             raise answers.not_served()
         return lifecycle.changed(kind, old, new, shape, subresource)
 
-    async def _commit(self, kind: Kind, key: Key, make: Change, user: str, subresource: str) -> Object:
+    async def _commit(
+        self, kind: Kind, key: Key, make: Change, user: str, subresource: str, *, dry_run: bool
+    ) -> Object:
         for _ in range(_ATTEMPTS):
             old = self.store.read(kind, key)
             new = make(old)
             if _same(old, new):
                 return old
-            new = await self._admit(Review("UPDATE", kind, user, new, old, subresource))
+            new = await self._admit(Review("UPDATE", kind, user, new, old, subresource, dry_run))
             new = self._ruled(kind, new, old)
             if self.store.find(kind, key) is old:
-                return self._removal.commit(kind, new)
+                return new if dry_run else self._removal.commit(kind, new)
         raise answers.stale(kind, key[1])
+
+    def bind(self, key: Key, node: str, uid: str | None, *, dry_run: bool = False) -> Object:
+        """Give a pod its node. No owner of fields changes, and no generation counts up."""
+        pod = self.store.read(kinds.POD, key)
+        if uid not in (None, pod["metadata"]["uid"]):
+            raise answers.another(kinds.POD, key[1], str(uid), pod["metadata"]["uid"])
+        given = bound(pod, node, self._time())
+        return given if dry_run else self._removal.commit(kinds.POD, given)
 
     async def delete(
         self,
@@ -196,10 +230,11 @@ class FakeKube:
         resource_version: str | None = None,
         propagation: str | None = None,
         grace_seconds: int | None = None,
+        dry_run: bool = False,
     ) -> Object:
         """Ask an object to go; returns it as it is after that, or as it last was."""
         old = self.store.read(kind, key)
-        await self._admit(Review("DELETE", kind, user, None, old))
+        await self._admit(Review("DELETE", kind, user, None, old, dry_run=dry_run))
         old = self.store.read(kind, key)
         have = old["metadata"]
         if uid not in (None, have["uid"]):
@@ -207,6 +242,8 @@ class FakeKube:
         if resource_version not in (None, have["resourceVersion"]):
             wanted = str(resource_version)
             raise answers.not_meant(kind, key[1], "ResourceVersion", wanted, have["resourceVersion"])
+        if dry_run:
+            return old
         return self._removal.delete(kind, key, propagation, grace_seconds) or old
 
     async def _admit(self, review: Review) -> Object:

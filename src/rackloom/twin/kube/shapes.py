@@ -16,6 +16,24 @@ Lists = dict[str, tuple[str, ...]]
 _METADATA: Lists = {"metadata.ownerReferences": ("uid",), "metadata.finalizers": ()}
 _CONDITIONS: Lists = {"status.conditions": ("type",)}
 
+_OF_PODS = frozenset(
+    {
+        "spec.nodeName",
+        "spec.restartPolicy",
+        "spec.schedulerName",
+        "spec.serviceAccountName",
+        "spec.hostNetwork",
+        "status.phase",
+        "status.podIP",
+        "status.podIPs",
+        "status.nominatedNodeName",
+    }
+)
+_ABOUT = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
+_OF_EVENTS = frozenset(
+    {"reason", "reportingComponent", "source", "type", *(f"involvedObject.{one}" for one in _ABOUT)}
+)
+
 
 def _pod_spec(at: str) -> Lists:
     containers: Lists = {
@@ -39,6 +57,7 @@ class Shape:
 
     `status`: a subresource, which a write of the object leaves as it was. `blind_writes`: a replace without
     resourceVersion is taken. `lists` and `atoms`: merging lists, and maps that are owned as a whole.
+    `selectable`: what field selectors may name beside the name and the namespace.
     """
 
     status: bool = False
@@ -47,6 +66,7 @@ class Shape:
     status_on_create: bool = False
     lists: Lists = field(default_factory=dict)
     atoms: frozenset[str] = frozenset()
+    selectable: frozenset[str] = frozenset()
 
     def merging(self, path: str) -> tuple[str, ...] | None:
         """The keys that a list merges by, () for a set, None for an atomic list."""
@@ -65,19 +85,28 @@ SHAPES: Mapping[Kind, Shape] = {
         | _CONDITIONS
         | {"status.resourceClaimStatuses": ("name",), "status.podIPs": ("ip",)},
         atoms=frozenset({"spec.nodeSelector"}),
+        selectable=_OF_PODS,
     ),
     kinds.NODE: Shape(
         status=True,
         blind_writes=True,
         status_on_create=True,
         lists=_CONDITIONS | {"status.addresses": ("type",)},
+        selectable=frozenset({"spec.unschedulable"}),
     ),
-    kinds.NAMESPACE: Shape(status=True, blind_writes=True, lists=_CONDITIONS),
-    kinds.SECRET: Shape(blind_writes=True),
+    kinds.NAMESPACE: Shape(
+        status=True, blind_writes=True, lists=_CONDITIONS, selectable=frozenset({"status.phase"})
+    ),
+    kinds.SECRET: Shape(blind_writes=True, selectable=frozenset({"type"})),
     kinds.CONFIG_MAP: Shape(blind_writes=True),
-    kinds.SERVICE: Shape(status=True, blind_writes=True, lists={"spec.ports": ("port", "protocol")}),
+    kinds.SERVICE: Shape(
+        status=True,
+        blind_writes=True,
+        lists={"spec.ports": ("port", "protocol")},
+        selectable=frozenset({"spec.clusterIP", "spec.type"}),
+    ),
     kinds.SERVICE_ACCOUNT: Shape(blind_writes=True, lists={"secrets": ("name",)}),
-    kinds.EVENT: Shape(blind_writes=True),
+    kinds.EVENT: Shape(blind_writes=True, selectable=_OF_EVENTS),
     kinds.DAEMON_SET: Shape(
         status=True,
         generation=True,
@@ -91,9 +120,12 @@ SHAPES: Mapping[Kind, Shape] = {
         blind_writes=True,
         lists=_pod_spec("spec.template.spec"),
         atoms=frozenset({"spec.selector", "spec.template.spec.nodeSelector"}),
+        selectable=frozenset({"status.successful"}),
     ),
     kinds.LEASE: Shape(),
-    kinds.RESOURCE_SLICE: Shape(generation=True, blind_writes=True),
+    kinds.RESOURCE_SLICE: Shape(
+        generation=True, blind_writes=True, selectable=frozenset({"spec.nodeName", "spec.driver"})
+    ),
     kinds.RESOURCE_CLAIM: Shape(
         status=True,
         blind_writes=True,

@@ -41,6 +41,17 @@ class Store(History):
         objects = self._objects[kind]
         return [objects[key] for key in sorted(objects, key=lambda key: (key[0] or "", key[1]))]
 
+    def at(self, kind: Kind, version: int) -> list[Object]:
+        """Every object of a kind as it was at a version. Raises `Expired` where that is too long ago."""
+        if version < self.oldest(kind):
+            raise answers.list_expired()
+        objects = dict(self._objects[kind])
+        for entry in self.undone(kind, version):
+            objects.pop(key_of(entry.object), None)
+            if entry.before is not None:
+                objects[key_of(entry.before)] = entry.before
+        return [objects[key] for key in sorted(objects, key=lambda key: (key[0] or "", key[1]))]
+
     def narrowed(self, kind: Kind, fields: Mapping[str, str]) -> list[Object]:
         """Every object of a kind that may have these fields: a server has indexes for the common ones."""
         node = fields.get("spec.nodeName")

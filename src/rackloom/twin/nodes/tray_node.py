@@ -4,7 +4,7 @@ The plugins' own loops (looking every few seconds, a watch each) do not run: tho
 process. Whoever changes something about a tray has it looked at, which is when those loops would find out.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,7 +76,6 @@ class TrayNode:
         self.gpus = TrayGpus(around.gpus)
         self.nics = TrayLook(around.host, self.gpus.uuids)
         self._around = around
-        self._label: str | None = None
         self.boot()
 
     def boot(self) -> None:
@@ -93,6 +92,13 @@ class TrayNode:
         self._plugins = {one.driver: one for one in plugins}
         self._publishers = [Publisher(one, around.plugins, self.name, around.meter) for one in plugins]
         self._running: dict[str, Running] = {}
+        self._label: str | None = ""
+        """What the node was labelled with since this boot; "" before it was."""
+
+    @property
+    def drivers(self) -> Collection[str]:
+        """Those whose plugins are registered with its kubelet."""
+        return self._plugins.keys()
 
     async def look(self) -> None:
         """Have the plugins look, and the API server told what they found.
@@ -132,8 +138,6 @@ class TrayNode:
 
     def _requests(self, driver: str) -> Requests:
         """What answers kubelet; made for the first pod, since most nodes of a simulation never have one."""
-        if driver not in self._plugins:
-            raise Retry(f"DRA driver {driver} is not registered", after=_AGAIN_S)
         if driver not in self._running:
             host = Host(node=self.name, boot_id=self._boot_id, places=self._places, wall=self._around.wall)
             host.places.home(driver).mkdir(parents=True, exist_ok=True)

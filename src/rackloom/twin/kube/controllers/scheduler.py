@@ -1,12 +1,11 @@
 """The scheduler: devices for the claims of a pod, then a node for the pod.
 
-One pod at a time, the node with the fewest pods first. A pod that fits nowhere is looked at again, with all
-others that wait, a second after something changed.
+One pod at a time, on the node with the fewest pods of those with room for it. A pod that fits nowhere is
+looked at again, with all others that wait, a second after something changed.
 """
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -26,6 +25,7 @@ from rackloom.twin.kube.controllers.node_fit import (
     is_tolerated,
     node_value,
 )
+from rackloom.twin.kube.controllers.node_room import NOTHING, PODS, Amounts, has_room, minus, needs, plus
 from rackloom.twin.kube.controllers.pod_claims import FINALIZER, claim_names, has_ended
 from rackloom.twin.kube.direct import DirectApi
 from rackloom.twin.kube.ownership import clone
@@ -33,6 +33,8 @@ from rackloom.twin.kube.server import FakeKube
 from rackloom.twin.kube.store import Key, key_of
 
 AGAIN_SECONDS = 1.0
+_NAME = "default-scheduler"
+"""Pods that name another are left to it."""
 MOST_USERS = 256
 """Pods that one claim can be reserved for (resource.k8s.io/v1, status.reservedFor)."""
 _WAKING = (kinds.NODE, kinds.RESOURCE_SLICE, kinds.DEVICE_CLASS, kinds.RESOURCE_CLAIM)
@@ -48,8 +50,8 @@ class Scheduler:
         self._inventory = Inventory(kube.store)
         self._waiting: set[Key] = set()
         self._again: asyncio.TimerHandle | None = None
-        self._load: Counter[str] = Counter()
-        self._bound: dict[Key, str] = {}
+        self._bound: dict[Key, tuple[str, Amounts]] = {}
+        self._taken: dict[str, Amounts] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -72,15 +74,15 @@ class Scheduler:
 
     def _hear_of_pod(self, key: Key) -> None:
         pod = self._store.find(kinds.POD, key)
-        node = "" if pod is None or has_ended(pod) else pod["spec"].get("nodeName", "")
-        before = self._bound.pop(key, "")
-        if before:
-            self._load[before] -= 1
-        if node:
-            self._bound[key] = node
-            self._load[node] += 1
-        if bool(node) < bool(before):
+        is_bound = pod is not None and not has_ended(pod) and bool(pod["spec"].get("nodeName"))
+        was_bound = key in self._bound
+        if was_bound and not is_bound:
+            node, needed = self._bound.pop(key)
+            self._taken[node] = minus(self._taken[node], needed)
             self._look_again()
+        if pod is not None and is_bound and not was_bound:
+            node, needed = self._bound[key] = pod["spec"]["nodeName"], needs(pod["spec"])
+            self._taken[node] = plus(self._taken.get(node, NOTHING), needed)
         if pod is not None and _is_to_be_placed(pod):
             self._queue.add(key)
 
@@ -109,9 +111,7 @@ class Scheduler:
         for claim, result in zip(claims, results, strict=True):
             await self._reserve(pod, claim, result)
         metadata = pod["metadata"]
-        bound = {"metadata": {"uid": metadata["uid"]}, "spec": {"nodeName": node}}
-        await self._api.patch(kinds.POD, metadata["name"], metadata["namespace"], bound)
-        await self._tell(pod, None)
+        await self._api.bind(metadata["name"], metadata["namespace"], node, uid=metadata["uid"])
 
     def _claims(self, pod: Object) -> list[Object] | None:
         """The claims of a pod, or None while one is missing, going, or has as many users as it can."""
@@ -152,15 +152,20 @@ class Scheduler:
 
     def _nodes(self, pod: Object, allocated: list[Object]) -> Iterator[Object]:
         """The nodes that a pod may go to, the least loaded first."""
-        nodes = self._store.all(kinds.NODE)
+        spec, needed = pod["spec"], needs(pod["spec"])
         near = allowed_topologies(pod, self._placed())
-        for node in sorted(nodes, key=lambda node: (self._load[node["metadata"]["name"]], key_of(node)[1])):
-            fits = is_selected(pod["spec"], node) and is_tolerated(pod["spec"], node) and is_near(node, near)
-            if fits and all(_reaches(claim, node) for claim in allocated):
+        for node in sorted(self._store.all(kinds.NODE), key=self._load):
+            fits = is_selected(spec, node) and is_tolerated(spec, node) and is_near(node, near)
+            taken = self._taken.get(node["metadata"]["name"], NOTHING)
+            if fits and has_room(node, needed, taken) and all(_reaches(one, node) for one in allocated):
                 yield node
 
+    def _load(self, node: Object) -> tuple[int, str]:
+        name = node["metadata"]["name"]
+        return int(self._taken.get(name, NOTHING).get(PODS, 0)), name
+
     def _placed(self) -> Iterable[tuple[Object, Object]]:
-        for key, name in self._bound.items():
+        for key, (name, _) in self._bound.items():
             pod, node = self._store.find(kinds.POD, key), self._store.find(kinds.NODE, (None, name))
             if pod is not None and node is not None:
                 yield pod, node
@@ -183,10 +188,9 @@ class Scheduler:
         written = {**clone(claim), "status": status}
         await self._api.replace(kinds.RESOURCE_CLAIM, written, subresource="status")
 
-    async def _tell(self, pod: Object, trouble: str | None) -> None:
-        condition: Object = {"type": "PodScheduled", "status": "False" if trouble else "True"}
-        if trouble:
-            condition |= {"reason": "Unschedulable", "message": trouble}
+    async def _tell(self, pod: Object, trouble: str) -> None:
+        condition: Object = {"type": "PodScheduled", "status": "False"}
+        condition |= {"reason": "Unschedulable", "message": trouble}
         if condition in ((pod.get("status") or {}).get("conditions") or ()):
             return
         metadata = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
@@ -197,7 +201,8 @@ class Scheduler:
 def _is_to_be_placed(pod: Object) -> bool:
     spec = pod["spec"]
     waits = spec.get("nodeName") or spec.get("schedulingGates") or has_ended(pod)
-    return not waits and "deletionTimestamp" not in pod["metadata"]
+    is_ours = spec.get("schedulerName") in (None, "", _NAME)
+    return is_ours and not waits and "deletionTimestamp" not in pod["metadata"]
 
 
 def _is_reserved(claim: Object, pod: Object) -> bool:

@@ -1,0 +1,287 @@
+"""What an API server answers to lists and watches of other programs: versions, chunks, initial events."""
+
+import asyncio
+import json
+from typing import Any
+
+from tests.claim.kube.world import PATIENCE, WIDGET, Play, World, eventually
+
+from rackloom.claim.kube import kinds
+from rackloom.claim.kube.api import Object
+from rackloom.twin.kube.answers import resource
+
+FUTURE = 1_000_000
+STREAMED = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+MATCH = "resourceVersionMatch"
+REFUSED_LISTS = [
+    ({MATCH: "Exact"}, f"{MATCH}: Forbidden: {MATCH} is forbidden unless resourceVersion is provided"),
+    (
+        {MATCH: "Exact", "resourceVersion": "0"},
+        f'{MATCH}: Forbidden: {MATCH} "exact" is forbidden for resourceVersion "0"',
+    ),
+    (
+        {MATCH: "Oldest", "resourceVersion": "1"},
+        f'{MATCH}: Unsupported value: "Oldest": supported values: "Exact", "NotOlderThan", ""',
+    ),
+    ({"sendInitialEvents": "true"}, "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"),
+]
+NEEDED = f"{MATCH}: Forbidden: sendInitialEvents requires setting {MATCH} to NotOlderThan"
+REFUSED_WATCHES = [
+    ({"sendInitialEvents": "true"}, NEEDED),
+    (
+        {"sendInitialEvents": "false", MATCH: "Exact"},
+        f'[{NEEDED}, {MATCH}: Unsupported value: "Exact": supported values: "NotOlderThan"]',
+    ),
+    (
+        {MATCH: "NotOlderThan"},
+        f"{MATCH}: Forbidden: {MATCH} is forbidden for watch unless sendInitialEvents is provided",
+    ),
+]
+
+
+def place(world: World) -> str:
+    return f"/apis/{WIDGET.api_version}/namespaces/{world.namespace}/{WIDGET.plural}"
+
+
+async def three(world: World) -> int:
+    """Make a, b and c; the version that they are listed at."""
+    for name in "abc":
+        await world.api.create(WIDGET, world.named(name))
+    return int((await world.api.list(WIDGET, world.namespace)).resource_version)
+
+
+async def asked(world: World, **params: Any) -> tuple[int, Object]:
+    answer = await world.http.get(place(world), params=params)
+    return answer.status_code, answer.json()
+
+
+def names(answer: Object) -> list[str]:
+    return [item["metadata"]["name"] for item in answer["items"]]
+
+
+async def told(world: World, count: int, **params: Any) -> list[Object]:
+    """The first `count` events of a watch, or all until it ends."""
+    found: list[Object] = []
+    async with asyncio.timeout(PATIENCE):
+        query = {"watch": "true"} | params
+        async with world.http.stream("GET", place(world), params=query, timeout=PATIENCE) as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                found.append(json.loads(line))
+                if len(found) == count:
+                    break
+    return found
+
+
+def brief(events: list[Object]) -> list[tuple[str, str]]:
+    return [(event["type"], event["object"]["metadata"].get("name", "")) for event in events]
+
+
+ALL = [("ADDED", "a"), ("ADDED", "b"), ("ADDED", "c")]
+
+
+def test_a_list_of_any_version_is_whole(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        version = await three(world)
+        for params in ({"resourceVersion": 0, "limit": 1}, {"resourceVersion": version}):
+            code, answer = await asked(world, **params)
+            assert (code, names(answer)) == (200, ["a", "b", "c"])
+            assert not answer["metadata"].get("continue")
+
+    play(scenario)
+
+
+def test_a_list_in_chunks_is_of_one_version(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        version = await three(world)
+        _, first = await asked(world, limit=1)
+        assert (names(first), first["metadata"]["remainingItemCount"]) == (["a"], 2)
+        await world.api.delete(WIDGET, "b", world.namespace)
+        _, rest = await asked(world, **{"continue": first["metadata"]["continue"]})
+        assert names(rest) == ["b", "c"]
+        assert first["metadata"]["resourceVersion"] == rest["metadata"]["resourceVersion"] == str(version)
+        code, junk = await asked(world, **{"continue": "junk"})
+        assert (code, junk["reason"]) == (400, "BadRequest")
+
+    play(scenario)
+
+
+def test_a_list_of_an_exact_version_is_as_it_was(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        version = await three(world)
+        await world.api.delete(WIDGET, "b", world.namespace)
+        await world.api.create(WIDGET, world.named("d"))
+        await world.api.patch(WIDGET, "a", world.namespace, {"spec": {"x": 1}})
+        exact = {"resourceVersion": version, "resourceVersionMatch": "Exact"}
+        code, was = await asked(world, **exact)
+        assert (code, names(was)) == (200, ["a", "b", "c"])
+        assert was["metadata"]["resourceVersion"] == str(version)
+        assert "spec" not in was["items"][0]
+        _, some = await asked(world, limit=2, **exact)
+        assert names(some) == ["a", "b"]
+        _, now = await asked(world, resourceVersion=version, resourceVersionMatch="NotOlderThan")
+        assert names(now) == ["a", "c", "d"]
+
+    play(scenario)
+
+
+def test_a_list_of_a_version_that_is_gone_is_expired(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        await three(world)
+        if world.fake is not None:
+            world.fake.store.compact()
+        code, answer = await asked(world, resourceVersion=1, resourceVersionMatch="Exact")
+        assert (code, answer["reason"]) == (410, "Expired")
+        assert answer["message"] == "The resourceVersion for the provided list is too old."
+
+    play(scenario)
+
+
+def test_a_list_of_a_version_to_come_is_to_be_asked_again(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        version = await three(world) + FUTURE
+        answer = await world.http.get(place(world), params={"resourceVersion": version})
+        body = answer.json()
+        assert (answer.status_code, body["reason"]) == (504, "Timeout")
+        assert body["message"].startswith(f"Timeout: Too large resource version: {version}, current: ")
+        assert answer.headers["Retry-After"] == "1"
+        assert body["details"]["retryAfterSeconds"] == 1
+
+    play(scenario)
+
+
+def test_what_lists_may_not_be_asked(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        for params, why in REFUSED_LISTS:
+            code, answer = await asked(world, **params)
+            told = f'ListOptions.meta.k8s.io "" is invalid: {why}'
+            assert (code, answer["reason"], answer["message"]) == (422, "Invalid", told)
+        code, answer = await asked(world, resourceVersion="x")
+        assert (code, answer["reason"]) == (400, "BadRequest")
+
+    play(scenario)
+
+
+def test_what_watches_may_not_be_asked(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        for params, why in REFUSED_WATCHES:
+            code, answer = await asked(world, watch="true", **params)
+            told = f'ListOptions.meta.k8s.io "" is invalid: {why}'
+            assert (code, answer["reason"], answer["message"]) == (422, "Invalid", told)
+        for params in ({"labelSelector": "t in 1"}, {"fieldSelector": "spec.x=1"}):
+            code, answer = await asked(world, watch="true", **params)
+            assert (code, answer["reason"]) == (400, "BadRequest")
+
+    play(scenario)
+
+
+def test_few_fields_can_be_selected(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        known = [
+            (kinds.POD, "spec.nodeName=a,status.phase!=Failed"),
+            (kinds.NODE, "spec.unschedulable=true"),
+            (kinds.RESOURCE_SLICE, "spec.nodeName=a,spec.driver=b"),
+            (kinds.EVENT, "involvedObject.uid=a,type=Warning"),
+            (WIDGET, "metadata.name=a,metadata.namespace=b"),
+        ]
+        for kind, fields in known:
+            await world.api.list(kind, fields=fields)
+        unknown = [(kind, "spec.other") for kind, _ in known] + [(kinds.RESOURCE_CLAIM, "spec.nodeName")]
+        for kind, field in unknown:
+            group = f"/apis/{kind.api_version}" if kind.group else "/api/v1"
+            answer = await world.http.get(f"{group}/{kind.plural}", params={"fieldSelector": f"{field}=1"})
+            found = answer.json()
+            assert (answer.status_code, found["reason"]) == (400, "BadRequest"), resource(kind)
+            assert field in found["message"]
+
+    play(scenario)
+
+
+def test_a_watch_of_no_version_begins_with_what_is_there(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        version = await three(world)
+        for params in ({}, {"resourceVersion": "0"}):
+            assert brief(await told(world, 3, **params)) == ALL
+        assert brief(await told(world, 1, resourceVersion=version - 1)) == [("ADDED", "c")]
+
+    play(scenario)
+
+
+def test_initial_events_end_with_a_bookmark(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        version = await three(world)
+        asking = STREAMED | {"allowWatchBookmarks": "true"}
+        for since in ({}, {"resourceVersion": "0"}, {"resourceVersion": str(version)}):
+            events = await told(world, 4, **asking, **since)
+            assert brief(events) == [*ALL, ("BOOKMARK", "")]
+            end = events[-1]["object"]
+            assert end["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
+            assert int(end["metadata"]["resourceVersion"]) >= version
+            assert (end["apiVersion"], end["kind"]) == (WIDGET.api_version, WIDGET.kind)
+
+    play(scenario)
+
+
+def test_a_streamed_list_goes_on_with_changes(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        await three(world)
+        asking = STREAMED | {"allowWatchBookmarks": "true"}
+        watching = asyncio.create_task(told(world, 5, **asking))
+        await asyncio.sleep(0.5)
+        await world.api.delete(WIDGET, "b", world.namespace)
+        assert brief(await watching) == [*ALL, ("BOOKMARK", ""), ("DELETED", "b")]
+
+    play(scenario)
+
+
+def test_a_watch_that_wants_no_initial_events_begins_now(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        await three(world)
+        asking = {"sendInitialEvents": "false", "resourceVersionMatch": "NotOlderThan"}
+        watching = asyncio.create_task(told(world, 1, **asking))
+        await asyncio.sleep(0.5)
+        await world.api.create(WIDGET, world.named("d"))
+        assert brief(await watching) == [("ADDED", "d")]
+
+    play(scenario)
+
+
+def test_a_watch_ends_when_it_was_asked_to_and_has_only_the_bookmarks_it_wants(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        await three(world)
+        assert brief(await told(world, 9, timeoutSeconds=1)) == ALL
+        assert brief(await told(world, 9, timeoutSeconds=2, **STREAMED)) == ALL
+
+    play(scenario)
+
+
+def test_a_watch_from_a_version_to_come_waits_for_it(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        version = await three(world)
+        later = version + 2
+        watching = asyncio.create_task(told(world, 1, resourceVersion=later))
+        await asyncio.sleep(0.5)
+
+        async def is_reached() -> bool:
+            made = await world.api.patch(WIDGET, "a", world.namespace, {"spec": {"at": version}})
+            made = await world.api.patch(WIDGET, "a", world.namespace, {"spec": {"at": None}})
+            return int(made["metadata"]["resourceVersion"]) > later
+
+        await eventually(is_reached)
+        (first,) = await watching
+        assert int(first["object"]["metadata"]["resourceVersion"]) > later
+
+    play(scenario)
+
+
+def test_a_watch_of_a_version_that_is_gone_ends_with_an_error(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        await three(world)
+        if world.fake is not None:
+            world.fake.store.compact()
+        (error,) = await told(world, 9, resourceVersion=1)
+        assert error["type"] == "ERROR"
+        status = error["object"]
+        assert (status["kind"], status["code"], status["reason"]) == ("Status", 410, "Expired")
+
+    play(scenario)
