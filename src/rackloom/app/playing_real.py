@@ -104,6 +104,10 @@ class RealSite:
         """Real sockets on loopback lose and double nothing."""
         raise Refused("a bad network needs --speed virtual")
 
+    def untaken(self) -> list[str]:
+        """Nothing of this can be asked for."""
+        return []
+
     def mend(self) -> None:
         """Neither network nor clock can be bad."""
 

@@ -47,6 +47,11 @@ class TwinSite(msgspec.Struct, frozen=True):
     seed: str
     """All names of the site were drawn from it."""
 
+    @property
+    def fabrics(self) -> tuple[SimulatedFabric, ...]:
+        """What the switches have, one for each domain."""
+        return tuple(server.fabric for server in self.servers.values())
+
 
 MOST_RACKS = 128
 """Each domain is a server in this process; more would not start in a time that anybody waits."""

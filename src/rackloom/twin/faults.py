@@ -55,6 +55,11 @@ class Faults:
         self._next.clear()
         self._hidden.clear()
 
+    def untaken(self) -> list[str]:
+        """What was asked for and has not come yet."""
+        calls = [f"{len(waiting)} calls of {rpc}" for rpc, waiting in self._next.items() if waiting]
+        return calls + [f"{lists} lists without partition {number}" for number, lists in self._hidden.items()]
+
     def take(self, rpc: str) -> Fault:
         """The fault for this call of `rpc`."""
         waiting = self._next[rpc]

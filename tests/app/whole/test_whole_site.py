@@ -115,7 +115,7 @@ def test_controllers_that_die_are_replaced_and_nothing_is_made_twice(tmp_path: P
             await whole.nodes.settle()
             domain, job = minimal_example(2)
             await whole.api.create(COMPUTE_DOMAIN, domain)
-            await whole.cluster.kill_controllers(0.5)
+            await whole.cluster.controllers.kill(0.5)
             await whole.api.create(JOB, job)
             await until(lambda: running(whole, 2))
             assert not whole.cluster.work.done()

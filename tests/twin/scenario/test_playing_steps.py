@@ -20,12 +20,16 @@ def now():
     return asyncio.get_running_loop().time()
 
 
-def played(*steps, look=None, act=None):
+def played(*steps, look=None, act=None, end=None):
     async def fine(_):
         return "done"
 
     async def main():
-        hands = {values.Heal: act or fine, values.ExpectInvariants: look or fine}
+        hands = {
+            values.Heal: act or fine,
+            values.ExpectInvariants: look or fine,
+            values.End: end or fine,
+        }
         lines = []
         scenario = Scenario(name="x", title="t", seen="s", racks=1, profile="p", steps=steps)
         result = await play(scenario, "virtual", hands, lines.append)
@@ -98,3 +102,19 @@ def test_a_transcript_tells_what_was_not_seen():
     result = played(SEEN, HEAL, look=true_from(100.0))
     assert "FAILED expect invariants" in line(result.lines[0])
     assert summary(result).endswith("NOT as it must be")
+
+
+def test_a_fault_that_struck_nothing_fails_the_scenario_after_its_last_step():
+    async def end(_):
+        raise NotSeen("still to come: 1 calls of Hello of rack 1")
+
+    result = played(HEAL, SEEN, end=end)
+    assert (result.ok, result.expected, result.observed) == (False, 1, 1)
+    assert [(one.step, one.what, one.ok) for one in result.lines][-1] == (3, "the end", False)
+
+
+def test_what_fails_before_is_not_told_of_the_end():
+    async def end(_):
+        raise AssertionError
+
+    assert len(played(SEEN, HEAL, look=true_from(99.0), end=end).lines) == 1

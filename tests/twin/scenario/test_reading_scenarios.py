@@ -4,32 +4,12 @@ from pathlib import Path
 
 import pytest
 from inline_snapshot import snapshot
+from tests.twin.scenario.texts import CARVED, END, HEAD
 
 from rackloom.errors import Refused
 from rackloom.twin.scenario import values
 from rackloom.twin.scenario.library import files, find, shipped
 from rackloom.twin.scenario.read import kinds_of, parse, read_scenario
-
-HEAD = 'title = "t"\nseen = "s"\n'
-CARVED = """
-[[step]]
-do = "make-logical-partition"
-name = "lp"
-[[step]]
-do = "make-vpc"
-name = "net"
-logical-partition = "lp"
-[[step]]
-do = "make-instances"
-group = "job"
-vpc = "net"
-count = 2
-"""
-END = """
-[[step]]
-expect = "invariants"
-within = 1
-"""
 
 
 def refusal(text):
@@ -51,8 +31,10 @@ def test_speeds_and_layers_follow_from_the_steps():
     assert parse(HEAD + clock + END, "x", "x").speeds == {"virtual"}
     node = '[[step]]\ndo = "node-lost"\ntray = 1\n'
     lost = parse(HEAD + node + END, "x", "x")
-    assert (lost.layers, lost.speeds) == ({"carve", "cluster"}, {"real"})
-    assert "no clock can play" in refusal(HEAD + clock + node + END)
+    assert (lost.layers, lost.speeds) == ({"carve", "cluster"}, {"real", "virtual"})
+    assert parse(HEAD + clock + node + END, "x", "x").speeds == {"virtual"}
+    assert parse(HEAD + 'controller = "nmx-m"\n' + END, "x", "x").speeds == {"virtual"}
+    assert parse(HEAD + "processes = 2\n" + END, "x", "x").speeds == {"virtual"}
 
 
 def test_what_is_not_toml():
@@ -70,7 +52,8 @@ def test_no_steps():
 def test_an_unknown_key_of_the_head():
     assert refusal(HEAD + 'speed = "fast"\n' + END) == snapshot(
         "incident.toml: it has the unknown key `speed` / "
-        "its keys are title, seen, racks (optional), profile (optional), processes (optional)"
+        "its keys are title, seen, racks (optional), profile (optional), processes (optional), "
+        "controller (optional)"
     )
 
 
@@ -139,11 +122,20 @@ def test_an_expectation_needs_a_time():
             "a tray has 4 GPUs, named are 1 / name 4",
         ),
         ('do = "service-killed"\ndown = -1.0', "down is negative / give seconds from 0 up"),
+        ('do = "controllers-die"\npoint = 0', "point = 0 is too few / a number from 1 up"),
+        ('do = "controllers-die"\npoint = 1\nlives = 0', "lives = 0 is too few / a number from 1 up"),
+        ('expect = "imex-mesh"\ncount = -1\nwithin = 1', "count = -1 is too few / a number from 0 up"),
+        ('do = "clique-label-lags"\nseconds = -1.0', "seconds is negative / give seconds from 0 up"),
         ('do = "node-lost"\ntray = 19', "tray = 19 is not there / a number from 1 to 18"),
         ('do = "switch-mistreats"\nrpc = "Helo"\nhow = "refuses"', "there is no RPC 'Helo' / one of AddGpus"),
         (
             'do = "api-server-bad"\nhow = "conflict"\nrate = 30.0',
             "rate is not a part of all / a number from 0",
+        ),
+        ('do = "list-written-by-hand"\nname = "x"', "there is no list read by hand 'x' yet / make a list"),
+        (
+            'do = "imex-addresses-swapped"\ntrays = [1, 19]',
+            "tray 19 is not there / numbers from 1 to 18",
         ),
         ('do = "submit"\nmanifest = "kind: [Job"', "the manifest is not YAML: "),
         ('do = "submit"\nmanifest = ""', "the manifest holds no object / write at least one"),
@@ -151,11 +143,53 @@ def test_an_expectation_needs_a_time():
             'do = "submit"\nmanifest = "kind: Job"',
             "an object of no known kind / one of admissionregistration",
         ),
+        ('do = "service-killed"\ndown = nan', "down = nan is no number to reckon with / a finite number"),
+        ('do = "clock-set"\nby = inf', "by = inf is no number to reckon with / a finite number"),
+        ('do = "heal"\nat = nan', "at = nan is no number to reckon with / a finite number"),
+        ('expect = "invariants"\nwithin = inf', "within = inf is no number to reckon with / a finite"),
+        (
+            'do = "switch-mistreats"\nrpc = "Hello"\nhow = "refuses"\ntimes = 0',
+            "times = 0 is too few / a number from 1 up",
+        ),
+        ('do = "switch-hides"\ninstance = "job/1"\nlists = 0', "lists = 0 is too few / a number from 1 up"),
+        (
+            'do = "switch-claims-domain"\nrack = 1\ndomain-of = 1',
+            "rack 1 is its own domain already / another rack in domain-of",
+        ),
+        (
+            'expect = "gone"\nkind = "Job"\nname = "jbo"\nwithin = 1',
+            "no step before names an object 'jbo' / submit it, or expect it as an object, before",
+        ),
+        (
+            'expect = "devices"\ndriver = "gpu.nvidia.co"\ncount = 0\ntray = 1\nwithin = 1',
+            "there is no driver 'gpu.nvidia.co' / one of gpu.nvidia.com, ",
+        ),
         ('do = "delete-object"\nkind = "Jobb"\nname = "x"', "kind Jobb is not known / one of "),
     ],
 )
 def test_what_cannot_be(step, told):
     assert told in refusal(f"{HEAD}{CARVED}[[step]]\n{step}\n{END}")
+
+
+@pytest.mark.parametrize("name", ["sent", "of-a-template", "seen"])
+def test_what_a_step_named_can_be_expected_to_go(name):
+    manifest = """
+apiVersion: resource.nvidia.com/v1beta1
+kind: ComputeDomain
+metadata: {name: sent}
+spec: {numNodes: 0, channel: {resourceClaimTemplate: {name: of-a-template}}}
+"""
+    submit = f'[[step]]\ndo = "submit"\nmanifest = """{manifest}"""\n'
+    seen = '[[step]]\nexpect = "object"\nkind = "Node"\nname = "seen"\npath = ["spec"]\nwithin = 1\n'
+    gone = f'[[step]]\nexpect = "gone"\nkind = "ComputeDomain"\nname = "{name}"\nwithin = 1\n'
+    assert parse(HEAD + submit + seen + gone, "x", "x").steps[-1].name == name
+
+
+def test_what_cannot_happen_to_an_nmx_m():
+    step = '[[step]]\ndo = "switch-mistreats"\nrpc = "Hello"\nhow = "refuses"\n'
+    assert refusal(HEAD + 'controller = "nmx-m"\n' + step + END) == snapshot(
+        'incident.toml, line 4, step 1: this cannot happen to an NMX-M / leave out controller = "nmx-m"'
+    )
 
 
 def test_time_does_not_run_back():

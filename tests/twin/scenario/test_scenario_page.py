@@ -1,5 +1,6 @@
 """docs/scenarios.md tells of every step and every shipped scenario."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,41 @@ from rackloom.twin.scenario.library import shipped
 from rackloom.twin.scenario.read import kinds_of, parse
 
 PAGE = (Path(__file__).parents[3] / "docs" / "scenarios.md").read_text()
+INCIDENTS = (
+    "NMX-C unreachable (NICo #2614)",
+    "NMX-C slow",
+    "NMX-C restarts",
+    "leader moves to another switch tray",
+    "change accepted, but lost",
+    "change applied late",
+    "change applied twice",
+    "list that omits a partition for a while",
+    "partition created outside (NICo #304)",
+    "full-list PUT race of NMX-M (NICo #395)",
+    "GPU resets",
+    "GPU health NO_NVLINK",
+    "GPU health DEGRADED_BW",
+    "switch tray out (9 to 8)",
+    "tray swapped: new GPU UIDs, same slot (NICo #4761)",
+    "fabric state transitional (driver #1264)",
+    "clique label stale for up to 60 s",
+    "clique label absent",
+    "clusterUUID changes after a restart",
+    "API server: conflict",
+    "API server: stale watches",
+    "API server: dropped watch",
+    "API server: 410 Gone",
+    "API server: duplicate events",
+    "API server: reordered events",
+    "IMEX daemon dead",
+    "IMEX index churn (driver #1418)",
+    "pod IP reused (driver #1447)",
+    "node lost in a rack-wide job (driver #348)",
+    "controller killed between any two writes",
+    "clock jump",
+    "two controllers at once",
+)
+"""What was reported of others, or is known to happen; the page says which scenario plays it."""
 KINDS = {**kinds_of(values.Action), **kinds_of(values.Expectation)}
 
 
@@ -20,8 +56,22 @@ def test_every_step_and_its_keys_are_told(name):
     assert {key for key in own if f"`{key}`" not in row} == set()
 
 
-def test_every_shipped_scenario_is_told():
-    assert [one.name for one in shipped() if f"| `{one.name}` (" not in PAGE] == []
+def told_speeds(scenario):
+    return ", ".join(speed for speed in ("real", "virtual") if speed in scenario.speeds)
+
+
+def test_every_shipped_scenario_is_told_with_its_clocks_and_its_words():
+    rows = [f"| `{one.name}` ({told_speeds(one)}) | {one.title} | {one.seen} |" for one in shipped()]
+    assert [row for row in rows if row not in PAGE] == []
+
+
+def test_every_incident_is_played_by_files_that_ship():
+    section = PAGE.split("## Which incident is played where")[1].split("\n## ")[0]
+    rows = dict(re.findall(r"^\| (?!incident)(.+?) \| (`.+`) \|$", section, re.MULTILINE))
+    assert rows.keys() == set(INCIDENTS)
+    names = {one.name for one in shipped()}
+    missing = {what: set(re.findall("`(.+?)`", told)) - names for what, told in rows.items()}
+    assert {what: left for what, left in missing.items() if left} == {}
 
 
 def test_the_example_of_the_page_can_be_read():

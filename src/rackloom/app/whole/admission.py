@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 
 from rackloom.claim.cluster.admission.desk import AdmissionSettings, Desk
@@ -22,11 +21,10 @@ Question = Callable[[Request], Awaitable[Verdict]]
 class Admission:
     """What deploy/kubernetes/webhook installs. `run` keeps it informed, and opens the gates of pods."""
 
-    def __init__(self, kube: FakeKube, api: KubeApi) -> None:
-        rng = random.Random()  # noqa: S311 (jitter)
+    def __init__(self, kube: FakeKube, api: KubeApi, wall: Callable[[], float], rng: random.Random) -> None:
         settings = AdmissionSettings()
         self._known = Known(api, settings.isolation, rng)
-        self._gatekeeper = Gatekeeper(api, self._known, Recorder(api, NAME, "twin", time.time), rng)
+        self._gatekeeper = Gatekeeper(api, self._known, Recorder(api, NAME, "twin", wall), rng)
         self._desk = Desk(self._known, settings)
         kube.admission.append(self.review)
 

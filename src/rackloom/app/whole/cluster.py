@@ -9,18 +9,22 @@ import asyncio
 import random
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rackloom.app.controller import Leadership
-from rackloom.app.twin_site import TwinSite
+from rackloom.app.whole.addresses import AddressedKubelets
 from rackloom.app.whole.admission import Admission
 from rackloom.app.whole.classes import device_classes
-from rackloom.app.whole.ours import OurControllers
+from rackloom.app.whole.discovery import USER as GFD
+from rackloom.app.whole.discovery import Discovery
+from rackloom.app.whole.ground import Chance, ControllersClock, Racks, true_chance
+from rackloom.app.whole.ours import Lead, OurControllers
 from rackloom.app.whole.programs import Programs
 from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE, DaemonSettings, Settings
 from rackloom.claim.kube.api import KubeApi, NotFound
@@ -47,41 +51,55 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     kube: FakeKube
     nodes: Nodes
     imex: ImexNetwork
-    kill_controllers: Callable[[float], Awaitable[None]]
-    """Kills Rackloom's controllers where they stand; others begin after so many seconds."""
+    controllers: OurControllers
+    clock: ControllersClock
+    discovery: Discovery
+    addresses: dict[str, str]
+    """By node, the address of the next IMEX daemon's pod there; as they come, where there is none."""
     work: "asyncio.Task[None]"
     """Ends only when something is wrong."""
 
 
 @asynccontextmanager
-async def twin_cluster(twin: TwinSite, folder: Path) -> AsyncIterator[Cluster]:
+async def twin_cluster(twin: Racks, folder: Path, chance: Chance | None = None) -> AsyncIterator[Cluster]:
     """The trays of `twin` in a cluster of their own; `folder` is made anew for their files."""
-    kube = FakeKube(seed=random.SystemRandom().getrandbits(32), now=time.time)
-    imex = ImexNetwork()
+    chance = chance or true_chance()
+    kube = FakeKube(seed=chance.rng.getrandbits(32), now=chance.wall)
+    imex, discovery, clock = ImexNetwork(), Discovery(kube), ControllersClock(chance.wall)
 
     def api(user: str) -> KubeApi:
-        return DirectApi(kube, user)
+        return discovery if user == GFD else DirectApi(kube, user)
 
     for one in device_classes():
         await api("kubectl").create(DEVICE_CLASS, one)
-    nodes = _nodes(twin, folder, api, imex)
-    settings = Settings(daemon=DaemonSettings(image="rackloom"))
-    ours = OurControllers(Leadership(api("rackloom-controller"), settings, "twin").lead)
-    admission = Admission(kube, api("rackloom-webhook"))
-    work = asyncio.create_task(_together(ours.run(), admission.run(), *_theirs(kube), nodes.run()))
+    planned: dict[str, str] = {}
+    kubelets = partial(AddressedKubelets, planned)
+    nodes = _nodes(twin, folder, api, imex, chance.wall, kubelets)
+    ours = OurControllers(_lead(clock, chance.rng), api("rackloom-controller"))
+    admission = Admission(kube, api("rackloom-webhook"), chance.wall, chance.rng)
+    work = asyncio.create_task(_together(ours.run(), admission.run(), *_theirs(kube, chance), nodes.run()))
     try:
-        yield Cluster(kube=kube, nodes=nodes, imex=imex, kill_controllers=ours.kill, work=work)
+        yield Cluster(
+            kube=kube,
+            nodes=nodes,
+            imex=imex,
+            controllers=ours,
+            clock=clock,
+            discovery=discovery,
+            addresses=planned,
+            work=work,
+        )
     finally:
         await _end(work)
 
 
 @asynccontextmanager
-async def twin_nodes(twin: TwinSite, folder: Path, api: KubeApi) -> AsyncIterator["asyncio.Task[None]"]:
+async def twin_nodes(twin: Racks, folder: Path, api: KubeApi) -> AsyncIterator["asyncio.Task[None]"]:
     """The trays of `twin` as nodes of a cluster that others run, with their plugins and IMEX daemons.
 
     They leave the cluster at the end. The task ends only when something is wrong.
     """
-    nodes = _nodes(twin, folder, lambda user: api, ImexNetwork())
+    nodes = _nodes(twin, folder, lambda user: api, ImexNetwork(), time.time, Kubelets)
     work = asyncio.create_task(nodes.run())
     try:
         yield work
@@ -92,34 +110,46 @@ async def twin_nodes(twin: TwinSite, folder: Path, api: KubeApi) -> AsyncIterato
                 await api.delete(NODE, node.name)
 
 
-def _nodes(twin: TwinSite, folder: Path, api: Api, imex: ImexNetwork) -> Nodes:
+def _lead(clock: ControllersClock, rng: random.Random) -> Lead:
+    """What the controllers of a cluster do."""
+    settings = Settings(daemon=DaemonSettings(image="rackloom"))
+    return lambda api: Leadership(api, settings, "twin", clock, rng).lead()
+
+
+def _nodes(
+    twin: Racks,
+    folder: Path,
+    api: Api,
+    imex: ImexNetwork,
+    wall: Callable[[], float],
+    make: Callable[..., Kubelets],
+) -> Nodes:
     shutil.rmtree(folder, ignore_errors=True)
     machine = tray_machine(twin.profile)
     names = TrayNames(twin.seed)
     around = Surroundings(
         plugins=api("rackloom-node"),
-        labels=api("gpu-feature-discovery"),
+        labels=api(GFD),
         root=folder / "nodes",
         host=TrayHost(folder / "host", machine),
         gpus=declared_inventory(machine),
         namespace=DEFAULT_NAMESPACE,
-        wall=time.time,
+        wall=wall,
         meter=Meter("simulated", "simulated", ()),
     )
     made = {one.name: one for one in tray_nodes(twin.site, names, around)}
     programs = Programs(
         api("compute-domain-daemon"), folder / "pods", lambda node, claim: made[node].cdi_files(claim), imex
     )
-    kubelets = Kubelets(api("kubelet"), time.time, devices=TrayDevices(made), containers=programs)
-    return Nodes(made.values(), kubelets, [one.fabric for one in twin.servers.values()], names)
+    kubelets = make(api("kubelet"), wall, devices=TrayDevices(made), containers=programs)
+    return Nodes(made.values(), kubelets, twin.fabrics, names)
 
 
-def _theirs(kube: FakeKube) -> Iterator[Coroutine[Any, Any, None]]:
+def _theirs(kube: FakeKube, chance: Chance) -> Iterator[Coroutine[Any, Any, None]]:
     """Kubernetes' own controllers, and the MPI operator."""
-    rng = random.Random()  # noqa: S311 (jitter)
     for kind in (DaemonSets, Jobs, MpiJobs, PodClaims, Scheduler):
-        yield kind(kube, rng).run()
-    yield NodeLifecycle(kube, time.time).run()
+        yield kind(kube, chance.rng).run()
+    yield NodeLifecycle(kube, chance.wall).run()
 
 
 async def _together(*works: Coroutine[Any, Any, None]) -> None:

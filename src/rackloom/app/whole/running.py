@@ -1,13 +1,13 @@
 """`rackloom up` as a process."""
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import msgspec
 
+from rackloom.app.collecting import spare_what_is_loaded
 from rackloom.app.embedded import Embedded, embedded_site
 from rackloom.app.home import Home
 from rackloom.app.stopping import told_to_stop
@@ -92,8 +92,7 @@ async def freeze_when_up(nodes: Nodes) -> None:
     """
     await nodes.up.wait()
     await nodes.settle()
-    gc.collect()
-    gc.freeze()
+    spare_what_is_loaded()
 
 
 def _announce(home: Home, wanted: Wanted, site: Embedded, announce: Say) -> None:

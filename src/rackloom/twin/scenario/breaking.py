@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, GpuHealth
+from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, GpuHealth, PartitionHealth
 from rackloom.twin.fabric import FabricGpu, FabricPartition
 from rackloom.twin.scenario import values
 from rackloom.twin.scenario.ground import Ground
@@ -33,6 +33,7 @@ class Breaking:
         self._stopped: set[int] = set()
         self._pulled: dict[str, tuple[Switch, tuple[FabricGpu, ...]]] = {}
         self._uuids = {number: one.fabric.domain for number, one in enumerate(ground.switches, 1)}
+        self._read_lists: dict[str, tuple[Switch, FabricPartition]] = {}
         self._new_guids = itertools.count(0xF000_0000_0000_0001)
 
     async def stop_switch(self, step: values.SwitchStops) -> str:
@@ -119,6 +120,43 @@ class Breaking:
         self._ground.by_hand[step.name] = fabric, made
         return f"partition {number} {step.name!r} holds {len(guids)} GPUs"
 
+    async def read_list(self, step: values.ListReadByHand) -> str:
+        """Another writer begins a read-modify-write."""
+        switch, partition = self._partition_of(step.instance)
+        self._read_lists[step.name] = switch, partition
+        return f"{step.name} read the {len(partition.guids)} members of {partition.name!r}"
+
+    async def write_list(self, step: values.ListWrittenByHand) -> str:
+        """And ends it, not knowing what happened meanwhile."""
+        switch, read = self._read_lists.pop(step.name)
+        now = switch.fabric.partitions.get(read.id, read)
+        dropped = set(now.guids) - set(read.guids)
+        if not dropped:
+            raise NotSeen(f"{read.name!r} has no member that was not there when {step.name} read it")
+        with self._ground.hand():
+            switch.fabric.replace(read.id, read.guids)
+        return f"{step.name} wrote {len(read.guids)} members, and dropped {len(dropped)}"
+
+    async def take_switch_tray(self, step: values.SwitchTrayOut) -> str:
+        """Less bandwidth for all: each GPU has links to every switch tray."""
+        count = self._set_bandwidth(
+            self._ground.rack(step.rack), GpuHealth.DEGRADED_BANDWIDTH, PartitionHealth.DEGRADED_BANDWIDTH
+        )
+        return f"{count} GPUs of rack {step.rack} lost a part of their links"
+
+    async def return_switch_tray(self, step: values.SwitchTrayBack) -> str:
+        """All links are up."""
+        count = self._set_bandwidth(self._ground.rack(step.rack), GpuHealth.HEALTHY, PartitionHealth.HEALTHY)
+        return f"{count} GPUs of rack {step.rack} have all their links"
+
+    def _set_bandwidth(self, switch: Switch, gpus: GpuHealth, partitions: PartitionHealth) -> int:
+        with self._ground.hand():
+            for guid in list(switch.fabric.gpus):
+                switch.fabric.set_health(guid, gpus)
+            for one in list(switch.fabric.partitions.values()):
+                switch.fabric.put(msgspec.structs.replace(one, health=partitions))
+        return len(switch.fabric.gpus)
+
     async def delete_partition(self, step: values.PartitionGone) -> str:
         """Another writer deletes what we made."""
         switch, partition = self._partition_of(step.instance)
@@ -135,7 +173,11 @@ class Breaking:
         return f"partition {made.id} {made.name!r} is deleted"
 
     async def heal(self) -> str:
-        """Everything answers, truthfully, and is healthy; what was pulled is back, hands are off."""
+        """Everything answers, truthfully, and is healthy; what was pulled is back, hands are off.
+
+        Not seen where a fault is still to come: nothing was shown with it.
+        """
+        await self.end()
         for number, switch in enumerate(self._ground.switches, 1):
             await self._heal_switch(number, switch)
         for machine in list(self._pulled):
@@ -144,6 +186,15 @@ class Breaking:
             await self.let_go(values.HandLetsGo(name=name))
         self._site.mend()
         return "everything is repaired"
+
+    async def end(self) -> str:
+        """Every fault that was to strike a coming call has struck one. Not seen otherwise."""
+        switches = enumerate(self._ground.switches, 1)
+        calls = [f"{one} of rack {rack}" for rack, switch in switches for one in switch.faults.untaken()]
+        untaken = [*calls, *self._site.untaken()]
+        if untaken:
+            raise NotSeen(f"still to come: {', '.join(untaken)}; the scenario shows nothing of it")
+        return "every fault has struck"
 
     async def _heal_switch(self, number: int, switch: Switch) -> None:
         switch.faults.clear()
@@ -158,6 +209,9 @@ class Breaking:
             for gpu in list(switch.fabric.gpus.values()):
                 if gpu.health is not GpuHealth.HEALTHY:
                     switch.fabric.set_health(gpu.guid, GpuHealth.HEALTHY)
+            for one in list(switch.fabric.partitions.values()):
+                if one.health is not PartitionHealth.HEALTHY:
+                    switch.fabric.put(msgspec.structs.replace(one, health=PartitionHealth.HEALTHY))
 
     def _put_back(self, machine: str, *, swapped: bool) -> str:
         switch, gpus = self._pulled.pop(machine)

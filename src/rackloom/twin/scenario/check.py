@@ -1,10 +1,14 @@
 """What a scenario cannot say: steps about things that no step makes, racks and GPUs that are not there."""
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
+from rackloom.claim.domain.names import IMEX_DRIVER
+from rackloom.claim.node.gpu.settings import GPU_DRIVER
+from rackloom.claim.node.nic.plugin import DRIVER as NIC_DRIVER
 from rackloom.errors import Refused
 from rackloom.prove.doctor import names
 from rackloom.topology import profiles
@@ -19,6 +23,7 @@ _MADE: dict[type[Step], tuple[str, str]] = {
     values.MakeVpc: ("VPC", "name"),
     values.MakeInstances: ("group", "group"),
     values.PartitionByHand: ("partition by hand", "name"),
+    values.ListReadByHand: ("list read by hand", "name"),
 }
 """Which step makes which kind of thing, and the field that names it."""
 
@@ -31,11 +36,14 @@ _USED: dict[tuple[type[Step] | None, str], str] = {
     (None, "groups"): "group",
     (None, "instance"): "instance",
     (values.HandLetsGo, "name"): "partition by hand",
+    (values.ListWrittenByHand, "name"): "list read by hand",
     (values.ExpectUntouched, "name"): "partition by hand",
 }
 """Which field names which kind of thing; None: of any step."""
 
 
+_DRIVERS = (GPU_DRIVER, IMEX_DRIVER, NIC_DRIVER)
+"""Those whose devices the nodes of a scenario publish."""
 _OF_KIND = (cluster_values.DeleteObject, cluster_values.ExpectObject, cluster_values.ExpectGone)
 _CHECKS = {told for name, told in vars(names).items() if name.isupper() and isinstance(told, str)}
 
@@ -59,7 +67,15 @@ def faults_of(scenario: Scenario) -> Iterator[Fault]:
     made: dict[str, set[str]] = {}
     clock = 0.0
     for number, step in enumerate(scenario.steps, 1):
-        found = [*_timing(step, clock), *_seats(step, scenario, profile), *_names(step, made), *_words(step)]
+        found = [
+            *_timing(step, clock),
+            *_seats(step, scenario, profile),
+            *_names(step, made),
+            *_words(step),
+            *_drivers(step),
+            *_unheard_of(step, made),
+            *_controller(step, scenario),
+        ]
         yield from (Fault(number, reason, fix) for reason, fix in found)
         clock = step.at if step.at is not None else clock
         _remember(step, made)
@@ -69,37 +85,42 @@ def _whole(scenario: Scenario) -> Iterator[Fault]:
     if not isinstance(scenario.steps[-1], values.Expectation):
         fix = "end with what must be seen, such as expect = 'invariants'"
         yield Fault(len(scenario.steps), "nothing is expected after this step", fix)
-    if not scenario.speeds:
-        yield Fault(0, "no clock can play all its steps", "leave out steps that need the other clock")
 
 
 def _timing(step: Step, clock: float) -> Iterator[tuple[str, str]]:
+    for field in msgspec.structs.fields(step):
+        value = getattr(step, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{field.encode_name} = {value} is no number to reckon with", "a finite number"
     if step.at is not None and step.at < clock:
         yield f"at = {step.at:g} is before the step above", f"at least {clock:g}, or put it further up"
-    for name in ("within", "stays", "down"):
+    for name in ("within", "stays", "down", "seconds"):
         if getattr(step, name, 0.0) < 0:
             yield f"{name} is negative", "give seconds from 0 up"
+    for name, least in (("point", 1), ("lives", 1), ("times", 1), ("lists", 1), ("count", 0)):
+        if getattr(step, name, least) < least:
+            yield f"{name} = {getattr(step, name)} is too few", f"a number from {least} up"
 
 
 def _seats(step: Step, scenario: Scenario, profile: RackProfile) -> Iterator[tuple[str, str]]:
     trays, gpus = profile.trays_per_domain, profile.gpus_per_tray
-    limits = {"rack": scenario.racks, "domain_of": scenario.racks, "tray": trays, "gpu": gpus, "count": trays}
+    limits = {"rack": scenario.racks, "domain_of": scenario.racks, "tray": trays, "gpu": gpus}
+    if isinstance(step, values.MakeInstances):
+        limits["count"] = trays
     for name, most in limits.items():
         number = getattr(step, name, None)
-        if isinstance(number, int) and not (0 if _is_count(step, name) else 1) <= number <= most:
+        if isinstance(number, int) and not 1 <= number <= most:
             yield f"{_key(name)} = {number} is not there", f"a number from 1 to {most}"
     if not 0 <= getattr(step, "rate", 0.0) <= 1:
         yield "rate is not a part of all", "a number from 0 to 1"
+    for number in getattr(step, "trays", ()):
+        if not 1 <= number <= trays:
+            yield f"tray {number} is not there", f"numbers from 1 to {trays}"
     for number in getattr(step, "gpus", ()):
         if not 1 <= number <= gpus:
             yield f"GPU {number} is not there", f"numbers from 1 to {gpus}"
     if isinstance(step, values.SetInterfaces) and len(step.logical_partitions) != gpus:
         yield f"a tray has {gpus} GPUs, named are {len(step.logical_partitions)}", f"name {gpus}"
-
-
-def _is_count(step: Step, name: str) -> bool:
-    """A number of things to be seen may be none."""
-    return name == "count" and isinstance(step, values.Expectation)
 
 
 def _names(step: Step, made: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
@@ -120,10 +141,29 @@ def _words(step: Step) -> Iterator[tuple[str, str]]:
         yield f"there is no check {step.check!r}", f"one of {', '.join(sorted(_CHECKS))}"
     if isinstance(step, values.SwitchMistreats) and step.rpc not in RPCS:
         yield f"there is no RPC {step.rpc!r}", f"one of {', '.join(sorted(RPCS))}"
+    if isinstance(step, values.SwitchClaimsDomain) and step.domain_of == step.rack:
+        yield f"rack {step.rack} is its own domain already", "another rack in domain-of"
     try:
         _objects(step)
     except Refused as refused:
         yield refused.reason, refused.nearest_fix or "name another"
+
+
+def _drivers(step: Step) -> Iterator[tuple[str, str]]:
+    if isinstance(step, cluster_values.ExpectDevices) and step.driver not in _DRIVERS:
+        yield f"there is no driver {step.driver!r}", f"one of {', '.join(_DRIVERS)}"
+
+
+def _unheard_of(step: Step, made: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
+    """An object that nobody ever made is gone from the start: expecting that could not fail."""
+    known = made.get("object", set())
+    if isinstance(step, cluster_values.ExpectGone) and step.name not in known:
+        yield f"no step before names an object {step.name!r}", "submit it, or expect it as an object, before"
+
+
+def _controller(step: Step, scenario: Scenario) -> Iterator[tuple[str, str]]:
+    if scenario.controller == "nmx-m" and isinstance(step, values.NmxcAction):
+        yield "this cannot happen to an NMX-M", 'leave out controller = "nmx-m"'
 
 
 def _objects(step: Step) -> None:
@@ -138,9 +178,30 @@ def _remember(step: Step, made: dict[str, set[str]]) -> None:
     if type(step) in _MADE:
         kind, field = _MADE[type(step)]
         made.setdefault(kind, set()).add(getattr(step, field))
+    if isinstance(step, cluster_values.ExpectObject):
+        made.setdefault("object", set()).add(step.name)
+    if isinstance(step, cluster_values.Submit):
+        made.setdefault("object", set()).update(_submitted(step))
     if isinstance(step, values.MakeInstances):
         numbered = (f"{step.group}/{number}" for number in range(1, step.count + 1))
         made.setdefault("instance", set()).update(numbered)
+
+
+def _submitted(step: cluster_values.Submit) -> Iterator[str]:
+    """All texts of a manifest: it names its objects, and those that controllers shall make of them."""
+    try:
+        for _, one in objects_of(step.manifest, step.namespace):
+            yield from _texts(one)
+    except Refused:
+        return  # Said of this step by `_words`.
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
 
 
 def _makes(step: Step, field: str) -> bool:

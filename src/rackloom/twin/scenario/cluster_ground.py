@@ -5,18 +5,21 @@ from collections.abc import Sequence
 from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.twin.kube import FakeKube
-from rackloom.twin.nodes.trays import Nodes
+from rackloom.twin.fabric import SimulatedFabric
+from rackloom.twin.scenario.cluster_stage import ClusterStage
 from rackloom.twin.scenario.stage import Switch
 
 
 class ClusterGround:
     """API server and nodes; `api` asks the server as a user does."""
 
-    def __init__(self, kube: FakeKube, api: KubeApi, nodes: Nodes, switches: Sequence[Switch]) -> None:
-        self.kube = kube
+    def __init__(self, stage: ClusterStage, api: KubeApi, switches: Sequence[Switch]) -> None:
+        self.stage = stage
+        self.kube = stage.kube
         self.api = api
-        self.nodes = nodes
+        self.nodes = nodes = stage.nodes
+        self.joining: set[str] = set()
+        """Nodes with a GPU that says that it is joining its fabric."""
         self._switches = dict(enumerate(switches, 1))
         domains = [switch.fabric.domain for switch in switches]
         self._trays = {
@@ -30,17 +33,23 @@ class ClusterGround:
 
     def clique(self, node: str) -> str | None:
         """What the label of a node must be, read off the true fabric; None: there must be none."""
-        tray = self.nodes[node].tray
-        fabric = next(self._switches[rack].fabric for rack, names in self._trays.items() if node in names)
-        seats = [
-            gpu.guid
-            for gpu in fabric.gpus.values()
-            if (gpu.chassis_serial, gpu.slot) == (tray.chassis_serial, tray.slot)
-        ]
-        held = {fabric.partition_of(guid) for guid in seats}
-        if len(held) != 1 or 0 in held:
+        fabric, guids = self.seats(node)
+        held = {fabric.partition_of(guid) for guid in guids}
+        if len(held) != 1 or 0 in held or node in self.joining:
             return None
         return f"{fabric.domain}.{held.pop()}"
+
+    def seats(self, node: str) -> tuple[SimulatedFabric, tuple[int, ...]]:
+        """The fabric of a node, and the GUIDs of the GPUs that are in its tray now."""
+        tray = self.nodes[node].tray
+        fabric = next(self._switches[rack].fabric for rack, names in self._trays.items() if node in names)
+        here = (tray.chassis_serial, tray.slot)
+        guids = (gpu.guid for gpu in fabric.gpus.values() if (gpu.chassis_serial, gpu.slot) == here)
+        return fabric, tuple(guids)
+
+    def uuids(self, node: str) -> set[str]:
+        """The UUIDs of the GPUs that answer in its tray now."""
+        return set(self.nodes[node].gpus.uuids.values())
 
     async def label(self, node: str) -> str | None:
         """The clique that the node object says."""

@@ -1,10 +1,15 @@
 """What users do to the cluster of a scenario, and what breaks in it. Methods raise `KubeError`."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
+
+import msgspec
 
 from rackloom.claim.domain.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL
+from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import NODE, POD
-from rackloom.twin.kube import DirectApi, Fault
+from rackloom.claim.node.imex.fabric import FabricState
+from rackloom.twin.kube import DirectApi
+from rackloom.twin.nodes.tray_fabric import SeatedGpu
 from rackloom.twin.scenario import cluster_values as values
 from rackloom.twin.scenario.cluster_ground import ClusterGround
 from rackloom.twin.scenario.cluster_objects import kind_named, objects_of
@@ -12,17 +17,14 @@ from rackloom.twin.scenario.stage import NotSeen
 
 ANOTHER = "another-labeller"
 """Who writes labels that are not theirs."""
-_CONTROLLERS = "rackloom-controller"
-Kill = Callable[[float], Awaitable[None]]
-"""Ends something, and starts another after so many seconds."""
+_STATES = {"in-progress": FabricState.IN_PROGRESS, "completed": FabricState.COMPLETED}
 
 
 class ClusterHands:
-    """Users and mishaps; `heal` ends the mishaps."""
+    """Users and mishaps of nodes; `heal` ends the mishaps."""
 
-    def __init__(self, ground: ClusterGround, kill_controllers: Kill) -> None:
+    def __init__(self, ground: ClusterGround) -> None:
         self._ground = ground
-        self._kill_controllers = kill_controllers
         self._off: set[str] = set()
         self._lost_gpus: set[tuple[str, int]] = set()
 
@@ -92,56 +94,58 @@ class ClusterHands:
         await other.patch(NODE, node, None, patch)
         return f"{ANOTHER} wrote {step.value} on {node}"
 
+    async def lag_label(self, step: values.CliqueLabelLags) -> str:
+        """As it looks once a minute, and not at every change."""
+        self._ground.stage.discovery.lag = step.seconds
+        return f"labels come {step.seconds:g} s late"
+
+    async def set_state(self, step: values.FabricState) -> str:
+        """What NVML says of one GPU's fabric."""
+        node = self._node(step)
+        gpus = self._ground.nodes[node].gpus
+        before = gpus.answering
+        seat = next((one for one in before if one.module_id == step.gpu), None)
+        if seat is None or not seat.fabric.clique_id:
+            raise NotSeen(f"GPU {step.gpu} of {node} is in no partition that it could join")
+        after = _in_state(seat, _STATES[step.state])
+        gpus.follow(tuple(after if one is seat else one for one in before))
+        self._ground.joining.discard(node)
+        if step.state == "in-progress":
+            self._ground.joining.add(node)
+        await self._ground.nodes.look(node)
+        return f"GPU {step.gpu} of {node} says: {step.state}"
+
     async def kill_daemon(self, step: values.ImexDaemonKilled) -> str:
         """Every IMEX daemon's pod of the node goes at once."""
         node = self._node(step)
+        found = await self._daemons(node)
+        await self._kill(found)
+        return f"killed {', '.join(one['metadata']['name'] for one in found)} on {node}"
+
+    async def swap_addresses(self, step: values.ImexAddressesSwapped) -> str:
+        """Both go; each new one is where a stranger was."""
+        first, second = (self._ground.node(step.rack, tray) for tray in step.trays)
+        (one, *_), (other, *_) = await self._daemons(first), await self._daemons(second)
+        plan = {first: other["status"]["podIP"], second: one["status"]["podIP"]}
+        self._ground.stage.addresses.update(plan)
+        await self._kill([one, other])
+        return f"killed, and next on {first} {plan[first]}, on {second} {plan[second]}"
+
+    async def _daemons(self, node: str) -> list[Object]:
         daemons = (await self._ground.api.list(POD, labels=COMPUTE_DOMAIN_LABEL)).items
         found = [one for one in daemons if one["spec"].get("nodeName") == node]
         if not found:
             raise NotSeen(f"no IMEX daemon runs on {node}")
-        for one in found:
+        return found
+
+    async def _kill(self, pods: Sequence[Object]) -> None:
+        for one in pods:
             meta = one["metadata"]
             await self._ground.api.delete(POD, meta["name"], meta["namespace"], grace_seconds=0)
-        return f"killed {', '.join(one['metadata']['name'] for one in found)} on {node}"
-
-    async def server_down(self, _: values.ApiServerDown) -> str:
-        """Nobody reaches it."""
-        self._ground.kube.faults.add(Fault())
-        self._ground.kube.store.hang_up()
-        return "the API server cannot be reached"
-
-    async def server_bad(self, step: values.ApiServerBad) -> str:
-        """Writes of our controllers go wrong."""
-        if step.how == "conflict":
-            for verb in ("replace", "apply", "patch"):
-                fault = Fault(rate=step.rate, verb=verb, user=_CONTROLLERS, code=409, reason="Conflict")
-                self._ground.kube.faults.add(fault)
-        else:
-            for verb in ("create", "replace", "apply", "patch", "delete"):
-                self._ground.kube.faults.add(
-                    Fault(rate=step.rate, verb=verb, user=_CONTROLLERS, lost="reply")
-                )
-        return f"{step.rate:.0%} of the controllers' writes: {step.how}"
-
-    async def server_good(self, _: values.ApiServerGood) -> str:
-        """All is answered."""
-        self._ground.kube.faults.clear()
-        return "the API server answers"
-
-    async def expire_watches(self, _: values.WatchesExpire) -> str:
-        """410 for whoever wants to go on from where it was."""
-        self._ground.kube.store.compact()
-        self._ground.kube.store.hang_up()
-        return "all watches ended, and what was before is forgotten"
-
-    async def kill_controllers(self, step: values.ControllersKilled) -> str:
-        """And others in their place."""
-        await self._kill_controllers(step.down)
-        return f"Rackloom's controllers ended, and others began after {step.down:g} s"
 
     async def heal(self) -> str:
-        """The server answers, nodes run, GPUs and links are back."""
-        await self.server_good(values.ApiServerGood())
+        """Nodes run, GPUs and links are back, labels come at once."""
+        self._ground.stage.discovery.lag = 0.0
         for node in sorted(self._off):
             await self._ground.nodes.heal(node)
         self._off.clear()
@@ -151,7 +155,11 @@ class ClusterHands:
         for one in self._ground.nodes:
             one.nics.down = frozenset()
             await self._ground.nodes.look(one.name)
-        return "the cluster is repaired"
+        return "the nodes are repaired"
 
     def _node(self, step: values.TrayAction) -> str:
         return self._ground.node(step.rack, step.tray)
+
+
+def _in_state(seat: SeatedGpu, state: FabricState) -> SeatedGpu:
+    return msgspec.structs.replace(seat, fabric=msgspec.structs.replace(seat.fabric, state=state))

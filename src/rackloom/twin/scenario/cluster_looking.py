@@ -1,10 +1,12 @@
 """What must be seen of a scenario's cluster: one look at its objects. Methods raise `KubeError`."""
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from rackloom.claim.kube.api import NotFound, Object
 from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
+from rackloom.claim.node.gpu.settings import GPU_DRIVER
 from rackloom.twin.scenario import cluster_values as values
 from rackloom.twin.scenario.cluster_ground import ClusterGround
 from rackloom.twin.scenario.cluster_objects import kind_named
@@ -16,6 +18,8 @@ class ClusterLooking:
 
     def __init__(self, ground: ClusterGround) -> None:
         self._ground = ground
+        self._known_gpus: dict[str, set[str | None]] = {}
+        """What nodes published when a `gpus` step last looked."""
 
     async def object(self, step: values.ExpectObject) -> str:
         """A field of an object."""
@@ -55,6 +59,10 @@ class ClusterLooking:
         """The label of a node against the true fabric."""
         node = self._ground.node(step.rack, step.tray)
         label, true = await self._ground.label(node), self._ground.clique(node)
+        if step.stale:
+            told = f"{node} says {label or 'no clique'}, its fabric {true or 'none'}"
+            _require(label is not None and label != true, told)
+            return told
         _require(label == true, f"{node} says {label}, its fabric {true}")
         _require((label is not None) == step.present, f"{node} says {label}")
         return f"{node} says {label or 'no clique'}, as its fabric does"
@@ -70,13 +78,44 @@ class ClusterLooking:
     async def devices(self, step: values.ExpectDevices) -> str:
         """What its slices offer."""
         node = self._ground.node(step.rack, step.tray)
-        slices = [one["spec"] for one in (await self._ground.api.list(RESOURCE_SLICE)).items]
-        own = [one for one in slices if one.get("nodeName") == node and one["driver"] == step.driver]
-        devices = [device for one in own for device in one.get("devices", ())]
+        devices = await self._devices(node, step.driver)
         counted = [device for device in devices if device.get("taints") or not step.tainted]
         told = f"{node} publishes {len(counted)}{' tainted' if step.tainted else ''} devices of {step.driver}"
         _require(len(counted) == step.count, told)
         return told
+
+    async def gpus(self, step: values.ExpectGpus) -> str:
+        """UUIDs of the slices against those of the tray."""
+        node = self._ground.node(step.rack, step.tray)
+        published = {_text(one, "uuid") for one in await self._devices(node, GPU_DRIVER)} - {None}
+        true, seats = self._ground.uuids(node), len(self._ground.seats(node)[1])
+        told = f"{node} publishes {_told(map(str, published))}"
+        in_tray = f"in its tray are {_told(true)}, on {seats} seats"
+        _require(published == true and len(true) == seats, f"{told}; {in_tray}")
+        if step.swapped:
+            old = published & self._known_gpus.get(node, published)
+            _require(not old, f"{told}; of these, {len(old)} were there before")
+        self._known_gpus[node] = published
+        return told
+
+    async def imex_mesh(self, step: values.ExpectImexMesh) -> str:
+        """Who runs, and whom each knows."""
+        network = self._ground.stage.imex
+        running = list(network.running.values())
+        _require(len(running) == step.count, f"{len(running)} nvidia-imex run")
+        for one in running:
+            domain = {other.address for other in running if other.authority == one.authority}
+            strange, unknown = one.peers - domain, domain - one.peers
+            _require(not strange, f"{one.address} is told of {_told(strange)}, not of its domain")
+            _require(not unknown, f"{one.address} does not know {_told(unknown)}")
+            cut = {peer for peer in domain - {one.address} if not network.links(one, peer)}
+            _require(not cut, f"{one.address} does not reach {_told(cut)}")
+        return f"{len(running)} nvidia-imex run, each connected with all of its domain and no other"
+
+    async def _devices(self, node: str, driver: str) -> list[Object]:
+        slices = [one["spec"] for one in (await self._ground.api.list(RESOURCE_SLICE)).items]
+        own = [one for one in slices if one.get("nodeName") == node and one["driver"] == driver]
+        return [device for one in own for device in one.get("devices", ())]
 
     async def _found(self, step: values.ExpectObject | values.ExpectGone) -> Object | None:
         kind = kind_named(step.kind)
@@ -88,6 +127,15 @@ class ClusterLooking:
     def _is_lost(self, pod: Any) -> bool:
         """What the kubelet of a node without power once said of a pod holds no longer."""
         return pod["spec"].get("nodeName") in self._ground.nodes.off
+
+
+def _told(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _text(device: Object, attribute: str) -> str | None:
+    found: str | None = device.get("attributes", {}).get(attribute, {}).get("string")
+    return found
 
 
 def _require(holds: bool, otherwise: str) -> None:

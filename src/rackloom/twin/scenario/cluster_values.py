@@ -1,26 +1,23 @@
 """Steps of a scenario on the cluster: what users submit, what breaks on nodes, what must be seen of objects.
 
-A tray is named by its rack and its place in it, both counted from 1. The cluster runs in real time only:
-its kubelets, plugins and daemons use threads and files of the machine.
+A tray is named by its rack and its place in it, both counted from 1.
 """
 
 from typing import ClassVar, Literal
 
-from rackloom.twin.scenario.values import ONLY_REAL, Action, Expectation, Layer, Speed
+from rackloom.twin.scenario.values import Action, Expectation, Layer
 
 
 class ClusterAction(Action, frozen=True, kw_only=True):
     """Something is done to the cluster, or breaks in it."""
 
     layer: ClassVar[Layer] = "cluster"
-    speeds: ClassVar[frozenset[Speed]] = ONLY_REAL
 
 
 class ClusterExpectation(Expectation, frozen=True, kw_only=True):
     """Something must be seen of the cluster."""
 
     layer: ClassVar[Layer] = "cluster"
-    speeds: ClassVar[frozenset[Speed]] = ONLY_REAL
 
 
 class TrayAction(ClusterAction, frozen=True, kw_only=True):
@@ -82,8 +79,28 @@ class CliqueLabelByHand(TrayAction, frozen=True, kw_only=True, tag="clique-label
     value: str
 
 
+class CliqueLabelLags(ClusterAction, frozen=True, kw_only=True, tag="clique-label-lags"):
+    """GPU Feature Discovery writes what it finds only so many `seconds` later, from now on."""
+
+    seconds: float
+
+
+class FabricState(TrayAction, frozen=True, kw_only=True, tag="fabric-state"):
+    """A GPU says (NVML) that it is joining its fabric, or that it has; the switches say nothing of it."""
+
+    gpu: int
+    state: Literal["in-progress", "completed"]
+
+
 class ImexDaemonKilled(TrayAction, frozen=True, kw_only=True, tag="imex-daemon-killed"):
     """The pod of a ComputeDomain's IMEX daemon on a tray is killed."""
+
+
+class ImexAddressesSwapped(ClusterAction, frozen=True, kw_only=True, tag="imex-addresses-swapped"):
+    """The pods of the IMEX daemons on two trays are killed, and each new one has the address of the other."""
+
+    trays: tuple[int, int]
+    rack: int = 1
 
 
 class ApiServerDown(ClusterAction, frozen=True, kw_only=True, tag="api-server-down"):
@@ -91,14 +108,22 @@ class ApiServerDown(ClusterAction, frozen=True, kw_only=True, tag="api-server-do
 
 
 class ApiServerBad(ClusterAction, frozen=True, kw_only=True, tag="api-server-bad"):
-    """A part of the writes fail with a conflict, or are carried out and their answer is lost."""
+    """A part of our writes meet conflicts or lose answers, or of changes are heard twice or out of order."""
 
-    how: Literal["conflict", "loses-reply"]
+    how: Literal["conflict", "loses-reply", "events-twice", "events-late"]
     rate: float
 
 
+class ApiServerStale(ClusterAction, frozen=True, kw_only=True, tag="api-server-stale"):
+    """Our processes are stuck with one that falls behind: watches tell nothing; plain lists stay true."""
+
+
 class ApiServerGood(ClusterAction, frozen=True, kw_only=True, tag="api-server-good"):
-    """Everything reaches it and is answered again."""
+    """Everything reaches it and is answered again. Fails if what was bad has struck nothing."""
+
+
+class WatchesDrop(ClusterAction, frozen=True, kw_only=True, tag="watches-drop"):
+    """All watches break; the API server still has what comes meanwhile."""
 
 
 class WatchesExpire(ClusterAction, frozen=True, kw_only=True, tag="watches-expire"):
@@ -109,6 +134,47 @@ class ControllersKilled(ClusterAction, frozen=True, kw_only=True, tag="controlle
     """Rackloom's controllers are killed where they stand; others begin after so many seconds."""
 
     down: float = 1.0
+
+
+class ControllersDie(ClusterAction, frozen=True, kw_only=True, tag="controllers-die"):
+    """So many `lives` of Rackloom's controllers end at their `point`-th step: before a write, or after it."""
+
+    point: int
+    lives: int = 1
+
+
+class ControllersDoubled(ClusterAction, frozen=True, kw_only=True, tag="controllers-doubled"):
+    """Others begin beside Rackloom's controllers, as when a leader wakes up that was thought dead."""
+
+
+class ControllersSingle(ClusterAction, frozen=True, kw_only=True, tag="controllers-single"):
+    """The others end."""
+
+
+class ControllersClockSet(ClusterAction, frozen=True, kw_only=True, tag="controllers-clock-set"):
+    """The clock of the controllers' machine is set forwards, or backwards."""
+
+    by: float
+
+
+class ExpectControllersEnded(ClusterExpectation, frozen=True, kw_only=True, tag="controllers-ended"):
+    """So many lives of Rackloom's controllers have ended."""
+
+    count: int
+
+
+class ExpectImexMesh(ClusterExpectation, frozen=True, kw_only=True, tag="imex-mesh"):
+    """So many nvidia-imex truly run, and each knows and reaches those of its own domain, and no other."""
+
+    count: int
+
+
+class ExpectGpus(ClusterExpectation, frozen=True, kw_only=True, tag="gpus"):
+    """A node publishes (UUIDs) what is in its tray; `swapped`: nothing that the last such step saw."""
+
+    tray: int
+    rack: int = 1
+    swapped: bool = False
 
 
 class ExpectObject(ClusterExpectation, frozen=True, kw_only=True, tag="object"):
@@ -146,11 +212,12 @@ class ExpectOneClique(ClusterExpectation, frozen=True, kw_only=True, tag="one-cl
 
 
 class ExpectCliqueLabel(ClusterExpectation, frozen=True, kw_only=True, tag="clique-label"):
-    """nvidia.com/gpu.clique of a tray is what the true fabric says; or, unless `present`, there is none."""
+    """nvidia.com/gpu.clique is what the GPUs truly say; or (`present` false) none, or (`stale`) old."""
 
     tray: int
     rack: int = 1
     present: bool = True
+    stale: bool = False
 
 
 class ExpectNode(ClusterExpectation, frozen=True, kw_only=True, tag="node"):

@@ -25,6 +25,7 @@ class Ground:
         """Partitions that somebody made on a switch, as they made them."""
         self._holder = holder
         self._hand = False
+        self._machines = [_machines(one.fabric) for one in switches]
         self._before = {id(one.fabric): one.fabric.snapshot() for one in switches}
         for switch in switches:
             switch.fabric.on_change(partial(self._judge, switch.fabric))
@@ -32,6 +33,10 @@ class Ground:
     def rack(self, number: int) -> Switch:
         """The switch of a rack, the first being 1."""
         return self.switches[number - 1]
+
+    def machine(self, rack: int, tray: int) -> str:
+        """The machine that was in a tray of a rack at the start, both counted from 1."""
+        return self._machines[rack - 1][tray - 1]
 
     def seat(self, machine: str) -> tuple[Switch, tuple[FabricGpu, ...]]:
         """The switch of a machine and the GPUs that are in it now, by module id."""
@@ -85,3 +90,9 @@ class Ground:
         for one in set(before.partitions) - set(after.partitions):
             if one.name in names:
                 self.broken.append(f"S4: the service changed {one.name!r}, which somebody made by hand")
+
+
+def _machines(fabric: SimulatedFabric) -> list[str]:
+    """The machines of a rack, by tray."""
+    seats = {(gpu.tray_index, gpu.chassis_serial, gpu.slot) for gpu in fabric.gpus.values()}
+    return [machine_of(serial, slot) for _, serial, slot in sorted(seats)]

@@ -5,11 +5,13 @@ from rackloom.twin.scenario import cluster_values as cluster
 from rackloom.twin.scenario import values
 from rackloom.twin.scenario.breaking import Breaking
 from rackloom.twin.scenario.cluster_ground import ClusterGround
-from rackloom.twin.scenario.cluster_hands import ClusterHands, Kill
+from rackloom.twin.scenario.cluster_hands import ClusterHands
 from rackloom.twin.scenario.cluster_looking import ClusterLooking
+from rackloom.twin.scenario.controller_hands import ControllerHands
 from rackloom.twin.scenario.ground import Ground
 from rackloom.twin.scenario.looking import Looking
 from rackloom.twin.scenario.player import Do
+from rackloom.twin.scenario.server_hands import ServerHands
 from rackloom.twin.scenario.stage import NotSeen, Site
 from rackloom.twin.scenario.tenants import Tenants
 from rackloom.twin.scenario.values import Step
@@ -71,6 +73,9 @@ def _breaking(site: Site, breaking: Breaking) -> dict[type[Step], Do]:
     async def heal(_: values.Heal) -> str:
         return await breaking.heal()
 
+    async def end(_: values.End) -> str:
+        return await breaking.end()
+
     return {
         values.SwitchStops: breaking.stop_switch,
         values.SwitchAnswers: breaking.start_switch,
@@ -84,11 +89,16 @@ def _breaking(site: Site, breaking: Breaking) -> dict[type[Step], Do]:
         values.PartitionByHand: breaking.make_by_hand,
         values.PartitionGone: breaking.delete_partition,
         values.HandLetsGo: breaking.let_go,
+        values.ListReadByHand: breaking.read_list,
+        values.ListWrittenByHand: breaking.write_list,
+        values.SwitchTrayOut: breaking.take_switch_tray,
+        values.SwitchTrayBack: breaking.return_switch_tray,
         values.NetworkBad: spoil,
         values.ServiceKilled: kill,
         values.ServiceDies: kill_at,
         values.ClockSet: set_clock,
         values.Heal: heal,
+        values.End: end,
     }
 
 
@@ -110,14 +120,26 @@ def _looking(eyes: Looking) -> dict[type[Step], Do]:
     }
 
 
-def cluster_hands(ground: ClusterGround, kill_controllers: Kill) -> dict[type[Step], Do]:
+def cluster_hands(ground: ClusterGround) -> dict[type[Step], Do]:
     """The hands and eyes for the steps that need a cluster."""
-    hands, eyes = ClusterHands(ground, kill_controllers), ClusterLooking(ground)
+    nodes, server = ClusterHands(ground), ServerHands(ground.kube)
+    controllers = ControllerHands(ground.stage)
 
     async def heal(_: values.Heal) -> str:
-        return await hands.heal()
+        return "; ".join([await server.heal(), await controllers.heal(), await nodes.heal()])
 
     found: dict[type[Step], Do] = {
+        **_of_nodes(nodes),
+        **_of_the_server(server),
+        **_of_controllers(controllers),
+        **_seen_of(ClusterLooking(ground)),
+        values.Heal: heal,
+    }
+    return {kind: _answered(do) for kind, do in found.items()}
+
+
+def _of_nodes(hands: ClusterHands) -> dict[type[Step], Do]:
+    return {
         cluster.Submit: hands.submit,
         cluster.DeleteObject: hands.delete,
         cluster.NodeLost: hands.lose_node,
@@ -127,12 +149,39 @@ def cluster_hands(ground: ClusterGround, kill_controllers: Kill) -> dict[type[St
         cluster.GpuXid: hands.strike_gpu,
         cluster.NicLinkDown: hands.cut_nic,
         cluster.CliqueLabelByHand: hands.write_label,
+        cluster.CliqueLabelLags: hands.lag_label,
+        cluster.FabricState: hands.set_state,
         cluster.ImexDaemonKilled: hands.kill_daemon,
-        cluster.ApiServerDown: hands.server_down,
-        cluster.ApiServerBad: hands.server_bad,
-        cluster.ApiServerGood: hands.server_good,
+        cluster.ImexAddressesSwapped: hands.swap_addresses,
+    }
+
+
+def _of_the_server(hands: ServerHands) -> dict[type[Step], Do]:
+    return {
+        cluster.ApiServerDown: hands.down,
+        cluster.ApiServerBad: hands.bad,
+        cluster.ApiServerStale: hands.stale,
+        cluster.ApiServerGood: hands.good,
+        cluster.WatchesDrop: hands.drop_watches,
         cluster.WatchesExpire: hands.expire_watches,
-        cluster.ControllersKilled: hands.kill_controllers,
+    }
+
+
+def _of_controllers(hands: ControllerHands) -> dict[type[Step], Do]:
+    return {
+        cluster.ControllersKilled: hands.kill,
+        cluster.ControllersDie: hands.die,
+        cluster.ControllersDoubled: hands.double,
+        cluster.ControllersSingle: hands.single,
+        cluster.ControllersClockSet: hands.set_clock,
+        cluster.ExpectControllersEnded: hands.ended,
+    }
+
+
+def _seen_of(eyes: ClusterLooking) -> dict[type[Step], Do]:
+    return {
+        cluster.ExpectImexMesh: eyes.imex_mesh,
+        cluster.ExpectGpus: eyes.gpus,
         cluster.ExpectObject: eyes.object,
         cluster.ExpectGone: eyes.gone,
         cluster.ExpectPods: eyes.pods,
@@ -140,9 +189,7 @@ def cluster_hands(ground: ClusterGround, kill_controllers: Kill) -> dict[type[St
         cluster.ExpectCliqueLabel: eyes.clique_label,
         cluster.ExpectNode: eyes.node,
         cluster.ExpectDevices: eyes.devices,
-        values.Heal: heal,
     }
-    return {kind: _answered(do) for kind, do in found.items()}
 
 
 def both(first: dict[type[Step], Do], second: dict[type[Step], Do]) -> dict[type[Step], Do]:

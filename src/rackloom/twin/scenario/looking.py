@@ -121,15 +121,25 @@ class Looking:
     async def finding(self, step: values.ExpectFinding) -> str:
         """The doctor finds it."""
         findings = [one for one in await self._site.findings() if one.state is not State.HOLDS]
+        object_ = self._object(step)
         for one in findings:
-            if one.check == step.check and step.subject in one.subject:
+            if one.check == step.check and step.subject in one.subject and _names(one, object_):
                 return f"{one.check} of {one.subject}: {one.message}"
-        raise NotSeen(f"the doctor finds {_found(findings)}")
+        of = f", and nothing of {step.check} that names {object_}" if object_ else ""
+        raise NotSeen(f"the doctor finds {_found(findings)}{of}")
+
+    def _object(self, step: values.ExpectFinding) -> str:
+        """The machine or domain that a finding has to name; empty: any."""
+        if step.instance:
+            return self._tenants.instance(step.instance).machine
+        if step.tray is not None:
+            return self._ground.machine(step.rack or 1, step.tray)
+        return "" if step.rack is None else self._ground.rack(step.rack).fabric.domain
 
     async def no_finding(self, step: values.ExpectNoFinding) -> str:
         """The doctor finds nothing (of that kind)."""
         found = [one for one in await self._site.findings() if one.state is not State.HOLDS]
-        found = [one for one in found if step.check in ("", one.check)]
+        found = [one for one in found if not step.check or _tells_of(step.check, one)]
         _require(not found, f"the doctor finds {_found(found)}")
         return f"the doctor finds nothing{f' of {step.check}' if step.check else ''}"
 
@@ -158,6 +168,16 @@ def _status(shown: Json | None) -> tuple[str, str]:
         return "gone", "REST answers 404"
     history = shown.get("statusHistory") or [{"message": ""}]
     return shown["status"], history[0]["message"]
+
+
+def _tells_of(check: str, one: Finding) -> bool:
+    """Whether the check fails, by itself or as what follows from another."""
+    return check == one.check or any(told.startswith(f"{check}: ") for told in one.consequences)
+
+
+def _names(finding: Finding, object_: str) -> bool:
+    """Whether a finding is about a machine or domain, or says that it concerns it."""
+    return object_ in finding.subject or any(place.endswith(f" {object_}") for place in finding.where)
 
 
 def _found(findings: Sequence[Finding]) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from rackloom.errors import Refused
 from rackloom.twin.scenario.stage import NotSeen
-from rackloom.twin.scenario.values import Action, Expectation, Scenario, Speed, Step
+from rackloom.twin.scenario.values import Action, End, Expectation, Scenario, Speed, Step
 
 LOOK_AGAIN: dict[Speed, float] = {"real": 0.05, "virtual": 0.5}
 """Seconds between two looks at the same thing."""
@@ -45,7 +45,10 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 async def play(
     scenario: Scenario, speed: Speed, hands: dict[type[Step], Do], tell: Callable[[Line], None]
 ) -> Played:
-    """Play every step with its hand, up to the first that does not come about."""
+    """Play every step with its hand, up to the first that does not come about.
+
+    An end that does not come about (a fault that struck nothing) has a line of its own.
+    """
     player = _Player(LOOK_AGAIN[speed], hands)
     lines: list[Line] = []
     for number, step in enumerate(scenario.steps, 1):
@@ -53,6 +56,11 @@ async def play(
         tell(lines[-1])
         if not lines[-1].ok:
             break
+    else:
+        end = await player.play(len(lines) + 1, End())
+        if not end.ok:
+            lines.append(end)
+            tell(end)
     expected = sum(isinstance(step, Expectation) for step in scenario.steps)
     observed = sum(
         line.ok and isinstance(step, Expectation) for line, step in zip(lines, scenario.steps, strict=False)
@@ -139,6 +147,8 @@ class _Player:
 
 def told(step: Step) -> str:
     """A step in one line: its kind, and what its file says of it."""
+    if isinstance(step, End):
+        return "the end"
     shown = msgspec.to_builtins(step)
     kind = shown.pop("do" if isinstance(step, Action) else "expect")
     unsaid = {field.encode_name: field.default for field in msgspec.structs.fields(step)}

@@ -23,6 +23,7 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     racks: int = 1
     profile: str = "gb200-nvl72"
     processes: Literal[1, 2] = 1
+    controller: values.Controller = "nmx-c"
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -53,6 +54,7 @@ def parse(text: str, name: str, where: str) -> Scenario:
         racks=head.racks,
         profile=head.profile,
         processes=head.processes,
+        controller=head.controller,
         steps=steps,
     )
     for fault in faults_of(scenario):

@@ -67,6 +67,9 @@ class Site(Protocol):
     def spoil(self, switch: int, how: NetworkBad) -> None:
         """Make the network in front of a switch bad."""
 
+    def untaken(self) -> Sequence[str]:
+        """What was asked of the network and of the service's lives, and has not happened yet."""
+
     def mend(self) -> None:
         """Networks and clock are good again."""
 

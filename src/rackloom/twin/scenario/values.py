@@ -10,9 +10,9 @@ import msgspec
 
 Layer = Literal["carve", "cluster", "doctor"]
 Speed = Literal["real", "virtual"]
+Controller = Literal["nmx-c", "nmx-m"]
 BOTH: frozenset[Speed] = frozenset({"real", "virtual"})
 ONLY_VIRTUAL: frozenset[Speed] = frozenset({"virtual"})
-ONLY_REAL: frozenset[Speed] = frozenset({"real"})
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
@@ -105,7 +105,11 @@ class SwitchClaimsDomain(Action, frozen=True, kw_only=True, tag="switch-claims-d
     domain_of: int
 
 
-class SwitchMistreats(Action, frozen=True, kw_only=True, tag="switch-mistreats"):
+class NmxcAction(Action, frozen=True, kw_only=True):
+    """Something that can only happen to an NMX-C."""
+
+
+class SwitchMistreats(NmxcAction, frozen=True, kw_only=True, tag="switch-mistreats"):
     """Coming calls of one RPC are refused, answered without a header, or carried out without an answer."""
 
     rpc: str
@@ -114,19 +118,31 @@ class SwitchMistreats(Action, frozen=True, kw_only=True, tag="switch-mistreats")
     times: int = 1
 
 
-class SwitchHides(Action, frozen=True, kw_only=True, tag="switch-hides"):
+class SwitchHides(NmxcAction, frozen=True, kw_only=True, tag="switch-hides"):
     """So many lists leave out the partition that holds an instance's first GPU."""
 
     instance: str
     lists: int = 1
 
 
-class NetworkBad(Action, frozen=True, kw_only=True, tag="network-bad"):
+class NetworkBad(NmxcAction, frozen=True, kw_only=True, tag="network-bad"):
     """What the network does to the next change that is asked of a rack, or from now on to all calls."""
 
     how: Literal["applied-late", "applied-twice", "accepted-only", "dark", "slow", "notices-lost"]
     rack: int = 1
     speeds: ClassVar[frozenset[Speed]] = ONLY_VIRTUAL
+
+
+class SwitchTrayOut(Action, frozen=True, kw_only=True, tag="switch-tray-out"):
+    """One of the switch trays of a rack goes: every GPU and partition of it has less bandwidth."""
+
+    rack: int = 1
+
+
+class SwitchTrayBack(Action, frozen=True, kw_only=True, tag="switch-tray-back"):
+    """It is put back."""
+
+    rack: int = 1
 
 
 # What happens to trays, GPUs and partitions behind the site's back.
@@ -167,6 +183,19 @@ class PartitionGone(Action, frozen=True, kw_only=True, tag="partition-gone"):
     instance: str
 
 
+class ListReadByHand(Action, frozen=True, kw_only=True, tag="list-read-by-hand"):
+    """Somebody reads the members of the partition that holds the first GPU of an instance."""
+
+    name: str
+    instance: str
+
+
+class ListWrittenByHand(Action, frozen=True, kw_only=True, tag="list-written-by-hand"):
+    """They write the whole list back as they read it, as NMX-M's PUT does: what came since is dropped."""
+
+    name: str
+
+
 class HandLetsGo(Action, frozen=True, kw_only=True, tag="hand-lets-go"):
     """The partition that somebody made on the switch is deleted by them."""
 
@@ -198,6 +227,10 @@ class ClockSet(Action, frozen=True, kw_only=True, tag="clock-set"):
 
 class Heal(Action, frozen=True, kw_only=True, tag="heal"):
     """Whatever still is broken is repaired, on every layer."""
+
+
+class End(Step, frozen=True, kw_only=True):
+    """After the last step of every file: what was asked for has happened. No file writes it."""
 
 
 # What must be seen.
@@ -275,10 +308,13 @@ class ExpectInvariants(Expectation, frozen=True, kw_only=True, tag="invariants")
 
 
 class ExpectFinding(Expectation, frozen=True, kw_only=True, tag="finding"):
-    """The doctor finds it: by the name of the check, and a part of the subject."""
+    """The doctor finds it by this check, and names an instance's machine, a tray, or (without one) a rack."""
 
     check: str
     subject: str = ""
+    instance: str = ""
+    tray: int | None = None
+    rack: int | None = None
     layer: ClassVar[Layer] = "doctor"
 
 
@@ -299,6 +335,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     profile: str
     processes: int = 1
     """Replicas of the service on the same records; several only in virtual time."""
+    controller: Controller = "nmx-c"
+    """What the racks are behind: each an NMX-C, or all of them one NMX-M (only in virtual time)."""
     steps: tuple[Step, ...]
 
     @property
@@ -309,5 +347,5 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def speeds(self) -> frozenset[Speed]:
         """The clocks by which every one of its steps can be played."""
-        by_processes = BOTH if self.processes == 1 else ONLY_VIRTUAL
-        return frozenset.intersection(by_processes, *(step.speeds for step in self.steps))
+        plain = self.processes == 1 and self.controller == "nmx-c"
+        return frozenset.intersection(BOTH if plain else ONLY_VIRTUAL, *(step.speeds for step in self.steps))

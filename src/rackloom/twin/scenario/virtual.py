@@ -15,12 +15,16 @@ from rackloom.carve.api.local_tokens import LocalIssuer
 from rackloom.carve.site.seed import seed_embedded_site
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.store.sqlite import SqliteBackend
+from rackloom.claim.kube.api import KubeApi
 from rackloom.prove.doctor.findings import Finding
 from rackloom.topology import profiles
+from rackloom.topology.rack import RackProfile, Site
 from rackloom.twin.fabric import FabricLimits, SimulatedFabric
 from rackloom.twin.faults import Faults
+from rackloom.twin.scenario.nmxm_plane import NmxmPlane, speak_nmxm
 from rackloom.twin.scenario.stage import Answer, Json
 from rackloom.twin.scenario.values import NetworkBad, Scenario
+from rackloom.twin.simlife import Life
 from rackloom.twin.simplane import EPOCH, NOBODY_THERE, SimPlane
 from rackloom.twin.simwire import Trip
 from rackloom.twin.simworld import SimNetwork, SimRack, SimWorld
@@ -36,8 +40,8 @@ SLOW = 2.0
 """Mean seconds that a slow network adds to each way."""
 LOST_NOTICES = 0.9
 
-Diagnose = Callable[[Store, float], Awaitable[Sequence[Finding]]]
-"""What the doctor finds in the records of a site at a time (seconds since the epoch)."""
+Diagnose = Callable[[Store, float, KubeApi | None], Awaitable[Sequence[Finding]]]
+"""What the doctor finds in the records and the cluster of a site at a time (seconds since the epoch)."""
 
 
 class VirtualSwitch:
@@ -71,6 +75,15 @@ class VirtualSwitch:
         self._rack.network.down = False
 
 
+class VirtualTrays(msgspec.Struct, frozen=True):
+    """The racks of a plane, as a cluster whose nodes are their trays needs them."""
+
+    site: Site
+    profile: RackProfile
+    seed: str
+    fabrics: tuple[SimulatedFabric, ...]
+
+
 class VirtualSite:
     """A plane in virtual time."""
 
@@ -84,13 +97,19 @@ class VirtualSite:
         work: "asyncio.Task[None]",
     ) -> None:
         self.switches = [VirtualSwitch(rack) for rack in world.racks]
+        self.api: KubeApi | None = None
+        """The cluster's API server as a user asks it; None: there is no cluster."""
         self.work = work
         """Ends only when something is wrong."""
+        fabrics = tuple(rack.fabric for rack in world.racks)
+        self.trays = VirtualTrays(world.site, world.profile, "nodes", fabrics)
         self._plane = plane
         self._issuer = issuer
         self._diagnose = diagnose
         self._tokens: dict[str, str] = {}
         self._records = records
+        self._fuses: list[tuple[int, list[tuple[Life, int]]]] = []
+        """For each death that was asked for: the point, and which lives end at which of theirs."""
 
     async def rest(self, tenant: str, method: str, path: str, body: Json | None = None) -> Answer | None:
         """Straight into the application of the process that lives."""
@@ -120,8 +139,10 @@ class VirtualSite:
 
     def kill_at(self, point: int) -> None:
         """The process is killed at its so-and-so-many-th next write or call."""
-        for life in self._plane.living:
-            life.fuse = life.points + point
+        lives = [(life, life.points + point) for life in self._plane.living]
+        for life, fuse in lives:
+            life.fuse = fuse
+        self._fuses.append((point, lives))
 
     def set_clock(self, by: float) -> None:
         """What the machine believes."""
@@ -139,6 +160,13 @@ class VirtualSite:
         else:
             network.notice_loss = LOST_NOTICES
 
+    def untaken(self) -> Sequence[str]:
+        """Changes to come, and points that no life reached."""
+        trips = [len(one.network.next_mutations) for one in self.switches]
+        points = [point for point, lives in self._fuses if not any(_burnt(*one) for one in lives)]
+        changes = [f"{count} changes of rack {rack}" for rack, count in enumerate(trips, 1) if count]
+        return changes + [f"the service's death at its point {point}" for point in points]
+
     def mend(self) -> None:
         """As good as at the start."""
         self._plane.skew = 0.0
@@ -146,8 +174,8 @@ class VirtualSite:
             switch.network.heal()
 
     async def findings(self) -> Sequence[Finding]:
-        """From the records."""
-        return await self._diagnose(self._records, self._plane.wall())
+        """From the records, and the cluster where there is one."""
+        return await self._diagnose(self._records, self._plane.wall(), self.api)
 
     def _token(self, org: str, role: Role) -> str:
         if org not in self._tokens:
@@ -155,11 +183,21 @@ class VirtualSite:
         return self._tokens[org]
 
 
+def _burnt(life: Life, fuse: int) -> bool:
+    """Whether a life came to the point that was set for it, and to no other since."""
+    return life.fuse == fuse and life.points >= fuse
+
+
 _TRIPS = {
     "applied-late": Trip(there=LATE),
     "applied-twice": Trip(copies=2),
     "accepted-only": Trip(copies=0),
 }
+
+
+def virtual_wall() -> float:
+    """Seconds since the epoch, as whoever has a true clock says."""
+    return EPOCH + asyncio.get_running_loop().time()
 
 
 @asynccontextmanager
@@ -170,10 +208,14 @@ async def virtual_site(
     rng = random.Random(seed)  # noqa: S311 (reproducible on purpose)
     profile, room = profiles.load_rack(scenario.profile), FabricLimits().max_partitions
     world = SimWorld(profile, scenario.racks, rng, strangers=False, room=room)
+    make = SimPlane
+    if scenario.controller == "nmx-m":
+        speak_nmxm(world)
+        make = NmxmPlane
     issuer, backend = LocalIssuer(keys), SqliteBackend.inline(None)
     records = Store(backend)
     apps = [_application(records, issuer) for _ in range(scenario.processes)]
-    plane = SimPlane(world, apps, backend, rng, INTERVAL)
+    plane = make(world, apps, backend, rng, INTERVAL)
     await records.run(
         seed_embedded_site, world.site, profile, world.endpoints, now=EPOCH, ids=plane.ids, org=OPERATOR
     )

@@ -1,0 +1,52 @@
+"""GPU Feature Discovery as the twin's nodes have it: it writes what it found, at once or a while later."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from rackloom.claim.kube.api import Kind, KubeError, Object
+from rackloom.twin.kube import DirectApi, FakeKube
+
+USER = "gpu-feature-discovery"
+_AGAIN_S = 1.0
+
+
+class Discovery(DirectApi):
+    """The API server as it asks it. `lag` is how long its labels come late: it looks once a minute."""
+
+    def __init__(self, kube: FakeKube) -> None:
+        super().__init__(kube, USER)
+        self.lag = 0.0
+        self._late: set[asyncio.Task[None]] = set()
+        self._api = DirectApi(kube, USER)
+
+    async def patch(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None,
+        patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...],
+        *,
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> Object:
+        """Write a label now, or (then without an answer) when it is its time."""
+        if dry_run or (not self.lag and not self._late):
+            return await self._api.patch(
+                kind, name, namespace, patch, subresource=subresource, dry_run=dry_run
+            )
+        task = asyncio.create_task(self._write_late(kind, name, patch))
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+        return {}
+
+    async def _write_late(
+        self, kind: Kind, name: str, patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...]
+    ) -> None:
+        await asyncio.sleep(self.lag)
+        while True:
+            with suppress(KubeError):
+                await self._api.patch(kind, name, None, patch)
+                return
+            await asyncio.sleep(_AGAIN_S)
