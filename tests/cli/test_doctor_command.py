@@ -67,8 +67,9 @@ def site(portal, told):
 def test_nothing_is_wrong_with_a_new_site(site, told):
     assert told() == snapshot("""\
 examined:
-  fabric: 1 domain, 72 GPUs, 0 partitions, read TIME
-  site: 18 machines, 0 logical partitions, read TIME
+  fabric (simulated): 1 domain, 72 GPUs, 0 partitions, read TIME
+  site (simulated): 18 machines, 0 logical partitions, read TIME
+what is simulated says nothing of real machines
 
 all holds
 """)
@@ -76,7 +77,7 @@ all holds
 
 
 def test_json_says_ok_and_nothing_else(site, told):
-    assert json.loads(told(json=True)) == {"ok": True, "findings": []}
+    assert json.loads(told(json=True)) == {"ok": True, "simulated": True, "findings": []}
 
 
 def break_it(portal, site):
@@ -108,8 +109,9 @@ def test_a_fault_is_told_with_both_sides_and_the_fix(portal, site, told, tmp_pat
     metrics = tmp_path / "doctor.prom"
     assert told(textfile=metrics) == snapshot("""\
 examined:
-  fabric: 1 domain, 72 GPUs, 1 partition, read TIME
-  site: 18 machines, 0 logical partitions, read TIME
+  fabric (simulated): 1 domain, 72 GPUs, 1 partition, read TIME
+  site (simulated): 18 machines, 0 logical partitions, read TIME
+what is simulated says nothing of real machines
 
 WARNING  partition owned  partition by-hand
   it was made by somebody else: nobody asked for it
@@ -129,7 +131,8 @@ WARNING  partition owned  partition by-hand
 
 def test_acceptance_results_are_exported(site, told):
     exported = json.loads(told(evidence="ncp"))
-    assert exported["suite"] == "ncp"
+    assert (exported["suite"], exported["simulated"]) == ("ncp", True)
+    assert "pass" not in {one["outcome"] for one in exported["results"]}
     assert {one["id"]: one["outcome"] for one in exported["results"]}["SDN12"] == "not run"
 
 
@@ -140,8 +143,9 @@ def test_when_the_service_is_stopped_its_readings_are_no_longer_how_things_are(p
     before = sorted(path.name for path in told.home.iterdir())
     assert told() == snapshot("""\
 examined:
-  fabric: unknown since TIME: the site service, which reads the switch controllers, is not running
-  site: 18 machines, 0 logical partitions, read TIME
+  fabric (simulated): unknown since TIME: the site service, which reads the switch controllers, is not running
+  site (simulated): 18 machines, 0 logical partitions, read TIME
+what is simulated says nothing of real machines
 
 UNKNOWN  layer readable  layer fabric  since TIME
   the site service, which reads the switch controllers, is not running
@@ -167,7 +171,7 @@ def test_nothing_to_examine_names_what_to_give(tmp_path):
     assert asked.stdout == ""
     assert asked.stderr.replace(str(tmp_path), "DATA") == snapshot("""\
 rackloom: there is nothing to examine: no site in DATA/rackloom
-  fix: give --home of a `rackloom up`, --config of a `rackloom serve`, or --kubeconfig
+  fix: give --home of a `rackloom up`, --config of a `rackloom serve`, --kubeconfig, or --sysroot
 """)
 
 
@@ -185,7 +189,7 @@ allow_insecure = true
 """
     )
     assert doctor(config=config, json=True) == 0
-    assert json.loads(told.capsys.readouterr().out) == {"ok": True, "findings": []}
+    assert json.loads(told.capsys.readouterr().out) == {"ok": True, "simulated": True, "findings": []}
 
 
 def test_a_folder_of_transfers_that_is_not_there_is_refused(site, told, tmp_path):
@@ -255,4 +259,4 @@ def test_a_home_may_have_any_name(portal, capsys, tmp_path):
         pass
     (tmp_path / "plain").rename(home)
     assert doctor(home=home) == 1
-    assert "site: 18 machines" in capsys.readouterr().out
+    assert "site (simulated): 18 machines" in capsys.readouterr().out

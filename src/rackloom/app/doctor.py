@@ -1,28 +1,29 @@
 """What `rackloom doctor` examines: a home, a configured site, a cluster, this host; and how each is read."""
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
+from shlex import quote
 
 import msgspec
+from sqlalchemy import make_url
 
 from rackloom.app.config import DatabaseConfig, load
-from rackloom.app.home import default_home
+from rackloom.app.doctor_host import OWN, examine_host, has_gpus, name_of
+from rackloom.app.home import Home, default_home
 from rackloom.app.picture.fabric import Staleness
 from rackloom.app.picture.look import STALE_SECONDS, site_picture, stale_after
 from rackloom.app.picture.read_only import PostgresReader, Reader, SqliteReader, is_running
 from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.lightkube_api import connect
-from rackloom.errors import Refused
-from rackloom.prove.doctor.checks.hosts import check_host
-from rackloom.prove.doctor.collectors.host import collect_host
+from rackloom.errors import Refused, Retry
 from rackloom.prove.doctor.examine import examine
-from rackloom.prove.doctor.findings import Finding, State, badness
-from rackloom.prove.picture.values import Picture
+from rackloom.prove.doctor.findings import Finding, badness
+from rackloom.prove.picture.values import Layer, LayerSeen, Picture
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,8 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
     transfers: Path | None = None
     namespace: str = DEFAULT_NAMESPACE
     """Where IMEX daemons run."""
+    sysroot: Path | None = None
+    """Where the files of a host are seen."""
 
 
 class Examined(msgspec.Struct, frozen=True):
@@ -41,24 +44,35 @@ class Examined(msgspec.Struct, frozen=True):
 
     picture: Picture
     findings: tuple[Finding, ...]
+    host: str | None = None
+    """The host whose own files were read too."""
 
 
 def chosen(sources: Sources) -> Sources:
-    """What will be examined. Nothing named is the default home, with what lies in it.
+    """What will be examined: also this host, where it has NVIDIA GPUs. Nothing named is the default home.
 
     Raises Refused when there is nothing.
     """
     if sources.home is not None and sources.config is not None:
         raise Refused("a home and a configuration are two sites", nearest_fix="give --home or --config")
-    named = sources.home or sources.config or sources.kubeconfig or sources.transfers
-    home = sources.home if named else default_home()
-    if not named and home is not None and not (home / "site.db").is_file():
+    own = OWN if sources.sysroot is None and has_gpus(OWN) else None
+    found = msgspec.structs.replace(sources, sysroot=sources.sysroot or own)
+    if any((sources.home, sources.config, sources.kubeconfig, sources.transfers, sources.sysroot)):
+        return found if sources.home is None else _with_home(found, sources.home)
+    home = default_home()
+    if (home / "site.db").is_file():
+        return _with_home(found, home)
+    if own is None:
         raise Refused(
             f"there is nothing to examine: no site in {home}",
-            nearest_fix="give --home of a `rackloom up`, --config of a `rackloom serve`, or --kubeconfig",
+            nearest_fix="give --home of a `rackloom up`, --config of a `rackloom serve`, --kubeconfig, or "
+            "--sysroot",
         )
-    if home is None:
-        return sources
+    return found
+
+
+def _with_home(sources: Sources, home: Path) -> Sources:
+    """A home, and what lies in it."""
     return msgspec.structs.replace(
         sources,
         home=home,
@@ -69,13 +83,22 @@ def chosen(sources: Sources) -> Sources:
 
 def diagnose(sources: Sources) -> Examined:
     """Read everything once and examine it. Raises Refused for sources that cannot be read at all."""
-    picture = asyncio.run(look(chosen(sources), time.time()))
-    found = (*examine(picture), *_this_host(Path("/")))
-    return Examined(picture, tuple(sorted(found, key=badness)))
+    sources = chosen(sources)
+    picture = asyncio.run(look(sources, time.time()))
+    if sources.sysroot is None:
+        return Examined(picture, examine(picture))
+    host = name_of(sources.sysroot)
+    runtime = next((one.runtime for one in picture.nodes if one.name == host), None)
+    found = (*examine(picture), *examine_host(sources.sysroot, runtime))
+    return Examined(picture, tuple(sorted(found, key=badness)), host)
 
 
 async def look(sources: Sources, now: float) -> Picture:
-    """The picture of what was chosen, at `now` (seconds since the epoch)."""
+    """The picture of what was chosen, at `now` (seconds since the epoch).
+
+    A database server that does not answer makes its layers unknown; what else there is, is read. Raises
+    Refused for sources that are none.
+    """
     async with AsyncExitStack() as stack:
         records = await stack.enter_async_context(_records(sources))
         cluster: KubeApi | None = None
@@ -83,14 +106,42 @@ async def look(sources: Sources, now: float) -> Picture:
             cluster = await stack.enter_async_context(
                 connect(sources.kubeconfig, user_agent="rackloom-doctor")
             )
-        return await site_picture(
+        others = partial(
+            site_picture,
             now,
-            records=records,
-            stale=_staleness(sources, now),
             cluster=cluster,
             transfers=_folder(sources.transfers),
             namespace=sources.namespace,
         )
+        try:
+            return _marked(await others(records=records, stale=_staleness(sources, now)), sources)
+        except Retry as silent:
+            return _without_records(await others(), silent.reason, sources)
+
+
+def _marked(picture: Picture, sources: Sources) -> Picture:
+    """Say what is simulated: a home in which the twin keeps its switches has no others."""
+    folder = sources.home or (load(sources.config).database.sqlite if sources.config else None)
+    if folder is None or not Home(folder).twin.is_dir():
+        return picture
+    return msgspec.structs.replace(picture, simulated=(Layer.FABRIC, Layer.SITE, *picture.simulated))
+
+
+def _without_records(picture: Picture, problem: str, sources: Sources) -> Picture:
+    """What the rest of a site shows while its database does not answer."""
+    lost = tuple(
+        LayerSeen(layer=one, unknown_since=picture.at, problem=problem, fix=_ask_database(sources))
+        for one in (Layer.FABRIC, Layer.SITE)
+    )
+    return msgspec.structs.replace(picture, layers=(*lost, *picture.layers))
+
+
+def _ask_database(sources: Sources) -> str:
+    """A command that says whether the database server is there. It holds no password."""
+    url = make_url(load(sources.config).database.postgresql or "") if sources.config else None
+    host = f" --host {quote(url.host)}" if url is not None and url.host else ""
+    port = f" --port {url.port}" if url is not None and url.port else ""
+    return f"pg_isready{host}{port}  # the server that [database] names in {sources.config}"
 
 
 @asynccontextmanager
@@ -136,14 +187,6 @@ def _folder(folder: Path | None) -> Path | None:
     if folder is not None and not folder.is_dir():
         raise Refused(f"{folder} is no directory", nearest_fix="name the one that transfers were saved in")
     return folder
-
-
-def _this_host(root: Path) -> tuple[Finding, ...]:
-    """What is wrong with this host, if it is one with NVIDIA GPUs."""
-    if not (root / "sys/module/nvidia").is_dir():
-        return ()
-    found = check_host(collect_host(socket.gethostname(), root, None))
-    return tuple(one for one in found if one.state is not State.HOLDS)
 
 
 def _existing(path: Path) -> Path | None:

@@ -18,6 +18,7 @@ def doctor(
     kubeconfig: Path | None = None,
     transfers: Path | None = None,
     namespace: str = "rackloom-system",
+    sysroot: Path | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,
     textfile: Path | None = None,
     evidence: Literal["ncp"] | None = None,
@@ -40,8 +41,11 @@ def doctor(
         Directory with records that `rackloom transfer run --save` wrote.
     namespace
         Where the controller runs IMEX daemons: what pods elsewhere say of IMEX counts for nothing.
+    sysroot
+        Where a GPU host's own / is seen, such as /host in a pod; default: this host, where NVIDIA's driver is
+        loaded. Alone, only that host is examined.
     json
-        Print {"ok", "findings"} as JSON.
+        Print {"ok", "simulated", "findings"} as JSON.
     textfile
         Also write the result for the textfile collector of Prometheus' node exporter.
     evidence
@@ -50,7 +54,12 @@ def doctor(
     from rackloom.app.doctor import Sources, diagnose
 
     sources = Sources(
-        home=home, config=config, kubeconfig=kubeconfig, transfers=transfers, namespace=namespace
+        home=home,
+        config=config,
+        kubeconfig=kubeconfig,
+        transfers=transfers,
+        namespace=namespace,
+        sysroot=sysroot,
     )
     try:
         examined = diagnose(sources)
@@ -83,5 +92,9 @@ def _tell_unread(textfile: Path | None) -> None:
 def _show(examined: "Examined", *, json: bool) -> None:
     from rackloom.prove.doctor.page import page
 
-    value = {"ok": not examined.findings, "findings": examined.findings}
-    emit(value, "json" if json else "table", lambda: page(examined.picture, examined.findings))
+    value = {
+        "ok": not examined.findings,
+        "simulated": bool(examined.picture.simulated),
+        "findings": examined.findings,
+    }
+    emit(value, "json" if json else "table", lambda: page(examined.picture, examined.findings, examined.host))

@@ -27,7 +27,7 @@ class Source(StrEnum):
     """Reported by an NVLink switch controller (NMX-C or NMX-M)."""
 
 
-class Fact(msgspec.Struct, Generic[T], frozen=True):
+class Fact(msgspec.Struct, Generic[T], frozen=True, gc=False):
     """A value and its source."""
 
     value: T

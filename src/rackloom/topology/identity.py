@@ -19,7 +19,7 @@ from rackloom.topology.facts import Fact, directness
 T = TypeVar("T")
 
 
-class SlotKey(msgspec.Struct, frozen=True, order=True):
+class SlotKey(msgspec.Struct, frozen=True, order=True, gc=False):
     """Where a GPU sits: it survives a swap of the tray, which changes every GUID and UUID."""
 
     chassis_serial: str
@@ -29,7 +29,7 @@ class SlotKey(msgspec.Struct, frozen=True, order=True):
     """1-based position on the tray (NMX: device id; REST deviceInstance is module_id - 1)."""
 
 
-class GpuKey(msgspec.Struct, frozen=True):
+class GpuKey(msgspec.Struct, frozen=True, gc=False):
     """What one layer knows of a GPU's identity; unknown parts are None."""
 
     place: Fact[SlotKey] | None = None

@@ -5,6 +5,8 @@ import pytest
 from tests.prove.picture.healthy import NOW, healthy, with_changed
 
 from rackloom.app.doctor_textfile import registry_of
+from rackloom.prove.doctor import names
+from rackloom.prove.doctor.checks import hosts
 from rackloom.prove.picture.values import Layer, LayerSeen
 
 WELL = healthy(racks=1, trays=2)
@@ -22,3 +24,9 @@ UNREAD = tuple(LayerSeen(layer=Layer.FABRIC) if one.layer is Layer.FABRIC else o
 def test_the_fabric_is_known_while_any_domain_is(picture, known):
     value = registry_of(picture, ()).get_sample_value("rackloom_doctor_layer_known", {"layer": "fabric"})
     assert value == known
+
+
+@pytest.mark.parametrize("check", [*names.ALL, *hosts.ALL])
+def test_every_check_has_a_series_from_the_start(check):
+    labels = {"check": check, "severity": "error"}
+    assert registry_of(WELL, ()).get_sample_value("rackloom_doctor_findings", labels) == 0.0

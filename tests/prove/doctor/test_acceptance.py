@@ -4,8 +4,10 @@ import msgspec
 import pytest
 from tests.prove.picture.healthy import NOW, domain, healthy, node, with_changed, without
 
+from rackloom.prove.doctor import examine, names
 from rackloom.prove.doctor.acceptance import Outcome, acceptance
-from rackloom.prove.picture.values import Picture
+from rackloom.prove.doctor.findings import fails
+from rackloom.prove.picture.values import Layer, Picture
 
 WELL = healthy(racks=2, trays=3)
 DECIDED = ("CNP03-01", "SDN13", "SDN15", "SDN16", "SDN21", "SDN25", "SDN26", "SDN27", "K8S24")
@@ -37,6 +39,16 @@ def test_emulated_links_are_no_bandwidth():
     )
 
 
+def test_a_simulated_site_passes_nothing_and_still_fails():
+    simulated = msgspec.structs.replace(WELL, simulated=(Layer.CLUSTER,))
+    told = acceptance(simulated)
+    assert (told.simulated, acceptance(WELL).simulated) == (True, False)
+    assert {one.outcome for one in told.results} == {Outcome.NOT_RUN}
+    (clean,) = (one for one in told.results if one.id == "SDN27")
+    assert clean.evidence[0] == "simulated: cluster"
+    assert outcomes(FAILING["SDN21"](simulated))["SDN21"] is Outcome.FAIL
+
+
 FAILING = {
     "SDN15": lambda one: with_changed(
         one, "instance_gpus", lambda gpu: gpu.machine == "m-0-1", status="Pending", since=NOW - 900
@@ -55,6 +67,7 @@ FAILING = {
     "K8S24": lambda one: with_changed(
         one, "fabric_gpus", lambda gpu: gpu.tray_index == 1 and gpu.domain == domain(0), partition=9
     ),
+    "SDN27": lambda one: without(one, "nodes", lambda seen: seen.name == node(0, 1)),
 }
 
 
@@ -67,3 +80,43 @@ def test_a_silent_controller_leaves_its_tests_unknown():
     silent = with_changed(WELL, "domains", lambda one: True, unknown_since=NOW - 60, problem="no answer")
     found = outcomes(silent)
     assert {found[id_] for id_ in ("CNP03-01", "SDN13", "SDN15", "SDN16", "K8S24")} == {Outcome.UNKNOWN}
+
+
+def test_gpus_in_no_partition_at_all_are_not_on_the_same_nvlink():
+    assert (
+        outcomes(with_changed(WELL, "fabric_gpus", lambda gpu: True, partition=None))["K8S24"] is Outcome.FAIL
+    )
+
+
+@pytest.mark.parametrize(
+    "less",
+    [
+        {"layers": tuple(one for one in WELL.layers if one.layer is not Layer.FABRIC)},
+        {"layers": tuple(one for one in WELL.layers if one.layer is not Layer.CLUSTER)},
+        {"domains": (), "fabric_gpus": (), "partitions": ()},
+        {"nodes": (), "pools": (), "devices": (), "uses": (), "claims": (), "pods": ()},
+    ],
+)
+def test_where_nothing_was_seen_nothing_is_clean(less):
+    assert outcomes(msgspec.structs.replace(WELL, **less))["SDN27"] is not Outcome.PASS
+
+
+JUDGED = {
+    names.INTERFACE: ("CNP03-01", "SDN15"),
+    names.PARTITION_THERE: ("CNP03-01", "SDN13"),
+    names.MESH: ("SDN21",),
+    names.DEVICE_THERE: ("SDN27",),
+    names.TRANSFER: ("SDN26",),
+}
+
+
+@pytest.mark.parametrize("cause", names.EXPLAINS)
+def test_what_is_only_a_consequence_still_fails_its_tests(cause, monkeypatch):
+    """The page lists it under its cause; whoever buys the site asked for the thing itself."""
+    effects = sorted(names.EXPLAINS[cause])
+    found = [fails(one, "it", "is broken", "mend it", where=("here",)) for one in (cause, *effects)]
+    monkeypatch.setattr(examine, "_all", lambda view: iter(found))
+    assert len(examine.examine(WELL)) == 1
+    told = outcomes(WELL)
+    expected = {id_ for one in effects for id_ in JUDGED.get(one, ())}
+    assert expected <= {id_ for id_, outcome in told.items() if outcome is Outcome.FAIL}

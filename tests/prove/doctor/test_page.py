@@ -1,10 +1,12 @@
 """How findings are printed for people."""
 
+import msgspec
 from inline_snapshot import snapshot
 from tests.prove.picture.healthy import NOW, domain, healthy, machine, with_changed
 
 from rackloom.prove.doctor.examine import examine
-from rackloom.prove.doctor.page import page
+from rackloom.prove.doctor.page import MOST_FINDINGS, page
+from rackloom.prove.picture.values import Layer
 
 WELL = healthy(racks=2, trays=2)
 
@@ -54,3 +56,25 @@ def test_what_somebody_named_cannot_steer_a_terminal():
     broken = with_changed(WELL, "domains", lambda one: one.uuid == domain(1), **said)
     text = page(broken, examine(broken))
     assert "a?[2Jb?c?d" in text
+
+
+def test_of_very_many_findings_the_worst_are_told_and_the_rest_counted():
+    picture = healthy(racks=20, trays=4)
+    many = with_changed(picture, "fabric_gpus", lambda one: True, healthy=False, problem="NO_NVLINK")
+    told = page(many, examine(many)).splitlines()
+    assert sum(line.startswith("  fix: ") for line in told) == MOST_FINDINGS
+    assert told[-4:] == [
+        f"and {20 * 4 * 4 - MOST_FINDINGS} more, whole with --json:",
+        f"  {20 * 4 * 4 - MOST_FINDINGS} error  GPU health",
+        "",
+        "320 findings: 320 error",
+    ]
+
+
+def test_what_is_simulated_says_so():
+    picture = msgspec.structs.replace(healthy(racks=1, trays=2), simulated=(Layer.CLUSTER,))
+    lines = page(picture, ()).splitlines()
+    assert [line.split(":")[0] for line in lines if "simulated" in line] == [
+        "  cluster (simulated)",
+        "what is simulated says nothing of real machines",
+    ]

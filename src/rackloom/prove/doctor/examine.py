@@ -14,16 +14,21 @@ from rackloom.prove.doctor.checks.view import View
 from rackloom.prove.doctor.evidence import ClusterSeen, DaemonSeen
 from rackloom.prove.doctor.findings import Finding, State
 from rackloom.prove.doctor.folding import fold
-from rackloom.prove.picture.values import Layer, Picture
+from rackloom.prove.picture.values import GpuChain, Layer, Picture
 
 
-def examine(picture: Picture) -> tuple[Finding, ...]:
+def examine(picture: Picture, joined: tuple[GpuChain, ...] | None = None) -> tuple[Finding, ...]:
     """What does not hold or is unknown in `picture`; empty when all that was read is as it should be.
 
     A layer that was not asked adds nothing, and one that could not be read adds that it is unknown.
+    `joined` are the chains of `picture`, where somebody has them already.
     """
-    view = View(picture)
-    return fold(one for one in _all(view) if one.state is not State.HOLDS)
+    return fold(unfolded(View(picture, joined)))
+
+
+def unfolded(view: View) -> tuple[Finding, ...]:
+    """Every finding by itself, also what plainly follows from another: for who judges by single checks."""
+    return tuple(one for one in _all(view) if one.state is not State.HOLDS)
 
 
 def _all(view: View) -> Iterator[Finding]:

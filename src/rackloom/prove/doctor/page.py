@@ -9,25 +9,37 @@ from rackloom.prove.picture.values import Layer, LayerSeen, Picture
 
 MOST_LINES = 6
 """Of evidence and consequences, each; the rest is counted, and whole in JSON."""
+MOST_FINDINGS = 40
+"""In full, the worst first; the rest is counted by check."""
 
 
-def page(picture: Picture, findings: tuple[Finding, ...]) -> str:
-    """The whole answer as text, in which nothing that anybody named can steer a terminal."""
-    return "\n".join(map(_printable, _lines(picture, findings)))
+def page(picture: Picture, findings: tuple[Finding, ...], host: str | None = None) -> str:
+    """The whole answer as text, in which nothing that anybody named can steer a terminal.
+
+    `host` is one whose own files were read too.
+    """
+    return "\n".join(map(_printable, _lines(picture, findings, host)))
 
 
 def _printable(line: str) -> str:
     return "".join(one if one.isprintable() else "?" for one in line)
 
 
-def _lines(picture: Picture, findings: tuple[Finding, ...]) -> Iterator[str]:
+def _lines(picture: Picture, findings: tuple[Finding, ...], host: str | None) -> Iterator[str]:
     yield "examined:"
     for layer in picture.layers:
-        yield f"  {layer.layer}: {_layer(layer, picture)}"
-    for one in findings:
+        mark = " (simulated)" if layer.layer in picture.simulated else ""
+        yield f"  {layer.layer}{mark}: {_layer(layer, picture)}"
+    if host is not None:
+        yield f"  host: {host}"
+    if picture.simulated:
+        yield "what is simulated says nothing of real machines"
+    for one in findings[:MOST_FINDINGS]:
         yield ""
         yield from _finding(one)
     yield ""
+    if len(findings) > MOST_FINDINGS:
+        yield from _rest(findings[MOST_FINDINGS:])
     yield _sum(findings)
 
 
@@ -83,6 +95,13 @@ def _some(lines: tuple[str, ...], indent: str) -> Iterator[str]:
         yield f"{indent}{line}"
     if len(lines) > MOST_LINES:
         yield f"{indent}and {len(lines) - MOST_LINES} more"
+
+
+def _rest(findings: tuple[Finding, ...]) -> Iterator[str]:
+    counts = Counter((one.severity, one.check) for one in findings)
+    yield f"and {len(findings)} more, whole with --json:"
+    yield from (f"  {count} {severity}  {check}" for (severity, check), count in counts.items())
+    yield ""
 
 
 def _sum(findings: tuple[Finding, ...]) -> str:

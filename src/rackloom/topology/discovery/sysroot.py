@@ -1,13 +1,15 @@
 """Reading files below a root that need not be this machine's own.
 
-The tree may be a copy from elsewhere, and hostile: symbolic links are followed inside the root only, files
-are read up to a bound, and what cannot be read is absent.
+The tree may be a copy from elsewhere, and hostile: symbolic links are followed inside the root only, regular
+files alone are read and up to a bound, and what cannot be read is absent.
 """
 
 from pathlib import Path, PurePosixPath
 
 LONGEST = 64 * 1024
 """Bytes; a sysfs attribute has at most a page."""
+LONGEST_TABLE = 16 * 1024 * 1024
+"""Bytes; a table of sockets has a line of some 150 for each."""
 MOST_LINKS = 40
 """Symbolic links in one path: as many as the kernel itself follows."""
 
@@ -20,14 +22,13 @@ class Sysroot:
 
     def text(self, path: str) -> str | None:
         """A file's content without surrounding space; None where there is none."""
-        found = self.real(path)
-        if found is None:
-            return None
-        try:
-            with self._host(found).open("rb") as file:
-                return file.read(LONGEST).decode(errors="replace").strip()
-        except (OSError, ValueError):
-            return None
+        found = self._read(path, LONGEST)
+        return None if found is None else found.decode(errors="replace").strip()
+
+    def whole(self, path: str) -> str | None:
+        """A long file's content; None where there is none, and where it is longer than `LONGEST_TABLE`."""
+        found = self._read(path, LONGEST_TABLE + 1)
+        return None if found is None or len(found) > LONGEST_TABLE else found.decode(errors="replace")
 
     def number(self, path: str) -> int | None:
         """A file's content as an integer, decimal or `0x...`; None where it is none."""
@@ -74,6 +75,20 @@ class Sysroot:
             if host.is_symlink():
                 return str(host.readlink())
             return "" if host.exists() else None
+        except (OSError, ValueError):
+            return None
+
+    def _read(self, path: str, most: int) -> bytes | None:
+        """Up to so many bytes of a regular file: a pipe would wait for its writer, and a device may act."""
+        found = self.real(path)
+        if found is None:
+            return None
+        try:
+            at = self._host(found)
+            if not at.is_file():
+                return None
+            with at.open("rb") as file:
+                return file.read(most)
         except (OSError, ValueError):
             return None
 

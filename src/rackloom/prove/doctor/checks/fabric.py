@@ -1,5 +1,6 @@
 """Switch controllers and what they say of GPUs and partitions, before anybody's wishes."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from shlex import quote
 
@@ -14,24 +15,27 @@ from rackloom.prove.doctor.checks.view import (
     at_partition,
 )
 from rackloom.prove.doctor.findings import Finding, Severity, fails, unknown
-from rackloom.prove.picture.values import DomainSeen, GpuChain, Layer, MachineSeen
+from rackloom.prove.picture.values import DomainSeen, GpuChain, Layer, LayerSeen, MachineSeen
 
 _SHOW = "rackloom admin domain show"
 
 
 def check_layers(view: View) -> Iterator[Finding]:
-    """Layers that should have been read, and could not."""
+    """Layers that should have been read, and could not; those that one cause keeps from us, together."""
     domains = tuple(at_domain(one.uuid) for one in view.picture.domains)
+    lost: defaultdict[str, list[LayerSeen]] = defaultdict(list)
     for one in view.picture.layers:
         if one.unknown_since is not None:
-            yield unknown(
-                names.LAYER,
-                f"layer {one.layer}",
-                one.problem,
-                one.fix,
-                where=domains if one.layer is Layer.FABRIC else (),
-                since=one.unknown_since,
-            )
+            lost[one.problem].append(one)
+    for problem, layers in lost.items():
+        yield unknown(
+            names.LAYER,
+            f"layer {' and '.join(one.layer for one in layers)}",
+            problem,
+            layers[0].fix,
+            where=domains if any(one.layer is Layer.FABRIC for one in layers) else (),
+            since=layers[0].unknown_since,
+        )
 
 
 def check_fabric(view: View) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from rackloom.prove.doctor.evidence import HostSeen
 from rackloom.prove.doctor.findings import Finding, fails, holds, unknown
 
 DRIVER, CDI, HOST_IMEX, PORTS = "driver version", "CDI on", "host nvidia-imex off", "IMEX ports free"
+ALL = (DRIVER, CDI, HOST_IMEX, PORTS)
 OLDEST_DRIVER = (570, 158, 1)
 """The first driver whose IMEX works under ComputeDomains (NVIDIA's DRA driver, installation guide)."""
 SERVER_PORT, COMMAND_PORT = 50000, 50005

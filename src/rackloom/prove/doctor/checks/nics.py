@@ -1,7 +1,7 @@
 """NICs: whether their links are up, as fast as their siblings', and used together with their own GPUs."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rackloom.prove.doctor import names
 from rackloom.prove.doctor.checks.view import View, at_device, at_node, at_pod
@@ -20,7 +20,7 @@ def check_nics(view: View) -> Iterator[Finding]:
     for nic in serving:
         yield from _link(nic, fastest.get(nic.node, 0), view)
     for chain in view.chains:
-        yield from _far(chain)
+        yield from _far(chain, view)
     yield from _mismatched(view)
 
 
@@ -36,13 +36,15 @@ def _link(nic: DeviceSeen, fastest: int, view: View) -> Iterator[Finding]:
     use = view.uses.get((nic.driver, nic.pool, nic.name))
     severity = Severity.WARNING if use is None else Severity.ERROR
     if nic.link is not None and nic.link.lower() not in _UP:
-        yield _bad_link(nic, f"its link is {nic.link}", (f"slice: {nic.link}",), severity)
+        yield _bad_link(nic, f"its link is {nic.link}", (f"slice: {nic.link}",), severity, view)
     elif nic.gbps is not None and nic.gbps < fastest:
         told = (f"slice: {nic.gbps} Gb/s", f"slice: the fastest rail of node {nic.node} has {fastest} Gb/s")
-        yield _bad_link(nic, f"it runs at {nic.gbps} Gb/s, its siblings at {fastest}", told, severity)
+        yield _bad_link(nic, f"it runs at {nic.gbps} Gb/s, its siblings at {fastest}", told, severity, view)
 
 
-def _bad_link(nic: DeviceSeen, said: str, evidence: tuple[str, ...], severity: Severity) -> Finding:
+def _bad_link(
+    nic: DeviceSeen, said: str, evidence: tuple[str, ...], severity: Severity, view: View
+) -> Finding:
     return fails(
         names.NIC_LINK,
         f"NIC {nic.node}/{nic.name}",
@@ -50,16 +52,16 @@ def _bad_link(nic: DeviceSeen, said: str, evidence: tuple[str, ...], severity: S
         f"kubectl debug node/{nic.node} -it --image=busybox -- ip -s link  # then its cable and switch port",
         severity=severity,
         evidence=(*evidence, f"slice: it serves the GPU at {nic.partner}"),
-        where=(at_device(nic), at_node(nic.node)),
+        where=(at_device(nic), *view.at_tray(nic.node)),
     )
 
 
-def _far(chain: GpuChain) -> Iterator[Finding]:
+def _far(chain: GpuChain, view: View) -> Iterator[Finding]:
     """A GPU whose own NIC is at another processor: the nearest there is, and too far."""
     gpu, nic = chain.device, chain.nic
     if gpu is None or nic is None:
         return
-    if _are_apart(gpu, nic):
+    if are_apart(gpu.numa, nic.numa, (gpu.partner_class, nic.partner_class)):
         yield fails(
             names.NIC_ALIGNED,
             f"device {gpu.node}/{gpu.name}",
@@ -67,19 +69,19 @@ def _far(chain: GpuChain) -> Iterator[Finding]:
             "rackloom topology discover  # on the node: is a nearer NIC missing or excluded?",
             severity=Severity.WARNING,
             evidence=(_place(gpu), _place(nic)),
-            where=(at_device(nic), at_device(gpu), at_node(gpu.node)),
+            where=(at_device(nic), at_device(gpu), *view.at_tray(gpu.node)),
         )
 
 
-def _are_apart(gpu: DeviceSeen, nic: DeviceSeen) -> bool:
-    """By their NUMA nodes; the class of the path tells only where one of these is not known.
+def are_apart(gpu: int | None, nic: int | None, classes: Iterable[str | None]) -> bool:
+    """By the NUMA nodes of both; the classes of the path tell only where one of these is not known.
 
     On a Grace tray a GPU is behind its own processor without a PCIe tree in common with any NIC, and its path
     is of the farthest class all the same.
     """
-    if gpu.numa is not None and nic.numa is not None:
-        return gpu.numa != nic.numa
-    return _FAR in (gpu.partner_class, nic.partner_class)
+    if gpu is not None and nic is not None:
+        return gpu != nic
+    return _FAR in classes
 
 
 def _place(device: DeviceSeen) -> str:

@@ -17,7 +17,7 @@ from rackloom.prove.doctor.checks.view import (
     at_partition,
 )
 from rackloom.prove.doctor.findings import Finding, Severity, fails, unknown
-from rackloom.prove.picture.values import DomainSeen, GpuChain, InstanceGpu, PartitionSeen
+from rackloom.prove.picture.values import GpuChain, InstanceGpu, PartitionSeen
 
 SETTLES_IN = 120.0
 """Seconds: two intervals of the reconciler. What was asked for later than that may still be on its way."""
@@ -83,7 +83,7 @@ def _partition(one: PartitionSeen, gpus: list[GpuChain], view: View) -> Iterator
 
 
 def _policy(domain: str, view: View) -> str:
-    found: DomainSeen | None = next((one for one in view.picture.domains if one.uuid == domain), None)
+    found = view.domains.get(domain)
     return "" if found is None else found.default_policy
 
 
@@ -137,11 +137,11 @@ def _module(chain: GpuChain) -> int:
 
 
 def _lost(view: View) -> Iterator[Finding]:
-    logicals = {one.id: one.name for one in view.picture.logicals}
+    wishing = _wishing(view)
     for one in view.picture.lost_partitions:
         if not view.is_fresh(one.domain):
             continue
-        machines = [gpu.machine for gpu in view.picture.instance_gpus if gpu.logical == one.logical]
+        machines = wishing.get((one.domain, one.logical), [])
         nodes = [view.node_of_machine[one] for one in machines if one in view.node_of_machine]
         yield fails(
             names.PARTITION_THERE,
@@ -149,7 +149,7 @@ def _lost(view: View) -> Iterator[Finding]:
             "the switch controller no longer lists it, and nobody here deleted it",
             f"rackloom admin plan --domain {quote(one.domain)}",
             evidence=(
-                f"records: made for logical partition {logicals.get(one.logical, one.logical)}",
+                f"records: made for logical partition {_named(one.logical, view)}",
                 f"switch controller of domain {one.domain}: no partition of that name",
             ),
             where=_unique(
@@ -157,6 +157,15 @@ def _lost(view: View) -> Iterator[Finding]:
             ),
             since=one.seen_at,
         )
+
+
+def _wishing(view: View) -> Mapping[tuple[str, str | None], list[str]]:
+    """Machines by domain and by the logical partition that their instances asked for: it may span domains."""
+    domains = {one.id: one.domain for one in view.picture.machines}
+    found: defaultdict[tuple[str, str | None], list[str]] = defaultdict(list)
+    for gpu in view.picture.instance_gpus:
+        found[domains.get(gpu.machine, ""), gpu.logical].append(gpu.machine)
+    return found
 
 
 def _in_one(chain: GpuChain, view: View) -> Iterator[Finding]:
@@ -205,10 +214,11 @@ def _wish(instance: str, gpus: list[InstanceGpu], chains: list[GpuChain], view: 
     message = f"GPU {modules} of {first.machine}: {said}"
     young = since is not None and view.picture.at - since < SETTLES_IN
     tell = unknown if young or not view.is_fresh(domain) else fails
+    wanted = "no partition" if first.logical is None else _named(first.logical, view)
     return msgspec.structs.replace(
         tell(names.INTERFACE, subject, message, fix),
         evidence=(
-            f"records: instance {instance} wants GPU {modules} of {first.machine} in {_logical(first, view)}",
+            f"records: instance {instance} wants GPU {modules} of {first.machine} in {wanted}",
             *(_fabric_says(chain) for chain in chains[:4]),
         ),
         where=(at_machine(first.machine), at_domain(domain), *around(chains)),
@@ -216,9 +226,9 @@ def _wish(instance: str, gpus: list[InstanceGpu], chains: list[GpuChain], view: 
     )
 
 
-def _logical(one: InstanceGpu, view: View) -> str:
-    found = next((logical for logical in view.picture.logicals if logical.id == one.logical), None)
-    return "no partition" if one.logical is None else one.logical if found is None else found.name
+def _named(logical: str, view: View) -> str:
+    found = view.logicals.get(logical)
+    return logical if found is None else found.name
 
 
 def _fabric_says(chain: GpuChain) -> str:

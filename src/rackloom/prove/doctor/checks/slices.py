@@ -14,20 +14,22 @@ _EFFECTIVE = ("NoSchedule", "NoExecute")
 def check_slices(view: View) -> Iterator[Finding]:
     """All findings about nodes, the devices that they publish, and claims that hold them."""
     published = {(one.driver, one.node) for one in view.picture.pools}
-    drivers = _expected(view)
+    expected = _expected(view)
     for node in view.picture.nodes:
-        yield from _ready(node)
-        yield from _publishes(node, drivers, published)
+        yield from _ready(node, view)
+        yield from _publishes(node, [one for one in expected if (one, node.name) not in published], view)
     yield from _gone(view)
     yield from _taints(view)
+    drivers = {one.driver for one in view.picture.pools}
     for use in view.picture.uses:
-        yield from _allocated(use, view)
+        if use.driver in drivers:
+            yield from _allocated(use, view)
 
 
-def _ready(node: NodeSeen) -> Iterator[Finding]:
+def _ready(node: NodeSeen, view: View) -> Iterator[Finding]:
     if node.ready is True:
         return
-    subject, where = f"node {node.name}", (at_node(node.name),)
+    subject, where = f"node {node.name}", view.at_tray(node.name)
     fix = f"kubectl describe node {node.name}"
     if node.ready is None:
         said = "the cluster does not know how it is: its kubelet is silent"
@@ -55,13 +57,8 @@ def _expected(view: View) -> tuple[str, ...]:
     return tuple(sorted(driver for driver, count in counts.items() if 2 * count > len(nodes)))
 
 
-def _publishes(
-    node: NodeSeen, drivers: tuple[str, ...], published: set[tuple[str, str]]
-) -> Iterator[Finding]:
-    if node.clique is None:
-        return
-    missing = [driver for driver in drivers if (driver, node.name) not in published]
-    if missing:
+def _publishes(node: NodeSeen, missing: list[str], view: View) -> Iterator[Finding]:
+    if node.clique is not None and missing:
         yield fails(
             names.NODE_PUBLISHES,
             f"node {node.name}",
@@ -71,7 +68,7 @@ def _publishes(
                 f"cluster: node {node.name} is in clique {node.clique}",
                 f"slices: none of {', '.join(missing)} for it",
             ),
-            where=(at_node(node.name),),
+            where=view.at_tray(node.name),
         )
 
 
@@ -104,13 +101,12 @@ def _taints(view: View) -> Iterator[Finding]:
                 f"kubectl get resourceslices -o yaml --field-selector spec.nodeName={device.node}",
                 severity=Severity.WARNING if use is None else Severity.ERROR,
                 evidence=(f"slice: {', '.join(kept)}", f"claims: {held}"),
-                where=(at_device(device), at_node(device.node)),
+                where=(at_device(device), *view.at_tray(device.node)),
             )
 
 
 def _allocated(use: DeviceUse, view: View) -> Iterator[Finding]:
-    drivers = {one.driver for one in view.picture.pools}
-    if use.driver not in drivers or (use.driver, use.pool, use.device) in view.devices:
+    if (use.driver, use.pool, use.device) in view.devices:
         return
     namespace, _, name = use.claim.partition("/")
     fix = "; ".join(f"kubectl -n {pod.replace('/', ' delete pod ')}" for pod in use.pods)

@@ -5,14 +5,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 from rackloom.prove.picture.join import chains
-from rackloom.prove.picture.values import DeviceSeen, DeviceUse, GpuChain, Layer, NodeSeen, Picture
+from rackloom.prove.picture.values import (
+    DeviceSeen,
+    DeviceUse,
+    DomainSeen,
+    GpuChain,
+    Layer,
+    LogicalSeen,
+    NodeSeen,
+    Picture,
+)
 
 
 class View:
     """One picture, as the checks look at it."""
 
-    def __init__(self, picture: Picture) -> None:
+    def __init__(self, picture: Picture, joined: tuple[GpuChain, ...] | None = None) -> None:
         self.picture = picture
+        self._joined = joined
 
     def can_see(self, layer: Layer) -> bool:
         """Whether a layer was read: what is missing in it is then really missing."""
@@ -26,7 +36,7 @@ class View:
     @cached_property
     def chains(self) -> tuple[GpuChain, ...]:
         """Every GPU through all layers."""
-        return chains(self.picture)
+        return chains(self.picture) if self._joined is None else self._joined
 
     @cached_property
     def by_node(self) -> Mapping[str, tuple[GpuChain, ...]]:
@@ -36,6 +46,16 @@ class View:
             if chain.device is not None and chain.fabric is not None:
                 found[chain.device.node].append(chain)
         return {node: tuple(gpus) for node, gpus in found.items()}
+
+    @cached_property
+    def domains(self) -> Mapping[str, DomainSeen]:
+        """NVLink domains by uuid."""
+        return {one.uuid: one for one in self.picture.domains}
+
+    @cached_property
+    def logicals(self) -> Mapping[str, LogicalSeen]:
+        """Logical partitions by id."""
+        return {one.id: one for one in self.picture.logicals}
 
     @cached_property
     def nodes(self) -> Mapping[str, NodeSeen]:
@@ -64,6 +84,16 @@ class View:
             for chain in self.chains
             if chain.machine is not None and chain.device is not None
         }
+
+    @cached_property
+    def machine_of_node(self) -> Mapping[str, str]:
+        """The machine that each node runs on, where their GPUs tell."""
+        return {node: machine for machine, node in self.node_of_machine.items()}
+
+    def at_tray(self, node: str) -> tuple[str, ...]:
+        """How `Finding.where` names a node and, where it is known, its machine."""
+        machine = self.machine_of_node.get(node)
+        return (at_node(node),) if machine is None else (at_node(node), at_machine(machine))
 
 
 def around(gpus: Iterable[GpuChain]) -> tuple[str, ...]:

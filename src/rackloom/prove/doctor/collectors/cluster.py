@@ -1,7 +1,7 @@
 """Reading a cluster for the checks of ComputeDomains: seven lists, and nothing is changed."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from rackloom.prove.doctor.evidence import ClusterSeen, DaemonSeen
 from rackloom.prove.picture.workloads import ClaimSeen, PodSeen, TemplateSeen
 
 Json = dict[str, Any]
+V = TypeVar("V")
 COMPUTE_DOMAINS = f"apis/{names.API_VERSION}/computedomains"
 TEMPLATES = "apis/resource.k8s.io/v1/resourceclaimtemplates"
 CLAIMS = "apis/resource.k8s.io/v1/resourceclaims"
@@ -38,18 +39,28 @@ class _Mesh(msgspec.Struct, frozen=True):
     missing: tuple[str, ...] = ()
 
 
-async def collect_cluster(reader: ClusterReader, namespace: str) -> ClusterSeen:
+class Each(Protocol):
+    """Applies a function to objects, as `map` does; one who looks often may remember what came of it."""
+
+    def __call__(self, decode: Callable[[Json], V], objects: Iterable[Json], /) -> Iterable[V]:
+        """`decode` of each of them, in their order."""
+        ...
+
+
+async def collect_cluster(reader: ClusterReader, namespace: str, each: Each = map) -> ClusterSeen:
     """Read all that the checks need; IMEX daemons are pods of `namespace` alone, where tenants have none.
 
     Errors of `reader` pass through: half a look would find what is not.
     """
     pods = await reader.read(PODS)
+    daemons = [one for one in pods if _daemon_of(one, namespace)]
+    users = [one for one in pods if _claims_devices(one) and not _daemon_of(one, namespace)]
     return ClusterSeen(
         domains=tuple(_domains(await reader.read(COMPUTE_DOMAINS))),
-        templates=tuple(_template(one) for one in await reader.read(TEMPLATES)),
-        claims=tuple(_claim(one) for one in await reader.read(CLAIMS)),
-        pods=tuple(_pod(one) for one in pods if _claims_devices(one) and not _daemon_of(one, namespace)),
-        daemons=tuple(_daemon(one, uid) for one in pods if (uid := _daemon_of(one, namespace))),
+        templates=tuple(each(_template, await reader.read(TEMPLATES))),
+        claims=tuple(each(_claim, await reader.read(CLAIMS))),
+        pods=tuple(each(_pod, users)),
+        daemons=tuple(each(_daemon, daemons)),
         cliques=dict(_cliques(await reader.read(NODES))),
     )
 
@@ -130,10 +141,10 @@ def _daemon_of(pod: Json, namespace: str) -> str:
     return _labels(pod).get(names.COMPUTE_DOMAIN_LABEL, "") if ours else ""
 
 
-def _daemon(pod: Json, domain: str) -> DaemonSeen:
+def _daemon(pod: Json) -> DaemonSeen:
     mesh = _mesh(pod)
     return DaemonSeen(
-        domain=domain,
+        domain=_labels(pod).get(names.COMPUTE_DOMAIN_LABEL, ""),
         node=pod["spec"].get("nodeName", ""),
         clique=_labels(pod).get(names.CLIQUE_ID_LABEL),
         meshed=None if mesh is None else mesh.complete,

@@ -1,90 +1,90 @@
-"""Reading a host for the checks of a node. `root` is where its file system is seen; nothing is run."""
+"""Reading a host for the checks of a node, below wherever its file system is seen; nothing is run."""
 
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from rackloom.prove.doctor.collectors.containerd import cdi_setting
 from rackloom.prove.doctor.evidence import HostSeen
+from rackloom.topology.discovery.sysroot import Sysroot
 
 _LISTENING = "0A"
 """TCP_LISTEN in the column `st` of /proc/net/tcp (include/net/tcp_states.h)."""
-_CONTAINERD = "etc/containerd/config.toml"
-_CRI_PLUGINS = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
-"""The table that has enable_cdi, in version 2 and version 3 of containerd's configuration."""
+_IMEX_UNIT = "nvidia-imex.service"
+_POD = re.compile(
+    r"kubepods|/(?:[\w.-]*-)?pod[0-9a-f][0-9a-f_-]*(?:\.slice)?(?:/|$)|/(?:cri-containerd|crio)-",
+    re.MULTILINE,
+)
+"""How kubelet and the runtimes name the control groups of pods, with both cgroup drivers."""
 _UNIT_FOLDERS = ("etc/systemd/system", "run/systemd/system")
 
 
 def collect_host(node: str, root: Path, runtime: str | None) -> HostSeen:
     """Look at the host below `root`. `runtime` is the node status' containerRuntimeVersion, where known."""
+    host = Sysroot(root)
     return HostSeen(
         node=node,
-        driver_version=_driver(root),
+        driver_version=_driver(host),
         runtime=runtime,
-        cdi_setting=_cdi_setting(root / _CONTAINERD),
-        imex_processes=_imex_processes(root / "proc"),
-        imex_enabled=_imex_enabled(root),
-        busy_ports=_busy_ports(root / "proc/1/net"),
+        cdi_setting=cdi_setting(host),
+        imex_processes=_imex_processes(host),
+        imex_enabled=_imex_enabled(host),
+        busy_ports=_busy_ports(host),
     )
 
 
-def _driver(root: Path) -> str | None:
+def _driver(host: Sysroot) -> str | None:
     """The version of the loaded module: what counts, whatever packages are installed."""
-    found = _text(root / "sys/module/nvidia/version")
+    found = host.text("sys/module/nvidia/version")
     if found:
-        return found.strip()
-    told = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", _text(root / "proc/driver/nvidia/version") or "")
+        return found
+    told = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", host.text("proc/driver/nvidia/version") or "")
     return told[1] if told else None
 
 
-def _cdi_setting(path: Path) -> bool | None:
-    try:
-        config: dict[str, Any] = tomllib.loads(_text(path) or "")
-    except tomllib.TOMLDecodeError:
+def _imex_processes(host: Sysroot) -> tuple[int, ...] | None:
+    numbers = [name for name in host.names("proc") if name.isascii() and name.isdigit()]
+    if "1" not in numbers:
         return None
-    plugins = config.get("plugins") or {}
-    said = [plugins[name]["enable_cdi"] for name in _CRI_PLUGINS if "enable_cdi" in (plugins.get(name) or {})]
-    return bool(said[-1]) if said else None
+    found = [one for one in numbers if host.text(f"proc/{one}/comm") == "nvidia-imex"]
+    in_pods = {one: _is_in_pod(host, one) for one in found}
+    own = tuple(sorted(int(one) for one in found if in_pods[one] is False))
+    return None if not own and None in in_pods.values() else own
 
 
-def _imex_processes(proc: Path) -> tuple[int, ...] | None:
-    if not (proc / "1").exists():
-        return None
-    found = (
-        folder for folder in proc.glob("[0-9]*") if (_text(folder / "comm") or "").strip() == "nvidia-imex"
-    )
-    return tuple(sorted(int(folder.name) for folder in found if not _is_in_pod(folder)))
+def _is_in_pod(host: Sysroot, process: str) -> bool | None:
+    """None where only a part of its control group's name is seen.
+
+    From within a cgroup namespace the names of others are relative to it, `/../..`, and what they have in
+    common with its own is left out (cgroup_namespaces(7)).
+    """
+    group = host.text(f"proc/{process}/cgroup") or ""
+    if _POD.search(group):
+        return True
+    return None if ":/.." in group and not group.endswith(f"/{_IMEX_UNIT}") else False
 
 
-def _is_in_pod(process: Path) -> bool:
-    """Kubelet names the control groups of pods so, with both of its cgroup drivers."""
-    return "kubepods" in (_text(process / "cgroup") or "")
-
-
-def _imex_enabled(root: Path) -> bool | None:
-    folders = [root / folder for folder in _UNIT_FOLDERS if (root / folder).is_dir()]
+def _imex_enabled(host: Sysroot) -> bool | None:
+    folders = [folder for folder in _UNIT_FOLDERS if host.real(folder) is not None]
     if not folders:
         return None
-    return any(True for folder in folders for _ in folder.glob("*.wants/nvidia-imex.service"))
+    wanting = [f"{at}/{name}" for at in folders for name in host.names(at) if name.endswith(".wants")]
+    return any(_IMEX_UNIT in host.names(one) for one in wanting)
 
 
-def _busy_ports(net: Path) -> frozenset[int] | None:
-    tables = [_text(net / name) for name in ("tcp", "tcp6")]
+def _busy_ports(host: Sysroot) -> frozenset[int] | None:
+    tables = [host.whole(f"proc/1/net/{name}") for name in ("tcp", "tcp6")]
     if tables[0] is None:
         return None
-    return frozenset(port for table in tables if table is not None for port in _listening(table))
+    try:
+        return frozenset(port for table in tables if table is not None for port in _listening(table))
+    except ValueError:
+        return None
 
 
 def _listening(table: str) -> Iterator[int]:
+    """Raises ValueError for what is no such table."""
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 3 and fields[3] == _LISTENING:
             yield int(fields[1].rpartition(":")[2], 16)
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return None

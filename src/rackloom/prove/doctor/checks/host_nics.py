@@ -1,0 +1,55 @@
+"""One host's GPUs and the NICs that are theirs, as its own files show them."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from rackloom.prove.doctor.checks.nics import are_apart
+from rackloom.prove.doctor.checks.view import at_node
+from rackloom.prove.doctor.findings import Finding, Severity, fails
+from rackloom.prove.doctor.names import NIC_ALIGNED
+from rackloom.topology.affinity import Cell, numa_of, own_nics
+from rackloom.topology.machine import Machine, Nic
+
+
+def check_host_nics(node: str, machine: Machine) -> Iterator[Finding]:
+    """GPUs whose own NIC, the nearest that may carry data, is at another processor; those of one together.
+
+    A host with fewer NICs than processors is made so, and nothing is wrong with it.
+    """
+    homes = {numa_of(gpu) for gpu in machine.gpus}
+    if sum(nic.excluded is None for nic in machine.nics) < len(homes):
+        return
+    far: defaultdict[int | None, list[Cell]] = defaultdict(list)
+    for index, cell in sorted(own_nics(machine).items()):
+        home = numa_of(machine.gpus[index])
+        if are_apart(home, numa_of(machine.nics[cell.nic]), (cell.path_class,)):
+            far[home].append(cell)
+    for cells in far.values():
+        yield _far(node, machine, cells)
+
+
+def _far(node: str, machine: Machine, cells: list[Cell]) -> Finding:
+    gpus = ", ".join(str(cell.gpu) for cell in cells)
+    return fails(
+        NIC_ALIGNED,
+        f"GPU {gpus} of node {node}",
+        "no NIC that may carry data is at their processor: every byte crosses the link between the two",
+        "rackloom topology discover  # is a nearer NIC missing or excluded?",
+        severity=Severity.WARNING,
+        evidence=tuple(_path(machine, cell) for cell in cells),
+        where=(at_node(node),),
+    )
+
+
+def _path(machine: Machine, cell: Cell) -> str:
+    gpu, nic = machine.gpus[cell.gpu], machine.nics[cell.nic]
+    there = f"GPU {gpu.pci_address} is at {_numa(numa_of(gpu))}"
+    return f"host: {there}, its nearest NIC {_name(nic)} at {_numa(numa_of(nic))} ({cell.path_class})"
+
+
+def _name(nic: Nic) -> str:
+    return nic.rdma_device or nic.if_name or nic.pci_address or str(nic.index)
+
+
+def _numa(node: int | None) -> str:
+    return "no NUMA node known" if node is None else f"NUMA node {node}"

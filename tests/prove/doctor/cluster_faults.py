@@ -1,0 +1,155 @@
+"""Faults of nodes, devices and workloads: each a mutation, its check, and a part of the subject."""
+
+import msgspec
+from tests.prove.doctor.ward import NODE, TRAY, of_node
+from tests.prove.picture.healthy import NOW, clique, pci, with_changed, without
+
+from rackloom.claim.domain.names import GPU_DRIVER, IMEX_DRIVER
+from rackloom.claim.domain.objects import Condition, Status
+from rackloom.prove.doctor import names
+from rackloom.prove.picture.values import PoolSeen
+
+
+def condition(picture, reason, status="False"):
+    told = Condition(
+        type="Ready",
+        status=status,
+        reason=reason,
+        message="3 of 4 nodes are ready",
+        last_transition_time="2027-01-15T07:00:00Z",
+    )
+    return with_changed(
+        picture, "compute_domains", lambda one: one.uid == "uid-0", status=Status(conditions=(told,))
+    )
+
+
+def mesh_broken(picture):
+    broken = with_changed(
+        picture, "meshes", lambda one: one.node == NODE, complete=False, missing=("0 -> 1: INVALID",)
+    )
+    return condition(broken, "TooFewNodes")
+
+
+def node_lost(picture):
+    lost = with_changed(picture, "nodes", of_node, ready=None, ready_since=NOW - 60)
+    silent = with_changed(lost, "meshes", lambda one: one.node == NODE, complete=None)
+    return condition(silent, "NotAllReady", status="Unknown")
+
+
+def node_down(picture):
+    lost = with_changed(picture, "nodes", of_node, ready=False, ready_since=NOW - 60)
+    return condition(lost, "NotAllReady")
+
+
+def plugin_dead(picture):
+    gone = without(picture, "pools", lambda one: one.driver == GPU_DRIVER and one.node == NODE)
+    return without(gone, "devices", lambda one: one.driver == GPU_DRIVER and one.node == NODE)
+
+
+def node_deleted(picture):
+    extra = PoolSeen(driver=IMEX_DRIVER, name="host-gone", node="host-gone")
+    return msgspec.structs.replace(picture, pools=(*picture.pools, extra))
+
+
+def slow_transfer(picture):
+    return with_changed(
+        picture,
+        "transfers",
+        lambda one: one.node == NODE,
+        verdict="fails",
+        reason="27.5 GB/s of 50 (misalignment)",
+        gigabytes_per_second=27.5,
+    )
+
+
+def nic_down(picture):
+    """Its transfer was slow for that reason."""
+    down = with_changed(
+        picture, "devices", lambda one: one.node == NODE and one.partner == pci(1), link="down"
+    )
+    return slow_transfer(down)
+
+
+def is_nic(module):
+    return lambda one: one.kind == "nic" and one.node == NODE and one.partner == pci(module)
+
+
+def crossed_nics(picture):
+    """The pod of one tray has the NIC of a GPU that somebody else has."""
+    pod = f"team-0/worker-{TRAY}"
+    mine = [one for one in picture.uses if pod in one.pods and one.driver not in (GPU_DRIVER, "dra.net")]
+    gpu = [one for one in picture.uses if pod in one.pods and one.device == "gpu-0"]
+    nic = [one for one in picture.uses if pod in one.pods and one.device == "pci-0013-03-00-0"]
+    others = [one for one in picture.uses if pod not in one.pods]
+    return msgspec.structs.replace(picture, uses=(*others, *mine, *gpu, *nic))
+
+
+FAULTS = {
+    "label-missing": (
+        lambda one: with_changed(one, "nodes", of_node, clique=None),
+        names.CLIQUE_LABEL,
+        NODE,
+    ),
+    "label-stale": (
+        lambda one: with_changed(one, "nodes", of_node, clique="c1u57e7-0.32766"),
+        names.CLIQUE_LABEL,
+        NODE,
+    ),
+    "label-of-another-rack": (
+        lambda one: with_changed(one, "nodes", of_node, clique=clique(1)),
+        names.CLIQUE_LABEL,
+        NODE,
+    ),
+    "second-writer": (
+        lambda one: with_changed(one, "nodes", of_node, other_writers=("rackloom-clique-label",)),
+        names.CLIQUE_WRITER,
+        NODE,
+    ),
+    "node-silent": (node_lost, names.NODE_READY, NODE),
+    "node-down": (node_down, names.NODE_READY, NODE),
+    "plugin-dead": (plugin_dead, names.NODE_PUBLISHES, NODE),
+    "slice-of-gone-node": (node_deleted, names.SLICE_OF_NODE, "host-gone"),
+    "device-tainted": (
+        lambda one: with_changed(
+            one,
+            "devices",
+            lambda d: d.node == NODE and d.name == "gpu-0",
+            taints=("gpu.nvidia.com/xid=79:NoSchedule",),
+        ),
+        names.DEVICE_TAINT,
+        NODE,
+    ),
+    "device-withdrawn": (
+        lambda one: without(one, "devices", lambda d: d.node == NODE and d.name == "gpu-3"),
+        names.DEVICE_THERE,
+        f"worker-{TRAY}-devices",
+    ),
+    "claim-pending": (
+        lambda one: with_changed(
+            one,
+            "claims",
+            lambda c: c.name == f"worker-{TRAY}-devices" and c.domain == "uid-0",
+            allocated=False,
+        ),
+        names.CLAIMS,
+        f"worker-{TRAY}",
+    ),
+    "template-misspelt": (
+        lambda one: with_changed(
+            one, "pods", lambda p: p.uid == f"pod-0-{TRAY}", templates={"devices": "chanel"}, claims={}
+        ),
+        names.TEMPLATES,
+        f"worker-{TRAY}",
+    ),
+    "domain-not-ready": (lambda one: condition(one, "TooFewNodes"), names.ACTIVE, "team-0/job"),
+    "mesh-broken": (mesh_broken, names.MESH, "team-0/job"),
+    "nic-down": (nic_down, names.NIC_LINK, NODE),
+    "nic-slow": (
+        lambda one: with_changed(one, "devices", is_nic(2), gbps=200),
+        names.NIC_LINK,
+        NODE,
+    ),
+    "nic-far": (lambda one: with_changed(one, "devices", is_nic(1), numa=1), names.NIC_ALIGNED, NODE),
+    "nic-crossed": (crossed_nics, names.NIC_ALIGNED, f"worker-{TRAY}"),
+    "transfer-slow": (slow_transfer, names.TRANSFER, NODE),
+}

@@ -1,0 +1,212 @@
+"""Faults of controllers, fabrics and records: each a mutation, its check, and a part of the subject."""
+
+import msgspec
+from tests.prove.doctor.ward import MACHINE, NODE, TRAY, is_module, of_node, of_tray
+from tests.prove.picture.healthy import (
+    NOW,
+    clique,
+    domain,
+    guid,
+    serial,
+    with_changed,
+    without,
+)
+
+from rackloom.prove.doctor import names
+from rackloom.prove.picture.values import LostPartition, PartitionSeen
+from rackloom.topology.facts import Fact, Source
+
+
+def unreachable(picture):
+    return with_changed(
+        picture,
+        "domains",
+        lambda one: one.uuid == domain(0),
+        unknown_since=NOW - 400,
+        problem="GetGpuInfoList: DEADLINE_EXCEEDED",
+    )
+
+
+def split(picture):
+    """What NICo allows per GPU; the label goes."""
+    other = PartitionSeen(
+        domain=domain(0), id=8, name="rl-x", healthy=True, logical="lp-x", default=False, owner="site"
+    )
+    moved = with_changed(picture, "fabric_gpus", is_module(4), partition=8)
+    wished = with_changed(
+        moved,
+        "instance_gpus",
+        lambda one: one.machine == MACHINE and one.module_id == 4,
+        logical="lp-x",
+    )
+    lost = with_changed(wished, "nodes", of_node, clique=None)
+    extra = msgspec.structs.replace(picture.logicals[0], id="lp-x", name="other")
+    return msgspec.structs.replace(
+        lost, partitions=(*picture.partitions, other), logicals=(*picture.logicals, extra)
+    )
+
+
+def swapped(picture):
+    """A new tray in the old slot: fabric and records know it, the node's slices are of the old one."""
+    new = picture
+    for module in range(1, 5):
+        new = with_changed(new, "fabric_gpus", is_module(module), guid=0xFFFF_0000 + module)
+    keys = tuple(
+        msgspec.structs.replace(key, fabric_guid=Fact(0xFFFF_0001 + index, Source.NMX))
+        for index, key in enumerate(next(one for one in picture.machines if one.id == MACHINE).gpus)
+    )
+    return with_changed(new, "machines", lambda one: one.id == MACHINE, gpus=keys)
+
+
+def partition_lost(picture):
+    gone = without(picture, "partitions", lambda one: one.domain == domain(0))
+    free = with_changed(gone, "fabric_gpus", lambda one: one.domain == domain(0), partition=None)
+    pending = with_changed(
+        free,
+        "instance_gpus",
+        lambda one: one.logical == "lp-0",
+        status="Pending",
+        problem="the GPU is in no partition yet",
+        since=NOW - 600,
+    )
+    lost = LostPartition(domain=domain(0), name="rl-0", logical="lp-0", seen_at=NOW - 600)
+    unlabelled = with_changed(pending, "nodes", lambda one: one.clique == clique(0), clique=None)
+    devices = with_changed(unlabelled, "devices", lambda one: one.clique == clique(0), clique=None)
+    return msgspec.structs.replace(devices, lost_partitions=(lost,))
+
+
+def foreign(picture, **changes):
+    return PartitionSeen(domain=domain(0), id=9, name="by-hand", healthy=True, owner="foreign", **changes)
+
+
+def taken_by_hand(picture):
+    moved = with_changed(picture, "fabric_gpus", of_tray, partition=9)
+    pending = with_changed(
+        moved,
+        "instance_gpus",
+        lambda one: one.machine == MACHINE,
+        status="Pending",
+        problem="the GPU is still in partition by-hand",
+        since=NOW - 600,
+    )
+    relabelled = with_changed(pending, "nodes", of_node, clique=f"{clique(0).rpartition('.')[0]}.9")
+    devices = with_changed(
+        relabelled,
+        "devices",
+        lambda one: one.node == NODE and one.clique,
+        clique=f"{clique(0).rpartition('.')[0]}.9",
+    )
+    return msgspec.structs.replace(devices, partitions=(*picture.partitions, foreign(picture)))
+
+
+def two_tenants(picture):
+    return with_changed(picture, "machines", lambda one: one.id == MACHINE, tenant="tenant-1")
+
+
+def sick(picture):
+    ill = with_changed(picture, "fabric_gpus", is_module(2), healthy=False, problem="NO_NVLINK")
+    worse = with_changed(
+        ill, "partitions", lambda one: one.domain == domain(0), healthy=False, problem="DEGRADED"
+    )
+    tainted = ("gpu.nvidia.com/fabric=unhealthy:NoSchedule",)
+    return with_changed(
+        worse, "devices", lambda one: one.node == NODE and one.name == "gpu-1", taints=tainted
+    )
+
+
+def tray_out(picture):
+    gone = without(picture, "fabric_gpus", of_tray)
+    away = with_changed(gone, "machines", lambda one: one.id == MACHINE, missing_since=NOW - 30)
+    return with_changed(
+        away,
+        "instance_gpus",
+        lambda one: one.machine == MACHINE,
+        status="Pending",
+        problem="the switch controller does not report this GPU",
+        since=NOW - 600,
+    )
+
+
+FAULTS = {
+    "controller-unreachable": (unreachable, names.CONTROLLER, domain(0)),
+    "paused": (
+        lambda one: with_changed(one, "domains", lambda d: d.uuid == domain(0), paused=True),
+        names.DOMAIN_PAUSED,
+        domain(0),
+    ),
+    "gpu-sick": (sick, names.GPU_HEALTH, MACHINE),
+    "tray-out": (tray_out, names.MACHINE_PRESENT, MACHINE),
+    "partition-sick": (
+        lambda one: with_changed(one, "partitions", lambda p: p.domain == domain(1), healthy=False),
+        names.PARTITION_HEALTH,
+        "rl-1",
+    ),
+    "two-tenants": (two_tenants, names.ISOLATION, "rl-0"),
+    "gpu-twice": (
+        lambda one: with_changed(one, "fabric_gpus", is_module(1), also=(12,)),
+        names.ONE_PARTITION,
+        f"{guid(0, TRAY, 1):016x}",
+    ),
+    "partition-lost": (partition_lost, names.PARTITION_THERE, "rl-0"),
+    "partition-foreign": (
+        lambda one: msgspec.structs.replace(one, partitions=(*one.partitions, foreign(one))),
+        names.PARTITION_OWNED,
+        "by-hand",
+    ),
+    "taken-by-hand": (taken_by_hand, names.PARTITION_OWNED, "by-hand"),
+    "default-still-there": (
+        lambda one: msgspec.structs.replace(
+            one,
+            partitions=(
+                *one.partitions,
+                PartitionSeen(
+                    domain=domain(0), id=32766, name="Default", healthy=True, default=True, owner="default"
+                ),
+            ),
+        ),
+        names.DEFAULT_GONE,
+        "Default",
+    ),
+    "not-joined": (
+        lambda one: with_changed(
+            one,
+            "instance_gpus",
+            lambda gpu: gpu.machine == MACHINE,
+            status="Pending",
+            problem="the partition limit is reached",
+            since=NOW - 600,
+        ),
+        names.INTERFACE,
+        f"i-0-{TRAY}",
+    ),
+    "moved-behind-our-back": (
+        lambda one: with_changed(one, "fabric_gpus", of_tray, partition=None),
+        names.INTERFACE,
+        f"i-0-{TRAY}",
+    ),
+    "unmapped": (
+        lambda one: with_changed(
+            one,
+            "machines",
+            lambda m: m.id == MACHINE,
+            gpus=tuple(msgspec.structs.replace(key, fabric_guid=None) for key in one.machines[TRAY].gpus),
+        ),
+        names.MAPPING,
+        MACHINE,
+    ),
+    "tray-swapped": (swapped, names.IDENTITY, serial(0)),
+    "tray-split": (split, names.SPLIT, NODE),
+    "one-gpu-out": (
+        lambda one: with_changed(one, "fabric_gpus", is_module(4), partition=None),
+        names.INTERFACE,
+        f"i-0-{TRAY}",
+    ),
+    "one-gpu-taken-by-hand": (
+        lambda one: msgspec.structs.replace(
+            with_changed(one, "fabric_gpus", is_module(4), partition=9),
+            partitions=(*one.partitions, foreign(one)),
+        ),
+        names.PARTITION_OWNED,
+        "by-hand",
+    ),
+}

@@ -1,0 +1,75 @@
+"""A finding of a scenario is seen only if it names the object that was broken, while it is broken."""
+
+import pytest
+
+from rackloom.app.playing import play_scenario
+from rackloom.twin.scenario.read import parse
+
+BROKEN = """
+title = "A GPU of the second instance loses its NVLink"
+seen = "made for tests"
+racks = 2
+[[step]]
+do = "make-logical-partition"
+name = "lp"
+[[step]]
+do = "make-vpc"
+name = "net"
+logical-partition = "lp"
+[[step]]
+do = "make-instances"
+group = "job"
+vpc = "net"
+count = 2
+[[step]]
+expect = "instances"
+group = "job"
+status = "Ready"
+within = 60
+[[step]]
+do = "gpu-health"
+instance = "job/2"
+gpu = 3
+health = "no-nvlink"
+"""
+
+
+def outcome(*steps):
+    text = BROKEN + "\n".join(f"[[step]]\n{one}\nwithin = 5\n" for one in steps)
+    played = play_scenario(parse(text, "x", "x.toml"), speed="virtual", home=None, tell=lambda _: None)
+    return played.ok, played.lines[-1].seen
+
+
+def finding(check, *naming):
+    return "\n".join(['expect = "finding"', f'check = "{check}"', *naming])
+
+
+@pytest.mark.parametrize(
+    "naming",
+    [['instance = "job/2"'], ['subject = "GPU 3"', 'instance = "job/2"'], ["tray = 2"]],
+)
+def test_the_broken_one_is_named(naming):
+    ok, seen = outcome(finding("GPU health", *naming))
+    assert ok, seen
+    assert "NO_NVLINK" in seen
+
+
+@pytest.mark.parametrize(
+    "naming",
+    [
+        ['instance = "job/1"'],
+        ['subject = "GPU 1"', 'instance = "job/2"'],
+        ["tray = 2", "rack = 2"],
+        ["rack = 2"],
+    ],
+)
+def test_another_one_is_not(naming):
+    ok, seen = outcome(finding("GPU health", *naming))
+    assert not ok
+    assert seen.startswith("the doctor finds GPU health of GPU 3 of ")
+
+
+def test_what_is_still_broken_is_not_nothing():
+    ok, seen = outcome(finding("GPU health"), 'expect = "no-finding"')
+    assert not ok
+    assert seen.startswith("the doctor finds GPU health of GPU 3 of ")
