@@ -8,7 +8,8 @@ Rows, as JSON:
 - `start`: seconds until REST answers and until every tray is a node with its slices; memory; CPU at rest.
 - `REST`: latency over HTTP, seen by another process, while it makes and releases instances one tray at a time
   and somebody looks at the map all the while.
-- `map`: seconds from the moment a change was asked for to the first reading of the rack map that has it.
+- `map`: seconds from the moment a change was asked for until it is drawn for whoever looks at the rack map.
+- `loop`: the longest times for which the event loop, which serves REST, could not turn to anything else.
 """
 
 import argparse
@@ -24,19 +25,28 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import uvloop
 from site_figures import load, resident_mib, spent
 
 from rackloom.app.home import Home
 from rackloom.app.whole.running import freeze_when_up
 from rackloom.app.whole.site import Whole, whole_site
 from rackloom.claim.kube.kinds import RESOURCE_SLICE
+from rackloom.web.colouring import Mode
+from rackloom.web.live import Live
+from rackloom.web.painters import Kind, Painters
+from rackloom.web.parts import Sheet
+from rackloom.web.reading import Reading
+from rackloom.web.render import changes
 
 PROFILE, ORG = "gb200-nvl72", "demo"
+OPERATOR: Kind = (None, Mode.TENANT)
 READS = ("instance?pageSize=20", "machine?pageSize=20", "nvlink-logical-partition", "instance/type")
 GOAL_REST_MS, GOAL_MAP_S = 200.0, 1.0
 TOKEN_SECONDS = 3600.0
 REST_SECONDS = 10.0
 READ_EVERY = 0.05
+TURN = 0.01
 
 
 def changes_and_reads(base: str, token: str, seconds: float) -> tuple[list[float], dict[str, float]]:
@@ -91,22 +101,55 @@ async def _ordered(call: Any) -> tuple[str, str]:
 
 
 class Viewer:
-    """Somebody who looks at the map: when each instance was first in a reading."""
+    """An operator who looks at the map: when each instance was first in what is sent to the page."""
 
     def __init__(self, whole: Whole) -> None:
         self._source = whole.site.source
         self.first: dict[str, float] = {}
         self.readings: list[float] = []
 
+    async def read(self) -> Reading:
+        """A reading of the site, timed."""
+        began = time.perf_counter()
+        reading = await self._source.read()
+        self.readings.append(time.perf_counter() - began)
+        return reading
+
+    async def changed(self) -> None:
+        """As the site says."""
+        await self._source.changed()
+
     async def look(self) -> None:
+        """What a stream of the page does, until cancelled."""
+        live, painters, number = Live(self, time.time), Painters(0), 0
+        with painters.held(OPERATOR):
+            async with live.watched():
+                while True:
+                    sheet = await painters.sheet(OPERATOR, await live.after(number))
+                    changes(sheet.since(number))
+                    number = sheet.number
+                    self._note(sheet)
+
+    def _note(self, sheet: Sheet) -> None:
+        now = time.time()
+        for seat in sheet.whole.seats:
+            machine = seat.chain.machine if seat.chain is not None else None
+            if machine is not None and machine.instance is not None:
+                self.first.setdefault(machine.instance, now)
+
+
+class Turns:
+    """How late the event loop comes to what is due."""
+
+    def __init__(self) -> None:
+        self.late: list[float] = []
+
+    async def watch(self) -> None:
+        """Until cancelled."""
         while True:
-            began = time.perf_counter()
-            reading = await self._source.read()
-            self.readings.append(time.perf_counter() - began)
-            for one in reading.picture.machines:
-                if one.instance is not None:
-                    self.first.setdefault(one.instance, time.time())
-            await self._source.changed()
+            due = time.perf_counter() + TURN
+            await asyncio.sleep(TURN)
+            self.late.append(time.perf_counter() - due)
 
 
 @asynccontextmanager
@@ -134,18 +177,23 @@ async def started(racks: int, folder: Path) -> Any:
 async def measured(racks: int, seconds: float, folder: Path) -> list[dict[str, Any]]:
     async with AsyncExitStack() as stack:
         whole, row = await stack.enter_async_context(started(racks, folder))
-        viewer = Viewer(whole)
-        looking = asyncio.create_task(viewer.look())
+        viewer, turns = Viewer(whole), Turns()
+        watching = asyncio.gather(viewer.look(), turns.watch())
         now = time.time()
         token = whole.site.issuer.mint(ORG, ["TENANT_ADMIN"], now=now, ttl=TOKEN_SECONDS)
         base = f"{whole.site.url}/v2/org/{ORG}/nico/"
         pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
         loop = asyncio.get_running_loop()
         taken, asked = await loop.run_in_executor(pool, changes_and_reads, base, token, seconds)
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
         shown = sorted(viewer.first[one] - at for one, at in asked.items() if one in viewer.first)
-    return [row, _rest(racks, sorted(taken)), _map(racks, shown, len(asked), sorted(viewer.readings))]
+    return [
+        row,
+        _rest(racks, sorted(taken)),
+        _map(racks, shown, len(asked), sorted(viewer.readings)),
+        _loop(racks, sorted(turns.late)),
+    ]
 
 
 def _rest(racks: int, taken: list[float]) -> dict[str, Any]:
@@ -180,6 +228,11 @@ def _map(racks: int, shown: list[float], asked: int, readings: list[float]) -> d
     }
 
 
+def _loop(racks: int, late: list[float]) -> dict[str, Any]:
+    row = {"measure": "loop", "racks": racks, "late_p50_ms": _ms(late, 0.5), "late_p99_ms": _ms(late, 0.99)}
+    return {**row, "late_max_ms": _ms(late, 1.0), **load()}
+
+
 def _ms(ordered: list[float], share: float) -> float:
     """Not a number where there is none."""
     return (
@@ -199,7 +252,7 @@ def main() -> None:
     asked = parser.parse_args()
     racks, seconds = (2, 5.0) if asked.quick else (asked.racks, asked.seconds)
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-        for row in asyncio.run(measured(racks, seconds, Path(folder))):
+        for row in uvloop.run(measured(racks, seconds, Path(folder))):
             print(json.dumps(row), flush=True)
 
 

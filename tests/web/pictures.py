@@ -157,6 +157,7 @@ def _machine(rack: int, slot: int, name: str, keys: list[GpuKey], holder: str | 
         gpus=tuple(GpuKey(place=key.place, fabric_guid=key.fabric_guid) for key in keys),
         status="Ready",
         instance=f"{name}-instance" if holder else None,
+        held_since=AT - 60 if holder else None,
         tenant=f"{holder}-id" if holder else None,
         vpc=f"{holder}-vpc" if holder else None,
     )
@@ -205,7 +206,12 @@ def _uses(node: str, holder: str) -> list[DeviceUse]:
     pods = (f"{holder}-ns/{holder}-worker-{node}",)
     gpus = [
         DeviceUse(
-            driver=GPU_DRIVER, pool=node, device=f"gpu-{n}", claim=f"{holder}-ns/{holder}-gpus", pods=pods
+            driver=GPU_DRIVER,
+            pool=node,
+            device=f"gpu-{n}",
+            claim=f"{holder}-ns/{holder}-gpus",
+            pods=pods,
+            since=AT - 50,
         )
         for n in range(GPUS)
     ]
@@ -215,6 +221,7 @@ def _uses(node: str, holder: str) -> list[DeviceUse]:
         device="channel-7",
         claim=f"{holder}-ns/{holder}-channel",
         pods=pods,
+        since=AT - 50,
     )
     return [*gpus, channel]
 

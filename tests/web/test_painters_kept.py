@@ -1,12 +1,14 @@
 """Painters of streams stay, however many kinds of viewers look in."""
 
 import asyncio
+import threading
 
 from tests.web.pictures import picture
 
 from rackloom.web.colouring import Mode
 from rackloom.web.live import Now
 from rackloom.web.painters import KINDS_KEPT, Painters
+from rackloom.web.parts import Painter
 from rackloom.web.reading import Reading
 from rackloom.web.scene import scene
 
@@ -32,3 +34,37 @@ async def after_others(painters, kind):
     for other in LOOKING_IN[1:]:
         await painters.sheet(other, NOW)
     return await painters.sheet(kind, NOW)
+
+
+def test_a_client_that_goes_away_leaves_no_thread_beside_the_next(monkeypatch):
+    painting = Painting(Painter.follow)
+    monkeypatch.setattr(Painter, "follow", lambda painter, now: painting.follow(painter, now))
+
+    async def scenario():
+        painters, kind = Painters(0), LOOKING_IN[0]
+        gone = asyncio.create_task(painters.sheet(kind, NOW))
+        assert await asyncio.to_thread(painting.begun.wait, 60)
+        gone.cancel()
+        await asyncio.wait([gone])
+        later = asyncio.create_task(painters.sheet(kind, NOW))
+        await asyncio.sleep(0.2)
+        begun = painting.times
+        painting.go.set()
+        return gone.cancelled(), begun, (await later).number, painting.times
+
+    assert asyncio.run(scenario()) == (True, 1, 1, 2)
+
+
+class Painting:
+    """Painting that waits until it may go on, and counts how often it was begun."""
+
+    def __init__(self, follow):
+        self._follow = follow
+        self.times = 0
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def follow(self, painter, now):
+        self.times += 1
+        self.begun.set()
+        assert self.go.wait(60)
+        return self._follow(painter, now)

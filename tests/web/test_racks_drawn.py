@@ -12,9 +12,10 @@ from tests.web.pictures import GPUS, picture
 
 from rackloom.prove.picture.values import Layer, LayerSeen
 from rackloom.web.colouring import Colours, Mode, State
+from rackloom.web.frames import frames
 from rackloom.web.live import Now
 from rackloom.web.parts import Painter
-from rackloom.web.racks import Rack, racks
+from rackloom.web.racks import Rack, drawn_rack
 from rackloom.web.reading import Reading
 from rackloom.web.render import rack as rendered
 from rackloom.web.scene import scene
@@ -24,7 +25,8 @@ HOLDERS = ("acme", "acme", None, "blue")
 
 
 def drawn(seen, mode=Mode.PARTITION) -> tuple[Rack, ...]:
-    return racks(scene(Reading(picture=seen)), mode, Colours())
+    colours = Colours()
+    return tuple(drawn_rack(one, mode, colours) for one in frames(scene(Reading(picture=seen))).values())
 
 
 def cells(markup):

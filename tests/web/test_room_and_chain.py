@@ -6,13 +6,14 @@ from tests.web.pictures import AT, GPUS, picture
 from rackloom.prove.picture.values import Layer, LayerSeen
 from rackloom.web.details import Said, said
 from rackloom.web.reading import Reading
-from rackloom.web.render import chain
-from rackloom.web.room_left import RoomLeft, room_left
+from rackloom.web.render import chain, findings, moment
+from rackloom.web.room_left import RoomLeft, rack_room, room_left
 from rackloom.web.scene import scene
+from rackloom.web.tenancy import next_own
 
 
 def left(seen) -> RoomLeft:
-    return room_left(scene(Reading(picture=seen)))
+    return room_left([rack_room(one) for one in scene(Reading(picture=seen)).racks])
 
 
 def test_the_largest_gang_stays_within_one_domain():
@@ -103,6 +104,22 @@ def test_a_silent_controller_tells_since_when():
     assert (fabric.at, fabric.unknown_since) == (AT, AT - 9)
 
 
+def test_a_domain_whose_controllers_nobody_speaks_to_any_more_was_not_read():
+    seen = picture(2, 1, ("acme",))
+    fewer = msgspec.structs.replace(
+        seen,
+        domains=seen.domains[1:],
+        fabric_gpus=tuple(one for one in seen.fabric_gpus if one.domain != "domain-0"),
+        partitions=tuple(one for one in seen.partitions if one.domain != "domain-0"),
+    )
+    fabric = told(fewer)["switch controller"]
+    assert (fabric.at, fabric.unknown_since, fabric.current) == (None, None, False)
+    assert values(fabric) == {"Partition": None, "Fabric GPU": None}
+    layers = tuple(msgspec.structs.replace(one, unknown_since=AT - 9) for one in fewer.layers)
+    lost = told(msgspec.structs.replace(fewer, layers=layers))["switch controller"]
+    assert (lost.at, lost.unknown_since) == (None, AT - 9)
+
+
 def test_where_two_layers_contradict_each_other_both_are_quoted():
     seen = picture(1, 1)
     swapped = msgspec.structs.replace(
@@ -115,3 +132,10 @@ def test_where_two_layers_contradict_each_other_both_are_quoted():
     quoted = [seat for seat in whole.seats if seat.chain is not None and seat.chain.conflicts]
     assert len(quoted) == GPUS
     assert all('class="trouble"' in chain(seat, said(whole, seat)) for seat in quoted)
+
+
+def test_findings_say_of_which_moment_they_are():
+    reading = Reading(picture=picture(1, 1, ("acme",)), findings=(), examined_at=AT - 7)
+    whole = scene(reading)
+    assert f"as of {moment(AT - 7)}" in findings(whole)
+    assert "as of" not in findings(next_own(whole, "acme", {})[0])

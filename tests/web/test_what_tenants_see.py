@@ -8,16 +8,15 @@ from tests.web.pictures import AT, picture
 
 from rackloom.prove.doctor.findings import fails
 from rackloom.prove.picture.values import Layer, LayerSeen
-from rackloom.web.colouring import Mode
+from rackloom.web.colouring import Mode, State
 from rackloom.web.details import said
 from rackloom.web.live import Now
 from rackloom.web.parts import Painter
-from rackloom.web.racks import by_rack
 from rackloom.web.reading import Happening, Reading
 from rackloom.web.render import chain
-from rackloom.web.room_left import room_left
+from rackloom.web.room_left import rack_room, room_left
 from rackloom.web.scene import scene
-from rackloom.web.tenancy import seen_by
+from rackloom.web.tenancy import next_own
 
 MINE, THEIRS = "zulu", "xray"
 """Names that occur in no template."""
@@ -38,6 +37,10 @@ def reading(holders, swapped=False):
     )
     happened = Happening(at=AT, tenant=THEIRS, what=f"made {THEIRS}", where=THEIRS, outcome="done")
     return Reading(picture=seen, findings=(found,), happenings=(happened,))
+
+
+def seen_by(whole, org):
+    return next_own(whole, org, {})[0]
 
 
 def shown(whole, org, mode):
@@ -100,15 +103,19 @@ def test_a_tenant_has_no_more_room_left_than_there_is(sick):
     seen = picture(1, 3, (MINE, None, None))
     machines = (*seen.machines[:-1], msgspec.structs.replace(seen.machines[-1], **sick))
     whole = scene(Reading(picture=msgspec.structs.replace(seen, machines=machines)))
-    assert room_left(seen_by(whole, MINE)) == room_left(whole)
-    assert room_left(whole).free_trays == 1
+    assert left(seen_by(whole, MINE)) == left(whole)
+    assert left(whole).free_trays == 1
+
+
+def left(whole):
+    return room_left([rack_room(one) for one in whole.racks])
 
 
 def test_trays_that_only_the_cluster_knows_stay_apart_and_unnamed():
     seen = picture(1, 12, (THEIRS,))
     whole = scene(Reading(picture=msgspec.structs.replace(seen, machines=(), fabric_gpus=())))
     own = seen_by(whole, MINE)
-    assert [len(tray) for rack in by_rack(own).values() for tray in rack] == [4] * 12
+    assert [len(tray) for rack in own.racks for tray in rack.trays] == [4] * 12
     assert list(own.seats) == sorted(own.seats, key=lambda seat: seat.place.order)
     assert THEIRS not in repr(own)
 
@@ -145,3 +152,45 @@ def test_what_was_seen_since_the_machine_is_the_tenants_is_shown():
     chains = [seat.chain for seat in own.seats if seat.chain is not None]
     assert all(one.use and one.compute_domain and one.channel for one in chains)
     assert [one.transfer.at for one in chains if one.transfer] == [AT - 5]
+
+
+@pytest.mark.parametrize("since", [AT - 61, None])
+def test_a_pod_that_began_before_the_machine_was_the_tenants_is_not_shown_though_the_cluster_lists_it(since):
+    seen = picture(1, 1, (MINE,))
+    before = tuple(msgspec.structs.replace(one, since=since) for one in seen.uses)
+    whole = scene(Reading(picture=msgspec.structs.replace(seen, uses=before)))
+    told = seen_by(whole, MINE)
+    assert told.compute_domains == ()
+    own = [seat.chain for seat in told.seats if seat.chain is not None]
+    assert {(one.use, one.compute_domain, one.channel) for one in own} == {(None,) * 3}
+    assert all(seat.chain.use for seat in whole.seats if seat.chain)
+
+
+def test_a_pod_on_a_machine_of_which_nobody_knows_since_when_it_is_held_is_not_shown():
+    seen = picture(1, 1, (MINE,))
+    machines = tuple(msgspec.structs.replace(one, held_since=None) for one in seen.machines)
+    own = seen_by(scene(Reading(picture=msgspec.structs.replace(seen, machines=machines))), MINE)
+    assert all(seat.chain is not None and seat.chain.use is None for seat in own.seats)
+
+
+@pytest.mark.parametrize(
+    "change", [{"logical": None, "owner": "default", "default": True}, {"logical": f"{THEIRS}-lp"}]
+)
+def test_a_gpu_in_a_partition_that_is_not_the_tenants_is_not_called_free(change):
+    seen = picture(1, 2, (MINE, THEIRS))
+    other = tuple(msgspec.structs.replace(one, **change) for one in seen.partitions)
+    whole = scene(Reading(picture=msgspec.structs.replace(seen, partitions=other)))
+    sheet = Painter(MINE, Mode.PARTITION, 9).follow(Now(number=1, whole=whole))
+    cells = [tray.cells for part in sheet.racks.values() for tray in part.rack.trays]
+    assert [{cell.state for cell in tray} for tray in cells] == [{State.OTHERS}, {State.UNKNOWN}]
+    page = next(chain(seat, said(sheet.whole, seat)) for seat in sheet.whole.seats if seat.chain)
+    assert {name: row(page, name) for name in ("Partition", "Logical partition")} == {
+        "Partition": "<td><i>not shown</i></td>",
+        "Logical partition": "<td><i>not shown</i></td>",
+    }
+
+
+def row(page, label):
+    """What stands beside a label."""
+    rest = page[page.index(f">{label}</th>") :]
+    return rest[rest.index("<td>") : rest.index("</tr>")]

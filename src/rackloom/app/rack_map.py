@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import sqlalchemy as sa
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rackloom.app.picture.devices import KnownDevices
+from rackloom.app.picture.examined import Examiner
 from rackloom.app.picture.fabric import Staleness
+from rackloom.app.picture.known import Known
 from rackloom.app.picture.look import STALE_SECONDS, site_picture
 from rackloom.carve.api.auth import Role, TokenVerifier, Unauthenticated
 from rackloom.carve.site.operations import SITE
@@ -16,12 +18,12 @@ from rackloom.carve.site.problems import Rejected
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.tables import domain_revision, operation, provider, site, status_history
 from rackloom.claim.kube.api import KubeApi
-from rackloom.prove.doctor.examine import examine
 from rackloom.web.door import Doorman, Viewer
 from rackloom.web.pages import create_pages
 from rackloom.web.reading import Happening, Reading
 
-POLL_SECONDS = 0.3
+T = TypeVar("T")
+POLL_SECONDS = 0.1
 """How long a change may lie in the records before the map looks: it is there within a second."""
 HAPPENINGS = 50
 """Of each organisation: nobody's timeline is emptied by what others do."""
@@ -48,6 +50,16 @@ _LAST = (
 )
 
 
+class _Survey:
+    """A store as those read it who read all of it: REST does not wait for them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def read(self, fn: Callable[[sa.Connection], T]) -> T:
+        return await self._store.survey(fn)
+
+
 class SiteSource:
     """The site as its records and, where there are any, its cluster and its transfers tell of it.
 
@@ -69,7 +81,8 @@ class SiteSource:
         self.cluster: KubeApi | None = None
         self.cluster_version: Callable[[], object] | None = None
         self._seen: object = None
-        self._devices = KnownDevices()
+        self._known = Known()
+        self._examiner = Examiner()
 
     async def read(self) -> Reading:
         """The whole site now."""
@@ -77,18 +90,23 @@ class SiteSource:
         now, folder = self._clock(), self._transfers
         picture = await site_picture(
             now,
-            records=self._store,
+            records=_Survey(self._store),
             stale=Staleness(now, self._stale_seconds),
             cluster=self.cluster,
             transfers=folder if folder is not None and folder.is_dir() else None,
-            known=self._devices,
+            known=self._known,
         )
-        findings = await asyncio.to_thread(examine, picture)
-        happenings = await self._store.read(_happenings)
-        return Reading(picture=picture, findings=findings, happenings=happenings)
+        examined = await self._examiner.newest(picture)
+        happenings = await self._store.survey(_happenings)
+        return Reading(
+            picture=picture,
+            findings=examined.findings,
+            examined_at=examined.at,
+            happenings=happenings,
+        )
 
     async def changed(self) -> None:
-        """Return when the records, or the cluster, are other than at the last reading."""
+        """Return when the records, the cluster or the findings are other than at the last reading."""
         # The records are other processes' too, and SQLite tells nobody of a commit.
         while await self._version() == self._seen:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
@@ -99,7 +117,7 @@ class SiteSource:
 
     async def _version(self) -> object:
         cluster = self.cluster_version() if self.cluster_version is not None else None
-        return cluster, self.cluster is None, await self._store.read(_records_version)
+        return cluster, self.cluster is None, self._examiner.news, await self._store.read(_records_version)
 
 
 def _records_version(conn: sa.Connection) -> tuple[object, ...]:

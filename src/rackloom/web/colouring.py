@@ -10,8 +10,9 @@ from enum import StrEnum
 import msgspec
 
 from rackloom.prove.picture.values import GpuChain, Layer
-from rackloom.web.details import clique
-from rackloom.web.scene import Scene, Seat
+from rackloom.web.details import clique, partition_hidden
+from rackloom.web.frames import Frame
+from rackloom.web.scene import Seat
 
 COLOURS = 8
 """Hues that people can tell apart; the letter in the cell tells the groups of one hue apart."""
@@ -51,13 +52,13 @@ class Shade(msgspec.Struct, frozen=True):
     group: Group | None = None
 
 
-def shade(whole: Scene, mode: Mode, seat: Seat) -> Shade:
-    """What a seat is coloured by. Unknown where the layer that says so was not read, or not lately."""
+def shade(frame: Frame, mode: Mode, seat: Seat) -> Shade:
+    """What a seat is coloured by. Unknown where what says so was not read, not lately, or is hidden."""
     chain = seat.chain
     if chain is None:
         return Shade(_without_name(seat.taken))
-    group = _GROUP[mode](whole, chain)
-    if not _current(whole, mode, seat, chain):
+    group = _GROUP[mode](frame, chain)
+    if not _current(frame, mode, seat, chain):
         return Shade(State.UNKNOWN, group)
     return Shade(State.FREE if group is None else State.GROUP, group)
 
@@ -68,7 +69,7 @@ def _without_name(taken: bool | None) -> State:
     return State.OTHERS if taken else State.FREE
 
 
-def _partition(_: Scene, chain: GpuChain) -> Group | None:
+def _partition(_: Frame, chain: GpuChain) -> Group | None:
     if chain.partition is None:
         return None
     if chain.logical is not None:
@@ -78,17 +79,17 @@ def _partition(_: Scene, chain: GpuChain) -> Group | None:
     return Group(f"{chain.partition.domain}/{chain.partition.id}", chain.partition.name)
 
 
-def _tenant(whole: Scene, chain: GpuChain) -> Group | None:
+def _tenant(frame: Frame, chain: GpuChain) -> Group | None:
     tenant = chain.machine.tenant if chain.machine else None
-    return Group(tenant, whole.tenants.get(tenant, tenant)) if tenant else None
+    return Group(tenant, frame.tenants.get(tenant, tenant)) if tenant else None
 
 
-def _clique(_: Scene, chain: GpuChain) -> Group | None:
+def _clique(_: Frame, chain: GpuChain) -> Group | None:
     found = clique(chain)
     return Group(found, found) if found else None
 
 
-def _workload(_: Scene, chain: GpuChain) -> Group | None:
+def _workload(_: Frame, chain: GpuChain) -> Group | None:
     if chain.use is None:
         return None
     if chain.compute_domain is not None:
@@ -96,7 +97,7 @@ def _workload(_: Scene, chain: GpuChain) -> Group | None:
     return Group(chain.use.claim, chain.use.claim)
 
 
-_GROUP: Mapping[Mode, Callable[[Scene, GpuChain], Group | None]] = {
+_GROUP: Mapping[Mode, Callable[[Frame, GpuChain], Group | None]] = {
     Mode.PARTITION: _partition,
     Mode.TENANT: _tenant,
     Mode.CLIQUE: _clique,
@@ -104,18 +105,13 @@ _GROUP: Mapping[Mode, Callable[[Scene, GpuChain], Group | None]] = {
 }
 
 
-def _current(whole: Scene, mode: Mode, seat: Seat, chain: GpuChain) -> bool:
+def _current(frame: Frame, mode: Mode, seat: Seat, chain: GpuChain) -> bool:
     if mode is Mode.PARTITION:
-        return chain.fabric is not None and whole.known(Layer.FABRIC) and domain_known(whole, seat.domain)
+        answered = Layer.FABRIC in frame.known and frame.answers(seat.domain)
+        return answered and chain.fabric is not None and not partition_hidden(chain)
     if mode is Mode.TENANT:
-        return chain.machine is not None and whole.known(Layer.SITE)
-    return (chain.node or chain.device) is not None and whole.known(Layer.CLUSTER)
-
-
-def domain_known(whole: Scene, uuid: str) -> bool:
-    """Whether the controllers of a domain answer."""
-    seen = whole.domains.get(uuid)
-    return seen is not None and seen.observed_at is not None and seen.unknown_since is None
+        return chain.machine is not None and Layer.SITE in frame.known
+    return (chain.node or chain.device) is not None and Layer.CLUSTER in frame.known
 
 
 class Palette:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from rackloom.prove.picture.values import GpuChain, Layer, PartitionSeen
+from rackloom.prove.picture.values import DomainSeen, GpuChain, Layer, LayerSeen, PartitionSeen
 from rackloom.web.scene import Scene, Seat
 from rackloom.web.wiring import Wiring, link_down, wiring
 
@@ -17,7 +17,8 @@ _WHO = {
 
 
 Link = tuple[str, str | None, str]
-"""What it is, its name (None: there is none) and what to know of it."""
+"""What it is, its name (None: there is none, or none to be shown) and what to know of it."""
+NOT_SHOWN = "not shown"
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,12 +69,15 @@ def _by_site(whole: Scene, chain: GpuChain) -> Iterator[Link]:
     if logical := chain.logical:
         yield "Logical partition", logical.name, _both(logical.status, logical.problem)
     else:
-        yield "Logical partition", None, ""
+        yield "Logical partition", None, _unshown(chain)
 
 
 def _by_fabric(chain: GpuChain) -> Iterator[Link]:
     partition, gpu = chain.partition, chain.fabric
-    yield "Partition", f"{partition.name} ({partition.id})" if partition else None, _partition_note(partition)
+    if partition:
+        yield "Partition", f"{partition.name} ({partition.id})", _partition_note(partition)
+    else:
+        yield "Partition", None, _unshown(chain)
     note = _both(_health(gpu.healthy), gpu.problem) if gpu else ""
     yield "Fabric GPU", f"{gpu.guid:#018x}" if gpu else None, note
 
@@ -95,15 +99,28 @@ def _seen(whole: Scene, seat: Seat, layer: Layer) -> tuple[float | None, float |
     seen = whole.layer(layer)
     if layer is Layer.TRANSFER and seat.chain is not None and seat.chain.transfer is not None:
         return seat.chain.transfer.at, seen.unknown_since
-    domain = whole.domains.get(seat.domain)
-    if layer is Layer.FABRIC and domain is not None and seen.unknown_since is None:
-        return domain.observed_at, domain.unknown_since
+    if layer is Layer.FABRIC:
+        return _fabric_seen(seen, whole.domains.get(seat.domain))
     return seen.at, seen.unknown_since
 
 
-def _partition_note(partition: PartitionSeen | None) -> str:
-    if partition is None:
-        return ""
+def _fabric_seen(layer: LayerSeen, domain: DomainSeen | None) -> tuple[float | None, float | None]:
+    """Of a domain that nobody speaks for, the time of the others tells nothing."""
+    if domain is None:
+        return None, layer.unknown_since
+    return domain.observed_at, domain.unknown_since if layer.unknown_since is None else layer.unknown_since
+
+
+def partition_hidden(chain: GpuChain) -> bool:
+    """Whether a GPU is in a partition of which the viewer is told nothing, being somebody else's."""
+    return chain.partition is None and chain.fabric is not None and chain.fabric.partition is not None
+
+
+def _unshown(chain: GpuChain) -> str:
+    return NOT_SHOWN if partition_hidden(chain) else ""
+
+
+def _partition_note(partition: PartitionSeen) -> str:
     return _both(_OWNERS.get(partition.owner, ""), _health(partition.healthy), partition.problem)
 
 

@@ -37,12 +37,18 @@ class Painters:
 
     async def sheet(self, kind: Kind, now: Now) -> Sheet:
         """What a kind of viewer sees of a reading."""
-        async with self._painting:
-            painter = self._painters.setdefault(kind, Painter(*kind, self._switch_trays))
-            self._painters.move_to_end(kind)
-            self._drop_some()
-            # Drawing a hundred racks takes a while, in which others want to be answered.
-            return await asyncio.to_thread(painter.follow, now)
+        await self._painting.acquire()
+        # Drawing a hundred racks takes a while, in which others want to be answered.
+        painting = asyncio.get_running_loop().run_in_executor(None, self._painter(kind).follow, now)
+        # The thread goes on when its client goes away: until it ends, nobody else may paint.
+        painting.add_done_callback(lambda _: self._painting.release())
+        return await asyncio.shield(painting)
+
+    def _painter(self, kind: Kind) -> Painter:
+        painter = self._painters.setdefault(kind, Painter(*kind, self._switch_trays))
+        self._painters.move_to_end(kind)
+        self._drop_some()
+        return painter
 
     def _drop_some(self) -> None:
         idle = [kind for kind in self._painters if kind not in self._streams]

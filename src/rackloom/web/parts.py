@@ -3,17 +3,20 @@
 A rack is drawn again only when its value differs; panels are small and are compared as text.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from rackloom.prove.picture.kept import Kept, again
 from rackloom.web import render
-from rackloom.web.colouring import Colours, Mode
+from rackloom.web.colouring import Colours, Group, Mode
+from rackloom.web.frames import Frame, frames
 from rackloom.web.live import Now
-from rackloom.web.racks import Rack, badges, legend, racks
-from rackloom.web.room_left import room_left
+from rackloom.web.racks import Rack, badges, drawn_rack, groups, legend
+from rackloom.web.room_left import RackRoom, rack_room, room_left
 from rackloom.web.scene import Scene
-from rackloom.web.tenancy import seen_by
+from rackloom.web.tenancy import Own, next_own
 
 RACKS = "racks"
 """The id of the element that holds all racks."""
@@ -54,6 +57,14 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
         yield from ((id_, one.markup) for id_, one in changing.items() if one.changed > number)
 
 
+class Drawn(msgspec.Struct, frozen=True):
+    """What was made of one frame."""
+
+    rack: Rack
+    groups: Counter[Group]
+    room: RackRoom
+
+
 class Painter:
     """Draws what one kind of viewer sees in one mode; `org` None sees everything."""
 
@@ -63,23 +74,37 @@ class Painter:
         self._switch_trays = switch_trays
         # Of this kind of viewer alone: letters that skip some would tell how many groups others have.
         self._colours = Colours()
+        self._own: Own = {}
+        self._drawn: Kept[str, Frame, Drawn] = {}
         self.sheet = Sheet()
 
     def follow(self, now: Now) -> Sheet:
         """The parts as of a reading; of an older one than is drawn already, those that are drawn."""
-        before = self.sheet
-        if now.number > before.number:
-            whole = now.whole if self._org is None else seen_by(now.whole, self._org)
-            drawn = {one.id: self._rack(one, now.number) for one in racks(whole, self._mode, self._colours)}
-            same = list(drawn) == list(before.racks)
+        if now.number > self.sheet.number:
+            whole = self._seen(now.whole)
+            self._drawn = again(self._drawn, frames(whole), self._draw)
+            drawn = [one for _, one in self._drawn.values()]
+            racks = {one.rack.id: self._rack(one.rack, now.number) for one in drawn}
+            texts = self._texts(now, whole, drawn)
+            same = list(racks) == list(self.sheet.racks)
             self.sheet = Sheet(
                 number=now.number,
                 whole=whole,
-                racks=drawn,
-                panels={id_: self._panel(id_, text, now.number) for id_, text in self._texts(now, whole)},
-                regrouped=before.regrouped if same else now.number,
+                racks=racks,
+                panels={id_: self._panel(id_, text, now.number) for id_, text in texts},
+                regrouped=self.sheet.regrouped if same else now.number,
             )
         return self.sheet
+
+    def _seen(self, whole: Scene) -> Scene:
+        if self._org is None:
+            return whole
+        own, self._own = next_own(whole, self._org, self._own)
+        return own
+
+    def _draw(self, frame: Frame) -> Drawn:
+        rack = drawn_rack(frame, self._mode, self._colours)
+        return Drawn(rack, groups(frame, self._mode), rack_room(frame.rack))
 
     def _rack(self, drawn: Rack, number: int) -> Part:
         before = self.sheet.racks.get(drawn.id)
@@ -93,10 +118,10 @@ class Painter:
             return before
         return Part(markup=markup, changed=number)
 
-    def _texts(self, now: Now, whole: Scene) -> Iterator[tuple[str, str]]:
-        groups, domains = legend(whole, self._mode, self._colours), badges(whole, self._colours)
+    def _texts(self, now: Now, whole: Scene, drawn: Sequence[Drawn]) -> Iterator[tuple[str, str]]:
+        entries = legend((one.groups for one in drawn), self._colours)
         yield "reading", render.reading(msgspec.structs.replace(now, whole=whole))
-        yield "legend", render.legend(self._mode, groups, domains)
-        yield "room", render.room(room_left(whole))
+        yield "legend", render.legend(self._mode, entries, badges(whole, self._colours))
+        yield "room", render.room(room_left([one.room for one in drawn]))
         yield "findings", render.findings(whole)
         yield "timeline", render.timeline(whole)

@@ -1,19 +1,19 @@
 """Racks as they are drawn: plain values that are equal exactly when their drawings are."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable
 from hashlib import sha256
-from itertools import groupby
 
 import msgspec
 
-from rackloom.claim.domain.objects import ComputeDomain
 from rackloom.prove.picture.values import GpuChain, Layer
-from rackloom.web.colouring import Colours, Group, Mode, Shade, State, domain_known, hue, letter, shade
+from rackloom.web.colouring import Colours, Group, Mode, Shade, State, hue, letter, shade
+from rackloom.web.frames import Frame
 from rackloom.web.scene import Scene, Seat
 from rackloom.web.wiring import Wiring, link_down, wiring
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class Cell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One GPU."""
 
     state: State
@@ -47,7 +47,7 @@ _LOOKS = {State.FREE: "f", State.OTHERS: "o", State.UNKNOWN: "q"}
 _WORDS = {State.FREE: "free", State.OTHERS: "in use by somebody else", State.UNKNOWN: "unknown"}
 
 
-class Tray(msgspec.Struct, frozen=True, kw_only=True):
+class Tray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One compute tray."""
 
     slot: int
@@ -91,75 +91,42 @@ def rack_id(name: str) -> str:
     return "r" + sha256(name.encode()).hexdigest()[:12]
 
 
-def by_rack(whole: Scene) -> Mapping[str, tuple[tuple[Seat, ...], ...]]:
-    """The seats of each rack by its name, tray by tray, the highest slot first."""
-    found = {}
-    for name, seats in groupby(whole.seats, key=lambda seat: seat.place.rack):
-        trays = [tuple(tray) for _, tray in groupby(seats, key=_tray)]
-        found[name] = tuple(reversed(trays))
-    return found
-
-
-def _tray(seat: Seat) -> tuple[str, int, str]:
-    return seat.place.chassis, seat.place.slot, seat.place.node
-
-
 def find(whole: Scene, spot: Spot) -> Seat | None:
     """The seat that the page names so."""
     wanted, tray, gpu = spot
-    for name, trays in by_rack(whole).items():
-        if rack_id(name) == wanted:
-            return trays[tray][gpu] if tray < len(trays) and gpu < len(trays[tray]) else None
-    return None
+    rack = next((one for one in whole.racks if rack_id(one.name) == wanted), None)
+    if rack is None or tray >= len(rack.trays) or gpu >= len(rack.trays[tray]):
+        return None
+    return rack.trays[tray][gpu]
 
 
-def racks(whole: Scene, mode: Mode, colours: Colours) -> tuple[Rack, ...]:
-    """Every rack of a scene, by name."""
-    over = _members(whole.compute_domains)
-    return tuple(_rack(whole, mode, colours, name, trays, over) for name, trays in by_rack(whole).items())
-
-
-def _rack(
-    whole: Scene,
-    mode: Mode,
-    colours: Colours,
-    name: str,
-    trays: tuple[tuple[Seat, ...], ...],
-    over: Mapping[str, Group],
-) -> Rack:
-    drawn = tuple(_drawn_tray(whole, mode, colours, tray, over) for tray in trays)
+def drawn_rack(frame: Frame, mode: Mode, colours: Colours) -> Rack:
+    """One rack. New groups in it are given colours."""
+    drawn = tuple(_drawn_tray(frame, mode, colours, tray) for tray in frame.rack.trays)
     # As racks are built: of 18 compute trays 10 stand above the switches and 8 below.
     lower = len(drawn) * 4 // 9
     frees = [tray.free for tray in drawn]
     return Rack(
-        id=rack_id(name),
-        name=name,
+        id=rack_id(frame.rack.name),
+        name=frame.rack.name,
         above=drawn[: len(drawn) - lower],
         below=drawn[len(drawn) - lower :],
-        switches=_switches(whole, {seat.domain for tray in trays for seat in tray}),
+        switches=None if frame.silent else not any(frame.paused.values()),
         free=None if None in frees else sum(free is True for free in frees),
     )
 
 
-def _switches(whole: Scene, domains: Iterable[str]) -> bool | None:
-    if not all(domain_known(whole, uuid) for uuid in domains):
-        return None
-    return not any(whole.domains[uuid].paused for uuid in domains)
-
-
-def _drawn_tray(
-    whole: Scene, mode: Mode, colours: Colours, seats: tuple[Seat, ...], over: Mapping[str, Group]
-) -> Tray:
+def _drawn_tray(frame: Frame, mode: Mode, colours: Colours, seats: tuple[Seat, ...]) -> Tray:
     chain = next((seat.chain for seat in seats if seat.chain is not None), None)
-    domain = over.get(chain.node.name) if chain is not None and chain.node is not None else None
+    laid = frame.over.get(chain.node.name) if chain is not None and chain.node is not None else None
     return Tray(
         slot=seats[0].place.slot,
         title=_title(seats[0], chain),
-        cells=tuple(_cell(whole, mode, colours, seat) for seat in seats),
+        cells=tuple(_cell(frame, mode, colours, seat) for seat in seats),
         free=tray_free(seats),
-        notes=_notes(whole, chain),
-        laid_over=domain.name if domain else "",
-        badge=None if domain is None else colours.badges.number(domain),
+        notes=_notes(frame, chain),
+        laid_over=laid[1] if laid else "",
+        badge=None if laid is None else colours.badges.number(Group(*laid)),
     )
 
 
@@ -179,27 +146,23 @@ def _title(seat: Seat, chain: GpuChain | None) -> str:
     return ", ".join(names)
 
 
-def _notes(whole: Scene, chain: GpuChain | None) -> tuple[str, ...]:
+def _notes(frame: Frame, chain: GpuChain | None) -> tuple[str, ...]:
     found = []
     machine, node = (chain.machine, chain.node) if chain is not None else (None, None)
     if machine is not None and machine.cordoned:
         found.append("cordoned")
     if machine is not None and machine.health:
         found.append("machine unhealthy")
-    if node is not None and whole.known(Layer.CLUSTER) and node.ready is not True:
+    if node is not None and Layer.CLUSTER in frame.known and node.ready is not True:
         found.append("node not ready" if node.ready is False else "node unknown")
     if node is not None and node.unschedulable:
         found.append("unschedulable")
     return tuple(found)
 
 
-def _members(domains: Iterable[ComputeDomain]) -> dict[str, Group]:
-    return {node.name: Group(domain.uid, domain.key) for domain in domains for node in domain.status.nodes}
-
-
-def _cell(whole: Scene, mode: Mode, colours: Colours, seat: Seat) -> Cell:
+def _cell(frame: Frame, mode: Mode, colours: Colours, seat: Seat) -> Cell:
     chain = seat.chain
-    found: Shade = shade(whole, mode, seat)
+    found: Shade = shade(frame, mode, seat)
     if chain is None:
         return Cell(state=found.state, nic="")
     number = None if found.group is None else colours.groups.number(found.group)
@@ -210,7 +173,7 @@ def _cell(whole: Scene, mode: Mode, colours: Colours, seat: Seat) -> Cell:
         name="" if found.group is None else found.group.name,
         sick=_is_sick(chain),
         busy=chain.use is not None,
-        nic=_nic(whole, chain),
+        nic=_nic(frame, chain),
     )
 
 
@@ -221,9 +184,9 @@ def _is_sick(chain: GpuChain) -> bool:
     return by_fabric or kept_off
 
 
-def _nic(whole: Scene, chain: GpuChain) -> str:
+def _nic(frame: Frame, chain: GpuChain) -> str:
     """How the NIC of a GPU is wired, as their plugins published it."""
-    if chain.device is None or not whole.known(Layer.CLUSTER):
+    if chain.device is None or Layer.CLUSTER not in frame.known:
         return "unknown"
     if chain.nic is None:
         return "none"
@@ -254,12 +217,16 @@ def badges(whole: Scene, colours: Colours) -> tuple[Entry, ...]:
     return tuple(Entry(hue=hue(n), letter=str(n + 1), name=g.name, count=nodes) for n, g, nodes in numbered)
 
 
-def legend(whole: Scene, mode: Mode, colours: Colours) -> tuple[Entry, ...]:
-    """The groups that are drawn, and how many GPUs each has."""
-    counts: dict[Group, int] = {}
-    for seat in whole.seats:
-        group = shade(whole, mode, seat).group
-        if group is not None:
-            counts[group] = counts.get(group, 0) + 1
+def groups(frame: Frame, mode: Mode) -> Counter[Group]:
+    """The groups in one rack, and how many GPUs each has there."""
+    shades = (shade(frame, mode, seat) for tray in frame.rack.trays for seat in tray)
+    return Counter(one.group for one in shades if one.group is not None)
+
+
+def legend(found: Iterable[Counter[Group]], colours: Colours) -> tuple[Entry, ...]:
+    """The groups that are drawn in any rack, and how many GPUs each has."""
+    counts: Counter[Group] = Counter()
+    for one in found:
+        counts.update(one)
     numbered = sorted((colours.groups.number(group), group, gpus) for group, gpus in counts.items())
     return tuple(Entry(hue=hue(n), letter=letter(n), name=g.name, count=gpus) for n, g, gpus in numbered)

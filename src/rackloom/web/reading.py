@@ -26,7 +26,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     picture: Picture
     findings: tuple[Finding, ...] | None = None
-    """What the doctor objects to, the worst first; None: it has not examined this picture."""
+    """What the doctor objects to, the worst first; None: it has not examined this site."""
+    examined_at: float | None = None
+    """The moment of the picture that it examined, which may be an earlier one."""
     happenings: tuple[Happening, ...] = ()
     """Newest first."""
 

@@ -76,7 +76,9 @@ def room(left: RoomLeft) -> str:
 
 def findings(whole: Scene) -> str:
     """What the doctor objects to."""
-    return _written("findings.html", operator=whole.operator, findings=whole.findings)
+    return _written(
+        "findings.html", operator=whole.operator, findings=whole.findings, examined_at=whole.examined_at
+    )
 
 
 def timeline(whole: Scene) -> str:

@@ -5,13 +5,16 @@ controller gives it; and what neither of them knows stands by its node, in a rac
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import groupby
 
 import msgspec
 
 from rackloom.claim.domain.objects import ComputeDomain
 from rackloom.prove.doctor.findings import Finding
-from rackloom.prove.picture.join import chains
+from rackloom.prove.picture.join import JoinedShares, join
+from rackloom.prove.picture.kept import Kept, again
+from rackloom.prove.picture.shares import Name
 from rackloom.prove.picture.values import DomainSeen, GpuChain, Layer, LayerSeen
 from rackloom.topology.identity import SlotKey
 from rackloom.web.reading import Happening, Reading
@@ -21,7 +24,7 @@ NO_RACK = "not in a known rack"
 _NUMBER = re.compile(r"(\d+)", re.ASCII)
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """Where a GPU is drawn."""
 
     rack: str
@@ -39,7 +42,7 @@ class Place(msgspec.Struct, frozen=True):
         return self.rack == NO_RACK, parts, self.rack, self.chassis, self.slot, self.node, self.module
 
 
-class Seat(msgspec.Struct, frozen=True, kw_only=True):
+class Seat(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One GPU of the map."""
 
     place: Place
@@ -53,6 +56,40 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """What all layers say of it; None: it is somebody else's, and not shown."""
 
 
+Tray = tuple[Seat, ...]
+
+
+class RackSeats(msgspec.Struct, frozen=True, kw_only=True):
+    """One rack with somebody in it."""
+
+    name: str
+    trays: tuple[Tray, ...]
+    """The highest slot first."""
+    domains: frozenset[str]
+    """All that its seats are in; empty text: one that is not known."""
+    nodes: frozenset[str]
+    tenants: frozenset[str]
+    """Ids of those that hold a machine of it."""
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """By which racks are sorted."""
+        return self.trays[0][0].place.order[:3]
+
+
+def rack_of(trays: tuple[Tray, ...]) -> RackSeats:
+    """The rack of some trays, the highest first."""
+    seats = [seat for tray in trays for seat in tray]
+    chains = [seat.chain for seat in seats if seat.chain is not None]
+    return RackSeats(
+        name=seats[0].place.rack,
+        trays=trays,
+        domains=frozenset(seat.domain for seat in seats),
+        nodes=frozenset(one.node.name for one in chains if one.node is not None),
+        tenants=frozenset(one.machine.tenant for one in chains if one.machine and one.machine.tenant),
+    )
+
+
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one viewer is shown."""
 
@@ -61,15 +98,22 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is shown whole; else it is one tenant's part."""
     layers: tuple[LayerSeen, ...] = ()
     domains: Mapping[str, DomainSeen] = msgspec.field(default_factory=dict)
-    seats: tuple[Seat, ...] = ()
-    """Sorted by place."""
+    racks: tuple[RackSeats, ...] = ()
+    """Sorted by name."""
     compute_domains: tuple[ComputeDomain, ...] = ()
     tenants: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Organisation of each tenant by its id."""
     vpcs: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Name of each VPC by its id."""
     findings: tuple[Finding, ...] | None = None
+    examined_at: float | None = None
+    """Since when the findings are, and the picture that they were found in."""
     happenings: tuple[Happening, ...] = ()
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        """All seats, by place."""
+        return tuple(seat for rack in self.racks for tray in reversed(rack.trays) for seat in tray)
 
     def layer(self, layer: Layer) -> LayerSeen:
         """Whether a layer was read; one that nobody asked was not."""
@@ -82,11 +126,36 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         return seen.at is not None and seen.unknown_since is None
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """All that the seats of a share depend on: the chains, and which layers were read."""
+
+    chains: tuple[GpuChain, ...]
+    chassis: Mapping[str, str]
+    """The rack of each chassis that the site's records know."""
+    asked: frozenset[Layer]
+    known: frozenset[Layer]
+
+
+_Seats = Mapping[str, tuple[Seat, ...]]
+"""Those of each rack, by place."""
+
+
+class Seated(msgspec.Struct, frozen=True, kw_only=True):
+    """What was made of one reading, for the next to be compared with."""
+
+    joined: JoinedShares = JoinedShares()
+    shares: Kept[Name, _Told, _Seats] = msgspec.field(default_factory=dict)
+    racks: Kept[str, tuple[tuple[Seat, ...], ...], RackSeats] = msgspec.field(default_factory=dict)
+
+
 def scene(reading: Reading) -> Scene:
     """All of a reading, for somebody who may see everything."""
+    return next_scene(reading, Seated())[0]
+
+
+def next_scene(reading: Reading, before: Seated) -> tuple[Scene, Seated]:
+    """As `scene`, making only what is not as it was `before`: of other racks there are the same values."""
     picture = reading.picture
-    gpus = chains(picture)
-    racks = {one.chassis_serial: one.rack for one in picture.machines}
     bare = Scene(
         at=picture.at,
         layers=picture.layers,
@@ -95,21 +164,58 @@ def scene(reading: Reading) -> Scene:
         tenants=picture.tenants,
         vpcs=picture.vpcs,
         findings=reading.findings,
+        examined_at=reading.examined_at,
         happenings=reading.happenings,
     )
-    seats = sorted(_seats(bare, gpus, racks), key=lambda seat: seat.place.order)
-    return msgspec.structs.replace(bare, seats=tuple(seats))
+    joined = join(picture, before.joined)
+    shares = again(before.shares, dict(_told(bare, joined)), _seats)
+    racks = again(before.racks, _by_rack(shares), _rack)
+    found = sorted((rack for _, rack in racks.values()), key=lambda rack: rack.order)
+    return msgspec.structs.replace(bare, racks=tuple(found)), Seated(
+        joined=joined, shares=shares, racks=racks
+    )
 
 
-def _seats(bare: Scene, gpus: Iterable[GpuChain], racks: Mapping[str, str]) -> Iterable[Seat]:
-    for chain in gpus:
-        yield Seat(
-            place=_place(chain, racks),
+def _told(bare: Scene, joined: JoinedShares) -> Iterator[tuple[Name, _Told]]:
+    asked = frozenset(one.layer for one in bare.layers)
+    known = frozenset(layer for layer in asked if bare.known(layer))
+    for name, (share, chains) in joined.joined.items():
+        chassis = {one.chassis_serial: one.rack for one in share.machines}
+        yield name, _Told(chains, chassis, asked, known)
+
+
+def _seats(told: _Told) -> _Seats:
+    found = [
+        Seat(
+            place=_place(chain, told.chassis),
             domain=_domain(chain),
-            taken=taken(bare, chain),
-            held_back=held_back(chain),
+            taken=_taken(told, chain),
+            held_back=_held_back(chain),
             chain=chain,
         )
+        for chain in told.chains
+    ]
+    ordered = sorted(found, key=lambda seat: seat.place.order)
+    return {rack: tuple(seats) for rack, seats in groupby(ordered, key=lambda seat: seat.place.rack)}
+
+
+def _by_rack(shares: Kept[Name, _Told, _Seats]) -> dict[str, tuple[tuple[Seat, ...], ...]]:
+    """What the shares have in each rack: of most racks one share has all."""
+    found: dict[str, tuple[tuple[Seat, ...], ...]] = {}
+    for _, seats in shares.values():
+        for rack, some in seats.items():
+            found[rack] = (*found.get(rack, ()), some)
+    return found
+
+
+def _rack(parts: tuple[tuple[Seat, ...], ...]) -> RackSeats:
+    seats = sorted((seat for part in parts for seat in part), key=lambda seat: seat.place.order)
+    trays = [tuple(tray) for _, tray in groupby(seats, key=_tray)]
+    return rack_of(tuple(reversed(trays)))
+
+
+def _tray(seat: Seat) -> tuple[str, int, str]:
+    return seat.place.chassis, seat.place.slot, seat.place.node
 
 
 def _place(chain: GpuChain, racks: Mapping[str, str]) -> Place:
@@ -137,20 +243,19 @@ def _domain(chain: GpuChain) -> str:
     return chain.machine.domain if chain.machine else ""
 
 
-def taken(whole: Scene, chain: GpuChain) -> bool | None:
+def _taken(told: _Told, chain: GpuChain) -> bool | None:
     """Whether an instance or a pod has a GPU. None where a layer that would say so was not read.
 
     A layer that was asked and not read knows GPUs that it could not tell of.
     """
     if chain.use is not None or (chain.machine is not None and chain.machine.instance is not None):
         return True
-    told = {Layer.SITE: chain.machine is not None, Layer.CLUSTER: chain.device is not None}
-    asked = {one.layer for one in whole.layers}
-    known = all(whole.known(layer) for layer, tells in told.items() if tells or layer in asked)
-    return False if known and any(told.values()) else None
+    tells = {Layer.SITE: chain.machine is not None, Layer.CLUSTER: chain.device is not None}
+    known = all(layer in told.known for layer, does in tells.items() if does or layer in told.asked)
+    return False if known and any(tells.values()) else None
 
 
-def held_back(chain: GpuChain) -> bool:
+def _held_back(chain: GpuChain) -> bool:
     """Whether the tray of a GPU is given to nobody now."""
     machine, node = chain.machine, chain.node
     held = machine is not None and (machine.cordoned or bool(machine.health))

@@ -5,66 +5,129 @@ their whole chain, and of the tenant's own chain the parts that may name somebod
 was seen before the machine was the tenant's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from rackloom.claim.domain.objects import ComputeDomain
+from rackloom.prove.picture.kept import Kept, again
 from rackloom.prove.picture.values import DomainSeen, GpuChain, Layer, LayerSeen
-from rackloom.web.scene import Scene, Seat
+from rackloom.web.scene import NO_RACK, RackSeats, Scene, Seat, rack_of
 
 
-def seen_by(whole: Scene, org: str) -> Scene:
-    """The part of a scene that the tenant of an organisation may see."""
+class _Rack(msgspec.Struct, frozen=True):
+    """All that it depends on what a tenant has in a rack."""
+
+    rack: RackSeats
+    tenant: str | None
+    nodes: Mapping[str, str]
+    """Numbers for the names of nodes that tell its trays apart."""
+
+
+Own = Kept[str, _Rack, RackSeats]
+"""The racks of a scene with the chains of one tenant alone."""
+
+
+def next_own(whole: Scene, org: str, before: Own) -> tuple[Scene, Own]:
+    """The part of a scene that the tenant of an organisation may see.
+
+    Made is only what is not as it was for the same organisation `before`; nothing was before `{}`.
+    """
     tenant = next((id_ for id_, name in whole.tenants.items() if name == org), None)
     nodes = _numbered(whole)
-    seats = tuple(_seat(whole, seat, tenant, nodes[seat.place.node]) for seat in whole.seats)
-    chains = [seat.chain for seat in seats if seat.chain is not None]
-    own = frozenset(one.node.name for one in chains if one.node is not None and _cluster_told(whole, one))
+    told = {one.name: _Rack(one, tenant, nodes if one.name == NO_RACK else {}) for one in whole.racks}
+    racks = again(before, told, _only_own)
+    since = [_each(rack, lambda one: _without_before(whole, one)) for _, rack in racks.values()]
+    own = _nodes(whole, since)
+    shown = tuple(_each(rack, lambda one: _in_own(one, own)) for rack in since)
+    chains = _chains(shown)
     vpcs = {one.machine.vpc for one in chains if one.machine is not None}
-    return Scene(
+    # Of pods of its own: on its nodes there may still be the domain of the tenant before.
+    domains = {one.compute_domain.uid for one in chains if one.compute_domain is not None}
+    scene = Scene(
         at=whole.at,
         operator=False,
         layers=tuple(_layer(one) for one in whole.layers),
         domains={uuid: _domain(one) for uuid, one in whole.domains.items()},
-        seats=tuple(msgspec.structs.replace(s, chain=_in_own(s.chain, own)) for s in seats),
-        compute_domains=tuple(one for one in whole.compute_domains if _within(one, own)),
+        racks=shown,
+        compute_domains=tuple(one for one in whole.compute_domains if one.uid in domains),
         tenants={} if tenant is None else {tenant: org},
         vpcs={uuid: name for uuid, name in whole.vpcs.items() if uuid in vpcs},
         happenings=tuple(one for one in whole.happenings if one.tenant == org),
     )
+    return scene, racks
 
 
 def _numbered(whole: Scene) -> Mapping[str, str]:
     """For the names of nodes that tell trays apart, numbers that do the same in the same order."""
-    names = dict.fromkeys(seat.place.node for seat in whole.seats if seat.place.node)
-    return {"": "", **{name: f"{number:06}" for number, name in enumerate(names)}}
+    homeless = (rack for rack in whole.racks if rack.name == NO_RACK)
+    seats = [seat for rack in homeless for tray in reversed(rack.trays) for seat in tray]
+    names = dict.fromkeys(seat.place.node for seat in seats if seat.place.node)
+    return {name: f"{number:06}" for number, name in enumerate(names)}
 
 
-def _seat(whole: Scene, seat: Seat, tenant: str | None, node: str) -> Seat:
+def _only_own(told: _Rack) -> RackSeats:
+    return rack_of(tuple(tuple(_seat(seat, told) for seat in tray) for tray in told.rack.trays))
+
+
+def _seat(seat: Seat, told: _Rack) -> Seat:
     chain = seat.chain
     holder = chain.machine.tenant if chain is not None and chain.machine is not None else None
-    mine = holder is not None and holder == tenant
-    place = msgspec.structs.replace(seat.place, node=node)
-    own = _own(whole, chain, tenant) if chain is not None and mine else None
+    mine = holder is not None and holder == told.tenant
+    place = msgspec.structs.replace(seat.place, node=told.nodes.get(seat.place.node, ""))
+    own = _own(chain, told.tenant) if chain is not None and mine else None
     return msgspec.structs.replace(seat, place=place, chain=own)
 
 
-def _own(whole: Scene, chain: GpuChain, tenant: str | None) -> GpuChain:
+def _each(rack: RackSeats, change: Callable[[GpuChain], GpuChain]) -> RackSeats:
+    """The rack with every chain of the tenant changed; itself where the tenant has none."""
+    if not rack.tenants:
+        return rack
+    trays = tuple(tuple(_changed(seat, change) for seat in tray) for tray in rack.trays)
+    return msgspec.structs.replace(rack, trays=trays)
+
+
+def _changed(seat: Seat, change: Callable[[GpuChain], GpuChain]) -> Seat:
+    if seat.chain is None or (chain := change(seat.chain)) is seat.chain:
+        return seat
+    return msgspec.structs.replace(seat, chain=chain)
+
+
+def _chains(racks: Iterable[RackSeats]) -> list[GpuChain]:
+    trays = (tray for rack in racks if rack.tenants for tray in rack.trays)
+    return [seat.chain for tray in trays for seat in tray if seat.chain is not None]
+
+
+def _nodes(whole: Scene, racks: Iterable[RackSeats]) -> frozenset[str]:
+    chains = _chains(racks)
+    return frozenset(one.node.name for one in chains if one.node is not None and _cluster_told(whole, one))
+
+
+def _own(chain: GpuChain, tenant: str | None) -> GpuChain:
     """A tenant's GPU. A fault may have put it into another's partition, whose name is not the tenant's."""
     logical = chain.logical if chain.logical is not None and chain.logical.tenant == tenant else None
     partition = chain.partition if logical is not None else None
-    own = msgspec.structs.replace(chain, logical=logical, partition=partition, conflicts=())
-    return _without_before(whole, own)
+    return msgspec.structs.replace(chain, logical=logical, partition=partition, conflicts=())
 
 
 def _without_before(whole: Scene, chain: GpuChain) -> GpuChain:
     """A chain without what may be of the tenant who had the machine before."""
     if chain.transfer is not None and chain.transfer.at < _held_since(whole, chain):
         chain = msgspec.structs.replace(chain, transfer=None)
-    if _cluster_told(whole, chain):
+    if chain.use is None or (_cluster_told(whole, chain) and _began_here(chain)):
         return chain
     return msgspec.structs.replace(chain, use=None, compute_domain=None, channel=None)
+
+
+def _began_here(chain: GpuChain) -> bool:
+    """Whether the pods on a GPU began when its instance had the machine already.
+
+    The cluster does not know of tenants: it lists the pods of the one before until somebody ends them. One
+    that its controller starts again later looks like the new tenant's own: nodes are drained before that.
+    """
+    held = chain.machine.held_since if chain.machine is not None else None
+    since = chain.use.since if chain.use is not None else None
+    return held is not None and since is not None and since >= held
 
 
 def _cluster_told(whole: Scene, chain: GpuChain) -> bool:
@@ -79,9 +142,9 @@ def _held_since(whole: Scene, chain: GpuChain) -> float:
     return whole.at if since is None else since
 
 
-def _in_own(chain: GpuChain | None, nodes: frozenset[str]) -> GpuChain | None:
+def _in_own(chain: GpuChain, nodes: frozenset[str]) -> GpuChain:
     """A ComputeDomain that reaches beyond the tenant's nodes is not shown on them either."""
-    if chain is None or chain.compute_domain is None or _within(chain.compute_domain, nodes):
+    if chain.compute_domain is None or _within(chain.compute_domain, nodes):
         return chain
     return msgspec.structs.replace(chain, compute_domain=None, channel=None)
 

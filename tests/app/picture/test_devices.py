@@ -1,6 +1,8 @@
 """Devices out of slices: what our plugins and others publish, with as much of the join key as there is."""
 
-from rackloom.app.picture.devices import devices_of, pools_of
+import pytest
+
+from rackloom.app.picture.devices import KnownDevices
 from rackloom.topology.identity import SlotKey
 
 
@@ -29,7 +31,7 @@ GPU = device(
 
 
 def test_a_gpu_of_our_plugin_says_who_it_is_and_where():
-    (found,) = devices_of([slice_of("gpu.nvidia.com", "n1", [GPU])])
+    (found,) = KnownDevices().of([slice_of("gpu.nvidia.com", "n1", [GPU])]).devices
     assert found.kind == "gpu"
     assert found.key.place.value == SlotKey("C1", 3, 2)
     assert found.key.fabric_guid.value == 0xFF
@@ -56,7 +58,7 @@ def test_a_gpu_of_another_driver_gets_its_place_from_the_imex_device_of_its_node
         slice_of("gpu.nvidia.com", "n2", [bare]),
         slice_of("compute-domain.nvidia.com", "n1", [channel]),
     ]
-    here, elsewhere = (one for one in devices_of(slices) if one.kind == "gpu")
+    here, elsewhere = (one for one in KnownDevices().of(slices).devices if one.kind == "gpu")
     assert (here.node, here.key.place.value, here.key.fabric_guid.value) == ("n1", SlotKey("C1", 3, 2), 0xFF)
     assert (elsewhere.node, elsewhere.key.place) == ("n2", None)
 
@@ -67,7 +69,7 @@ def test_a_nic_says_its_link_and_the_gpu_it_serves():
         text(rdmaState="down", state="up", gpuPartnerPCIBusID="0008:01:00.0", pciAddress="0002:03:00.0")
         | {"rdma": {"bool": True}, "linkSpeedGbps": {"int": 400}},
     )
-    (found,) = devices_of([slice_of("dra.net", "n1", [nic])])
+    (found,) = KnownDevices().of([slice_of("dra.net", "n1", [nic])]).devices
     assert (found.kind, found.link, found.gbps, found.partner) == ("nic", "down", 400, "0008:01:00.0")
     assert found.key.pci_address.value == "0002:03:00.0"
 
@@ -75,11 +77,30 @@ def test_a_nic_says_its_link_and_the_gpu_it_serves():
 def test_only_the_newest_generation_of_a_pool_counts():
     old = slice_of("gpu.nvidia.com", "n1", [GPU, device("gpu-9", text(type="gpu"))])
     new = slice_of("gpu.nvidia.com", "n1", [GPU], generation=2)
-    assert [one.name for one in devices_of([old, new])] == ["gpu-0"]
+    assert [one.name for one in KnownDevices().of([old, new]).devices] == ["gpu-0"]
+
+
+@pytest.mark.parametrize("memory", ["_newest", "_nodes"])
+def test_a_reading_beside_another_one_tells_what_it_was_given(memory):
+    class Interrupted(KnownDevices):
+        """One in which another thread reads other slices at the worst moment."""
+
+        armed = False
+
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == memory and self.armed:
+                self.armed = False
+                self.of([slice_of("gpu.nvidia.com", "n2", [GPU])])
+
+    known = Interrupted()
+    known.armed = True
+    found = known.of([slice_of("gpu.nvidia.com", "n1", [GPU])])
+    assert [one.node for one in found.devices] == ["n1"]
 
 
 def test_an_empty_pool_is_a_pool():
-    (found,) = pools_of([slice_of("gpu.nvidia.com", "n1", [])])
+    (found,) = KnownDevices().of([slice_of("gpu.nvidia.com", "n1", [])]).pools
     assert (found.driver, found.node) == ("gpu.nvidia.com", "n1")
 
 
@@ -92,7 +113,7 @@ def test_attributes_that_make_no_sense_are_left_out():
         "module4UUID": {"string": "GPU-4"},
         "module4FabricGUID": {"string": "-1"},
     }
-    (found,) = devices_of([slice_of("other.example", "n1", [device("d", odd)])])
+    (found,) = KnownDevices().of([slice_of("other.example", "n1", [device("d", odd)])]).devices
     assert found.key.gpu_uuid.value == "GPU-1"
     assert found.key.fabric_guid is None
     assert found.key.place is None

@@ -15,7 +15,7 @@ from rackloom.carve.plan.values import (
     ObservedPartition,
     PartitionHealth,
 )
-from rackloom.carve.site import endpoints, fabric_book, knowledge
+from rackloom.carve.site import endpoints, fabric_book
 from rackloom.carve.site.seed import seed_embedded_site
 from rackloom.carve.site.store import Store
 from rackloom.prove.doctor import names
@@ -149,14 +149,30 @@ async def test_controllers_that_show_different_things_are_believed_by_nobody(sto
     await store.run(endpoints.register, "http://127.0.0.1:9371", ["other"], NOW, lambda: "second")
     members = [gpu.guid for gpu in observed().gpus[:4]]
     other = observed(at=NOW - 3, partitions=[partition(3, "x", *members)])
-    await store.run(knowledge.learn, "second", other)
-    await store.run(endpoints.set_domain, "second", DOMAIN.uuid, NOW)
+    await store.run(fabric_book.record_observation, "second", other, NOW)
     found = examine(await site_picture(NOW, records=store, stale=FRESH))
     assert [one.check for one in found] == [names.CONTROLLER]
-    assert found[0].message.startswith("its switch controllers contradict one another")
-    assert "x with 4" in found[0].message
-    await store.run(knowledge.learn, "second", msgspec.structs.replace(observed(), observed_at=NOW - 1))
+    assert "contradict one another: partition 3 has 0 and 4 members" in found[0].message
+    agreed = msgspec.structs.replace(observed(), observed_at=NOW - 1)
+    await store.run(fabric_book.record_observation, "second", agreed, NOW)
     assert examine(await site_picture(NOW, records=store, stale=FRESH)) == ()
+
+
+async def test_a_controller_that_cannot_be_read_does_not_speak_for_its_domain(store):
+    lost = await seeded(store)
+    members = [gpu.guid for gpu in observed().gpus[:4]]
+    await store.run(endpoints.register, "http://127.0.0.1:9371", ["other"], NOW, lambda: "second")
+    await store.run(fabric_book.record_observation, "second", observed(at=NOW - 9), NOW)
+    await store.run(
+        fabric_book.record_observation, lost, observed(partitions=[partition(3, "x", *members)]), NOW
+    )
+    await store.run(fabric_book.record_unknown, lost, "UNAVAILABLE", NOW - 2)
+    found = await fabrics(store)
+    assert ([one.observed_at for one in found.domains], found.partitions) == ([NOW - 9], ())
+    await store.run(fabric_book.record_unknown, "second", "UNAVAILABLE", NOW - 1)
+    both = await fabrics(store)
+    assert [(one.observed_at, one.unknown_since) for one in both.domains] == [(NOW - 5, NOW - 1)]
+    assert [one.name for one in both.partitions] == ["x"]
 
 
 async def test_a_service_that_is_not_running_makes_the_whole_layer_unknown(store):

@@ -1,13 +1,13 @@
 """A Kubernetes cluster as values: nodes and labels, published devices, claims, pods, ComputeDomains."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from rackloom.app.picture.devices import KnownDevices, pools_of
+from rackloom.app.picture.known import Known
 from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Kind, KubeApi, NotFound
@@ -72,29 +72,43 @@ class _Lists:
 
 
 async def read_cluster(
-    api: KubeApi, known: KnownDevices | None = None, namespace: str = DEFAULT_NAMESPACE
+    api: KubeApi, known: Known | None = None, namespace: str = DEFAULT_NAMESPACE
 ) -> Cluster:
     """Read it all. Raises KubeError: half a look would find what is not.
 
-    `known` remembers devices from one reading to the next: a site has tens of thousands of them.
+    `known` remembers what it read from one reading to the next: a site has tens of thousands of devices.
     `namespace` is that of the IMEX daemons.
     """
-    devices = (known or KnownDevices()).of
+    known = known or Known()
     lists = _Lists(api)
-    seen = await collect_cluster(lists, namespace)
+    seen = await collect_cluster(lists, namespace, known.each)
     slices = (await api.list(RESOURCE_SLICE)).items
+    nodes, claims, pods = [await lists.read(path) for path in (NODES, CLAIMS, PODS)]
+    return await asyncio.to_thread(_cluster, known, seen, slices, nodes, claims, pods)
+
+
+def _cluster(
+    known: Known,
+    seen: ClusterSeen,
+    slices: Sequence[Json],
+    nodes: list[Json],
+    claims: list[Json],
+    pods: list[Json],
+) -> Cluster:
+    published = known.devices.of(slices)
     return Cluster(
         seen=seen,
-        nodes=tuple(sorted(map(_node, await lists.read(NODES)), key=lambda one: one.name)),
-        pools=pools_of(slices),
-        devices=await asyncio.to_thread(devices, slices),
-        uses=tuple(_uses(await lists.read(CLAIMS), await lists.read(PODS))),
+        nodes=tuple(sorted(known.each(_node, nodes), key=lambda one: one.name)),
+        pools=published.pools,
+        devices=published.devices,
+        uses=uses_of(claims, pods, known),
         meshes=tuple(_meshes(seen)),
     )
 
 
 def _node(obj: Json) -> NodeSeen:
     meta, spec = obj["metadata"], obj.get("spec") or {}
+    labels, info = meta.get("labels") or {}, (obj.get("status") or {}).get("nodeInfo") or {}
     ready, since = _ready(obj)
     writers = owners(obj, names.GPU_CLIQUE_LABEL)
     writer = MANAGER if MANAGER in writers else next(iter(writers), "")
@@ -102,11 +116,13 @@ def _node(obj: Json) -> NodeSeen:
         name=meta["name"],
         ready=ready,
         ready_since=since,
-        clique=(meta.get("labels") or {}).get(names.GPU_CLIQUE_LABEL) or None,
+        clique=labels.get(names.GPU_CLIQUE_LABEL) or None,
         clique_writer=writer,
         other_writers=tuple(one for one in writers if one != writer),
         taints=tuple(f"{one['key']}:{one.get('effect', '')}" for one in spec.get("taints") or ()),
         unschedulable=bool(spec.get("unschedulable")),
+        runtime=info.get("containerRuntimeVersion") or None,
+        simulated=labels.get(names.SIMULATED_LABEL) == "true",
     )
 
 
@@ -123,19 +139,67 @@ def _moment(text: str | None) -> float | None:
     return None if not text else datetime.fromisoformat(text).timestamp()
 
 
-def _uses(claims: list[Json], pods: list[Json]) -> Iterator[DeviceUse]:
-    named = {one["metadata"]["uid"]: _name(one) for one in pods}
-    for claim in sorted(claims, key=_name):
-        status, namespace = claim.get("status") or {}, claim["metadata"]["namespace"]
-        users = [(one["uid"], one["name"]) for one in status.get("reservedFor") or ()]
-        told = tuple(sorted(named.get(uid, f"{namespace}/{name}") for uid, name in users))
-        devices = (status.get("allocation") or {}).get("devices") or {}
-        for one in devices.get("results") or ():
-            if one.get("adminAccess"):
-                continue  # Monitoring: the device is whoever else's claim holds it.
-            yield DeviceUse(
-                driver=one["driver"], pool=one["pool"], device=one["device"], claim=_name(claim), pods=told
-            )
+def uses_of(claims: Iterable[Json], pods: Iterable[Json], known: Known) -> tuple[DeviceUse, ...]:
+    """Who has devices, by claim. Nobody has those that a claim may only look at."""
+    users = dict(known.each(_user, pods))
+    held = sorted(known.each(_held, claims), key=lambda one: one.claim)
+    told = {one.claim: (one, tuple(users.get(uid) for uid, _ in one.users)) for one in held}
+    return tuple(use for uses in known.again(told, _uses) for use in uses)
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """The devices of a claim, and its users as it names them."""
+
+    claim: str
+    devices: tuple[tuple[str, str, str], ...]
+    """Driver, pool and name."""
+    users: tuple[tuple[str, str], ...]
+    """UID, and namespace/name."""
+
+
+def _held(claim: Json) -> _Held:
+    status, namespace = claim.get("status") or {}, claim["metadata"]["namespace"]
+    devices = (status.get("allocation") or {}).get("devices") or {}
+    return _Held(
+        claim=_name(claim),
+        devices=tuple(
+            (one["driver"], one["pool"], one["device"])
+            for one in devices.get("results") or ()
+            if not one.get("adminAccess")  # Monitoring: the device is whoever else's claim holds it.
+        ),
+        users=tuple((one["uid"], f"{namespace}/{one['name']}") for one in status.get("reservedFor") or ()),
+    )
+
+
+class _User(msgspec.Struct, frozen=True):
+    """A pod that may use claims."""
+
+    name: str
+    since: float | None
+    """When its kubelet took it; None: it has not, or does not say."""
+
+
+def _user(pod: Json) -> tuple[str, _User]:
+    started = (pod.get("status") or {}).get("startTime")
+    return pod["metadata"]["uid"], _User(_name(pod), _moment(started))
+
+
+def _uses(told: tuple[_Held, tuple[_User | None, ...]]) -> tuple[DeviceUse, ...]:
+    held, users = told
+    pods = [name if user is None else user.name for (_, name), user in zip(held.users, users, strict=True)]
+    since = [None if user is None else user.since for user in users]
+    first = min((at for at in since if at is not None), default=None)
+    return tuple(
+        DeviceUse(
+            driver=driver,
+            pool=pool,
+            device=device,
+            claim=held.claim,
+            pods=tuple(sorted(pods)),
+            since=None if None in since else first,
+        )
+        for driver, pool, device in held.devices
+    )
 
 
 def _meshes(seen: ClusterSeen) -> Iterator[MeshSeen]:

@@ -2,8 +2,10 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from rackloom.claim.domain import names
 from rackloom.claim.node import joinkey
@@ -22,29 +24,43 @@ _MODULE_UUID = re.compile(r"module(0|[1-9][0-9]?)UUID")
 _KINDS = {"gpu": "gpu", "mig": "mig", "channel": "channel", "daemon": "daemon"}
 
 
-def devices_of(slices: Iterable[Json]) -> tuple[DeviceSeen, ...]:
-    """All devices of complete pools, by node, driver and name; old generations of a pool do not count."""
-    return KnownDevices().of(slices)
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ResourceSlices of a cluster show."""
+
+    devices: tuple[DeviceSeen, ...] = ()
+    pools: tuple[PoolSeen, ...] = ()
 
 
 class KnownDevices:
     """Devices that were read before: a node whose slices are as they were is not read again."""
 
     def __init__(self) -> None:
+        self._newest: tuple[Versions, Published] = ((), Published())
         self._nodes: dict[str, tuple[Versions, tuple[DeviceSeen, ...]]] = {}
 
-    def of(self, slices: Iterable[Json]) -> tuple[DeviceSeen, ...]:
-        """As `devices_of`."""
+    def of(self, slices: Sequence[Json]) -> Published:
+        """The pools of all nodes, and the devices of complete ones by node, driver and name.
+
+        Old generations of a pool do not count.
+        """
+        # Of itself it reads and writes each memory once: a reading that was given up may go on in a thread.
+        versions = _versions(slices)
+        known, published = self._newest
+        if versions != known or not all(version for _, version in versions):
+            published = Published(devices=self._devices(slices), pools=_pools(slices))
+            self._newest = versions, published
+        return published
+
+    def _devices(self, slices: Iterable[Json]) -> tuple[DeviceSeen, ...]:
         by_node: dict[str, list[Json]] = defaultdict(list)
         for one in slices:
             by_node[one["spec"].get("nodeName") or ""].append(one)
-        self._nodes = {node: self._read(node, by_node[node]) for node in sorted(by_node)}
-        return tuple(device for _, devices in self._nodes.values() for device in devices)
+        nodes = {node: self._read(node, by_node[node]) for node in sorted(by_node)}
+        self._nodes = nodes
+        return tuple(device for _, devices in nodes.values() for device in devices)
 
     def _read(self, node: str, slices: list[Json]) -> "tuple[Versions, tuple[DeviceSeen, ...]]":
-        versions = tuple(
-            (one["metadata"].get("uid"), one["metadata"].get("resourceVersion")) for one in slices
-        )
+        versions = _versions(slices)
         known = self._nodes.get(node)
         if known is not None and known[0] == versions and all(version for _, version in versions):
             return known
@@ -54,8 +70,12 @@ class KnownDevices:
         return versions, tuple(sorted(found, key=lambda one: (one.driver, one.pool, one.name)))
 
 
-def pools_of(slices: Iterable[Json]) -> tuple[PoolSeen, ...]:
-    """The pools of nodes, by driver and node."""
+def _versions(slices: Iterable[Json]) -> Versions:
+    return tuple((one["metadata"].get("uid"), one["metadata"].get("resourceVersion")) for one in slices)
+
+
+def _pools(slices: Iterable[Json]) -> tuple[PoolSeen, ...]:
+    """Those of nodes, by driver and node."""
     found = {(one["spec"]["driver"], one["spec"].get("nodeName") or "", _pool(one)[1]) for one in slices}
     return tuple(PoolSeen(driver=driver, name=pool, node=node) for driver, node, pool in sorted(found))
 

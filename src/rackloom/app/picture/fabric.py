@@ -7,15 +7,17 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from rackloom.app.picture.known import Known
 from rackloom.carve.plan.values import (
+    DefaultPartition,
     GpuHealth,
     Observation,
     ObservedGpu,
     ObservedPartition,
     PartitionHealth,
 )
-from rackloom.carve.site import endpoints, holdings, knowledge, physical_partitions
-from rackloom.carve.site.tables import domain_pause, endpoint, observation, operation, owned_partition
+from rackloom.carve.site import disputes, endpoints, holdings, knowledge, physical_partitions
+from rackloom.carve.site.tables import domain_pause, endpoint, observation, owned_partition
 from rackloom.prove.picture.values import DomainSeen, FabricGpu, LostPartition, PartitionSeen
 from rackloom.topology.identity import SlotKey
 
@@ -45,26 +47,44 @@ class _Reading(msgspec.Struct, frozen=True):
     row: Any
 
 
-def read_fabrics(conn: sa.Connection, stale: Staleness) -> Fabrics:
-    """What the records know of every domain. Readings that are old or lost keep what they showed."""
+def read_fabrics(conn: sa.Connection, stale: Staleness, known: Known | None = None) -> Fabrics:
+    """What the records know of every domain. Readings that are old or lost keep what they showed.
+
+    `known` remembers what readings showed.
+    """
+    known = known or Known()
     readings = _readings(conn)
     paused = set(conn.execute(sa.select(domain_pause.c.domain)).scalars())
-    owners, changes = _owners(conn), _changes(conn)
+    owners, disputed, policies = _owners(conn), disputes.every(conn), holdings.default_partitions(conn)
     seen: list[DomainSeen] = []
-    gpus: list[FabricGpu] = []
-    partitions: list[PartitionSeen] = []
+    shown: dict[str, _Shown] = {}
     for domain in sorted(readings):
         newest = _newest(readings[domain])
-        doubt = _doubt(readings[domain], newest, stale, changes.get(domain, 0.0))
+        doubt = _doubt(readings[domain], newest, stale, disputed.get(domain))
         one = _domain(domain, readings[domain], newest, doubt)
-        policy = holdings.default_partition(conn, domain).value
+        policy = policies.get(domain, DefaultPartition.KEEP).value
         seen.append(msgspec.structs.replace(one, paused=domain in paused, default_policy=policy))
         if newest is not None:
-            gpus += _gpus(newest)
-            partitions += _partitions(newest, owners)
+            shown[domain] = _Shown(newest.facts, owners.get(domain, {}))
+    told = known.again(shown, _told)
     return Fabrics(
-        domains=tuple(seen), gpus=tuple(gpus), partitions=tuple(partitions), lost=tuple(_lost(conn))
+        domains=tuple(seen),
+        gpus=tuple(gpu for gpus, _ in told for gpu in gpus),
+        partitions=tuple(partition for _, partitions in told for partition in partitions),
+        lost=tuple(_lost(conn)),
     )
+
+
+class _Shown(msgspec.Struct, frozen=True):
+    """What a domain's newest reading shows, and the site's own records of its partitions."""
+
+    facts: str
+    owners: Mapping[str, str]
+
+
+def _told(shown: _Shown) -> tuple[tuple[FabricGpu, ...], tuple[PartitionSeen, ...]]:
+    observed = knowledge.decoded(shown.facts)
+    return tuple(_gpus(observed)), tuple(_partitions(observed, shown.owners))
 
 
 def _readings(conn: sa.Connection) -> Mapping[str, list[_Reading]]:
@@ -82,13 +102,15 @@ def _readings(conn: sa.Connection) -> Mapping[str, list[_Reading]]:
     return found
 
 
-def _newest(readings: Iterable[_Reading]) -> Observation | None:
+def _newest(readings: Iterable[_Reading]) -> Any | None:
+    """The row of the newest observation of a controller that can be read; where none can, the newest."""
     rows = [one.row for one in readings if one.row.facts is not None]
-    return knowledge.kept(max(rows, key=lambda row: row.observed_at)) if rows else None
+    readable = [row for row in rows if row.unknown_since is None]
+    return max(readable or rows, key=lambda row: row.observed_at, default=None)
 
 
 def _domain(
-    uuid: str, readings: list[_Reading], newest: Observation | None, doubt: tuple[float | None, str]
+    uuid: str, readings: list[_Reading], newest: Any | None, doubt: tuple[float | None, str]
 ) -> DomainSeen:
     since, problem = doubt
     return DomainSeen(
@@ -101,18 +123,14 @@ def _domain(
 
 
 def _doubt(
-    readings: list[_Reading], newest: Observation | None, stale: Staleness, changed: float
+    readings: list[_Reading], newest: Any | None, stale: Staleness, dispute: disputes.Dispute | None
 ) -> tuple[float | None, str]:
     """One controller that can be read is enough, and only a recent reading says how things are."""
-    told = [one for one in readings if one.row.facts is not None and one.row.unknown_since is None]
-    if not told or newest is None:
+    if newest is None or newest.unknown_since is not None:
         return _silence(readings, stale.now)
     if stale.now - newest.observed_at > stale.seconds:
         return newest.observed_at, stale.reason
-    recent = [one for one in told if one.row.observed_at > max(changed, stale.now - stale.seconds)]
-    if len({one.row.facts for one in recent}) > 1:
-        return min(one.row.observed_at for one in recent), _contradiction(recent)
-    return None, ""
+    return (None, "") if dispute is None else (dispute.since, dispute.reason)
 
 
 def _silence(readings: list[_Reading], now: float) -> tuple[float, str]:
@@ -121,23 +139,6 @@ def _silence(readings: list[_Reading], now: float) -> tuple[float, str]:
         return now, "no switch controller of it has answered yet"
     last = max(lost, key=lambda row: row.unknown_since)
     return last.unknown_since, last.unknown_reason or ""
-
-
-def _contradiction(recent: list[_Reading]) -> str:
-    shown = [(one.url, knowledge.kept(one.row)) for one in recent]
-    told = (f"{url} shows {len(seen.gpus)} GPUs in {_members(seen)}" for url, seen in shown)
-    return f"its switch controllers contradict one another: {'; '.join(told)}"
-
-
-def _members(seen: Observation) -> str:
-    named = ", ".join(f"{one.name} with {len(one.members)}" for one in seen.partitions)
-    return f"partitions {named}" if named else "no partition"
-
-
-def _changes(conn: sa.Connection) -> Mapping[str, float]:
-    """When the last operation of each domain was answered: readings from before it may show another state."""
-    newest = sa.select(operation.c.domain, sa.func.max(operation.c.finished)).group_by(operation.c.domain)
-    return {row[0]: row[1] for row in conn.execute(newest) if row[0] is not None and row[1] is not None}
 
 
 def _gpus(observed: Observation) -> Iterator[FabricGpu]:
@@ -163,9 +164,9 @@ def _gpu(domain: str, gpu: ObservedGpu, holders: list[int]) -> FabricGpu:
     )
 
 
-def _partitions(observed: Observation, owners: Mapping[tuple[str, str], str]) -> Iterator[PartitionSeen]:
+def _partitions(observed: Observation, owners: Mapping[str, str]) -> Iterator[PartitionSeen]:
     for one in sorted(observed.partitions, key=lambda one: one.id):
-        yield _partition(observed.domain, one, owners.get((observed.domain, one.name)))
+        yield _partition(observed.domain, one, owners.get(one.name))
 
 
 def _partition(domain: str, one: ObservedPartition, recorded: str | None) -> PartitionSeen:
@@ -183,9 +184,12 @@ def _partition(domain: str, one: ObservedPartition, recorded: str | None) -> Par
     )
 
 
-def _owners(conn: sa.Connection) -> dict[tuple[str, str], str]:
-    rows = conn.execute(sa.select(owned_partition))
-    return {(row.domain, row.name): row.logical_partition_id for row in rows}
+def _owners(conn: sa.Connection) -> Mapping[str, dict[str, str]]:
+    """The logical partition of each of our partitions, by domain and name."""
+    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for row in conn.execute(sa.select(owned_partition)):
+        found[row.domain][row.name] = row.logical_partition_id
+    return found
 
 
 def _lost(conn: sa.Connection) -> Iterator[LostPartition]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from rackloom.app.picture.cluster import read_cluster
-from rackloom.app.picture.devices import KnownDevices
 from rackloom.app.picture.fabric import Fabrics, Staleness, read_fabrics
+from rackloom.app.picture.known import Known
 from rackloom.app.picture.read_only import Reader
 from rackloom.app.picture.site import Records, read_records
 from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
@@ -37,7 +37,7 @@ async def site_picture(
     stale: Staleness | None = None,
     cluster: KubeApi | None = None,
     transfers: Path | None = None,
-    known: KnownDevices | None = None,
+    known: Known | None = None,
     namespace: str = DEFAULT_NAMESPACE,
 ) -> Picture:
     """What each layer says at `now` (seconds since the epoch); a layer that is None was not asked.
@@ -49,7 +49,7 @@ async def site_picture(
     """
     picture = Picture(at=now, layers=())
     if records is not None:
-        picture = await _with_records(picture, records, stale or Staleness(now, STALE_SECONDS))
+        picture = await _with_records(picture, records, stale or Staleness(now, STALE_SECONDS), known)
     if cluster is not None:
         picture = await _with_cluster(picture, cluster, known, namespace)
     if transfers is not None:
@@ -57,8 +57,10 @@ async def site_picture(
     return picture
 
 
-async def _with_records(picture: Picture, records: Reader, stale: Staleness) -> Picture:
-    fabrics, told = await records.read(lambda conn: (read_fabrics(conn, stale), read_records(conn)))
+async def _with_records(picture: Picture, records: Reader, stale: Staleness, known: Known | None) -> Picture:
+    fabrics, told = await records.read(
+        lambda conn: (read_fabrics(conn, stale, known), read_records(conn, known))
+    )
     return _with_site(_with_fabrics(picture, fabrics, stale), told)
 
 
@@ -83,9 +85,7 @@ def _with_site(picture: Picture, told: Records) -> Picture:
     return _with(picture, LayerSeen(layer=Layer.SITE, at=picture.at), **msgspec.structs.asdict(told))
 
 
-async def _with_cluster(
-    picture: Picture, api: KubeApi, known: KnownDevices | None, namespace: str
-) -> Picture:
+async def _with_cluster(picture: Picture, api: KubeApi, known: Known | None, namespace: str) -> Picture:
     try:
         cluster = await read_cluster(api, known, namespace)
     except KubeError as error:
@@ -108,6 +108,7 @@ async def _with_cluster(
         templates=cluster.seen.templates,
         claims=cluster.seen.claims,
         pods=cluster.seen.pods,
+        simulated=(Layer.CLUSTER,) if any(one.simulated for one in cluster.nodes) else (),
     )
 
 

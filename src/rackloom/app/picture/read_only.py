@@ -17,6 +17,8 @@ from rackloom.errors import Refused, Retry
 
 T = TypeVar("T")
 RETRY_SECONDS = 5.0
+_NOT_NOW = ("08", "53", "57P")
+"""Beginnings of the SQLSTATE of a server that is out of reach, out of resources, or starts or stops."""
 
 
 class Reader(Protocol):
@@ -38,17 +40,41 @@ class PostgresReader:
         self._engine = engine_of(url)
 
     async def read(self, fn: Callable[[sa.Connection], T]) -> T:
-        """Run `fn(conn)` in one read transaction. Raises Retry when the server cannot be reached."""
+        """Run `fn(conn)` in one read transaction.
+
+        Raises Retry when the server cannot be reached, Refused for a database that is none of ours.
+        """
         try:
             async with self._engine.connect() as conn:
                 await conn.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 return await conn.run_sync(fn)
-        except (OSError, TimeoutError, sa.exc.DBAPIError) as error:
-            raise Retry(f"the database cannot be read: {error}", after=RETRY_SECONDS) from error
+        except (OSError, TimeoutError) as error:
+            raise Retry(f"the database cannot be read: {_told(error)}", after=RETRY_SECONDS) from error
+        except sa.exc.DBAPIError as error:
+            raise _judged(error) from error
 
     async def close(self) -> None:
         """Give the connection back."""
         await self._engine.dispose()
+
+
+def _judged(error: sa.exc.DBAPIError) -> Retry | Refused:
+    """Whether it may go well another time, by what the server said; a server that said nothing may."""
+    cause = getattr(error.orig, "__cause__", None) or error.orig or error
+    said = f"the database cannot be read: {_told(cause)}"
+    state = getattr(error.orig, "sqlstate", None) or getattr(cause, "sqlstate", None)
+    if state is None or state.startswith(_NOT_NOW):
+        return Retry(said, after=RETRY_SECONDS)
+    return Refused(
+        said,
+        nearest_fix="name the database of the site, or start the site once with this version, which brings "
+        "its tables up to date",
+    )
+
+
+def _told(error: BaseException) -> str:
+    """What an error says; where it says nothing, what it is called."""
+    return str(error) or type(error).__name__
 
 
 class SqliteReader:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from rackloom.app.picture.known import Known
 from rackloom.carve.plan.values import GpuHealth
 from rackloom.carve.site import machines
 from rackloom.carve.site.tables import (
@@ -37,11 +38,13 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
     vpcs: Mapping[str, str]
 
 
-def read_records(conn: sa.Connection) -> Records:
-    """Everything, in a handful of queries whatever the site's size."""
+def read_records(conn: sa.Connection, known: Known | None = None) -> Records:
+    """Everything, in a handful of queries whatever the site's size; `known` remembers what rows told."""
+    known = known or Known()
+    fixes = _pairs(conn, blocked_gpu.c.guid, blocked_gpu.c.fix)
     return Records(
-        machines=tuple(_machines(conn)),
-        instance_gpus=tuple(_instance_gpus(conn)),
+        machines=tuple(known.again(_trays(conn), _machine)),
+        instance_gpus=tuple(known.again(_wishes(conn, fixes), _instance_gpu)),
         logicals=tuple(_logicals(conn)),
         tenants=_pairs(conn, tenant.c.id, tenant.c.org),
         vpcs=_pairs(conn, vpc.c.id, vpc.c.name),
@@ -53,25 +56,35 @@ def _pairs(conn: sa.Connection, key: sa.Column[str], value: sa.Column[str]) -> d
     return {row[0]: row[1] for row in conn.execute(sa.select(key, value))}
 
 
-def _machines(conn: sa.Connection) -> Iterator[MachineSeen]:
+class _Tray(msgspec.Struct, frozen=True):
+    """The rows of one machine. Rows are equal when their values are."""
+
+    row: Any
+    gpus: tuple[Any, ...]
+    held: Any | None
+    """That of its instance: VPC, and when it was made."""
+
+
+def _trays(conn: sa.Connection) -> dict[str, _Tray]:
     gpus = _gpu_rows(conn)
-    vpcs = _pairs(conn, instance.c.id, instance.c.vpc_id)
+    held = conn.execute(sa.select(instance.c.machine_id, instance.c.vpc_id, instance.c.created)).all()
+    holders = {row.machine_id: row for row in held}
     order = (machine.c.chassis_serial, machine.c.slot)
-    for row in conn.execute(machines.listing().order_by(*order)):
-        yield _machine(row, gpus.get(row.id, []), vpcs.get(row.instance_id))
+    rows = conn.execute(machines.listing().order_by(*order)).all()
+    return {row.id: _Tray(row, tuple(gpus.get(row.id, ())), holders.get(row.id)) for row in rows}
 
 
 def _gpu_rows(conn: sa.Connection) -> Mapping[str, list[Any]]:
     found: defaultdict[str, list[Any]] = defaultdict(list)
-    for row in conn.execute(
-        sa.select(machine_gpu).order_by(machine_gpu.c.machine_id, machine_gpu.c.module_id)
-    ):
-        found[row.machine_id].append(row)
+    order = (machine_gpu.c.machine_id, machine_gpu.c.module_id)
+    for row in conn.execute(sa.select(machine_gpu).order_by(*order)).all():
+        found[row[0]].append(row)
     return found
 
 
-def _machine(row: Any, gpus: list[Any], vpc_id: str | None) -> MachineSeen:
-    sick = [f"GPU {one.module_id} is {GpuHealth(one.health).name}" for one in gpus if one.health not in _WELL]
+def _machine(tray: _Tray) -> MachineSeen:
+    row = tray.row
+    sick = [f"GPU {g.module_id} is {GpuHealth(g.health).name}" for g in tray.gpus if g.health not in _WELL]
     return MachineSeen(
         id=row.id,
         rack=row.rack,
@@ -79,14 +92,15 @@ def _machine(row: Any, gpus: list[Any], vpc_id: str | None) -> MachineSeen:
         chassis_serial=row.chassis_serial,
         slot=row.slot,
         tray_index=row.tray_index,
-        gpus=tuple(_key(row, one) for one in gpus),
+        gpus=tuple(_key(row, one) for one in tray.gpus),
         status=row.shown_status,
         health=", ".join(sick),
         cordoned=row.cordon_reason is not None,
         missing_since=row.missing_since,
         instance=row.instance_id,
+        held_since=None if tray.held is None else tray.held.created,
         tenant=row.tenant_id,
-        vpc=vpc_id,
+        vpc=None if tray.held is None else tray.held.vpc_id,
     )
 
 
@@ -98,8 +112,14 @@ def _key(tray: Any, gpu: Any) -> GpuKey:
     )
 
 
-def _instance_gpus(conn: sa.Connection) -> Iterator[InstanceGpu]:
-    fixes = _pairs(conn, blocked_gpu.c.guid, blocked_gpu.c.fix)
+class _Wish(msgspec.Struct, frozen=True):
+    """The row of one interface of an instance, and what would let its GPU be had."""
+
+    row: Any
+    fix: str
+
+
+def _wishes(conn: sa.Connection, fixes: Mapping[str, str]) -> dict[str, _Wish]:
     gpu = sa.and_(
         machine_gpu.c.machine_id == instance.c.machine_id,
         machine_gpu.c.module_id == nvlink_interface.c.device_instance + 1,
@@ -111,17 +131,21 @@ def _instance_gpus(conn: sa.Connection) -> Iterator[InstanceGpu]:
         .where(nvlink_interface.c.status != Status.DELETING)
         .order_by(instance.c.id, nvlink_interface.c.device_instance)
     )
-    for row in conn.execute(asked):
-        yield InstanceGpu(
-            instance=row.instance_id,
-            machine=row.machine_id,
-            module_id=row.device_instance + 1,
-            logical=row.logical_partition_id,
-            status=row.status,
-            since=row.updated,
-            problem=row.reason or "",
-            fix=fixes.get(row.guid) or "",
-        )
+    return {row.id: _Wish(row, fixes.get(row.guid) or "") for row in conn.execute(asked).all()}
+
+
+def _instance_gpu(wish: _Wish) -> InstanceGpu:
+    row = wish.row
+    return InstanceGpu(
+        instance=row.instance_id,
+        machine=row.machine_id,
+        module_id=row.device_instance + 1,
+        logical=row.logical_partition_id,
+        status=row.status,
+        since=row.updated,
+        problem=row.reason or "",
+        fix=wish.fix,
+    )
 
 
 def _logicals(conn: sa.Connection) -> Iterator[LogicalSeen]:

@@ -60,7 +60,7 @@ class Identities(Generic[T]):
         for known in same:
             found = self._united(known, found)
         self._gpus[id(found)] = found
-        for part in _parts(found.key):
+        for part in parts_of(found.key):
             self._at[part] = found
 
     def _united(self, known: Joined[T], new: Joined[T]) -> Joined[T]:
@@ -77,11 +77,11 @@ class Identities(Generic[T]):
         return known
 
     def _candidates(self, key: GpuKey) -> list[Joined[T]]:
-        found = {id(known): known for part in _parts(key) if (known := self._at.get(part)) is not None}
+        found = {id(known): known for part in parts_of(key) if (known := self._at.get(part)) is not None}
         return list(found.values())
 
 
-def _parts(key: GpuKey) -> Iterator[tuple[str, object]]:
+def parts_of(key: GpuKey) -> Iterator[tuple[str, object]]:
     """The parts that mean something beyond one machine: all but the PCI address."""
     for part in ("place", "fabric_guid", "gpu_uuid"):
         fact = getattr(key, part)

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 import msgspec
 
 from rackloom.prove.picture.identities import Identities, Joined
+from rackloom.prove.picture.kept import Kept, again
 from rackloom.prove.picture.lookups import Lookups
+from rackloom.prove.picture.shares import Name, Shares, shares
 from rackloom.prove.picture.values import DeviceSeen, FabricGpu, GpuChain, MachineSeen, Picture
 from rackloom.topology.facts import Fact, Source
 from rackloom.topology.identity import GpuKey
@@ -29,6 +31,27 @@ def chains(picture: Picture) -> tuple[GpuChain, ...]:
     """
     lookups = Lookups(picture)
     return tuple(sorted((_chain(one, lookups) for one in _identities(picture).gpus), key=_order))
+
+
+class JoinedShares(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPUs of a site, share by share."""
+
+    shares: Shares = Shares()
+    joined: Kept[Name, Picture, tuple[GpuChain, ...]] = msgspec.field(default_factory=dict)
+
+    @property
+    def chains(self) -> tuple[GpuChain, ...]:
+        """As `chains` has them of the whole picture."""
+        return tuple(sorted((chain for _, found in self.joined.values() for chain in found), key=_order))
+
+
+def join(picture: Picture, before: JoinedShares) -> JoinedShares:
+    """Every GPU through all layers, joining only what is not as it was in the picture `before`.
+
+    `before` may be of any picture, or `JoinedShares()`: what comes out is the same.
+    """
+    found = shares(picture, before.shares)
+    return JoinedShares(shares=found, joined=again(before.joined, found.pictures, chains))
 
 
 def key_of(gpu: FabricGpu) -> GpuKey:

@@ -2,6 +2,9 @@
 
 Nothing here decides what is right. A layer that was not read, or not lately, says so in `Layers`, and what
 it would have told is then unknown, not absent.
+
+A large site has a hundred thousand of these. They cannot refer to one another in circles, so those of which
+there are many are left out of garbage collection (`gc=False`), whose pauses are felt by all that waits.
 """
 
 from collections.abc import Mapping
@@ -54,7 +57,7 @@ class DomainSeen(msgspec.Struct, frozen=True, kw_only=True):
     """What the site does with the factory's partition: keep, tray or none; empty: not known."""
 
 
-class FabricGpu(msgspec.Struct, frozen=True, kw_only=True):
+class FabricGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One GPU, as its switch controller names it."""
 
     domain: str
@@ -71,7 +74,7 @@ class FabricGpu(msgspec.Struct, frozen=True, kw_only=True):
     """Further partitions that list it too: a GPU belongs to at most one."""
 
 
-class PartitionSeen(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One physical partition on a switch fabric."""
 
     domain: str
@@ -110,7 +113,7 @@ class LogicalSeen(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class MachineSeen(msgspec.Struct, frozen=True, kw_only=True):
+class MachineSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One compute tray in the site's records."""
 
     id: str
@@ -128,11 +131,13 @@ class MachineSeen(msgspec.Struct, frozen=True, kw_only=True):
     missing_since: float | None = None
     """Since when its controller lists no GPU of it."""
     instance: str | None = None
+    held_since: float | None = None
+    """When the instance was given it."""
     tenant: str | None = None
     vpc: str | None = None
 
 
-class InstanceGpu(msgspec.Struct, frozen=True, kw_only=True):
+class InstanceGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One NVLink interface of an instance: the GPU and the logical partition that it was asked into."""
 
     instance: str
@@ -146,7 +151,7 @@ class InstanceGpu(msgspec.Struct, frozen=True, kw_only=True):
     """What the newest plan named as the nearest fix."""
 
 
-class NodeSeen(msgspec.Struct, frozen=True, kw_only=True):
+class NodeSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One node of the cluster."""
 
     name: str
@@ -160,9 +165,13 @@ class NodeSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Further field managers that own the label."""
     taints: tuple[str, ...] = ()
     unschedulable: bool = False
+    runtime: str | None = None
+    """What runs its containers, such as containerd://2.0.1."""
+    simulated: bool = False
+    """It says of itself that it is no machine."""
 
 
-class DeviceSeen(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One device of a ResourceSlice."""
 
     driver: str
@@ -196,7 +205,7 @@ class PoolSeen(msgspec.Struct, frozen=True, kw_only=True):
     node: str
 
 
-class DeviceUse(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One allocated device: which claim has it, and which pods use the claim."""
 
     driver: str
@@ -206,6 +215,8 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True):
     """namespace/name."""
     pods: tuple[str, ...]
     """namespace/name each."""
+    since: float | None = None
+    """When the kubelet took the first of them; None: it does not say of each."""
 
 
 class MeshSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,7 +230,7 @@ class MeshSeen(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...] = ()
 
 
-class TransferSeen(msgspec.Struct, frozen=True, kw_only=True):
+class TransferSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The newest transfer that was measured from one GPU (or host)."""
 
     at: float
@@ -261,13 +272,15 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """Org of each tenant by its id."""
     vpcs: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Name of each VPC by its id."""
+    simulated: tuple[Layer, ...] = ()
+    """Layers of which some or all is a simulation."""
 
     def layer(self, layer: Layer) -> LayerSeen | None:
         """Whether a layer was asked, and what came of it."""
         return next((one for one in self.layers if one.layer == layer), None)
 
 
-class GpuChain(msgspec.Struct, frozen=True, kw_only=True):
+class GpuChain(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One GPU through all layers; None where a layer does not know it, or was not read."""
 
     key: GpuKey

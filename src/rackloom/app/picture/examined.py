@@ -1,0 +1,66 @@
+"""What the doctor says of pictures that come faster than it examines: its newest findings, and their moment.
+
+All checks look at all racks, so they take longer than a reading in which little changed; they run beside the
+readings and hold none of them up.
+"""
+
+import asyncio
+
+import msgspec
+
+from rackloom.prove.doctor.examine import examine
+from rackloom.prove.doctor.findings import Finding
+from rackloom.prove.picture.join import JoinedShares, join
+from rackloom.prove.picture.values import Picture
+
+EVERY = 20.0
+"""Seconds between two examinations, at least."""
+OLDEST = 30.0
+"""Findings of a picture so much older are not shown beside a newer one: it waits for its own."""
+
+
+class Examined(msgspec.Struct, frozen=True):
+    """What did not hold, or was unknown, in the picture of a moment."""
+
+    at: float
+    findings: tuple[Finding, ...]
+
+
+class Examiner:
+    """Examines one site's pictures, one at a time. `news` counts how often the findings changed."""
+
+    def __init__(self) -> None:
+        self.news = 0
+        self._newest: Examined | None = None
+        self._joined = JoinedShares()
+        self._work: asyncio.Task[Examined] | None = None
+
+    async def newest(self, picture: Picture) -> Examined:
+        """The newest findings. An examination of `picture` is begun when they are not of late."""
+        known = self._newest
+        self._gather()
+        if self._work is None and (known is None or abs(picture.at - known.at) >= EVERY):
+            self._work = asyncio.create_task(self._examine(picture))
+        if known is not None and abs(picture.at - known.at) <= OLDEST:
+            return known
+        work = self._work
+        assert work is not None  # noqa: S101 (begun above, or before)
+        await asyncio.wait([work])
+        self._gather()
+        return work.result()
+
+    def _gather(self) -> None:
+        """Forget an examination that has ended. Raises what it met."""
+        if self._work is not None and self._work.done():
+            work, self._work = self._work, None
+            work.result()
+
+    async def _examine(self, picture: Picture) -> Examined:
+        found = Examined(picture.at, await asyncio.to_thread(self._look, picture))
+        self.news += self._newest is None or self._newest.findings != found.findings
+        self._newest = found
+        return found
+
+    def _look(self, picture: Picture) -> tuple[Finding, ...]:
+        self._joined = join(picture, self._joined)
+        return examine(picture, self._joined.chains)

@@ -1,0 +1,53 @@
+"""Who looks often gets what who looks once gets, and the same values for what stayed the same."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.app.picture.known import Known
+
+OBJECTS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)).map(
+    lambda versions: [
+        {"metadata": {"uid": uid, "resourceVersion": str(version)}, "spec": version}
+        for uid, version in versions.items()
+    ]
+)
+
+
+def decoded(obj):
+    return (obj["metadata"]["uid"], obj["spec"])
+
+
+@given(st.lists(OBJECTS, max_size=5))
+def test_objects_are_read_again_when_their_version_is_another(lists):
+    known = Known()
+    for objects in lists:
+        assert known.each(decoded, objects) == [decoded(one) for one in objects]
+
+
+def test_an_object_of_the_same_version_is_the_same_value():
+    known = Known()
+    one = {"metadata": {"uid": "a", "resourceVersion": "1"}, "spec": 1}
+    (first,), (again,) = known.each(decoded, [one]), known.each(decoded, [{**one}])
+    assert first is again
+
+
+def test_objects_without_a_version_are_read_every_time():
+    known = Known()
+    assert known.each(decoded, [{"metadata": {"uid": "a"}, "spec": 1}]) == [("a", 1)]
+    assert known.each(decoded, [{"metadata": {"uid": "a"}, "spec": 2}]) == [("a", 2)]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)), max_size=5))
+def test_what_is_told_otherwise_is_made_again(stories):
+    known, made = Known(), []
+
+    def make(told):
+        made.append(told)
+        return [told]
+
+    before = {}
+    for told in stories:
+        made.clear()
+        assert known.again(told, make) == [[one] for one in told.values()]
+        assert made == [one for name, one in told.items() if before.get(name) != one]
+        before = told

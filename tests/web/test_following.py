@@ -1,0 +1,136 @@
+"""A map that follows changes is the map that would be drawn anew, for operators and for tenants."""
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.web.pictures import GPUS, picture
+
+from rackloom.prove.picture.values import Layer
+from rackloom.web.colouring import Mode, State
+from rackloom.web.live import Now
+from rackloom.web.parts import Painter
+from rackloom.web.reading import Reading
+from rackloom.web.scene import Seated, next_scene, scene
+
+RACKS, TRAYS = 3, 2
+HOLDERS = ("acme", None, "blue", "acme", "blue", None)
+
+
+def handed_over(seen, number):
+    """A tray goes to the next holder; its pods and its transfer stay those of the one before for a while."""
+    tray = number % (RACKS * TRAYS)
+    now = [one.tenant.removesuffix("-id") if one.tenant else None for one in seen.machines]
+    now[tray] = {"acme": "blue", "blue": None, None: "acme"}[now[tray]]
+    other = picture(RACKS, TRAYS, tuple(now))
+    machines = list(seen.machines)
+    machines[tray] = msgspec.structs.replace(other.machines[tray], held_since=seen.at)
+    names = {one.id for one in machines}
+    wanted = [one for one in other.instance_gpus if one.machine in names]
+    return msgspec.structs.replace(seen, machines=tuple(machines), instance_gpus=tuple(wanted))
+
+
+def gone(field):
+    def change(seen, number):
+        records = list(getattr(seen, field))
+        if records:
+            del records[number % len(records)]
+        return msgspec.structs.replace(seen, **{field: tuple(records)})
+
+    return change
+
+
+def toggled(field, **values):
+    """A record is marked so, or is as it was at first."""
+
+    def change(seen, number):
+        records = list(getattr(seen, field))
+        if records:
+            at = number % len(records)
+            name, value = next(iter(values.items()))
+            back = None if field == "domains" else {"cordoned": False, "ready": True, "healthy": True}[name]
+            told = back if getattr(records[at], name) == value else value
+            records[at] = msgspec.structs.replace(records[at], **{name: told})
+        return msgspec.structs.replace(seen, **{field: tuple(records)})
+
+    return change
+
+
+def layer_lost_or_back(seen, number):
+    layer = tuple(Layer)[number % len(Layer)]
+    told = tuple(
+        msgspec.structs.replace(one, unknown_since=None if one.unknown_since else seen.at)
+        if one.layer is layer
+        else one
+        for one in seen.layers
+    )
+    return msgspec.structs.replace(seen, layers=told)
+
+
+def time_passes(seen, number):
+    at = seen.at + number
+    layers = tuple(msgspec.structs.replace(one, at=at) for one in seen.layers)
+    return msgspec.structs.replace(seen, at=at, layers=layers)
+
+
+def as_at_first(seen, number):
+    first = picture(RACKS, TRAYS, HOLDERS)
+    return msgspec.structs.replace(first, at=seen.at, layers=seen.layers)
+
+
+KINDS = (
+    handed_over,
+    handed_over,
+    gone("machines"),
+    gone("fabric_gpus"),
+    gone("devices"),
+    gone("uses"),
+    gone("compute_domains"),
+    toggled("machines", cordoned=True),
+    toggled("nodes", ready=False),
+    toggled("fabric_gpus", healthy=False),
+    toggled("domains", unknown_since=1.0),
+    layer_lost_or_back,
+    layer_lost_or_back,
+    time_passes,
+    as_at_first,
+)
+STORIES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 999)), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(story=STORIES, org=st.sampled_from([None, "acme", "blue"]), mode=st.sampled_from(Mode))
+def test_following_gives_what_drawing_anew_gives(story, org, mode):
+    seen, seated = picture(RACKS, TRAYS, HOLDERS), Seated()
+    following, forgetful = Painter(org, mode, 9), Painter(org, mode, 9)
+    for number, (change, with_) in enumerate([(lambda seen, _: seen, 0), *story], 1):
+        seen = change(seen, with_)
+        whole, seated = next_scene(Reading(picture=seen), seated)
+        anew = scene(Reading(picture=seen))
+        assert whole == anew
+        forgetful._own, forgetful._drawn = {}, {}
+        drawn = following.follow(Now(number=number, whole=whole))
+        again = forgetful.follow(Now(number=number, whole=anew))
+        assert drawn == again
+
+
+def test_racks_that_did_not_change_are_the_very_same_scene():
+    seen = picture(RACKS, TRAYS, HOLDERS)
+    before, seated = next_scene(Reading(picture=seen), Seated())
+    later = toggled("fabric_gpus", healthy=False)(time_passes(seen, 9), 0)
+    after, _ = next_scene(Reading(picture=later), seated)
+    assert [one is other for one, other in zip(after.racks, before.racks, strict=True)] == [False, True, True]
+
+
+def test_a_rack_of_which_no_record_changed_is_hatched_when_its_source_is_lost():
+    seen = picture(RACKS, TRAYS, HOLDERS)
+    painter = Painter(None, Mode.PARTITION, 9)
+    whole, seated = next_scene(Reading(picture=seen), Seated())
+    painter.follow(Now(number=1, whole=whole))
+    lost = layer_lost_or_back(seen, tuple(Layer).index(Layer.FABRIC))
+    whole, seated = next_scene(Reading(picture=lost), seated)
+    sheet = painter.follow(Now(number=2, whole=whole))
+    states = [cell.state for part in sheet.racks.values() for tray in part.rack.trays for cell in tray.cells]
+    assert states == [State.UNKNOWN] * RACKS * TRAYS * GPUS
+    whole, _ = next_scene(Reading(picture=seen), seated)
+    back = painter.follow(Now(number=3, whole=whole))
+    assert {part.changed for part in back.racks.values()} == {3}
