@@ -11,6 +11,7 @@ FIELDS = {
     "start": {"racks", "gpus", "slices", "answers_s", "nodes_s", "resident_mib", "busy_at_rest"},
     "REST": {"calls", "p50_ms", "p99_ms", "goal_p99_ms", "met"},
     "map": {"changes", "never_shown", "p50_ms", "max_ms", "goal_max_ms", "met"},
+    "loop": {"late_p50_ms", "late_p99_ms", "late_max_ms"},
 }
 
 
@@ -27,7 +28,7 @@ def test_it_prints_whole_rows(tmp_path: Path) -> None:
     assert [row["measure"] for row in rows] == list(FIELDS)
     for row in rows:
         assert row.keys() >= FIELDS[row["measure"]] | {"load", "cpus"}
-    start, rest, map_ = rows
+    start, rest, map_, _ = rows
     assert (start["racks"], start["gpus"]) == (2, 144)
     assert rest["calls"] > 0
     assert map_["changes"] > map_["never_shown"] == 0

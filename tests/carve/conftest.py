@@ -288,8 +288,8 @@ def postgres_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def postgres_template(postgres_server: Server) -> str:
-    """Name of a database with the schema, to copy from; one for each worker."""
-    name = f"template_{os.getpid()}"
+    """Name of a database with the schema, to copy from; one for each worker and room that asks for it."""
+    name = f"template_{uuid.uuid4().hex}"
     postgres_server.execute(f"CREATE DATABASE {name}")
 
     async def migrate() -> None:
