@@ -131,6 +131,8 @@ def test_a_list_of_a_version_that_is_gone_is_expired(play: Play) -> None:
         if world.fake is not None:
             world.fake.store.compact()
         code, answer = await asked(world, resourceVersion=1, resourceVersionMatch="Exact")
+        if world.fake is None and code == 200:
+            return  # Kubernetes compacts etcd every five minutes: a young server has it still.
         assert (code, answer["reason"]) == (410, "Expired")
         assert answer["message"] == "The resourceVersion for the provided list is too old."
 
@@ -226,10 +228,13 @@ def test_a_streamed_list_goes_on_with_changes(play: Play) -> None:
     async def scenario(world: World) -> None:
         await three(world)
         asking = STREAMED | {"allowWatchBookmarks": "true"}
-        watching = asyncio.create_task(told(world, 5, **asking))
+        watching = asyncio.create_task(told(world, 9, timeoutSeconds=4, **asking))
         await asyncio.sleep(0.5)
         await world.api.delete(WIDGET, "b", world.namespace)
-        assert brief(await watching) == [*ALL, ("BOOKMARK", ""), ("DELETED", "b")]
+        events = brief(await watching)
+        # A server may send further bookmarks whenever it likes.
+        changes = [one for one in events[4:] if one[0] != "BOOKMARK"]
+        assert [*events[:4], *changes] == [*ALL, ("BOOKMARK", ""), ("DELETED", "b")]
 
     play(scenario)
 
