@@ -175,6 +175,15 @@ async def test_a_controller_that_cannot_be_read_does_not_speak_for_its_domain(st
     assert [one.name for one in both.partitions] == ["x"]
 
 
+async def test_a_standby_that_lists_no_gpu_does_not_hide_those_of_the_other(store):
+    endpoint = await seeded(store)
+    await store.run(fabric_book.record_observation, endpoint, observed(), NOW)
+    await store.run(endpoints.register, "http://127.0.0.1:9371", ["other"], NOW, lambda: "second")
+    nothing = msgspec.structs.replace(observed(at=NOW + 1), gpus=())
+    await store.run(fabric_book.record_observation, "second", nothing, NOW + 1)
+    assert len((await fabrics(store)).gpus) == 72
+
+
 async def test_a_service_that_is_not_running_makes_the_whole_layer_unknown(store):
     endpoint = await seeded(store)
     await store.run(fabric_book.record_observation, endpoint, observed(), NOW)

@@ -103,10 +103,10 @@ def _readings(conn: sa.Connection) -> Mapping[str, list[_Reading]]:
 
 
 def _newest(readings: Iterable[_Reading]) -> Any | None:
-    """The row of the newest observation of a controller that can be read; where none can, the newest."""
+    """The row that counts of those of controllers that can be read; where none can, of all."""
     rows = [one.row for one in readings if one.row.facts is not None]
     readable = [row for row in rows if row.unknown_since is None]
-    return max(readable or rows, key=lambda row: row.observed_at, default=None)
+    return knowledge.that_counts(readable or rows) if rows else None
 
 
 def _domain(

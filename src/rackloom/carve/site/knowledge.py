@@ -65,18 +65,22 @@ def _weigh(domain: str, rows: Sequence[sa.Row[Any]]) -> Knowledge:
     if good and good[0].dispute is not None:
         return _unknown(good[0].disputed_since, good[0].dispute)
     if good:
-        return Knowledge(_newest(good), "")
+        return Knowledge(kept(that_counts(good)), "")
     if not rows:
         return Knowledge(None, f"no switch controller reports domain {domain} any more")
     last = max(rows, key=lambda row: row.unknown_since)
     return _unknown(last.unknown_since, last.unknown_reason)
 
 
-def _newest(rows: Sequence[sa.Row[Any]]) -> Observation:
-    """The newest that lists a GPU. One that lists none says nothing while another does: it is a standby."""
+def that_counts(rows: Sequence[sa.Row[Any]]) -> sa.Row[Any]:
+    """Of rows of the table `observation`, one at least, the newest that lists a GPU.
+
+    One that lists none says nothing while another does: it is of a standby.
+    """
     newest_first = sorted(rows, key=lambda row: row.observed_at, reverse=True)
-    listing = (seen for seen in map(kept, newest_first) if seen.gpus)
-    return next(listing, None) or kept(newest_first[0])
+    if len(rows) == 1:
+        return newest_first[0]
+    return next((row for row in newest_first if decoded(row.facts).gpus), newest_first[0])
 
 
 def _unknown(since: float, reason: str) -> Knowledge:
