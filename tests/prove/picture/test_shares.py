@@ -1,7 +1,7 @@
 """Joining only what changed gives what joining everything gives, whatever happened to the records between."""
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.prove.picture.healthy import healthy
 
@@ -57,7 +57,14 @@ def changed(picture, change):
     return msgspec.structs.replace(picture, **{field: tuple(records)})
 
 
+TWO_MACHINES_NAME_ONE_TRAY_AND_STAND_IN_ONE_SHARE = [
+    ("edit", "machines", "gpus", 1, 172),
+    ("edit", "machines", "chassis_serial", 0, 280),
+]
+
+
 @settings(max_examples=150, deadline=None)
+@example(TWO_MACHINES_NAME_ONE_TRAY_AND_STAND_IN_ONE_SHARE)
 @given(st.lists(changes(), max_size=8))
 def test_what_changed_is_all_that_has_to_be_joined_again(story):
     picture, joined = WHOLE, join(WHOLE, JoinedShares())

@@ -5,10 +5,10 @@ itself, and one whose records are as they were need not be joined again.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,7 +18,6 @@ from rackloom.prove.picture.kept import Kept, again
 from rackloom.prove.picture.values import DeviceSeen, FabricGpu, MachineSeen, Picture
 from rackloom.topology.identity import GpuKey
 
-T = TypeVar("T")
 Name = tuple[str, str]
 """Of a group of records: what they are (domain, chassis or node), and of which."""
 
@@ -35,29 +34,37 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
 
 def shares(picture: Picture, before: Shares) -> Shares:
     """Take a picture apart; `before` are the shares of an earlier one, whatever has changed since."""
-    groups = {
-        **again(before.groups, _grouped("domain", picture.fabric_gpus, "domain"), _of_fabric),
-        **again(before.groups, _grouped("chassis", picture.machines, "chassis_serial"), _of_machines),
-        **again(before.groups, _grouped("node", picture.devices, "node"), _of_devices),
-    }
+    runs = {kind: _runs(kind, picture) for kind in _KINDS}
+    groups: dict[Name, tuple[Any, Ties]] = {}
+    for kind, told in runs.items():
+        groups |= again(before.groups, _gathered(told), _KINDS[kind].ties)
     homes = before.homes if _ties(groups) == _ties(before.groups) else _homes(_ties(groups))
-    members: defaultdict[Name, list[Name]] = defaultdict(list)
-    for name in groups:
-        members[homes[name]].append(name)
+    at_home = {kind: _gathered((homes[name], run) for name, run in told) for kind, told in runs.items()}
     belongings = Belongings(picture)
-    return Shares(
-        groups=groups,
-        homes=homes,
-        pictures={home: _share(groups, names, belongings) for home, names in members.items()},
-    )
+    pictures = {}
+    for home, names in _members(homes).items():
+        records: dict[str, Any] = {_KINDS[kind].field: found.get(home, ()) for kind, found in at_home.items()}
+        pictures[home] = belongings.of(
+            Picture(at=0.0, layers=(), **records),
+            [name for kind, name in names if kind == "domain"],
+            [name for kind, name in names if kind == "node"],
+            [groups[name][1] for name in names],
+        )
+    return Shares(groups=groups, homes=homes, pictures=pictures)
 
 
-def _grouped(kind: str, records: Iterable[T], attribute: str) -> dict[Name, tuple[T, ...]]:
-    """By an attribute; neighbours mostly have the same."""
-    found: dict[Name, tuple[T, ...]] = {}
-    for value, run in groupby(records, key=attrgetter(attribute)):
-        found[kind, value] = (*found.get((kind, value), ()), *run)
-    return found
+def _runs(kind: str, picture: Picture) -> list[tuple[Name, list[Any]]]:
+    """Neighbours of one group; mostly they are all of it."""
+    records = getattr(picture, _KINDS[kind].field)
+    return [((kind, name), list(run)) for name, run in groupby(records, key=_KINDS[kind].name)]
+
+
+def _gathered(runs: Iterable[tuple[Name, list[Any]]]) -> dict[Name, tuple[Any, ...]]:
+    """By name, in the order of the picture: where two records contradict each other, the first one counts."""
+    found: defaultdict[Name, list[Any]] = defaultdict(list)
+    for name, run in runs:
+        found[name] += run
+    return {name: tuple(records) for name, records in found.items()}
 
 
 def _of_fabric(gpus: tuple[FabricGpu, ...]) -> Ties:
@@ -78,6 +85,21 @@ def _of_devices(devices: tuple[DeviceSeen, ...]) -> Ties:
 def _tied(key: GpuKey) -> Iterator[tuple[str, object]]:
     for part, value in parts_of(key):
         yield ("chassis", key.place.value.chassis_serial) if part == "place" and key.place else (part, value)
+
+
+class _Kind(NamedTuple):
+    field: str
+    """Of the picture."""
+    name: Callable[[Any], str]
+    """Which group a record is of."""
+    ties: Callable[[Any], Ties]
+
+
+_KINDS = {
+    "domain": _Kind("fabric_gpus", attrgetter("domain"), _of_fabric),
+    "chassis": _Kind("machines", attrgetter("chassis_serial"), _of_machines),
+    "node": _Kind("devices", attrgetter("node"), _of_devices),
+}
 
 
 def _ties(groups: Kept[Name, tuple[Any, ...], Ties]) -> Mapping[Name, Ties]:
@@ -102,21 +124,8 @@ def _homes(ties: Mapping[Name, Ties]) -> dict[Name, Name]:
     return {name: home(name) for name in ties}
 
 
-def _share(
-    groups: Kept[Name, tuple[Any, ...], Ties], names: Collection[Name], belongings: Belongings
-) -> Picture:
-    records: dict[str, list[Any]] = {"domain": [], "chassis": [], "node": []}
-    for name in names:
-        records[name[0]] += groups[name][0]
-    return belongings.of(
-        Picture(
-            at=0.0,
-            layers=(),
-            fabric_gpus=tuple(records["domain"]),
-            machines=tuple(records["chassis"]),
-            devices=tuple(records["node"]),
-        ),
-        [name for kind, name in names if kind == "domain"],
-        [name for kind, name in names if kind == "node"],
-        [groups[name][1] for name in names],
-    )
+def _members(homes: Mapping[Name, Name]) -> Mapping[Name, list[Name]]:
+    found: defaultdict[Name, list[Name]] = defaultdict(list)
+    for name, home in homes.items():
+        found[home].append(name)
+    return found
