@@ -14,13 +14,18 @@ GPU = "rect[role=gridcell]"
 HOLDERS = ("acme",) * 10 + (None,) * 3 + ("blue",) * 4 + ("crimson",) * 6
 
 
+TWO_SAY_SO = "switch controllers A of domain-6 and B of domain-9 contradict one another: both list 72 GPUs"
+DOUBTS = {
+    "domain-3": {"unknown_since": AT - 90, "problem": "Hello: UNAVAILABLE"},
+    "domain-5": {"paused": True},
+    "domain-6": {"unknown_since": AT - 30, "disputed": True, "problem": TWO_SAY_SO},
+}
+
+
 def story(racks=8):
     """A site with something of everything."""
     seen = picture(racks, 18, HOLDERS)
-    silent = tuple(
-        msgspec.structs.replace(one, unknown_since=AT - 90) if one.uuid == "domain-3" else one
-        for one in seen.domains
-    )
+    silent = tuple(msgspec.structs.replace(one, **DOUBTS.get(one.uuid, {})) for one in seen.domains)
     sick = tuple(
         msgspec.structs.replace(one, healthy=False) if number == 9 else one
         for number, one in enumerate(seen.fabric_gpus)
@@ -86,10 +91,36 @@ def test_what_is_on_the_page_is_on_the_screen(open_map, pictures_folder, scheme)
         ground = rgb(style(page, "body", "backgroundColor"))
         assert (sum(ground) > 600) == (scheme == "light")
         assert page.locator(GPU).count() == 8 * 18 * 4
-        assert page.locator(f"{GPU}.q").count() == 18 * 4
+        assert page.locator(f"{GPU}.q").count() == 2 * 18 * 4
         assert "#hatch" in style(page, f"{GPU}.q", "fill")
         assert page.complaints == []
         assert all(url.startswith(served.url) for url in page.asked)
+
+
+STATES = {3: "NVLink not read lately", 5: "NVLink paused", 6: "NVLink in dispute"}
+
+
+def test_a_rack_says_in_words_what_is_wrong_with_its_fabric(open_map, pictures_folder):
+    with open_map(story(), height=1300) as (page, _):
+        racks = page.locator(".rack")
+        assert {n: racks.nth(n).locator(".state").inner_text() for n in STATES} == STATES
+        assert racks.locator(".state").count() == len(STATES)
+        fills = {n: racks.nth(n).locator(".switches rect").first for n in (0, *STATES)}
+        looks = {n: one.evaluate(LOOK) for n, one in fills.items()}
+        assert len(set(looks.values())) == 4, looks
+        # Racks stand on one floor, whatever is written above them.
+        floors = {n: box["y"] + box["height"] for n in (0, 3) if (box := racks.nth(n).bounding_box())}
+        assert abs(floors[0] - floors[3]) < 1
+        racks.nth(6).locator(GPU).first.click()
+        page.wait_for_selector("#chain table")
+        assert TWO_SAY_SO in page.inner_text("#chain .unread")
+        assert page.evaluate(CLIPPED) == []
+        page.screenshot(path=pictures_folder / "rack-map-disputed.png")
+
+
+CLIPPED = """[...document.querySelectorAll("aside, aside .panel, header, figcaption")]
+  .filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent)"""
+LOOK = "one => getComputedStyle(one).fill + getComputedStyle(one).stroke"
 
 
 def test_letters_can_be_read_on_every_colour(open_map):

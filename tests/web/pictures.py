@@ -35,6 +35,7 @@ def picture(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = (
         layers=tuple(LayerSeen(layer=layer, at=AT) for layer in Layer),
         tenants={f"{name}-id": name for name in tenants if name},
         vpcs={f"{name}-vpc": f"{name}-network" for name in tenants if name},
+        namespaces={f"{name}-ns": name for name in tenants if name},
     )
     parts = [
         _tray(rack, slot, _holder(tenants, rack * trays + slot))

@@ -12,7 +12,7 @@ from tests.web.pictures import GPUS, picture
 
 from rackloom.prove.picture.values import Layer, LayerSeen
 from rackloom.web.colouring import Colours, Mode, State
-from rackloom.web.frames import frames
+from rackloom.web.frames import Fabric, frames
 from rackloom.web.live import Now
 from rackloom.web.parts import Painter
 from rackloom.web.racks import Rack, drawn_rack
@@ -93,7 +93,29 @@ def test_a_silent_domain_hatches_its_own_rack_only():
     first, second = drawn(msgspec.structs.replace(seen, domains=silent))
     assert {cell.state for tray in first.trays for cell in tray.cells} == {State.UNKNOWN}
     assert State.UNKNOWN not in {cell.state for tray in second.trays for cell in tray.cells}
-    assert (first.switches, second.switches) == (None, True)
+    assert (first.switches, second.switches) == (Fabric.SILENT, Fabric.READ)
+
+
+def told_of(**domain):
+    """The drawing and the markup of the rack of a domain."""
+    seen = picture(1, 2, HOLDERS)
+    domains = (msgspec.structs.replace(seen.domains[0], **domain),)
+    (rack,) = drawn(msgspec.structs.replace(seen, domains=domains))
+    return rack.switches, rendered(rack, 9)
+
+
+def test_a_domain_in_dispute_is_not_called_silent():
+    switches, markup = told_of(unknown_since=1.0, disputed=True, problem="A and B list the same")
+    assert switches is Fabric.DISPUTED
+    assert "NVLink in dispute" in markup
+    assert "NVLink switches: in dispute; A and B list the same" in markup
+
+
+def test_a_paused_domain_says_so_and_one_that_is_lost_too_says_the_worse():
+    switches, markup = told_of(paused=True)
+    assert (switches, "NVLink paused" in markup) == (Fabric.PAUSED, True)
+    assert told_of(paused=True, unknown_since=1.0)[0] is Fabric.SILENT
+    assert "NVLink" not in told_of()[1].replace("NVLink switches: as last read", "")
 
 
 HOSTILE = '<script>alert("x")</script>&\'<img src=x onerror=y>'

@@ -104,6 +104,19 @@ def test_a_silent_controller_tells_since_when():
     assert (fabric.at, fabric.unknown_since) == (AT, AT - 9)
 
 
+def test_a_domain_that_is_in_doubt_says_why_to_operators_alone():
+    seen = picture(1, 1, ("acme",))
+    doubt = tuple(
+        msgspec.structs.replace(one, unknown_since=AT - 9, problem="A and B contradict")
+        for one in seen.domains
+    )
+    whole = scene(Reading(picture=msgspec.structs.replace(seen, domains=doubt)))
+    for shown, count in ((whole, 1), (next_own(whole, "acme", {})[0], 0)):
+        page = chain(shown.seats[0], said(shown, shown.seats[0]))
+        assert page.count("A and B contradict") == count
+        assert page.count("unknown since") == 1
+
+
 def test_a_domain_whose_controllers_nobody_speaks_to_any_more_was_not_read():
     seen = picture(2, 1, ("acme",))
     fewer = msgspec.structs.replace(

@@ -107,6 +107,15 @@ def test_a_tenant_has_no_more_room_left_than_there_is(sick):
     assert left(whole).free_trays == 1
 
 
+@pytest.mark.parametrize("closed", [{"paused": True}, {"disputed": True, "unknown_since": AT}])
+def test_there_is_no_room_in_a_domain_where_nothing_is_given_away(closed):
+    seen = picture(2, 3, (MINE, None, None))
+    domains = (msgspec.structs.replace(seen.domains[0], **closed), seen.domains[1])
+    whole = scene(Reading(picture=msgspec.structs.replace(seen, domains=domains)))
+    assert left(seen_by(whole, MINE)) == left(whole)
+    assert (left(whole).free_trays, left(whole).gang_trays) == (2, 2)
+
+
 def left(whole):
     return room_left([rack_room(one) for one in whole.racks])
 
@@ -162,15 +171,50 @@ def test_a_pod_that_began_before_the_machine_was_the_tenants_is_not_shown_though
     told = seen_by(whole, MINE)
     assert told.compute_domains == ()
     own = [seat.chain for seat in told.seats if seat.chain is not None]
-    assert {(one.use, one.compute_domain, one.channel) for one in own} == {(None,) * 3}
-    assert all(seat.chain.use for seat in whole.seats if seat.chain)
+    assert {kept_back(one) for one in own} == {True}
+    assert all(seat.chain.use.pods for seat in whole.seats if seat.chain)
+
+
+def kept_back(chain):
+    """Whether nothing is told of who uses a GPU, but that somebody does."""
+    return (chain.use.claim, chain.use.pods, chain.compute_domain, chain.channel) == ("", (), None, None)
+
+
+@pytest.mark.parametrize("namespaces", [{}, {f"{MINE}-ns": THEIRS}, {f"{THEIRS}-ns": MINE}])
+def test_a_pod_of_a_namespace_that_is_not_the_tenants_is_not_shown_whenever_it_began(namespaces):
+    seen = msgspec.structs.replace(picture(1, 1, (MINE,)), namespaces=namespaces)
+    told = seen_by(scene(Reading(picture=seen)), MINE)
+    assert {kept_back(seat.chain) for seat in told.seats if seat.chain} == {True}
+    assert (told.compute_domains, told.namespaces) == ((), {})
+
+
+def test_a_pod_that_the_controller_of_the_tenant_before_starts_again_is_not_named():
+    seen, was = picture(1, 1, (MINE,)), picture(1, 1, (THEIRS,))
+    there = tuple(
+        msgspec.structs.replace(one, status=seen.compute_domains[0].status) for one in was.compute_domains
+    )
+    again = tuple(
+        msgspec.structs.replace(one, claim=old.claim, pods=old.pods, since=AT - 1)
+        for one, old in zip(seen.uses, was.uses, strict=True)
+    )
+    seen = msgspec.structs.replace(seen, uses=again, claims=was.claims, compute_domains=there)
+    whole = scene(Reading(picture=seen))
+    for mode in Mode:
+        assert f"{THEIRS}-worker" in shown(whole, None, mode)
+        assert THEIRS not in shown(whole, MINE, mode)
+    sheet = Painter(MINE, Mode.WORKLOAD, 9).follow(Now(number=1, whole=whole))
+    cells = [cell for part in sheet.racks.values() for tray in part.rack.trays for cell in tray.cells]
+    assert {(cell.state, cell.busy) for cell in cells} == {(State.UNKNOWN, True)}
+    page = next(chain(seat, said(sheet.whole, seat)) for seat in sheet.whole.seats if seat.chain)
+    for label in ("Claim", "Pod", "ComputeDomain", "Channel"):
+        assert row(page, label) == "<td><i>not shown</i></td>"
 
 
 def test_a_pod_on_a_machine_of_which_nobody_knows_since_when_it_is_held_is_not_shown():
     seen = picture(1, 1, (MINE,))
     machines = tuple(msgspec.structs.replace(one, held_since=None) for one in seen.machines)
     own = seen_by(scene(Reading(picture=msgspec.structs.replace(seen, machines=machines))), MINE)
-    assert all(seat.chain is not None and seat.chain.use is None for seat in own.seats)
+    assert all(seat.chain is not None and kept_back(seat.chain) for seat in own.seats)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from rackloom.prove.picture.values import GpuChain, Layer
-from rackloom.web.details import clique, partition_hidden
+from rackloom.web.details import clique, partition_hidden, use_hidden
 from rackloom.web.frames import Frame
 from rackloom.web.scene import Seat
 
@@ -90,7 +90,7 @@ def _clique(_: Frame, chain: GpuChain) -> Group | None:
 
 
 def _workload(_: Frame, chain: GpuChain) -> Group | None:
-    if chain.use is None:
+    if chain.use is None or use_hidden(chain):
         return None
     if chain.compute_domain is not None:
         return Group(chain.compute_domain.uid, chain.compute_domain.key)
@@ -111,6 +111,8 @@ def _current(frame: Frame, mode: Mode, seat: Seat, chain: GpuChain) -> bool:
         return answered and chain.fabric is not None and not partition_hidden(chain)
     if mode is Mode.TENANT:
         return chain.machine is not None and Layer.SITE in frame.known
+    if mode is Mode.WORKLOAD and use_hidden(chain):
+        return False
     return (chain.node or chain.device) is not None and Layer.CLUSTER in frame.known
 
 

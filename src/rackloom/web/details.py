@@ -29,6 +29,8 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     """When it was seen; None: never."""
     unknown_since: float | None = None
     """Since when it could not be read again."""
+    problem: str = ""
+    """Why not."""
     links: tuple[Link, ...]
 
     @property
@@ -53,7 +55,13 @@ def said(whole: Scene, seat: Seat) -> tuple[Said, ...]:
 
 def _said(whole: Scene, seat: Seat, layer: Layer, links: tuple[Link, ...]) -> Said:
     at, since = _seen(whole, seat, layer)
-    return Said(who=_WHO[layer], at=at, unknown_since=since, links=links)
+    problem = "" if since is None else _problem(whole, seat, layer)
+    return Said(who=_WHO[layer], at=at, unknown_since=since, problem=problem, links=links)
+
+
+def _problem(whole: Scene, seat: Seat, layer: Layer) -> str:
+    domain = whole.domains.get(seat.domain) if layer is Layer.FABRIC else None
+    return whole.layer(layer).problem or (domain.problem if domain is not None else "")
 
 
 def _by_site(whole: Scene, chain: GpuChain) -> Iterator[Link]:
@@ -87,10 +95,11 @@ def _by_cluster(chain: GpuChain) -> Iterator[Link]:
     yield "GPU", chain.key.gpu_uuid.value if chain.key.gpu_uuid else None, ""
     yield "Clique", clique(chain), ""
     yield "Node", node.name if node else None, _both(_READY[node.ready], *node.taints) if node else ""
-    yield "Claim", use.claim if use else None, ""
-    yield "Pod", ", ".join(use.pods) if use else None, ""
-    yield "ComputeDomain", domain.key if domain else None, domain.status.status.value if domain else ""
-    yield "Channel", chain.channel, ""
+    hidden = NOT_SHOWN if use_hidden(chain) else ""
+    yield "Claim", use.claim if use else None, hidden
+    yield "Pod", ", ".join(use.pods) if use else None, hidden
+    yield "ComputeDomain", domain.key if domain else None, domain.status.status.value if domain else hidden
+    yield "Channel", chain.channel, hidden
     yield "NIC", nic.name if nic else None, _nic_note(chain)
 
 
@@ -114,6 +123,11 @@ def _fabric_seen(layer: LayerSeen, domain: DomainSeen | None) -> tuple[float | N
 def partition_hidden(chain: GpuChain) -> bool:
     """Whether a GPU is in a partition of which the viewer is told nothing, being somebody else's."""
     return chain.partition is None and chain.fabric is not None and chain.fabric.partition is not None
+
+
+def use_hidden(chain: GpuChain) -> bool:
+    """Whether a GPU is used by pods of which the viewer is told nothing, as they may be somebody else's."""
+    return chain.use is not None and not chain.use.claim
 
 
 def _unshown(chain: GpuChain) -> str:

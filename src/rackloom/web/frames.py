@@ -4,7 +4,8 @@ Times are no part of a frame, and what was read of other racks is not either; th
 known any more is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 
 import msgspec
 
@@ -15,16 +16,26 @@ Laid = tuple[str, str]
 """UID and name of a ComputeDomain."""
 
 
+class Fabric(StrEnum):
+    """What is known of the NVLink domains of a rack, the worst first."""
+
+    DISPUTED = "in dispute"
+    SILENT = "not read lately"
+    PAUSED = "paused"
+    READ = "as last read"
+
+
 class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """One rack."""
 
     rack: RackSeats
     known: frozenset[Layer]
     """Layers of which what they say is current."""
-    paused: Mapping[str, bool]
-    """Of each of its domains whose controllers answer, whether it is paused."""
-    silent: bool
-    """Whether the controllers of a domain of it do not answer."""
+    answering: frozenset[str]
+    """Those of its domains of which what the controllers show is how things are."""
+    fabric: Fabric
+    problems: tuple[str, ...]
+    """Why the others are not known, in words; a tenant is not told."""
     tenants: Mapping[str, str]
     """Organisations of the tenants that hold something in it, by their ids."""
     over: Mapping[str, Laid]
@@ -32,7 +43,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
 
     def answers(self, domain: str) -> bool:
         """Whether the controllers of a domain answer."""
-        return domain in self.paused
+        return domain in self.answering
 
 
 def frames(whole: Scene) -> dict[str, Frame]:
@@ -43,16 +54,25 @@ def frames(whole: Scene) -> dict[str, Frame]:
 
 
 def _frame(whole: Scene, known: frozenset[Layer], over: Mapping[str, Laid], rack: RackSeats) -> Frame:
-    domains = rack.domains
-    answering = [seen for uuid in domains if (seen := whole.domains.get(uuid)) is not None and _answers(seen)]
+    seen = [whole.domains[uuid] for uuid in sorted(rack.domains) if uuid in whole.domains]
+    answering = [one for one in seen if _answers(one)]
     return Frame(
         rack=rack,
         known=known,
-        paused={one.uuid: one.paused for one in answering},
-        silent=len(answering) < len(domains),
+        answering=frozenset(one.uuid for one in answering),
+        fabric=_fabric(seen, all_answer=len(answering) == len(rack.domains)),
+        problems=tuple(dict.fromkeys(one.problem for one in seen if one.problem)),
         tenants={id_: whole.tenants[id_] for id_ in rack.tenants if id_ in whole.tenants},
         over={name: over[name] for name in rack.nodes if name in over},
     )
+
+
+def _fabric(seen: Sequence[DomainSeen], *, all_answer: bool) -> Fabric:
+    if any(one.disputed for one in seen):
+        return Fabric.DISPUTED
+    if not all_answer:
+        return Fabric.SILENT
+    return Fabric.PAUSED if any(one.paused for one in seen) else Fabric.READ
 
 
 def _answers(seen: DomainSeen) -> bool:

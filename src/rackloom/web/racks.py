@@ -8,7 +8,7 @@ import msgspec
 
 from rackloom.prove.picture.values import GpuChain, Layer
 from rackloom.web.colouring import Colours, Group, Mode, Shade, State, hue, letter, shade
-from rackloom.web.frames import Frame
+from rackloom.web.frames import Fabric, Frame
 from rackloom.web.scene import Scene, Seat
 from rackloom.web.wiring import Wiring, link_down, wiring
 
@@ -71,8 +71,9 @@ class Rack(msgspec.Struct, frozen=True, kw_only=True):
     above: tuple[Tray, ...]
     """Above the switches, top first."""
     below: tuple[Tray, ...]
-    switches: bool | None
-    """Whether the switch controllers answer: True, False (paused), None (they do not)."""
+    switches: Fabric
+    problems: tuple[str, ...]
+    """Why they are not known."""
     free: int | None
     """Whole trays that are free; None: unknown."""
 
@@ -111,7 +112,8 @@ def drawn_rack(frame: Frame, mode: Mode, colours: Colours) -> Rack:
         name=frame.rack.name,
         above=drawn[: len(drawn) - lower],
         below=drawn[len(drawn) - lower :],
-        switches=None if frame.silent else not any(frame.paused.values()),
+        switches=frame.fabric,
+        problems=frame.problems,
         free=None if None in frees else sum(free is True for free in frees),
     )
 

@@ -51,7 +51,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     taken: bool | None
     """Whether somebody has it; None: that could not be read."""
     held_back: bool = False
-    """Whether its tray is kept from everybody, being cordoned, sick or not ready."""
+    """Whether its tray is kept from everybody, being cordoned, sick, not ready or in a closed domain."""
     chain: GpuChain | None
     """What all layers say of it; None: it is somebody else's, and not shown."""
 
@@ -105,6 +105,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """Organisation of each tenant by its id."""
     vpcs: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Name of each VPC by its id."""
+    namespaces: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Organisation of each namespace that is labelled with one; empty for a tenant."""
     findings: tuple[Finding, ...] | None = None
     examined_at: float | None = None
     """Since when the findings are, and the picture that they were found in."""
@@ -134,6 +136,8 @@ class _Told(msgspec.Struct, frozen=True):
     """The rack of each chassis that the site's records know."""
     asked: frozenset[Layer]
     known: frozenset[Layer]
+    closed: frozenset[str]
+    """Those of its domains in which nothing is given away."""
 
 
 _Seats = Mapping[str, tuple[Seat, ...]]
@@ -163,6 +167,7 @@ def next_scene(reading: Reading, before: Seated) -> tuple[Scene, Seated]:
         compute_domains=picture.compute_domains,
         tenants=picture.tenants,
         vpcs=picture.vpcs,
+        namespaces=picture.namespaces,
         findings=reading.findings,
         examined_at=reading.examined_at,
         happenings=reading.happenings,
@@ -179,9 +184,11 @@ def next_scene(reading: Reading, before: Seated) -> tuple[Scene, Seated]:
 def _told(bare: Scene, joined: JoinedShares) -> Iterator[tuple[Name, _Told]]:
     asked = frozenset(one.layer for one in bare.layers)
     known = frozenset(layer for layer in asked if bare.known(layer))
+    closed = frozenset(one.uuid for one in bare.domains.values() if one.paused or one.disputed)
     for name, (share, chains) in joined.joined.items():
         chassis = {one.chassis_serial: one.rack for one in share.machines}
-        yield name, _Told(chains, chassis, asked, known)
+        here = closed.intersection(map(_domain, chains)) if closed else closed
+        yield name, _Told(chains, chassis, asked, known, here)
 
 
 def _seats(told: _Told) -> _Seats:
@@ -190,7 +197,7 @@ def _seats(told: _Told) -> _Seats:
             place=_place(chain, told.chassis),
             domain=_domain(chain),
             taken=_taken(told, chain),
-            held_back=_held_back(chain),
+            held_back=_held_back(told, chain),
             chain=chain,
         )
         for chain in told.chains
@@ -255,8 +262,9 @@ def _taken(told: _Told, chain: GpuChain) -> bool | None:
     return False if known and any(tells.values()) else None
 
 
-def _held_back(chain: GpuChain) -> bool:
+def _held_back(told: _Told, chain: GpuChain) -> bool:
     """Whether the tray of a GPU is given to nobody now."""
     machine, node = chain.machine, chain.node
-    held = machine is not None and (machine.cordoned or bool(machine.health))
-    return held or (node is not None and (node.unschedulable or node.ready is False))
+    if _domain(chain) in told.closed or (machine is not None and (machine.cordoned or bool(machine.health))):
+        return True
+    return node is not None and (node.unschedulable or node.ready is False)

@@ -11,7 +11,7 @@ import msgspec
 
 from rackloom.claim.domain.objects import ComputeDomain
 from rackloom.prove.picture.kept import Kept, again
-from rackloom.prove.picture.values import DomainSeen, GpuChain, Layer, LayerSeen
+from rackloom.prove.picture.values import DeviceUse, DomainSeen, GpuChain, Layer, LayerSeen
 from rackloom.web.scene import NO_RACK, RackSeats, Scene, Seat, rack_of
 
 
@@ -114,16 +114,30 @@ def _without_before(whole: Scene, chain: GpuChain) -> GpuChain:
     """A chain without what may be of the tenant who had the machine before."""
     if chain.transfer is not None and chain.transfer.at < _held_since(whole, chain):
         chain = msgspec.structs.replace(chain, transfer=None)
-    if chain.use is None or (_cluster_told(whole, chain) and _began_here(chain)):
+    if chain.use is None:
         return chain
-    return msgspec.structs.replace(chain, use=None, compute_domain=None, channel=None)
+    if not _cluster_told(whole, chain):
+        return msgspec.structs.replace(chain, use=None, compute_domain=None, channel=None)
+    if _in_namespace(whole, chain, chain.use) and _began_here(chain):
+        return chain
+    kept_back = msgspec.structs.replace(chain.use, claim="", pods=(), since=None)
+    return msgspec.structs.replace(chain, use=kept_back, compute_domain=None, channel=None)
+
+
+def _in_namespace(whole: Scene, chain: GpuChain, use: DeviceUse) -> bool:
+    """Whether the pods on a GPU are in a namespace that is labelled as its tenant's.
+
+    Nothing else tells whose a pod is: the controllers of the tenant before may start its pods again at any
+    time after the machine was given away.
+    """
+    org = whole.tenants.get(chain.machine.tenant or "") if chain.machine is not None else None
+    return org is not None and whole.namespaces.get(use.claim.partition("/")[0]) == org
 
 
 def _began_here(chain: GpuChain) -> bool:
     """Whether the pods on a GPU began when its instance had the machine already.
 
-    The cluster does not know of tenants: it lists the pods of the one before until somebody ends them. One
-    that its controller starts again later looks like the new tenant's own: nodes are drained before that.
+    A cluster lists the pods that ran there before until somebody ends them.
     """
     held = chain.machine.held_since if chain.machine is not None else None
     since = chain.use.since if chain.use is not None else None
@@ -159,4 +173,9 @@ def _layer(seen: LayerSeen) -> LayerSeen:
 
 
 def _domain(seen: DomainSeen) -> DomainSeen:
-    return DomainSeen(uuid=seen.uuid, observed_at=seen.observed_at, unknown_since=seen.unknown_since)
+    return DomainSeen(
+        uuid=seen.uuid,
+        observed_at=seen.observed_at,
+        unknown_since=seen.unknown_since,
+        disputed=seen.disputed,
+    )

@@ -15,11 +15,14 @@ from rackloom.carve.plan.values import (
     ObservedPartition,
     PartitionHealth,
 )
-from rackloom.carve.site import endpoints, fabric_book
+from rackloom.carve.site import endpoint_registry, endpoints, fabric_book
+from rackloom.carve.site.operator_steps import Order
 from rackloom.carve.site.seed import seed_embedded_site
 from rackloom.carve.site.store import Store
 from rackloom.prove.doctor import names
 from rackloom.prove.doctor.examine import examine
+from rackloom.prove.doctor.findings import State
+from rackloom.prove.picture.join import chains
 from rackloom.prove.picture.values import Layer
 from rackloom.topology import profiles
 from rackloom.topology.build import build_site
@@ -143,6 +146,33 @@ async def test_a_controller_that_was_lost_says_since_when_and_why(store):
     assert "UNAVAILABLE" in found.message
 
 
+async def test_one_that_stays_away_is_told_as_gone_for_good(store):
+    endpoint = await seeded(store)
+    await store.run(fabric_book.record_observation, endpoint, observed(at=NOW - 7201), NOW - 7201)
+    await store.run(fabric_book.record_unknown, endpoint, "UNAVAILABLE", NOW - 7200)
+    await store.run(fabric_book.record_unknown, endpoint, "UNAVAILABLE", NOW - 5)
+    (found,) = examine(await site_picture(NOW, records=store, stale=FRESH))
+    assert (found.check, found.state, found.since) == (names.CONTROLLER_AWAY, State.FAILS, NOW - 7200)
+    assert f"--chassis-serial {DOMAIN.trays[0].chassis_serial} " in found.fix
+    assert found.consequences == (f"switch controller: domain {DOMAIN.uuid}",)
+
+
+async def test_a_domain_whose_controller_was_taken_out_of_the_site_is_told(store):
+    endpoint = await seeded(store)
+    await store.run(fabric_book.record_observation, endpoint, observed(), NOW)
+    taken = Order("an operator", "test", NOW)
+    await store.run(endpoint_registry.delete, DOMAIN.trays[0].chassis_serial, taken)
+    (found,) = examine(await site_picture(NOW, records=store, stale=FRESH))
+    assert (found.check, found.subject) == (names.CONTROLLER_AWAY, f"domain {DOMAIN.uuid}")
+    assert "no switch controller is registered for it" in found.message
+
+
+async def test_a_controller_that_has_not_answered_yet_is_registered_all_the_same(store):
+    await seeded(store)
+    found = examine(await site_picture(NOW, records=store, stale=FRESH))
+    assert names.CONTROLLER_AWAY not in {one.check for one in found}
+
+
 async def test_controllers_that_show_different_things_are_believed_by_nobody(store):
     endpoint = await seeded(store)
     await store.run(fabric_book.record_observation, endpoint, observed(), NOW)
@@ -156,6 +186,27 @@ async def test_controllers_that_show_different_things_are_believed_by_nobody(sto
     agreed = msgspec.structs.replace(observed(), observed_at=NOW - 1)
     await store.run(fabric_book.record_observation, "second", agreed, NOW)
     assert examine(await site_picture(NOW, records=store, stale=FRESH)) == ()
+
+
+async def test_hardware_that_two_domains_list_is_in_doubt_in_both_and_stays_where_the_records_have_it(store):
+    endpoint = await seeded(store)
+    await store.run(fabric_book.record_observation, endpoint, observed(), NOW)
+    await store.run(endpoints.register, "http://127.0.0.1:9371", ["other"], NOW, lambda: "second")
+    copy = "ffffffff-0000-4000-8000-000000000000"
+    doubled = msgspec.structs.replace(observed(at=NOW - 3), domain=copy)
+    await store.run(fabric_book.record_observation, "second", doubled, NOW)
+    picture = await site_picture(NOW, records=store, stale=FRESH)
+    assert {(one.uuid, one.disputed, one.unknown_since) for one in picture.domains} == {
+        (DOMAIN.uuid, True, NOW - 3),
+        (copy, True, NOW - 3),
+    }
+    found = examine(picture)
+    assert {one.check for one in found} == {names.CONTROLLER}
+    for named in (DOMAIN.uuid, copy, "both list the same 72 GPUs"):
+        assert any(named in one.message for one in found)
+    joined = chains(picture)
+    assert len(joined) == 72
+    assert {one.fabric.domain for one in joined} == {DOMAIN.uuid}
 
 
 async def test_a_controller_that_cannot_be_read_does_not_speak_for_its_domain(store):

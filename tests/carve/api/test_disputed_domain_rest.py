@@ -48,6 +48,23 @@ def test_everything_says_since_when_and_who_contradicts_whom(
     assert [one for one in found if one["nvLinkDomainId"] == domain] == []
 
 
+def test_two_domains_that_list_the_same_hardware_both_say_so(api: Any) -> None:
+    site = api.site
+    site.observe_all()
+    domain = min(site.endpoint)
+    site.run(endpoints.register, SECOND, ["CHASSIS9"], site.tick(), site.ids)
+    second = next(one.id for one in site.read(fabric_book.endpoints) if one.url == SECOND)
+    copy = "00000000-0000-4000-8000-00000000dead"
+    seen = msgspec.structs.replace(site.observation(domain, at=site.tick()), domain=copy)
+    site.run(fabric_book.record_observation, second, seen, site.tick())
+    for one in (domain, copy):
+        shown = api.get(f"nvlink-domain/{one}", role=Role.PROVIDER_ADMIN).json()
+        assert (shown["status"], shown["unknownSince"]) == ("Unknown", knowledge.moment(seen.observed_at))
+        assert f"domain {domain} " in shown["statusMessage"]
+        assert f"domain {copy} " in shown["statusMessage"]
+        assert shown["statusMessage"].endswith("both list the same 12 GPUs")
+
+
 def test_it_is_told_as_it_happens_and_when_it_ends(
     api: Any, disputed: tuple[str, dict[str, Any], str]
 ) -> None:

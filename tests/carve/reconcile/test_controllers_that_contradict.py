@@ -14,13 +14,23 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.plan.values import DefaultPartition, Operation
+from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, DefaultPartition, Operation
 from rackloom.carve.reconcile.domain import DomainPass
 from rackloom.carve.reconcile.leases import Hold
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.reconcile.turns import Turns
-from rackloom.carve.site import disputes, endpoints, fabric_book, knowledge, revisions, sharing, tables
+from rackloom.carve.site import (
+    disputes,
+    endpoint_registry,
+    endpoints,
+    fabric_book,
+    knowledge,
+    revisions,
+    sharing,
+    tables,
+)
 from rackloom.carve.site.disputes import Dispute
+from rackloom.carve.site.operator_steps import Order
 from rackloom.carve.site.seed import seed_embedded_site
 from rackloom.carve.site.store import Store
 from rackloom.topology import profiles
@@ -77,6 +87,37 @@ def test_nothing_is_asked_of_either_until_one_is_repaired(
             async with NmxcServer(server.fabric, port=urlsplit(liar.url).port or 0):
                 await eventually(lambda: site.all_ready(store))
                 assert await dispute_of(store, domain) is None
+                await eventually(lambda: len(site.asked) > asked)
+
+    asyncio.run(main())
+
+
+def test_hardware_under_two_uuids_is_left_alone_until_one_endpoint_is_deleted(
+    racks: Any, eventually: Waiting
+) -> None:
+    async def main() -> None:
+        async with racks(1) as site:
+            (server,) = site.servers
+            domain, copy = server.fabric.domain, new_id()
+            store = (await site.replica("replica")).store
+            await site.order(store, 2)
+            await eventually(lambda: site.all_ready(store))
+            twice = SimulatedFabric(copy, server.fabric.gpus.values(), server.fabric.limits)
+            async with NmxcServer(twice) as liar:
+                await store.run(endpoints.register, liar.url, ["SECOND"], time.time(), new_id)
+                await eventually(lambda: dispute_of(store, domain))
+                told, asked = await dispute_of(store, copy), len(site.asked)
+                assert told is not None
+                assert told.rival == domain
+                await store.run(wish_for_trays, domain)
+                ordered = time.time()
+                await eventually(lambda: both_were_read_after(store, ordered))
+                assert len(site.asked) == asked
+                assert not await site.all_ready(store)
+                assert set(twice.partitions) == {DEFAULT_PARTITION_ID}
+                gone = Order("an operator", "it lies", time.time())
+                await store.run(endpoint_registry.delete, "SECOND", gone)
+                await eventually(lambda: site.all_ready(store))
                 await eventually(lambda: len(site.asked) > asked)
 
     asyncio.run(main())

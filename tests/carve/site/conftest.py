@@ -3,11 +3,26 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
-from rackloom.carve.site import instance_creation, instances, interfaces, logical_partitions, tables, vpcs
+from rackloom.carve.plan.values import Observation
+from rackloom.carve.site import (
+    disputes,
+    endpoints,
+    fabric_book,
+    instance_creation,
+    instances,
+    interfaces,
+    knowledge,
+    logical_partitions,
+    tables,
+    vpcs,
+)
+from rackloom.carve.site.disputes import Dispute
 from rackloom.carve.site.instance_creation import InstanceRequest
+from rackloom.carve.site.operator_steps import Order
 from rackloom.carve.site.values import InterfaceWish
 
 
@@ -96,6 +111,59 @@ class Tenancy:
         return row.domain, row.slot
 
 
+class Pair:
+    """Two controllers of the domain where an instance has its GPU in a partition."""
+
+    second_url = "http://second"
+
+    def __init__(self, site: Any, demo: Any) -> None:
+        self.site = site
+        self.demo = demo
+        partition = demo.partition()
+        self.instance = demo.instance([(partition, 0)])
+        site.converge()
+        self.domain, self.slot = demo.where(self.instance)
+        self.first = site.endpoint[self.domain]
+        site.run(endpoints.register, self.second_url, ["CHASSIS9"], site.tick(), site.ids)
+        found = {one.url: one.id for one in site.read(fabric_book.endpoints)}
+        self.second = found[self.second_url]
+        self.url = next(url for url, key in found.items() if key == self.first)
+
+    def seen(self, **changed: Any) -> Observation:
+        self.site.tick()
+        return msgspec.structs.replace(self.site.observation(self.domain), **changed)
+
+    def without_partitions(self) -> Observation:
+        return self.seen(partitions=())
+
+    def tell(self, endpoint: str, seen: Observation) -> Dispute | None:
+        found: Dispute | None = self.site.run(
+            fabric_book.record_observation, endpoint, seen, self.site.tick(0.5)
+        )
+        return found
+
+    def lose(self, endpoint: str) -> None:
+        self.site.run(fabric_book.record_unknown, endpoint, "connection refused", self.site.tick())
+
+    def dispute(self) -> Dispute | None:
+        found: Dispute | None = self.site.read(disputes.of_domain, self.domain)
+        return found
+
+    def known(self) -> knowledge.Knowledge:
+        found: knowledge.Knowledge = self.site.read(knowledge.of_domain, self.domain)
+        return found
+
+    def status(self) -> str | None:
+        return str(self.demo.status(self.instance))
+
+    def home(self) -> str:
+        """Domain of the instance's machine in the records."""
+        return str(self.demo.where(self.instance)[0])
+
+    def order(self) -> Order:
+        return Order("an operator", "test", self.site.tick())
+
+
 @pytest.fixture
 def demo(small_site: Any) -> Tenancy:
     return Tenancy(small_site, small_site.tenant)
@@ -104,3 +172,8 @@ def demo(small_site: Any) -> Tenancy:
 @pytest.fixture
 def rival(small_site: Any) -> Tenancy:
     return Tenancy(small_site, small_site.other_tenant())
+
+
+@pytest.fixture
+def pair(small_site: Any, demo: Any) -> Pair:
+    return Pair(small_site, demo)

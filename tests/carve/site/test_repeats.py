@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.plan.values import GpuHealth
-from rackloom.carve.site import fabric_book, knowledge, repeats, tables
+from rackloom.carve.site import knowledge, repeats, tables
 from rackloom.carve.site.values import Status
 
 
@@ -56,7 +56,6 @@ DOUBTS: dict[str, Callable[[Any, str], object]] = {
     "a GUID that a person declared": lambda site, _: _change(site, tables.machine_gpu, source="declared"),
     "a machine of another domain": lambda site, _: _change(site, tables.machine, domain=None),
     "a deletion under way": lambda site, _: _change(site, tables.logical_partition, status=Status.DELETING),
-    "a second way to the domain": lambda site, domain: _change(site, tables.endpoint, domain=domain),
     "a long time": lambda site, _: site.tick(repeats.AFRESH_SECONDS),
 }
 
@@ -71,9 +70,22 @@ def test_a_status_that_was_forgotten_heals_in_time(small_site: Any, domain: str,
     """Had some change of the records not been settled, it would not stay so."""
     _change(small_site, tables.owned_partition, logical_partition_id="nobody's")
     small_site.tick(repeats.AFRESH_SECONDS)
-    seen = small_site.observation(domain, at=small_site.tick())
-    small_site.run(fabric_book.record_observation, small_site.endpoint[domain], seen, small_site.tick())
-    statuses = small_site.read(
-        lambda conn: conn.execute(sa.select(tables.nvlink_interface.c.status)).scalars().all()
+    small_site.observe(domain)
+    assert _interface_statuses(small_site) == {Status.PENDING}
+
+
+def test_with_a_second_way_to_the_domain_every_reading_is_the_whole_work(
+    small_site: Any, domain: str
+) -> None:
+    _change(small_site, tables.owned_partition, logical_partition_id="nobody's")
+    small_site.observe(domain)
+    assert _interface_statuses(small_site) == {Status.READY}
+    _change(small_site, tables.endpoint, domain=domain)
+    small_site.observe(domain)
+    assert _interface_statuses(small_site) == {Status.PENDING}
+
+
+def _interface_statuses(site: Any) -> set[str]:
+    return set(
+        site.read(lambda conn: conn.execute(sa.select(tables.nvlink_interface.c.status)).scalars().all())
     )
-    assert set(statuses) == {Status.PENDING}

@@ -60,27 +60,6 @@ def test_an_open_store_works_on_one_thread_that_is_not_the_callers(tmp_path: Pat
     assert worker != threading.get_ident()
 
 
-def test_nobody_waits_for_a_survey(tmp_path: Path) -> None:
-    async def look() -> tuple[int, int]:
-        store, others_are_done = Store.open(tmp_path), threading.Event()
-
-        def slow(conn: sa.Connection) -> int:
-            found = revisions.current(conn, "d")
-            assert others_are_done.wait(60.0), "the others waited for it"
-            return found
-
-        surveying = asyncio.create_task(store.survey(slow))
-        await store.run(revisions.touch, ["d"])
-        after = await store.read(revisions.current, "d")
-        others_are_done.set()
-        before = await surveying
-        await store.close()
-        return before, after
-
-    before, after = asyncio.run(look())
-    assert before <= after == 1
-
-
 def test_an_inline_store_never_suspends() -> None:
     store = Store.inline()
     for coroutine in (

@@ -1,6 +1,7 @@
 """What every store promises, on SQLite and on PostgreSQL alike."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -92,6 +93,47 @@ def test_a_survey_sees_what_was_written_and_cannot_write(opening: Opening) -> No
         return await store.survey(lambda conn: revisions.current(conn, "d"))
 
     assert in_store(opening, look) == 1
+
+
+def test_nobody_waits_for_a_survey(opening: Opening) -> None:
+    async def look(store: Store) -> tuple[int, int]:
+        others_are_done = threading.Event()
+
+        def slow(conn: sa.Connection) -> int:
+            found = revisions.current(conn, "d")
+            assert others_are_done.wait(60.0), "the others waited for it"
+            return found
+
+        surveying = asyncio.create_task(store.survey(slow))
+        await store.run(revisions.touch, ["d"])
+        after = await store.read(revisions.current, "d")
+        others_are_done.set()
+        return await surveying, after
+
+    before, after = in_store(opening, look)
+    assert before <= after == 1
+
+
+def test_a_store_is_closed_when_its_last_survey_has_ended(opening: Opening) -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow(conn: sa.Connection) -> int:
+        began.set()
+        assert may_end.wait(60.0)
+        return revisions.current(conn, "d")
+
+    async def main() -> int:
+        store = await opening()
+        surveying = asyncio.create_task(store.survey(slow))
+        await asyncio.to_thread(began.wait, 60.0)
+        closing = asyncio.create_task(store.close())
+        await asyncio.sleep(0.05)
+        assert not closing.done()
+        may_end.set()
+        await closing
+        return await surveying
+
+    assert asyncio.run(main()) == 0
 
 
 def test_a_reader_sees_one_state_throughout(opening: Opening) -> None:

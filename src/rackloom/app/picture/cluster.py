@@ -10,9 +10,10 @@ import msgspec
 from rackloom.app.picture.known import Known
 from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 from rackloom.claim.domain import names
-from rackloom.claim.kube.api import Kind, KubeApi, NotFound
+from rackloom.claim.kube.api import Kind, KubeApi, KubeError, NotFound
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
+    NAMESPACE,
     NODE,
     POD,
     RESOURCE_CLAIM,
@@ -32,6 +33,9 @@ from rackloom.prove.doctor.evidence import ClusterSeen
 from rackloom.prove.picture.values import DeviceSeen, DeviceUse, MeshSeen, NodeSeen, PoolSeen
 
 Json = dict[str, Any]
+ORG_LABEL = "rackloom.dev/org"
+"""On a namespace: the organisation whose pods are in it."""
+_FORBIDDEN = 403
 _KINDS: Mapping[str, Kind] = {
     COMPUTE_DOMAINS: COMPUTE_DOMAIN,
     TEMPLATES: RESOURCE_CLAIM_TEMPLATE,
@@ -50,6 +54,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceSeen, ...]
     uses: tuple[DeviceUse, ...]
     meshes: tuple[MeshSeen, ...]
+    namespaces: Mapping[str, str]
 
 
 class _Lists:
@@ -84,7 +89,20 @@ async def read_cluster(
     seen = await collect_cluster(lists, namespace, known.each)
     slices = (await api.list(RESOURCE_SLICE)).items
     nodes, claims, pods = [await lists.read(path) for path in (NODES, CLAIMS, PODS)]
-    return await asyncio.to_thread(_cluster, known, seen, slices, nodes, claims, pods)
+    orgs = await _orgs(api)
+    return await asyncio.to_thread(_cluster, known, seen, slices, nodes, claims, pods, orgs)
+
+
+async def _orgs(api: KubeApi) -> Mapping[str, str]:
+    """Whose each namespace is that says so; nobody's where that may not be read."""
+    try:
+        found = (await api.list(NAMESPACE)).items
+    except KubeError as error:
+        if error.code != _FORBIDDEN:
+            raise
+        return {}
+    labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in found}
+    return {name: told[ORG_LABEL] for name, told in labels.items() if told.get(ORG_LABEL)}
 
 
 def _cluster(
@@ -94,6 +112,7 @@ def _cluster(
     nodes: list[Json],
     claims: list[Json],
     pods: list[Json],
+    orgs: Mapping[str, str],
 ) -> Cluster:
     published = known.devices.of(slices)
     return Cluster(
@@ -103,6 +122,7 @@ def _cluster(
         devices=published.devices,
         uses=uses_of(claims, pods, known),
         meshes=tuple(_meshes(seen)),
+        namespaces=orgs,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -18,7 +18,13 @@ from rackloom.carve.plan.values import (
 )
 from rackloom.carve.site import disputes, endpoints, holdings, knowledge, physical_partitions
 from rackloom.carve.site.tables import domain_pause, endpoint, observation, owned_partition
-from rackloom.prove.picture.values import DomainSeen, FabricGpu, LostPartition, PartitionSeen
+from rackloom.prove.picture.values import (
+    DomainSeen,
+    FabricGpu,
+    LostPartition,
+    PartitionSeen,
+    SilentController,
+)
 from rackloom.topology.identity import SlotKey
 
 
@@ -44,7 +50,19 @@ class Fabrics(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Reading(msgspec.Struct, frozen=True):
     url: str
+    chassis: tuple[str, ...]
     row: Any
+
+
+class _Doubt(NamedTuple):
+    """Why the newest reading of a domain does not say how things are."""
+
+    since: float | None = None
+    reason: str = ""
+    disputed: bool = False
+
+
+_NO_DOUBT = _Doubt()
 
 
 def read_fabrics(conn: sa.Connection, stale: Staleness, known: Known | None = None) -> Fabrics:
@@ -89,7 +107,7 @@ def _told(shown: _Shown) -> tuple[tuple[FabricGpu, ...], tuple[PartitionSeen, ..
 
 def _readings(conn: sa.Connection) -> Mapping[str, list[_Reading]]:
     """By domain. A controller that never answered is a domain of its own, named by its address."""
-    spoken_to = {one.id for one in endpoints.every(conn)}
+    spoken_to = {one.id: one.chassis_serials for one in endpoints.every(conn)}
     rows = conn.execute(
         sa.select(endpoint.c.id, endpoint.c.url, endpoint.c.domain.label("domain"), observation)
         .join(observation, observation.c.endpoint_id == endpoint.c.id, isouter=True)
@@ -98,7 +116,7 @@ def _readings(conn: sa.Connection) -> Mapping[str, list[_Reading]]:
     found: defaultdict[str, list[_Reading]] = defaultdict(list)
     for row in rows:
         if row.id in spoken_to:
-            found[row.domain or row.url].append(_Reading(row.url, row))
+            found[row.domain or row.url].append(_Reading(row.url, spoken_to[row.id], row))
     return found
 
 
@@ -109,36 +127,40 @@ def _newest(readings: Iterable[_Reading]) -> Any | None:
     return knowledge.that_counts(readable or rows) if rows else None
 
 
-def _domain(
-    uuid: str, readings: list[_Reading], newest: Any | None, doubt: tuple[float | None, str]
-) -> DomainSeen:
-    since, problem = doubt
+def _domain(uuid: str, readings: list[_Reading], newest: Any | None, doubt: _Doubt) -> DomainSeen:
     return DomainSeen(
         uuid=uuid,
         endpoints=tuple(one.url for one in readings),
         observed_at=None if newest is None else newest.observed_at,
-        unknown_since=since,
-        problem=problem,
+        unknown_since=doubt.since,
+        problem=doubt.reason,
+        disputed=doubt.disputed,
+        silent=tuple(
+            SilentController(one.url, one.row.unknown_since, one.chassis)
+            for one in readings
+            if one.row.unknown_since is not None
+        ),
+        chassis=frozenset(serial for one in readings for serial in one.chassis),
     )
 
 
 def _doubt(
     readings: list[_Reading], newest: Any | None, stale: Staleness, dispute: disputes.Dispute | None
-) -> tuple[float | None, str]:
+) -> _Doubt:
     """One controller that can be read is enough, and only a recent reading says how things are."""
     if newest is None or newest.unknown_since is not None:
         return _silence(readings, stale.now)
     if stale.now - newest.observed_at > stale.seconds:
-        return newest.observed_at, stale.reason
-    return (None, "") if dispute is None else (dispute.since, dispute.reason)
+        return _Doubt(newest.observed_at, stale.reason)
+    return _NO_DOUBT if dispute is None else _Doubt(dispute.since, dispute.reason, disputed=True)
 
 
-def _silence(readings: list[_Reading], now: float) -> tuple[float, str]:
+def _silence(readings: list[_Reading], now: float) -> _Doubt:
     lost = [one.row for one in readings if one.row.unknown_since is not None]
     if not lost:
-        return now, "no switch controller of it has answered yet"
+        return _Doubt(now, "no switch controller of it has answered yet")
     last = max(lost, key=lambda row: row.unknown_since)
-    return last.unknown_since, last.unknown_reason or ""
+    return _Doubt(last.unknown_since, last.unknown_reason or "")
 
 
 def _gpus(observed: Observation) -> Iterator[FabricGpu]:

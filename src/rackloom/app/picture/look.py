@@ -92,7 +92,7 @@ async def _with_cluster(picture: Picture, api: KubeApi, known: Known | None, nam
         lost = LayerSeen(
             layer=Layer.CLUSTER,
             unknown_since=picture.at,
-            problem=f"the API server: {error.message}",
+            problem=f"the cluster cannot be read: {error.message}",
             fix="kubectl get --raw /readyz  # with the same kubeconfig",
         )
         return _with(picture, lost)
@@ -108,6 +108,7 @@ async def _with_cluster(picture: Picture, api: KubeApi, known: Known | None, nam
         templates=cluster.seen.templates,
         claims=cluster.seen.claims,
         pods=cluster.seen.pods,
+        namespaces=cluster.namespaces,
         simulated=(Layer.CLUSTER,) if any(one.simulated for one in cluster.nodes) else (),
     )
 

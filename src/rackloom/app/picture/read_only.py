@@ -5,6 +5,7 @@ A home is locked against a second writer; SQLite's WAL lets any number read mean
 
 import fcntl
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 from urllib.parse import quote
@@ -17,6 +18,9 @@ from rackloom.errors import Refused, Retry
 
 T = TypeVar("T")
 RETRY_SECONDS = 5.0
+ATTEMPTS = 3
+"""Of one reading. On a busy machine a reader that was kept from running for two seconds loses its connection:
+the server ends transactions that are idle for so long, whoever's they are."""
 _NOT_NOW = ("08", "53", "57P")
 """Beginnings of the SQLSTATE of a server that is out of reach, out of resources, or starts or stops."""
 
@@ -40,10 +44,16 @@ class PostgresReader:
         self._engine = engine_of(url)
 
     async def read(self, fn: Callable[[sa.Connection], T]) -> T:
-        """Run `fn(conn)` in one read transaction.
+        """Run `fn(conn)` in one read transaction, and again in another one where the connection was lost.
 
         Raises Retry when the server cannot be reached, Refused for a database that is none of ours.
         """
+        for _ in range(ATTEMPTS - 1):
+            with suppress(Retry):
+                return await self._once(fn)
+        return await self._once(fn)
+
+    async def _once(self, fn: Callable[[sa.Connection], T]) -> T:
         try:
             async with self._engine.connect() as conn:
                 await conn.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)

@@ -177,7 +177,7 @@ class DomainPass:
             return
         log.warning("domain.contradicted", domain=dispute.domain, reason=dispute.reason)
         self._disputed = dispute.domain
-        self.wake(frozenset((dispute.domain,)))
+        self.wake(dispute.domains)
 
     async def _plan(self, observation: Observation, refused: Mapping[Operation, str]) -> Plan:
         intent = await self.store.read(fabric_book.intent, observation.domain)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.site import disputes, knowledge, machines, placing
+from rackloom.carve.site import knowledge, machines, placing
 from rackloom.carve.site.knowledge import Knowledge
 from rackloom.carve.site.tables import domain_pause, instance, machine, nvlink_interface
 from rackloom.carve.site.values import Status
@@ -34,7 +34,7 @@ class DomainRoomView(msgspec.Struct, frozen=True, kw_only=True):
     unhealthy: int
     """Empty, and passed over for what is wrong with their GPUs."""
     closed: int
-    """Empty, and shut to everybody: cordoned, missing, in maintenance, or in a paused or disputed domain."""
+    """Empty, and not in service: cordoned, missing, in maintenance, or in a paused or disputed domain."""
     types: tuple[TypeRoom, ...]
     own_instances: int
     own_gpus: Mapping[str, int]
@@ -61,7 +61,6 @@ def of_domains(
     sick = placing.sick_gpus(conn, [row.id for rows in by_domain.values() for row in rows])
     known = knowledge.of_domains(conn, domains)
     pauses = {row.domain: row.reason for row in conn.execute(sa.select(domain_pause))}
-    disputed = disputes.every(conn)
     own = _own_gpus(conn, domains, tenant_id)
     return {
         domain: _view(
@@ -70,7 +69,6 @@ def of_domains(
             sick,
             known[domain],
             pauses.get(domain),
-            domain in disputed,
             tenant_id,
             quota,
             own[domain],
@@ -80,7 +78,8 @@ def of_domains(
 
 
 def _trays(conn: sa.Connection, domains: Collection[str]) -> Iterable[sa.Row[Any]]:
-    return conn.execute(machines.listing().where(machine.c.domain.in_(domains)).order_by(machine.c.id))
+    listed = machines.listing().add_columns(placing.is_in_service.label("in_service"))
+    return conn.execute(listed.where(machine.c.domain.in_(domains)).order_by(machine.c.id))
 
 
 def _own_gpus(conn: sa.Connection, domains: Collection[str], tenant_id: str) -> dict[str, dict[str, int]]:
@@ -110,14 +109,12 @@ def _view(
     sick: Mapping[str, str],
     known: Knowledge,
     pause: str | None,
-    in_dispute: bool,
     tenant_id: str,
     quota: Mapping[str, int] | None,
     own: Mapping[str, int],
 ) -> DomainRoomView:
     empty = [row for row in rows if row.instance_id is None]
-    closed = [row for row in empty if pause is not None or in_dispute or _is_shut(row)]
-    open_trays = [row for row in empty if row not in closed]
+    open_trays = [row for row in empty if row.in_service]
     usable = [row for row in open_trays if quota is None or row.instance_type_id in quota]
     free = Counter(row.instance_type_id for row in usable if row.id not in sick and row.instance_type_id)
     return DomainRoomView(
@@ -128,7 +125,7 @@ def _view(
         trays=len(rows),
         free=free.total(),
         unhealthy=sum(row.id in sick for row in usable),
-        closed=len(closed),
+        closed=len(empty) - len(open_trays),
         types=tuple(
             TypeRoom(type_id, count, count if quota is None else max(0, min(count, quota[type_id])))
             for type_id, count in sorted(free.items())
@@ -136,7 +133,3 @@ def _view(
         own_instances=sum(row.tenant_id == tenant_id for row in rows),
         own_gpus=own,
     )
-
-
-def _is_shut(row: sa.Row[Any]) -> bool:
-    return bool(row.cordon_reason is not None or row.missing_since is not None or row.status != Status.READY)

@@ -1,4 +1,4 @@
-"""What two readings of one domain say that cannot both be true. Pure.
+"""What two readings say that cannot both be true: of one domain, or of the hardware of two. Pure.
 
 Healths, limits and multicast groups are measurements, which change between two looks; which GPUs there are,
 and which partition holds which, is what a domain is.
@@ -36,6 +36,21 @@ def contradiction(one: Reading, other: Reading, changed_at: float) -> str | None
     if not told:
         return None
     return f"switch controllers {one.url} and {other.url} contradict one another: {'; '.join(told)}"
+
+
+def doubled(one: Reading, other: Reading) -> str | None:
+    """That controllers of two domains list the same GPUs in the same places; None when they do not.
+
+    A GPU is on one switch fabric. One that stands in the same place under another GUID is another GPU.
+    """
+    both = len(_listed(one.seen) & _listed(other.seen))
+    if not both:
+        return None
+    first, second = (
+        f"{reading.url} of domain {reading.seen.domain}"
+        for reading in sorted((one, other), key=lambda reading: reading.url)
+    )
+    return f"switch controllers {first} and {second} contradict one another: both list the same {both} GPUs"
 
 
 def _gpus(one: Reading, other: Reading) -> list[str]:

@@ -22,6 +22,7 @@ from rackloom.carve.site import (
     pauses,
     repeats,
     revisions,
+    rivals,
     settle,
     taking_over,
 )
@@ -74,13 +75,15 @@ def record_observation(
     """Take over all that a complete reading shows: identities, partitions of ours, and every status.
 
     A reading older than the one already recorded teaches nothing and is dropped, and so does one by an
-    endpoint that was given up while it was being read. One that another controller of the domain contradicts
-    is kept and teaches nothing: then returns the dispute, in which nothing may be done.
+    endpoint that was given up while it was being read. One that another controller contradicts, of
+    this domain or of another that lists the same hardware, is kept and teaches nothing: then returns the
+    dispute, in which nothing may be done.
     """
     standing = _endpoints.standing(conn, endpoint_id, observation.domain)
     if standing is None or observation.observed_at < (standing.observed_at or 0.0):
         return None
-    if repeats.is_repeat(conn, endpoint_id, observation, now):
+    # Where several tell of a domain, one of the others may have told something else meanwhile.
+    if not standing.is_shared and repeats.is_repeat(conn, endpoint_id, observation, now):
         knowledge.confirm(conn, endpoint_id, observation.observed_at)
         return None
     knowledge.learn(conn, endpoint_id, observation)
@@ -88,12 +91,14 @@ def record_observation(
     operations.close_interrupted(conn, endpoint_id, observation.observed_at, now)
     operations.confirm(conn, endpoint_id, observation.observed_at)
     left = frozenset(() if standing.domain is None else (standing.domain,)) - {observation.domain}
-    if not standing.is_shared:
+    others = rivals.listed_by(conn, observation)
+    if not standing.is_shared and not others - left:
         taking_over.take_over(conn, observation, now, left)
         return None
+    dispute = taking_over.compare(conn, observation.domain, now, others)
     for domain in left:
         taking_over.give_up(conn, domain, now)
-    return taking_over.compare(conn, observation.domain, now)
+    return dispute
 
 
 def record_unknown(conn: sa.Connection, endpoint_id: str, reason: str, now: float) -> None:

@@ -24,7 +24,7 @@ from rackloom.carve.site.problems import Kind, Rejected, conflict, forbidden, in
 from rackloom.carve.site.tables import instance as table
 from rackloom.carve.site.tables import machine
 from rackloom.carve.site.values import Changed, Ids, InterfaceWish, Status
-from rackloom.claim.place.trays import Placement, TrayRequest
+from rackloom.claim.place.instances import Placement, TrayRequest
 
 
 class InstanceRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from rackloom.carve.site.tables import (
     nvlink_interface,
 )
 from rackloom.carve.site.values import Status
-from rackloom.claim.place.trays import DomainRoom, Placement, TrayRequest, TrayRoom, choose_trays
+from rackloom.claim.place.instances import DomainRoom, Placement, TrayRequest, TrayRoom, choose_trays
 from rackloom.errors import Refused
 
 UNHEALTHY = (GpuHealth.DEGRADED, GpuHealth.NO_NVLINK, GpuHealth.DEGRADED_BANDWIDTH)
@@ -29,13 +29,17 @@ UNHEALTHY = (GpuHealth.DEGRADED, GpuHealth.NO_NVLINK, GpuHealth.DEGRADED_BANDWID
 # Built once: every new instance asks these.
 _sick: sa.BindParameter[str] = sa.bindparam("sick", expanding=True)
 _closed_domains = sa.union_all(sa.select(domain_pause.c.domain), sa.select(domain_dispute.c.domain))
-_open = sa.and_(
-    machine.c.instance_type_id == sa.bindparam("type"),
+is_in_service = sa.and_(
     machine.c.status == Status.READY,
     machine.c.missing_since.is_(None),
     sa.or_(machine.c.domain.is_(None), machine.c.domain.not_in(_closed_domains)),
-    machine.c.id.not_in(sa.select(instance.c.machine_id)),
     ~machines.is_cordoned,
+)
+"""Machines that may be given away when they are empty: of no domain that is paused or in dispute."""
+_open = sa.and_(
+    machine.c.instance_type_id == sa.bindparam("type"),
+    is_in_service,
+    machine.c.id.not_in(sa.select(instance.c.machine_id)),
 )
 """Empty machines of a type that may be given away, whatever is wrong with their GPUs."""
 _healthy = sa.and_(_open, machine.c.id.not_in(_sick))

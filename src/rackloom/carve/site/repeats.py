@@ -31,7 +31,6 @@ _endpoint: sa.BindParameter[str] = sa.bindparam("endpoint")
 _domain: sa.BindParameter[str] = sa.bindparam("domain")
 _serials: sa.BindParameter[str] = sa.bindparam("serials", expanding=True)
 
-_other = endpoint.alias()
 _last = endpoint.c.updated
 _here = sa.select(machine.c.id).where(machine.c.domain == _domain)
 _held = sa.select(instance.c.id).join(machine, machine.c.id == instance.c.machine_id)
@@ -40,8 +39,6 @@ _gpus = sa.select(machine_gpu.c.guid).join(machine, machine.c.id == machine_gpu.
 _drains = sa.select(drain.c.id).join(machine, machine.c.id == drain.c.machine_id)
 
 _restless = sa.or_(
-    # Another way to the same domain may have told something else meanwhile.
-    sa.exists().where(_other.c.domain == _domain, _other.c.id != endpoint.c.id),
     sa.exists().where(operation.c.endpoint_id == _endpoint, operation.c.observed_after.is_(None)),
     sa.exists().where(owned_partition.c.domain == _domain, owned_partition.c.partition_id.is_(None)),
     sa.exists().where(logical_partition.c.status == Status.DELETING),
@@ -70,7 +67,7 @@ _QUESTION = (
 
 
 def is_repeat(conn: sa.Connection, endpoint_id: str, seen: Observation, now: float) -> bool:
-    """Whether `seen` shows what this endpoint showed before, in a domain where nothing waits."""
+    """Whether `seen` shows what this endpoint alone showed of the domain before, and nothing waits there."""
     serials = sorted({gpu.chassis_serial for gpu in seen.gpus})
     asked = {"endpoint": endpoint_id, "domain": seen.domain, "serials": serials}
     row = conn.execute(_QUESTION, asked).one_or_none()

@@ -309,6 +309,7 @@ domain_dispute = sa.Table(
     sa.Column("domain", sa.Text, primary_key=True),
     _text("reason"),
     _time("since"),
+    _text("rival", nullable=True),
 )
 
 blocked_gpu = sa.Table(

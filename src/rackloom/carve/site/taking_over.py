@@ -5,7 +5,7 @@ from collections.abc import Collection
 import sqlalchemy as sa
 
 from rackloom.carve.plan.values import Observation
-from rackloom.carve.site import blocks, disputes, knowledge, learn, ownership, pauses, settle
+from rackloom.carve.site import blocks, disputes, knowledge, learn, ownership, pauses, rivals, settle
 from rackloom.carve.site.disputes import Dispute
 
 
@@ -24,19 +24,38 @@ def take_over(
         settle.settle(conn, domain, now)
 
 
-def compare(conn: sa.Connection, domain: str, now: float) -> Dispute | None:
+def compare(
+    conn: sa.Connection, domain: str, now: float, others: Collection[str] = frozenset()
+) -> Dispute | None:
     """Take over what the controllers of `domain` show where they agree; the dispute where they do not.
 
-    Called when one of several told something, or tells nothing any more. In a dispute nothing is learned.
+    Called when one of several told something, or tells nothing any more. `others` are domains that may list
+    the same hardware: with them, and with those that do so already, the outcome is one. In a dispute nothing
+    is learned.
     """
+    concerned = rivals.standing(conn, domain).union(others)
     before = disputes.of_domain(conn, domain)
-    dispute = disputes.judge(conn, domain, before)
+    dispute = disputes.judge(conn, domain, before, concerned)
+    _take_over_newest(conn, domain, now)
+    for other in sorted(concerned):
+        _compare_too(conn, other, domain, now)
+    return dispute
+
+
+def _compare_too(conn: sa.Connection, domain: str, with_domain: str, now: float) -> None:
+    before = disputes.of_domain(conn, domain)
+    concerned = rivals.standing(conn, domain) | {with_domain}
+    dispute = disputes.judge(conn, domain, before, concerned)
+    if before is not None or dispute is not None:
+        _take_over_newest(conn, domain, now)
+
+
+def _take_over_newest(conn: sa.Connection, domain: str, now: float) -> None:
     newest = knowledge.of_domain(conn, domain).observation
     if newest is None:
         settle.settle(conn, domain, now)
     else:
         take_over(conn, newest, now)
-    return dispute
 
 
 def give_up(conn: sa.Connection, domain: str, now: float) -> None:

@@ -81,16 +81,23 @@ def _told(picture: Picture) -> Iterator[tuple[str, GpuKey, Record]]:
 
 def _chain(joined: Joined[Record], lookups: Lookups) -> GpuChain:
     chain, node = GpuChain(key=joined.key, conflicts=tuple(joined.conflicts)), None
+    if (fabric := _fabric(joined)) is not None:
+        chain = _with_fabric(chain, fabric, lookups)
     for _, record in joined.said:
         match record:
-            case FabricGpu():
-                chain = _with_fabric(chain, record, lookups)
             case OnMachine(machine, module_id):
                 wanted = lookups.wanted(machine.instance, module_id)
                 chain = msgspec.structs.replace(chain, machine=machine, wanted=wanted)
             case DeviceSeen():
                 chain, node = _with_device(chain, record, lookups), record.node
     return msgspec.structs.replace(chain, transfer=lookups.transfer_of(joined.key, node))
+
+
+def _fabric(joined: Joined[Record]) -> FabricGpu | None:
+    """What its switch controller says; of two domains that list it, that which the machine's record names."""
+    told = [record for _, record in joined.said if isinstance(record, FabricGpu)]
+    homes = {record.machine.domain for _, record in joined.said if isinstance(record, OnMachine)}
+    return next((one for one in told if one.domain in homes), told[0] if told else None)
 
 
 def _with_fabric(chain: GpuChain, gpu: FabricGpu, lookups: Lookups) -> GpuChain:

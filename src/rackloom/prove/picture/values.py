@@ -43,6 +43,15 @@ class LayerSeen(msgspec.Struct, frozen=True, kw_only=True):
     """A command that makes it readable, where that is known."""
 
 
+class SilentController(msgspec.Struct, frozen=True):
+    """A switch controller that does not answer."""
+
+    url: str
+    since: float
+    chassis: tuple[str, ...]
+    """Serials of the chassis for which it speaks, one at least."""
+
+
 class DomainSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One NVLink domain, as its switch controllers were last read."""
 
@@ -52,6 +61,12 @@ class DomainSeen(msgspec.Struct, frozen=True, kw_only=True):
     unknown_since: float | None = None
     """Since when its controllers do not answer, or contradict one another."""
     problem: str = ""
+    silent: tuple[SilentController, ...] = ()
+    """Those of its controllers that do not answer; another one's answer is enough."""
+    chassis: frozenset[str] = frozenset()
+    """Serials of the chassis for which any of its controllers speaks."""
+    disputed: bool = False
+    """Whether they answer, and contradict one another or those of another domain."""
     paused: bool = False
     default_policy: str = ""
     """What the site does with the factory's partition: keep, tray or none; empty: not known."""
@@ -212,7 +227,7 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pool: str
     device: str
     claim: str
-    """namespace/name."""
+    """namespace/name; empty: not for whoever looks."""
     pods: tuple[str, ...]
     """namespace/name each."""
     since: float | None = None
@@ -272,6 +287,8 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     """Org of each tenant by its id."""
     vpcs: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Name of each VPC by its id."""
+    namespaces: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Org of each namespace that is labelled with one: a cluster knows of tenants nothing else."""
     simulated: tuple[Layer, ...] = ()
     """Layers of which some or all is a simulation."""
 
