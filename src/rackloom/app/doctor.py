@@ -89,7 +89,8 @@ def diagnose(sources: Sources) -> Examined:
         return Examined(picture, examine(picture))
     host = name_of(sources.sysroot)
     runtime = next((one.runtime for one in picture.nodes if one.name == host), None)
-    found = (*examine(picture), *examine_host(sources.sysroot, runtime))
+    meshed = any(one.node == host and one.complete is not None for one in picture.meshes)
+    found = (*examine(picture), *examine_host(sources.sysroot, runtime, meshed=meshed))
     return Examined(picture, tuple(sorted(found, key=badness)), host)
 
 
@@ -169,10 +170,11 @@ async def _configured(database: DatabaseConfig) -> AsyncIterator[Reader]:
 
 def _staleness(sources: Sources, now: float) -> Staleness:
     if sources.config is None:
-        return _running_or_not(sources.home, now, STALE_SECONDS, f"rackloom up --home {sources.home}")
+        start = f"rackloom up --home {quote(str(sources.home))}"
+        return _running_or_not(sources.home, now, STALE_SECONDS, start)
     config = load(sources.config)
     seconds = stale_after(config.nvlink_config.monitor_run_interval)
-    start = f"rackloom serve --config {sources.config}"
+    start = f"rackloom serve --config {quote(str(sources.config))}"
     return _running_or_not(config.database.sqlite, now, seconds, start)
 
 

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import msgspec
+
 from rackloom.errors import Refused
+from rackloom.prove.doctor.checks.host_links import check_host_links
 from rackloom.prove.doctor.checks.host_nics import check_host_nics
 from rackloom.prove.doctor.checks.hosts import check_host
 from rackloom.prove.doctor.collectors.host import collect_host
@@ -30,12 +33,15 @@ def name_of(root: Path) -> str:
     return told
 
 
-def examine_host(root: Path, runtime: str | None = None) -> tuple[Finding, ...]:
+def examine_host(root: Path, runtime: str | None = None, *, meshed: bool = False) -> tuple[Finding, ...]:
     """What is wrong with the host, or unknown. No program is run, and no library asked.
 
-    `runtime` is what runs its containers, as its node's status says, where a cluster was asked.
+    Where a cluster was asked too, `runtime` is what runs its containers, as its node's status says, and
+    `meshed` whether its IMEX daemon's pod has told of its mesh.
     """
     node = name_of(root)
-    machine = machine_of(read_host(Sysroot(root)))
-    found = (*check_host(collect_host(node, root, runtime)), *check_host_nics(node, machine))
+    host = read_host(Sysroot(root))
+    machine = machine_of(host)
+    seen = msgspec.structs.replace(collect_host(node, root, runtime), meshed=meshed)
+    found = (*check_host(seen), *check_host_nics(node, machine), *check_host_links(host, machine))
     return tuple(one for one in found if one.state is not State.HOLDS)

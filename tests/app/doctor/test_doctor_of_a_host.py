@@ -13,7 +13,7 @@ from rackloom.errors import Refused
 from rackloom.prove.doctor import names
 from rackloom.prove.doctor.checks import hosts
 from rackloom.prove.doctor.findings import Severity, State
-from rackloom.prove.picture.values import NodeSeen, Picture
+from rackloom.prove.picture.values import MeshSeen, NodeSeen, Picture
 from rackloom.topology.affinity import numa_of
 from rackloom.topology.facts import Fact, Source
 from rackloom.topology.profiles import load_machine, machine_names
@@ -24,6 +24,7 @@ SOCKETS = "  sl  local_address rem_address   st\n   0: 00000000:0016 00000000:00
 LISTENS = "   1: 00000000:C350 00000000:0000 0A\n"
 WELL = {
     "sys/module/nvidia/version": "580.95.05\n",
+    "proc/devices": "Character devices:\n  1 mem\n235 nvidia-caps-imex-channels\n\nBlock devices:\n  8 sd\n",
     "proc/1/comm": "systemd\n",
     "proc/1/cgroup": "0::/init.scope\n",
     "proc/1/net/tcp": SOCKETS,
@@ -63,6 +64,9 @@ def test_nothing_is_wrong_with_any_published_machine(name, tmp_path):
             State.FAILS,
         ),
         ("proc/1/comm", None, hosts.HOST_IMEX, State.UNKNOWN),
+        ("proc/devices", "Character devices:\n  1 mem\n", hosts.CHANNELS, State.FAILS),
+        ("proc/devices", None, hosts.CHANNELS, State.UNKNOWN),
+        ("etc/containerd/config.toml", "no toml [", hosts.CDI, State.UNKNOWN),
         ("etc/containerd/config.toml", None, hosts.CDI, State.UNKNOWN),
     ],
 )
@@ -98,6 +102,80 @@ def test_a_runtime_left_as_it_comes_is_judged_by_what_its_node_says(runtime, sta
     root = laid_out(tmp_path, machine, **{"etc/containerd/config.toml": None})
     found = diagnose(Sources(sysroot=root)).findings
     assert [(one.check, one.state) for one in found] == [(hosts.CDI, one) for one in states]
+
+
+DAEMON = {
+    "proc/71/comm": "nvidia-imex\n",
+    "proc/71/cgroup": "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-1.scope\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "checks"), [(None, [names.MESH]), (True, []), (False, [])], ids=["silent", "complete", "broken"]
+)
+def test_the_mesh_of_a_pods_daemon_is_what_the_cluster_says_or_unknown(told, checks, tmp_path, monkeypatch):
+    """Whether a mesh that was told is complete is a finding of its ComputeDomain."""
+    machine = load_machine(TRAY)
+    mesh = MeshSeen(domain="uid", node=machine.name, clique="c.1", complete=told)
+
+    async def seen(sources, now):
+        return Picture(at=now, layers=(), meshes=(mesh,))
+
+    monkeypatch.setattr("rackloom.app.doctor.look", seen)
+    found = diagnose(Sources(sysroot=laid_out(tmp_path, machine, **DAEMON))).findings
+    assert [one.check for one in found] == checks
+    assert all(one.state is State.UNKNOWN and "process 71" in one.message for one in found)
+
+
+HIDDEN, SEEN = "azure-nd128isr-gb300-v6", "azure-nd96isr-h100-v5"
+"""Machines of which the kernel does not show which NIC is near, and of which it does."""
+
+
+@pytest.mark.parametrize("name", [HIDDEN, SEEN])
+@pytest.mark.parametrize(
+    ("file", "text", "state", "said"),
+    [
+        ("state", "1: DOWN\n", State.FAILS, "its link is down"),
+        ("state", "2: INIT\n", State.FAILS, "its link is init"),
+        ("rate", "100 Gb/sec (1X HDR)\n", State.FAILS, "it runs at 100 Gb/s, its siblings at "),
+        ("state", "?\n", State.UNKNOWN, "its driver does not say whether its link is up"),
+    ],
+)
+def test_the_port_of_a_gpus_nic_is_one_finding(file, text, state, said, name, tmp_path):
+    root = laid_out(tmp_path, load_machine(name))
+    port = root / "sys/class/infiniband/mlx5_0/ports/1"
+    (port / "phys_state").write_text("2: Polling\n")
+    (port / file).write_text(text)
+    (found,) = examine_host(root)
+    assert (found.check, found.state) == (names.NIC_LINK, state)
+    assert found.message.startswith(said)
+    assert "(polling)" in found.evidence[0]
+    assert found.fix.startswith("rdma link show mlx5_0  #")
+
+
+def test_a_nic_that_serves_no_gpu_may_be_unplugged(tmp_path):
+    root = laid_out(tmp_path, load_machine("aws-p5.48xlarge-h100x8-efa32"))
+    (root / "sys/class/infiniband/rdmap80s0/ports/1/state").write_text("1: DOWN\n")
+    assert examine_host(root) == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict"),
+    [("up", None), ("lowerlayerdown", State.FAILS), ("unknown", State.UNKNOWN), (None, State.UNKNOWN)],
+)
+def test_without_rdma_the_interface_tells(state, verdict, tmp_path):
+    machine = load_machine(SEEN)
+    plain = tuple(
+        msgspec.structs.replace(nic, rdma_device=None, if_name=f"eth{nic.index}") for nic in machine.nics
+    )
+    root = laid_out(tmp_path, msgspec.structs.replace(machine, nics=plain))
+    interface = root / "sys/class/net/eth0"
+    if state is None:
+        interface.unlink()
+    else:
+        (interface / "operstate").write_text(f"{state}\n")
+    states = [one.state for one in examine_host(root) if one.check == names.NIC_LINK]
+    assert states == ([] if verdict is None else [verdict])
 
 
 def test_a_host_whose_name_is_a_pipe_is_refused_and_not_waited_for(tmp_path):

@@ -88,12 +88,34 @@ def test_a_site_on_postgresql(ground, config, capsys):
 
 async def _ages(config, domain):
     """Nobody can tell that a replica elsewhere has stopped, except by the age of what it read."""
-    soon, late = time.time() + INTERVAL, time.time() + 10 * INTERVAL
+    (seen,) = (await look(Sources(config=config), time.time())).domains
+    soon, late = seen.observed_at + 2 * INTERVAL, seen.observed_at + 10 * INTERVAL
     assert examine(await look(Sources(config=config), soon)) == ()
     (found,) = examine(await look(Sources(config=config), late))
     assert (found.check, found.state) == (names.CONTROLLER, State.UNKNOWN)
     assert found.subject == f"domain {domain}"
-    assert found.since < late
+    assert found.since == seen.observed_at
+
+
+def test_a_reader_that_was_kept_from_running_reads_again(postgres_url):  # noqa: F811
+    """The server ends transactions that nothing happens in: 2 s by the settings of our connections."""
+    pauses = [2.5]
+
+    def slow_once(conn):
+        conn.execute(sa.select(machine))
+        if pauses:
+            time.sleep(pauses.pop())
+        return conn.execute(sa.text("SELECT 1")).scalar_one()
+
+    async def read():
+        reader = PostgresReader(postgres_url)
+        try:
+            return await reader.read(slow_once)
+        finally:
+            await reader.close()
+
+    assert asyncio.run(read()) == 1
+    assert pauses == []
 
 
 def test_it_never_writes(config, postgres_url):  # noqa: F811

@@ -2,7 +2,7 @@
 
 import msgspec
 from tests.prove.doctor.ward import NODE, TRAY, of_node
-from tests.prove.picture.healthy import NOW, clique, pci, with_changed, without
+from tests.prove.picture.healthy import NOW, clique, node, pci, with_changed, without
 
 from rackloom.claim.domain.names import GPU_DRIVER, IMEX_DRIVER
 from rackloom.claim.domain.objects import Condition, Status
@@ -141,11 +141,21 @@ FAULTS = {
         names.TEMPLATES,
         f"worker-{TRAY}",
     ),
+    "pod-in-another-rack": (
+        lambda one: with_changed(one, "pods", lambda p: p.uid == f"pod-0-{TRAY}", node=node(1, 0)),
+        names.ONE_CLIQUE,
+        "team-0/job",
+    ),
     "domain-not-ready": (lambda one: condition(one, "TooFewNodes"), names.ACTIVE, "team-0/job"),
     "mesh-broken": (mesh_broken, names.MESH, "team-0/job"),
     "nic-down": (nic_down, names.NIC_LINK, NODE),
     "nic-slow": (
         lambda one: with_changed(one, "devices", is_nic(2), gbps=200),
+        names.NIC_LINK,
+        NODE,
+    ),
+    "nic-untold": (
+        lambda one: with_changed(one, "devices", is_nic(2), link="unknown"),
         names.NIC_LINK,
         NODE,
     ),

@@ -13,7 +13,7 @@ from tests.prove.picture.healthy import (
 )
 
 from rackloom.prove.doctor import names
-from rackloom.prove.picture.values import LostPartition, PartitionSeen
+from rackloom.prove.picture.values import LostPartition, PartitionSeen, SilentController
 from rackloom.topology.facts import Fact, Source
 
 
@@ -25,6 +25,42 @@ def unreachable(picture):
         unknown_since=NOW - 400,
         problem="GetGpuInfoList: DEADLINE_EXCEEDED",
     )
+
+
+def gone_for_good(picture):
+    """Its only controller, for two hours."""
+    (url,) = picture.domains[0].endpoints
+    away = with_changed(
+        picture, "domains", of_domain, silent=(SilentController(url, NOW - 7200, (serial(0),)),)
+    )
+    return with_changed(away, "domains", of_domain, unknown_since=NOW - 7200, problem="UNAVAILABLE")
+
+
+def one_of_two_gone(picture):
+    other = "https://switch-b:9370"
+    (url,) = picture.domains[0].endpoints
+    silent = (SilentController(other, NOW - 7200, ("SERIAL-B",)),)
+    return with_changed(picture, "domains", of_domain, endpoints=(url, other), silent=silent)
+
+
+def unregistered(picture):
+    """With its controller the records forget what that one told."""
+    gone = without(picture, "domains", of_domain)
+    for field in ("fabric_gpus", "partitions"):
+        gone = without(gone, field, lambda one: one.domain == domain(0))
+    said = f"no switch controller reports domain {domain(0)} any more"
+    return with_changed(
+        gone,
+        "instance_gpus",
+        lambda one: one.logical == "lp-0",
+        status="Unknown",
+        problem=said,
+        since=NOW - 600,
+    )
+
+
+def of_domain(one):
+    return one.uuid == domain(0)
 
 
 def split(picture):
@@ -129,6 +165,9 @@ def tray_out(picture):
 
 FAULTS = {
     "controller-unreachable": (unreachable, names.CONTROLLER, domain(0)),
+    "controller-gone": (gone_for_good, names.CONTROLLER_AWAY, domain(0)),
+    "one-controller-of-two-gone": (one_of_two_gone, names.CONTROLLER_AWAY, "https://switch-b:9370"),
+    "controller-unregistered": (unregistered, names.CONTROLLER_AWAY, domain(0)),
     "paused": (
         lambda one: with_changed(one, "domains", lambda d: d.uuid == domain(0), paused=True),
         names.DOMAIN_PAUSED,

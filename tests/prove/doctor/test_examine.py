@@ -13,9 +13,10 @@ from tests.prove.picture.healthy import NOW, domain, healthy, machine, serial, w
 
 from rackloom.cli.main import app
 from rackloom.prove.doctor import names
+from rackloom.prove.doctor.checks.controllers import AWAY_SECONDS
 from rackloom.prove.doctor.examine import examine
 from rackloom.prove.doctor.findings import Severity, State
-from rackloom.prove.picture.values import Layer, LostPartition
+from rackloom.prove.picture.values import Layer, LostPartition, SilentController
 
 FAULTS = fabric_faults.FAULTS | cluster_faults.FAULTS
 
@@ -45,6 +46,27 @@ def test_a_fix_of_our_own_is_a_command_that_can_be_pasted(fault):
         app.parse_args(words[1:], print_error=False, exit_on_error=False)
 
 
+def test_every_check_has_a_fault_that_shows_it():
+    assert {check for _, check, _ in FAULTS.values()} | {names.LAYER} == set(names.ALL)
+
+
+def test_a_link_of_which_its_driver_says_nothing_is_not_down():
+    (found,) = examine(FAULTS["nic-untold"][0](WELL))
+    assert found.state is State.UNKNOWN
+
+
+def test_one_controller_of_two_is_less_bad_than_none():
+    found = [examine(FAULTS[name][0](WELL))[0] for name in ("one-controller-of-two-gone", "controller-gone")]
+    assert [one.severity for one in found] == [Severity.WARNING, Severity.ERROR]
+
+
+def test_a_controller_that_may_come_back_is_not_given_up():
+    (url,) = WELL.domains[0].endpoints
+    silent = (SilentController(url, NOW - AWAY_SECONDS + 1, (serial(0),)),)
+    away = with_changed(unreachable(WELL), "domains", lambda one: one.uuid == domain(0), silent=silent)
+    assert [one.check for one in examine(away)] == [names.CONTROLLER]
+
+
 def test_tenants_that_share_memory_are_the_worst():
     found = examine(
         with_changed(
@@ -68,7 +90,7 @@ def test_a_lost_partition_concerns_the_machines_of_its_domain_alone():
     assert f"machine {machine(1, 0)}" not in found.where
 
 
-SEEN_ANYWAY = (names.DOMAIN_PAUSED, names.TRANSFER)
+SEEN_ANYWAY = (names.CONTROLLER_AWAY, names.DOMAIN_PAUSED, names.TRANSFER)
 """These rest on records of our own, which no silence of others makes doubtful."""
 
 

@@ -14,6 +14,7 @@ import pytest
 from rackloom.twin.scenario import values
 from rackloom.twin.scenario.library import shipped
 from rackloom.twin.scenario.read import kinds_of
+from rackloom.twin.scenario.site_expectations import ExpectFinding, ExpectNoFinding
 
 PAGE = (Path(__file__).parents[3] / "docs" / "doctor.md").read_text()
 ASKED = {
@@ -22,12 +23,15 @@ ASKED = {
     "make-instances",
     "set-interfaces",
     "release-instances",
+    "switch-standby-registered",
     "submit",
     "delete-object",
 }
-"""What tenants and users do: nothing breaks by it."""
+"""What tenants, operators and users do: nothing breaks by it."""
 HEALING = {
     "switch-answers",
+    "switch-leader-registered",
+    "leader-connected",
     "switch-tray-back",
     "tray-returned",
     "hand-lets-go",
@@ -74,7 +78,7 @@ def found_in(scenario):
     for step in scenario.steps:
         if isinstance(step, values.Action) and kind_of(step) not in ASKED:
             planted = key_of(step)
-        elif isinstance(step, values.ExpectFinding) and planted is not None:
+        elif isinstance(step, ExpectFinding) and planted is not None:
             yield planted
 
 
@@ -103,7 +107,7 @@ def test_the_page_tells_of_no_fault_that_there_is_not():
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.name)
 def test_what_the_doctor_finds_names_the_object_that_was_broken(scenario):
     for step in scenario.steps:
-        if isinstance(step, values.ExpectFinding):
+        if isinstance(step, ExpectFinding):
             assert step.subject or step.instance or step.tray is not None or step.rack is not None, step
 
 
@@ -111,5 +115,5 @@ def test_what_the_doctor_finds_names_the_object_that_was_broken(scenario):
 def test_nothing_is_left_to_be_found_in_the_end(scenario):
     """Of the whole picture, and after the last thing that was done."""
     last = max(at for at, step in enumerate(scenario.steps) if isinstance(step, values.Action))
-    after = [step for step in scenario.steps[last:] if isinstance(step, values.ExpectNoFinding)]
+    after = [step for step in scenario.steps[last:] if isinstance(step, ExpectNoFinding)]
     assert [step.check for step in after] == [""]

@@ -1,37 +1,19 @@
 """A finding of a scenario is seen only if it names the object that was broken, while it is broken."""
 
 import pytest
+from tests.twin.scenario.texts import CARVED, HEAD, READY
 
 from rackloom.app.playing import play_scenario
 from rackloom.twin.scenario.read import parse
 
-BROKEN = """
-title = "A GPU of the second instance loses its NVLink"
-seen = "made for tests"
-racks = 2
-[[step]]
-do = "make-logical-partition"
-name = "lp"
-[[step]]
-do = "make-vpc"
-name = "net"
-logical-partition = "lp"
-[[step]]
-do = "make-instances"
-group = "job"
-vpc = "net"
-count = 2
-[[step]]
-expect = "instances"
-group = "job"
-status = "Ready"
-within = 60
+BREAKS = """
 [[step]]
 do = "gpu-health"
 instance = "job/2"
 gpu = 3
 health = "no-nvlink"
 """
+BROKEN = HEAD + "racks = 2\n" + CARVED + READY + BREAKS
 
 
 def outcome(*steps):

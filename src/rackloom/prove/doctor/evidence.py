@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from functools import cached_property
 from typing import TypeVar
 
@@ -11,6 +12,10 @@ from rackloom.claim.domain.objects import ComputeDomain
 from rackloom.prove.picture.workloads import ClaimSeen, PodSeen, TemplateSeen
 
 T = TypeVar("T")
+SERVER_PORT, COMMAND_PORT = 50000, 50005
+"""Where nvidia-imex answers its peers and its control program (NVIDIA's IMEX guide)."""
+IMEX_CONFIG = "/etc/nvidia-imex/config.cfg"
+"""What an nvidia-imex of the host itself is told; that of a pod has a file of its own."""
 
 
 class DaemonSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +98,36 @@ def _grouped(values: Iterable[T], name: Callable[[T], str]) -> Mapping[str, list
     return found
 
 
+class CdiSetting(StrEnum):
+    """What containerd's configuration says of CDI."""
+
+    ON = "on"
+    OFF = "off"
+    UNSAID = "unsaid"
+    """It leaves it to what containerd does by default."""
+    UNREADABLE = "unreadable"
+    """There is one, and what it says is not understood."""
+
+
+class ImexSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """IMEX on one node, as its files show it. None: that could not be read."""
+
+    running: tuple[int, ...] | None
+    """Processes called nvidia-imex."""
+    outside: tuple[int, ...] | None
+    """Those of them that are in no pod; None also where there is none, and of some it is not known."""
+    enabled: bool | None
+    """Whether the host starts nvidia-imex when it boots."""
+    offered: bool | None
+    """Whether the loaded driver has device numbers for IMEX channels."""
+    channels: tuple[int, ...] = ()
+    """Channels whose devices are on the host itself; a plugin makes them in containers only."""
+    named: tuple[str, ...] | None = None
+    """The nodes that the host's own configuration names; None without a configuration."""
+    connected: int | None = None
+    """With how many addresses the processes have connections at the server's port."""
+
+
 class HostSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One node as its own files show it. None: that could not be read."""
 
@@ -100,11 +135,10 @@ class HostSeen(msgspec.Struct, frozen=True, kw_only=True):
     driver_version: str | None
     runtime: str | None
     """What runs containers and its version, as in a node's status: `containerd://2.0.1`."""
-    cdi_setting: bool | None
-    """Whether the runtime's configuration switches CDI on or off; None where it says nothing."""
-    imex_processes: tuple[int, ...] | None
-    """Processes called nvidia-imex that are in no pod."""
-    imex_enabled: bool | None
-    """Whether the host starts nvidia-imex when it boots."""
+    cdi_setting: CdiSetting
+    """What the configuration of containerd says; of another runtime it says nothing."""
+    imex: ImexSeen
+    meshed: bool = False
+    """Whether the node's own IMEX daemon has told somebody else of its mesh: a cluster that was asked too."""
     busy_ports: frozenset[int] | None
     """TCP ports on which the host itself listens."""

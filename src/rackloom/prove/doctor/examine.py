@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from rackloom.prove.doctor.checks.cliques import check_cliques
+from rackloom.prove.doctor.checks.controllers import check_controllers
 from rackloom.prove.doctor.checks.domains import check_domains
 from rackloom.prove.doctor.checks.fabric import check_fabric, check_layers
 from rackloom.prove.doctor.checks.identity import check_identity
@@ -33,6 +34,7 @@ def unfolded(view: View) -> tuple[Finding, ...]:
 
 def _all(view: View) -> Iterator[Finding]:
     yield from check_layers(view)
+    yield from check_controllers(view)
     yield from check_fabric(view)
     yield from check_partitions(view)
     yield from check_identity(view)

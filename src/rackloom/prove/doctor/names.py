@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 LAYER = "layer readable"
 CONTROLLER = "switch controller"
+CONTROLLER_AWAY = "switch controller away"
 DOMAIN_PAUSED = "domain at work"
 MACHINE_PRESENT = "machine present"
 GPU_HEALTH = "GPU health"
@@ -36,6 +37,7 @@ TRANSFER = "newest transfer"
 EXPLAINS: Mapping[str, frozenset[str]] = {
     LAYER: frozenset({CONTROLLER}),
     CONTROLLER: frozenset({INTERFACE, MAPPING}),
+    CONTROLLER_AWAY: frozenset({CONTROLLER, INTERFACE, MAPPING}),
     MACHINE_PRESENT: frozenset({INTERFACE, MAPPING}),
     GPU_HEALTH: frozenset({INTERFACE, PARTITION_HEALTH, DEVICE_TAINT}),
     ISOLATION: frozenset({INTERFACE}),
@@ -63,6 +65,7 @@ EXPLAINS: Mapping[str, frozenset[str]] = {
 ALL: tuple[str, ...] = (
     LAYER,
     CONTROLLER,
+    CONTROLLER_AWAY,
     DOMAIN_PAUSED,
     MACHINE_PRESENT,
     GPU_HEALTH,

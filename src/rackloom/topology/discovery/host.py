@@ -33,12 +33,17 @@ class PciFunction:
 
 @dataclass(frozen=True, slots=True)
 class RdmaPort:
-    """One port of an RDMA device. `rate_gbps` as the kernel prints it; counters are read elsewhere."""
+    """One port of an RDMA device; counters are read elsewhere.
+
+    States are the kernel's words in lower case: `state` is the link's (active, down, init, armed), `physical`
+    the wire's (linkup, polling, disabled), None where the device does not tell.
+    """
 
     number: int
     state: str
     link_layer: str
     rate_gbps: float | None
+    physical: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,12 +61,14 @@ def _rdma_device(sysroot: Sysroot, name: str) -> RdmaDevice:
 
 def _port(sysroot: Sysroot, at: str, number: int) -> RdmaPort:
     state = _STATE.match(sysroot.text(f"{at}/state") or "")
+    physical = _STATE.match(sysroot.text(f"{at}/phys_state") or "")
     rate = _RATE.match(sysroot.text(f"{at}/rate") or "")
     return RdmaPort(
         number=number,
         state="unknown" if state is None else state[1].lower(),
         link_layer=sysroot.text(f"{at}/link_layer") or "unknown",
         rate_gbps=None if rate is None else float(rate[1]),
+        physical=None if physical is None else physical[1].lower(),
     )
 
 

@@ -1,6 +1,5 @@
 """A node with IMEX, and the part of the cluster around it that brings its daemons."""
 
-import asyncio
 import itertools
 import json
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from rackloom.claim.domain import configs, names
 from rackloom.claim.domain.objects import Clique, DaemonInfo, Readiness, clique_json
@@ -135,8 +135,11 @@ class ImexKit:
 
     async def labelled(self, uid: str) -> None:
         """Return once the node has the label, as the DaemonSet controller sees it."""
-        while await self.label() != uid:
-            await asyncio.sleep(0.02)
+
+        async def look() -> bool:
+            return await self.label() == uid
+
+        await until(look, f"the node has the label of {uid}")
 
     def edits(self, uid: str) -> Any:
         """The containerEdits of a claim's CDI spec."""

@@ -6,6 +6,7 @@ from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
 from rackloom.claim.kube.kinds import NODE
 from rackloom.claim.node.imex.clique_label import CliqueLabel
 from rackloom.twin.kube import DirectApi
+from rackloom.twin.simloop import run
 
 
 async def value(imex):
@@ -101,12 +102,11 @@ def test_stopping_removes_it_unless_warm_daemons_stand_on_it(imex):
         for keep, left in ((True, imex.clique), (False, None)):
             label = CliqueLabel(imex.api, imex.kit.node, imex.view(), keep=keep)
             running = asyncio.create_task(label.run())
-            while await value(imex) != imex.clique:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(1.0)
+            assert await value(imex) == imex.clique
             running.cancel()
             await asyncio.wait({running})
             assert running.cancelled()
             assert await value(imex) == left
 
-    asyncio.run(story())
+    run(1, story)

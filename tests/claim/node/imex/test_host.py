@@ -3,24 +3,12 @@
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rackloom.claim.domain import names
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN
 from rackloom.claim.node.imex.base import base_edits
-from rackloom.claim.node.imex.host import Kernel, character_devices
+from rackloom.claim.node.imex.host import Kernel
 from rackloom.errors import Refused
-
-
-def test_only_character_devices_count():
-    text = "Character devices:\n  1 mem\n235 nvidia-caps-imex-channels\n\nBlock devices:\n  8 sd\n"
-    assert dict(character_devices(text)) == {1: "mem", 235: "nvidia-caps-imex-channels"}
-
-
-@given(st.text())
-def test_any_text_can_be_read(text):
-    list(character_devices(text))
 
 
 def test_a_driver_without_imex_is_refused(tmp_path):

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rackloom.claim.node.gpu.inventory import Gpu, Mig
 from rackloom.claim.node.imex.base import PROGRAM_PLACES, found, mount_of
-from rackloom.claim.node.imex.host import CAPS_DRIVER, character_devices
+from rackloom.claim.node.imex.host import CAPS_DRIVER
 from rackloom.claim.node.values import DeviceNode, Edits, Hook, Value
 from rackloom.errors import Refused, Retry
 from rackloom.topology.discovery.nvml import LIBRARY_PLACES
+from rackloom.topology.discovery.proc_devices import character_devices
 
 MODE = 0o666
 _GPU_DRIVERS = ("nvidia", "nvidia-frontend")

@@ -1,15 +1,14 @@
 """What the IMEX plugin reads of the kernel: device numbers of channels, and the management capability."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from rackloom.claim.node.values import DeviceNode
 from rackloom.errors import Refused
+from rackloom.topology.discovery.proc_devices import IMEX_CHANNELS, character_devices
 
-CHANNEL_DRIVER = "nvidia-caps-imex-channels"
 CAPS_DRIVER = "nvidia-caps"
 CHANNEL_MODE = 0o666
 _CAP_FIELD = re.compile(r"^(DeviceFile\w+):\s*(\d+)\s*$", re.MULTILINE)
@@ -23,7 +22,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
 
     def channel_major(self) -> int:
         """Major number of the channel devices. Raises `Refused` where the driver offers none."""
-        return self._major(CHANNEL_DRIVER)
+        return self._major(IMEX_CHANNELS)
 
     def management_node(self) -> DeviceNode:
         """The device that lets a daemon manage the fabric. Raises `Refused` where there is none."""
@@ -48,15 +47,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def character_devices(text: str) -> Iterator[tuple[int, str]]:
-    """(major, name) of the character devices section of /proc/devices."""
-    section = text.partition("Character devices:\n")[2].partition("\n\n")[0]
-    for line in section.splitlines():
-        major, _, name = line.strip().partition(" ")
-        yield int(major), name
-
-
 def channel_node(major: int, channel: int) -> DeviceNode:
     """The device of one IMEX channel. Anybody in the container may open it, as NVIDIA's driver has it."""
-    path = f"/dev/{CHANNEL_DRIVER}/channel{channel}"
+    path = f"/dev/{IMEX_CHANNELS}/channel{channel}"
     return DeviceNode(path=path, major=major, minor=channel, file_mode=CHANNEL_MODE)

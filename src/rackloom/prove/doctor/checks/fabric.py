@@ -1,4 +1,4 @@
-"""Switch controllers and what they say of GPUs and partitions, before anybody's wishes."""
+"""What switch controllers say of GPUs, partitions and trays, before anybody's wishes."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from rackloom.prove.doctor.checks.view import (
     at_partition,
 )
 from rackloom.prove.doctor.findings import Finding, Severity, fails, unknown
-from rackloom.prove.picture.values import DomainSeen, GpuChain, Layer, LayerSeen, MachineSeen
+from rackloom.prove.picture.values import GpuChain, Layer, LayerSeen, MachineSeen
 
 _SHOW = "rackloom admin domain show"
 
@@ -39,37 +39,12 @@ def check_layers(view: View) -> Iterator[Finding]:
 
 
 def check_fabric(view: View) -> Iterator[Finding]:
-    """All findings about switch controllers, and about GPUs, partitions and trays as they show them."""
-    for domain in view.picture.domains:
-        yield from _domain(domain)
+    """All findings about GPUs, partitions and trays as their switch controllers show them."""
     for chain in view.chains:
         yield from _gpu(chain, view)
     yield from _partitions(view)
     for machine in view.picture.machines:
         yield from _machine(machine, view)
-
-
-def _domain(domain: DomainSeen) -> Iterator[Finding]:
-    subject, where = f"domain {domain.uuid}", (at_domain(domain.uuid),)
-    through = tuple(f"asked through {url}" for url in domain.endpoints)
-    if domain.unknown_since is not None:
-        fix = f"{_SHOW} {domain.uuid}  # then check the switch tray behind {', '.join(domain.endpoints)}"
-        yield unknown(
-            names.CONTROLLER,
-            subject,
-            domain.problem or "it cannot be read",
-            fix,
-            evidence=through,
-            where=where,
-            since=domain.unknown_since,
-        )
-    if domain.paused:
-        fix = f"rackloom admin domain resume --domain {domain.uuid}"
-        said = "it is paused: nothing that tenants ask for is done"
-        told = ("records: paused by an operator",)
-        yield fails(
-            names.DOMAIN_PAUSED, subject, said, fix, severity=Severity.WARNING, evidence=told, where=where
-        )
 
 
 def _gpu(chain: GpuChain, view: View) -> Iterator[Finding]:

@@ -1,20 +1,21 @@
-"""One node, as far as IMEX needs it: its driver, CDI, and nobody else where the daemon wants to be."""
+"""One node, as far as IMEX needs it: driver, CDI, IMEX itself, and nobody else where the daemon is to be."""
 
-from rackloom.prove.doctor.evidence import HostSeen
+from rackloom.prove.doctor.checks.host_imex import CHANNELS, HOST_IMEX, check_imex
+from rackloom.prove.doctor.evidence import COMMAND_PORT, SERVER_PORT, CdiSetting, HostSeen
 from rackloom.prove.doctor.findings import Finding, fails, holds, unknown
 
-DRIVER, CDI, HOST_IMEX, PORTS = "driver version", "CDI on", "host nvidia-imex off", "IMEX ports free"
-ALL = (DRIVER, CDI, HOST_IMEX, PORTS)
+DRIVER, CDI, PORTS = "driver version", "CDI on", "IMEX ports free"
+ALL = (DRIVER, CDI, PORTS, HOST_IMEX, CHANNELS)
 OLDEST_DRIVER = (570, 158, 1)
 """The first driver whose IMEX works under ComputeDomains (NVIDIA's DRA driver, installation guide)."""
-SERVER_PORT, COMMAND_PORT = 50000, 50005
 _CDI_BY_DEFAULT = {"containerd": (2, 0), "cri-o": (1, 23)}
 """From which version a runtime has CDI on unless its configuration says otherwise (CDI README)."""
+_ENABLE_CDI = "systemctl restart containerd  # after enable_cdi = true for the CRI plugin in its config.toml"
 
 
 def check_host(host: HostSeen) -> tuple[Finding, ...]:
     """All findings about a node."""
-    return _driver(host), _cdi(host), _host_imex(host), _ports(host)
+    return _driver(host), _cdi(host), _ports(host), *check_imex(host)
 
 
 def _driver(host: HostSeen) -> Finding:
@@ -30,44 +31,31 @@ def _driver(host: HostSeen) -> Finding:
 
 
 def _cdi(host: HostSeen) -> Finding:
-    fix = "systemctl restart containerd  # after enable_cdi = true for the CRI plugin in its config.toml"
-    if host.cdi_setting is False:
-        return fails(CDI, _on(host), "the container runtime's configuration switches CDI off", fix)
-    if host.cdi_setting:
-        return holds(CDI, _on(host), "switched on by the container runtime's configuration")
-    if host.runtime is None:
-        return unknown(
-            CDI,
-            _on(host),
-            "which container runtime it has is not known",
-            f"kubectl get node {host.node} -o wide",
-        )
-    name, _, version = host.runtime.partition("://")
+    """By what containerd is configured to, else by what is known of the runtime's version."""
+    name, _, version = (host.runtime or "containerd").partition("://")
     since = _CDI_BY_DEFAULT.get(name)
-    if since is None:
-        return unknown(
-            CDI,
-            _on(host),
-            f"{host.runtime} is not a runtime that is known here",
-            f"kubectl get node {host.node} -o wide  # see the manual of its runtime",
-        )
+    if name == "containerd" and host.cdi_setting is not CdiSetting.UNSAID:
+        return _configured(host)
+    if host.runtime is None:
+        return _runtime_unknown(host, "which container runtime it has is not known")
+    if since is None or not _numbers(version):
+        return _runtime_unknown(host, f"whether {host.runtime} has CDI on is not known here")
     if _numbers(version) < since:
-        return fails(CDI, _on(host), f"{host.runtime} has CDI off unless it is configured", fix)
+        return fails(CDI, _on(host), f"{host.runtime} has CDI off unless it is configured", _ENABLE_CDI)
     return holds(CDI, _on(host), f"{host.runtime} has it on by default")
 
 
-def _host_imex(host: HostSeen) -> Finding:
-    fix = "systemctl disable --now nvidia-imex  # a node holds one IMEX session, which the daemon's pod needs"
-    if host.imex_processes:
-        running = ", ".join(str(pid) for pid in host.imex_processes)
-        return fails(HOST_IMEX, _on(host), f"nvidia-imex runs outside of pods (process {running})", fix)
-    if host.imex_enabled:
-        return fails(HOST_IMEX, _on(host), "nvidia-imex starts with the host", fix)
-    if host.imex_processes is None or host.imex_enabled is None:
-        return unknown(
-            HOST_IMEX, _on(host), "processes or units are not readable", "sudo rackloom doctor  # on the host"
-        )
-    return holds(HOST_IMEX, _on(host), "no nvidia-imex outside of pods")
+def _configured(host: HostSeen) -> Finding:
+    if host.cdi_setting is CdiSetting.ON:
+        return holds(CDI, _on(host), "switched on by the container runtime's configuration")
+    if host.cdi_setting is CdiSetting.OFF:
+        return fails(CDI, _on(host), "the container runtime's configuration switches CDI off", _ENABLE_CDI)
+    said = "containerd's configuration, or a file that it imports, cannot be read or understood"
+    return unknown(CDI, _on(host), said, "containerd config dump  # on the host: says what is wrong")
+
+
+def _runtime_unknown(host: HostSeen, said: str) -> Finding:
+    return unknown(CDI, _on(host), said, f"kubectl get node {host.node} -o wide  # shows its runtime")
 
 
 def _ports(host: HostSeen) -> Finding:

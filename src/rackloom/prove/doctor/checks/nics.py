@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rackloom.prove.doctor import names
 from rackloom.prove.doctor.checks.view import View, at_device, at_node, at_pod
-from rackloom.prove.doctor.findings import Finding, Severity, fails
+from rackloom.prove.doctor.findings import Finding, Severity, fails, unknown
 from rackloom.prove.picture.values import DeviceSeen, DeviceUse, GpuChain
 
 _FAR = "SYS"
 """nvidia-smi's letters for a path that crosses the link between processors."""
-_UP = ("up", "active")
+LINK_UNTOLD = "its driver does not say whether its link is up"
+_UP, _UNTOLD = ("up", "active"), "unknown"
 
 
 def check_nics(view: View) -> Iterator[Finding]:
@@ -32,28 +33,35 @@ def _fastest(nics: list[DeviceSeen]) -> Mapping[str, int]:
     return found
 
 
+def trouble_with(link: str | None, gbps: int | None, fastest: int) -> str:
+    """What is wrong with a link that should be up, and as fast (Gb/s) as its siblings; empty: nothing."""
+    if link is not None and link.lower() not in (*_UP, _UNTOLD):
+        return f"its link is {link}"
+    if gbps is not None and gbps < fastest:
+        return f"it runs at {gbps} Gb/s, its siblings at {fastest}"
+    return ""
+
+
+def is_untold(link: str | None) -> bool:
+    """Whether there is a link, and its driver does not say whether it is up."""
+    return link is not None and link.lower() == _UNTOLD
+
+
 def _link(nic: DeviceSeen, fastest: int, view: View) -> Iterator[Finding]:
-    use = view.uses.get((nic.driver, nic.pool, nic.name))
-    severity = Severity.WARNING if use is None else Severity.ERROR
-    if nic.link is not None and nic.link.lower() not in _UP:
-        yield _bad_link(nic, f"its link is {nic.link}", (f"slice: {nic.link}",), severity, view)
-    elif nic.gbps is not None and nic.gbps < fastest:
-        told = (f"slice: {nic.gbps} Gb/s", f"slice: the fastest rail of node {nic.node} has {fastest} Gb/s")
-        yield _bad_link(nic, f"it runs at {nic.gbps} Gb/s, its siblings at {fastest}", told, severity, view)
-
-
-def _bad_link(
-    nic: DeviceSeen, said: str, evidence: tuple[str, ...], severity: Severity, view: View
-) -> Finding:
-    return fails(
-        names.NIC_LINK,
-        f"NIC {nic.node}/{nic.name}",
-        said,
-        f"kubectl debug node/{nic.node} -it --image=busybox -- ip -s link  # then its cable and switch port",
-        severity=severity,
-        evidence=(*evidence, f"slice: it serves the GPU at {nic.partner}"),
-        where=(at_device(nic), *view.at_tray(nic.node)),
+    subject, where = f"NIC {nic.node}/{nic.name}", (at_device(nic), *view.at_tray(nic.node))
+    told = (
+        f"slice: its link is {nic.link or 'not told'}, its rate {nic.gbps or 'not known'}",
+        f"slice: the fastest rail of node {nic.node} has {fastest} Gb/s",
+        f"slice: it serves the GPU at {nic.partner}",
     )
+    fix = f"kubectl debug node/{nic.node} -it --image=busybox -- ip -s link  # then its cable and switch port"
+    said = trouble_with(nic.link, nic.gbps, fastest)
+    if said:
+        used = view.uses.get((nic.driver, nic.pool, nic.name)) is not None
+        severity = Severity.ERROR if used else Severity.WARNING
+        yield fails(names.NIC_LINK, subject, said, fix, severity=severity, evidence=told, where=where)
+    elif is_untold(nic.link):
+        yield unknown(names.NIC_LINK, subject, LINK_UNTOLD, fix, evidence=told, where=where)
 
 
 def _far(chain: GpuChain, view: View) -> Iterator[Finding]:

@@ -53,8 +53,10 @@ def _partition(one: PartitionSeen, gpus: list[GpuChain], view: View) -> Iterator
     if one.owner == "foreign":
         busy = sorted({chain.machine.id for chain in gpus if chain.machine and chain.machine.instance})
         said = f"holds GPUs of instances on {', '.join(busy)}" if busy else "nobody asked for it"
-        named = f"--domain {quote(one.domain)} --name {quote(one.name)}"
-        fix = f"rackloom admin partition release {named} --reason unknown"
+        fix = (
+            f"rackloom admin partition release --domain {quote(one.domain)} --name {quote(one.name)} "
+            "--reason unknown"
+        )
         yield fails(
             names.PARTITION_OWNED,
             f"partition {one.name}",

@@ -1,0 +1,100 @@
+"""The links of one host's NICs that serve its GPUs, as the kernel shows them."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from rackloom.prove.doctor.checks.nics import LINK_UNTOLD, is_untold, trouble_with
+from rackloom.prove.doctor.checks.view import at_node
+from rackloom.prove.doctor.findings import Finding, Severity, fails, unknown
+from rackloom.prove.doctor.names import NIC_LINK
+from rackloom.topology.affinity import own_nics
+from rackloom.topology.discovery.host import Host, NetDevice, RdmaDevice, RdmaPort
+from rackloom.topology.machine import Machine, Nic
+
+_ACTIVE = "active"
+
+
+class _Link(msgspec.Struct, frozen=True):
+    """What carries the data of one NIC."""
+
+    name: str
+    state: str | None
+    gbps: int | None
+    told: tuple[str, ...]
+    look: str
+    """A command that shows it."""
+
+
+def check_host_links(host: Host, machine: Machine) -> Iterator[Finding]:
+    """All findings about the links of NICs that serve GPUs of `machine`, which was made of `host`.
+
+    A NIC whose port and interface are in the network namespace of a pod is not seen from the host.
+    """
+    links = [_link(host, nic) for nic in _serving(machine)]
+    fastest = max((one.gbps or 0 for one in links), default=0)
+    for link in links:
+        yield from _judged(host.name, link, fastest)
+
+
+def _serving(machine: Machine) -> list[Nic]:
+    """NICs that are nearest to a GPU; where it is hidden what is near, all with RDMA that may carry data."""
+    nearest = sorted({cell.nic for cell in own_nics(machine).values()})
+    if nearest:
+        return [machine.nics[index] for index in nearest]
+    return [nic for nic in machine.nics if nic.rdma_device is not None and nic.excluded is None]
+
+
+def _judged(node: str, link: _Link, fastest: int) -> Iterator[Finding]:
+    subject, where = f"NIC {link.name} of node {node}", (at_node(node),)
+    fix = f"{link.look}  # on the host; then its cable and switch port"
+    said = trouble_with(link.state, link.gbps, fastest)
+    if said:
+        yield fails(NIC_LINK, subject, said, fix, severity=Severity.WARNING, evidence=link.told, where=where)
+    elif link.state is None or is_untold(link.state):
+        hidden = "neither its port nor its interface is seen on the host: a pod may have it"
+        said = hidden if link.state is None else LINK_UNTOLD
+        yield unknown(NIC_LINK, subject, said, fix, evidence=link.told, where=where)
+
+
+def _link(host: Host, nic: Nic) -> _Link:
+    """Its RDMA port's, which shows wherever the interface is; else its interface's."""
+    rdma = next((one for one in host.rdma if one.name == nic.rdma_device), None)
+    if rdma is not None and rdma.ports:
+        return _of_rdma(rdma)
+    interface = next((one for one in host.netdevs if one.name == nic.if_name), None)
+    if interface is not None:
+        return _of_interface(interface)
+    name = nic.rdma_device or nic.if_name or nic.pci_address or str(nic.index)
+    return _Link(name, None, None, (), "ls /sys/class/infiniband /sys/class/net")
+
+
+def _of_rdma(rdma: RdmaDevice) -> _Link:
+    active = [port for port in rdma.ports if port.state == _ACTIVE]
+    told = tuple(
+        f"host: port {port.number} is {port.state}{_wire(port)}, {_rate(port.rate_gbps)}"
+        for port in rdma.ports
+    )
+    state = _ACTIVE if active else rdma.ports[0].state
+    return _Link(
+        rdma.name, state, _gbps(port.rate_gbps for port in active), told, f"rdma link show {rdma.name}"
+    )
+
+
+def _wire(port: RdmaPort) -> str:
+    return "" if port.physical is None else f" ({port.physical})"
+
+
+def _rate(gbps: float | None) -> str:
+    return "no rate" if gbps is None else f"{gbps:g} Gb/s"
+
+
+def _of_interface(interface: NetDevice) -> _Link:
+    gbps = None if interface.speed_mbps is None else interface.speed_mbps // 1000
+    told = (f"host: interface {interface.name} is {interface.state or 'of no state'}, {_rate(gbps)}",)
+    look = f"ip -s link show dev {interface.name}"
+    return _Link(interface.name, interface.state or "unknown", gbps, told, look)
+
+
+def _gbps(rates: Iterable[float | None]) -> int | None:
+    return max((int(one) for one in rates if one is not None), default=None)
