@@ -13,23 +13,25 @@ from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.credentials import MASTERS
 from tests.cluster.custom import definition, serve
-from tests.cluster.installed import as_account, installed, led
+from tests.cluster.gangs_at_work import (
+    PATIENCE,
+    does_not_fit,
+    gangs_at_work,
+    has_no_plans,
+    record,
+    two_racks,
+)
+from tests.cluster.installed import as_account
 from tests.cluster.processes import start
 from tests.cluster.test_mpi_operator import MPI_JOB
 from tests.cluster.waiting import until
 
-from rackloom.claim.cluster.admission.desk import AdmissionSettings
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.observe import holders_of
-from rackloom.claim.cluster.gang.record import Record, record_of
-from rackloom.claim.domain import names
-from rackloom.claim.kube.api import KubeApi, NotFound, Object, Rejected
+from rackloom.claim.kube.api import KubeApi, Object, Rejected
 from rackloom.claim.kube.kinds import (
-    COMPUTE_DOMAIN,
-    COMPUTE_DOMAIN_CLIQUE,
     CRD,
     EVENT,
-    GANG_PLAN,
     JOB,
     NODE,
     POD,
@@ -39,24 +41,13 @@ from rackloom.twin.nodes.node_objects import NodeSpec
 
 pytestmark = pytest.mark.anyio
 TRAYS = 18
-CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
-CAPACITY = {"cpu": "96", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": "4"}
-PATIENCE = 300.0
-"""Seconds: a busy machine."""
 
 
 @pytest.fixture
 async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
     """What deploy/kubernetes installs, with the webhook asked and the controllers at work."""
-    await add_nodes(1)
-    kinds = (COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, GANG_PLAN)
-    async with installed(cluster, api, AdmissionSettings(), *kinds), led(api, cluster):
+    async with gangs_at_work(cluster, api, add_nodes):
         yield
-        await until(lambda: has_no_plans(api), "the gang controller has ended all gangs", PATIENCE)
-
-
-async def has_no_plans(api: KubeApi) -> bool:
-    return not (await api.list(GANG_PLAN)).items
 
 
 @pytest.fixture
@@ -74,11 +65,7 @@ async def mpi_operator(
 @pytest.fixture
 async def racks(add_nodes: AddNodes) -> dict[str, str]:
     """Two racks of 18 trays: the rack of each node."""
-    found = {}
-    for rack in ("1", "2"):
-        labels = {names.GPU_CLIQUE_LABEL: f"{CLUSTER_UUID}.{rack}"}
-        found |= dict.fromkeys(await add_nodes(TRAYS, labels=labels, capacity=CAPACITY), rack)
-    return found
+    return await two_racks(add_nodes, TRAYS)
 
 
 def mpi_job(namespace: str, name: str, workers: int) -> Object:
@@ -128,13 +115,6 @@ def all_bound(api: KubeApi, namespace: str, job: str, count: int) -> Callable[[]
     return look
 
 
-async def record(api: KubeApi, namespace: str, name: str) -> Record | None:
-    try:
-        return record_of(await api.get(GANG_PLAN, name, namespace))
-    except NotFound:
-        return None
-
-
 async def held(api: KubeApi) -> set[str]:
     """Nodes that are reserved for any gang."""
     return {one["metadata"]["name"] for one in (await api.list(NODE)).items if holders_of(one)}
@@ -161,13 +141,7 @@ async def test_a_full_rack_job_is_whole_beside_one_that_would_have_split_its_rac
 
     # A second gang does not fit beside it: it is told, and takes nothing.
     await api.create(MPI_JOB, mpi_job(namespace, "late", TRAYS))
-
-    async def told() -> str:
-        found = await record(api, namespace, "late")
-        placed = None if found is None else found.condition("Placed")
-        return placed.message if placed is not None and placed.reason == "DoesNotFit" else ""
-
-    await until(told, "the second gang is told why it waits", PATIENCE)
+    await until(lambda: does_not_fit(api, namespace, "late"), "the second gang is told", PATIENCE)
     assert await held(api) == workers
     assert await bound(api, namespace, "late") == {}
     events = (await api.list(EVENT, namespace, fields="reason=DoesNotFit")).items
@@ -185,10 +159,7 @@ async def test_a_full_rack_job_is_whole_beside_one_that_would_have_split_its_rac
 async def test_members_of_a_node_that_is_gone_move_to_another_of_their_rack_and_nobody_else(
     driver: None, mpi_operator: None, add_nodes: AddNodes, kubelets: Kubelets, api: KubeApi, namespace: str
 ) -> None:
-    racks = {}
-    for rack in ("1", "2"):
-        labels = {names.GPU_CLIQUE_LABEL: f"{CLUSTER_UUID}.{rack}"}
-        racks |= dict.fromkeys(await add_nodes(4, labels=labels, capacity=CAPACITY), rack)
+    racks = await two_racks(add_nodes, 4)
     await api.create(MPI_JOB, mpi_job(namespace, "part", 3))
     before = await until(all_bound(api, namespace, "part", 4), "the gang is bound", PATIENCE)
     lost = before["part-worker-2"]

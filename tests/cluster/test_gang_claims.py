@@ -5,19 +5,13 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.installed import installed, led
+from tests.cluster.gangs_at_work import PATIENCE, does_not_fit, gangs_at_work, two_racks
 from tests.cluster.waiting import until
 
-from rackloom.claim.cluster.admission.desk import AdmissionSettings
 from rackloom.claim.cluster.gang import marks
-from rackloom.claim.cluster.gang.record import record_of
-from rackloom.claim.domain import names
-from rackloom.claim.kube.api import KubeApi, NotFound, Object
+from rackloom.claim.kube.api import KubeApi, Object
 from rackloom.claim.kube.kinds import (
-    COMPUTE_DOMAIN,
-    COMPUTE_DOMAIN_CLIQUE,
     DEVICE_CLASS,
-    GANG_PLAN,
     JOB,
     POD,
     RESOURCE_CLAIM_TEMPLATE,
@@ -26,24 +20,13 @@ from rackloom.claim.kube.kinds import (
 
 pytestmark = pytest.mark.anyio
 NIC = "nic.test.example.com"
-CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
-CAPACITY = {"cpu": "96", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": "4"}
-PATIENCE = 300.0
-"""Seconds: a busy machine."""
 
 
 @pytest.fixture
 async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
     """What deploy/kubernetes installs, with the webhook asked and the controllers at work."""
-    await add_nodes(1)
-    kinds = (COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, GANG_PLAN)
-    async with installed(cluster, api, AdmissionSettings(), *kinds), led(api, cluster):
+    async with gangs_at_work(cluster, api, add_nodes):
         yield
-        await until(lambda: has_no_plans(api), "the gang controller has ended all gangs", PATIENCE)
-
-
-async def has_no_plans(api: KubeApi) -> bool:
-    return not (await api.list(GANG_PLAN)).items
 
 
 @pytest.fixture
@@ -51,10 +34,7 @@ async def racks(api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[dict[str, st
     """Two racks of three trays, with two NICs each; one tray of the first rack has none."""
     selector = {"cel": {"expression": f"device.driver == '{NIC}'"}}
     await api.create(DEVICE_CLASS, {"metadata": {"name": NIC}, "spec": {"selectors": [selector]}})
-    found = {}
-    for rack in ("1", "2"):
-        labels = {names.GPU_CLIQUE_LABEL: f"{CLUSTER_UUID}.{rack}"}
-        found |= dict.fromkeys(await add_nodes(3, labels=labels, capacity=CAPACITY), rack)
+    found = await two_racks(add_nodes, 3)
     publishing = list(found)[1:]
     for node in publishing:
         spec = {
@@ -114,14 +94,7 @@ async def test_a_gang_comes_to_the_rack_whose_trays_have_what_its_members_claim(
     # The other rack has three empty trays, and NICs on two of them.
     await api.create(JOB, job(namespace, "second", 3))
 
-    async def refused() -> str:
-        try:
-            placed = record_of(await api.get(GANG_PLAN, "second", namespace)).condition("Placed")
-        except NotFound:
-            return ""
-        return placed.message if placed is not None and placed.reason == "DoesNotFit" else ""
-
-    await until(refused, "the second gang is told", PATIENCE)
+    await until(lambda: does_not_fit(api, namespace, "second"), "the second gang is told", PATIENCE)
     pods = (await api.list(POD, namespace, labels="job=second")).items
     assert all(one["spec"].get("schedulingGates") for one in pods)
     for name in ("first", "second"):

@@ -1,62 +1,22 @@
-"""One ComputeDomain, decided from what is there: whole life, collisions, readiness, deletion under load."""
+"""One ComputeDomain, decided from what is there: its objects, readiness, collisions and conditions."""
 
 import msgspec
 import pytest
+from tests.claim.cluster.one_domain import UID, settle, started, status_of
 
 from rackloom.claim.cluster.observe import snapshot
 from rackloom.claim.cluster.reconcile import reconcile
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import ImexMode
-from rackloom.claim.domain.membership import join, with_status
-from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique, clique_json, read_status
+from rackloom.claim.domain.objects import Readiness, clique
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
     NODE,
     POD,
-    RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
 )
-
-UID = "cd-1"
-
-
-def settle(world, settings, make, uid=UID, rounds=10):
-    """Decide and carry out until nothing is left; returns all notices."""
-    told = []
-    for _ in range(rounds):
-        decision = reconcile(snapshot(world, uid, settings, make.now), settings)
-        if not decision.actions and decision.status is None:
-            return told
-        told += decision.notices
-        world.carry_out(decision, uid)
-    raise AssertionError(f"not settled: {decision}")
-
-
-def status_of(world, name="job"):
-    return read_status(world.at(COMPUTE_DOMAIN, "team", name))
-
-
-def started(world, make, settings, nodes=("n0", "n1"), ready=True):
-    """A ComputeDomain whose daemons run on some nodes."""
-    world.put(COMPUTE_DOMAIN, make.domain())
-    settle(world, settings, make)
-    members = Clique(compute_domain=UID, clique_id=make.clique)
-    for name in nodes:
-        world.put(NODE, make.node(name, UID))
-        pod = world.put(POD, make.pod(name, UID, ready=ready))
-        ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
-        address = pod["status"]["podIP"]
-        members = join(members, node=name, ip_address=address, pod=ref, max_nodes=18)
-        status = Readiness.READY if ready else Readiness.NOT_READY
-        members = with_status(members, node=name, status=status)
-    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, settings.namespace))
-    settle(world, settings, make)
-
-
-def delete(world, name="job"):
-    world.delete(COMPUTE_DOMAIN, world.at(COMPUTE_DOMAIN, "team", name))
 
 
 def test_a_new_one_gets_its_objects_and_is_not_ready_without_nodes(make, settings):
@@ -261,100 +221,3 @@ def test_host_managed_refuses_a_channel_of_ones_own_in_words(make, settings):
     degraded = status_of(world).condition("Degraded")
     assert (degraded.status, degraded.reason) == ("True", "ChannelModeUnavailable")
     assert "remove the label" in degraded.message
-
-
-def test_deletion_takes_everything_and_only_what_is_ours(make, settings):
-    world = make.world()
-    started(world, make, settings)
-    world.put(NODE, make.node("n9", "cd-other"))
-    delete(world)
-    settle(world, settings, make)
-    assert not world.of(COMPUTE_DOMAIN)
-    assert not world.of(RESOURCE_CLAIM_TEMPLATE)
-    assert not world.of(DAEMON_SET)
-    labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in world.of(NODE)}
-    assert {name for name, found in labels.items() if names.COMPUTE_DOMAIN_LABEL in found} == {"n9"}
-
-
-def all_actions(world, settings, make):
-    """What is done until nothing is left, in order."""
-    done = []
-    while (decision := reconcile(snapshot(world, UID, settings, make.now), settings)).actions:
-        done += [action.what for action in decision.actions]
-        world.carry_out(decision, UID)
-    return done
-
-
-def test_the_order_of_making_and_of_taking_apart(make, settings):
-    world = make.world()
-    world.put(COMPUTE_DOMAIN, make.domain())
-    daemon = "rackloom-system/computedomain-daemon-cd-1"
-    workload = "ResourceClaimTemplate team/imex-channel-0"
-    assert all_actions(world, settings, make) == [
-        "change ComputeDomain team/job",
-        f"create ResourceClaimTemplate {daemon}",
-        f"create DaemonSet {daemon}",
-        f"create {workload}",
-    ]
-    world.put(NODE, make.node("n0", UID))
-    delete(world)
-    assert all_actions(world, settings, make) == [
-        f"delete {workload}",
-        f"delete ResourceClaimTemplate {daemon}",
-        f"delete DaemonSet {daemon}",
-        "change Node n0",
-        f"change {workload}",
-        f"change ResourceClaimTemplate {daemon}",
-        f"change DaemonSet {daemon}",
-        "change ComputeDomain team/job",
-    ]
-
-
-def test_deletion_waits_for_running_pods_and_names_them(make, settings):
-    world = make.world()
-    started(world, make, settings)
-    used = world.put(RESOURCE_CLAIM, make.claim(UID, pods=("worker-0",), device=("n0", "channel-0")))
-    delete(world)
-    told = settle(world, settings, make)
-    progressing = status_of(world).condition("Progressing")
-    assert progressing.reason == "DeletionHeld"
-    assert "team/worker-0" in progressing.message
-    assert names.ALLOW_DELETION_ANNOTATION in progressing.message
-    assert [one.reason for one in told] == ["DeletionHeld"]
-    assert world.of(DAEMON_SET)
-    world.put(RESOURCE_CLAIM, {**used, "status": {}})
-    settle(world, settings, make)
-    assert not world.of(COMPUTE_DOMAIN)
-
-
-def test_the_annotation_allows_deletion_under_load(make, settings):
-    world = make.world()
-    started(world, make, settings)
-    world.put(RESOURCE_CLAIM, make.claim(UID, pods=("worker-0",), device=("n0", "channel-0")))
-    held = world.at(COMPUTE_DOMAIN, "team", "job")
-    held["metadata"]["annotations"] = {names.ALLOW_DELETION_ANNOTATION: "true"}
-    delete(world)
-    settle(world, settings, make)
-    assert not world.of(COMPUTE_DOMAIN)
-
-
-def test_a_claim_made_after_the_deletion_holds_nothing_back(make, settings):
-    world = make.world()
-    started(world, make, settings)
-    late = make.claim(UID, pods=("worker-0",), device=("n0", "channel-0"))
-    late["metadata"]["creationTimestamp"] = "2026-01-01T00:00:01Z"
-    delete(world)
-    world.put(RESOURCE_CLAIM, late)
-    settle(world, settings, make)
-    assert not world.of(COMPUTE_DOMAIN)
-
-
-def test_things_that_outlived_their_domain_are_taken_apart(make, settings):
-    world = make.world()
-    started(world, make, settings)
-    del world.objects[(COMPUTE_DOMAIN, "team", "job")]
-    for name in ("n0", "n1"):
-        world.delete(POD, world.at(POD, "rackloom-system", f"daemon-cd-1-{name}"))
-    settle(world, settings, make)
-    assert [obj for key, obj in world.objects.items() if key[0] is not NODE] == []
-    assert all(names.COMPUTE_DOMAIN_LABEL not in one["metadata"]["labels"] for one in world.of(NODE))

@@ -44,10 +44,10 @@ def with_rooms(
     return Site(trays, site.holds)
 
 
-def gpus_claimed(devices: Devices, claims: Sequence[ResourceClaim], labels: Labels) -> int:
-    """GPUs that a member has by its claims, on the first tray that can serve it when nothing is in use.
+def gpus_given(devices: Devices, claims: Sequence[ResourceClaim], labels: Labels) -> int:
+    """GPUs that the allocator gives a member for its claims, on the first empty tray that can serve it.
 
-    0 where none can. The allocator is asked: classes have any name, and a request may be for all there are.
+    0 where none can. It is asked, not read from the claims: classes have any name, a request may be for all.
     """
     found = _fleet(devices, {}).place(claims)
     return taken_by(found.results, devices.gpus(labels)) if isinstance(found, Allocation) else 0
@@ -105,13 +105,18 @@ def _everything(devices: Devices) -> dict[str, AllocationResult]:
 
 def _busy(devices: Devices, claims: Iterable[ResourceClaim]) -> InUse:
     names = {node.metadata.name for node in devices.nodes}
-    pools = {one.spec.pool.name: one.spec.node_name for one in devices.slices if one.spec.node_name}
+    nodes = {
+        (one.spec.driver, one.spec.pool.name, device.name): one.spec.node_name
+        for one in devices.slices
+        if one.spec.node_name in names
+        for device in one.spec.devices
+    }
     found: InUse = {}
     for claim in claims:
         if claim.status.allocation is not None:
-            for pool in {one.pool for one in claim.status.allocation.devices.results}:
-                if pools.get(pool) in names:
-                    found.setdefault(pools[pool] or "", []).append(claim.status.allocation)
+            results = claim.status.allocation.devices.results
+            for node in {nodes.get((one.driver, one.pool, one.device)) for one in results} - {None}:
+                found.setdefault(node or "", []).append(claim.status.allocation)
     return found
 
 

@@ -103,13 +103,15 @@ class Behind(Mortal):
 class Job:
     """Pods by name that are made anew whenever one is missing, as the MPI operator does."""
 
-    def __init__(self, site, name, sizes, *, gpus=GPUS, gang=True, spares=0, templates=()):
+    def __init__(self, site, name, sizes, *, gpus=GPUS, gang=True, spares=0, templates=(), completions=None):
         self.site, self.name, self.sizes, self.gpus, self.gang = site, name, sizes, gpus, gang
+        self.completions = completions
         self.spares, self.templates = spares, templates
         self.is_wanted, self.uid = True, None
 
     async def run(self):
         spec = {"template": {"spec": {"containers": [{"name": "main", "image": "none"}]}}}
+        spec["completions"] = self.completions
         meta = {"name": self.name, "namespace": TEAM}
         self.uid = (await self.site.user.create(JOB, {"metadata": meta, "spec": spec}))["metadata"]["uid"]
         while self.is_wanted:
@@ -131,6 +133,10 @@ class Job:
         container = {"name": "main", "image": "none", "resources": {"limits": limits}}
         claims = [{"name": one, "resourceClaimTemplateName": one} for one in self.templates]
         return {"metadata": meta, "spec": {"containers": [container], "resourceClaims": claims}}
+
+    async def succeed(self, name):
+        """A pod ends well: this job makes it not again, since it is still there."""
+        await self.site.user.patch(POD, name, TEAM, {"status": {"phase": "Succeeded"}}, subresource="status")
 
     async def end(self):
         self.is_wanted = False

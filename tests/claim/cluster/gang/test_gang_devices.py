@@ -2,9 +2,12 @@
 
 import pytest
 
-from rackloom.claim.cluster.gang.claimed import Known, furnished, wanted
+from rackloom.claim.cluster.gang import marks
+from rackloom.claim.cluster.gang.claimed import Known, wanted
+from rackloom.claim.cluster.gang.counted import Counted
 from rackloom.claim.cluster.gang.demand import member_demand
 from rackloom.claim.cluster.gang.members import member_of
+from rackloom.claim.cluster.gang.offers import furnished
 from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.gang.site import Objects, site_of
 from rackloom.claim.domain import names
@@ -60,10 +63,10 @@ def pod(name, *templates, claims=(), gang="big", gpus=0, on=None):
     limits = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}} if gpus else {}
     named = [{"name": one, "resourceClaimTemplateName": one} for one in templates]
     named += [{"name": one, "resourceClaimName": one} for one in claims]
-    labels = {"rackloom.dev/gang": gang} if gang else {}
+    marked = {"labels": {marks.GATE: gang}, "annotations": {marks.SIZE_ANNOTATION: "1"}} if gang else {}
     spec = {"containers": [{"name": "main", **limits}], "resourceClaims": named}
     return {
-        "metadata": {"name": name, "namespace": "team", "uid": f"uid-{name}", "labels": labels},
+        "metadata": {"name": name, "namespace": "team", "uid": f"uid-{name}", **marked},
         "spec": spec | ({"nodeName": on} if on else {}),
     }
 
@@ -79,11 +82,12 @@ def cluster(*, slices, templates=(), claims=(), pods=()):
     )
 
 
-def rooms(objects, *requests, mine="team/big"):
+def rooms(objects, *requests, mine="team/big", counted=None):
     """How many members with such a claim each tray serves."""
     known = Known(cluster(slices=(), templates=(template("t", *requests),)), "team")
     found = wanted([member_of(pod("w", "t"))], known)
-    site = furnished(site_of(objects, [], GangSettings()), objects, {"t": found.claims}, mine)
+    site = site_of(objects, [], GangSettings())
+    site = furnished(site, objects, {"t": found.claims}, mine, counted or Counted())
     return {tray.name: tray.rooms["t"].empty if "t" in tray.rooms else 0 for tray in site.trays}
 
 

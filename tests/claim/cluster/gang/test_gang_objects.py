@@ -96,28 +96,41 @@ def test_a_pod_is_pinned_by_narrowing_what_it_asks_itself(terms, after):
     assert (member.tray, member.released_at) == ("n1", 1e9)
 
 
+CHANNEL = {"exactly": {"deviceClassName": names.CHANNEL_CLASS}}
+RACK = [Tray(name="n", clique="c", gpus=4)]
+
+
 def test_what_claims_ask_for():
     gpu = {"exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}}
     every = {"exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "All"}}
     either = {"firstAvailable": [{"deviceClassName": "gpu.nvidia.com", "count": 3}]}
-    channel = {"exactly": {"deviceClassName": names.CHANNEL_CLASS}}
+    watched = {"exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "All", "adminAccess": True}}
     nic = {"exactly": {"deviceClassName": "dra.net"}}
     for requests, demand in (
         ([gpu, nic], Demand(2)),
+        ([gpu, watched], Demand(2)),
         ([either], Demand(3)),
         ([every], Demand(0, whole=True)),
-        ([gpu, channel], Demand(2, whole=True)),
+        ([gpu, CHANNEL], Demand(2, whole=True)),
         ([], Demand()),
     ):
         assert claim_demand({"devices": {"requests": requests}}) == demand
-    templates = (template("gpus", [gpu]), template("channel", [channel]))
+    templates = (template("gpus", [gpu]), template("channel", [CHANNEL]))
     known = Known(Objects(nodes=(), pods=(), templates=templates), "team")
     members = [member_of(pod(claims=["gpus"], gpus=1)), member_of(pod(gpus=2))]
-    assert group_gpus(members, known, tray_gpus=4) == 3
-    assert group_gpus([member_of(pod(claims=["channel"]))], known, tray_gpus=4) == 4
-    assert group_gpus([member_of(pod())], known, tray_gpus=4) == 0
+    assert group_gpus(members, known, RACK) == 3
+    assert group_gpus([member_of(pod(claims=["channel"]))], known, RACK) == 4
+    assert group_gpus([member_of(pod())], known, RACK) == 0
     with pytest.raises(Refused, match="claim template none does not exist"):
-        group_gpus([member_of(pod(claims=["none"]))], known, tray_gpus=4)
+        group_gpus([member_of(pod(claims=["none"]))], known, RACK)
+
+
+def test_a_larger_node_outside_the_racks_makes_no_member_ask_for_more():
+    known = Known(Objects(nodes=(), pods=(), templates=(template("channel", [CHANNEL]),)), "team")
+    hgx = Tray(name="hgx", clique=None, gpus=8)
+    members = [member_of(pod(claims=["channel"], gpus=4))]
+    assert group_gpus(members, known, [hgx, *RACK]) == 4
+    assert group_gpus(members, known, [hgx]) == 8
 
 
 def template(name, requests):
@@ -137,7 +150,7 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
         node("n6", gpus=0),
         node("n7", gpus=0),
     )
-    gang = {"labels": {GANG_LABEL: "big"}}
+    gang = {"labels": {GANG_LABEL: "big"}, "annotations": {marks.SIZE_ANNOTATION: "1"}}
     pods = (
         pod("a", gpus=2, nodeName="n1"),
         pod("b", gpus=4, nodeName="n2", meta=gang),
@@ -164,7 +177,7 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
     }
     assert {one.name: one.gpus for one in site.trays}["n7"] == 1
     assert set(site.holds) == {
-        Hold(owner="team/a", tray="n1", gpus=2),
+        Hold(owner="team/pod a", tray="n1", gpus=2),
         Hold(owner="team/big", tray="n2", gpus=4),
         Hold(owner="team/big", tray="n7", gpus=1),
         Hold(owner="team/big", tray="n3", gpus=4),
@@ -207,8 +220,8 @@ def test_limits_are_quantities_and_an_unreadable_pod_of_anybody_has_its_whole_tr
         {**pod("done", gpus="half", nodeName="n3"), "status": {"phase": "Failed"}},
     )
     assert set(site_of(Objects(nodes=nodes, pods=pods), [], SETTINGS).holds) == {
-        Hold(owner="team/thousand", tray="n2", gpus=1000),
-        Hold(owner="team/odd", tray="n1", gpus=8),
+        Hold(owner="team/pod thousand", tray="n2", gpus=1000),
+        Hold(owner="team/pod odd", tray="n1", gpus=8),
     }
 
 

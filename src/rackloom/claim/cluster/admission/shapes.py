@@ -183,6 +183,7 @@ class Owner(_Read, frozen=True, kw_only=True):
     """An owner reference."""
 
     kind: str
+    api_version: str = ""
     name: str
     uid: str
     controller: bool | None = None

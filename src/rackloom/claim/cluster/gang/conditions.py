@@ -63,7 +63,16 @@ def bound(view: View, seated: tuple[Member, ...], seats: int, lost_after: float)
     silent = [one.node or "" for one in there if view.is_lost(one.node or "", 0.0)]
     if silent:
         return said(BOUND, "Unknown", "TrayNotReady", f"{listed(silent)} not ready")
-    return said(BOUND, "True", "AllBound", f"{seats} members are on their trays")
+    return said(BOUND, "True", "AllBound", f"{seats} members are on their trays{_beside(view)}")
+
+
+def _beside(view: View) -> str:
+    """Pods for which there is no seat: the job was made larger, or anew, after the gang was placed."""
+    gated = [one.name for one in view.living if one.gate is not None and not one.going]
+    if not gated:
+        return ""
+    why = "for which the gang has no seat: it is placed anew when all of its other pods have ended"
+    return f"; beside them {listed(gated)}, {why}"
 
 
 def _not_bound(view: View, seated: tuple[Member, ...], there: int, seats: int) -> Condition:
@@ -83,9 +92,10 @@ def dated(view: View, found: tuple[Condition, ...]) -> tuple[Condition, ...]:
 
 def _dated(view: View, one: Condition) -> Condition:
     before = None if view.record is None else view.record.condition(one.type)
-    same = before is not None and before.status == one.status
-    since = before.last_transition_time if before is not None and same else whole_time(view.now)
-    return msgspec.structs.replace(one, last_transition_time=since)
+    now, since = whole_time(view.now), "" if before is None else before.last_transition_time
+    # A time that is still to come was written by a clock that was ahead: nobody waits for it.
+    same = before is not None and before.status == one.status and since <= now
+    return msgspec.structs.replace(one, last_transition_time=since if same else now)
 
 
 def notices(view: View, found: tuple[Condition, ...]) -> tuple[Notice, ...]:

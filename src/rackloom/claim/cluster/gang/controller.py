@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.claim.cluster.actions import Patch
 from rackloom.claim.cluster.admission.marks import GANG_LABEL
@@ -11,6 +12,7 @@ from rackloom.claim.cluster.gang.caches import GangCaches
 from rackloom.claim.cluster.gang.conditions import API_REFUSED
 from rackloom.claim.cluster.gang.decision import Decision
 from rackloom.claim.cluster.gang.desk import PlacementDesk
+from rackloom.claim.cluster.gang.makers import makers_of
 from rackloom.claim.cluster.gang.members import seconds_of
 from rackloom.claim.cluster.gang.meter import GangMeter
 from rackloom.claim.cluster.gang.observe import Confirmed, gang_of, holders_of
@@ -133,7 +135,8 @@ class GangController:
         except NotFound:
             plan = None
         pods = (await self._api.list(POD, key.namespace, labels=f"{GANG_LABEL}={key.name}")).items
-        return self._desk.view(Confirmed(self.caches, plan, pods), key)
+        view = self._desk.view(Confirmed(self.caches, plan, pods), key)
+        return replace(view, makers=await makers_of(self._api, key.namespace, view.members))
 
     def _count(self, view: View, decision: Decision) -> None:
         self._meter.acted(decision.actions)

@@ -1,13 +1,19 @@
-"""How many GPUs one member needs: counted by its containers, and claimed through templates."""
+"""How many GPUs one member asks for: counted by its containers, and read from what it claims.
+
+It is read from the text alone, so that it stays the same while drivers publish more or less: a placed gang
+whose pods ask for something else is placed anew. What claims get where is the allocator's word, by which the
+planner counts the members that a tray can serve, whatever their classes are called (`claim/place/rooms`).
+"""
 
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rackloom.claim.cluster.gang.claimed import Known, takes_devices
+from rackloom.claim.cluster.gang.claimed import Known, asked_by, takes, takes_devices
 from rackloom.claim.cluster.gang.members import Member
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Object
+from rackloom.claim.place.values import Tray
 from rackloom.errors import Refused
 
 
@@ -23,7 +29,7 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 def claim_demand(spec: Object) -> Demand:
-    """What the spec of a ResourceClaim asks for; of alternatives, the first."""
+    """What the spec of a ResourceClaim asks for by the class `gpu.nvidia.com`, and by that of channels."""
     requests = (spec.get("devices") or {}).get("requests") or ()
     return sum((_request(one) for one in requests), Demand())
 
@@ -43,17 +49,23 @@ def member_demand(member: Member, known: Known) -> Demand:
     return sum(map(claim_demand, claimed), Demand(member.gpus))
 
 
-def group_gpus(members: Iterable[Member], known: Known, tray_gpus: int) -> int:
-    """GPUs of each member of a group, the hungriest one's; `tray_gpus` are those of a whole tray."""
+def group_gpus(members: Iterable[Member], known: Known, trays: Sequence[Tray]) -> int:
+    """GPUs of each member of a group, the hungriest one's; `trays` are all there are."""
     asked = [member_demand(one, known) for one in members]
-    return max((tray_gpus if one.whole else one.gpus for one in asked), default=0)
+    whole = _whole_tray(trays)
+    return max((whole if one.whole else one.gpus for one in asked), default=0)
+
+
+def _whole_tray(trays: Sequence[Tray]) -> int:
+    """GPUs of a whole tray where channels are: a larger node without a clique (no NVLink fabric) has none."""
+    in_cliques = [tray.gpus for tray in trays if tray.clique is not None]
+    return max(in_cliques or [tray.gpus for tray in trays], default=0)
 
 
 def _request(request: Object) -> Demand:
-    alternatives: Sequence[Object] = request.get("firstAvailable") or ({},)
-    asked: Object = request.get("exactly") or alternatives[0]
+    asked = asked_by(request)
     if asked.get("deviceClassName") == names.CHANNEL_CLASS:
         return Demand(whole=True)
-    if asked.get("deviceClassName") != names.GPU_DRIVER:
+    if asked.get("deviceClassName") != names.GPU_DRIVER or not takes(asked):
         return Demand()
     return Demand(whole=True) if asked.get("allocationMode") == "All" else Demand(int(asked.get("count", 1)))

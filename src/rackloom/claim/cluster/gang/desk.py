@@ -10,14 +10,15 @@ import structlog
 from msgspec.structs import replace
 
 from rackloom.claim.cluster.executor import carry_out
+from rackloom.claim.cluster.gang.counted import Counted
 from rackloom.claim.cluster.gang.meter import GangMeter
 from rackloom.claim.cluster.gang.observe import Listing, Seen, view_of
 from rackloom.claim.cluster.gang.placing import Planner, answer
 from rackloom.claim.cluster.gang.reconcile import reconcile
 from rackloom.claim.cluster.gang.record import GangKey
-from rackloom.claim.cluster.gang.scene import scene_of
+from rackloom.claim.cluster.gang.scene import Look, scene_of
 from rackloom.claim.cluster.gang.settings import GangSettings
-from rackloom.claim.cluster.gang.site import Objects
+from rackloom.claim.cluster.gang.site import Objects, running_on
 from rackloom.claim.cluster.gang.view import View
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.kinds import (
@@ -63,6 +64,7 @@ class PlacementDesk:
         self._asking: set[GangKey] = set()
         self._refusals: dict[GangKey, str] = {}
         self._checked: dict[GangKey, Plan] = {}
+        self._counted = Counted()
 
     @property
     def is_asked(self) -> bool:
@@ -96,14 +98,14 @@ class PlacementDesk:
 
     async def work(self) -> tuple[GangKey, ...]:
         """Serve all that ask; returns whom. Raises KubeError, and those not served yet ask on."""
-        objects = await self._look()
+        look = await self._look()
         plans = (await self._api.list(GANG_PLAN)).items
-        listing = Listing(plans, objects.pods, objects.nodes)
+        listing = Listing(plans, look.objects.pods, look.objects.nodes)
         views = sorted(self._views(listing), key=_turn)
         served = []
         for view in views:
             try:
-                await self._serve(view, listing, objects)
+                await self._serve(view, listing, look)
             except KubeError:
                 raise
             except Exception as defect:
@@ -126,14 +128,16 @@ class PlacementDesk:
         log.error("gangs.defect", gang=key.called, exc_info=defect)
         self._refusals[key] = f"the planner failed: {defect!r}"
 
-    async def _look(self) -> Objects:
-        return Objects(**{name: (await self._api.list(kind)).items for name, kind in _LOOKED_AT.items()})
+    async def _look(self) -> Look:
+        objects = Objects(**{name: (await self._api.list(kind)).items for name, kind in _LOOKED_AT.items()})
+        running = await asyncio.to_thread(running_on, objects, self._settings)
+        return Look(objects=objects, running=running, counted=self._counted)
 
-    async def _serve(self, view: View, listing: Listing, objects: Objects) -> None:
+    async def _serve(self, view: View, listing: Listing, look: Look) -> None:
         self._refusals.pop(view.key, None)
         if view.record is None or not reconcile(view, self._settings).asks_planner:
             return
-        scene = scene_of(view.key, objects, listing.records, self._settings)
+        scene = scene_of(view.key, look, listing.records)
         try:
             # A search may take seconds; the loop has a lease to renew meanwhile.
             found = await asyncio.to_thread(answer, view, scene, self._planner, self._settings)

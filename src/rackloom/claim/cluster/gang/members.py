@@ -10,6 +10,7 @@ from rackloom.claim.cluster.admission.shapes import Owner, Pod, read
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.wishes import group_of
 from rackloom.claim.kube.api import Object
+from rackloom.claim.kube.kinds import JOB
 from rackloom.claim.place.counts import count_of
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -28,6 +29,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool
     going: bool
     """Its deletion was asked for."""
+    succeeded: bool = False
     waits_because: str = ""
     """What the scheduler says of a pod that it cannot bind."""
     is_unschedulable: bool = False
@@ -92,6 +94,18 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         return self.pod.owner
 
     @property
+    def is_done(self) -> bool:
+        """It ended well, and by itself: what is deleted may end well too, and is made anew."""
+        return self.succeeded and not self.going
+
+    @property
+    def job(self) -> Owner | None:
+        """Its owner where that is a Job."""
+        owner = self.owner
+        is_job = owner is not None and (owner.api_version, owner.kind) == (JOB.api_version, JOB.kind)
+        return owner if is_job else None
+
+    @property
     def rank(self) -> tuple[int, str]:
         """The order of members of a group."""
         found = (self.pod.labels.get(label, "") for label in marks.INDEX_LABELS)
@@ -108,6 +122,7 @@ def member_of(obj: Object) -> Member:
         tolerations=None if tolerations is None else len(tolerations),
         ended=status.get("phase") in _ENDED,
         going="deletionTimestamp" in meta,
+        succeeded=status.get("phase") == "Succeeded",
         waits_because=waits.get("message") or waits.get("reason") or "",
         is_unschedulable=waits.get("reason") == "Unschedulable",
         priority=spec.get("priority") or 0,

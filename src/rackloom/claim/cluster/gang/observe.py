@@ -108,7 +108,10 @@ class Listing:
     """A `Seen` of fresh lists. `record` takes in a plan that was written since."""
 
     def __init__(self, plans: Iterable[Object], pods: Iterable[Object], nodes: Iterable[Object]) -> None:
-        self._plans = {record_of(one).key: one for one in plans}
+        self._plans: dict[GangKey, Object] = {}
+        self._records: dict[GangKey, Record] = {}
+        for plan in plans:
+            self.record(plan)
         self._nodes = {one["metadata"]["name"]: one for one in nodes}
         self._pods: dict[GangKey, list[Object]] = {}
         self._held: dict[str, list[Object]] = {}
@@ -123,11 +126,12 @@ class Listing:
     @property
     def records(self) -> tuple[Record, ...]:
         """All plans."""
-        return tuple(record_of(one) for one in self._plans.values())
+        return tuple(self._records.values())
 
     def record(self, plan: Object) -> None:
         """Know a plan as it was just written."""
-        self._plans[record_of(plan).key] = plan
+        record = record_of(plan)
+        self._plans[record.key], self._records[record.key] = plan, record
 
     def plan(self, key: GangKey) -> Object | None:
         """The GangPlan of a gang."""

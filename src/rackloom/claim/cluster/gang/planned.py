@@ -8,6 +8,7 @@ from rackloom.claim.cluster.actions import Action
 from rackloom.claim.cluster.gang import conditions, record, trays
 from rackloom.claim.cluster.gang.conditions import PLACED, RESERVED, said
 from rackloom.claim.cluster.gang.decision import Decision, telling
+from rackloom.claim.cluster.gang.ended import comes_back, is_rest, may_have_unused, without_unused
 from rackloom.claim.cluster.gang.members import seconds_of
 from rackloom.claim.cluster.gang.pins import let_go, send_away
 from rackloom.claim.cluster.gang.record import Record
@@ -59,16 +60,19 @@ def decide_planned(view: View, found: Record, plan: Plan, settings: GangSettings
     )
     if not progress.begun and _is_to_be_given_up(view, found, progress, settings):
         return Decision(actions=(record.withdrawn(found),), takes_back=True)
+    rest = None if view.makers is None else without_unused(view, found, view.makers)
+    if rest is not None:
+        return Decision(actions=(record.reduced(found, rest),), takes_back=True)
     settling = _to_settle(view, found, settings) if progress.is_to_be_checked else 0.0
     broken = bool(view.lost(settings.lost_after)) or bool(stuck(view, seats, settings))
     freed, sent = _dropped(view, found), _dismissed(view, seats, settings)
     return telling(
         view,
         _said(view, found, plan, progress, settings),
-        (*_reserving(view, progress.missing), *freed, *sent, *_letting_go(view, progress)),
+        (*_reserving(view, progress.missing), *freed, *sent, *_letting_go(view, found, progress, settings)),
         asks_planner=broken or (progress.is_to_be_checked and not settling),
         again=settling or _again(view, found, progress, settings),
-        takes_back=bool(freed or sent),
+        takes_back=bool(freed or sent) or (view.makers is None and may_have_unused(view, plan)),
     )
 
 
@@ -90,14 +94,18 @@ def _placed(plan: Plan, progress: _Progress, settings: GangSettings) -> Conditio
     return said(PLACED, "False", "WaitingForMembers", why)
 
 
-def _letting_go(view: View, progress: _Progress) -> Iterator[Action]:
-    openings = progress.seats.openings if progress.is_open else ()
-    return (let_go(one, tray, view.uid, view.now) for one, tray in openings)
+def _letting_go(view: View, found: Record, progress: _Progress, settings: GangSettings) -> Iterator[Action]:
+    """Not to a tray that is lost: its members are about to have another."""
+    for member, tray in progress.seats.openings if progress.is_open else ():
+        is_of_another = is_rest(found) and not comes_back(view, member)
+        if not is_of_another and not view.is_lost(tray, settings.lost_after):
+            yield let_go(member, tray, view.uid, view.now)
 
 
 def _is_to_be_given_up(view: View, found: Record, progress: _Progress, settings: GangSettings) -> bool:
     return (
-        _yields(view, found)
+        is_rest(found)
+        or _yields(view, found)
         or _is_spoilt(view, settings)
         or _is_of_others(view, found)
         or (progress.lacks_pods and view.now >= _kept_until(view, found, settings))

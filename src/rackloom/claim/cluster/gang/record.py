@@ -41,7 +41,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reserved(self) -> tuple[str, ...]:
         """The trays that are this gang's: those with members, and its spares."""
-        return () if self.plan is None else tuple(dict.fromkeys((*self.plan.trays, *self.plan.spares)))
+        return () if self.plan is None else _trays(self.plan)
 
     def condition(self, type_: str) -> Condition | None:
         """The condition of a type."""
@@ -52,17 +52,28 @@ def record_of(obj: Object) -> Record:
     """Read a GangPlan; the API server has checked it against the schema."""
     meta, spec = obj["metadata"], obj.get("spec") or {}
     conditions = (obj.get("status") or {}).get("conditions") or ()
+    gang, plan = _placed(spec)
     return Record(
         key=GangKey(meta["namespace"], meta["name"]),
         uid=meta["uid"],
         resource_version=meta["resourceVersion"],
         created=meta.get("creationTimestamp", ""),
         finalizers=tuple(meta.get("finalizers") or ()),
-        gang=msgspec.convert(spec["gang"], Gang) if spec.get("gang") else None,
-        plan=msgspec.convert(spec["plan"], Plan) if spec.get("plan") else None,
+        gang=gang,
+        plan=plan,
         cliques={one["name"]: one["clique"] for one in spec.get("trays") or ()},
         conditions=tuple(msgspec.convert(one, Condition) for one in conditions),
     )
+
+
+def _placed(spec: Object) -> tuple[Gang, Plan] | tuple[None, None]:
+    """Gang and plan are written as one: where a person took a part of them away, the rest moves nobody."""
+    if not spec.get("gang") or not (spec.get("plan") or {}).get("seats"):
+        return None, None
+    try:
+        return msgspec.convert(spec["gang"], Gang), msgspec.convert(spec["plan"], Plan)
+    except msgspec.ValidationError:
+        return None, None
 
 
 def opened(key: GangKey) -> Create:
@@ -74,7 +85,7 @@ def opened(key: GangKey) -> Create:
 
 def planned(record: Record, gang: Gang, plan: Plan, site: Site) -> Patch:
     """Record a plan: one write, which fails if anybody has changed the record since it was read."""
-    mine = {*plan.trays, *plan.spares}
+    mine = set(_trays(plan))
     cliques = [
         {"name": one.name, "clique": one.clique} for one in site.trays if one.name in mine and one.clique
     ]
@@ -85,6 +96,12 @@ def planned(record: Record, gang: Gang, plan: Plan, site: Site) -> Patch:
 def withdrawn(record: Record) -> Patch:
     """Forget a plan of which no pod was let go."""
     return _respecified(record, {"gang": None, "plan": None, "trays": None})
+
+
+def reduced(record: Record, plan: Plan) -> Patch:
+    """Record what is left of a plan when trays of it are given back."""
+    cliques = [{"name": one, "clique": record.cliques[one]} for one in _trays(plan) if one in record.cliques]
+    return _respecified(record, {"plan": msgspec.to_builtins(plan), "trays": cliques})
 
 
 def closed(record: Record) -> tuple[Patch, Delete]:
@@ -99,6 +116,10 @@ def closed(record: Record) -> tuple[Patch, Delete]:
 def status_json(conditions: tuple[Condition, ...]) -> Object:
     """The status as it is written."""
     return {"conditions": [msgspec.to_builtins(one) for one in conditions]}
+
+
+def _trays(plan: Plan) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*plan.trays, *plan.spares)))
 
 
 def _respecified(record: Record, spec: Object) -> Patch:

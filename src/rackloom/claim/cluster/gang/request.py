@@ -6,7 +6,8 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.claim.cluster.gang import marks
-from rackloom.claim.cluster.gang.claimed import Claims, wanted
+from rackloom.claim.cluster.gang.claimed import wanted
+from rackloom.claim.cluster.gang.counted import Claims
 from rackloom.claim.cluster.gang.demand import group_gpus
 from rackloom.claim.cluster.gang.members import Member
 from rackloom.claim.cluster.gang.scene import Scene
@@ -26,14 +27,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 def request_of(view: View, scene: Scene) -> Request:
     """Read the pods of a gang; its trays are reserved whole, so it wants empty ones. Raises Refused."""
     wish, known = view.wish(), scene.known
-    most = max((tray.gpus for tray in scene.site.trays), default=0)
     groups, kinds = [], {}
     for name, size in wish.sizes:
         members = _of_group(view, name)
         claimed = wanted(members, known)
         if claimed is not None:
             kinds[claimed.kind] = claimed.claims
-        gpus = group_gpus(members, known, most)
+        gpus = group_gpus(members, known, scene.site.trays)
         devices = None if claimed is None else claimed.kind
         groups.append(Group(name=name, members=size, gpus=gpus, devices=devices))
     gang = Gang(

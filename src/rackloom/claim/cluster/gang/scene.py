@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from rackloom.claim.cluster.gang.claimed import Claims, Known, furnished
+from rackloom.claim.cluster.gang.claimed import Known
+from rackloom.claim.cluster.gang.counted import Claims, Counted
+from rackloom.claim.cluster.gang.offers import furnished
 from rackloom.claim.cluster.gang.record import GangKey, Record
-from rackloom.claim.cluster.gang.settings import GangSettings
-from rackloom.claim.cluster.gang.site import Objects, seen_from, site_of
+from rackloom.claim.cluster.gang.site import Objects, seen_from, with_plans
 from rackloom.claim.place.values import Site
 
 
@@ -18,6 +19,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     site: Site
     """With the names of all owners; it is not told to the gang."""
     objects: Objects
+    counted: Counted
+    """What was counted before; it speeds up, and changes nothing."""
     spares: int = 0
     """Spare trays that the other gangs of its namespace keep."""
 
@@ -28,13 +31,22 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
     def furnished(self, kinds: Mapping[str, Claims]) -> Site:
         """The site as the gang may see it, with the room for its claims on each tray. Raises Refused."""
-        site = furnished(self.site, self.objects, kinds, self.key.called)
+        site = furnished(self.site, self.objects, kinds, self.key.called, self.counted)
         return seen_from(site, self.key.namespace)
 
 
-def scene_of(key: GangKey, objects: Objects, records: Iterable[Record], settings: GangSettings) -> Scene:
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """Fresh lists, and what is the same in them for every gang."""
+
+    objects: Objects
+    running: Site
+    counted: Counted
+
+
+def scene_of(key: GangKey, look: Look, records: Iterable[Record]) -> Scene:
     """The scene of a gang, with the plans that are recorded."""
     known = tuple(records)
     others = (one.plan for one in known if one.key.namespace == key.namespace and one.key != key)
     spares = sum(len(plan.spares) for plan in others if plan is not None)
-    return Scene(key=key, site=site_of(objects, known, settings), objects=objects, spares=spares)
+    site = with_plans(look.running, known)
+    return Scene(key=key, site=site, objects=look.objects, counted=look.counted, spares=spares)

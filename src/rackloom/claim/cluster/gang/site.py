@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.claim.cluster.admission.marks import GANG_LABEL
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.members import GPU_RESOURCE, counted_gpus
+from rackloom.claim.cluster.gang.observe import gang_of
 from rackloom.claim.cluster.gang.record import Record
 from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.domain import names
@@ -36,12 +36,24 @@ class Objects(msgspec.Struct, frozen=True, kw_only=True):
 
 def site_of(objects: Objects, records: Iterable[Record], settings: GangSettings) -> Site:
     """Trays in order of clique and name; holds of running pods, of their claims, and of recorded plans."""
+    return with_plans(running_on(objects, settings), records)
+
+
+def running_on(objects: Objects, settings: GangSettings) -> Site:
+    """The same without the plans: it holds for all gangs that are placed from one look."""
     published = _published(objects.slices)
     trays = (_tray(node, published, settings) for node in objects.nodes)
     found = sorted((one for one in trays if one.gpus > 0), key=lambda one: (one.clique or "", one.name))
     size = {one.name: one.gpus for one in found}
-    holds = (*_running(objects.pods, size), *_claimed(objects, size), *_recorded(records, size))
+    holds = (*_running(objects.pods, size), *_claimed(objects, size))
     return Site(tuple(found), tuple(one for one in holds if one.tray in size))
+
+
+def with_plans(running: Site, records: Iterable[Record]) -> Site:
+    """The trays that plans reserve are held too, whole."""
+    size = {one.name: one.gpus for one in running.trays}
+    planned = (one for one in _recorded(records, size) if one.tray in size)
+    return Site(running.trays, (*running.holds, *planned))
 
 
 def seen_from(site: Site, namespace: str) -> Site:
@@ -57,21 +69,32 @@ def seen_from(site: Site, namespace: str) -> Site:
 
 
 def owner_of(pod: Object) -> str:
-    """Whose pod it is: of its gang, of the controller that made it, or its own."""
-    meta = pod["metadata"]
-    gang = (meta.get("labels") or {}).get(GANG_LABEL)
-    owners = (one["name"] for one in meta.get("ownerReferences") or () if one.get("controller"))
-    return f"{meta['namespace']}/{gang or next(owners, meta['name'])}"
+    """Whose pod it is: of its gang, of the controller that made it, or its own.
+
+    No word with a space is the name of a gang: what is only called like one is another job.
+    """
+    gang, meta = gang_of(pod), pod["metadata"]
+    if gang is not None:
+        return gang.called
+    owners = (
+        f"{one['kind']} {one['name']}" for one in meta.get("ownerReferences") or () if one.get("controller")
+    )
+    return f"{meta['namespace']}/{next(owners, 'pod ' + meta['name'])}"
 
 
 def owners_of_claims(objects: Objects) -> Iterator[tuple[Object, str]]:
     """Each claim, and whose it is: of the pod for which it is reserved or was made, or its own."""
-    users = {pod["metadata"]["uid"]: owner_of(pod) for pod in objects.pods}
+    uids = {uid for claim in objects.claims for uid in _users(claim)}
+    owners = {uid: owner_of(pod) for pod in objects.pods if (uid := pod["metadata"]["uid"]) in uids}
     for claim in objects.claims:
         meta = claim["metadata"]
-        reserved = (claim.get("status") or {}).get("reservedFor") or ()
-        owners = (users.get(one["uid"]) for one in (*reserved, *(meta.get("ownerReferences") or ())))
-        yield claim, next((one for one in owners if one), f"{meta['namespace']}/claim {meta['name']}")
+        found = (owners[uid] for uid in _users(claim) if uid in owners)
+        yield claim, next(found, f"{meta['namespace']}/claim {meta['name']}")
+
+
+def _users(claim: Object) -> Iterator[str]:
+    reserved = (claim.get("status") or {}).get("reservedFor") or ()
+    return (one["uid"] for one in (*reserved, *(claim["metadata"].get("ownerReferences") or ())))
 
 
 def _published(slices: Iterable[Object]) -> Counter[str]:

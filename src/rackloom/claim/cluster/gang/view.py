@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from rackloom.claim.cluster.gang.makers import Maker
 from rackloom.claim.cluster.gang.members import Member
 from rackloom.claim.cluster.gang.record import GangKey, Record
 from rackloom.claim.cluster.gang.trays import NodeView
@@ -34,6 +35,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     rivals: tuple[Rival, ...] = ()
     checked: Plan | None = None
     """The plan whose trays were seen empty of others after they were reserved."""
+    makers: Mapping[str, Maker] | None = None
+    """The Jobs of members that succeeded, by UID; None where nobody looked at them."""
     refusal: str = ""
     """Why the planner could not help when it was asked last; empty if it could, or was not asked."""
 

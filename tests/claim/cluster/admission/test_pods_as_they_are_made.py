@@ -1,0 +1,67 @@
+"""What the webhook does with a pod as it is made: let it be, hold it up, or wait for its ComputeDomain."""
+
+import asyncio
+import random
+
+from tests.claim.cluster.admission.gate_site import pod, site
+
+from rackloom.claim.cluster.admission.desk import AdmissionSettings, Desk
+from rackloom.claim.cluster.admission.reviews import Request, Resource
+from rackloom.claim.cluster.admission.surroundings import Known
+from rackloom.claim.domain import names
+from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.kube.api import KubeError
+from rackloom.claim.kube.kinds import (
+    POD,
+)
+from rackloom.twin import simloop
+
+
+class Deaf:
+    """An API server that is not reached."""
+
+    async def get(self, *_):
+        raise KubeError(0, "Unreachable", "the API server was not reached")
+
+
+def test_in_channel_mode_the_pods_of_a_controller_wait_for_the_compute_domain_of_the_same_file():
+    async def run():
+        async with site(2, isolation=Isolation.CHANNEL) as found:
+            creating = asyncio.create_task(found.create_pods("a", "b", owner="job"))
+            await asyncio.sleep(0.3)
+            domain = await found.create_domain()
+            await creating
+            shared = names.shared_claim_name(domain.uid)
+            for one in await found.pods():
+                assert one["spec"]["resourceClaims"] == [{"name": "channel", "resourceClaimName": shared}]
+                assert not one["spec"].get("schedulingGates")
+
+    simloop.run(1, run)
+
+
+def test_the_own_namespace_and_kube_system_are_left_alone():
+    async def run():
+        async with site(1) as found:
+            for namespace in ("rackloom-system", "kube-system"):
+                obj = pod("p", gated=False)
+                obj["metadata"]["namespace"] = namespace
+                made = await found.user.create(POD, obj)
+                # The API server itself says how long the pod stays on a node that is unwell.
+                assert {**made["spec"], "tolerations": None} == {**obj["spec"], "tolerations": None}
+
+    simloop.run(0, run)
+
+
+def test_a_pod_is_not_let_in_unseen_while_the_api_server_does_not_answer():
+    async def run():
+        known = Known(Deaf(), Isolation.DOMAIN, random.Random(1))
+        obj = pod("p", gated=False)
+        asked = Request(
+            uid="u", operation="CREATE", resource=Resource("", "v1", "pods"), namespace="team", object=obj
+        )
+        verdict = await Desk(known, AdmissionSettings()).mutate_pods(asked)
+        assert not verdict.allowed
+        assert verdict.code == 503
+        assert "try again" in verdict.message
+
+    simloop.run(0, run)

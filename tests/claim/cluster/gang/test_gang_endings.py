@@ -1,0 +1,224 @@
+"""Members that end before the others: trays that nobody will use again are given back, and no other is."""
+
+import asyncio
+
+import pytest
+from tests.claim.cluster.gang.gang_site import TEAM, GangSite, Mortal, rack_of, run
+from tests.claim.cluster.gang.test_gang_deaths import until_dead_and_again, watch_bindings
+
+from rackloom.claim.kube.api import Rejected
+from rackloom.claim.kube.kinds import JOB, NODE, POD
+
+
+class Unallowed(Mortal):
+    """The API client of a controller whose account has no right to read Jobs."""
+
+    async def get(self, kind, name, namespace=None):
+        if kind == JOB:
+            raise Rejected(403, "Forbidden", "jobs.batch is forbidden")
+        return await super().get(kind, name, namespace)
+
+
+async def running(site, completions=4, *, api=None, **how):
+    """A gang of four workers that run."""
+    await site.begin()
+    site.start(api=api)
+    job = site.job("big", {"worker": 4}, completions=completions, **how)
+    await site.until(lambda: site.is_bound("big", 4))
+    await site.until(lambda: site.says("big", "Bound", "AllBound"))
+    return job
+
+
+def holds(site, trays):
+    async def look():
+        return set(await site.taints()) == set(trays)
+
+    return look
+
+
+def test_the_tray_of_a_member_that_succeeded_is_given_back_while_the_others_run():
+    async def story():
+        site = GangSite(racks=1, trays=5)
+        job = await running(site)
+        other = site.job("other", {"worker": 2})
+        await site.until(lambda: site.says("other", "Placed", "DoesNotFit"))
+        places = await site.places("big")
+        await job.succeed("big-worker-2")
+        left = {node for name, node in places.items() if name != "big-worker-2"}
+        await site.until(lambda: site.is_bound("other", 2))
+        assert places["big-worker-2"] in (await site.places("other")).values()
+        assert set((await site.record("big")).reserved) == left
+        bound = (await site.record("big")).condition("Bound")
+        assert (bound.status, bound.message) == ("True", "3 members are on their trays")
+        for one in (job, other):
+            await one.end()
+        await site.until(site.is_clean)
+        await site.end()
+
+    run(story)
+
+
+def test_a_member_that_fails_afterwards_comes_to_its_own_tray():
+    async def story():
+        site = GangSite(racks=1, trays=4)
+        job = await running(site)
+        places = await site.places("big")
+        await job.succeed("big-worker-0")
+        left = {node for name, node in places.items() if name != "big-worker-0"}
+        await site.until(holds(site, left))
+        await site.user.delete(POD, "big-worker-3", TEAM, grace_seconds=0)
+
+        async def again():
+            found = await site.places("big")
+            return len(found) == 4 and found["big-worker-3"] == places["big-worker-3"]
+
+        await site.until(again)
+        assert set(await site.taints()) == left
+        await job.end()
+        await site.until(site.is_clean)
+        await site.end()
+
+    run(story)
+
+
+def test_a_member_of_a_tray_that_is_lost_afterwards_moves_and_nobody_else():
+    async def story():
+        site = GangSite(racks=2, trays=4)
+        job = await running(site)
+        places = await site.places("big")
+        await job.succeed("big-worker-0")
+        await site.until(holds(site, {node for name, node in places.items() if name != "big-worker-0"}))
+        await site.user.delete(NODE, places["big-worker-1"])
+
+        async def moved():
+            found = await site.places("big")
+            return len(found) == 4 and found["big-worker-1"] == places["big-worker-0"]
+
+        await site.until(moved)
+        after = await site.places("big")
+        assert {name for name in places if places[name] != after[name]} == {"big-worker-1"}
+        await site.until(holds(site, {node for name, node in after.items() if name != "big-worker-0"}))
+        await job.end()
+        await site.until(site.is_clean)
+        await site.end()
+
+    run(story)
+
+
+@pytest.mark.parametrize("completions", [None, 8])
+def test_the_tray_stays_where_the_job_makes_more_pods_or_does_not_say(completions):
+    async def story():
+        site = GangSite(racks=1, trays=4)
+        job = await running(site, completions)
+        before = await site.taints()
+        await job.succeed("big-worker-1")
+        await asyncio.sleep(60)
+        assert await site.taints() == before
+        assert len((await site.record("big")).plan.seats) == 4
+        await job.end()
+        await site.until(site.is_clean)
+        await site.end()
+
+    run(story)
+
+
+def test_the_tray_stays_where_the_job_is_of_a_set_that_may_make_it_anew():
+    async def story():
+        site = GangSite(racks=1, trays=4)
+        job = await running(site)
+        owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "set", "uid": "u"}
+        meta = {"ownerReferences": [owner | {"controller": True}]}
+        await site.user.patch(JOB, "big", TEAM, {"metadata": meta})
+        await job.succeed("big-worker-1")
+        await asyncio.sleep(60)
+        assert len(await site.taints()) == 4
+        await site.end()
+
+    run(story)
+
+
+def test_the_tray_stays_where_a_pod_ended_well_because_it_was_deleted():
+    async def story():
+        site = GangSite(racks=1, trays=4)
+        job = await running(site)
+        places = await site.places("big")
+        await site.user.patch(POD, "big-worker-1", TEAM, {"metadata": {"finalizers": ["test/hold"]}})
+        await site.user.delete(POD, "big-worker-1", TEAM, grace_seconds=0)
+        await job.succeed("big-worker-1")
+        await asyncio.sleep(30)
+        assert len(await site.taints()) == 4
+        await site.user.patch(POD, "big-worker-1", TEAM, {"metadata": {"finalizers": []}})
+
+        async def again():
+            return await site.places("big") == places
+
+        await site.until(again)
+        await site.end()
+
+    run(story)
+
+
+def test_a_controller_that_may_not_read_jobs_keeps_the_tray_and_goes_on():
+    async def story():
+        site = GangSite(racks=1, trays=4)
+        job = await running(site, api=Unallowed(site.kube, "controller"))
+        await job.succeed("big-worker-1")
+        await asyncio.sleep(30)
+        assert len(await site.taints()) == 4
+        await job.end()
+        await site.until(site.is_clean)
+        await site.end()
+
+    run(story)
+
+
+def test_a_job_that_is_made_anew_does_not_start_on_the_rest_of_the_trays():
+    async def story():
+        site = GangSite(racks=1, trays=4)
+        bound = watch_bindings(site)
+        job = await running(site)
+        places = await site.places("big")
+        await job.succeed("big-worker-0")
+        await site.until(holds(site, {node for name, node in places.items() if name != "big-worker-0"}))
+        # All of its pods are asked to go; one after the other is gone, and the new job's pods come meanwhile.
+        job.is_wanted = False
+        for name in sorted(places):
+            await site.user.patch(POD, name, TEAM, {"metadata": {"finalizers": ["test/hold"]}})
+            await site.user.delete(POD, name, TEAM, grace_seconds=0)
+        await site.user.delete(JOB, "big", TEAM, propagation="Orphan")
+        await asyncio.sleep(2)
+        bound.clear()
+        anew = site.job("big", {"worker": 4}, completions=4)
+        for name in sorted(places):
+            assert not bound, "nobody goes before all may"
+            await site.user.patch(POD, name, TEAM, {"metadata": {"finalizers": []}})
+            await asyncio.sleep(10)
+        await site.until(lambda: site.is_bound("big", 4))
+        assert sorted(map(len, bound.values())) == [1] * 4
+        await anew.end()
+        await site.until(site.is_clean)
+        await site.end()
+
+    run(story)
+
+
+@pytest.mark.parametrize("last", range(1, 8))
+def test_death_after_a_write_while_a_tray_is_given_back(last):
+    async def story():
+        site = GangSite(racks=2, trays=5, seed=last)
+        job = await running(site, spares=1)
+        await asyncio.sleep(5)
+        places = await site.places("big")
+        await site.kill()
+        await job.succeed("big-worker-1")
+        await until_dead_and_again(site, last)
+        record = await site.record("big")
+        left = {node for name, node in places.items() if name != "big-worker-1"} | set(record.plan.spares)
+        await site.until(holds(site, left))
+        assert len({rack_of(one) for one in left}) == 1
+        assert await site.places("big") == places
+        await job.end()
+        await site.until(site.is_clean)
+        await site.end()
+
+    run(story, last)

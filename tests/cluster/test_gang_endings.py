@@ -1,0 +1,98 @@
+"""Members of a gang that succeed before the others, on a real control plane: their trays are given back."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.cluster.conftest import AddNodes
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.gangs_at_work import PATIENCE, gangs_at_work, record, two_racks
+from tests.cluster.waiting import until
+
+from rackloom.claim.cluster.gang import marks
+from rackloom.claim.cluster.gang.observe import holders_of
+from rackloom.claim.kube.api import KubeApi, Object
+from rackloom.claim.kube.kinds import JOB, NODE, POD
+
+pytestmark = pytest.mark.anyio
+MEMBERS = 3
+
+
+@pytest.fixture
+async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
+    """What deploy/kubernetes installs, with the webhook asked and the controllers at work."""
+    async with gangs_at_work(cluster, api, add_nodes):
+        yield
+
+
+def indexed_job(namespace: str) -> Object:
+    resources = {"limits": {"nvidia.com/gpu": "4"}}
+    spec = {
+        "restartPolicy": "Never",
+        "containers": [{"name": "main", "image": "none", "resources": resources}],
+    }
+    meta = {
+        "labels": {"job": "ends", "rackloom.dev/gang": "ends"},
+        "annotations": {marks.SIZE_ANNOTATION: str(MEMBERS)},
+    }
+    count = {"parallelism": MEMBERS, "completions": MEMBERS, "completionMode": "Indexed", "backoffLimit": 6}
+    return {
+        "metadata": {"name": "ends", "namespace": namespace},
+        "spec": {**count, "template": {"metadata": meta, "spec": spec}},
+    }
+
+
+async def end(api: KubeApi, namespace: str, pod: str, phase: str) -> None:
+    """As its kubelet says."""
+    await api.patch(POD, pod, namespace, {"status": {"phase": phase}}, subresource="status")
+
+
+async def running(api: KubeApi, namespace: str) -> dict[str, tuple[str, str]]:
+    """By index: the name of the pod that runs, and its node."""
+    pods = (await api.list(POD, namespace, labels="job=ends")).items
+    return {
+        one["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: (
+            one["metadata"]["name"],
+            one["spec"]["nodeName"],
+        )
+        for one in pods
+        if one["status"].get("phase") == "Running"
+    }
+
+
+async def held(api: KubeApi) -> set[str]:
+    return {one["metadata"]["name"] for one in (await api.list(NODE)).items if holders_of(one)}
+
+
+async def test_the_tray_of_an_index_that_succeeded_is_free_and_that_of_one_that_failed_is_not(
+    driver: None, add_nodes: AddNodes, api: KubeApi, namespace: str
+) -> None:
+    await two_racks(add_nodes, MEMBERS)
+    await api.create(JOB, indexed_job(namespace))
+
+    async def all_run() -> dict[str, tuple[str, str]]:
+        found = await running(api, namespace)
+        return found if len(found) == MEMBERS else {}
+
+    pods = await until(all_run, "the gang runs", PATIENCE)
+    await end(api, namespace, pods["0"][0], "Succeeded")
+    left = {pods["1"][1], pods["2"][1]}
+
+    async def is_free() -> bool:
+        return await held(api) == left
+
+    await until(is_free, "the tray of index 0 is given back", PATIENCE)
+    plan = await record(api, namespace, "ends")
+    assert plan is not None
+    assert set(plan.reserved) == left
+
+    await end(api, namespace, pods["1"][0], "Failed")
+
+    async def again() -> tuple[str, str] | None:
+        now = (await running(api, namespace)).get("1")
+        return None if now is None or now[0] == pods["1"][0] else now
+
+    made_anew = await until(again, "index 1 runs again", PATIENCE)
+    assert made_anew is not None
+    assert made_anew[1] == pods["1"][1], "on its own tray"
+    assert await held(api) == left
+    await api.delete(JOB, "ends", namespace)
