@@ -24,10 +24,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rackloom.claim.place.batch import packing_of
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.fit import try_gang
 from rackloom.claim.place.gang import plan_gang
-from rackloom.claim.place.packing import TRAY, Item, Room, by_best_fit, score
-from rackloom.claim.place.values import Gang, Group, Hold, Site, Tray
+from rackloom.claim.place.packing import TRAY, Clique, Item, by_best_fit, score
+from rackloom.claim.place.values import Gang, Group, Hold, Room, Site, Tray
 from rackloom.errors import Refused
 
 RACKS, TRAYS, GPUS = 32, 18, 4
@@ -68,7 +69,7 @@ def best_fit(free: Sequence[int], size: int, _: random.Random) -> int | None:
 
 def planned(free: Sequence[int], size: int, _: random.Random) -> int | None:
     """What the planner says about a site with these free trays."""
-    plan = try_gang(site_with(free), gang_of(size))
+    plan = try_gang(site_with(free), gang_of(size), Effort())
     return None if plan is None else int(plan.cliques[0])
 
 
@@ -186,6 +187,35 @@ def speed(nodes: int, plans: int) -> Iterator[dict[str, Any]]:
     gangs += [gang_of(128, segment=4) for _ in range(plans - len(gangs))]
     yield timed("one gang", site, gangs)
     yield timed("explained refusal", site, [gang_of(trays) for trays in (16, 17, 18, 36)] * (plans // 20))
+    mixed, kinds = site_in_parts(nodes), [(4, 4), (10, 12), (12, 12), (16, 16), (18, 18)]
+    serving = [unlike(*some, spares=spares) for some in kinds for spares in (0, 1)]
+    serving += [unlike(*some, segment=8) for some in kinds]
+    yield timed("two device kinds", mixed, serving * (plans // 100))
+    refused = [unlike(*some, spares=spares) for some in ((20, 30), (36, 36)) for spares in (0, 1)]
+    yield timed("two device kinds, explained refusal", mixed, refused * (plans // 100))
+
+
+def site_in_parts(nodes: int) -> Site:
+    """Trays of 4 GPUs and NICs, half of them in use in part; `pair` is 2 of each, `single` one."""
+    chance = random.Random(1)  # noqa: S311 (reproducible on purpose)
+    trays, holds = [], []
+    for at in range(nodes // TRAYS * TRAYS):
+        used = chance.choice((1, 2, 4)) if chance.random() < 0.5 else 0
+        free = GPUS - used
+        rooms = {"pair": Room(free // 2, GPUS // 2), "single": Room(free, GPUS)}
+        trays.append(Tray(name=f"n{at}", clique=str(at // TRAYS), gpus=GPUS, rooms=rooms))
+        movable = chance.random() < 0.3
+        holds += [Hold(owner=f"job-{at}", tray=f"n{at}", gpus=used, movable=movable)] if used else []
+    return Site(tuple(trays), tuple(holds))
+
+
+def unlike(prefill: int, decode: int, **more: Any) -> Gang:
+    """Two groups that compete for the trays of one clique."""
+    groups = (
+        Group(name="prefill", members=prefill, gpus=2, devices="pair"),
+        Group(name="decode", members=decode, gpus=1, devices="single"),
+    )
+    return Gang(name="gang", groups=groups, **more)
 
 
 def timed(what: str, site: Site, gangs: Sequence[Gang]) -> dict[str, Any]:
@@ -220,38 +250,38 @@ def optimum(racks: int, gangs: int, seeds: int, limit: float) -> Iterator[dict[s
     """
     for seed in range(1, seeds + 1):
         chance = random.Random(seed)  # noqa: S311 (reproducible on purpose)
-        rooms = [Room(sum(chance.random() >= 0.01 for _ in range(TRAYS))) for _ in range(racks)]
+        cliques = [Clique(sum(chance.random() >= 0.01 for _ in range(TRAYS))) for _ in range(racks)]
         sizes = (1, 2, 4, 5, 6, 8, 9, 12, 16, 17)
         items = [Item((chance.choice(sizes),), chance.choice((1, 2, 3))) for _ in range(gangs)]
         start, begun = time.perf_counter(), time.process_time()
-        ours = score(rooms, items, packing_of(rooms, items))
+        ours = score(cliques, items, packing_of(cliques, items))
         row = {
             "benchmark": "optimum",
             "racks": racks,
             "gangs": gangs,
             "seed": seed,
-            "best_fit": score(rooms, items, by_best_fit(rooms, items).result()),
+            "best_fit": score(cliques, items, by_best_fit(cliques, items).result()),
             "ours": ours,
             "seconds": round(time.perf_counter() - start, 2),
             "cpu_seconds": round(time.process_time() - begun, 2),
-            "bound": (bound := upper_bound(rooms, items)),
+            "bound": (bound := upper_bound(cliques, items)),
         }
         if ours == bound:
             yield row | {"verdict": "optimal, proven by the bound"}
             continue
         row["below_bound_percent"] = round(100 * (bound - ours) / bound, 3)
         yield row | (
-            solved(rooms, items, limit, ours) if limit else {"verdict": "a gap is left: HiGHS was not asked"}
+            solved(cliques, items, limit, ours) if limit else {"verdict": "a gap: HiGHS was not asked"}
         )
 
 
-def upper_bound(rooms: Sequence[Room], items: Sequence[Item]) -> int:
+def upper_bound(cliques: Sequence[Clique], items: Sequence[Item]) -> int:
     """What no assignment of gangs of one block to unused cliques can exceed.
 
     Trays are filled by weight as if all were in one clique; no fewer cliques are opened than the largest ones
     that have as many trays. Whatever places less loses a tray's worth, and saves at most all cliques.
     """
-    empty = sorted((room.empty for room in rooms), reverse=True)
+    empty = sorted((clique.empty for clique in cliques), reverse=True)
     trays, worth, left = 0, 0, sum(empty)
     for item in sorted(items, key=lambda one: -one.weight):
         taken = min(item.blocks[0], left) if item.blocks[0] <= empty[0] else 0
@@ -260,7 +290,7 @@ def upper_bound(rooms: Sequence[Room], items: Sequence[Item]) -> int:
     return max(worth - opened, worth - TRAY)
 
 
-def solved(rooms: Sequence[Room], items: Sequence[Item], limit: float, ours: int) -> dict[str, Any]:
+def solved(cliques: Sequence[Clique], items: Sequence[Item], limit: float, ours: int) -> dict[str, Any]:
     """HiGHS's best solution and bound, and how far below them ours is (negative: above)."""
     import highspy
 
@@ -268,17 +298,17 @@ def solved(rooms: Sequence[Room], items: Sequence[Item], limit: float, ours: int
     for option, value in (("output_flag", False), ("time_limit", limit), ("threads", 2)):
         model.setOptionValue(option, value)
     placed = {
-        (item, room): model.addBinary()
+        (item, clique): model.addBinary()
         for item in range(len(items))
-        for room in range(len(rooms))
-        if items[item].blocks[0] <= rooms[room].empty
+        for clique in range(len(cliques))
+        if items[item].blocks[0] <= cliques[clique].empty
     }
-    opened = [model.addBinary() for _ in rooms]
+    opened = [model.addBinary() for _ in cliques]
     for item in range(len(items)):
         model.addConstr(sum(one for (number, _), one in placed.items() if number == item) <= 1)
-    for room, is_open in enumerate(opened):
-        trays = sum(items[item].blocks[0] * one for (item, where), one in placed.items() if where == room)
-        model.addConstr(trays <= rooms[room].empty * is_open)
+    for clique, is_open in enumerate(opened):
+        trays = sum(items[item].blocks[0] * one for (item, where), one in placed.items() if where == clique)
+        model.addConstr(trays <= cliques[clique].empty * is_open)
     start = time.perf_counter()
     model.maximize(sum(items[item].worth * one for (item, _), one in placed.items()) - sum(opened))
     info = model.getInfo()

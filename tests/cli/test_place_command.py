@@ -148,7 +148,7 @@ def test_several_jobs_are_packed_together_where_one_after_another_leaves_one_ove
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a: [1", "saved.yaml:1: not YAML"),
+        ("a: [1", "saved.yaml:2: not YAML"),
         ("- 1", "an object is a mapping"),
         ("kind: TFJob", r"there is no job in the files \(TFJob\)"),
         ("kind: Job\nmetadata: {name: j}\nspec: {parallelism: many, template: {}}", "pod has 'many' members"),

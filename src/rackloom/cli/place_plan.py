@@ -15,7 +15,7 @@ from rackloom.claim.place.asks import claims_by_kind, gang_of
 from rackloom.claim.place.batch import plan_batch
 from rackloom.claim.place.defrag import check_tray, defragmented, drained
 from rackloom.claim.place.devices import Kinds
-from rackloom.claim.place.effort import one_effort
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.fit import try_gang
 from rackloom.claim.place.fixes import fixes
 from rackloom.claim.place.jobs import KINDS, Job, channel_templates, jobs_of, part
@@ -24,7 +24,6 @@ from rackloom.claim.place.moves import Move, closed_to, listed
 from rackloom.claim.place.notes import notes_on
 from rackloom.claim.place.observed import site_of
 from rackloom.claim.place.pods import PodNeed
-from rackloom.claim.place.render.targets import rendered
 from rackloom.claim.place.reserve import reserved
 from rackloom.claim.place.shortage import shortage
 from rackloom.claim.place.values import Gang, Plan, Site
@@ -101,6 +100,8 @@ class Desk:
 
     def rendering(self, target: str) -> str:
         """The jobs that were placed, for a scheduler."""
+        from rackloom.claim.place.render.targets import rendered
+
         done = [rendered(target, *one, self._asked.labels) for one in self._planned]
         return "\n".join(one.script for one in done if one.script) + "---\n".join(
             yaml.safe_dump(value, sort_keys=False) for one in done for value in one.objects
@@ -132,7 +133,8 @@ class Desk:
             return {plan.gang: plan for plan in found}
         plans: dict[str, Plan] = {}
         for job, gang in asked:
-            fitting = try_gang(self._with_rooms(self._seen_by(job), self._kinds(job)), gang)
+            site = self._with_rooms(self._seen_by(job), self._kinds(job))
+            fitting = try_gang(site, gang, Effort())
             if fitting is not None:
                 plans[gang.name] = fitting
                 self._reserve(fitting, (job, gang))
@@ -147,9 +149,9 @@ class Desk:
         asked, plan = self._asked, plans.get(gang.name)
         site = self._with_rooms(self._seen_by(job), self._kinds(job))
         if plan is None:
-            with one_effort():
-                site = _without_lower(site, gang, plans)
-                found = tuple(one.text for one in islice(fixes(site, gang), FIXES))
+            effort = Effort()
+            site = _without_lower(site, gang, plans, effort)
+            found = tuple(one.text for one in islice(fixes(site, gang, effort), FIXES))
             return Answer(job=job.name, plan=None, blocked=shortage(site, gang), fixes=found)
         notes = (*notes_on(job, gang, plan, site, asked.labels, asked.down), *self._kept_off(job, plan))
         return Answer(job=job.name, plan=plan, notes=notes)
@@ -197,10 +199,10 @@ class Desk:
         """GPUs of a member by kind."""
         if not kinds:
             return {}
-        from rackloom.claim.place.rooms import gpus_claimed
+        from rackloom.claim.place.rooms import gpus_given
 
         devices, labels = self._found.devices, self._asked.labels
-        return {kind: gpus_claimed(devices, claims, labels) for kind, claims in kinds.items()}
+        return {kind: gpus_given(devices, claims, labels) for kind, claims in kinds.items()}
 
     def _site(self, need: PodNeed | None) -> Site:
         """As pods with that need may use it, without the trays that are left out."""
@@ -242,8 +244,8 @@ def _check_names(jobs: Sequence[Job]) -> None:
             )
 
 
-def _without_lower(site: Site, gang: Gang, plans: Mapping[str, Plan]) -> Site:
+def _without_lower(site: Site, gang: Gang, plans: Mapping[str, Plan], effort: Effort) -> Site:
     """What stood in the way of a gang was not what was planned at a lower priority."""
     holds = tuple(one for one in site.holds if one.owner not in plans or one.priority >= gang.priority)
     rest = Site(site.trays, holds)
-    return site if try_gang(rest, gang) is not None else rest
+    return site if try_gang(rest, gang, effort) is not None else rest

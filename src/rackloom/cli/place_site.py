@@ -8,7 +8,6 @@ import msgspec
 
 from rackloom.claim.allocate.objects import Node, ResourceSlice
 from rackloom.claim.allocate.slices import device_classes, slices_of
-from rackloom.claim.manifests.cluster import ask_cluster
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import Manifests, gathered
 from rackloom.claim.place.devices import Devices
@@ -58,6 +57,8 @@ def found_in(source: Source, jobs: Sequence[Document], labels: Labels, *, with_d
         return _of_profile(source.profile, source.racks, labels, with_devices)
     documents = [*jobs, *(one for path in source.files for one in read_documents(path))]
     if source.cluster:
+        from rackloom.claim.manifests.cluster import ask_cluster
+
         documents += ask_cluster(_KINDS, source.context)
     nodes = tuple(one.value for one in documents if one.value.get("kind") == "Node")
     if not nodes:

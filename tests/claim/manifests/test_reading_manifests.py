@@ -187,3 +187,10 @@ def test_a_directory_is_its_manifests_by_name(tmp_path: Path) -> None:
 def test_a_directory_without_manifests_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="no manifest"):
         read([tmp_path])
+
+
+def test_an_item_of_a_list_names_its_own_lines() -> None:
+    text = "kind: List\nitems:\n- kind: Node\n- kind: Pod\n  spec:\n    nodeName: n\n"
+    node, pod = parse_documents(text, "f")
+    assert node.where(("kind",)) == "f:3"
+    assert pod.where(("spec", "nodeName")) == "f:6"

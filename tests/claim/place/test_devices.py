@@ -14,11 +14,12 @@ from rackloom.claim.allocate.objects import (
 from rackloom.claim.allocate.outcome import Allocation
 from rackloom.claim.allocate.slices import device_classes, slices_of
 from rackloom.claim.place.devices import HIGHEST, Devices, takes_devices
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.fit import try_gang
 from rackloom.claim.place.fixes import fixes
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.reserve import reserved
-from rackloom.claim.place.rooms import gpus_claimed, with_rooms
+from rackloom.claim.place.rooms import gpus_given, with_rooms
 from rackloom.claim.place.values import Gang, Group, Hold, Room, Site, Tray
 from rackloom.errors import Refused
 from rackloom.topology import profiles
@@ -73,10 +74,10 @@ def test_members_go_where_their_gpus_and_nics_are() -> None:
     where = Site(SITE.trays, busy.holds(LABELS))
     where = with_rooms(where, busy, {"pair": (claim(1, 3),)})
     gang = Gang(name="job", groups=(Group(name="worker", members=4, gpus=1, devices="pair"),))
-    plan = try_gang(where, gang)
+    plan = try_gang(where, gang, Effort())
     assert plan is not None
     assert set(plan.trays) == {"n0", "n2"}, "n1 has GPUs, but too few NICs"
-    assert try_gang(reserved(where, gang, plan), msgspec.structs.replace(gang, name="next")) is None
+    assert try_gang(reserved(where, gang, plan), msgspec.structs.replace(gang, name="next"), Effort()) is None
 
 
 def test_two_kinds_of_claims_are_not_mixed_on_a_tray() -> None:
@@ -86,7 +87,7 @@ def test_two_kinds_of_claims_are_not_mixed_on_a_tray() -> None:
         Group(name="prefill", members=1, gpus=1, devices="one"),
         Group(name="decode", members=2, gpus=2, devices="two"),
     )
-    plan = try_gang(where, Gang(name="job", groups=groups))
+    plan = try_gang(where, Gang(name="job", groups=groups), Effort())
     assert plan is not None
     assert not {s.tray for s in plan.seats if s.group == "prefill"} & {
         s.tray for s in plan.seats if s.group == "decode"
@@ -109,7 +110,7 @@ def test_devices_of_a_pod_without_gpus_are_not_had_by_moving_what_has_gpus() -> 
     found = with_rooms(SITE, busy, {"pair": (claim(1, 4),)})
     assert [tray.rooms.get("pair") for tray in found.trays] == [Room(2, 2), None, Room(2, 2)]
     gang = Gang(name="job", groups=(Group(name="worker", members=5, gpus=1, devices="pair"),))
-    assert try_gang(found, gang) is None
+    assert try_gang(found, gang, Effort()) is None
 
 
 def test_a_claim_is_held_by_the_job_of_its_pod() -> None:
@@ -129,7 +130,8 @@ def test_whoever_is_not_known_is_not_preempted() -> None:
     busy = devices(*(allocated(name, 4, 0) for name in NODES))
     where = with_rooms(Site(SITE.trays, busy.holds(LABELS)), busy, {"pair": (claim(4, 0),)})
     group = Group(name="worker", members=1, gpus=4, devices="pair")
-    texts = [fix.text for fix in fixes(where, Gang(name="job", groups=(group,), priority=10**9))]
+    greedy = Gang(name="job", groups=(group,), priority=10**9)
+    texts = [fix.text for fix in fixes(where, greedy, Effort())]
     assert texts
     assert not [text for text in texts if "preempt" in text]
 
@@ -138,11 +140,11 @@ def test_trays_without_gpus_are_taken_by_those_that_have_their_nics() -> None:
     plain = Site(tuple(Tray(name=name, clique="c0", gpus=0) for name in NODES))
     where = with_rooms(plain, devices(), {"nics": (claim(0, 8),)})
     gang = Gang(name="job", groups=(Group(name="worker", members=2, gpus=0, devices="nics"),))
-    plan = try_gang(where, gang)
+    plan = try_gang(where, gang, Effort())
     assert plan is not None
     then = reserved(where, gang, plan)
-    assert try_gang(then, msgspec.structs.replace(gang, name="next")) is None
-    assert try_gang(then, gang) == plan, "its own trays are not in its way"
+    assert try_gang(then, msgspec.structs.replace(gang, name="next"), Effort()) is None
+    assert try_gang(then, gang, Effort()) == plan, "its own trays are not in its way"
 
 
 def test_claims_that_take_nothing_are_refused_where_members_are_counted() -> None:
@@ -162,6 +164,6 @@ def test_gpus_are_those_that_the_allocator_gives_whatever_the_class_is_called() 
         {"metadata": {"name": "ours"}, "spec": {"selectors": [{"cel": {"expression": OF_GPUS}}]}}, DeviceClass
     )
     has = msgspec.structs.replace(devices(), classes=(*device_classes(), ours))
-    assert gpus_claimed(has, [asked], LABELS) == 4
-    assert gpus_claimed(has, [claim(3, 2), claim(1, 0)], LABELS) == 4
-    assert gpus_claimed(has, [claim(0, 2)], LABELS) == 0
+    assert gpus_given(has, [asked], LABELS) == 4
+    assert gpus_given(has, [claim(3, 2), claim(1, 0)], LABELS) == 4
+    assert gpus_given(has, [claim(0, 2)], LABELS) == 0

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.claim.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.fit import try_gang
 from rackloom.claim.place.fixes import fixes
 from rackloom.claim.place.gang import plan_gang
@@ -16,10 +17,10 @@ from rackloom.errors import Refused
 @settings(max_examples=150, deadline=None)
 @given(busy_sites(), gangs())
 def test_every_fix_that_is_named_leads_to_a_sound_plan(where: Site, gang: Gang) -> None:
-    assume(try_gang(where, gang) is None)
-    for fix in fixes(where, gang):
+    assume(try_gang(where, gang, Effort()) is None)
+    for fix in fixes(where, gang, Effort()):
         assert fix.text
-        assert try_gang(fix.site, fix.gang) == fix.plan
+        assert try_gang(fix.site, fix.gang, Effort()) == fix.plan
         assert faults(fix.site, fix.gang, fix.plan) == []
         assert sum(hold.gpus for hold in fix.site.holds) <= sum(hold.gpus for hold in where.holds)
 
@@ -60,14 +61,15 @@ def test_spares_are_given_up_first() -> None:
 def test_many_spares_cost_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Gang] = []
 
-    def counted(where: Site, gang: Gang) -> Plan | None:
+    def counted(where: Site, gang: Gang, effort: Effort) -> Plan | None:
         tried.append(gang)
-        return try_gang(where, gang)
+        return try_gang(where, gang, effort)
 
     monkeypatch.setattr("rackloom.claim.place.fixes.try_gang", counted)
     assert fix_of(site(1), workers(1, spares=4096)) == "keep 17 spare trays instead of 4096"
     assert len(tried) < 10
-    list(fixes(site(40, 2, *(held(f"n{at}-0", "other") for at in range(40))), workers(41, spares=4096)))
+    crowded = site(40, 2, *(held(f"n{at}-0", "other") for at in range(40)))
+    list(fixes(crowded, workers(41, spares=4096), Effort()))
     assert len(tried) < 100
 
 
@@ -75,9 +77,11 @@ def test_many_spares_cost_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(busy_sites(), gangs(), st.integers(1, 8))
 def test_as_many_spares_are_kept_as_can_be(where: Site, gang: Gang, spares: int) -> None:
     asked = replace(gang, spares=spares)
-    assume(gang.segment is None and try_gang(where, asked) is None)
-    fitting = [one for one in range(spares) if try_gang(where, replace(gang, spares=one)) is not None]
-    texts = [fix.text for fix in fixes(where, asked) if fix.text.startswith("keep")]
+    assume(gang.segment is None and try_gang(where, asked, Effort()) is None)
+    fitting = [
+        one for one in range(spares) if try_gang(where, replace(gang, spares=one), Effort()) is not None
+    ]
+    texts = [fix.text for fix in fixes(where, asked, Effort()) if fix.text.startswith("keep")]
     assert texts == [f"keep {most} spare trays instead of {spares}" for most in fitting[-1:]]
 
 
@@ -92,7 +96,7 @@ def test_several_segments_may_need_several_cliques_cured() -> None:
     holds = tuple(Hold(owner=f"job-{clique}", tray=f"n{clique}-0", gpus=4) for clique in range(2))
     where = site(2, 4, *holds)
     assert fix_of(where, workers(8, segment=4, priority=1)) is not None
-    texts = [fix.text for fix in fixes(where, workers(8, segment=4, priority=1))]
+    texts = [fix.text for fix in fixes(where, workers(8, segment=4, priority=1), Effort())]
     assert any("job-0" in text and "job-1" in text for text in texts)
 
 

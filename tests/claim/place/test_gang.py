@@ -7,6 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.claim.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.fit import plan_in, try_gang
 from rackloom.claim.place.gang import plan_gang
 from rackloom.claim.place.values import Gang, Group, Hole, Site, Tray
@@ -16,7 +17,7 @@ from rackloom.errors import Refused
 @settings(max_examples=150, deadline=None)
 @given(busy_sites(), gangs())
 def test_a_plan_seats_everybody_soundly(where: Site, gang: Gang) -> None:
-    plan = try_gang(where, gang)
+    plan = try_gang(where, gang, Effort())
     assume(plan is not None)
     assert plan is not None
     assert faults(where, gang, plan) == []
@@ -27,7 +28,7 @@ def test_a_plan_seats_everybody_soundly(where: Site, gang: Gang) -> None:
 def test_one_group_is_placed_wherever_brute_force_finds_room(where: Site, gang: Gang) -> None:
     serious = [group for group in gang.groups if not group.is_helper]
     assume(len(serious) == 1 and gang.segment is None)
-    assert (try_gang(where, gang) is not None) == _has_room(where, gang, serious[0])
+    assert (try_gang(where, gang, Effort()) is not None) == _has_room(where, gang, serious[0])
 
 
 def _has_room(where: Site, gang: Gang, group: Group) -> bool:
@@ -79,7 +80,7 @@ def test_groups_apart_are_placed_in_as_few_cliques_as_brute_force_finds(
     groups = tuple(
         Group(name=f"g{number}", members=size, gpus=4, share=str(number)) for number, size in enumerate(sizes)
     )
-    plan = try_gang(where, Gang(name="job", groups=groups))
+    plan = try_gang(where, Gang(name="job", groups=groups), Effort())
     ways = [
         len(set(way))
         for way in product(range(len(free)), repeat=len(sizes))

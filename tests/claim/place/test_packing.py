@@ -11,54 +11,54 @@ from tests.claim.place.place_sites import held, site
 
 from rackloom.claim.place.batch import packing_of, plan_batch
 from rackloom.claim.place.improve import Improvement
-from rackloom.claim.place.packing import Assignment, Item, Room, by_best_fit, score
+from rackloom.claim.place.packing import Assignment, Clique, Item, by_best_fit, score
 from rackloom.claim.place.values import Gang, Group, Site, Tray
 
-rooms_of_4x6 = st.lists(st.builds(Room, st.integers(0, 6), st.booleans()), min_size=1, max_size=4)
+cliques_of_4x6 = st.lists(st.builds(Clique, st.integers(0, 6), st.booleans()), min_size=1, max_size=4)
 blocks = st.lists(st.integers(1, 6), min_size=1, max_size=2).map(lambda found: tuple(sorted(found)[::-1]))
 items_of_4x6 = st.lists(st.builds(Item, blocks, st.integers(1, 3)), max_size=4)
 
 
-def is_sound(rooms: list[Room], items: list[Item], assignment: Assignment) -> bool:
-    free = [room.empty for room in rooms]
+def is_sound(cliques: list[Clique], items: list[Item], assignment: Assignment) -> bool:
+    free = [clique.empty for clique in cliques]
     for item, where in zip(items, assignment, strict=True):
-        for block, room in zip(item.blocks if where else (), where or (), strict=True):
-            free[room] -= block
+        for block, clique in zip(item.blocks if where else (), where or (), strict=True):
+            free[clique] -= block
     return min(free) >= 0
 
 
-def brute_force(rooms: list[Room], items: list[Item]) -> int:
+def brute_force(cliques: list[Clique], items: list[Item]) -> int:
     """The best score of all assignments."""
-    ways = [[None, *product(range(len(rooms)), repeat=len(item.blocks))] for item in items]
-    return max(score(rooms, items, one) for one in product(*ways) if is_sound(rooms, items, one))
+    ways = [[None, *product(range(len(cliques)), repeat=len(item.blocks))] for item in items]
+    return max(score(cliques, items, one) for one in product(*ways) if is_sound(cliques, items, one))
 
 
 @settings(max_examples=150, deadline=None)
-@given(rooms_of_4x6, items_of_4x6)
-def test_a_small_site_is_packed_as_well_as_brute_force_can(rooms: list[Room], items: list[Item]) -> None:
-    found = packing_of(rooms, items)
-    assert is_sound(rooms, items, found)
-    assert score(rooms, items, found) == brute_force(rooms, items)
+@given(cliques_of_4x6, items_of_4x6)
+def test_a_small_site_is_packed_as_well_as_brute_force_can(cliques: list[Clique], items: list[Item]) -> None:
+    found = packing_of(cliques, items)
+    assert is_sound(cliques, items, found)
+    assert score(cliques, items, found) == brute_force(cliques, items)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.builds(Room, st.integers(0, 18), st.booleans()), min_size=2, max_size=8),
+    st.lists(st.builds(Clique, st.integers(0, 18), st.booleans()), min_size=2, max_size=8),
     st.lists(st.builds(Item, blocks, st.integers(1, 3)), max_size=20),
 )
-def test_improvement_never_loses_what_best_fit_had(rooms: list[Room], items: list[Item]) -> None:
-    first = by_best_fit(rooms, items).result()
-    better = Improvement(by_best_fit(rooms, items)).run().result()
-    assert is_sound(rooms, items, better)
-    assert score(rooms, items, better) >= score(rooms, items, first)
+def test_improvement_never_loses_what_best_fit_had(cliques: list[Clique], items: list[Item]) -> None:
+    first = by_best_fit(cliques, items).result()
+    better = Improvement(by_best_fit(cliques, items)).run().result()
+    assert is_sound(cliques, items, better)
+    assert score(cliques, items, better) >= score(cliques, items, first)
 
 
-def case(racks: int, gangs: int, seed: int) -> tuple[list[Room], list[Item]]:
+def case(racks: int, gangs: int, seed: int) -> tuple[list[Clique], list[Item]]:
     """Racks of 18 with 1 % of trays down, and more gangs than fit."""
     chance = Random(seed)
-    rooms = [Room(sum(chance.random() >= 0.01 for _ in range(18))) for _ in range(racks)]
+    cliques = [Clique(sum(chance.random() >= 0.01 for _ in range(18))) for _ in range(racks)]
     sizes = (1, 2, 4, 5, 6, 8, 9, 12, 16, 17)
-    return rooms, [Item((chance.choice(sizes),), chance.choice((1, 2, 3))) for _ in range(gangs)]
+    return cliques, [Item((chance.choice(sizes),), chance.choice((1, 2, 3))) for _ in range(gangs)]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -66,27 +66,27 @@ def test_80_gangs_on_32_racks_come_within_1_percent_of_the_optimum(seed: int) ->
     highspy: Any = pytest.importorskip(
         "highspy", reason="HiGHS, which certifies the optimum, is not installed"
     )
-    rooms, items = case(32, 80, seed)
-    ours = score(rooms, items, packing_of(rooms, items))
-    assert ours >= 0.99 * upper_bound(highspy, rooms, items)
+    cliques, items = case(32, 80, seed)
+    ours = score(cliques, items, packing_of(cliques, items))
+    assert ours >= 0.99 * upper_bound(highspy, cliques, items)
 
 
-def upper_bound(highspy: Any, rooms: list[Room], items: list[Item]) -> float:
+def upper_bound(highspy: Any, cliques: list[Clique], items: list[Item]) -> float:
     """No assignment scores more: HiGHS's optimum when gangs may be cut and cliques cost nothing to open."""
     model = highspy.Highs()
     model.setOptionValue("output_flag", False)
     model.setOptionValue("solve_relaxation", True)
     placed = {
-        (item, room): model.addBinary()
+        (item, clique): model.addBinary()
         for item in range(len(items))
-        for room in range(len(rooms))
-        if items[item].blocks[0] <= rooms[room].empty
+        for clique in range(len(cliques))
+        if items[item].blocks[0] <= cliques[clique].empty
     }
     for item in range(len(items)):
         model.addConstr(sum(one for (number, _), one in placed.items() if number == item) <= 1)
-    for room in range(len(rooms)):
-        trays = sum(items[item].blocks[0] * one for (item, where), one in placed.items() if where == room)
-        model.addConstr(trays <= rooms[room].empty)
+    for clique in range(len(cliques)):
+        trays = sum(items[item].blocks[0] * one for (item, where), one in placed.items() if where == clique)
+        model.addConstr(trays <= cliques[clique].empty)
     model.maximize(sum(items[item].worth * one for (item, _), one in placed.items()))
     return float(model.getInfo().objective_function_value)
 

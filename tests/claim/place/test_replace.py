@@ -7,6 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.claim.place.place_sites import busy_sites, gangs, held, outcome_of, site, workers
 
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.fit import try_gang
 from rackloom.claim.place.gang import plan_gang
 from rackloom.claim.place.moves import closed_to
@@ -19,7 +20,7 @@ from rackloom.errors import Refused
 @settings(max_examples=100, deadline=None)
 @given(busy_sites(), gangs(), st.data())
 def test_only_the_lost_members_move_and_they_stay_in_their_clique(where: Site, gang: Gang, data: Any) -> None:
-    plan = try_gang(where, gang)
+    plan = try_gang(where, gang, Effort())
     assume(plan is not None)
     assert plan is not None
     lost = data.draw(st.sampled_from(plan.trays))

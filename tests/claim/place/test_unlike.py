@@ -7,11 +7,14 @@ import pytest
 from tests.claim.place.place_brute import best_ways, can_carry
 from tests.claim.place.place_sites import faults, held, site
 
-from rackloom.claim.place import effort, together
+from rackloom.claim.place import gang as door
+from rackloom.claim.place import together
 from rackloom.claim.place.blocks import blocks_of
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.fit import try_gang
 from rackloom.claim.place.gang import plan_gang
 from rackloom.claim.place.holes import SIZES
+from rackloom.claim.place.loads import Need, Vacancy
 from rackloom.claim.place.values import Gang, Group, Hold, Plan, Room, Site, Tray
 from rackloom.errors import Refused
 
@@ -23,7 +26,7 @@ def test_a_small_gang_is_planned_as_well_as_brute_force_can(seed: int) -> None:
     chance = Random(seed)
     for number in range(CASES):
         where, gang = random_site(chance), random_gang(chance)
-        best, plan = best_ways(where, gang), try_gang(where, gang)
+        best, plan = best_ways(where, gang), try_gang(where, gang, Effort())
         label = f"case {number} of seed {seed}"
         assert (plan is None) == (best is None), label
         if plan is not None and best is not None:
@@ -107,14 +110,14 @@ def test_the_first_group_leaves_the_trays_that_only_the_second_can_use() -> None
     trays = [
         Tray(name=f"n{number}", clique="c", gpus=4, rooms=one if number else both) for number in range(3)
     ]
-    plan = try_gang(Site(tuple(trays), (held("n0", "other", 2),)), prefill_and_decode(4, 1))
+    plan = try_gang(Site(tuple(trays), (held("n0", "other", 2),)), prefill_and_decode(4, 1), Effort())
     assert plan is not None
     assert [seat.tray for seat in plan.seats] == ["n1", "n1", "n2", "n2", "n0"]
 
 
 def test_sizes_that_do_not_divide_each_other_are_mixed_where_that_is_the_only_way() -> None:
     groups = (Group(name="three", members=2, gpus=3), Group(name="two", members=5, gpus=2))
-    plan = try_gang(site(1, 2, gpus=8), Gang(name="job", groups=groups))
+    plan = try_gang(site(1, 2, gpus=8), Gang(name="job", groups=groups), Effort())
     assert plan is not None
     assert faults(site(1, 2, gpus=8), Gang(name="job", groups=groups), plan) == []
 
@@ -131,7 +134,7 @@ def test_a_search_that_is_cut_short_still_finds_what_seating_in_turn_finds(
                 for n in range(4)
             )
         )
-        plan = try_gang(where, prefill_and_decode(4, 4))
+        plan = try_gang(where, prefill_and_decode(4, 4), Effort())
     finally:
         together.sought.cache_clear()
     assert plan is not None
@@ -156,10 +159,10 @@ def test_spares_are_chosen_among_those_there_are() -> None:
         for at in range(18)
         if (room := 1 + at % 16)
     )
-    plan = try_gang(Site(trays), one_of_each(1, 1, spares=16, exclusive=True))
+    plan = try_gang(Site(trays), one_of_each(1, 1, spares=16, exclusive=True), Effort())
     assert plan is not None
     assert len(plan.spares) == 16
-    assert try_gang(Site(trays), one_of_each(1, 1, spares=19, exclusive=True)) is None
+    assert try_gang(Site(trays), one_of_each(1, 1, spares=19, exclusive=True), Effort()) is None
 
 
 def test_all_searches_for_one_gang_share_an_effort(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +176,7 @@ def test_all_searches_for_one_gang_share_an_effort(monkeypatch: pytest.MonkeyPat
         return found
 
     monkeypatch.setattr(together, "sought", counted)
-    monkeypatch.setattr(effort, "STEPS", 1000)
+    monkeypatch.setattr(door, "Effort", lambda: Effort(1000))
     trays = tuple(
         Tray(name=f"n{clique}-{at}", clique=f"c{clique}", gpus=4, rooms=rooms_of(at, clique))
         for clique in range(12)
@@ -191,8 +194,19 @@ def rooms_of(at: int, clique: int) -> dict[str, Room]:
     return {kind: Room(size, size) for kind, size in sizes.items()}
 
 
+def test_what_competes_for_too_few_trays_is_refused_without_a_search() -> None:
+    """Two kinds of 17 members, of which a tray takes 4 of one: each finds room, both do not."""
+    needs = (Need(1, "k0"), Need(1, "k1"))
+    trays = (Vacancy(True, 4, (4, 4)),) * 8
+    together.sought.cache_clear()
+    assert together.sought(trays, needs, (17, 17), 0) == (None, 0)
+    found, steps = together.sought(trays, needs, (16, 16), 0)
+    assert found is not None
+    assert (found.opened, steps > 0) == (8, True)
+
+
 def test_more_kinds_than_can_be_searched_are_seated_in_turn() -> None:
     kinds = together.NEEDS + 4
-    plan = try_gang(with_kinds(18, kinds), one_of_each(kinds, 1))
+    plan = try_gang(with_kinds(18, kinds), one_of_each(kinds, 1), Effort())
     assert plan is not None
     assert len(plan.trays) == kinds

@@ -7,10 +7,11 @@ import msgspec
 
 from rackloom.claim.place.blocks import blocks_of
 from rackloom.claim.place.board import Board
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.exact import best_packing
 from rackloom.claim.place.fit import plan_in, try_gang
 from rackloom.claim.place.improve import Improvement
-from rackloom.claim.place.packing import Assignment, Item, Room, Where, by_best_fit
+from rackloom.claim.place.packing import Assignment, Clique, Item, Where, by_best_fit
 from rackloom.claim.place.reserve import reserved
 from rackloom.claim.place.values import Gang, Plan, Site
 
@@ -42,7 +43,7 @@ def _one_by_one(site: Site, gangs: Sequence[Gang]) -> tuple[Plans, Site]:
     """What fits beside each other, and the site then."""
     plans: Plans = {}
     for gang in sorted(gangs, key=lambda one: -one.priority):
-        plan = try_gang(site, gang)
+        plan = try_gang(site, gang, Effort())
         if plan is not None:
             plans[gang.name] = plan
             site = reserved(site, gang, plan)
@@ -54,8 +55,8 @@ def _packed(site: Site, gangs: Sequence[Gang]) -> Plans:
     plans: Plans = {}
     for some in _in_turn(site, gangs):
         whole = [gang for gang in some if _takes_whole_trays(site, gang)]
-        rooms, items = packed_as_numbers(site, whole)
-        for gang, where in zip(whole, packing_of(rooms, items), strict=True):
+        cliques, items = packed_as_numbers(site, whole)
+        for gang, where in zip(whole, packing_of(cliques, items), strict=True):
             if where is not None:
                 plans[gang.name] = _planned(site, gang, where)
                 site = reserved(site, gang, plans[gang.name])
@@ -81,22 +82,22 @@ def _in_turn(site: Site, gangs: Sequence[Gang]) -> list[list[Gang]]:
     return [[gang for gang in gangs if gang.priority == priority] for priority in priorities]
 
 
-def packing_of(rooms: Sequence[Room], items: Sequence[Item]) -> Assignment:
+def packing_of(cliques: Sequence[Clique], items: Sequence[Item]) -> Assignment:
     """The best where that can be told, else a good one."""
-    return best_packing(rooms, items) or Improvement(by_best_fit(rooms, items)).run().result()
+    return best_packing(cliques, items) or Improvement(by_best_fit(cliques, items)).run().result()
 
 
-def packed_as_numbers(site: Site, gangs: Sequence[Gang]) -> tuple[list[Room], list[Item]]:
+def packed_as_numbers(site: Site, gangs: Sequence[Gang]) -> tuple[list[Clique], list[Item]]:
     """Cliques and gangs of whole trays as the packing takes them, in their order."""
     board = Board(site)
     held = {hold.tray for hold in site.holds}
-    rooms = [
-        Room(board.empty(clique), any(board.trays[at].name in held for at in board.positions(clique)))
+    cliques = [
+        Clique(board.empty(clique), any(board.trays[at].name in held for at in board.positions(clique)))
         for clique in board.cliques
     ]
     blocks = [tuple(sum(part.members for part in block) for block in blocks_of(gang)) for gang in gangs]
     weights = _weights(gangs, [sum(some) for some in blocks])
-    return rooms, [Item(some, weights[gang.priority]) for some, gang in zip(blocks, gangs, strict=True)]
+    return cliques, [Item(some, weights[gang.priority]) for some, gang in zip(blocks, gangs, strict=True)]
 
 
 def _weights(gangs: Sequence[Gang], trays: Sequence[int]) -> dict[int, int]:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from rackloom.claim.place.blocks import Block, shape_of, wanted_by
 from rackloom.claim.place.board import Board
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.rank import Ranking
 from rackloom.claim.place.sit import Sitting, lift, put, sit, sit_together, spares_for, ways_together
 
@@ -20,16 +21,16 @@ class Chosen(NamedTuple):
     sitting: Sitting
 
 
-def choose(board: Board, blocks: Sequence[Block], spares: int) -> list[Chosen] | None:
+def choose(board: Board, blocks: Sequence[Block], spares: int, effort: Effort) -> list[Chosen] | None:
     """A clique for each block, in the order of the blocks; None, and nothing put, where none was found.
 
     Blocks that are alike fill as few cliques as can be at once; for others, fewer cliques are tried for.
     """
-    best = Choice(board, blocks, spares).run()
+    best = Choice(board, blocks, spares, effort).run()
     while best is not None and (cliques := len({one.clique for one in best})) > 1:
         for one in best:
             lift(board, one.sitting)
-        fewer = Choice(board, blocks, spares, most=cliques - 1).run()
+        fewer = Choice(board, blocks, spares, effort, most=cliques - 1).run()
         if fewer is None:
             for one in best:
                 put(board, one.sitting)
@@ -48,14 +49,22 @@ class _Inside(NamedTuple):
 class Choice:
     """A search that takes back its choices a bounded number of times; what it found stays on the board."""
 
-    def __init__(self, board: Board, blocks: Sequence[Block], spares: int, most: int | None = None) -> None:
+    def __init__(
+        self,
+        board: Board,
+        blocks: Sequence[Block],
+        spares: int,
+        effort: Effort,
+        most: int | None = None,
+    ) -> None:
         """`most`: cliques that may be used."""
         self._board = board
         self._most = most
         self._blocks = blocks
         self._spares = spares
+        self._effort = effort
         self._shapes = [shape_of(block) for block in blocks]
-        self._ranking = Ranking(board, wanted_by(blocks), spares)
+        self._ranking = Ranking(board, wanted_by(blocks), spares, effort)
         self._inside: dict[str, _Inside] = {}
         self._steps: list[tuple[str, _Inside]] = []
         """The clique of each block so far, and what was in it before."""
@@ -105,7 +114,7 @@ class Choice:
         wanted = wanted_by(blocks)
         answer = None
         if not self._ranking.counts(clique, wanted):
-            answer = ways_together(self._board, clique, wanted, self._spares)
+            answer = ways_together(self._board, clique, wanted, self._spares, self._effort)
         if answer is not None and answer.loads is not None:
             for sitting in before.sittings:
                 lift(self._board, sitting)

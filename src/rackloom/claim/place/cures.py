@@ -8,11 +8,15 @@ import msgspec
 from rackloom.claim.place.blocks import Block, blocks_of
 from rackloom.claim.place.board import Board
 from rackloom.claim.place.choose import choose
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.moves import Move, Unit, listed, moved, units_of, without
 from rackloom.claim.place.values import Gang, Hold, Site, Tray
 
 CLIQUES = 4
 """Cliques for which a cure is looked for: those that lack least."""
+
+NAMED = 3
+"""Jobs that a fix names; it counts the others."""
 
 T = TypeVar("T")
 
@@ -25,14 +29,14 @@ class Cured(NamedTuple):
     moves: tuple[Move, ...] = ()
 
 
-Remedy = Callable[[Site, Site, Gang], Cured | None]
+Remedy = Callable[[Site, Site, Gang, Effort], Cured | None]
 """Makes room for the first block of a gang in the second argument, a clique; None where it cannot."""
 
 
-def returned(site: Site, clique: Site, gang: Gang) -> Cured | None:
+def returned(site: Site, clique: Site, gang: Gang, effort: Effort) -> Cured | None:
     """Trays that are shut go back into service."""
     shut = [tray for tray in clique.trays if tray.shut is not None]
-    chosen = fewest(shut, lambda some: fits(Site(_opened(clique, some), clique.holds), gang))
+    chosen = fewest(shut, lambda some: fits(Site(_opened(clique, some), clique.holds), gang, effort))
     if not chosen:
         return None
     why = sorted({tray.shut or "" for tray in chosen})
@@ -40,16 +44,16 @@ def returned(site: Site, clique: Site, gang: Gang) -> Cured | None:
     return Cured(Site(_opened(site, chosen), site.holds), text)
 
 
-def moved_away(site: Site, clique: Site, gang: Gang) -> Cured | None:
+def moved_away(site: Site, clique: Site, gang: Gang, effort: Effort) -> Cured | None:
     """Movable jobs go to other cliques."""
     units = [unit for unit in units_of(clique) if all(hold.movable for hold in unit.holds)]
-    chosen = fewest(units, lambda some: fits(without(clique, some), gang))
+    chosen = fewest(units, lambda some: fits(without(clique, some), gang, effort))
     if not chosen:
         return None
     here = {tray.name for tray in clique.trays}
     done: list[Move] = []
     for unit in sorted(chosen, key=lambda one: -one.gpus):
-        step = moved(site, unit, here)
+        step = moved(site, unit, here, effort)
         if step is None:
             return None
         site = step[0]
@@ -57,15 +61,15 @@ def moved_away(site: Site, clique: Site, gang: Gang) -> Cured | None:
     return Cured(site, "; ".join(move.told() for move in done), tuple(done))
 
 
-def preempted(site: Site, clique: Site, gang: Gang) -> Cured | None:
+def preempted(site: Site, clique: Site, gang: Gang, effort: Effort) -> Cured | None:
     """Jobs of lower priority make way."""
     lower = [unit for unit in units_of(clique) if all(one.priority < gang.priority for one in unit.holds)]
-    return _ended(site, clique, gang, lower, "preempt {} (lower priority, {} GPUs)")
+    return _ended(site, clique, gang, effort, lower, "preempt {} (lower priority, {} GPUs)")
 
 
-def awaited(site: Site, clique: Site, gang: Gang) -> Cured | None:
+def awaited(site: Site, clique: Site, gang: Gang, effort: Effort) -> Cured | None:
     """Jobs end."""
-    return _ended(site, clique, gang, units_of(clique), "wait until {} ends ({} GPUs)")
+    return _ended(site, clique, gang, effort, units_of(clique), "wait until {} ends ({} GPUs)")
 
 
 def cliques_by_lack(site: Site, gang: Gang) -> list[Site]:
@@ -76,11 +80,11 @@ def cliques_by_lack(site: Site, gang: Gang) -> list[Site]:
     return sorted(sites, key=_free, reverse=True)[:CLIQUES]
 
 
-def fits(clique: Site, gang: Gang) -> bool:
+def fits(clique: Site, gang: Gang, effort: Effort) -> bool:
     """Whether the first block of a gang fits in the clique that the site is."""
     block: Block = blocks_of(gang)[0]
     board = Board(clique, owner=gang.name, exclusive=gang.exclusive)
-    return choose(board, [block], gang.spares) is not None
+    return choose(board, [block], gang.spares, effort) is not None
 
 
 def fewest(items: Sequence[T], enough: Callable[[Sequence[T]], bool]) -> list[T]:
@@ -102,13 +106,15 @@ def fewest(items: Sequence[T], enough: Callable[[Sequence[T]], bool]) -> list[T]
     return chosen
 
 
-def _ended(site: Site, clique: Site, gang: Gang, units: Sequence[Unit], text: str) -> Cured | None:
-    chosen = fewest(units, lambda some: fits(without(clique, some), gang))
+def _ended(
+    site: Site, clique: Site, gang: Gang, effort: Effort, units: Sequence[Unit], text: str
+) -> Cured | None:
+    chosen = fewest(units, lambda some: fits(without(clique, some), gang, effort))
     if not chosen:
         return None
     owners = list(dict.fromkeys(unit.owner for unit in chosen))
     ended = [unit for unit in units_of(site) if unit.owner in owners]
-    names = " and ".join(owners) if len(owners) < CLIQUES else listed(owners)
+    names = " and ".join(owners) if len(owners) <= NAMED else listed(owners, most=NAMED)
     return Cured(without(site, ended), text.format(names, sum(unit.gpus for unit in ended)))
 
 

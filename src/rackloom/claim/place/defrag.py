@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rackloom.claim.place.board import Board
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.holes import SIZES
 from rackloom.claim.place.moves import Move, Unit, closed_to, listed, moved, units_of
 from rackloom.claim.place.values import Site
@@ -34,7 +35,7 @@ def drained(site: Site, tray: str) -> Rearranged:
     moves: list[Move] = []
     for unit in (one for one in units_of(site) if tray in one.trays):
         here = Unit(unit.owner, tuple(hold for hold in unit.holds if hold.tray == tray))
-        step = moved(site, here, [*elsewhere, *unit.trays]) or moved(site, unit, [tray])
+        step = moved(site, here, [*elsewhere, *unit.trays], Effort()) or moved(site, unit, [tray], Effort())
         if step is None:
             raise Refused(
                 f"{unit.owner} cannot leave {tray}: {_why(unit)}", nearest_fix=f"wait until {unit.owner} ends"
@@ -80,7 +81,7 @@ def _emptyings(site: Site) -> list[Rearranged]:
 def _emptied(site: Site, units: Sequence[Unit], trays: list[str]) -> Rearranged:
     moves = []
     for unit in sorted(units, key=lambda one: -one.gpus):
-        step = moved(site, unit, trays)
+        step = moved(site, unit, trays, Effort())
         if step is not None:
             site = step[0]
             moves.append(step[1])

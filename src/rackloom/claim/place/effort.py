@@ -3,48 +3,25 @@
 It is counted in steps, not in seconds, so that the answer does not depend on the machine.
 """
 
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Hashable
 
 STEPS = 1_000_000
 """Loads of a tray that are tried on a state: some seconds."""
 
 
 class Effort:
-    """What is left of it."""
+    """What is left of it. Whoever plans a gang makes one, and hands it to all that search for it."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int = STEPS) -> None:
         self._left = steps
         self._paid: set[Hashable] = set()
 
-    @property
-    def is_spent(self) -> bool:
-        """Nothing may be looked for any more."""
-        return self._left <= 0
-
-    def has(self, question: Hashable) -> bool:
-        """Whether the answer to it was paid for."""
-        return question in self._paid
+    def allows(self, question: Hashable) -> bool:
+        """Whether the answer may be looked for: it was paid for before, or something is left."""
+        return question in self._paid or self._left > 0
 
     def pay(self, question: Hashable, steps: int) -> None:
-        """Once for each question, whoever remembered its answer."""
-        self._paid.add(question)
-        self._left -= steps
-
-
-_CURRENT: ContextVar[Effort | None] = ContextVar("effort", default=None)
-
-
-@contextmanager
-def one_effort() -> Iterator[Effort]:
-    """The effort that is under way, or a new one that ends with the block."""
-    current = _CURRENT.get()
-    if current is not None:
-        yield current
-        return
-    token = _CURRENT.set(made := Effort(STEPS))
-    try:
-        yield made
-    finally:
-        _CURRENT.reset(token)
+        """Take what the answer cost; nothing the second time, whoever remembered it."""
+        if question not in self._paid:
+            self._paid.add(question)
+            self._left -= steps

@@ -1,24 +1,24 @@
-"""The best packing of a small case, by dynamic programming over rooms that are alike."""
+"""The best packing of a small case, by dynamic programming over cliques that are alike."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rackloom.claim.place.packing import Assignment, Item, Room, Where
+from rackloom.claim.place.packing import Assignment, Clique, Item, Where
 
-ROOMS = 6
+CLIQUES = 6
 STATES = 20_000
 """Beyond so many of either the case is not small."""
 
 State = tuple[tuple[int, bool], ...]
-"""Empty trays and whether it is in use, by room; sorted where the order of the rooms does not matter."""
+"""Empty trays and whether it is in use, by clique; sorted where the order of the cliques does not matter."""
 
 
-def best_packing(rooms: Sequence[Room], items: Sequence[Item]) -> Assignment | None:
+def best_packing(cliques: Sequence[Clique], items: Sequence[Item]) -> Assignment | None:
     """The assignment of highest score, or None where the case is too large to tell."""
-    layers = _layers(rooms, items) if len(rooms) <= ROOMS else None
+    layers = _layers(cliques, items) if len(cliques) <= CLIQUES else None
     if layers is None:
         return None
     values = _values(layers, items)
-    state = tuple((room.empty, room.in_use) for room in rooms)
+    state = tuple((clique.empty, clique.in_use) for clique in cliques)
     assignment: list[Where | None] = []
     for number, item in enumerate(items):
         state, where = _best(item, state, values[number + 1])
@@ -32,9 +32,9 @@ def _best(item: Item, state: State, later: Mapping[State, int]) -> tuple[State, 
     return max(options, key=lambda one: _gain(item, one[0], state, one[1]) + later[_like(one[0])])
 
 
-def _layers(rooms: Sequence[Room], items: Sequence[Item]) -> list[set[State]] | None:
-    """The states before each item and after the last; rooms that are alike count once."""
-    layers = [{_like(tuple((room.empty, room.in_use) for room in rooms))}]
+def _layers(cliques: Sequence[Clique], items: Sequence[Item]) -> list[set[State]] | None:
+    """The states before each item and after the last; cliques that are alike count once."""
+    layers = [{_like(tuple((clique.empty, clique.in_use) for clique in cliques))}]
     total = 1
     for item in items:
         layers.append({_like(after) for state in layers[-1] for after, _ in _options(state, item)})
@@ -65,7 +65,7 @@ def _gain(item: Item, after: State, before: State, where: Where | None) -> int:
 
 
 def _options(state: State, item: Item) -> Iterator[tuple[State, Where | None]]:
-    """The item left out, or in rooms; those that are alike once."""
+    """The item left out, or in cliques; those that are alike once."""
     yield state, None
     yield from _placings(state, item.blocks, ())
 
@@ -75,10 +75,10 @@ def _placings(state: State, blocks: tuple[int, ...], done: Where) -> Iterator[tu
         yield state, done
         return
     tried: set[tuple[int, bool]] = set()
-    for number, room in enumerate(state):
-        if room[0] >= blocks[0] and room not in tried:
-            tried.add(room)
-            after = (*state[:number], (room[0] - blocks[0], True), *state[number + 1 :])
+    for number, clique in enumerate(state):
+        if clique[0] >= blocks[0] and clique not in tried:
+            tried.add(clique)
+            after = (*state[:number], (clique[0] - blocks[0], True), *state[number + 1 :])
             yield from _placings(after, blocks[1:], (*done, number))
 
 

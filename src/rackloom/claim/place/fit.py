@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from rackloom.claim.place.blocks import blocks_of
 from rackloom.claim.place.board import Board
 from rackloom.claim.place.choose import Chosen, choose
-from rackloom.claim.place.effort import one_effort
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.holes import priced
 from rackloom.claim.place.sit import sit, spares_for
 from rackloom.claim.place.values import Gang, Plan, Seat, Site
 from rackloom.errors import Refused
 
 
-def try_gang(site: Site, gang: Gang) -> Plan | None:
-    """The plan, or None where the gang does not fit. Raises Refused for a gang that cannot be meant."""
+def try_gang(site: Site, gang: Gang, effort: Effort) -> Plan | None:
+    """The plan, or None where the gang does not fit. Raises Refused for a gang that cannot be meant.
+
+    `effort` is taken from, and is shared by all plans that are tried for the sake of one gang.
+    """
     blocks = blocks_of(gang)
     board = Board(site, owner=gang.name, exclusive=gang.exclusive)
     before = _empty(board)
-    with one_effort():
-        chosen = choose(board, blocks, gang.spares)
+    chosen = choose(board, blocks, gang.spares, effort)
     return None if chosen is None else _plan(gang, board, chosen, before)
 
 

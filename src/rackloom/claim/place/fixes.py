@@ -19,6 +19,7 @@ from rackloom.claim.place.cures import (
     preempted,
     returned,
 )
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.fit import try_gang
 from rackloom.claim.place.loads import Need
 from rackloom.claim.place.moves import Move
@@ -38,40 +39,43 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     moves: tuple[Move, ...] = ()
 
 
-def fixes(site: Site, gang: Gang) -> Iterator[Fix]:
-    """The request is eased first; then nothing that runs is lost; then something is."""
-    yield from _eased(site, gang, _fewer_spares(site, gang))
+def fixes(site: Site, gang: Gang, effort: Effort) -> Iterator[Fix]:
+    """The request is eased first; then nothing that runs is lost; then something is.
+
+    `effort`: what the gang itself, which was tried before, has left of it.
+    """
+    yield from _eased(site, _fewer_spares(site, gang, effort), effort)
     for remedy in (returned, moved_away):
-        yield from _cured(site, gang, remedy)
-    yield from _eased(site, gang, [*_apart(gang), *_segmented(gang)])
-    yield from _cured(site, gang, preempted)
-    yield from _eased(site, gang, _fewer_members(site, gang))
-    yield from _cured(site, gang, awaited)
+        yield from _cured(site, gang, remedy, effort)
+    yield from _eased(site, [*_apart(gang), *_segmented(gang)], effort)
+    yield from _cured(site, gang, preempted, effort)
+    yield from _eased(site, _fewer_members(site, gang), effort)
+    yield from _cured(site, gang, awaited, effort)
 
 
-def _eased(site: Site, gang: Gang, wishes: Iterable[tuple[str, Gang]]) -> Iterator[Fix]:
+def _eased(site: Site, wishes: Iterable[tuple[str, Gang]], effort: Effort) -> Iterator[Fix]:
     """The first wish of the list that fits."""
     for text, wish in wishes:
-        plan = try_gang(site, wish)
+        plan = try_gang(site, wish, effort)
         if plan is not None:
             yield Fix(text=text, site=site, gang=wish, plan=plan)
             return
 
 
-def _cured(site: Site, gang: Gang, remedy: Remedy) -> Iterator[Fix]:
+def _cured(site: Site, gang: Gang, remedy: Remedy, effort: Effort) -> Iterator[Fix]:
     """One clique cured if that is enough, else several."""
     cliques = cliques_by_lack(site, gang)
-    cured = [one for clique in cliques if (one := remedy(site, clique, gang)) is not None]
+    cured = [one for clique in cliques if (one := remedy(site, clique, gang, effort)) is not None]
     for one in cured:
-        plan = try_gang(one.site, gang)
+        plan = try_gang(one.site, gang, effort)
         if plan is not None:
             yield Fix(text=one.text, site=one.site, gang=gang, plan=plan, moves=one.moves)
             return
     if len(cured) > 1:
-        yield from _all_cured(site, gang, remedy)
+        yield from _all_cured(site, gang, remedy, effort)
 
 
-def _all_cured(site: Site, gang: Gang, remedy: Remedy) -> Iterator[Fix]:
+def _all_cured(site: Site, gang: Gang, remedy: Remedy, effort: Effort) -> Iterator[Fix]:
     """For segments, of which each may need a clique that is cured."""
     done = Cured(site, "")
     for number in range(CLIQUES):
@@ -79,7 +83,8 @@ def _all_cured(site: Site, gang: Gang, remedy: Remedy) -> Iterator[Fix]:
             (
                 found
                 for clique in cliques_by_lack(done.site, gang)
-                if not fits(clique, gang) and (found := remedy(done.site, clique, gang)) is not None
+                if not fits(clique, gang, effort)
+                and (found := remedy(done.site, clique, gang, effort)) is not None
             ),
             None,
         )
@@ -87,16 +92,16 @@ def _all_cured(site: Site, gang: Gang, remedy: Remedy) -> Iterator[Fix]:
             return
         text = f"{done.text}; {one.text}" if number else one.text
         done = Cured(one.site, text, (*done.moves, *one.moves))
-        plan = try_gang(done.site, gang)
+        plan = try_gang(done.site, gang, effort)
         if plan is not None:
             yield Fix(text=done.text, site=done.site, gang=gang, plan=plan, moves=done.moves)
             return
 
 
-def _fewer_spares(site: Site, gang: Gang) -> Iterator[tuple[str, Gang]]:
+def _fewer_spares(site: Site, gang: Gang, effort: Effort) -> Iterator[tuple[str, Gang]]:
     """The most spares with which it fits; where some fit, fewer do."""
     wishes = [replace(gang, spares=spares) for spares in range(min(gang.spares, _widest(site) + 1))]
-    fitting = bisect_left(wishes, True, key=lambda wish: try_gang(site, wish) is None)
+    fitting = bisect_left(wishes, True, key=lambda wish: try_gang(site, wish, effort) is None)
     if fitting:
         wish = wishes[fitting - 1]
         yield f"keep {wish.spares} spare trays instead of {gang.spares}", wish

@@ -1,6 +1,6 @@
 """The door of the planner: one gang, before its pods exist."""
 
-from rackloom.claim.place.effort import one_effort
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.fit import try_gang
 from rackloom.claim.place.fixes import fixes
 from rackloom.claim.place.shortage import shortage
@@ -10,9 +10,9 @@ from rackloom.errors import Refused
 
 def plan_gang(site: Site, gang: Gang) -> Plan:
     """A seat for every member. Raises Refused with the shortage, and with a fix that was planned, if any."""
-    with one_effort():
-        plan = try_gang(site, gang)
-        if plan is None:
-            fix = next(fixes(site, gang), None)
-            raise Refused(shortage(site, gang), nearest_fix=None if fix is None else fix.text)
-        return plan
+    effort = Effort()
+    plan = try_gang(site, gang, effort)
+    if plan is None:
+        fix = next(fixes(site, gang, effort), None)
+        raise Refused(shortage(site, gang), nearest_fix=None if fix is None else fix.text)
+    return plan

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.fit import try_gang
 from rackloom.claim.place.values import Gang, Group, Hold, Site
 
@@ -59,12 +60,12 @@ def without(site: Site, units: Iterable[Unit]) -> Site:
     return Site(site.trays, tuple(hold for hold in site.holds if hold not in gone))
 
 
-def moved(site: Site, unit: Unit, avoid: Collection[str]) -> tuple[Site, Move] | None:
+def moved(site: Site, unit: Unit, avoid: Collection[str], effort: Effort) -> tuple[Site, Move] | None:
     """The unit in a clique where it fits beside what is there, on none of the trays `avoid`."""
     if not all(hold.movable for hold in unit.holds):
         return None
     rest = closed_to(without(site, [unit]), avoid, "to be emptied")
-    plan = try_gang(rest, _as_gang(unit))
+    plan = try_gang(rest, _as_gang(unit), effort)
     if plan is None:
         return None
     like = unit.holds[0]

@@ -27,7 +27,7 @@ class Item(msgspec.Struct, frozen=True):
         return TRAY * self.weight * sum(self.blocks)
 
 
-class Room(msgspec.Struct, frozen=True):
+class Clique(msgspec.Struct, frozen=True):
     """A clique."""
 
     empty: int
@@ -40,30 +40,30 @@ Assignment = tuple[Where | None, ...]
 """By item; None: not placed."""
 
 
-def score(rooms: Sequence[Room], items: Sequence[Item], assignment: Assignment) -> int:
+def score(cliques: Sequence[Clique], items: Sequence[Item], assignment: Assignment) -> int:
     """The worth of what is placed, less the cliques that are opened for it."""
     worth = sum(item.worth for item, where in zip(items, assignment, strict=True) if where is not None)
-    opened = {room for where in assignment if where is not None for room in where}
-    return worth - sum(not rooms[room].in_use for room in opened)
+    opened = {clique for where in assignment if where is not None for clique in where}
+    return worth - sum(not cliques[clique].in_use for clique in opened)
 
 
 class Packing:
-    """Items in rooms, while they are being packed."""
+    """Items in cliques, while they are being packed."""
 
-    def __init__(self, rooms: Sequence[Room], items: Sequence[Item]) -> None:
-        self.rooms = rooms
+    def __init__(self, cliques: Sequence[Clique], items: Sequence[Item]) -> None:
+        self.cliques = cliques
         self.items = items
-        self.free = [room.empty for room in rooms]
+        self.free = [clique.empty for clique in cliques]
         self.where: list[Where | None] = [None] * len(items)
-        self.inside: list[dict[int, int]] = [{} for _ in rooms]
-        """By room: trays by item."""
+        self.inside: list[dict[int, int]] = [{} for _ in cliques]
+        """By clique: trays by item."""
 
     def result(self) -> Assignment:
         """Where everything is."""
         return tuple(self.where)
 
     def unplaced(self) -> list[int]:
-        """Items without a room, most worth first."""
+        """Items without a clique, most worth first."""
         waiting = [number for number, where in enumerate(self.where) if where is None]
         return sorted(waiting, key=lambda number: (-self.items[number].worth, number))
 
@@ -71,20 +71,20 @@ class Packing:
         """All blocks of an item, largest first, each where it fits tightest; nothing if one does not fit."""
         found: list[int] = []
         for block in self.items[number].blocks:
-            room = self._tightest(block)
-            if room is None:
+            clique = self._tightest(block)
+            if clique is None:
                 for before, taken in zip(found, self.items[number].blocks, strict=False):
                     self._add(before, number, -taken)
                 return False
-            self._add(room, number, block)
-            found.append(room)
+            self._add(clique, number, block)
+            found.append(clique)
         self.where[number] = tuple(found)
         return True
 
     def put(self, number: int, where: Where) -> None:
         """An item where it is known to fit."""
-        for room, block in zip(where, self.items[number].blocks, strict=True):
-            self._add(room, number, block)
+        for clique, block in zip(where, self.items[number].blocks, strict=True):
+            self._add(clique, number, block)
         self.where[number] = where
 
     def remove(self, number: int) -> Where:
@@ -92,31 +92,31 @@ class Packing:
         where = self.where[number]
         if where is None:
             return ()
-        for room, block in zip(where, self.items[number].blocks, strict=True):
-            self._add(room, number, -block)
+        for clique, block in zip(where, self.items[number].blocks, strict=True):
+            self._add(clique, number, -block)
         self.where[number] = None
         return where
 
     def _tightest(self, block: int) -> int | None:
-        """Among rooms in use first: opening one costs."""
+        """Among cliques in use first: opening one costs."""
         fitting = [number for number, free in enumerate(self.free) if free >= block]
         return min(fitting, key=lambda number: (self._is_closed(number), self.free[number]), default=None)
 
-    def _is_closed(self, room: int) -> bool:
-        return not self.rooms[room].in_use and not self.inside[room]
+    def _is_closed(self, clique: int) -> bool:
+        return not self.cliques[clique].in_use and not self.inside[clique]
 
-    def _add(self, room: int, number: int, trays: int) -> None:
-        self.free[room] -= trays
-        has = self.inside[room].get(number, 0) + trays
+    def _add(self, clique: int, number: int, trays: int) -> None:
+        self.free[clique] -= trays
+        has = self.inside[clique].get(number, 0) + trays
         if has:
-            self.inside[room][number] = has
+            self.inside[clique][number] = has
         else:
-            self.inside[room].pop(number, None)
+            self.inside[clique].pop(number, None)
 
 
-def by_best_fit(rooms: Sequence[Room], items: Sequence[Item]) -> Packing:
+def by_best_fit(cliques: Sequence[Clique], items: Sequence[Item]) -> Packing:
     """Heaviest weight first, then largest."""
-    packing = Packing(rooms, items)
+    packing = Packing(cliques, items)
     order = sorted(range(len(items)), key=lambda number: (-items[number].weight, -sum(items[number].blocks)))
     for number in order:
         packing.place(number)

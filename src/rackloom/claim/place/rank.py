@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from rackloom.claim.place.blocks import Shape
 from rackloom.claim.place.board import Board
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.holes import closed
 from rackloom.claim.place.loads import Need
+from rackloom.claim.place.outlook import count_that_fit, is_exact, opened
 from rackloom.claim.place.sit import ways_together
-from rackloom.claim.place.standing import fits, is_exact, opened
 
 
 class _Standing(NamedTuple):
@@ -39,10 +40,11 @@ class _Rank(NamedTuple):
 class Ranking:
     """What is known of the cliques while the blocks of one gang come and go."""
 
-    def __init__(self, board: Board, needs: Collection[Need], spares: int) -> None:
+    def __init__(self, board: Board, needs: Collection[Need], spares: int, effort: Effort) -> None:
         """The board has nobody of the gang yet."""
         self._board = board
         self._spares = spares
+        self._effort = effort
         self._outlooks = {
             clique: {need: board.outlook(clique, need) for need in needs} for clique in board.cliques
         }
@@ -71,11 +73,12 @@ class Ranking:
         used = self._ranks(list(self._inside), shape, waiting)
         seats = -sum(rank.unlike for rank in used)
         yield from self._ordered(used, shape)
-        others = [clique for clique in self._known if clique not in self._inside]
-        new = self._ranks(others, shape, waiting)
         may_begin = None if most is None else most - len(self._inside)
+        if may_begin == 0:
+            return
+        new = self._ranks([clique for clique in self._known if clique not in self._inside], shape, waiting)
         if seats - sum(sorted(rank.unlike for rank in new)[:may_begin]) >= waiting:
-            yield from self._ordered(new if may_begin != 0 else [], shape)
+            yield from self._ordered(new, shape)
 
     def _ordered(self, ranks: list[_Rank], shape: Shape) -> Iterator[str]:
         """Best first. What counting leaves open is looked at when the clique would come next."""
@@ -102,7 +105,7 @@ class Ranking:
 
     def _counted(self, clique: str, shape: Shape) -> _Standing | None:
         outlooks, inside = self._outlooks[clique], self._inside.get(clique, Counter())
-        many = fits(outlooks, inside, dict(shape))
+        many = count_that_fit(outlooks, inside, dict(shape))
         if many <= 0:
             return None
         wanted = inside + Counter(dict(shape))
@@ -114,7 +117,7 @@ class Ranking:
 
     def _looked_at(self, clique: str, shape: Shape, counted: _Standing) -> _Standing | None:
         wanted = self._inside.get(clique, Counter()) + Counter(dict(shape))
-        answer = ways_together(self._board, clique, wanted, self._spares)
+        answer = ways_together(self._board, clique, wanted, self._spares, self._effort)
         if answer is None:
             return None
         closes = counted.closes if answer.loads is None else self._closes(clique, answer.opened)

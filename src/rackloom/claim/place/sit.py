@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from rackloom.claim.place.blocks import Block, Part, wanted_by
 from rackloom.claim.place.board import Board
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.loads import Load, Need, loads_of
 from rackloom.claim.place.together import Answer, seated_together
 
@@ -53,11 +54,13 @@ def sit(board: Board, clique: str, block: Block) -> Sitting | None:
     return sitting
 
 
-def ways_together(board: Board, clique: str, wanted: Mapping[Need, int], spares: int) -> Answer | None:
+def ways_together(
+    board: Board, clique: str, wanted: Mapping[Need, int], spares: int, effort: Effort
+) -> Answer | None:
     """How members sit in a clique where the gang has nobody else, and so many trays are kept."""
     needs = in_order(wanted)
     vacancies = tuple(board.vacancy(at, needs) for at in board.positions(clique))
-    return seated_together(vacancies, needs, tuple(wanted[need] for need in needs), spares)
+    return seated_together(vacancies, needs, tuple(wanted[need] for need in needs), spares, effort)
 
 
 def sit_together(

@@ -7,10 +7,11 @@ second could not do without. All ways are looked through, by dynamic programming
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
+from math import prod
 from operator import add
 from typing import NamedTuple
 
-from rackloom.claim.place.effort import one_effort
+from rackloom.claim.place.effort import Effort
 from rackloom.claim.place.loads import Load, Need, Vacancy, loads_of
 
 STEPS = 200_000
@@ -64,20 +65,18 @@ class _Steps:
 
 
 def seated_together(
-    vacancies: tuple[Vacancy, ...], needs: tuple[Need, ...], members: Load, spares: int
+    vacancies: tuple[Vacancy, ...], needs: tuple[Need, ...], members: Load, spares: int, effort: Effort
 ) -> Answer | None:
     """Seats for `members` of each need on the trays of one clique; None where there are none.
 
     So many trays stay unused as `spares`, each of which can take over the load of any that is used.
-    The search gives up where the effort for the gang is spent.
+    The search gives up where `effort`, that for the gang, is spent.
     """
     question = (vacancies, needs, members, spares)
-    with one_effort() as effort:
-        if effort.is_spent and not effort.has(question):
-            return Answer(len(vacancies), None)
-        answer, steps = sought(*question)
-        if not effort.has(question):
-            effort.pay(question, steps)
+    if not effort.allows(question):
+        return Answer(len(vacancies), None)
+    answer, steps = sought(*question)
+    effort.pay(question, steps)
     return answer
 
 
@@ -122,13 +121,15 @@ def _filled(
     """The answer with nothing on the trays `kept`."""
     trays = sorted((at for at in range(len(vacancies)) if at not in kept), key=lambda at: vacancies[at])
     spared = [loads_of(vacancies[at], needs, members) for at in kept]
+    carried = [_largest(loads_of(vacancies[at], needs, members).intersection(*spared)) for at in trays]
+    if not _could_carry(carried, members):
+        return None
     # Where empty trays are alike, it does not matter which of them are used.
     choosy = len({vacancies[at] for at in trays if vacancies[at].is_empty}) > 1
     layers: list[_Layer] = [{(0,) * len(members): _Way(0, (), ())}]
-    for at in trays:
+    for at, loads in zip(trays, carried, strict=True):
         if _end(layers[-1], members) is not None and not choosy:
             break
-        loads = _largest(loads_of(vacancies[at], needs, members).intersection(*spared))
         if not steps.take(len(layers[-1]) * len(loads)):
             return Answer(len(vacancies), None)
         layers.append(_with_tray(layers[-1], loads, members, vacancies[at].is_empty, choosy))
@@ -136,8 +137,26 @@ def _filled(
     if end is None:
         return None
     by_tray = dict(zip(trays, _traced(layers, end), strict=False))
-    loads = tuple(by_tray.get(at, (0,) * len(members)) for at in range(len(vacancies)))
-    return Answer(end[0] + sum(vacancies[at].is_empty for at in kept), loads)
+    seated = tuple(by_tray.get(at, (0,) * len(members)) for at in range(len(vacancies)))
+    return Answer(end[0] + sum(vacancies[at].is_empty for at in kept), seated)
+
+
+def _could_carry(carried: Sequence[tuple[Load, ...]], members: Load) -> bool:
+    """False where the members are too many for the trays by what they take of them together.
+
+    A member weighs the less, the more of its need the best tray carries; no tray carries more than its
+    heaviest load. That alone tells nearly every clique that is too small for members that compete for trays.
+    """
+    most = [max((load[at] for loads in carried for load in loads), default=0) for at in range(len(members))]
+    if not all(most):
+        return False
+    weights = tuple(prod(most) // here for here in most)
+    heaviest = (max((_weight(load, weights) for load in loads), default=0) for loads in carried)
+    return sum(heaviest) >= _weight(members, weights)
+
+
+def _weight(load: Load, weights: Sequence[int]) -> int:
+    return sum(members * weight for members, weight in zip(load, weights, strict=True))
 
 
 def _with_tray(layer: _Layer, loads: Collection[Load], members: Load, is_empty: bool, choosy: bool) -> _Layer:

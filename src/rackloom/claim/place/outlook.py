@@ -39,7 +39,7 @@ def opened(outlooks: Outlooks, wanted: Mapping[Need, int]) -> int | None:
     return most
 
 
-def fits(outlooks: Outlooks, inside: Mapping[Need, int], block: Mapping[Need, int]) -> int:
+def count_that_fit(outlooks: Outlooks, inside: Mapping[Need, int], block: Mapping[Need, int]) -> int:
     """How many blocks that are alike fit at most beside the members that are `inside`."""
     together = {**block, **inside}
     return min(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.place.trays import DomainRoom, TrayRequest, TrayRoom, choose_trays
+from rackloom.claim.place.instances import DomainRoom, TrayRequest, TrayRoom, choose_trays
 from rackloom.errors import Refused
 
 ills = st.sampled_from([None, None, "GPU 0 degraded"])

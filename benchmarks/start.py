@@ -1,0 +1,103 @@
+"""How long small local commands take, beside `python -c pass` in the same rounds.
+
+    .venv/bin/python benchmarks/start.py [--rounds 15]
+
+One JSON object a row. Each round runs every command once, in a process of its own. A round before compiles
+what is imported, into a folder of its own. `cpu_ms` is the processor time of the process, `wall_ms` the time
+until it ends, both the least of all rounds, which other work on the machine raises least; `ratio` is `cpu_ms`
+against that of `python -c pass`.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+RACKLOOM = (sys.executable, "-m", "rackloom.cli.main")
+NOTHING = "python -c pass"
+COMMANDS: dict[str, tuple[str, ...]] = {
+    NOTHING: (sys.executable, "-c", "pass"),
+    "rackloom --version": (*RACKLOOM, "--version"),
+    "rackloom topology list": (*RACKLOOM, "topology", "list"),
+    "rackloom place, 2 racks": (
+        *RACKLOOM,
+        *("place", str(EXAMPLES / "imex-mpijob" / "mpijob.yaml"), "--profile", "gb200-nvl72", "--racks", "2"),
+    ),
+    "rackloom claim allocate": (
+        *RACKLOOM,
+        *("claim", "allocate", "--profile", "gb200-nvl72", "--file", str(EXAMPLES / "nixl-kv-transfer")),
+    ),
+}
+
+
+class Took(NamedTuple):
+    """One run, in milliseconds."""
+
+    cpu: float
+    wall: float
+
+
+def run(command: Sequence[str], compiled: str) -> Took:
+    """Run a command to its end. A command that is refused has started too; one that crashes raises."""
+    settings = {**os.environ, "PYTHONPYCACHEPREFIX": compiled, "PYTHONDONTWRITEBYTECODE": ""}
+    before, start = used_by_children(), time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, env=settings)
+    wall, cpu = time.perf_counter() - start, used_by_children() - before
+    if done.returncode not in (0, 1) or "Traceback" in done.stderr:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
+    return Took(cpu * 1e3, wall * 1e3)
+
+
+def used_by_children() -> float:
+    """Processor seconds of all processes that ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measured(rounds: int) -> dict[str, list[Took]]:
+    """All runs of each command but the first."""
+    took: dict[str, list[Took]] = {name: [] for name in COMMANDS}
+    with TemporaryDirectory() as compiled:
+        for _ in range(rounds + 1):
+            for name, command in COMMANDS.items():
+                took[name].append(run(command, compiled))
+    return {name: some[1:] for name, some in took.items()}
+
+
+def rows(rounds: int) -> Iterator[dict[str, Any]]:
+    """The least of all rounds."""
+    took = measured(rounds)
+    least = {name: Took(*map(min, zip(*some, strict=True))) for name, some in took.items()}
+    for name, one in least.items():
+        yield {
+            "benchmark": "start",
+            "command": name,
+            "rounds": rounds,
+            "cpu_ms": round(one.cpu),
+            "wall_ms": round(one.wall),
+            "ratio": round(one.cpu / least[NOTHING].cpu, 1),
+            "load": round(os.getloadavg()[0], 1),
+            "cpus": os.cpu_count(),
+        }
+
+
+def main() -> None:
+    """Print a row for each command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=15)
+    for row in rows(parser.parse_args().rounds):
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
