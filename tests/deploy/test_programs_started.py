@@ -1,0 +1,38 @@
+"""What the manifests start is a command of ours, with options and variables that it knows."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rackloom.cli.main import app
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+OF_OTHERS = {"NVIDIA_VISIBLE_DEVICES"}
+"""Read by NVIDIA's container runtime, not by us. What begins with RACKLOOM_ is a setting of site.toml."""
+
+
+CONTAINERS = [
+    pytest.param(container, id=f"{path.parent.parent.name}-{container['name']}")
+    for path in sorted(DEPLOY.glob("*/*/*.yaml"))
+    for one in yaml.safe_load_all(path.read_text())
+    if one and one.get("kind") in ("Deployment", "DaemonSet")
+    for container in one["spec"]["template"]["spec"]["containers"]
+]
+
+
+def test_there_are_programs():
+    assert len(CONTAINERS) >= 6
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_its_arguments_and_variables_are_known(container, monkeypatch):
+    given = {one["name"]: one.get("value", "given") for one in container["env"]}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    app.parse_args(container["args"], print_error=False, exit_on_error=False)
+    _, commands, _ = app.parse_commands(container["args"])
+    options = commands[-1].assemble_argument_collection()
+    known = {name for option in options for name in option.parameter.env_var or ()}
+    settings = {name for name in given if name.startswith("RACKLOOM_")}
+    assert given.keys() - OF_OTHERS - settings <= known

@@ -1,0 +1,72 @@
+"""The configurations and files that pages show are read by what reads them."""
+
+import re
+
+import pytest
+import yaml
+from tests.docs.markdown import fenced
+
+from rackloom.app.config import load
+from rackloom.claim.node.gpu.declared import DeclaredGpus
+from rackloom.claim.node.imex.declared import read_declared as read_fabric
+from rackloom.claim.node.nic.extras import read_extras
+from rackloom.claim.node.nic.profiles import read_profiles
+from rackloom.claim.opaque.gpu import decode_gpu_config
+from rackloom.topology.discovery.statements import read_declared
+from rackloom.twin.kube import DirectApi, FakeKube, Fault
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        (tmp_path / "example").write_text(text)
+        return tmp_path / "example"
+
+    return write
+
+
+def test_the_configuration_of_the_first_day_only_looks(written):
+    (text,) = fenced("docs/operating.md", "toml")
+    nvlink = load(written("\n".join(line.removeprefix("   ") for line in text.splitlines()))).nvlink_config
+    assert (nvlink.enabled, nvlink.domain_discovery_enabled) == (False, True)
+
+
+def test_a_declaration_of_a_machine():
+    (text,) = fenced("docs/discovery.md", "json")
+    assert read_declared(text.encode(), "docs/discovery.md").nics["mlx5_8"].excluded == "storage"
+
+
+def test_an_inventory_of_gpus(written):
+    (text,) = fenced("docs/gpus.md", "json")
+    (gpu,) = DeclaredGpus(written(text)).read().gpus
+    assert gpu.minor == 0
+
+
+def test_a_configuration_of_gpus():
+    (text,) = fenced("docs/gpus.md", "yaml")
+    (config,) = yaml.safe_load(text)["config"]
+    assert decode_gpu_config(config["opaque"]["parameters"])
+
+
+def test_the_fabric_of_a_node(written):
+    (text,) = fenced("docs/node-plugins.md", "json")
+    (gpu,) = read_fabric(written(text)).gpus
+    assert gpu.clique_id == 1
+
+
+def test_what_an_operator_says_of_nics(written):
+    attributes, profiles = fenced("docs/nics.md", "yaml")
+    assert read_extras(written(attributes))
+    assert set(read_profiles(written(profiles)).known) == {"rail"}
+
+
+def test_what_python_is_told_to_import_for_claims_is_there():
+    (text,) = fenced("docs/claims.md", "python")
+    compile(text, "docs/claims.md", "exec")
+    exec("".join(re.findall(r"^from .*\n", text, re.MULTILINE)), {})  # noqa: S102 - our own page
+
+
+def test_what_is_told_of_the_fake_api_server():
+    (text,) = fenced("docs/kubernetes-client.md", "python")
+    known = {one.__name__: one for one in (FakeKube, DirectApi, Fault)}
+    exec(text, known | {"webhook": None})  # noqa: S102 - our own page

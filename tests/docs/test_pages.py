@@ -1,0 +1,139 @@
+"""What the pages tell a reader to follow, open and type is there: links, files, commands, make targets."""
+
+import re
+import shlex
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from cyclopts.exceptions import CycloptsError
+from tests.docs.markdown import FENCED, PAGES, ROOT, lines, spans
+
+from rackloom.cli.main import app
+
+SOURCE = ROOT / "src" / "rackloom"
+SEPARATORS = frozenset("();|&<>")
+SETTING = re.compile(r"[A-Z_]+=")
+PATH = re.compile(r"[\w-]+(/[\w.-]+)+\.(py|sh|md|json|yaml|toml|txt|proto|mod|go|service)")
+
+each_page = pytest.mark.parametrize("name", PAGES)
+USES = pytest.mark.xfail(reason="words stand beside the commands without a # before them", strict=False)
+
+
+def words(line):
+    """The simple commands of a shell line, as lists of words; none where it is not one."""
+    reader = shlex.shlex(line, posix=True, punctuation_chars="".join(SEPARATORS))
+    reader.whitespace_split = True
+    try:
+        parts = groupby(reader, key=SEPARATORS.issuperset)
+        return [list(part) for separates, part in parts if not separates]
+    except ValueError:
+        return []
+
+
+def calls(name):
+    """Every call of rackloom in the blocks of a page: what it sets in the environment, and its arguments."""
+    for line in lines(name):
+        for command in words(line.removeprefix("$ ")) if "rackloom" in line else ():
+            settings = dict(word.split("=", 1) for word in command if SETTING.match(word))
+            rest = [word for word in command if not SETTING.match(word)]
+            if rest and rest[0] in ("rackloom", ".venv/bin/rackloom"):
+                yield settings, rest[1:]
+
+
+def test_there_are_pages_and_commands_to_look_at():
+    assert {"README.md", "CONTRIBUTING.md", "docs/api.md", "examples/imex-minimal/README.md"} <= PAGES.keys()
+    assert sum(len(list(calls(name))) for name in PAGES) > 50
+
+
+def anchor(heading):
+    """The name that a heading has in links to it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@each_page
+def test_every_link_leads_somewhere(name):
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", PAGES[name])):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, part = target.partition("#")
+        found = (ROOT / name).parent / path if path else ROOT / name
+        assert found.exists(), target
+        if part:
+            headings = re.findall(r"^#+ (.+)$", found.read_text(), re.MULTILINE)
+            assert part in {anchor(heading) for heading in headings}, target
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=USES if name == "docs/doctor.md" else ()) for name in PAGES]
+)
+def test_every_command_in_a_block_can_be_parsed(name, monkeypatch):
+    for settings, arguments in calls(name):
+        with monkeypatch.context() as patch:
+            for variable, value in settings.items():
+                patch.setenv(variable, value)
+            try:
+                app.parse_args(arguments, print_error=False, exit_on_error=False)
+            except CycloptsError as wrong:
+                pytest.fail(f"rackloom {shlex.join(arguments)}: {wrong}")
+
+
+def command_of(told):
+    """The command that words begin with, and what is left of them."""
+    _, found, rest = app.parse_commands([word.strip("[]") for word in told])
+    return found[-1], rest
+
+
+def options_of(command):
+    return {name for argument in command.assemble_argument_collection() for name in argument.names}
+
+
+@each_page
+def test_every_command_in_the_text_exists_with_the_options_that_it_is_told_with(name):
+    for span in spans(name):
+        if span.startswith("rackloom "):
+            command, rest = command_of(span.split()[1:])
+            assert command is not app, span
+            told = {word.partition("=")[0] for word in rest if word.startswith("--")} - {"--help"}
+            assert not told or told <= options_of(command), span
+
+
+@each_page
+def test_every_make_target_exists(name):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    told = (re.match(r"make ([a-z-]+)", line) for line in (*lines(name), *spans(name)))
+    assert {found.group(1) for found in told if found} <= targets
+
+
+@pytest.fixture(scope="module")
+def files():
+    """Every file that a page may name, as a path that begins with a slash."""
+    folders = ("src", "tests", "docs", "deploy", "examples", "benchmarks")
+    return {f"/{one.relative_to(ROOT)}" for folder in folders for one in (ROOT / folder).rglob("*.*")}
+
+
+@each_page
+def test_every_file_of_ours_that_is_named_is_there(name, files):
+    told = {word for text in (*spans(name), *lines(name)) for word in text.split() if PATH.fullmatch(word)}
+    assert {path for path in told if not any(one.endswith(f"/{path}") for one in files)} == set()
+
+
+@each_page
+def test_every_test_that_is_named_is_there(name, files):
+    told = {span for span in spans(name) if re.fullmatch(r"test_\w+", span)}
+    told -= {Path(one).stem for one in files}
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py")) if told else ""
+    assert {one for one in told if f"def {one}(" not in tests} == set()
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)", PAGES["README.md"]))
+    assert {name for name in PAGES if name.startswith("docs/")} == linked
+
+
+def test_contributing_lists_the_rooms_that_there_are():
+    told = set(re.findall(r"^\| `([\w/]+)/` \|", PAGES["CONTRIBUTING.md"], re.MULTILINE))
+    there = {str(one.parent.relative_to(SOURCE)) for one in SOURCE.rglob("__init__.py")} - {"."}
+    verbs = {"carve", "claim", "prove"}
+    rooms = {one for one in there - verbs if one.count("/") == (one.split("/")[0] in verbs)}
+    assert rooms <= told <= there
