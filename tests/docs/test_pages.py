@@ -17,7 +17,6 @@ SETTING = re.compile(r"[A-Z_]+=")
 PATH = re.compile(r"[\w-]+(/[\w.-]+)+\.(py|sh|md|json|yaml|toml|txt|proto|mod|go|service)")
 
 each_page = pytest.mark.parametrize("name", PAGES)
-USES = pytest.mark.xfail(reason="words stand beside the commands without a # before them", strict=False)
 
 
 def words(line):
@@ -64,9 +63,7 @@ def test_every_link_leads_somewhere(name):
             assert part in {anchor(heading) for heading in headings}, target
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=USES if name == "docs/doctor.md" else ()) for name in PAGES]
-)
+@each_page
 def test_every_command_in_a_block_can_be_parsed(name, monkeypatch):
     for settings, arguments in calls(name):
         with monkeypatch.context() as patch:

@@ -1,6 +1,7 @@
 """`rackloom up` as a process."""
 
 import asyncio
+import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -97,4 +98,7 @@ async def freeze_when_up(nodes: Nodes) -> None:
 
 def _announce(home: Home, wanted: Wanted, site: Embedded, announce: Say) -> None:
     announce(f"rackloom: {wanted.racks} x {wanted.profile} (simulated) at {site.url}, home {home.path}")
-    announce(f"rackloom: log {home.log}; for a token: rackloom token --home {home.path} --org demo")
+    token = shlex.join(
+        ["rackloom", "token", "--home", str(home.path), "--org", "demo", "--role", "TENANT_ADMIN"]
+    )
+    announce(f"rackloom: log {home.log}; for a token: {token}")
