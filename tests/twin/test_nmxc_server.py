@@ -11,6 +11,7 @@ import pytest
 
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
 from rackloom.carve.fabric.nmxc.nmx_c_pb2_grpc import NMX_ControllerStub
+from rackloom.carve.fabric.nmxc.requests import all_gpus, all_partitions
 from rackloom.twin.fabric import FabricGpu, SimulatedFabric
 from rackloom.twin.nmxc_server import NmxcServer
 
@@ -36,15 +37,15 @@ def fabric() -> SimulatedFabric:
 
 def ask(fabric: SimulatedFabric, question: Callable[[Any, NmxcServer], Awaitable[Any]]) -> Any:
     async def scenario() -> Any:
-        async with asyncio.timeout(10), NmxcServer(fabric) as server, _stub(server) as stub:
+        async with asyncio.timeout(10), NmxcServer(fabric) as server, _at(server.url) as stub:
             return await question(stub, server)
 
     return asyncio.run(scenario())
 
 
 @asynccontextmanager
-async def _stub(server: NmxcServer) -> AsyncIterator[Any]:
-    async with grpc.aio.insecure_channel(server.url.removeprefix("http://"), options=OPTIONS) as channel:
+async def _at(url: str) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(url.removeprefix("http://"), options=OPTIONS) as channel:
         yield NMX_ControllerStub(channel)
 
 
@@ -164,3 +165,36 @@ def test_the_port_is_kept_across_an_absence(fabric: SimulatedFabric) -> None:
 
     before, after = ask(fabric, urls)
     assert before == after
+
+
+def test_a_standby_knows_the_domain_and_none_of_its_gpus(fabric: SimulatedFabric) -> None:
+    async def question(_: Any, server: NmxcServer) -> tuple[Any, Any, Any, bool]:
+        url = await server.stand_by()
+        async with _at(url) as standby:
+            hello = await standby.Hello(pb.ClientHello(major_version=2, minor_version=20))
+            gpus = await standby.GetGpuInfoList(all_gpus("test"))
+            partitions = await standby.GetPartitionInfoList(all_partitions("test"))
+        return hello, gpus, partitions, await server.stand_by() == url != server.url
+
+    hello, gpus, partitions, is_the_same = ask(fabric, question)
+    assert (hello.server_header.domain_uuid, code(hello)) == (fabric.domain, pb.NMX_ST_SUCCESS)
+    assert (code(gpus), list(gpus.gpu_info_list)) == (pb.NMX_ST_SUCCESS, [])
+    assert code(partitions) == pb.NMX_ST_SUCCESS
+    assert [one.num_gpus for one in partitions.partition_info_list] == [0]
+    assert is_the_same
+
+
+def test_a_leader_moves_to_where_the_standby_was(fabric: SimulatedFabric) -> None:
+    async def question(stub: Any, server: NmxcServer) -> tuple[Any, Any]:
+        old, url = server.url, await server.stand_by()
+        await server.move()
+        assert (server.url, await server.stand_by()) != (old, old)
+        assert server.url == url
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await stub.GetGpuInfoList(all_gpus("test"))
+        async with _at(url) as leader:
+            return error.value.code(), await leader.GetGpuInfoList(all_gpus("test"))
+
+    silence, listed = ask(fabric, question)
+    assert silence is grpc.StatusCode.UNAVAILABLE
+    assert len(listed.gpu_info_list) == len(fabric.gpus)

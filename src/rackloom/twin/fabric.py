@@ -256,3 +256,11 @@ class SimulatedFabric:
         snapshot = self.snapshot()
         for listener in self._listeners:
             listener(snapshot)
+
+
+def standby_of(fabric: SimulatedFabric) -> SimulatedFabric:
+    """The domain as a controller has it that does not lead: it knows the uuid, and lists no GPU.
+
+    What a real one says is not published.
+    """
+    return SimulatedFabric(fabric.domain, (), fabric.limits)

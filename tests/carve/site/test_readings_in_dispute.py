@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.plan.values import DeletePartition, GpuHealth
-from rackloom.carve.site import disputes, endpoint_registry, fabric_book
+from rackloom.carve.site import disputes, endpoint_registry, fabric_book, knowledge
 from rackloom.carve.site.disputes import STANDS_SECONDS
 
 
@@ -123,6 +123,18 @@ def test_a_standby_that_shows_nothing_takes_nothing(pair: Any) -> None:
     # Where nobody lists a GPU, there is none.
     assert pair.tell(pair.first, pair.seen(gpus=(), partitions=())) is None
     assert pair.status() == "Configuring"
+
+
+def test_a_standby_does_not_say_that_all_is_gone_when_the_leader_is_lost(pair: Any) -> None:
+    pair.tell(pair.second, pair.seen(gpus=(), partitions=()))
+    pair.lose(pair.first)
+    known = pair.site.read(knowledge.of_domain, pair.domain)
+    assert known.observation is None
+    assert known.unknown_since is not None
+    pair.tell(pair.second, pair.seen(gpus=(), partitions=()))
+    assert pair.site.read(knowledge.of_domain, pair.domain) == known
+    pair.tell(pair.second, pair.seen())
+    assert pair.status() == "Ready"
 
 
 def test_the_operations_of_a_domain_are_looked_through_only_where_something_contradicts(

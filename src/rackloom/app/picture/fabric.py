@@ -121,10 +121,9 @@ def _readings(conn: sa.Connection) -> Mapping[str, list[_Reading]]:
 
 
 def _newest(readings: Iterable[_Reading]) -> Any | None:
-    """The row that counts of those of controllers that can be read; where none can, of all."""
+    """The row that counts, though it be lost; None where nothing was ever read."""
     rows = [one.row for one in readings if one.row.facts is not None]
-    readable = [row for row in rows if row.unknown_since is None]
-    return knowledge.that_counts(readable or rows) if rows else None
+    return knowledge.that_counts(rows) if rows else None
 
 
 def _domain(uuid: str, readings: list[_Reading], newest: Any | None, doubt: _Doubt) -> DomainSeen:

@@ -27,7 +27,7 @@ from rackloom.carve.reconcile.hooks import NONE, Hooks
 from rackloom.carve.reconcile.leases import Hold
 from rackloom.carve.reconcile.meter import Outcome
 from rackloom.carve.reconcile.turns import Turns
-from rackloom.carve.site import fabric_book
+from rackloom.carve.site import fabric_book, knowledge
 from rackloom.carve.site.disputes import Contradicted, Dispute
 from rackloom.carve.site.leases import LeaseLost
 from rackloom.carve.site.store import Store
@@ -137,7 +137,7 @@ class DomainPass:
         """
         before = self.turns.before_looking()
         observation = await self._observe()
-        if not self.hooks.acts:
+        if not self.hooks.acts or not await self._leads(observation):
             return True
         plan = await self._plan(observation, refused)
         await self._tell_blocked(plan)
@@ -149,6 +149,13 @@ class DomainPass:
             if outcome.state == "refused":
                 refused[operation] = outcome.message
         return False if any(one.state == "unknown" for one in outcomes) else None
+
+    async def _leads(self, observation: Observation) -> bool:
+        """Whether the reading is of a controller that counts: no plan is made from what a standby lists."""
+        if observation.gpus:
+            return True
+        known = (await self.store.read(knowledge.of_domain, observation.domain)).observation
+        return known is not None and not known.gpus
 
     async def _tell_blocked(self, plan: Plan) -> None:
         told = (plan.observation.domain, plan.blocked)

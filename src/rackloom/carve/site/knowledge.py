@@ -64,23 +64,27 @@ def _weigh(domain: str, rows: Sequence[sa.Row[Any]]) -> Knowledge:
     good = [row for row in rows if row.unknown_since is None]
     if good and good[0].dispute is not None:
         return _unknown(good[0].disputed_since, good[0].dispute)
-    if good:
-        return Knowledge(kept(that_counts(good)), "")
     if not rows:
         return Knowledge(None, f"no switch controller reports domain {domain} any more")
-    last = max(rows, key=lambda row: row.unknown_since)
+    counts = that_counts(rows)
+    if counts.unknown_since is None:
+        return Knowledge(kept(counts), "")
+    last = max((row for row in rows if row.unknown_since is not None), key=lambda row: row.unknown_since)
     return _unknown(last.unknown_since, last.unknown_reason)
 
 
 def that_counts(rows: Sequence[sa.Row[Any]]) -> sa.Row[Any]:
-    """Of rows of the table `observation`, one at least, the newest that lists a GPU.
+    """Of rows of the table `observation`, one at least, the newest that lists a GPU and is not lost.
 
-    One that lists none says nothing while another does: it is of a standby.
+    Where all that list one are lost, the newest of these: a reading that lists none is of a standby then, and
+    says nothing.
     """
-    newest_first = sorted(rows, key=lambda row: row.observed_at, reverse=True)
     if len(rows) == 1:
-        return newest_first[0]
-    return next((row for row in newest_first if decoded(row.facts).gpus), newest_first[0])
+        return rows[0]
+    best_first = sorted(
+        rows, key=lambda row: (row.unknown_since is None, row.observed_at or 0.0), reverse=True
+    )
+    return next((row for row in best_first if row.facts and decoded(row.facts).gpus), best_first[0])
 
 
 def _unknown(since: float, reason: str) -> Knowledge:
