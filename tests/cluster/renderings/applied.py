@@ -15,7 +15,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import NODE, POD
+from rackloom.claim.kube.kinds import CRD, NODE, POD
 
 CLIQUE = "nvidia.com/gpu.clique"
 RACKLOOM = Path(sys.executable).with_name("rackloom")
@@ -45,6 +45,20 @@ def apply(cluster: ControlPlane, documents: Sequence[Object], *more: str) -> Non
     text = yaml.safe_dump_all(documents)
     words = ("apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", "-")
     kubectl(cluster, *words, *more, given=text)
+
+
+async def established(api: KubeApi) -> None:
+    """Wait until the API server serves all that has been defined."""
+
+    async def all_served() -> bool:
+        return all(_is_established(one) for one in (await api.list(CRD)).items)
+
+    await until(all_served, "the definitions are established")
+
+
+def _is_established(definition: Object) -> bool:
+    conditions = definition.get("status", {}).get("conditions") or ()
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
 
 def place(cluster: ControlPlane, job: Path, *words: str) -> str:

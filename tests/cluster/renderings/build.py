@@ -1,4 +1,4 @@
-"""Kueue and LeaderWorkerSet, built once from the pins beside this file where somebody asks for it.
+"""Kueue, KAI and the controllers of jobs, built once from the pins beside this file where they are asked for.
 
 They take many minutes of one core, so nothing else builds them: without them the tests that need them skip.
 
@@ -17,10 +17,11 @@ from tests.cluster.build import NotBuilt, Tools, at_hand, made
 HERE = Path(__file__).parent
 KUEUE = "sigs.k8s.io/kueue"
 LWS = "sigs.k8s.io/lws"
+MPI = "github.com/kubeflow/mpi-operator"
+JOB_SET = "sigs.k8s.io/jobset"
 KAI = "github.com/NVIDIA/KAI-scheduler"
-QUEUES = Tools(HERE, {"kueue": f"{KUEUE}/cmd/kueue", "lws": f"{LWS}/cmd"})
-SCHEMA = Tools(HERE / "kai", {})
-"""KAI, for its schema alone: nothing of it is built."""
+QUEUES = Tools(HERE, {"kueue": f"{KUEUE}/cmd/kueue", "lws": f"{LWS}/cmd", "jobset": JOB_SET})
+KAI_PARTS = Tools(HERE / "kai", {name: f"{KAI}/cmd/{name}" for name in ("scheduler", "podgrouper", "binder")})
 
 
 def built(tools: Tools) -> Path:
@@ -53,6 +54,7 @@ def source(tools: Tools, module: str) -> Path:
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(f"{made(QUEUES)}\n")
+        for wanted in (QUEUES, KAI_PARTS):
+            sys.stdout.write(f"{made(wanted)}\n")
     except NotBuilt as error:
         sys.exit(f"build: {error}")

@@ -1,9 +1,10 @@
-// The queue and the controller of groups that renderings are tried on, as Go tools: what Kueue asks for, LWS runs with.
+// The queue and the controllers of jobs that renderings are tried on, as Go tools: what Kueue asks for, they run with.
 module rackloom.test/cluster/renderings
 
 go 1.26.0
 
 tool (
+	sigs.k8s.io/jobset
 	sigs.k8s.io/kueue/cmd/kueue
 	sigs.k8s.io/lws/cmd
 )

@@ -9,6 +9,7 @@ from rackloom.claim.kube.api import KubeApi, Object
 from rackloom.claim.kube.kinds import NODE, POD
 
 GPU = "nvidia.com/gpu"
+GANG = "rackloom.dev/gang"
 _TRAY = {"limits": {GPU: "4", "cpu": "8"}}
 _NONE = {"limits": {"cpu": "1"}}
 _SOME = {"limits": {GPU: "1", "cpu": "1"}}
@@ -21,6 +22,18 @@ def _pod(resources: Object) -> Object:
 def job(folder: Path, namespace: str, members: int) -> Path:
     """The file of an indexed Job, a tray for each member."""
     return _written(folder, "batch/v1", "Job", namespace, _indexed(members))
+
+
+def pods(folder: Path, namespace: str, members: int) -> Path:
+    """The file of pods of one gang without an owner, a tray for each."""
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump_all(_alone(namespace, number) for number in range(members)))
+    return file
+
+
+def _alone(namespace: str, number: int) -> Object:
+    metadata = {"name": f"rack-{number}", "namespace": namespace, "labels": {GANG: "rack"}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod(_TRAY)}
 
 
 def groups(folder: Path, namespace: str, replicas: int, size: int) -> Path:
@@ -73,11 +86,23 @@ def _written(folder: Path, version: str, kind: str, namespace: str, spec: Object
 
 async def occupy(api: KubeApi, namespace: str, clique: str, trays: int) -> None:
     """Put a pod with one GPU on each of the first trays of a clique, past every scheduler."""
-    nodes = [
+    nodes = await _of_clique(api, clique)
+    for node in nodes[:trays]:
+        metadata = {"name": f"small-{node}", "namespace": namespace, "labels": {SMALL: ""}}
+        await api.create(POD, {"metadata": metadata, "spec": {**_pod(_SOME), "nodeName": node}})
+
+
+async def free(api: KubeApi, namespace: str, clique: str) -> None:
+    """Take the small pods of a clique away."""
+    nodes = await _of_clique(api, clique)
+    for pod in (await api.list(POD, namespace, labels=SMALL)).items:
+        if pod["spec"]["nodeName"] in nodes:
+            await api.delete(POD, pod["metadata"]["name"], namespace)
+
+
+async def _of_clique(api: KubeApi, clique: str) -> list[str]:
+    return [
         node["metadata"]["name"]
         for node in (await api.list(NODE)).items
         if node["metadata"]["labels"].get(CLIQUE) == clique
     ]
-    for node in nodes[:trays]:
-        metadata = {"name": f"small-{node}", "namespace": namespace, "labels": {SMALL: ""}}
-        await api.create(POD, {"metadata": metadata, "spec": {**_pod(_SOME), "nodeName": node}})

@@ -8,8 +8,9 @@ import asyncio
 import base64
 import contextlib
 import json
+import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import yaml
 from tests.cluster.control_plane import ControlPlane, free_port
 from tests.cluster.credentials import MASTERS
 from tests.cluster.processes import Child, start
-from tests.cluster.renderings.applied import apply, kubectl
+from tests.cluster.renderings.applied import apply, established
 from tests.cluster.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Object
@@ -34,13 +35,15 @@ _NO_ADDRESS = "0"
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A controller of the kubebuilder layout with certificates of its own making."""
+    """A controller of the kubebuilder layout."""
 
     name: str
     program: Path
     source: Path
     config: Object
     """Its configuration file, but for addresses and folders."""
+    makes_certificate: bool = True
+    """False for one that would wait for its own in a folder of the whole machine: it gets one of ours."""
 
     @property
     def namespace(self) -> str:
@@ -54,11 +57,14 @@ async def installed(operator: Operator, cluster: ControlPlane, api: KubeApi) -> 
     folder = cluster.logs / operator.name
     folder.mkdir(exist_ok=True)
     documents = await asyncio.to_thread(_documents, operator, port)
+    if not operator.makes_certificate:
+        _certify(operator, cluster, documents, folder)
     await asyncio.to_thread(apply, cluster, documents)
-    await asyncio.to_thread(kubectl, cluster, "wait", "--for=condition=Established", "crd", "--all")
+    await established(api)
     child = _started(operator, cluster, folder, port)
     try:
-        await _mounted(operator, api, folder)
+        if operator.makes_certificate:
+            await _mounted(operator, api, folder)
         hooks = [one for one in documents if one["kind"] in _HOOKS]
         await until(lambda: _are_trusted(api, hooks), f"{operator.name} tells the API server whom to trust")
         await until(lambda: _listens(port), f"{operator.name} listens")
@@ -99,6 +105,17 @@ def _calls(document: Object) -> Iterator[Object]:
     conversion = document.get("spec", {}).get("conversion", {}).get("webhook")
     if conversion is not None:
         yield conversion["clientConfig"]
+
+
+def _certify(operator: Operator, cluster: ControlPlane, documents: Sequence[Object], folder: Path) -> None:
+    """A certificate of the control plane's authority, which the API server is told to trust."""
+    service = f"{operator.name}-webhook-service.{operator.namespace}.svc"
+    pair = cluster.credentials.server(operator.name, service)
+    shutil.copy(pair.certificate, folder / "tls.crt")
+    shutil.copy(pair.key, folder / "tls.key")
+    bundle = base64.b64encode(cluster.credentials.authority.read_bytes()).decode()
+    for called in (called for one in documents for called in _calls(one)):
+        called["caBundle"] = bundle
 
 
 def _started(operator: Operator, cluster: ControlPlane, folder: Path, port: int) -> Child:

@@ -1,43 +1,102 @@
-"""What is rendered for KAI, against the schema of KAI itself: strict, on a real API server.
+"""KAI's own scheduler, given what is rendered for it: where the pods land, and what it will not split."""
 
-Its scheduler is not run here, so what it makes of the annotations is not shown.
-"""
-
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.renderings.applied import apply, kubectl, rendered
-from tests.cluster.renderings.build import KAI, SCHEMA, source
+from tests.cluster.renderings.applied import SMALL, apply, landed, planned, rendered, spread
 from tests.cluster.renderings.conftest import TRAYS, AddRack
-from tests.cluster.renderings.jobs import job
+from tests.cluster.renderings.jobs import free, groups, mpi_job, occupy, pods
+from tests.cluster.renderings.kai_parts import POD_GROUP, kai_at_work
+from tests.cluster.waiting import until
 
-from rackloom.claim.kube.api import Kind, KubeApi
-from rackloom.claim.kube.kinds import JOB
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.kinds import POD
 
 pytestmark = pytest.mark.anyio
-TOPOLOGY = Kind("kai.scheduler", "v1alpha1", "Topology", "topologies", namespaced=False)
+GROUP = "leaderworkerset.sigs.k8s.io/group-index"
 
 
-async def test_the_topology_and_the_job_are_taken_as_they_stand(
-    operators: Path,
+@pytest.fixture
+async def kai(kai_programs: Path, cluster: ControlPlane, api: KubeApi) -> AsyncIterator[None]:
+    async with kai_at_work(kai_programs, cluster, api):
+        yield
+
+
+async def test_pods_land_in_the_one_clique_that_is_whole(
+    kai: None, cluster: ControlPlane, api: KubeApi, add_rack: AddRack, namespace: str, tmp_path: Path
+) -> None:
+    split, whole = await add_rack(), await add_rack()
+    await occupy(api, namespace, split, 1)
+    file = pods(tmp_path, namespace, TRAYS)
+    assert planned(cluster, file)["cliques"] == [whole]
+
+    apply(cluster, rendered(cluster, file, "kai"))
+
+    found = await landed(api, namespace, TRAYS)
+    assert await spread(api, found) == {(whole,): TRAYS}
+
+
+async def test_pods_wait_rather_than_be_split(
+    kai: None, cluster: ControlPlane, api: KubeApi, add_rack: AddRack, namespace: str, tmp_path: Path
+) -> None:
+    first, second = await add_rack(), await add_rack()
+    documents = rendered(cluster, pods(tmp_path, namespace, TRAYS), "kai")
+    for clique in (first, second):
+        await occupy(api, namespace, clique, 1)
+
+    apply(cluster, documents)
+
+    await until(lambda: _is_turned_away(api, namespace), "KAI says that there is no room")
+    waiting = (await api.list(POD, namespace, labels=f"!{SMALL}")).items
+    assert [pod for pod in waiting if "nodeName" in pod["spec"]] == []
+    await free(api, namespace, second)
+    found = await landed(api, namespace, TRAYS)
+    assert await spread(api, found) == {(second,): TRAYS}
+
+
+async def test_a_launcher_lands_beside_its_workers(
+    mpi_jobs: None,
+    kai: None,
     cluster: ControlPlane,
     api: KubeApi,
     add_rack: AddRack,
     namespace: str,
     tmp_path: Path,
 ) -> None:
-    crds = source(SCHEMA, KAI) / "deployments" / "kai-scheduler" / "crds"
-    kubectl(cluster, "apply", "--server-side", "-f", str(crds / "kai.scheduler_topologies.yaml"))
-    kubectl(cluster, "wait", "--for=condition=Established", "crd", "--all")
-    await add_rack()
+    split, whole = await add_rack(), await add_rack()
+    await occupy(api, namespace, split, 1)
+    file = mpi_job(tmp_path, namespace, TRAYS)
+    assert planned(cluster, file)["cliques"] == [whole]
 
-    documents = rendered(cluster, job(tmp_path, namespace, TRAYS), "kai")
-    apply(cluster, documents)
+    apply(cluster, rendered(cluster, file, "kai"))
 
-    topology = await api.get(TOPOLOGY, documents[0]["metadata"]["name"])
-    levels = [level["nodeLabel"] for level in topology["spec"]["levels"]]
-    marks = (await api.get(JOB, "rack", namespace))["metadata"]["annotations"]
-    assert marks["kai.scheduler/topology"] == topology["metadata"]["name"]
-    assert marks["kai.scheduler/topology-required-placement"] in levels
-    assert marks["kai.scheduler/batch-min-member"] == str(TRAYS)
+    found = await landed(api, namespace, TRAYS + 1)
+    assert await spread(api, found) == {(whole,): TRAYS + 1}
+
+
+async def test_each_replica_shares_a_clique(
+    lws: None,
+    kai: None,
+    cluster: ControlPlane,
+    api: KubeApi,
+    add_rack: AddRack,
+    namespace: str,
+    tmp_path: Path,
+) -> None:
+    racks = [await add_rack() for _ in range(3)]
+    await occupy(api, namespace, racks[0], 1)
+    file = groups(tmp_path, namespace, replicas=2, size=TRAYS)
+    assert sorted(planned(cluster, file)["cliques"]) == racks[1:]
+
+    apply(cluster, rendered(cluster, file, "kai"))
+
+    found = await landed(api, namespace, 2 * TRAYS)
+    assert set(await spread(api, found)) == {(racks[1],), (racks[2],)}
+    assert list((await spread(api, found, GROUP)).values()) == [TRAYS, TRAYS]
+
+
+async def _is_turned_away(api: KubeApi, namespace: str) -> bool:
+    groups = (await api.list(POD_GROUP, namespace)).items
+    return any(group.get("status", {}).get("schedulingConditions") for group in groups)

@@ -1,15 +1,12 @@
 """LeaderWorkerSet's own controller and webhook, given what is rendered for exclusive topology."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.renderings.applied import apply, landed, planned, rendered, spread
-from tests.cluster.renderings.build import LWS, QUEUES, source
 from tests.cluster.renderings.conftest import TRAYS, AddRack
 from tests.cluster.renderings.jobs import groups, occupy
-from tests.cluster.renderings.operators import Operator, installed
 
 from rackloom.claim.kube.api import KubeApi
 
@@ -17,14 +14,6 @@ pytestmark = pytest.mark.anyio
 SEGMENT = 16
 GROUP = "leaderworkerset.sigs.k8s.io/group-index"
 SUBGROUP = "leaderworkerset.sigs.k8s.io/subgroup-index"
-
-
-@pytest.fixture
-async def lws(operators: Path, cluster: ControlPlane, api: KubeApi) -> AsyncIterator[None]:
-    config = {"apiVersion": "config.lws.x-k8s.io/v1alpha1", "kind": "Configuration"}
-    operator = Operator("lws", operators / "lws", source(QUEUES, LWS), config)
-    async with installed(operator, cluster, api):
-        yield
 
 
 async def test_each_replica_has_a_clique_to_itself(

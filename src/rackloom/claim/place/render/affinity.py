@@ -3,38 +3,24 @@
 Pod affinity alone lets the first pod pick a clique that is too small; with the trays named, it cannot.
 """
 
-import hashlib
-
 from rackloom.claim.place.jobs import Team
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.render.edit import Draft, Object, inside
+from rackloom.claim.place.render.names import as_label
 from rackloom.claim.place.values import Gang, Plan
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_LONGEST = 63
-"""Characters of a label's value."""
-_MARK = 8
-"""Characters that tell apart names which begin alike."""
 
 
 def with_affinity(draft: Draft, gang: Gang, plan: Plan, labels: Labels) -> None:
     """Pin every pod template to the trays of its group, and those with devices to one clique."""
-    name = _as_label(gang.name)
+    name = as_label(gang.name)
     serious = {group.name for group in gang.groups if not group.is_helper}
     pin_to_trays(draft, plan, labels)
     for team, _, template in draft.templates():
         draft.mark(template, "labels", {labels.job: name})
         if team.name in serious and len(plan.cliques) == 1:
             _keep_together(template, name, labels)
-
-
-def _as_label(name: str) -> str:
-    """The name of a gang as the value of a label, which has no slash and 63 characters at most."""
-    value = name.replace("/", ".")
-    if len(value) <= _LONGEST:
-        return value
-    mark = hashlib.sha256(name.encode()).hexdigest()[:_MARK]
-    return f"{value[: _LONGEST - _MARK - 1]}-{mark}"
 
 
 def pin_to_trays(draft: Draft, plan: Plan, labels: Labels) -> None:

@@ -3,6 +3,7 @@
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.render.affinity import pin_to_trays
 from rackloom.claim.place.render.edit import Draft, Object, inside
+from rackloom.claim.place.render.names import as_object
 from rackloom.claim.place.values import Gang, Plan
 from rackloom.errors import Refused
 
@@ -41,14 +42,25 @@ def for_pod_groups(draft: Draft, gang: Gang, _plan: Plan, labels: Labels) -> lis
             " or two groups in one clique",
             nearest_fix="use --render affinity",
         )
+    _check_templates(draft, gang)
     made = []
     for group in serious:
-        name = f"{gang.name.rpartition('/')[2]}-{group.name}"
+        name = as_object(f"{gang.name}-{group.name}")
         made.append(_pod_group(draft, name, group.members, labels))
         for team, _, template in draft.templates():
             if team.name == group.name:
                 inside(template, "spec")["schedulingGroup"] = {"podGroupName": name}
     return made
+
+
+def _check_templates(draft: Draft, gang: Gang) -> None:
+    """Pods name their PodGroup in their template, so replicas of one template cannot have one each."""
+    templates = [team.template for team in draft.job.teams if team.need.takes_devices]
+    if draft.job.kind != "Pod" and len(set(templates)) < len(templates):
+        raise Refused(
+            f"{gang.name}: all replicas of a {draft.job.kind} have one template, which names one PodGroup",
+            nearest_fix="use --render lws, or submit each replica by itself",
+        )
 
 
 def _pod_group(draft: Draft, name: str, members: int, labels: Labels) -> Object:

@@ -10,7 +10,8 @@ from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.render.affinity import with_affinity
 from rackloom.claim.place.render.edit import Draft, Object
 from rackloom.claim.place.render.groups import for_lws, for_pod_groups
-from rackloom.claim.place.render.queues import for_kai, for_kueue
+from rackloom.claim.place.render.kai import for_kai
+from rackloom.claim.place.render.kueue import for_kueue
 from rackloom.claim.place.render.slurm import options, topology
 from rackloom.claim.place.values import Gang, Plan, Site
 
