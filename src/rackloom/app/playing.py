@@ -73,7 +73,8 @@ async def _play_real(scenario: Scenario, home: Home, tell: Tell) -> Played:
     async with real_site(home, racks=scenario.racks, profile=scenario.profile) as site:
         if "cluster" not in scenario.layers:
             return await play(scenario, "real", carve_hands(site), tell)
-        async with twin_cluster(site.twin, _files(home)) as cluster:
+        elected = scenario.candidates > 1
+        async with twin_cluster(site.twin, _files(home), elected=elected) as cluster:
             return await _play_with(scenario, "real", site, cluster, tell)
 
 
@@ -82,7 +83,8 @@ async def _play_virtual(scenario: Scenario, home: Home, tell: Tell) -> Played:
         if "cluster" not in scenario.layers:
             return await while_working(site.work, play(scenario, "virtual", carve_hands(site), tell))
         chance = Chance(virtual_wall, random.Random(SEED))  # noqa: S311 (reproducible on purpose)
-        async with twin_cluster(site.trays, _files(home), chance) as cluster:
+        elected = scenario.candidates > 1
+        async with twin_cluster(site.trays, _files(home), chance, elected=elected) as cluster:
             cluster.kube.faults.delay(*ANSWER_SECONDS)
             return await while_working(site.work, _play_with(scenario, "virtual", site, cluster, tell))
 

@@ -20,7 +20,7 @@ from rackloom.topology.rack import RackProfile, Site
 from rackloom.twin.fabric import FabricSnapshot, SimulatedFabric
 from rackloom.twin.names import SeededNames
 from rackloom.twin.nmxc_server import NmxcServer
-from rackloom.twin.racks import fabrics_of
+from rackloom.twin.racks import MOST_RACKS, fabrics_of
 
 T = TypeVar("T")
 
@@ -51,10 +51,6 @@ class TwinSite(msgspec.Struct, frozen=True):
     def fabrics(self) -> tuple[SimulatedFabric, ...]:
         """What the switches have, one for each domain."""
         return tuple(server.fabric for server in self.servers.values())
-
-
-MOST_RACKS = 128
-"""Each domain is a server in this process; more would not start in a time that anybody waits."""
 
 
 def declare(racks: int, profile_name: str, seed: str = "") -> Site:

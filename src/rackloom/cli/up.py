@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 Role = Literal["TENANT_ADMIN", "PROVIDER_ADMIN", "PROVIDER_VIEWER"]
 
 
 def up(
     *,
-    port: int = 8080,
+    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8080,
     home: Path | None = None,
     racks: int = 2,
     profile: str = "gb200-nvl72",

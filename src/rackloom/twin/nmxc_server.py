@@ -6,7 +6,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from rackloom.twin.fabric import SimulatedFabric
+from rackloom.twin.fabric import SimulatedFabric, standby_of
 from rackloom.twin.faults import Faults
 from rackloom.twin.nmxc_service import NmxcService
 
@@ -42,6 +42,7 @@ class NmxcServer:
         self._tls = tls
         self._service = NmxcService(fabric, self.faults)
         self._server: grpc.aio.Server | None = None
+        self._standby: NmxcServer | None = None
 
     @property
     def url(self) -> str:
@@ -56,6 +57,8 @@ class NmxcServer:
     async def __aexit__(self, *_: object) -> None:
         """Stop."""
         await self.go_away()
+        if self._standby is not None:
+            await self._standby.go_away()
 
     async def come_back(self) -> None:
         """Listen, on the port that it had before if it had one."""
@@ -76,6 +79,23 @@ class NmxcServer:
             self._service.hang_up()
             await self._server.stop(grace=GRACE_SECONDS)
             self._server = None
+
+    async def stand_by(self) -> str:
+        """Have the controller of another switch tray ready to lead; returns its URL. It lists no GPU."""
+        if self._standby is None:
+            self._standby = NmxcServer(standby_of(self.fabric), tls=self._tls)
+            await self._standby.come_back()
+        return self._standby.url
+
+    async def move(self) -> None:
+        """Lead from where the standby is: nobody listens any more where this one did."""
+        await self.stand_by()
+        standby, self._standby = self._standby, None
+        assert standby is not None  # noqa: S101 (it was made ready)
+        await standby.go_away()
+        await self.go_away()
+        self._port = standby._port
+        await self.come_back()
 
     def heart_beat(self) -> None:
         """Send a heart beat to every subscriber now."""

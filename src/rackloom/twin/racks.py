@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from rackloom.topology.rack import Domain, Site
 from rackloom.twin.fabric import FabricGpu, FabricLimits, SimulatedFabric
 
+MOST_RACKS = 128
+"""Each domain has a controller in this process; more would not start in a time that anybody waits."""
+
 
 def fabrics_of(site: Site, seed: str) -> tuple[SimulatedFabric, ...]:
     """A fabric at its first boot for each domain of `site`; equal seeds give equal GUIDs."""

@@ -25,6 +25,7 @@ from rackloom.carve.site.store import Store
 from rackloom.carve.site.store.backend import Backend
 from rackloom.twin.simliar import Liar
 from rackloom.twin.simlife import Bulletin, Killed, Life, MortalBackend
+from rackloom.twin.simwire import SimSwitch
 from rackloom.twin.simworld import SimRack, SimWorld
 
 EPOCH = 1_800_000_000.0
@@ -248,10 +249,13 @@ class SimPlane:
             self._set_open(process, open_now=True)
 
     def _driver(self, life: Life, clock: Callable[[], float], endpoint: Endpoint) -> WatchedDriver:
-        answering = self.liars.get(endpoint.url) or self.world.rack_at(endpoint.url)
-        channel: Any = answering.switch.connect(life.checkpoint)
+        channel: Any = self._switch_at(endpoint.url).connect(life.checkpoint)
         driver = NmxcDriver(endpoint.url, clock=clock, connect=lambda _url, _tls: channel)
-        return WatchedDriver(driver, self.world, self.outcomes[endpoint.url], life)
+        return WatchedDriver(driver, self.world, self.outcomes.setdefault(endpoint.url, []), life)
+
+    def _switch_at(self, url: str) -> SimSwitch:
+        liar = self.liars.get(url)
+        return self.world.rack_at(url).switch_at(url) if liar is None else liar.switch
 
 
 def _now() -> float:

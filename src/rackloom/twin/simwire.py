@@ -83,6 +83,11 @@ class SimSwitch:
         self._streams: list[SimStream] = []
         self._under_way: set[asyncio.Task[bytes]] = set()
 
+    def serve(self, service: NmxcService) -> None:
+        """Answer from another state, as a standby does once it leads. Subscriptions end."""
+        self._handlers = service.handlers()
+        self.break_streams()
+
     def connect(self, checkpoint: Checkpoint) -> "SimChannel":
         """A channel to this controller for one client."""
         return SimChannel(self, checkpoint)

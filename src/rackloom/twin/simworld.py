@@ -13,7 +13,7 @@ from rackloom.carve.plan.trays import is_tray
 from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, CreatePartition, DefaultPartition, Operation
 from rackloom.topology.build import build_site
 from rackloom.topology.rack import Domain, RackProfile, Site
-from rackloom.twin.fabric import FabricPartition, FabricSnapshot, SimulatedFabric
+from rackloom.twin.fabric import FabricPartition, FabricSnapshot, SimulatedFabric, standby_of
 from rackloom.twin.faults import Faults
 from rackloom.twin.names import SeededNames
 from rackloom.twin.nmxc_service import NmxcService
@@ -93,6 +93,10 @@ class SimRack:
         self.faults = Faults()
         self.network = SimNetwork(rng)
         self.switch = SimSwitch(NmxcService(fabric, self.faults), self.network, self._executed)
+        self.others: dict[str, SimSwitch] = {}
+        """Controllers of the domain that do not lead, by URL."""
+        self._standby: SimNetwork | None = None
+        self._moves = 0
         self.made: dict[int, str] = {}
         """Partitions that clients created: id to name."""
         self.mutations = 0
@@ -119,6 +123,31 @@ class SimRack:
         """The machine that a GPU is on; None for one that is not there."""
         gpu = self.fabric.gpus.get(guid)
         return None if gpu is None else machine_of(gpu.chassis_serial, gpu.slot)
+
+    def stand_by(self) -> str:
+        """Have another controller ready to lead; returns its URL. It lists no GPU."""
+        url = f"http://switch-{self.name}-{self._moves + 2}"
+        if self._standby is None:
+            self._standby = SimNetwork(self.network.rng)
+            service = NmxcService(standby_of(self.fabric), Faults())
+            self.others[url] = SimSwitch(service, self._standby, self._executed)
+        return url
+
+    def move(self) -> None:
+        """Let that one lead. Nobody listens any more at the URL of before."""
+        url, old = self.stand_by(), self.url
+        assert self._standby is not None  # noqa: S101 (it was made ready)
+        self.network.down = True
+        self.switch.break_streams()
+        self.others[old], self.switch = self.switch, self.others.pop(url)
+        self.switch.serve(NmxcService(self.fabric, self.faults))
+        self.network, self._standby = self._standby, None
+        self.url = url
+        self._moves += 1
+
+    def switch_at(self, url: str) -> SimSwitch:
+        """The controller at one of its URLs."""
+        return self.switch if url == self.url else self.others[url]
 
     def limit(self, room: int | None) -> None:
         """Let the domain hold no more than `room` partitions; None: as many as a real one."""
@@ -223,7 +252,7 @@ class SimWorld:
 
     def rack_at(self, url: str) -> SimRack:
         """The rack behind a controller URL."""
-        return next(rack for rack in self.racks if rack.url == url)
+        return next(rack for rack in self.racks if url == rack.url or url in rack.others)
 
     def rack_of(self, machine: str) -> SimRack:
         """The rack that a machine stands in."""

@@ -23,12 +23,13 @@ from rackloom.twin.gpu_inventory import declared_inventory
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kube.times import loop_time
 from rackloom.twin.names import SeededNames
+from rackloom.twin.nodes.claim_devices import ClaimDevices
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.tray_fabric import clique_label, seats_of, tray_fabric
 from rackloom.twin.nodes.tray_host import TrayHost, tray_machine
 from rackloom.twin.nodes.tray_names import TrayNames
 from rackloom.twin.nodes.tray_node import Surroundings
-from rackloom.twin.nodes.trays import Nodes, TrayDevices, tray_nodes
+from rackloom.twin.nodes.trays import Nodes, tray_nodes
 from rackloom.twin.racks import fabrics_of
 
 PROFILE = load_rack("gb200-nvl72")
@@ -60,7 +61,7 @@ class Rack:
         )
         names = TrayNames("seed")
         made = {one.name: one for one in tray_nodes(self.site, names, around)}
-        kubelets = Kubelets(self.api, loop_time, devices=TrayDevices(made))
+        kubelets = Kubelets(self.api, loop_time, devices=ClaimDevices(made.__getitem__))
         self.nodes = Nodes(made.values(), kubelets, [self.fabric], names)
         first = self.site.domains[0].trays[0]
         self.first = self.nodes.name_of(first.chassis_serial, first.slot)
@@ -177,7 +178,7 @@ def test_what_breaks_on_a_tray_is_published(tmp_path: Path) -> None:
 def test_a_pod_goes_from_a_tray_although_its_plugin_was_never_there(tmp_path: Path) -> None:
     async def run() -> None:
         found = Rack(tmp_path)
-        devices = TrayDevices({found.first: found.nodes[found.first]})
+        devices = ClaimDevices(lambda node: found.nodes[node])
         pod: Object = {"metadata": {"name": "a", "namespace": "n", "uid": "uid-a"}}
         results = [{"driver": "gpu.test", "request": "r", "pool": "p", "device": "d"}]
         claim: Object = {

@@ -6,6 +6,8 @@ import pytest
 
 from rackloom.errors import Refused
 from rackloom.twin import simloop
+from rackloom.twin.scenario import site_actions as actions
+from rackloom.twin.scenario import site_expectations as expectations
 from rackloom.twin.scenario import values
 from rackloom.twin.scenario.player import play, told
 from rackloom.twin.scenario.stage import NotSeen
@@ -13,7 +15,7 @@ from rackloom.twin.scenario.tell import line, summary
 from rackloom.twin.scenario.values import Scenario
 
 HEAL = values.Heal()
-SEEN = values.ExpectInvariants(within=10)
+SEEN = expectations.ExpectInvariants(within=10)
 
 
 def now():
@@ -27,7 +29,7 @@ def played(*steps, look=None, act=None, end=None):
     async def main():
         hands = {
             values.Heal: act or fine,
-            values.ExpectInvariants: look or fine,
+            expectations.ExpectInvariants: look or fine,
             values.End: end or fine,
         }
         lines = []
@@ -70,7 +72,7 @@ def test_an_expectation_that_comes_too_late_fails_with_what_was_seen_instead():
 
 
 def test_what_must_stay_and_does_not_fails():
-    stays = values.ExpectInvariants(within=10, stays=5)
+    stays = expectations.ExpectInvariants(within=10, stays=5)
     assert played(stays, look=true_from(2.0)).lines[0].seen == "at 7.0; for 5 s"
     gone = played(stays, look=true_from(2.0, until=6.0))
     assert (gone.ok, gone.lines[0].seen) == (False, "it did not stay so for 5 s: not at 6.0")
@@ -92,10 +94,13 @@ def test_an_action_that_does_not_come_about_fails_the_scenario(error):
 
 
 def test_how_a_step_is_told():
-    step = values.MakeInstances(group="job", vpc="net", count=4, tenant="blue")
+    step = actions.MakeInstances(group="job", vpc="net", count=4, tenant="blue")
     assert told(step) == "make-instances group job vpc net count 4 tenant blue"
-    assert told(values.ExpectPartitions(within=5, count=0)) == "expect partitions within 5 count 0"
-    assert told(values.ExpectTogether(within=1, groups=("a", "b"))) == "expect together within 1 groups a,b"
+    assert told(expectations.ExpectPartitions(within=5, count=0)) == "expect partitions within 5 count 0"
+    assert (
+        told(expectations.ExpectTogether(within=1, groups=("a", "b")))
+        == "expect together within 1 groups a,b"
+    )
 
 
 def test_a_transcript_tells_what_was_not_seen():

@@ -7,6 +7,8 @@ from inline_snapshot import snapshot
 from tests.twin.scenario.texts import CARVED, END, HEAD
 
 from rackloom.errors import Refused
+from rackloom.twin.scenario import site_actions as actions
+from rackloom.twin.scenario import site_expectations as expectations
 from rackloom.twin.scenario import values
 from rackloom.twin.scenario.library import files, find, shipped
 from rackloom.twin.scenario.read import kinds_of, parse, read_scenario
@@ -20,8 +22,8 @@ def refusal(text):
 
 def test_a_scenario_is_steps_in_order():
     read = parse(HEAD + CARVED + END, "incident", "incident.toml")
-    assert read.steps[2] == values.MakeInstances(group="job", vpc="net", count=2)
-    assert read.steps[-1] == values.ExpectInvariants(within=1)
+    assert read.steps[2] == actions.MakeInstances(group="job", vpc="net", count=2)
+    assert read.steps[-1] == expectations.ExpectInvariants(within=1)
     assert (read.racks, read.profile, read.layers) == (1, "gb200-nvl72", {"carve"})
     assert read.speeds == {"real", "virtual"}
 
@@ -53,7 +55,7 @@ def test_an_unknown_key_of_the_head():
     assert refusal(HEAD + 'speed = "fast"\n' + END) == snapshot(
         "incident.toml: it has the unknown key `speed` / "
         "its keys are title, seen, racks (optional), profile (optional), processes (optional), "
-        "controller (optional)"
+        "candidates (optional), controller (optional)"
     )
 
 
@@ -65,10 +67,15 @@ def test_neither_done_nor_expected():
 
 def test_an_unknown_step():
     told = refusal(HEAD + CARVED + '[[step]]\ndo = "switch-explodes"\n' + END)
-    assert told.startswith(
-        "incident.toml, line 16, step 4: do = 'switch-explodes' is not known / one of api-server-"
-    )
-    assert "switch-stops" in told
+    assert told.startswith("incident.toml, line 16, step 4: do = 'switch-explodes' is not known / ")
+    assert ", or one of api-server-" in told
+
+
+def test_the_step_that_was_perhaps_meant_comes_first():
+    told = refusal(HEAD + '[[step]]\ndo = "switch-stop"\n' + END)
+    assert "do = 'switch-stop' is not known / switch-stops, or one of api-server-" in told
+    told = refusal(HEAD + "[[step]]\nexpect = 7\n" + END)
+    assert "expect = 7 is not known / one of alone, " in told
 
 
 def test_an_unknown_key_of_a_step():
@@ -81,7 +88,34 @@ def test_an_unknown_key_of_a_step():
 def test_a_value_of_the_wrong_kind():
     assert refusal(HEAD + '[[step]]\ndo = "switch-stops"\nrack = "one"\n' + END) == snapshot(
         "incident.toml, line 3, step 1, do = 'switch-stops': Expected `int`, got `str` at `rack` / "
-        "its keys are at (optional), rack (optional)"
+        "rack is a whole number, such as 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "fix"),
+    [
+        ('do = "switch-restarts"\nforgets = "all"', "forgets is one of nothing, names, partitions, domain"),
+        ('do = "heal"\nat = "noon"', "at is a number, such as 2.5"),
+        ('do = "release-instances"\ngroup = 1', "group is a text in quotes"),
+        ('do = "set-interfaces"\ninstance = "job/1"\nlogical-partitions = "lp"', "a list, each of it a text"),
+        ('do = "imex-addresses-swapped"\ntrays = [1]', "trays is a list of 2, each of it a whole number"),
+        ('do = "tray-returned"\ninstance = "job/1"\nswapped = 1', "swapped is true or false"),
+    ],
+)
+def test_what_a_key_takes(step, fix):
+    assert fix in refusal(f"{HEAD}{CARVED}[[step]]\n{step}\n{END}").partition(" / ")[2]
+
+
+def test_a_head_with_a_wrong_value():
+    assert refusal(HEAD + "candidates = 3\n" + END) == snapshot(
+        "incident.toml: Invalid enum value 3 at `candidates` / candidates is one of 1, 2"
+    )
+
+
+def test_more_racks_than_a_process_can_be():
+    assert refusal(HEAD + "racks = 129\n" + END) == snapshot(
+        "incident.toml: 129 racks are too many for one process / use up to 128"
     )
 
 
@@ -95,7 +129,16 @@ def test_an_expectation_needs_a_time():
 @pytest.mark.parametrize(
     ("step", "told"),
     [
-        ('do = "switch-stops"\nrack = 2', "rack = 2 is not there / a number from 1 to 1"),
+        (
+            'do = "switch-stops"\nrack = 2',
+            "rack = 2 is not there / a number from 1 to 1, or write more racks",
+        ),
+        ('do = "heal"\nat = -5', "at = -5 is before the site answers / seconds from 0 up"),
+        ('do = "gpu-xid"\ntray = 1\ngpu = 1\nxid = -3', "xid = -3 is too small / a number from 1 up"),
+        (
+            'do = "tray-pulled"\ninstance = "other/1"',
+            "there is no instance 'other/1' yet / one of job/1, job/2",
+        ),
         ('do = "release-instances"\ngroup = "jbo"', "group: there is no group 'jbo' yet / one of job"),
         (
             'do = "tray-pulled"\ninstance = "job/3"',
@@ -107,7 +150,7 @@ def test_an_expectation_needs_a_time():
         ),
         (
             'do = "hand-lets-go"\nname = "x"',
-            "there is no partition by hand 'x' yet / make a partition by hand before",
+            "there is no partition by hand 'x' yet / make it before, with do = \"partition-by-hand\"",
         ),
         (
             'do = "gpu-health"\ninstance = "job/1"\ngpu = 5\nhealth = "degraded"',
@@ -122,9 +165,9 @@ def test_an_expectation_needs_a_time():
             "a tray has 4 GPUs, named are 1 / name 4",
         ),
         ('do = "service-killed"\ndown = -1.0', "down is negative / give seconds from 0 up"),
-        ('do = "controllers-die"\npoint = 0', "point = 0 is too few / a number from 1 up"),
-        ('do = "controllers-die"\npoint = 1\nlives = 0', "lives = 0 is too few / a number from 1 up"),
-        ('expect = "imex-mesh"\ncount = -1\nwithin = 1', "count = -1 is too few / a number from 0 up"),
+        ('do = "controllers-die"\npoint = 0', "point = 0 is too small / a number from 1 up"),
+        ('do = "controllers-die"\npoint = 1\nlives = 0', "lives = 0 is too small / a number from 1 up"),
+        ('expect = "imex-mesh"\ncount = -1\nwithin = 1', "count = -1 is too small / a number from 0 up"),
         ('do = "clique-label-lags"\nseconds = -1.0', "seconds is negative / give seconds from 0 up"),
         ('do = "node-lost"\ntray = 19', "tray = 19 is not there / a number from 1 to 18"),
         ('do = "switch-mistreats"\nrpc = "Helo"\nhow = "refuses"', "there is no RPC 'Helo' / one of AddGpus"),
@@ -132,7 +175,10 @@ def test_an_expectation_needs_a_time():
             'do = "api-server-bad"\nhow = "conflict"\nrate = 30.0',
             "rate is not a part of all / a number from 0",
         ),
-        ('do = "list-written-by-hand"\nname = "x"', "there is no list read by hand 'x' yet / make a list"),
+        (
+            'do = "list-written-by-hand"\nname = "x"',
+            "there is no list read by hand 'x' yet / make it before, with do = \"list-read-by-hand\"",
+        ),
         (
             'do = "imex-addresses-swapped"\ntrays = [1, 19]',
             "tray 19 is not there / numbers from 1 to 18",
@@ -149,9 +195,9 @@ def test_an_expectation_needs_a_time():
         ('expect = "invariants"\nwithin = inf', "within = inf is no number to reckon with / a finite"),
         (
             'do = "switch-mistreats"\nrpc = "Hello"\nhow = "refuses"\ntimes = 0',
-            "times = 0 is too few / a number from 1 up",
+            "times = 0 is too small / a number from 1 up",
         ),
-        ('do = "switch-hides"\ninstance = "job/1"\nlists = 0', "lists = 0 is too few / a number from 1 up"),
+        ('do = "switch-hides"\ninstance = "job/1"\nlists = 0', "lists = 0 is too small / a number from 1 up"),
         (
             'do = "switch-claims-domain"\nrack = 1\ndomain-of = 1',
             "rack 1 is its own domain already / another rack in domain-of",
@@ -209,6 +255,27 @@ def test_nothing_expected_at_the_end():
 def test_a_check_that_the_doctor_does_not_have():
     step = '[[step]]\nexpect = "finding"\ncheck = "GPU helth"\nwithin = 1\n'
     assert "there is no check 'GPU helth' / one of " in refusal(HEAD + step)
+
+
+def test_a_leader_where_nobody_is_elected():
+    assert refusal(HEAD + '[[step]]\ndo = "leader-killed"\n' + END) == snapshot(
+        "incident.toml, line 3, step 1: nobody is elected here / write candidates = 2 above the steps"
+    )
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        'do = "controllers-killed"',
+        'do = "controllers-doubled"',
+        'expect = "controllers-ended"\ncount = 1\nwithin = 1',
+    ],
+)
+def test_a_single_process_where_two_are_elected(step):
+    assert refusal(HEAD + "candidates = 2\n[[step]]\n" + step + "\n" + END) == snapshot(
+        "incident.toml, line 4, step 1: there are two, of which one leads / "
+        "a step about the leader, or leave out candidates = 2"
+    )
 
 
 def test_an_unknown_profile():

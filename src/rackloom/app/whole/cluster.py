@@ -20,6 +20,7 @@ import msgspec
 from rackloom.app.controller import Leadership
 from rackloom.app.whole.addresses import AddressedKubelets
 from rackloom.app.whole.admission import Admission
+from rackloom.app.whole.candidates import Candidates
 from rackloom.app.whole.classes import device_classes
 from rackloom.app.whole.discovery import USER as GFD
 from rackloom.app.whole.discovery import Discovery
@@ -35,11 +36,12 @@ from rackloom.twin.imex.memory import ImexNetwork
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kube.controllers import DaemonSets, Jobs, NodeLifecycle, PodClaims, Scheduler
 from rackloom.twin.kube.controllers.mpi_jobs import MpiJobs
+from rackloom.twin.nodes.claim_devices import ClaimDevices
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.tray_host import TrayHost, tray_machine
 from rackloom.twin.nodes.tray_names import TrayNames
 from rackloom.twin.nodes.tray_node import Surroundings
-from rackloom.twin.nodes.trays import Nodes, TrayDevices, tray_nodes
+from rackloom.twin.nodes.trays import Nodes, tray_nodes
 
 Api = Callable[[str], KubeApi]
 """The API server as somebody (by name) asks it."""
@@ -52,6 +54,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Nodes
     imex: ImexNetwork
     controllers: OurControllers
+    """Rackloom's; where several are elected, the first of them."""
+    candidates: Candidates | None
+    """Those who are elected; None: there is one, without an election."""
     clock: ControllersClock
     discovery: Discovery
     addresses: dict[str, str]
@@ -61,8 +66,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def twin_cluster(twin: Racks, folder: Path, chance: Chance | None = None) -> AsyncIterator[Cluster]:
-    """The trays of `twin` in a cluster of their own; `folder` is made anew for their files."""
+async def twin_cluster(
+    twin: Racks, folder: Path, chance: Chance | None = None, *, elected: bool = False
+) -> AsyncIterator[Cluster]:
+    """The trays of `twin` in a cluster of their own; `folder` is made anew for their files.
+
+    `elected`: two replicas of Rackloom's controllers, of which the Lease says who leads.
+    """
     chance = chance or true_chance()
     kube = FakeKube(seed=chance.rng.getrandbits(32), now=chance.wall)
     imex, discovery, clock = ImexNetwork(), Discovery(kube), ControllersClock(chance.wall)
@@ -75,15 +85,19 @@ async def twin_cluster(twin: Racks, folder: Path, chance: Chance | None = None) 
     planned: dict[str, str] = {}
     kubelets = partial(AddressedKubelets, planned)
     nodes = _nodes(twin, folder, api, imex, chance.wall, kubelets)
-    ours = OurControllers(_lead(clock, chance.rng), api("rackloom-controller"))
+    lead, user = _lead(clock, chance.rng), api("rackloom-controller")
+    candidates = Candidates(lead, user, Chance(clock, chance.rng)) if elected else None
+    ours = OurControllers(lead, user) if candidates is None else candidates.first
     admission = Admission(kube, api("rackloom-webhook"), chance.wall, chance.rng)
-    work = asyncio.create_task(_together(ours.run(), admission.run(), *_theirs(kube, chance), nodes.run()))
+    control = (candidates or ours).run()
+    work = asyncio.create_task(_together(control, admission.run(), *_theirs(kube, chance), nodes.run()))
     try:
         yield Cluster(
             kube=kube,
             nodes=nodes,
             imex=imex,
             controllers=ours,
+            candidates=candidates,
             clock=clock,
             discovery=discovery,
             addresses=planned,
@@ -141,7 +155,7 @@ def _nodes(
     programs = Programs(
         api("compute-domain-daemon"), folder / "pods", lambda node, claim: made[node].cdi_files(claim), imex
     )
-    kubelets = make(api("kubelet"), wall, devices=TrayDevices(made), containers=programs)
+    kubelets = make(api("kubelet"), wall, devices=ClaimDevices(made.__getitem__), containers=programs)
     return Nodes(made.values(), kubelets, twin.fabrics, names)
 
 

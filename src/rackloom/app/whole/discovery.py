@@ -19,7 +19,6 @@ class Discovery(DirectApi):
         super().__init__(kube, USER)
         self.lag = 0.0
         self._late: set[asyncio.Task[None]] = set()
-        self._api = DirectApi(kube, USER)
 
     async def patch(
         self,
@@ -33,9 +32,7 @@ class Discovery(DirectApi):
     ) -> Object:
         """Write a label now, or (then without an answer) when it is its time."""
         if dry_run or (not self.lag and not self._late):
-            return await self._api.patch(
-                kind, name, namespace, patch, subresource=subresource, dry_run=dry_run
-            )
+            return await super().patch(kind, name, namespace, patch, subresource=subresource, dry_run=dry_run)
         task = asyncio.create_task(self._write_late(kind, name, patch))
         self._late.add(task)
         task.add_done_callback(self._late.discard)
@@ -47,6 +44,6 @@ class Discovery(DirectApi):
         await asyncio.sleep(self.lag)
         while True:
             with suppress(KubeError):
-                await self._api.patch(kind, name, None, patch)
+                await super().patch(kind, name, None, patch)
                 return
             await asyncio.sleep(_AGAIN_S)

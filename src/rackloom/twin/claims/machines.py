@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from rackloom.twin.claims.seen import Seen
 from rackloom.twin.claims.steps import Steps, stepped
 from rackloom.twin.claims.tray import DRIVER_NAMESPACE, Tray
 from rackloom.twin.kube import DirectApi, FakeKube
-from rackloom.twin.kubelet.claims import PodClaim, pod_claim
+from rackloom.twin.kubelet.claims import PodClaim
+from rackloom.twin.nodes.claim_devices import ClaimDevices
 from rackloom.twin.nodes.pod_objects import claim_names
 
 POD_START, IMEX_READY = 1.0, 0.5
@@ -74,7 +74,22 @@ class Machine:
         finally:
             self.running = None
 
-    async def ask(self, ask: Callable[[Running], Awaitable[dict[str, Answer]]]) -> None:
+    @property
+    def drivers(self) -> tuple[str, ...]:
+        """The plugin, while it is registered with kubelet."""
+        return (names.IMEX_DRIVER,) if self.running else ()
+
+    async def prepare(self, claims: Sequence[PodClaim]) -> None:
+        """As `NodePlugins` has it."""
+        if claims:
+            await self._ask(lambda plugin: plugin.requests.prepare([one.ref for one in claims]))
+
+    async def unprepare(self, claims: Sequence[PodClaim]) -> None:
+        """As `NodePlugins` has it."""
+        if claims:
+            await self._ask(lambda plugin: plugin.requests.unprepare([one.ref for one in claims]))
+
+    async def _ask(self, ask: Callable[[Running], Awaitable[dict[str, Answer]]]) -> None:
         """A call of kubelet. Raises `Retry` with what the plugin said, or that it did not answer."""
         self._step()
         life, running = self.plugin.life, self.running
@@ -146,33 +161,14 @@ class Machine:
 
 
 class Machines:
-    """All machines that are on, by node; what `twin.nodes` asks as `Devices` and `Containers`."""
+    """All machines that are on, by node; what `twin.nodes` asks as `Containers`."""
 
     def __init__(self, kube: FakeKube, seen: Seen) -> None:
         self.on: dict[str, Machine] = {}
-        self._users: dict[tuple[str, str], set[str]] = defaultdict(set)
-        """(node, claim) -> pods, as each kubelet keeps them on its disk."""
+        self.devices = ClaimDevices(self._machine)
+        """What it asks as `Devices`."""
         self._kube = kube
         self._seen = seen
-
-    async def prepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        """As `Devices` has it."""
-        refs = [one.ref for one in _ours(claims)]
-        for ref in refs:
-            self._users[node, ref.uid].add(pod["metadata"]["uid"])
-        if refs:
-            await self._machine(node).ask(lambda plugin: plugin.requests.prepare(refs))
-
-    async def unprepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        """As `Devices` has it: a claim is given back with the last pod of the node that uses it."""
-        refs = [one.ref for one in _ours(claims) if self._is_last(node, one.uid, pod)]
-        if refs:
-            await self._machine(node).ask(lambda plugin: plugin.requests.unprepare(refs))
-        for one in _ours(claims):
-            self._users[node, one.uid].discard(pod["metadata"]["uid"])
-
-    def _is_last(self, node: str, claim: str, pod: Object) -> bool:
-        return not self._users[node, claim] - {pod["metadata"]["uid"]}
 
     async def run(self, node: str, pod: Object, ready: Callable[[], Awaitable[None]]) -> int:
         """As `Containers` has it."""
@@ -228,8 +224,3 @@ async def _call(
 async def _tell_once_ready(imex: Imex, ready: Callable[[], Awaitable[None]]) -> None:
     await imex.is_ready.wait()
     await ready()
-
-
-def _ours(claims: Sequence[Object]) -> list[PodClaim]:
-    found = map(pod_claim, claims)
-    return [one for one in found if names.IMEX_DRIVER in one.drivers]

@@ -71,7 +71,7 @@ class Plant:
         self._death, self._at = death, at
         self._classes = classes
         api = DirectApi(self.kube, "kubelet")
-        self._kubelets = Kubelets(api, loop_time, devices=self.machines, containers=self.machines)
+        self._kubelets = Kubelets(api, loop_time, devices=self.machines.devices, containers=self.machines)
         self._controller = Kept(Life("controller"), self._control, CONTROLLER_RESTART, self.seen.broken)
         self._work: list[asyncio.Task[None]] = []
 

@@ -2,15 +2,14 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import structlog
 
 from rackloom.claim.domain.names import SIMULATED_LABEL
-from rackloom.claim.kube.api import KubeError, Object
+from rackloom.claim.kube.api import KubeError
 from rackloom.topology.rack import Site
 from rackloom.twin.fabric import FabricSnapshot, SimulatedFabric
-from rackloom.twin.nodes.claim_users import ClaimUsers, need_plugins
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.node_objects import NodeSpec
 from rackloom.twin.nodes.tray_fabric import seats_of, tray_fabric
@@ -20,30 +19,6 @@ from rackloom.twin.nodes.tray_node import Surroundings, TrayNode
 _LABELS = {SIMULATED_LABEL: "true", "nvidia.com/gpu.present": "true"}
 _AGAIN_S = 1.0
 log = structlog.get_logger(__name__)
-
-
-class TrayDevices:
-    """`Devices` of kubelets: the plugins of each tray, and on its disk who uses which claim."""
-
-    def __init__(self, nodes: Mapping[str, TrayNode]) -> None:
-        self._nodes = nodes
-        self._users: defaultdict[str, ClaimUsers] = defaultdict(ClaimUsers)
-
-    async def prepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        """Raises `Retry` with what a plugin said."""
-        users = self._users[node]
-        users.meet(pod)
-        need_plugins(self._nodes[node].drivers, claims)
-        fresh = users.begin(pod, claims)
-        await self._nodes[node].prepare(fresh)
-        users.note_started(pod, fresh)
-
-    async def unprepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        """Raises `Retry` where a plugin still holds something."""
-        users = self._users[node]
-        last = users.end(pod, claims)
-        await self._nodes[node].unprepare(last)
-        users.forget(last)
 
 
 class Nodes:

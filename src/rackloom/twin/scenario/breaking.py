@@ -9,7 +9,7 @@ import msgspec
 
 from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, GpuHealth, PartitionHealth
 from rackloom.twin.fabric import FabricGpu, FabricPartition
-from rackloom.twin.scenario import values
+from rackloom.twin.scenario import site_actions as actions
 from rackloom.twin.scenario.ground import Ground
 from rackloom.twin.scenario.stage import NotSeen, Site, Switch
 from rackloom.twin.scenario.tenants import Tenants
@@ -36,19 +36,19 @@ class Breaking:
         self._read_lists: dict[str, tuple[Switch, FabricPartition]] = {}
         self._new_guids = itertools.count(0xF000_0000_0000_0001)
 
-    async def stop_switch(self, step: values.SwitchStops) -> str:
+    async def stop_switch(self, step: actions.SwitchStops) -> str:
         """Nobody answers."""
         await self._ground.rack(step.rack).go_away()
         self._stopped.add(step.rack)
         return f"the controller of rack {step.rack} cannot be reached"
 
-    async def start_switch(self, step: values.SwitchAnswers) -> str:
+    async def start_switch(self, step: actions.SwitchAnswers) -> str:
         """It answers again."""
         await self._ground.rack(step.rack).come_back()
         self._stopped.discard(step.rack)
         return f"the controller of rack {step.rack} can be reached"
 
-    async def restart_switch(self, step: values.SwitchRestarts) -> str:
+    async def restart_switch(self, step: actions.SwitchRestarts) -> str:
         """Away, forgetful, and back."""
         switch = self._ground.rack(step.rack)
         await switch.go_away()
@@ -58,7 +58,7 @@ class Breaking:
         await switch.come_back()
         return f"the controller of rack {step.rack} restarted, and forgot {step.forgets}"
 
-    async def claim_domain(self, step: values.SwitchClaimsDomain) -> str:
+    async def claim_domain(self, step: actions.SwitchClaimsDomain) -> str:
         """Two controllers say they are one domain."""
         switch, other = self._ground.rack(step.rack), self._uuids[step.domain_of]
         await switch.go_away()
@@ -66,7 +66,7 @@ class Breaking:
         await switch.come_back()
         return f"the controller of rack {step.rack} says it is domain {other}"
 
-    async def mistreat(self, step: values.SwitchMistreats) -> str:
+    async def mistreat(self, step: actions.SwitchMistreats) -> str:
         """Coming calls go wrong."""
         faults = self._ground.rack(step.rack).faults
         for _ in range(step.times):
@@ -78,13 +78,13 @@ class Breaking:
                 faults.omit_header_of_next(step.rpc)
         return f"{step.times} coming calls of {step.rpc}: {step.how}"
 
-    async def hide(self, step: values.SwitchHides) -> str:
+    async def hide(self, step: actions.SwitchHides) -> str:
         """Lists leave a partition out."""
         switch, partition = self._partition_of(step.instance)
         switch.faults.hide_partition(partition.id, step.lists)
         return f"{step.lists} lists leave out partition {partition.name!r}"
 
-    async def pull_tray(self, step: values.TrayPulled) -> str:
+    async def pull_tray(self, step: actions.TrayPulled) -> str:
         """GPUs are gone from every list."""
         machine = self._machine(step.instance)
         switch, gpus = self._ground.seat(machine)
@@ -93,14 +93,14 @@ class Breaking:
         self._pulled[machine] = switch, gpus
         return f"{len(gpus)} GPUs of machine {machine} are gone"
 
-    async def return_tray(self, step: values.TrayReturned) -> str:
+    async def return_tray(self, step: actions.TrayReturned) -> str:
         """The same GPUs, or others in the same seats."""
         machine = self._machine(step.instance)
         if machine not in self._pulled:
             raise NotSeen(f"the tray of {step.instance} was not pulled: write a tray-pulled step before")
         return self._put_back(machine, swapped=step.swapped)
 
-    async def change_health(self, step: values.GpuHealthChanges) -> str:
+    async def change_health(self, step: actions.GpuHealthChanges) -> str:
         """A GPU gets worse or better."""
         switch, gpus = self._ground.seat(self._machine(step.instance))
         gpu = gpus[step.gpu - 1]
@@ -108,7 +108,7 @@ class Breaking:
             switch.fabric.set_health(gpu.guid, HEALTH[step.health])
         return f"GPU {gpu.guid:x} is {step.health}"
 
-    async def make_by_hand(self, step: values.PartitionByHand) -> str:
+    async def make_by_hand(self, step: actions.PartitionByHand) -> str:
         """Another writer takes GPUs wherever they are."""
         switch, gpus = self._ground.seat(self._machine(step.instance))
         fabric = switch.fabric
@@ -120,13 +120,13 @@ class Breaking:
         self._ground.by_hand[step.name] = fabric, made
         return f"partition {number} {step.name!r} holds {len(guids)} GPUs"
 
-    async def read_list(self, step: values.ListReadByHand) -> str:
+    async def read_list(self, step: actions.ListReadByHand) -> str:
         """Another writer begins a read-modify-write."""
         switch, partition = self._partition_of(step.instance)
         self._read_lists[step.name] = switch, partition
         return f"{step.name} read the {len(partition.guids)} members of {partition.name!r}"
 
-    async def write_list(self, step: values.ListWrittenByHand) -> str:
+    async def write_list(self, step: actions.ListWrittenByHand) -> str:
         """And ends it, not knowing what happened meanwhile."""
         switch, read = self._read_lists.pop(step.name)
         now = switch.fabric.partitions.get(read.id, read)
@@ -137,14 +137,14 @@ class Breaking:
             switch.fabric.replace(read.id, read.guids)
         return f"{step.name} wrote {len(read.guids)} members, and dropped {len(dropped)}"
 
-    async def take_switch_tray(self, step: values.SwitchTrayOut) -> str:
+    async def take_switch_tray(self, step: actions.SwitchTrayOut) -> str:
         """Less bandwidth for all: each GPU has links to every switch tray."""
         count = self._set_bandwidth(
             self._ground.rack(step.rack), GpuHealth.DEGRADED_BANDWIDTH, PartitionHealth.DEGRADED_BANDWIDTH
         )
         return f"{count} GPUs of rack {step.rack} lost a part of their links"
 
-    async def return_switch_tray(self, step: values.SwitchTrayBack) -> str:
+    async def return_switch_tray(self, step: actions.SwitchTrayBack) -> str:
         """All links are up."""
         count = self._set_bandwidth(self._ground.rack(step.rack), GpuHealth.HEALTHY, PartitionHealth.HEALTHY)
         return f"{count} GPUs of rack {step.rack} have all their links"
@@ -157,14 +157,14 @@ class Breaking:
                 switch.fabric.put(msgspec.structs.replace(one, health=partitions))
         return len(switch.fabric.gpus)
 
-    async def delete_partition(self, step: values.PartitionGone) -> str:
+    async def delete_partition(self, step: actions.PartitionGone) -> str:
         """Another writer deletes what we made."""
         switch, partition = self._partition_of(step.instance)
         with self._ground.hand():
             switch.fabric.delete(partition.id)
         return f"partition {partition.id} {partition.name!r} of {len(partition.guids)} GPUs is deleted"
 
-    async def let_go(self, step: values.HandLetsGo) -> str:
+    async def let_go(self, step: actions.HandLetsGo) -> str:
         """The other writer deletes what it made."""
         fabric, made = self._ground.by_hand.pop(step.name)
         with self._ground.hand():
@@ -183,7 +183,7 @@ class Breaking:
         for machine in list(self._pulled):
             self._put_back(machine, swapped=False)
         for name in list(self._ground.by_hand):
-            await self.let_go(values.HandLetsGo(name=name))
+            await self.let_go(actions.HandLetsGo(name=name))
         self._site.mend()
         return "everything is repaired"
 

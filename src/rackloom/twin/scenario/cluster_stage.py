@@ -1,5 +1,6 @@
 """What a scenario can do to the processes of a cluster, wherever they run."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from rackloom.twin.imex.memory import ImexNetwork
@@ -25,6 +26,27 @@ class Controllers(Protocol):
 
     async def single(self) -> None:
         """End the others."""
+
+
+class Candidates(Protocol):
+    """Replicas of Rackloom's controllers, of which one leads. Leaders are called as in their Lease."""
+
+    @property
+    def leader(self) -> str | None:
+        """Who leads now; None: nobody does."""
+
+    @property
+    def overlaps(self) -> Sequence[str]:
+        """When two led at once, in words."""
+
+    async def kill_leader(self, down: float) -> str | None:
+        """End the leader without a word, and let it stand again so many seconds later; returns who it was."""
+
+    def cut_off_leader(self) -> str | None:
+        """Let it reach the API server no more; returns who it was."""
+
+    def connect(self) -> None:
+        """Let all reach it."""
 
 
 class Clock(Protocol):
@@ -56,7 +78,11 @@ class ClusterStage(Protocol):
 
     @property
     def controllers(self) -> Controllers:
-        """Rackloom's."""
+        """Rackloom's; where several are elected, the first of them."""
+
+    @property
+    def candidates(self) -> Candidates | None:
+        """Those who are elected; None: there is one, without an election."""
 
     @property
     def clock(self) -> Clock:

@@ -130,24 +130,28 @@ class WatchesExpire(ClusterAction, frozen=True, kw_only=True, tag="watches-expir
     """All watches break, and the API server no longer has what came since: 410 Gone."""
 
 
-class ControllersKilled(ClusterAction, frozen=True, kw_only=True, tag="controllers-killed"):
+class SoleAction(ClusterAction, frozen=True, kw_only=True):
+    """Something happens to Rackloom's controllers where they are one process, and none is elected."""
+
+
+class ControllersKilled(SoleAction, frozen=True, kw_only=True, tag="controllers-killed"):
     """Rackloom's controllers are killed where they stand; others begin after so many seconds."""
 
     down: float = 1.0
 
 
-class ControllersDie(ClusterAction, frozen=True, kw_only=True, tag="controllers-die"):
+class ControllersDie(SoleAction, frozen=True, kw_only=True, tag="controllers-die"):
     """So many `lives` of Rackloom's controllers end at their `point`-th step: before a write, or after it."""
 
     point: int
     lives: int = 1
 
 
-class ControllersDoubled(ClusterAction, frozen=True, kw_only=True, tag="controllers-doubled"):
+class ControllersDoubled(SoleAction, frozen=True, kw_only=True, tag="controllers-doubled"):
     """Others begin beside Rackloom's controllers, as when a leader wakes up that was thought dead."""
 
 
-class ControllersSingle(ClusterAction, frozen=True, kw_only=True, tag="controllers-single"):
+class ControllersSingle(SoleAction, frozen=True, kw_only=True, tag="controllers-single"):
     """The others end."""
 
 
@@ -155,6 +159,30 @@ class ControllersClockSet(ClusterAction, frozen=True, kw_only=True, tag="control
     """The clock of the controllers' machine is set forwards, or backwards."""
 
     by: float
+
+
+class LeaderAction(ClusterAction, frozen=True, kw_only=True):
+    """Something happens to the replica of Rackloom's controllers that was elected."""
+
+
+class LeaderKilled(LeaderAction, frozen=True, kw_only=True, tag="leader-killed"):
+    """It is killed where it stands and keeps the Lease; `down` seconds later it stands for election again."""
+
+    down: float = 60.0
+
+
+class LeaderCutOff(LeaderAction, frozen=True, kw_only=True, tag="leader-cut-off"):
+    """Nothing arrives any more between it and the API server; the other replica still reaches that."""
+
+
+class LeaderConnected(LeaderAction, frozen=True, kw_only=True, tag="leader-connected"):
+    """What was cut off reaches the API server again."""
+
+
+class ExpectLeader(ClusterExpectation, frozen=True, kw_only=True, tag="leader"):
+    """The Lease names who leads, and no two ever did at once; `changed`: not whom the last such step saw."""
+
+    changed: bool = False
 
 
 class ExpectControllersEnded(ClusterExpectation, frozen=True, kw_only=True, tag="controllers-ended"):

@@ -2,6 +2,8 @@
 
 from rackloom.claim.kube.api import KubeError
 from rackloom.twin.scenario import cluster_values as cluster
+from rackloom.twin.scenario import site_actions as actions
+from rackloom.twin.scenario import site_expectations as expectations
 from rackloom.twin.scenario import values
 from rackloom.twin.scenario.breaking import Breaking
 from rackloom.twin.scenario.cluster_ground import ClusterGround
@@ -9,10 +11,12 @@ from rackloom.twin.scenario.cluster_hands import ClusterHands
 from rackloom.twin.scenario.cluster_looking import ClusterLooking
 from rackloom.twin.scenario.controller_hands import ControllerHands
 from rackloom.twin.scenario.ground import Ground
+from rackloom.twin.scenario.leader_hands import LeaderHands
 from rackloom.twin.scenario.looking import Looking
 from rackloom.twin.scenario.player import Do
 from rackloom.twin.scenario.server_hands import ServerHands
 from rackloom.twin.scenario.stage import NotSeen, Site
+from rackloom.twin.scenario.switch_leaders import SwitchLeaders
 from rackloom.twin.scenario.tenants import Tenants
 from rackloom.twin.scenario.values import Step
 
@@ -21,82 +25,91 @@ def carve_hands(site: Site) -> dict[type[Step], Do]:
     """The hands and eyes for every step that needs no cluster."""
     tenants = Tenants(site)
     ground = Ground(site.switches, tenants.holder)
-    breaking = Breaking(site, ground, tenants)
-    return {**_asking(tenants), **_breaking(site, breaking), **_looking(Looking(site, ground, tenants))}
+    breaking, leaders = Breaking(site, ground, tenants), SwitchLeaders(site, ground)
+    return {
+        **_asking(tenants),
+        **_breaking(site, breaking, leaders),
+        **_looking(Looking(site, ground, tenants)),
+    }
 
 
 def _asking(tenants: Tenants) -> dict[type[Step], Do]:
-    async def partition(step: values.MakeLogicalPartition) -> str:
+    async def partition(step: actions.MakeLogicalPartition) -> str:
         return f"logical partition {await tenants.make_partition(step.tenant, step.name)}"
 
-    async def vpc(step: values.MakeVpc) -> str:
+    async def vpc(step: actions.MakeVpc) -> str:
         return f"VPC {await tenants.make_vpc(step.tenant, step.name, step.logical_partition)}"
 
-    async def instances(step: values.MakeInstances) -> str:
+    async def instances(step: actions.MakeInstances) -> str:
         made = await tenants.make_instances(step)
         return f"{len(made)} instances acknowledged, on {', '.join(one.machine for one in made)}"
 
-    async def interfaces(step: values.SetInterfaces) -> str:
+    async def interfaces(step: actions.SetInterfaces) -> str:
         await tenants.wire(tenants.instance(step.instance), step.logical_partitions)
         return f"{step.instance} is to have {', '.join(name or 'none' for name in step.logical_partitions)}"
 
-    async def release(step: values.ReleaseInstances) -> str:
+    async def release(step: actions.ReleaseInstances) -> str:
         await tenants.release(step.group)
         return f"{len(tenants.groups[step.group])} instances are to go"
 
     return {
-        values.MakeLogicalPartition: partition,
-        values.MakeVpc: vpc,
-        values.MakeInstances: instances,
-        values.SetInterfaces: interfaces,
-        values.ReleaseInstances: release,
+        actions.MakeLogicalPartition: partition,
+        actions.MakeVpc: vpc,
+        actions.MakeInstances: instances,
+        actions.SetInterfaces: interfaces,
+        actions.ReleaseInstances: release,
     }
 
 
-def _breaking(site: Site, breaking: Breaking) -> dict[type[Step], Do]:
-    async def spoil(step: values.NetworkBad) -> str:
+def _breaking(site: Site, breaking: Breaking, leaders: SwitchLeaders) -> dict[type[Step], Do]:
+    async def spoil(step: actions.NetworkBad) -> str:
         site.spoil(step.rack - 1, step)
         return f"the network before rack {step.rack}: {step.how}"
 
-    async def kill(step: values.ServiceKilled) -> str:
+    async def kill(step: actions.ServiceKilled) -> str:
         await site.kill(step.down)
         return f"the service ended, and was started again after {step.down:g} s"
 
-    async def kill_at(step: values.ServiceDies) -> str:
+    async def kill_at(step: actions.ServiceDies) -> str:
         site.kill_at(step.point)
         return f"the service will end at its write or call number {step.point} from here"
 
-    async def set_clock(step: values.ClockSet) -> str:
+    async def set_clock(step: actions.ClockSet) -> str:
         site.set_clock(step.by)
         return f"the machine's clock is {step.by:+g} s"
 
     async def heal(_: values.Heal) -> str:
-        return await breaking.heal()
+        healed = await breaking.heal()
+        await leaders.heal()
+        return healed
 
     async def end(_: values.End) -> str:
         return await breaking.end()
 
     return {
-        values.SwitchStops: breaking.stop_switch,
-        values.SwitchAnswers: breaking.start_switch,
-        values.SwitchRestarts: breaking.restart_switch,
-        values.SwitchClaimsDomain: breaking.claim_domain,
-        values.SwitchMistreats: breaking.mistreat,
-        values.SwitchHides: breaking.hide,
-        values.TrayPulled: breaking.pull_tray,
-        values.TrayReturned: breaking.return_tray,
-        values.GpuHealthChanges: breaking.change_health,
-        values.PartitionByHand: breaking.make_by_hand,
-        values.PartitionGone: breaking.delete_partition,
-        values.HandLetsGo: breaking.let_go,
-        values.ListReadByHand: breaking.read_list,
-        values.ListWrittenByHand: breaking.write_list,
-        values.SwitchTrayOut: breaking.take_switch_tray,
-        values.SwitchTrayBack: breaking.return_switch_tray,
-        values.NetworkBad: spoil,
-        values.ServiceKilled: kill,
-        values.ServiceDies: kill_at,
-        values.ClockSet: set_clock,
+        actions.SwitchStops: breaking.stop_switch,
+        actions.SwitchAnswers: breaking.start_switch,
+        actions.SwitchRestarts: breaking.restart_switch,
+        actions.SwitchClaimsDomain: breaking.claim_domain,
+        actions.SwitchLeaderMoves: leaders.move,
+        actions.SwitchStandbyRegistered: leaders.register_standby,
+        actions.SwitchLeaderRegistered: leaders.register_leader,
+        actions.SwitchMistreats: breaking.mistreat,
+        actions.SwitchHides: breaking.hide,
+        actions.TrayPulled: breaking.pull_tray,
+        actions.TrayReturned: breaking.return_tray,
+        actions.GpuHealthChanges: breaking.change_health,
+        actions.PartitionByHand: breaking.make_by_hand,
+        actions.PartitionGone: breaking.delete_partition,
+        actions.HandLetsGo: breaking.let_go,
+        actions.ListReadByHand: breaking.read_list,
+        actions.ListWrittenByHand: breaking.write_list,
+        actions.SwitchTrayOut: breaking.take_switch_tray,
+        actions.SwitchTrayBack: breaking.return_switch_tray,
+        actions.NetworkBad: spoil,
+        actions.ServiceKilled: kill,
+        actions.ServiceDies: kill_at,
+        actions.ClockSet: set_clock,
         values.Heal: heal,
         values.End: end,
     }
@@ -104,19 +117,19 @@ def _breaking(site: Site, breaking: Breaking) -> dict[type[Step], Do]:
 
 def _looking(eyes: Looking) -> dict[type[Step], Do]:
     return {
-        values.ExpectInstances: eyes.instances,
-        values.ExpectReleased: eyes.released,
-        values.ExpectInterface: eyes.interface,
-        values.ExpectLogicalPartition: eyes.partition,
-        values.ExpectDomain: eyes.domain,
-        values.ExpectReadAgain: eyes.read_again,
-        values.ExpectTogether: eyes.together,
-        values.ExpectAlone: eyes.alone,
-        values.ExpectPartitions: eyes.partitions,
-        values.ExpectUntouched: eyes.untouched,
-        values.ExpectInvariants: eyes.invariants,
-        values.ExpectFinding: eyes.finding,
-        values.ExpectNoFinding: eyes.no_finding,
+        expectations.ExpectInstances: eyes.instances,
+        expectations.ExpectReleased: eyes.released,
+        expectations.ExpectInterface: eyes.interface,
+        expectations.ExpectLogicalPartition: eyes.partition,
+        expectations.ExpectDomain: eyes.domain,
+        expectations.ExpectReadAgain: eyes.read_again,
+        expectations.ExpectTogether: eyes.together,
+        expectations.ExpectAlone: eyes.alone,
+        expectations.ExpectPartitions: eyes.partitions,
+        expectations.ExpectUntouched: eyes.untouched,
+        expectations.ExpectInvariants: eyes.invariants,
+        expectations.ExpectFinding: eyes.finding,
+        expectations.ExpectNoFinding: eyes.no_finding,
     }
 
 
@@ -135,6 +148,8 @@ def cluster_hands(ground: ClusterGround) -> dict[type[Step], Do]:
         **_seen_of(ClusterLooking(ground)),
         values.Heal: heal,
     }
+    if ground.stage.candidates is not None:
+        found |= _of_the_leader(LeaderHands(ground.stage.candidates, ground.api))
     return {kind: _answered(do) for kind, do in found.items()}
 
 
@@ -175,6 +190,15 @@ def _of_controllers(hands: ControllerHands) -> dict[type[Step], Do]:
         cluster.ControllersSingle: hands.single,
         cluster.ControllersClockSet: hands.set_clock,
         cluster.ExpectControllersEnded: hands.ended,
+    }
+
+
+def _of_the_leader(hands: LeaderHands) -> dict[type[Step], Do]:
+    return {
+        cluster.LeaderKilled: hands.kill,
+        cluster.LeaderCutOff: hands.cut_off,
+        cluster.LeaderConnected: hands.connect,
+        cluster.ExpectLeader: hands.leader,
     }
 
 

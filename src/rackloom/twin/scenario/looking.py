@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from rackloom.prove.doctor.findings import Finding, State
 from rackloom.twin.fabric import SimulatedFabric
-from rackloom.twin.scenario import values
+from rackloom.twin.scenario import site_expectations as expectations
 from rackloom.twin.scenario.ground import Ground
 from rackloom.twin.scenario.stage import Json, NotSeen, Site
 from rackloom.twin.scenario.tenants import MadeInstance, Tenants
@@ -22,7 +22,7 @@ class Looking:
         self._tenants = tenants
         self._read_at: dict[int, str | None] = {}
 
-    async def instances(self, step: values.ExpectInstances) -> str:
+    async def instances(self, step: expectations.ExpectInstances) -> str:
         """REST's status of each."""
         members = self._tenants.groups[step.group]
         for number, one in enumerate(members, 1):
@@ -32,14 +32,14 @@ class Looking:
                 raise NotSeen(f"{step.group}/{number} is {status}: {why}")
         return f"{len(members)} of {len(members)} {step.status}: {why}"
 
-    async def released(self, step: values.ExpectReleased) -> str:
+    async def released(self, step: expectations.ExpectReleased) -> str:
         """REST knows none of them."""
         members = self._tenants.groups[step.group]
         left = [one for one in members if await self._tenants.shown(one) is not None]
         _require(not left, f"{len(left)} of {len(members)} are still there")
         return f"{len(members)} instances are gone"
 
-    async def interface(self, step: values.ExpectInterface) -> str:
+    async def interface(self, step: expectations.ExpectInterface) -> str:
         """REST's status of one GPU."""
         shown = await self._tenants.shown(self._tenants.instance(step.instance))
         listed = shown["nvLinkInterfaces"] if shown else ()
@@ -49,13 +49,13 @@ class Looking:
         _require(status == step.status and step.because in why, told)
         return told
 
-    async def partition(self, step: values.ExpectLogicalPartition) -> str:
+    async def partition(self, step: expectations.ExpectLogicalPartition) -> str:
         """REST's status of a logical partition."""
         status, why = _status(await self._tenants.shown_partition(step.name))
         _require(status == step.status, f"{step.name} is {status}: {why}")
         return f"{step.name} is {status}"
 
-    async def domain(self, step: values.ExpectDomain) -> str:
+    async def domain(self, step: expectations.ExpectDomain) -> str:
         """REST's domain uuid of each GPU, against the controller's."""
         for one in self._tenants.groups[step.group]:
             true = self._ground.seat(one.machine)[0].fabric.domain
@@ -64,7 +64,7 @@ class Looking:
             _require(told == {true}, f"{one.machine} is in {true}, REST says {told}")
         return f"every GPU of {step.group} is in domain {true}"
 
-    async def read_again(self, step: values.ExpectReadAgain) -> str:
+    async def read_again(self, step: expectations.ExpectReadAgain) -> str:
         """A reading that is not the one of the first look."""
         serials = {gpu.chassis_serial for gpu in self._ground.rack(step.rack).fabric.gpus.values()}
         answer = await self._site.operate("GET", "nvlink-nmxc-endpoint")
@@ -75,7 +75,7 @@ class Looking:
         _require(at != first, f"the newest reading is that of {first}")
         return f"the controller of rack {step.rack} was read at {at}"
 
-    async def together(self, step: values.ExpectTogether) -> str:
+    async def together(self, step: expectations.ExpectTogether) -> str:
         """One true partition, and nobody else in it."""
         wanted = self._guids(step.groups)
         for switch in self._ground.switches:
@@ -86,7 +86,7 @@ class Looking:
                     return f"partition {one.id} {one.name!r} holds these {len(wanted)} GPUs and no other"
         raise NotSeen(f"no partition holds any of the {len(wanted)} GPUs")
 
-    async def alone(self, step: values.ExpectAlone) -> str:
+    async def alone(self, step: expectations.ExpectAlone) -> str:
         """No partition holds GPUs of the group beside others."""
         wanted = self._guids([step.group])
         for fabric in self._fabrics():
@@ -96,7 +96,7 @@ class Looking:
                     raise NotSeen(f"{one.name!r} also holds {len(others)} GPUs of others")
         return f"{len(wanted)} GPUs share no partition with others"
 
-    async def partitions(self, step: values.ExpectPartitions) -> str:
+    async def partitions(self, step: expectations.ExpectPartitions) -> str:
         """How many partitions of a true fabric hold GPUs."""
         fabric = self._ground.rack(step.rack).fabric
         held = [one for one in fabric.partitions.values() if set(one.guids) & fabric.gpus.keys()]
@@ -104,21 +104,21 @@ class Looking:
         _require(len(held) == step.count, f"rack {step.rack} holds {told}")
         return f"rack {step.rack} holds {told}"
 
-    async def untouched(self, step: values.ExpectUntouched) -> str:
+    async def untouched(self, step: expectations.ExpectUntouched) -> str:
         """What somebody made is as they made it."""
         fabric, made = self._ground.by_hand[step.name]
         now = fabric.partitions.get(made.id)
         _require(now == made, f"it is {'gone' if now is None else f'{len(now.guids)} GPUs, {now.name!r}'}")
         return f"partition {made.id} {made.name!r} still holds its {len(made.guids)} GPUs"
 
-    async def invariants(self, _: values.ExpectInvariants) -> str:
+    async def invariants(self, _: expectations.ExpectInvariants) -> str:
         """No promise was broken since the start."""
         broken = [*self._ground.broken, *await self._lost()]
         _require(not broken, "; ".join(broken))
         kept = len(list(self._tenants.kept()))
         return f"S1, S2, S4 at {self._ground.judged} changes of fabrics; S10 of {kept} instances"
 
-    async def finding(self, step: values.ExpectFinding) -> str:
+    async def finding(self, step: expectations.ExpectFinding) -> str:
         """The doctor finds it."""
         findings = [one for one in await self._site.findings() if one.state is not State.HOLDS]
         object_ = self._object(step)
@@ -128,7 +128,7 @@ class Looking:
         of = f", and nothing of {step.check} that names {object_}" if object_ else ""
         raise NotSeen(f"the doctor finds {_found(findings)}{of}")
 
-    def _object(self, step: values.ExpectFinding) -> str:
+    def _object(self, step: expectations.ExpectFinding) -> str:
         """The machine or domain that a finding has to name; empty: any."""
         if step.instance:
             return self._tenants.instance(step.instance).machine
@@ -136,7 +136,7 @@ class Looking:
             return self._ground.machine(step.rack or 1, step.tray)
         return "" if step.rack is None else self._ground.rack(step.rack).fabric.domain
 
-    async def no_finding(self, step: values.ExpectNoFinding) -> str:
+    async def no_finding(self, step: expectations.ExpectNoFinding) -> str:
         """The doctor finds nothing (of that kind)."""
         found = [one for one in await self._site.findings() if one.state is not State.HOLDS]
         found = [one for one in found if not step.check or _tells_of(step.check, one)]

@@ -9,12 +9,12 @@ from typing import Any, Literal
 import msgspec
 
 from rackloom.errors import Refused
-from rackloom.twin.scenario import cluster_values, values
+from rackloom.twin.scenario import cluster_values, site_actions, site_expectations, values, wrong_values
 from rackloom.twin.scenario.check import Fault, faults_of
 from rackloom.twin.scenario.values import Action, Expectation, Scenario, Step
 
 _HEADER = re.compile(r"^\s*\[\[\s*step\s*\]\]", re.MULTILINE)
-_ROOMS = (values, cluster_values)
+_ROOMS = (values, site_actions, site_expectations, cluster_values)
 
 
 class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,6 +23,7 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     racks: int = 1
     profile: str = "gb200-nvl72"
     processes: Literal[1, 2] = 1
+    candidates: Literal[1, 2] = 1
     controller: values.Controller = "nmx-c"
 
 
@@ -54,6 +55,7 @@ def parse(text: str, name: str, where: str) -> Scenario:
         racks=head.racks,
         profile=head.profile,
         processes=head.processes,
+        candidates=head.candidates,
         controller=head.controller,
         steps=steps,
     )
@@ -85,8 +87,8 @@ def _head(content: Mapping[str, Any], where: str) -> _Head:
     try:
         return msgspec.convert(content, _Head)
     except msgspec.ValidationError as error:
-        keys = ", ".join(_keys(_Head))
-        raise Refused(f"{where}: {_told(error)}", nearest_fix=f"its keys are {keys}") from error
+        told = wrong_values.reason(error)
+        raise Refused(f"{where}: {told}", nearest_fix=wrong_values.fix(error, _Head)) from error
 
 
 def _step(table: Any, where: str) -> Step:
@@ -96,14 +98,13 @@ def _step(table: Any, where: str) -> Step:
     kinds = kinds_of(base)
     kind = kinds.get(table[key]) if isinstance(table[key], str) else None
     if kind is None:
-        known = ", ".join(sorted(kinds))
-        raise Refused(f"{where}: {key} = {table[key]!r} is not known", nearest_fix=f"one of {known}")
+        fix = wrong_values.nearest(table[key], kinds)
+        raise Refused(f"{where}: {key} = {table[key]!r} is not known", nearest_fix=fix)
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
-        keys = ", ".join(_keys(kind))
-        what = f"{where}, {key} = {table[key]!r}: {_told(error)}"
-        raise Refused(what, nearest_fix=f"its keys are {keys}") from error
+        what = f"{where}, {key} = {table[key]!r}: {wrong_values.reason(error)}"
+        raise Refused(what, nearest_fix=wrong_values.fix(error, kind)) from error
 
 
 def kinds_of(base: type[Step]) -> dict[str, type[Step]]:
@@ -112,15 +113,3 @@ def kinds_of(base: type[Step]) -> dict[str, type[Step]]:
     kinds = (one for one in members if isinstance(one, type) and issubclass(one, base))
     kinds = (one for one in kinds if not one.__subclasses__())
     return {str(kind.__struct_config__.tag): kind for kind in kinds}
-
-
-def _keys(kind: type[msgspec.Struct]) -> list[str]:
-    fields = msgspec.structs.fields(kind)
-    return [one.encode_name if one.required else f"{one.encode_name} (optional)" for one in fields]
-
-
-def _told(error: msgspec.ValidationError) -> str:
-    told = str(error).replace("Object missing required field", "it lacks the key")
-    return told.replace("Object contains unknown field", "it has the unknown key").replace(
-        " - at `$.", " at `"
-    )

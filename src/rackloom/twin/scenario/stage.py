@@ -8,7 +8,7 @@ import msgspec
 from rackloom.prove.doctor.findings import Finding
 from rackloom.twin.fabric import SimulatedFabric
 from rackloom.twin.faults import Faults
-from rackloom.twin.scenario.values import NetworkBad
+from rackloom.twin.scenario.site_actions import NetworkBad
 
 Json = dict[str, Any]
 
@@ -34,6 +34,16 @@ class Switch(Protocol):
     @property
     def faults(self) -> Faults:
         """How coming calls are mistreated."""
+
+    @property
+    def url(self) -> str:
+        """Where it answers, or did before it went away."""
+
+    async def stand_by(self) -> str:
+        """Have another controller of the domain ready to lead; returns where it answers. It lists no GPU."""
+
+    async def move(self) -> None:
+        """That one leads: nobody answers at the address of before any more, and subscriptions end."""
 
     async def go_away(self) -> None:
         """Nobody answers there any more, and subscriptions end."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from rackloom.twin.scenario.site_actions import MakeInstances
 from rackloom.twin.scenario.stage import Answer, Json, NotSeen, Site
-from rackloom.twin.scenario.values import MakeInstances
 
 ASK_AGAIN = 0.2
 """Seconds after a connection was lost."""

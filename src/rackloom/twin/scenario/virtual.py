@@ -22,8 +22,9 @@ from rackloom.topology.rack import RackProfile, Site
 from rackloom.twin.fabric import FabricLimits, SimulatedFabric
 from rackloom.twin.faults import Faults
 from rackloom.twin.scenario.nmxm_plane import NmxmPlane, speak_nmxm
+from rackloom.twin.scenario.site_actions import NetworkBad
 from rackloom.twin.scenario.stage import Answer, Json
-from rackloom.twin.scenario.values import NetworkBad, Scenario
+from rackloom.twin.scenario.values import Scenario
 from rackloom.twin.simlife import Life
 from rackloom.twin.simplane import EPOCH, NOBODY_THERE, SimPlane
 from rackloom.twin.simwire import Trip
@@ -61,9 +62,22 @@ class VirtualSwitch:
         return self._rack.faults
 
     @property
+    def url(self) -> str:
+        """Where it answers."""
+        return self._rack.url
+
+    @property
     def network(self) -> SimNetwork:
         """In front of it."""
         return self._rack.network
+
+    async def stand_by(self) -> str:
+        """One that will lead at a URL of its own."""
+        return self._rack.stand_by()
+
+    async def move(self) -> None:
+        """It leads."""
+        self._rack.move()
 
     async def go_away(self) -> None:
         """Calls are refused from now on."""

@@ -1,0 +1,59 @@
+"""Bugs in what tenants are answered, and in what is done for their requests."""
+
+from itertools import count
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from tests.simulation.planted.plans import CALM, Bug
+
+from rackloom.carve.api import interfaces as rest_interfaces
+from rackloom.carve.site import (
+    instances,
+    interfaces,
+    logical_partitions,
+)
+from rackloom.carve.site.store import Store
+from rackloom.twin.simrun import Plan as SimPlan
+
+
+def empty_list_ignored(patch: pytest.MonkeyPatch) -> None:
+    update = instances.update
+
+    def lenient(*args: Any, wishes: Any, **fields: Any) -> Any:
+        return update(*args, wishes=wishes or None, **fields)
+
+    patch.setattr(instances, "update", lenient)
+
+
+def retried_write_is_made_twice(patch: pytest.MonkeyPatch) -> None:
+    run, number = Store.run, count(1)
+
+    async def impatient(self: Store, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        result = await run(self, fn, *args, **kwargs)
+        if getattr(fn, "__name__", "") in ("_create", "make") and next(number) % 3 == 0:
+            again = {**kwargs}
+            result = await run(self, fn, *args, **again)
+        return result
+
+    patch.setattr(Store, "run", impatient)
+    patch.setattr(logical_partitions, "_check_name", lambda *_: None)
+
+
+def anybodys_logical_partition_accepted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(interfaces, "_check_partitions", lambda *_: None)
+
+
+def everybodys_interfaces_listed(patch: pytest.MonkeyPatch) -> None:
+    def all_of_them(conn: sa.Connection, org: str, query: Any) -> Any:
+        return rest_interfaces._page(conn, rest_interfaces._tenant(conn, org), interfaces.listing(), query)
+
+    patch.setattr(rest_interfaces, "_list_all", all_of_them)
+
+
+BUGS: dict[Bug, SimPlan] = {
+    empty_list_ignored: CALM,
+    retried_write_is_made_twice: CALM,
+    anybodys_logical_partition_accepted: CALM,
+    everybodys_interfaces_listed: CALM,
+}

@@ -1,0 +1,92 @@
+"""Bugs in what is taken for known: of statuses, readings and controllers that contradict each other."""
+
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from tests.simulation.planted.plans import CALM, LYING, Bug, only
+
+from rackloom.carve.site import (
+    disputes,
+    endpoints,
+    fabric_book,
+    interfaces,
+    knowledge,
+    learn,
+    settle,
+    taking_over,
+)
+from rackloom.twin.simrun import Plan as SimPlan
+
+
+def stale_synced(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fabric_book, "record_unknown", lambda *_: None)
+
+
+def removal_reported_but_not_seen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(settle, "why_not_released", lambda *_, **__: None)
+
+
+def ready_in_somebody_elses_partition(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(settle, "why_not_isolated", lambda *_: None)
+
+
+def status_from_an_old_observation(patch: pytest.MonkeyPatch) -> None:
+    for name in ("why_not_joined", "why_not_isolated"):
+        judge = getattr(settle, name)
+
+        def timeless(gpu: Any, facts: Any, judge: Any = judge) -> Any:
+            return judge(msgspec.structs.replace(gpu, intent_at=0.0), facts)
+
+        patch.setattr(settle, name, timeless)
+
+
+def unknown_for_ever(patch: pytest.MonkeyPatch) -> None:
+    put = knowledge._put
+
+    def sticky(conn: sa.Connection, endpoint_id: str, **values: Any) -> None:
+        if values.get("unknown_since", 0) is None:
+            values = {key: value for key, value in values.items() if not key.startswith("unknown")}
+        put(conn, endpoint_id, **values)
+
+    patch.setattr(knowledge, "_put", sticky)
+
+
+def swapped_tray_not_noticed(patch: pytest.MonkeyPatch) -> None:
+    write = learn._write
+
+    def first_sight_only(conn: sa.Connection, changed: Any, known: Any) -> None:
+        new = {at: gpu for at, gpu in changed.items() if known.get(at, (None, 0))[0] is None}
+        if new:
+            write(conn, new, known)
+
+    patch.setattr(learn, "_write", first_sight_only)
+
+
+def interfaces_of_a_released_instance_stay_ready(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(interfaces, "detach_all", lambda *_: None)
+    patch.setattr(settle, "_note_leaving", lambda *_: None)
+
+
+def newest_of_two_controllers_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(disputes, "judge", lambda *_: None)
+
+
+def contradiction_told_and_not_minded(patch: pytest.MonkeyPatch) -> None:
+    compare = taking_over.compare
+    patch.setattr(taking_over, "compare", lambda *told: compare(*told) and None)
+    patch.setattr(disputes, "of_endpoint", lambda conn, one: (endpoints.domain_of(conn, one), None))
+
+
+BUGS: dict[Bug, SimPlan] = {
+    stale_synced: only("unreachable", "dark"),
+    removal_reported_but_not_seen: only("refused", "reply-lost", "slow", pause=6),
+    ready_in_somebody_elses_partition: only("by-hand"),
+    status_from_an_old_observation: CALM,
+    unknown_for_ever: only("unreachable", "restart"),
+    swapped_tray_not_noticed: only("tray-swapped"),
+    interfaces_of_a_released_instance_stay_ready: only("unreachable", "dark", pause=8, think=4),
+    newest_of_two_controllers_believed: LYING,
+    contradiction_told_and_not_minded: LYING,
+}

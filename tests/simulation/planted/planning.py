@@ -1,0 +1,143 @@
+"""Bugs in what is planned: which GPU belongs into which partition."""
+
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from tests.simulation.planted.plans import CALM, CRAMPED, Bug, only
+
+from rackloom.carve.plan import additions, planner, removals, trays
+from rackloom.carve.plan.values import (
+    DEFAULT_PARTITION_ID,
+    DefaultPartition,
+    DeletePartition,
+    Limits,
+    OwnedPartition,
+    Plan,
+)
+from rackloom.carve.reconcile import domain
+from rackloom.carve.site import (
+    drains,
+    intents,
+    tables,
+)
+from rackloom.twin.simrun import Plan as SimPlan
+
+
+def additions_before_removals(patch: pytest.MonkeyPatch) -> None:
+    plan_removals = planner.plan_removals
+
+    def hasty(intent: Any, wishes: Any, layout: Any, blockers: Any) -> Any:
+        return [] if wishes.partition_of else plan_removals(intent, wishes, layout, blockers)
+
+    def joining(wishes: Any, layout: Any, blocked: Any) -> Any:
+        wanted: dict[str, list[int]] = {}
+        for guid, partition in sorted(wishes.partition_of.items()):
+            home = layout.home.get(partition)
+            if home is None or guid not in home.partition.members:
+                wanted.setdefault(partition, []).append(guid)
+        return sorted((name, tuple(guids)) for name, guids in wanted.items())
+
+    patch.setattr(planner, "plan_removals", hasty)
+    patch.setattr(additions, "_joining", joining)
+    patch.setattr(domain, "check", lambda *_: None)
+
+
+def owned_by_number_in_any_domain(patch: pytest.MonkeyPatch) -> None:
+    read_layout = planner.read_layout
+
+    def by_number(intent: Any, observation: Any, wishes: Any) -> Any:
+        # The first partition of the one domain is number 1, and so is the first of any other.
+        owned = tuple(
+            OwnedPartition(name=one.name, logical_partition="elsewhere", partition_id=one.id)
+            for one in observation.partitions
+            if one.id == 1
+        )
+        return read_layout(msgspec.structs.replace(intent, owned=intent.owned + owned), observation, wishes)
+
+    patch.setattr(planner, "read_layout", by_number)
+    patch.setattr(domain, "check", lambda *_: None)
+
+
+def unknown_partitions_deleted(patch: pytest.MonkeyPatch) -> None:
+    make_plan = planner.make_plan
+
+    def thorough(intent: Any, observation: Any, *rest: Any) -> Plan:
+        plan = make_plan(intent, observation, *rest)
+        ours = {one.name for one in intent.owned}
+        strange = [
+            DeletePartition(partition_id=one.id, name=one.name)
+            for one in observation.partitions
+            if one.name not in ours and one.id != DEFAULT_PARTITION_ID
+        ]
+        return msgspec.structs.replace(plan, operations=tuple(strange)) if strange else plan
+
+    patch.setattr(domain, "make_plan", thorough)
+    patch.setattr(domain, "check", lambda *_: None)
+
+
+def one_name_for_two(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(additions, "partition_name", lambda logical_partition: "rl-shared")
+
+
+def gpus_of_strangers_touched(patch: pytest.MonkeyPatch) -> None:
+    def all_of_it(default: Any, *_: Any) -> Any:
+        return DeletePartition(partition_id=default.id, name=default.name)
+
+    patch.setattr(removals, "_of_default", all_of_it)
+    patch.setattr(domain, "check", lambda *_: None)
+
+
+def free_gpus_of_all_trays_together(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(trays, "tray_of", lambda _: "tray-all")
+    patch.setattr(domain, "check", lambda *_: None)
+
+
+def limit_of_the_domain_ignored(patch: pytest.MonkeyPatch) -> None:
+    make_plan = planner.make_plan
+
+    def boundless(intent: Any, observation: Any, *rest: Any) -> Plan:
+        roomy = msgspec.structs.replace(observation, limits=Limits())
+        plan = make_plan(intent, roomy, *rest)
+        return msgspec.structs.replace(plan, observation=observation)
+
+    patch.setattr(domain, "make_plan", boundless)
+    patch.setattr(domain, "check", lambda *_: None)
+
+
+def wrong_tenant_in_a_partition(patch: pytest.MonkeyPatch) -> None:
+    assignments = intents.assignments
+
+    def mixed(conn: sa.Connection, of: str) -> Any:
+        found = assignments(conn, of)
+        return tuple(
+            msgspec.structs.replace(one, logical_partition=found[0].logical_partition, tenant=found[0].tenant)
+            for one in found
+        )
+
+    patch.setattr(intents, "assignments", mixed)
+
+
+def ended_drain_not_announced(patch: pytest.MonkeyPatch) -> None:
+    machine, gpu, drain = tables.machine, tables.machine_gpu, tables.drain
+    ever = (
+        sa.select(gpu.c.guid)
+        .join(machine, machine.c.id == gpu.c.machine_id)
+        .join(drain, drain.c.machine_id == machine.c.id)
+        .where(machine.c.domain == sa.bindparam("domain"), gpu.c.guid.is_not(None))
+    )
+    patch.setattr(drains, "_GPUS", ever)
+
+
+BUGS: dict[Bug, SimPlan] = {
+    additions_before_removals: CALM,
+    owned_by_number_in_any_domain: only("by-hand"),
+    unknown_partitions_deleted: only("by-hand"),
+    one_name_for_two: CALM,
+    gpus_of_strangers_touched: CALM,
+    free_gpus_of_all_trays_together: msgspec.structs.replace(CALM, free_gpus=DefaultPartition.TRAY),
+    limit_of_the_domain_ignored: CRAMPED,
+    wrong_tenant_in_a_partition: CALM,
+    ended_drain_not_announced: CALM,
+}

@@ -1,0 +1,58 @@
+"""Leaders that move: what the site is told of it, by whom, and that a standby is asked for nothing."""
+
+from tests.twin.scenario.texts import CARVED, HEAD, READY
+
+from rackloom.app.playing import play_scenario
+from rackloom.twin.scenario.read import parse
+from rackloom.twin.simwire import SimSwitch
+from rackloom.twin.simworld import MUTATIONS, SimRack
+
+REGISTERED = '[[step]]\ndo = "switch-standby-registered"\n'
+MOVED = '[[step]]\ndo = "switch-leader-moves"\n'
+FOUND = '[[step]]\ndo = "switch-leader-registered"\n'
+HEALED = '[[step]]\ndo = "heal"\n'
+STAYS = READY + "stays = 70\n"
+KNOWN = '[[step]]\nexpect = "no-finding"\nwithin = 60\n'
+
+
+def failed(*steps):
+    text = "".join((HEAD, CARVED, READY, *steps))
+    played = play_scenario(parse(text, "x", "x.toml"), speed="virtual", home=None, tell=lambda _: None)
+    return [line.what for line in played.lines if not line.ok]
+
+
+def test_nobody_is_ready_while_the_site_looks_where_the_leader_was():
+    assert failed(MOVED, STAYS) == ["expect instances within 60.0 stays 70.0 group job status Ready"]
+
+
+def test_all_are_ready_with_a_standby_that_the_site_knows():
+    assert failed(REGISTERED, STAYS, MOVED, STAYS) == []
+
+
+def test_to_heal_is_to_register_the_leader():
+    assert failed(MOVED, HEALED, READY, STAYS, KNOWN) == []
+
+
+def test_a_leader_moves_again_and_again():
+    assert failed(*[MOVED, FOUND, READY] * 2) == []
+
+
+def test_a_standby_is_read_and_asked_for_no_change(monkeypatch):
+    asked, standbys = [], []
+    once, stand_by = SimSwitch._once, SimRack.stand_by
+
+    async def note(self, rpc, request, *, expected):
+        asked.append((self, rpc))
+        return await once(self, rpc, request, expected=expected)
+
+    def meet(self):
+        url = stand_by(self)
+        standbys.append(self.others[url])
+        return url
+
+    monkeypatch.setattr(SimSwitch, "_once", note)
+    monkeypatch.setattr(SimRack, "stand_by", meet)
+    assert failed(REGISTERED, STAYS) == []
+    of_standby = {rpc for switch, rpc in asked if switch in standbys}
+    assert "GetGpuInfoList" in of_standby
+    assert of_standby & MUTATIONS == set()
