@@ -11,6 +11,7 @@ import httpx2
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tests.waiting import PATIENCE
 
 from rackloom.topology import profiles
 from rackloom.topology.build import build_site
@@ -77,7 +78,7 @@ class Ground:
             base_url=f"https://localhost:{port}/v2/org/{org}/nico/",
             headers={"Authorization": f"Bearer {self.token(org, role)}"},
             verify=ssl.create_default_context(cafile=str(self.ca)),
-            timeout=20,
+            timeout=PATIENCE,
         )
 
     @asynccontextmanager

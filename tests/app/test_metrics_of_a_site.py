@@ -5,6 +5,7 @@ import asyncio
 import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.waiting import PATIENCE, until
 
 from rackloom.app.config import load
 from rackloom.app.metrics import OPERATIONS, SiteMetrics, connect_error
@@ -23,7 +24,6 @@ from rackloom.carve.site import endpoint_registry
 from rackloom.carve.site.controllers import ControllerKind
 from rackloom.carve.site.operator_steps import Order
 
-PATIENCE = 20.0
 NOTHING = SiteCounts(
     logical_partitions=0,
     physical_partitions=0,
@@ -154,15 +154,18 @@ def test_a_compute_node_has_the_health_of_its_gpus(healths, node):
 
 
 async def scrape(site):
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=PATIENCE) as client:
         return samples((await client.get(f"http://127.0.0.1:{site.metrics_port}/metrics")).text)
 
 
-async def until(site, holds):
-    async with asyncio.timeout(PATIENCE):
-        while not holds(seen := await scrape(site)):
-            await asyncio.sleep(0.05)
-    return seen
+async def scraped(site, holds):
+    """What the site's page says, once it says that."""
+
+    async def look():
+        seen = await scrape(site)
+        return seen if holds(seen) else None
+
+    return await until(look, "the metrics follow")
 
 
 def test_a_site_that_drifts_and_loses_its_switch(ground):
@@ -181,19 +184,19 @@ def test_a_site_that_drifts_and_loses_its_switch(ground):
                 ("operation", "remove_default_partition"),
                 ("status", "completed"),
             )
-            seen = await until(site, lambda seen: seen[gone] == 1)
+            seen = await scraped(site, lambda seen: seen[gone] == 1)
             assert seen["nico_nvlink_drift_operations_total", domain] == 0
             assert seen[f"{base}machine_status_updates_count",] == 18
             assert seen["nico_nvlink_endpoints", ("state", "known")] == 1
-            await until(site, lambda seen: seen[f"{base}iteration_latency_milliseconds_count",] >= 1)
+            await scraped(site, lambda seen: seen[f"{base}iteration_latency_milliseconds_count",] >= 1)
             switch.fabric.restore(at_first)
             site.reconciler.wake(frozenset({switch.fabric.domain}))
-            seen = await until(site, lambda seen: seen[gone] == 2)
+            seen = await scraped(site, lambda seen: seen[gone] == 2)
             assert seen["nico_nvlink_drift_operations_total", domain] == 1
             await switch.go_away()
             site.reconciler.wake(frozenset({switch.fabric.domain}))
             lost = (f"{base}nmxc_connect_error_count", ("error", "UNAVAILABLE"))
-            seen = await until(site, lambda seen: seen[lost] >= 2)
+            seen = await scraped(site, lambda seen: seen[lost] >= 2)
             assert seen["nico_nvlink_endpoints", ("state", "unknown")] == 1
             assert seen["nico_nvlink_observation_age_seconds", domain] > 0
 
@@ -202,7 +205,7 @@ def test_a_site_that_drifts_and_loses_its_switch(ground):
 
 def test_pages_that_are_not_there(ground):
     async def scenario():
-        async with service(load(ground.config())) as site, httpx2.AsyncClient() as client:
+        async with service(load(ground.config())) as site, httpx2.AsyncClient(timeout=PATIENCE) as client:
             assert (await client.get(f"http://127.0.0.1:{site.metrics_port}/admin")).status_code == 404
 
     asyncio.run(scenario())

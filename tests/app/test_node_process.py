@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,8 @@ import grpc.aio
 import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.ports import reserved_ports
+from tests.waiting import PATIENCE, until
 
 from rackloom.app.node import ImexOptions, NodeOptions, imex_node, until_stopped
 from rackloom.claim.domain.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, ISOLATION_LABEL
@@ -62,17 +63,6 @@ def options(host, **changes):
     return common, imex
 
 
-@pytest.fixture
-def unused_port():
-    """Ports that nobody listens on at the moment."""
-
-    def find():
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            return found.getsockname()[1]
-
-    return find
-
-
 async def a_node(labels=None):
     api = DirectApi(FakeKube(namespaces=("rackloom-system",), seed=1), "plugin")
     meta = {"name": "n1", "labels": labels or {}}
@@ -80,21 +70,18 @@ async def a_node(labels=None):
     return api
 
 
-def test_it_registers_publishes_labels_and_answers_probes(host, unused_port):
-    listen, health = f"127.0.0.1:{unused_port()}", f"127.0.0.1:{unused_port()}"
-
-    async def story():
+def test_it_registers_publishes_labels_and_answers_probes(host):
+    async def story(listen, health):
         api = await a_node()
         common, imex = options(host, clique_label=True, listen=listen, health_listen=health)
         timing = Timing(look=0.01)
         async with kubelet_on(host / "reg", api, "n1", timing=timing) as kubelet:
-            async with imex_node(common, imex, api) as one, httpx2.AsyncClient() as http:
+            async with imex_node(common, imex, api) as one, httpx2.AsyncClient(timeout=PATIENCE) as http:
                 await kubelet.registered(IMEX_DRIVER)
                 await one.publisher.published.wait()
                 (found,) = (await api.list(RESOURCE_SLICE)).items
                 assert len(found["spec"]["devices"]) == 2
-                while GPU_CLIQUE_LABEL not in (await api.get(NODE, "n1"))["metadata"]["labels"]:
-                    await asyncio.sleep(0.01)
+                await until(lambda: is_labelled(api), "the node has its clique label")
                 assert (await http.get(f"http://{listen}/healthz")).text == "ok\n"
                 metrics = (await http.get(f"http://{listen}/metrics")).text
                 assert 'nvidia_dra_prepared_devices{device_type="channel"' in metrics
@@ -109,18 +96,22 @@ def test_it_registers_publishes_labels_and_answers_probes(host, unused_port):
                 one.registrar_socket.unlink()
                 assert (await http.get(f"http://{listen}/healthz")).status_code == 503
             await kubelet.gone(IMEX_DRIVER)
-        assert GPU_CLIQUE_LABEL not in (await api.get(NODE, "n1"))["metadata"].get("labels", {})
+        assert not await is_labelled(api)
 
-    asyncio.run(asyncio.wait_for(story(), 120))
+    async def is_labelled(api):
+        return GPU_CLIQUE_LABEL in (await api.get(NODE, "n1"))["metadata"].get("labels", {})
+
+    with reserved_ports(2) as first:
+        asyncio.run(story(f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"))
 
 
 def test_the_label_of_the_node_chooses_the_isolation_also_later(host):
     async def published(api, wanted):
-        while True:
+        async def look():
             found = (await api.list(RESOURCE_SLICE)).items
-            if [device["name"] for one in found for device in one["spec"]["devices"]] == wanted:
-                return
-            await asyncio.sleep(0.01)
+            return [device["name"] for one in found for device in one["spec"]["devices"]] == wanted
+
+        await until(look, f"{wanted} are published")
 
     async def story():
         api = await a_node({ISOLATION_LABEL: "channel"})
@@ -129,7 +120,7 @@ def test_the_label_of_the_node_chooses_the_isolation_also_later(host):
             await api.patch(NODE, "n1", None, {"metadata": {"labels": {ISOLATION_LABEL: None}}})
             await published(api, ["channel-0", "daemon-0"])
 
-    asyncio.run(asyncio.wait_for(story(), 60))
+    asyncio.run(asyncio.wait_for(story(), PATIENCE))
 
 
 def test_a_node_whose_driver_is_too_old_or_absent_is_refused_at_the_start(host):
@@ -164,7 +155,7 @@ def test_it_ends_in_good_order_when_it_is_told_to(host, monkeypatch):
         await until_imex_stopped(host, announce)
         assert list((host / "reg").iterdir()) == []
 
-    asyncio.run(asyncio.wait_for(story(), 60))
+    asyncio.run(asyncio.wait_for(story(), PATIENCE))
     assert said == ["rackloom: serving compute-domain.nvidia.com on node n1"]
 
 
@@ -179,7 +170,7 @@ def test_it_ends_with_the_reason_when_a_part_of_it_fails(host, monkeypatch):
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        asyncio.run(asyncio.wait_for(story(), 60))
+        asyncio.run(asyncio.wait_for(story(), PATIENCE))
 
 
 def test_the_command_says_what_is_missing():
@@ -188,7 +179,7 @@ def test_the_command_says_what_is_missing():
         [sys.executable, "-m", "rackloom.cli.main", *command],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert ran.returncode == 1
     assert "rackloom: no API server from /nowhere" in ran.stderr

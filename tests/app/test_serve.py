@@ -12,6 +12,7 @@ import grpc.aio
 import httpx2
 import msgspec
 import pytest
+from tests.waiting import PATIENCE, until
 
 from rackloom.app.config import load
 from rackloom.app.serve import service
@@ -19,8 +20,6 @@ from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import forge_pb2_grpc, operator_pb2_grpc
 from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.errors import Refused
-
-PATIENCE = 20.0
 
 
 class Operator:
@@ -51,13 +50,6 @@ class Operator:
         return list((await self.forge.FindMachinesByIds(pb.MachinesByIdsRequest(machine_ids=ids))).machines)
 
 
-async def until(look):
-    async with asyncio.timeout(PATIENCE):
-        while not (seen := await look()):
-            await asyncio.sleep(0.02)
-    return seen
-
-
 async def furnish(http, machines):
     """What a provider sets up so that tenants may use machines; returns the instance type."""
     site = (await http.get("site")).json()[0]["id"]
@@ -81,7 +73,7 @@ def test_an_operator_brings_up_a_rack_and_a_tenant_uses_it(ground):
         ):
             assert await admin.machines() == []
             await admin.register(switch)
-            found = await until(admin.machines)
+            found = await until(admin.machines, "the machines are found")
             assert len(found) == 18
             assert all(len(one.nvlink_info.gpus) == 4 for one in found)
             async with ground.rest(site.rest_port, role="PROVIDER_ADMIN") as http:
@@ -105,7 +97,7 @@ def test_an_operator_brings_up_a_rack_and_a_tenant_uses_it(ground):
         async def all_ready():
             return {one["status"] for one in (await http.get("instance")).json()} == {"Ready"}
 
-        await until(all_ready)
+        await until(all_ready, "all are ready")
 
     asyncio.run(scenario())
 
@@ -120,13 +112,13 @@ def test_an_endpoint_is_used_without_a_restart_and_forgotten_without_one(ground)
             Operator(ground, site.admin_port) as admin,
         ):
             await admin.register(first)
-            await until(admin.machines)
+            await until(admin.machines, "the machines are found")
             await admin.register(second)
 
             async def both():
                 return len(await admin.machines()) == 36
 
-            await until(both)
+            await until(both, "both racks are there")
             (serial, *_) = sorted({gpu.chassis_serial for gpu in second.fabric.gpus.values()})
             await admin.forge.DeleteNvlinkNmxcEndpoint(
                 pb.DeleteNvlinkNmxcEndpointRequest(chassis_serial=serial)
@@ -136,7 +128,7 @@ def test_an_endpoint_is_used_without_a_restart_and_forgotten_without_one(ground)
                 lost = [one for one in await admin.machines() if one.nvlink_info.chassis_serial == serial]
                 return not any(one.HasField("nvlink_status_observation") for one in lost)
 
-            await until(unknown)
+            await until(unknown, "what is lost is unknown")
 
     asyncio.run(scenario())
 
@@ -152,7 +144,7 @@ def test_each_controller_may_have_material_of_its_own(ground, make_authority):
             (serial,) = {gpu.chassis_serial for gpu in switch.fabric.gpus.values()}
             async with service(config) as site, Operator(ground, site.admin_port) as admin:
                 await admin.register(switch)
-                page = await until(lambda: failed(site.metrics_port))
+                page = await until(lambda: failed(site.metrics_port), "the failure is counted")
                 assert 'nico_nvlink_endpoints{state="never"} 1.0' in page
                 assert await admin.machines() == []
                 pem = stranger.issue("site")
@@ -167,7 +159,7 @@ def test_each_controller_may_have_material_of_its_own(ground, make_authority):
                 await admin.forge.UpdateNvlinkNmxcEndpoint(
                     pb.NvlinkNmxcEndpoint(chassis_serial=serial, endpoint=moved)
                 )
-                assert len(await until(admin.machines)) == 18
+                assert len(await until(admin.machines, "the machines are found")) == 18
 
     async def failed(port):
         page = await metrics(port)
@@ -219,7 +211,7 @@ def test_a_site_that_only_discovers_does_what_an_operator_applies(ground):
             Operator(ground, site.admin_port) as admin,
         ):
             await admin.register(switch)
-            await until(admin.machines)
+            await until(admin.machines, "the machines are found")
             domain = ours.PlanRequest(domain=switch.fabric.domain)
             plan = (await admin.ours.MakePlan(domain)).plan
             kinds = [one["type"] for one in msgspec.json.decode(plan)["operations"]]
@@ -245,7 +237,7 @@ def test_a_plan_is_not_applied_in_a_paused_domain_and_the_refusal_says_so(ground
             Operator(ground, site.admin_port) as admin,
         ):
             await admin.register(switch)
-            await until(admin.machines)
+            await until(admin.machines, "the machines are found")
             domain = switch.fabric.domain
             made = (await admin.ours.MakePlan(ours.PlanRequest(domain=domain))).plan
             plan = msgspec.json.decode(made)
@@ -283,7 +275,7 @@ def test_browse_asks_the_controller_itself(ground):
 
 
 async def metrics(port, path="metrics"):
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=PATIENCE) as client:
         answer = await client.get(f"http://127.0.0.1:{port}/{path}")
         assert answer.status_code == 200
         return answer.text

@@ -15,6 +15,7 @@ from rackloom.carve.plan.values import DefaultPartition
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.tables import machine
 from rackloom.topology.facts import Source
+from rackloom.twin import simloop
 
 
 def _furnish(conn):
@@ -45,7 +46,7 @@ class Provider:
 
 @pytest.fixture
 def asked():
-    """Asks once and gives the statuses, and the domains that changed."""
+    """Asks once, in virtual time, and gives the statuses, and the domains that changed."""
     provider = Provider()
     store = Store.inline()
     asyncio.run(store.run(_furnish))
@@ -57,7 +58,7 @@ def asked():
         async def scenario():
             return await hosts.ask(), await store.read(_statuses)
 
-        return asyncio.run(scenario())
+        return simloop.run(1, scenario)
 
     yield ask
     asyncio.run(store.close())
@@ -95,9 +96,8 @@ def test_what_is_not_understood_is_unknown(asked, answer):
     assert asked(**both | {"c_0": answer})[1] == {"c-0": "Unknown", "c-1": "Ready"}
 
 
-def test_an_answer_that_never_ends_holds_up_nobody(asked, monkeypatch):
+def test_an_answer_that_never_ends_holds_up_nobody(asked):
     """A byte now and then keeps every timeout between two bytes from coming."""
-    monkeypatch.setattr(host_state, "SECONDS", 0.3)
 
     class Drip(httpx2.AsyncByteStream):
         async def __aiter__(self):

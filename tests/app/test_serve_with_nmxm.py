@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx2
 import pytest
+from tests.waiting import PATIENCE, until, until_so
 
 from rackloom.app.config import load
 from rackloom.app.secrets.choose import provider_of
@@ -23,7 +24,6 @@ from rackloom.twin.nmxm_faults import NmxmFault
 from rackloom.twin.nmxm_server import NmxmServer
 from rackloom.twin.racks import fabrics_of
 
-PATIENCE = 60.0
 PASSWORD = "simulated"
 
 
@@ -58,13 +58,6 @@ async def nmxc(ground, fabric):
         yield server
 
 
-async def until(look):
-    async with asyncio.timeout(PATIENCE):
-        while not (seen := await look()):
-            await asyncio.sleep(0.05)
-    return seen
-
-
 async def ok(answer):
     answer = await answer
     assert answer.is_success, answer.text
@@ -78,7 +71,7 @@ async def machines(http, count):
         found = await ok(http.get("machine", params={"pageSize": 100, "includeMetadata": "true"}))
         return found if len(found) == count else None
 
-    return await until(enough)
+    return await until(enough, f"{count} machines")
 
 
 def domain(machine):
@@ -86,7 +79,7 @@ def domain(machine):
 
 
 async def metrics(port):
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=PATIENCE) as http:
         return (await http.get(f"http://127.0.0.1:{port}/metrics")).text
 
 
@@ -132,7 +125,7 @@ class Stage:
             found = await ok(self.tenant.get("instance"))
             return found if [one["status"] for one in found] == ["Ready"] * count else None
 
-        return await until(all_ready)
+        return await until(all_ready, "all are ready")
 
 
 @asynccontextmanager
@@ -175,7 +168,7 @@ def test_one_site_with_a_rack_behind_each_protocol(ground):
             async def empty():
                 return held(first) == held(second) == {}
 
-            await until(empty)
+            await until(empty, "no partition is left")
 
     asyncio.run(scenario())
 
@@ -210,15 +203,15 @@ def test_free_gpus_are_where_the_policy_wants_them(ground, policy, at_rest, in_u
         ):
             await site.register(fabric, manager.url)
             kind = await site.kind("rack", await machines(site.provider, 18))
-            await until(lambda: told(sizes() == at_rest))
+            await until_so(lambda: sizes() == at_rest, "partitions as at rest")
             vpc = await site.net()
             await site.instance("job", vpc, kind)
             (made,) = await site.ready(1)
-            await until(lambda: told(sizes() == in_use))
+            await until_so(lambda: sizes() == in_use, "partitions as in use")
             (name,) = [name for name in held(fabric) if name != "Default Partition" and "tray" not in name]
             assert held(fabric)[name] == 4
             assert (await site.tenant.delete(f"instance/{made['id']}")).status_code == 202
-            await until(lambda: told(sizes() == at_rest))
+            await until_so(lambda: sizes() == at_rest, "partitions as at rest")
 
             async def given_back():
                 listed = await ok(site.provider.get("nvlink-partition", params={"pageSize": 100}))
@@ -228,15 +221,11 @@ def test_free_gpus_are_where_the_policy_wants_them(ground, policy, at_rest, in_u
                     site.tenant.get("instance")
                 )
 
-            await until(given_back)
+            await until(given_back, "all is given back")
 
     fabric.on_change(judge)
     asyncio.run(scenario())
     assert not shared
-
-
-async def told(value):
-    return value
 
 
 def test_the_nmxm_of_the_configuration_needs_no_registration(ground):
@@ -255,7 +244,7 @@ def test_the_nmxm_of_the_configuration_needs_no_registration(ground):
                 kind = await site.kind("rack", [one for one in found if domain(one) == second.domain])
                 await site.instance("job", await site.net(), kind)
                 await site.ready(1)
-                await until(lambda: told(sorted(held(second).values()) == [4]))
+                await until_so(lambda: sorted(held(second).values()) == [4], "four GPUs are held")
                 assert held(first) == {}
 
     asyncio.run(scenario())
@@ -273,9 +262,9 @@ def test_a_login_that_is_wrong_or_missing_is_told_and_used_once_it_is_right(grou
                 shown = await ok(site.provider.get(f"nvlink-nmxc-endpoint/{serial}"))
                 return what in (shown["statusMessage"] or "")
 
-            await until(lambda: says("no secret nmxm/default/auth"))
+            await until(lambda: says("no secret nmxm/default/auth"), "the missing login is told")
             keep_login(ground, password="wrong")
-            await until(lambda: says("UNAUTHENTICATED"))
+            await until(lambda: says("UNAUTHENTICATED"), "the wrong login is told")
             page = await metrics(site.site.metrics_port)
             assert 'nmxm_connect_error_count{error="UNAUTHENTICATED"} 0.0' not in page
             assert 'nmxc_connect_error_count{error="UNAUTHENTICATED"} 0.0' in page

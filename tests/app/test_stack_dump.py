@@ -1,5 +1,6 @@
 """SIGUSR2 to a long-running process: it says what all its threads and tasks are at, and goes on."""
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ def test_stacks_are_told_and_the_process_goes_on():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGUSR2)
-        said = list(iter(process.stderr.readline, "end of stacks\n"))
+        said = list(itertools.takewhile(lambda line: line != "end of stacks\n", process.stderr))
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stopped\n"
     text = "".join(said)

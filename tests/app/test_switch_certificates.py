@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 import structlog
+from tests.waiting import PATIENCE
 
 from rackloom.app.config import CertificateRotation, NvlinkConfig
 from rackloom.app.secrets.files import FileSecrets
@@ -20,7 +21,6 @@ from rackloom.twin.names import SeededNames
 from rackloom.twin.nmxc_server import NmxcServer, ServerTls
 from rackloom.twin.racks import fabrics_of
 
-PATIENCE = 60.0
 HOUR = 3600.0
 
 

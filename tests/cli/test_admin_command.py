@@ -5,7 +5,6 @@ import io
 import json
 import re
 import shlex
-import time
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,13 @@ import structlog
 import yaml
 from anyio.from_thread import start_blocking_portal
 from inline_snapshot import external_file
+from tests.waiting import until_seen
 
 from rackloom.app.config import load
 from rackloom.app.serve import service
 from rackloom.cli.admin import app
 from rackloom.errors import Refused, Retry
 
-PATIENCE = 20.0
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -91,11 +90,11 @@ class Desk:
         return said
 
     def until(self, line, holds):
-        deadline = time.monotonic() + PATIENCE
-        while not holds(said := self.quietly(line)):
-            assert time.monotonic() < deadline, said
-            time.sleep(0.05)
-        return said
+        def look():
+            said = self.quietly(line)
+            return said if holds(said) else None
+
+        return until_seen(look, line)
 
     def transcript(self):
         """With the ids that are made anew each time replaced by numbered ones, and times by a word."""

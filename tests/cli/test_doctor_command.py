@@ -259,4 +259,6 @@ def test_a_home_may_have_any_name(portal, capsys, tmp_path):
         pass
     (tmp_path / "plain").rename(home)
     assert doctor(home=home) == 1
-    assert "site (simulated): 18 machines" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "site (simulated): 18 machines" in told
+    assert f"fix: rackloom up --home '{home}'" in told

@@ -1,9 +1,11 @@
 """The program as a whole: what it lists, and that every command can be asked for help."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+from tests.waiting import PATIENCE
 
 from rackloom.cli.main import COMMANDS
 
@@ -11,7 +13,10 @@ RACKLOOM = [sys.executable, "-m", "rackloom.cli.main"]
 
 
 def rackloom(*arguments):
-    return subprocess.run([*RACKLOOM, *arguments], capture_output=True, text=True, timeout=60)
+    """What the program says in plain text, on lines that are wide enough for its sentences."""
+    wide = {**os.environ, "COLUMNS": "200"}
+    wide.pop("FORCE_COLOR", None)
+    return subprocess.run([*RACKLOOM, *arguments], capture_output=True, text=True, timeout=PATIENCE, env=wide)
 
 
 def test_every_command_is_listed_with_what_it_does():
@@ -44,17 +49,22 @@ def test_what_is_refused_says_why_and_what_to_change_on_stderr():
 
 def test_listing_commands_imports_none_of_them():
     code = "import sys, rackloom.cli.main; print([m for m in sys.modules if m.startswith('rackloom.')])"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert not any(
-        room in loaded for room in ("rackloom.carve", "rackloom.claim", "rackloom.app", "rackloom.prove")
+        room in done.stdout for room in ("rackloom.carve", "rackloom.claim", "rackloom.app", "rackloom.prove")
     )
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["in blocks", "at once"])
+def test_a_reader_that_has_seen_enough_is_no_error(unbuffered):
     process = subprocess.Popen(
-        [*RACKLOOM, "topology", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*RACKLOOM, "topology", "list"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
     )
     process.stdout.close()
     assert process.stderr.read() == ""
     process.stderr.close()
-    process.wait(60)
+    process.wait(PATIENCE)

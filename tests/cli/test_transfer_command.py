@@ -1,11 +1,12 @@
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.ports import reserved_ports
 from tests.prove.transfer.transfer_values import nic, paired, record, run
+from tests.waiting import PATIENCE
 
 from rackloom.cli.transfer import app
 from rackloom.cli.transfer_options import parse_address, parse_size, read_secret
@@ -127,8 +128,13 @@ def test_a_saved_run_has_its_environment_and_becomes_a_page(
 def test_pairs_are_served_on_ports_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with reserved_ports(2) as port:
+        serve_and_run(port, secret)
+    results = [line for line in capsys.readouterr().out.splitlines() if line.startswith("RESULT ")]
+    assert [json.loads(line.removeprefix("RESULT "))["verified"] for line in results] == [True] * 2
+
+
+def serve_and_run(port: int, secret: Path) -> None:
     ends = ("--pair", "cpu=lo", "--pair", "cpu=lo", "--transport", "tcp", "--secret-file", str(secret))
     server = [sys.executable, "-m", "rackloom.cli.main", "transfer", "serve", "--listen", f"127.0.0.1:{port}"]
     with subprocess.Popen([*server, *ends], stdout=subprocess.PIPE, text=True) as serving:
@@ -141,9 +147,7 @@ def test_pairs_are_served_on_ports_of_their_own(tmp_path: Path, capsys: pytest.C
             assert call("run", *SMALL, "--runs", "1", "--target", f"127.0.0.1:{port}", *ends) == 0
         finally:
             serving.terminate()
-            serving.wait(30)
-    results = [line for line in capsys.readouterr().out.splitlines() if line.startswith("RESULT ")]
-    assert [json.loads(line.removeprefix("RESULT "))["verified"] for line in results] == [True] * 2
+            serving.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("text", ["cuda:0", "=lo", "cpu=", ""])

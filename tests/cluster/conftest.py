@@ -15,15 +15,20 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.cluster.build import CONTROL_PLANE, Tools, made
+from tests.cluster.build import CONTROL_PLANE, MPI_OPERATOR, Tools, made
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.waiting import until
+from tests.cluster.credentials import MASTERS
+from tests.cluster.custom import MPI_JOB, definition, serve
+from tests.cluster.installed import applied
+from tests.cluster.processes import start
+from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.connection import http_client
-from rackloom.claim.kube.kinds import NAMESPACE, NODE, POD, SERVICE_ACCOUNT
+from rackloom.claim.kube.kinds import CRD, NAMESPACE, NODE, POD, SERVICE_ACCOUNT
 from rackloom.claim.kube.lightkube_api import LightkubeApi
 from rackloom.claim.kube.pace import Pace
+from rackloom.twin.kubelet.kubelet import Kubelet
 from rackloom.twin.nodes.hooks import Containers, Devices, Idle, NoDevices
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.node_objects import NodeSpec
@@ -94,6 +99,12 @@ def containers() -> Containers:
 
 
 @pytest.fixture
+def kubelets_of_plugins() -> dict[str, Kubelet]:
+    """Kubelets that call plugins over sockets, by node; a module whose `devices` are theirs adds some."""
+    return {}
+
+
+@pytest.fixture
 async def kubelets(api: KubeApi, devices: Devices, containers: Containers) -> AsyncIterator[Kubelets]:
     """Kubelets at work, of no node yet."""
     at_work = Kubelets(api, time.time, devices=devices, containers=containers)
@@ -129,6 +140,27 @@ async def namespace(api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[str]:
     yield name
     await api.delete(NAMESPACE, name)
     await until(lambda: _is_empty(api, name), "the pods of a deleted namespace are gone")
+
+
+@pytest.fixture
+async def base_applied(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
+    """What deploy/kubernetes/base installs, with a node for its pods."""
+    await add_nodes(1)
+    async with applied(cluster, api, "base"):
+        yield
+
+
+@pytest.fixture
+async def mpi_operator(
+    binaries: Callable[[Tools], Path], cluster: ControlPlane, api: KubeApi
+) -> AsyncIterator[None]:
+    """The operator at work. Its CRD here is one of ours that takes any field."""
+    program = binaries(MPI_OPERATOR) / "mpi-operator"
+    await serve(api, MPI_JOB)
+    child = start("mpi-operator", [program, cluster.kubeconfig("mpi-operator", MASTERS)], cluster.logs)
+    yield
+    child.stop()
+    await api.delete(CRD, definition(MPI_JOB)["metadata"]["name"])
 
 
 async def _take_pods(api: KubeApi, names: list[str]) -> bool:

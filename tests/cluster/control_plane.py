@@ -1,15 +1,16 @@
 """A real control plane on loopback: etcd, kube-apiserver, kube-scheduler and kube-controller-manager."""
 
 import json
-import socket
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
 from tests.cluster.credentials import MASTERS, Credentials
 from tests.cluster.processes import Child, start
+from tests.ports import reserved_ports
 
 from rackloom.claim.kube.api import Object
 
@@ -34,7 +35,8 @@ class ControlPlane:
         self.logs = folder / "logs"
         self.logs.mkdir()
         self.credentials = Credentials(folder)
-        self._port = free_port()
+        self._reserved = ExitStack()
+        self._port = self._reserved.enter_context(reserved_ports())
         self.url = f"https://127.0.0.1:{self._port}"
         self.admin = self.kubeconfig("admin", MASTERS)
         self._children: dict[str, Child] = {}
@@ -96,12 +98,13 @@ class ControlPlane:
         trust = ssl.create_default_context(cafile=str(self.credentials.authority))
         admin = self.credentials.client("admin", MASTERS)
         trust.load_cert_chain(admin.certificate, admin.key)
-        return httpx2.Client(base_url=self.url, verify=trust)
+        return httpx2.Client(base_url=self.url, verify=trust, timeout=60)
 
     def stop(self) -> None:
         """End what still runs, the last started first."""
         while self._children:
             self._children.popitem()[1].stop()
+        self._reserved.close()
 
     def told(self) -> str:
         """The ends of all logs."""
@@ -192,7 +195,5 @@ def _is_ready(client: httpx2.Client) -> bool:
 
 def free_port() -> int:
     """A TCP port of loopback that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    with reserved_ports() as port:
         return port

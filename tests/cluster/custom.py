@@ -1,9 +1,11 @@
 """Custom resource definitions for tests: any fields, and a status of its own."""
 
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.kube.api import Kind, KubeApi, NotFound, Object
 from rackloom.claim.kube.kinds import CRD
+
+MPI_JOB = Kind("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", namespaced=True)
 
 
 def definition(kind: Kind) -> Object:

@@ -1,4 +1,4 @@
-"""deploy/kubernetes on a real control plane: as it is installed, with the webhook asked by address.
+"""deploy/kubernetes on a real control plane: an overlay as it is, or with the webhook asked by address.
 
 The API server runs on this machine without a pod network, so it is told to call the webhook by address, not
 by its service; our programs have just the rights that deploy/kubernetes gives them.
@@ -6,32 +6,53 @@ by its service; our programs have just the rights that deploy/kubernetes gives t
 
 import asyncio
 import contextlib
-import shutil
+import random
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any
 
-import pytest
 import yaml
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.waiting import LEAVE, until
+from tests.cluster.kubectl import LEAVE, kubectl
+from tests.cluster.policies import DRIVER, policies_count
+from tests.waiting import until
 
 from rackloom.app.controller import Leadership
 from rackloom.app.webhook import Options, webhook
 from rackloom.claim.cluster.admission.desk import AdmissionSettings
+from rackloom.claim.cluster.controller import Controller
 from rackloom.claim.cluster.settings import DaemonSettings, Settings
 from rackloom.claim.kube.api import Kind, KubeApi, KubeError, Object
-from rackloom.claim.kube.kinds import MUTATING_WEBHOOK, POD, VALIDATING_WEBHOOK
+from rackloom.claim.kube.events import Recorder
+from rackloom.claim.kube.kinds import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    MUTATING_WEBHOOK,
+    POD,
+    VALIDATING_WEBHOOK,
+)
 from rackloom.claim.kube.lightkube_api import connect
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "kubernetes"
-DRIVER = "rackloom-system"
 HOOKS = {
     "MutatingWebhookConfiguration": MUTATING_WEBHOOK,
     "ValidatingWebhookConfiguration": VALIDATING_WEBHOOK,
 }
+SETTINGS = Settings(daemon=DaemonSettings(image="rackloom:test"))
+
+
+@contextlib.asynccontextmanager
+async def applied(cluster: ControlPlane, api: KubeApi, overlay: str) -> AsyncIterator[None]:
+    """What `kubectl apply -k deploy/kubernetes/<overlay>` installs, once it counts; at the end it is gone."""
+    folder = str(DEPLOY / overlay)
+    await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-k", folder)
+    await until(lambda: is_served(api, COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE), "the new types are served")
+    await until(lambda: asyncio.to_thread(policies_count, cluster), "the policies count")
+    yield
+    await _taken_back(cluster, "-k", folder)
 
 
 @contextlib.asynccontextmanager
@@ -53,32 +74,42 @@ async def installed(
             for one in hooks:
                 await api.delete(HOOKS[one["kind"]], one["metadata"]["name"])
     await asyncio.to_thread(kubectl, cluster, "delete", "-f", "-", *LEAVE, given=rest)
-    await asyncio.to_thread(kubectl, cluster, "delete", "-k", str(DEPLOY / "base"), *LEAVE)
+    await _taken_back(cluster, "-k", str(DEPLOY / "base"))
+
+
+async def _taken_back(cluster: ControlPlane, *what: str) -> None:
+    await asyncio.to_thread(kubectl, cluster, "delete", *what, *LEAVE)
     await asyncio.to_thread(kubectl, cluster, "wait", "--for=delete", f"namespace/{DRIVER}", "--timeout=120s")
 
 
 @contextlib.asynccontextmanager
 async def led(api: KubeApi, cluster: ControlPlane) -> AsyncIterator[None]:
     """A replica of our controller that leads."""
+    async with (
+        as_account(api, cluster, "rackloom-controller") as own,
+        _beside(Leadership(own, SETTINGS, "test").lead()),
+    ):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def controlled(api: KubeApi, cluster: ControlPlane) -> AsyncIterator[None]:
+    """The ComputeDomain controller alone, with the token of its own pod."""
     async with as_account(api, cluster, "rackloom-controller") as own:
-        settings = Settings(daemon=DaemonSettings(image="rackloom:test"))
-        task = asyncio.create_task(Leadership(own, settings, "test").lead())
-        try:
+        recorder = Recorder(own, "rackloom-controller", "test", time.time)
+        async with _beside(Controller(own, SETTINGS, recorder, time.time, random.Random(1)).run()):
             yield
-        finally:
-            assert not task.done(), task.exception()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
-def kubectl(cluster: ControlPlane, *words: str, given: str | None = None) -> str:
-    program = shutil.which("kubectl")
-    if program is None:
-        pytest.skip("there is no kubectl on the PATH")
-    command = [program, "--kubeconfig", str(cluster.admin), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, input=given)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@contextlib.asynccontextmanager
+async def _beside(program: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(program)
+    try:
+        yield
+    finally:
+        assert not task.done(), task.exception()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def shipped() -> tuple[str, list[Object]]:
@@ -116,9 +147,12 @@ async def pod_of(api: KubeApi, prefix: str) -> Object:
 
 
 @contextlib.asynccontextmanager
-async def as_account(api: KubeApi, cluster: ControlPlane, name: str) -> AsyncIterator[KubeApi]:
-    """What the pods of a Deployment may do: its name is that of its service account."""
-    token = await asyncio.to_thread(cluster.bound_token, await pod_of(api, name), name)
+async def as_account(
+    api: KubeApi, cluster: ControlPlane, name: str, pod: str | None = None
+) -> AsyncIterator[KubeApi]:
+    """What a pod under that service account may do; the pods of a Deployment have its name before theirs."""
+    found = await pod_of(api, pod or name)
+    token = await asyncio.to_thread(cluster.bound_token, found, name)
     async with connect(cluster.kubeconfig_of_token(f"{name}-{time.monotonic_ns()}", token)) as own:
         yield own
 

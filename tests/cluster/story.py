@@ -5,14 +5,13 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.installed import HOOKS, called_at, is_trusted, kubectl, shipped
-from tests.cluster.story_programs import DRIVER, Programs
+from tests.cluster.installed import HOOKS, ROOT, called_at, is_trusted, shipped
+from tests.cluster.kubectl import LEAVE, kubectl
+from tests.cluster.story_programs import Programs
 from tests.cluster.story_trays import CAPACITY, FOR_TRAYS, Tray, clique_name
-from tests.cluster.test_compute_domain_controller import is_served, policies_count
-from tests.cluster.waiting import LEAVE, until
+from tests.waiting import until
 
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
@@ -33,21 +32,8 @@ from rackloom.claim.kube.kinds import (
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.node_objects import NodeSpec
 
-ROOT = Path(__file__).parents[2]
 PATIENCE = 480.0
 """Seconds: a rack of daemons shares two busy cores with a control plane here."""
-
-
-@contextlib.asynccontextmanager
-async def installed(cluster: ControlPlane, api: KubeApi, overlay: str) -> AsyncIterator[None]:
-    """What `kubectl apply -k deploy/kubernetes/<overlay>` installs; at the end it is gone."""
-    folder = str(ROOT / "deploy" / "kubernetes" / overlay)
-    await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-k", folder)
-    await until(lambda: is_served(api), "the new types are served")
-    await until(lambda: asyncio.to_thread(policies_count, cluster), "the policies count")
-    yield
-    await asyncio.to_thread(kubectl, cluster, "delete", "-k", folder, *LEAVE)
-    await asyncio.to_thread(kubectl, cluster, "wait", "--for=delete", f"namespace/{DRIVER}", "--timeout=120s")
 
 
 @contextlib.asynccontextmanager

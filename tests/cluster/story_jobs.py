@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from tests.cluster.story import Site
 from tests.cluster.story_programs import DAEMON_ACCOUNT, DRIVER, pods_of
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import KubeError, NotFound, Object

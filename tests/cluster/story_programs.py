@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.policies import DRIVER
 from tests.cluster.story_trays import Tray
 
 from rackloom.app.controller import Leadership
@@ -49,7 +50,6 @@ from rackloom.twin.imex.settings import Surroundings
 from rackloom.twin.nodes.hooks import Idle
 from rackloom.twin.nodes.pod_objects import claim_names
 
-DRIVER = "rackloom-system"
 DAEMON_ACCOUNT = "compute-domain-daemon-service-account"
 _PACE = Pace(400.0, 2000)
 _LOOK_S = 0.2

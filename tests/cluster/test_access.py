@@ -3,7 +3,7 @@
 import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.kube.api import Kind, KubeApi, Object, Rejected
 from rackloom.claim.kube.kinds import CONFIG_MAP, LEASE, POD

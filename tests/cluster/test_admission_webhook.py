@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Object, Rejected
 from rackloom.claim.kube.kinds import CONFIG_MAP, VALIDATING_WEBHOOK

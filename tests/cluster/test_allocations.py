@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import yaml
 from tests.cluster.conftest import AddNodes
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.allocate.objects import AllocationResult
 from rackloom.claim.allocate.pods import Placed

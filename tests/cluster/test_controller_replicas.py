@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import httpx2
 import pytest
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.waiting import until
+from tests.waiting import PATIENCE, until
 
 from rackloom.claim.domain.crds import crds
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound
@@ -34,13 +34,13 @@ class Replica:
     async def begin(self) -> None:
         assert self.process.stdout is not None
         while not self.port:
-            line = (await asyncio.wait_for(self.process.stdout.readline(), 60)).decode()
+            line = (await asyncio.wait_for(self.process.stdout.readline(), PATIENCE)).decode()
             assert line, "the controller ended"
             found = re.search(r"metrics on port (\d+)", line)
             self.port = int(found[1]) if found else 0
 
     async def metric(self, name: str) -> float | None:
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(timeout=PATIENCE) as client:
             page = (await client.get(f"http://127.0.0.1:{self.port}/metrics")).text
             healthy = await client.get(f"http://127.0.0.1:{self.port}/healthz")
         assert healthy.status_code == 200

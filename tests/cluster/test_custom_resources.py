@@ -1,12 +1,11 @@
 """Custom resources with a status of their own, and kubectl as a second reader."""
 
 import json
-import shutil
-import subprocess
 
 import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.custom import definition, serve
+from tests.cluster.kubectl import kubectl
 
 from rackloom.claim.kube.api import Kind, KubeApi
 from rackloom.claim.kube.kinds import CRD
@@ -49,14 +48,3 @@ def test_kubectl_sees_this_kubernetes(cluster: ControlPlane) -> None:
         "resourceclaimtemplates",
         "resourceslices",
     }
-
-
-def kubectl(cluster: ControlPlane, *words: str) -> str:
-    program = shutil.which("kubectl")
-    if program is None:
-        pytest.skip("there is no kubectl on the PATH")
-    done = subprocess.run(
-        [program, "--kubeconfig", str(cluster.admin), *words], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.h100_nodes import ALONE, MACHINE, Files, plug_gpus, plug_kubelet
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.allocate.slices import device_classes
 from rackloom.claim.kube.api import KubeApi, Object
@@ -34,11 +34,6 @@ WANTED = "mlx5_3"
 MADE = {"resourceClaimTemplateName": "gpu"}
 MANY = shares_of("1000")
 """The API server writes it in another way: 1k."""
-
-
-@pytest.fixture
-def kubelets_of_plugins() -> dict[str, Kubelet]:
-    return {}
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.custom import serve
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.app.node import ImexOptions, NodeOptions, imex_node
 from rackloom.claim.domain import names
@@ -49,11 +49,6 @@ def a_host(root: Path) -> Path:
     fabric = {"clusterUUID": CLUSTER_UUID, "cliqueId": 1, "gpus": GPUS}
     (root / "fabric.json").write_text(json.dumps(fabric))
     return root
-
-
-@pytest.fixture
-def kubelets_of_plugins() -> dict[str, Kubelet]:
-    return {}
 
 
 @pytest.fixture

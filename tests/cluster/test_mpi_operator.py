@@ -1,23 +1,17 @@
 """The upstream MPI operator makes the pods of an MPIJob here, and sees them run."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.cluster.build import MPI_OPERATOR, Tools
 from tests.cluster.conftest import AddNodes
-from tests.cluster.control_plane import ControlPlane
-from tests.cluster.credentials import MASTERS
-from tests.cluster.custom import definition, serve
-from tests.cluster.processes import start
-from tests.cluster.waiting import until
+from tests.cluster.custom import MPI_JOB
+from tests.waiting import until
 
-from rackloom.claim.kube.api import Kind, KubeApi, Object
-from rackloom.claim.kube.kinds import CRD, POD
+from rackloom.claim.kube.api import KubeApi, Object
+from rackloom.claim.kube.kinds import POD
 from rackloom.twin.nodes.hooks import Containers, Idle
 
 pytestmark = pytest.mark.anyio
-MPI_JOB = Kind("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", namespaced=True)
 ROLE = "training.kubeflow.org/job-role"
 WORKERS = 4
 
@@ -42,19 +36,6 @@ class LaunchersEnd:
 @pytest.fixture
 def containers() -> Containers:
     return LaunchersEnd()
-
-
-@pytest.fixture
-async def mpi_operator(
-    binaries: Callable[[Tools], Path], cluster: ControlPlane, api: KubeApi
-) -> AsyncIterator[None]:
-    """The operator at work. Its CRD here is one of ours that takes any field."""
-    program = binaries(MPI_OPERATOR) / "mpi-operator"
-    await serve(api, MPI_JOB)
-    child = start("mpi-operator", [program, cluster.kubeconfig("mpi-operator", MASTERS)], cluster.logs)
-    yield
-    child.stop()
-    await api.delete(CRD, definition(MPI_JOB)["metadata"]["name"])
 
 
 def mpi_job(namespace: str) -> Object:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.test_nixl_example import kubectl
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.allocate.objects import Device
 from rackloom.claim.kube.api import KubeApi, Object

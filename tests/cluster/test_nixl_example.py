@@ -1,12 +1,11 @@
 """The KV-cache example is accepted by a real API server, and its two claims become those of two pods."""
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.waiting import LEAVE, until
+from tests.cluster.kubectl import LEAVE, kubectl
+from tests.waiting import until
 
 from rackloom.claim.kube.api import Kind, KubeApi
 from rackloom.claim.kube.kinds import POD
@@ -17,21 +16,6 @@ CLAIM = Kind("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims", namespa
 TEMPLATE = "h100-4gpu-4nic-numa-aligned"
 
 
-def kubectl(cluster: ControlPlane, namespace: str, *words: str) -> str:
-    program = shutil.which("kubectl")
-    if program is None:
-        pytest.skip("there is no kubectl on the PATH")
-    done = subprocess.run(
-        [program, "--kubeconfig", str(cluster.admin), "--namespace", namespace, *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 async def claims_of(api: KubeApi, namespace: str) -> list[str]:
     """The templates that claims were made from, by the pods that own them."""
     claims = (await api.list(CLAIM, namespace)).items
@@ -39,7 +23,7 @@ async def claims_of(api: KubeApi, namespace: str) -> list[str]:
 
 
 async def test_the_example_applies_as_it_stands(cluster: ControlPlane, api: KubeApi, namespace: str) -> None:
-    said = kubectl(cluster, namespace, "apply", "-k", str(EXAMPLES / "nixl-kv-transfer"))
+    said = kubectl(cluster, "-n", namespace, "apply", "-k", str(EXAMPLES / "nixl-kv-transfer"))
     assert said.count(" created") == 7, said
     for name in ("nixl-kv-initiator", "nixl-kv-target"):
         pod = await api.get(POD, name, namespace)
@@ -51,12 +35,12 @@ async def test_the_example_applies_as_it_stands(cluster: ControlPlane, api: Kube
 
     await until(both_have_claims, "each pod has a claim made from the template")
     # The seed's own first verification command works on what was applied.
-    assert "gpu-nic" in kubectl(cluster, namespace, "get", "resourceclaims", "-o", "yaml")
-    kubectl(cluster, namespace, "delete", *LEAVE, "-k", str(EXAMPLES / "nixl-kv-transfer"))
+    assert "gpu-nic" in kubectl(cluster, "-n", namespace, "get", "resourceclaims", "-o", "yaml")
+    kubectl(cluster, "-n", namespace, "delete", *LEAVE, "-k", str(EXAMPLES / "nixl-kv-transfer"))
 
 
 def test_the_job_form_is_accepted(cluster: ControlPlane) -> None:
     said = kubectl(
-        cluster, "default", "apply", "--dry-run=server", "-k", str(EXAMPLES / "nixl-kv-transfer-jobs")
+        cluster, "-n", "default", "apply", "--dry-run=server", "-k", str(EXAMPLES / "nixl-kv-transfer-jobs")
     )
     assert said.count("job.batch/") == 2, said

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.claim.node.conftest import DRIVER, Toys
 from tests.cluster.conftest import AddNodes
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.allocate.objects import Device
 from rackloom.claim.kube.api import KubeApi, Object

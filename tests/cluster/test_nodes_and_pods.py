@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from tests.cluster.conftest import AddNodes
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.kube.api import Kind, KubeApi, Object
 from rackloom.claim.kube.kinds import DAEMON_SET, JOB, NODE, POD

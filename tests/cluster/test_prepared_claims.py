@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 from tests.cluster.conftest import AddNodes
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Object
 from rackloom.claim.kube.kinds import DEVICE_CLASS, EVENT, POD, RESOURCE_CLAIM, RESOURCE_SLICE

@@ -5,11 +5,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from tests.cluster.processes import start
+from tests.waiting import until_seen
 
 STARTER = """
 import sys, time
@@ -28,17 +28,11 @@ def test_children_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
     )
     assert run.stdout is not None
     child = int(run.stdout.readline())
-    deadline = time.monotonic() + 60
     # Only a child that has asked the kernel for it ends with its parent: setpriv asks, then runs the program.
-    while Path(f"/proc/{child}/comm").read_text().strip() != "sleep":
-        assert time.monotonic() < deadline, "the child does not start"
-        time.sleep(0.05)
+    until_seen(lambda: Path(f"/proc/{child}/comm").read_text().strip() == "sleep", "the child runs")
     run.send_signal(signal.SIGKILL)
     run.communicate()
-    deadline = time.monotonic() + 60
-    while is_alive(child):
-        assert time.monotonic() < deadline, "the child outlived its run"
-        time.sleep(0.05)
+    until_seen(lambda: not is_alive(child), "the child ends with its run")
 
 
 def test_a_log_is_kept_and_its_end_can_be_shown(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Object
 from rackloom.claim.kube.kinds import POD

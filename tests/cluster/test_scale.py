@@ -2,7 +2,7 @@
 
 import pytest
 from tests.cluster.conftest import AddNodes
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.kube.api import Kind, KubeApi
 from rackloom.claim.kube.kinds import POD

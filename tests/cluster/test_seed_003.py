@@ -19,8 +19,9 @@ import yaml
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.h100_nodes import MACHINE, Files, device_nodes, plug
-from tests.cluster.test_nixl_example import EXAMPLES, kubectl
-from tests.cluster.waiting import until
+from tests.cluster.kubectl import kubectl
+from tests.cluster.test_nixl_example import EXAMPLES
+from tests.waiting import until
 
 from rackloom.claim.allocate.slices import device_classes
 from rackloom.claim.kube.api import KubeApi, Object
@@ -41,11 +42,6 @@ NIC_NUMA = {"aligned": 0, "unaligned": 1}
 FOUR = ("--gpus", "4", "--nics", "4", "--align", "numa")
 Devices = list[tuple[str, str, str]]
 """Request, driver and device of each result, in order."""
-
-
-@pytest.fixture
-def kubelets_of_plugins() -> dict[str, Kubelet]:
-    return {}
 
 
 @pytest.fixture
@@ -200,7 +196,7 @@ async def test_the_example_runs_on_both_nodes(
 ) -> None:
     slices = written(await dumped(api, list(h100_nodes)), tmp_path / "slices.json")
     awaited = await predicted(EXAMPLE / "resource-claim-template-aligned.yaml", slices)
-    await asyncio.to_thread(kubectl, cluster, namespace, "apply", "-k", str(EXAMPLE))
+    await asyncio.to_thread(kubectl, cluster, "-n", namespace, "apply", "-k", str(EXAMPLE))
     on = set()
     for name in ("nixl-kv-target", "nixl-kv-initiator"):
         pod, claim = await running(api, namespace, name)
@@ -208,6 +204,6 @@ async def test_the_example_runs_on_both_nodes(
         check_prepared(claim, h100_nodes[pod["spec"]["nodeName"]], "aligned")
         on.add(pod["spec"]["nodeName"])
     assert on == set(h100_nodes)
-    shown = await asyncio.to_thread(kubectl, cluster, namespace, "get", "resourceclaims", "-o", "yaml")
+    shown = await asyncio.to_thread(kubectl, cluster, "-n", namespace, "get", "resourceclaims", "-o", "yaml")
     assert all(device in shown for _, _, device in awaited)
-    await asyncio.to_thread(kubectl, cluster, namespace, "delete", "--wait=false", "-k", str(EXAMPLE))
+    await asyncio.to_thread(kubectl, cluster, "-n", namespace, "delete", "--wait=false", "-k", str(EXAMPLE))

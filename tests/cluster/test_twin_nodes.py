@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.app.embedded import ground
 from rackloom.app.home import Home

@@ -1,26 +1,20 @@
 """deploy/kubernetes/webhook on a real control plane: the webhook with its own rights, called over TLS."""
 
-import asyncio
-import contextlib
-import random
-import time
 from collections.abc import AsyncIterator
 
 import pytest
 import yaml
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.installed import DRIVER, ROOT, as_account, installed
-from tests.cluster.waiting import until
+from tests.cluster.installed import ROOT, as_account, controlled, installed
+from tests.cluster.policies import DRIVER
+from tests.waiting import until
 
 from rackloom.claim.cluster.admission.desk import AdmissionSettings
 from rackloom.claim.cluster.admission.marks import CHANNEL_CONDITION, GATE
 from rackloom.claim.cluster.admission.modes import Mode
-from rackloom.claim.cluster.controller import Controller
-from rackloom.claim.cluster.settings import DaemonSettings, Settings
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Kind, KubeApi, KubeError, Object, Rejected
-from rackloom.claim.kube.events import Recorder
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -49,20 +43,6 @@ async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> As
         for one in (await api.list(COMPUTE_DOMAIN)).items:
             await api.delete(COMPUTE_DOMAIN, one["metadata"]["name"], one["metadata"]["namespace"])
         await until(lambda: has_no_domains(api), "the controller has taken all ComputeDomains apart")
-
-
-@contextlib.asynccontextmanager
-async def controlled(api: KubeApi, cluster: ControlPlane) -> AsyncIterator[None]:
-    async with as_account(api, cluster, "rackloom-controller") as own:
-        recorder = Recorder(own, "rackloom-controller", "test", time.time)
-        settings = Settings(daemon=DaemonSettings(image="rackloom:test"))
-        task = asyncio.create_task(Controller(own, settings, recorder, time.time, random.Random(1)).run())
-        try:
-            yield
-        finally:
-            assert not task.done(), task.exception()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 async def has_no_domains(api: KubeApi) -> bool:

@@ -7,30 +7,26 @@ are the real ones with the rights of their pods; kubelets, containers and nvidia
 import datetime as dt
 import random
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.cluster.build import MPI_OPERATOR, Tools
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.credentials import MASTERS
-from tests.cluster.custom import definition, serve
-from tests.cluster.processes import start
-from tests.cluster.story import Reader, Site, admission, installed
+from tests.cluster.custom import MPI_JOB
+from tests.cluster.installed import applied
+from tests.cluster.story import Reader, Site, admission
 from tests.cluster.story_jobs import DEATHS, domain, end, hand_made, told, worker
 from tests.cluster.story_jobs import start as start_job
 from tests.cluster.story_programs import DAEMON_ACCOUNT, DRIVER, Programs, pods_of
 from tests.cluster.story_trays import Tray, kubelets_of
-from tests.cluster.test_mpi_operator import MPI_JOB
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.api import KubeApi, Object
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
-    CRD,
     NAMESPACE,
     POD,
     RESOURCE_CLAIM,
@@ -120,25 +116,13 @@ async def site(
     """Everything installed and running."""
     one = Site(cluster, api, kubelets, trays, containers)
     await one.power_on()
-    async with installed(cluster, api, scene.overlay), AsyncExitStack() as stack:
+    async with applied(cluster, api, scene.overlay), AsyncExitStack() as stack:
         if scene.with_webhook:
             await stack.enter_async_context(admission(cluster, api, containers))
         await one.serves()
         yield one
         await one.give_up(namespace)
     await one.power_off()
-
-
-@pytest.fixture
-async def mpi_operator(
-    binaries: Callable[[Tools], Path], cluster: ControlPlane, api: KubeApi
-) -> AsyncIterator[None]:
-    program = binaries(MPI_OPERATOR) / "mpi-operator"
-    await serve(api, MPI_JOB)
-    child = start("mpi-operator", [program, cluster.kubeconfig("mpi-operator", MASTERS)], cluster.logs)
-    yield
-    child.stop()
-    await api.delete(CRD, definition(MPI_JOB)["metadata"]["name"])
 
 
 @pytest.mark.parametrize("scene", [TWO_RACKS, SHARED_RACK], indirect=True, ids=["domain", "channel"])

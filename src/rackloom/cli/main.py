@@ -43,6 +43,7 @@ def main() -> None:
     """Entry point of the console script."""
     try:
         result = app()
+        sys.stdout.flush()  # A pipe is written in blocks: whether anybody reads the last shows here.
     except Refused as refused:
         _complain(refused.reason, refused.nearest_fix)
         sys.exit(1)

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from tests.waiting import until
 
 from rackloom.claim.cluster.certificates import issue, new_authority
 from rackloom.claim.domain import names
@@ -28,7 +29,6 @@ from rackloom.twin.kube import DirectApi, FakeKube
 DRIVER = "rackloom-system"
 DOMAIN, CLIQUE = "0a1b2c3d-0000-4000-8000-000000000001", "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
 OBJECT = names.clique_object_name(DOMAIN, CLIQUE)
-PATIENCE = 90.0
 
 
 class Rack:
@@ -105,12 +105,6 @@ class Rack:
         return [json.loads(one) for one in told if one]
 
 
-async def until(condition) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await condition():
-            await asyncio.sleep(0.2)
-
-
 async def stop(*tasks: asyncio.Task[None]) -> None:
     for task in tasks:
         task.cancel()
@@ -124,8 +118,8 @@ def test_daemons_form_a_mesh_and_say_so(tmp_path):
     async def story() -> None:
         rack = Rack(tmp_path)
         tasks = [await rack.start(node) for node in range(3)]
-        await until(lambda: all_ready(rack, 3))
-        await until(lambda: all_meshed(rack, 3))
+        await until(lambda: all_ready(rack, 3), "all are ready")
+        await until(lambda: all_meshed(rack, 3), "all are meshed")
         await stop(*tasks)
         assert await rack.members() == {}
 
@@ -144,13 +138,13 @@ def test_a_node_that_lost_its_daemon_comes_back_under_its_index(tmp_path):
     async def story() -> None:
         rack = Rack(tmp_path)
         first, second = await rack.start(0), await rack.start(1)
-        await until(lambda: ready_count(rack, 2))
+        await until(lambda: ready_count(rack, 2), "two are ready")
         index = (await rack.members())["node-1"][0]
         # Killed, not stopped: nobody takes the entry out, so the index is still the node's.
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
         again = await rack.start(1)
-        await until(lambda: ready_count(rack, 2))
+        await until(lambda: ready_count(rack, 2), "two are ready")
         assert (await rack.members())["node-1"][0] == index
         await stop(first, again)
 
@@ -165,9 +159,9 @@ def test_an_entry_that_somebody_took_away_is_made_again(tmp_path):
     async def story() -> None:
         rack = Rack(tmp_path)
         task = await rack.start(0)
-        await until(lambda: ready_count(rack, 1))
+        await until(lambda: ready_count(rack, 1), "one is ready")
         await rack.api.delete(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER)
-        await until(lambda: entered(rack))
+        await until(lambda: entered(rack), "the entry is back")
         await stop(task)
 
     async def entered(rack: Rack) -> bool:
@@ -180,7 +174,7 @@ def test_a_full_clique_is_refused_with_the_setting_to_change(tmp_path):
     async def story() -> None:
         rack = Rack(tmp_path, max_nodes=1)
         first = await rack.start(0)
-        await until(lambda: ready_count(rack, 1))
+        await until(lambda: ready_count(rack, 1), "one is ready")
         second = await rack.start(1)
         with pytest.raises(Refused, match="max-nodes-per-imex-domain"):
             await second

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import pytest
+from tests.waiting import until
 
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import Readiness, Ref, clique
@@ -64,12 +65,6 @@ class Rack:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-async def until(holds):
-    async with asyncio.timeout(300):
-        while not await holds():
-            await asyncio.sleep(0.1)
-
-
 def calls(kube, verb, resource):
     wanted = ("daemon", verb, resource)
     return sum(n for call, n in kube.calls.items() if (call.user, call.verb, call.resource) == wanted)
@@ -83,7 +78,7 @@ def test_a_rack_of_daemons_says_each_thing_once_and_collides_only_while_it_joins
         async def all_ready():
             return await rack.ready() == 18
 
-        await until(all_ready)
+        await until(all_ready, "all are ready")
         await asyncio.sleep(30)
         # One write for being READY, whoever writes meanwhile; one for the clique and the mesh.
         assert calls(rack.kube, "patch", "computedomaincliques") == 18
@@ -106,7 +101,7 @@ def test_a_daemon_goes_on_while_the_api_server_is_away():
         async def is_ready():
             return await rack.ready() == 1
 
-        await until(is_ready)
+        await until(is_ready, "it is ready")
         rack.kube.faults.add(Fault(user="daemon"))
         rack.kube.store.hang_up()
         await asyncio.sleep(60)
@@ -137,15 +132,21 @@ def test_a_daemon_that_does_not_become_ready_says_its_clique_all_the_same(away):
     simloop.run(1, story)
 
 
+async def two_members(rack):
+    members = [await member(rack, number) for number in range(2)]
+    for one in members:
+        await one.join()
+    return members
+
+
+async def member(rack, number):
+    return CliqueMember(DirectApi(rack.kube, "daemon"), await rack.place(number), random.Random(1))
+
+
 def test_an_entry_that_has_moved_is_found_again():
     async def story():
         rack = Rack()
-        first, second = [
-            CliqueMember(DirectApi(rack.kube, "daemon"), await rack.place(number), random.Random(1))
-            for number in range(2)
-        ]
-        await first.join()
-        await second.join()
+        first, second = await two_members(rack)
         await first.leave()
         await second.set_ready(True)
         found = clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
@@ -157,13 +158,8 @@ def test_an_entry_that_has_moved_is_found_again():
 def test_another_daemon_at_the_place_of_an_entry_is_not_touched():
     async def story():
         rack = Rack()
-        first, second = [
-            CliqueMember(DirectApi(rack.kube, "daemon"), await rack.place(number), random.Random(1))
-            for number in range(2)
-        ]
-        await first.join()
-        await second.join()
-        stale = CliqueMember(DirectApi(rack.kube, "daemon"), await rack.place(7), random.Random(1))
+        await two_members(rack)
+        stale = await member(rack, 7)
         stale.saw(await stale.join())
         await stale.leave()
         await stale.set_ready(True)

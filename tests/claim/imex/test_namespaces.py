@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from tests.waiting import until
 
 from rackloom.claim.cluster.certificates import issue, new_authority
 from rackloom.claim.imex.config import ImexConfig, Tls
@@ -85,9 +86,8 @@ def test_daemons_in_two_pods_meet_on_the_documented_ports(pods, tmp_path):
         for supervisor, known in supervisors:
             supervisor.set_peers(known)
             tasks.append(asyncio.create_task(supervisor.run()))
-        async with asyncio.timeout(60):
-            while not (await meshed(0) and await meshed(1)):
-                await asyncio.sleep(0.2)
+        for index in (0, 1):
+            await until(lambda index=index: meshed(index), f"daemon {index} is meshed")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from rackloom.claim.cluster.certificates import Identity, issue, new_authority
 from rackloom.claim.imex.config import ImexConfig, Tls
@@ -20,7 +21,6 @@ from rackloom.claim.imex.steps import Layout, Peers
 from rackloom.claim.imex.supervisor import Supervisor
 from rackloom.errors import Retry
 
-PATIENCE = 60.0
 SERVICE = (sys.executable, "-m", "rackloom.twin.imex.service")
 CTL = (sys.executable, "-m", "rackloom.twin.imex.ctl")
 LAYOUT = Layout("dns", places=3)
@@ -102,12 +102,6 @@ class Running:
         assert all(child.returncode is not None for one in self._daemons for child in one.children)
 
 
-async def until(condition) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await condition():
-            await asyncio.sleep(0.1)
-
-
 async def ready(daemon: Daemon) -> bool:
     try:
         return await daemon.control.local_status() == "READY"
@@ -127,11 +121,11 @@ def test_daemons_that_join_later_are_found_without_a_restart(domain):
         first, second = domain.daemon(0), domain.daemon(1)
         async with Running(first, second):
             first.supervisor.set_peers(domain.peers(0, 0))
-            await until(lambda: ready(first))
+            await until(lambda: ready(first), "the first is ready")
             second.supervisor.set_peers(domain.peers(1, 0, 1))
             first.supervisor.set_peers(domain.peers(0, 0, 1))
-            await until(lambda: meshed(first, 0, 0, 1))
-            await until(lambda: meshed(second, 1, 0, 1))
+            await until(lambda: meshed(first, 0, 0, 1), "the first is meshed")
+            await until(lambda: meshed(second, 1, 0, 1), "the second is meshed")
             assert (len(first.children), len(second.children)) == (1, 1)
 
     asyncio.run(story())
@@ -151,7 +145,7 @@ def test_peers_that_join_while_it_starts_are_told_to_it(domain):
         second.supervisor.set_peers(domain.peers(1, 0, 1))
         first.supervisor.set_peers(domain.peers(0, 0))
         async with Running(first, second):
-            await until(lambda: meshed(first, 0, 0, 1))
+            await until(lambda: meshed(first, 0, 0, 1), "the first is meshed")
 
     asyncio.run(story())
 
@@ -161,10 +155,10 @@ def test_a_daemon_that_dies_is_started_again(domain):
         daemon = domain.daemon(0)
         async with Running(daemon):
             daemon.supervisor.set_peers(domain.peers(0, 0))
-            await until(lambda: ready(daemon))
+            await until(lambda: ready(daemon), "it is ready")
             daemon.children[0].kill()
             await daemon.children[0].wait()
-            await until(lambda: ready(daemon))
+            await until(lambda: ready(daemon), "it is ready")
             assert len(daemon.children) == 2
 
     asyncio.run(story())
@@ -175,7 +169,7 @@ def test_a_daemon_whose_index_moved_is_restarted_under_the_new_one(domain):
         daemon = domain.daemon(0)
         async with Running(daemon):
             daemon.supervisor.set_peers(Peers(0, {0: domain.address(0)}))
-            await until(lambda: ready(daemon))
+            await until(lambda: ready(daemon), "it is ready")
             daemon.supervisor.set_peers(Peers(2, {2: domain.address(0)}))
 
             async def moved() -> bool:
@@ -185,7 +179,7 @@ def test_a_daemon_whose_index_moved_is_restarted_under_the_new_one(domain):
                     return False
                 return answer.nodes["2"].status == "READY"
 
-            await until(moved)
+            await until(moved, "it runs under the new index")
 
     asyncio.run(story())
 
@@ -198,7 +192,7 @@ def test_no_daemon_starts_before_its_certificate_is_there(domain):
             await asyncio.sleep(0.5)
             assert daemon.children == []
             domain.project(daemon.secret, domain.identity)
-            await until(lambda: ready(daemon))
+            await until(lambda: ready(daemon), "it is ready")
 
     asyncio.run(story())
 
@@ -210,13 +204,13 @@ def test_a_daemon_of_another_domain_is_not_let_in(domain):
         async with Running(first, second):
             for index, daemon in enumerate((first, second)):
                 daemon.supervisor.set_peers(domain.peers(index, 0, 1))
-            await until(lambda: ready(first))
-            await until(lambda: ready(second))
+            await until(lambda: ready(first), "the first is ready")
+            await until(lambda: ready(second), "the second is ready")
             await asyncio.sleep(1)
             assert not await meshed(first, 0, 0, 1)
             # The secret is put right, and both are told: now they meet.
             domain.project(second.secret, domain.identity)
             second.supervisor.look_again()
-            await until(lambda: meshed(first, 0, 0, 1))
+            await until(lambda: meshed(first, 0, 0, 1), "the first is meshed")
 
     asyncio.run(story())

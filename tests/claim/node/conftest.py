@@ -28,7 +28,7 @@ from rackloom.twin.kubelet.kubelet import Kubelet, Timing, kubelet_on
 
 DRIVER = "toy.example.com"
 NODE_NAME = "node-a"
-HURRY = Timing(look=0.01, call=20.0, again=0.05, wipe=0.2)
+HURRY = Timing(look=0.01, call=60.0, again=0.05, wipe=0.2)
 
 
 class Toys:

@@ -6,15 +6,15 @@ import stat
 
 import msgspec
 import pytest
+from tests.claim.node.conftest import HURRY
+from tests.waiting import until, until_so
 
 from rackloom.claim.kube.kinds import RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.claim.node import dra
 from rackloom.claim.node.registration import registrar_path
 from rackloom.claim.node.run import running
 from rackloom.errors import Refused, Retry
 from rackloom.twin.kubelet.calls import NotPrepared
-from rackloom.twin.kubelet.kubelet import Timing
-
-HURRY = Timing(look=0.01, call=20.0, again=0.05, wipe=0.2)
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
@@ -56,16 +56,19 @@ def test_kubelet_hears_of_every_claim_and_why_one_failed(kit):
     asyncio.run(story())
 
 
-def test_what_did_not_end_in_time_is_answered_with_its_last_error(kit):
+def test_what_did_not_end_in_time_is_answered_with_its_last_error(kit, monkeypatch):
+    # The plugin gives up after three seconds; its caller has time to hear of it.
+    monkeypatch.setattr(dra, "_MARGIN", HURRY.call - 3.0)
+
     async def story():
         await kit.boot()
         claim = await kit.claim("slow")
         kit.toys.trouble["slow"] = Retry("the daemon is not ready", after=0.0)
-        async with kit.plugin(), kit.kubelet(timing=msgspec.structs.replace(HURRY, call=2.5)) as kubelet:
+        async with kit.plugin(), kit.kubelet() as kubelet:
             await kubelet.registered(kit.driver)
             with pytest.raises(NotPrepared, match=r"^the daemon is not ready$"):
                 await kubelet.prepare(claim)
-            assert len(kit.toys.prepared) > 2
+            assert len(kit.toys.prepared) > 1
             del kit.toys.trouble["slow"]
             assert (await kubelet.start(claim))[claim.uid][0].name == "toy-0"
 
@@ -80,8 +83,7 @@ def test_a_waiting_claim_is_tried_again_when_something_changed(kit):
         async with kit.plugin(), kit.kubelet() as kubelet:
             await kubelet.registered(kit.driver)
             waiting = asyncio.create_task(kubelet.prepare(claim))
-            while not kit.toys.prepared:
-                await asyncio.sleep(0.01)
+            await until_so(lambda: kit.toys.prepared, "the first attempt")
             del kit.toys.trouble["slow"]
             kit.toys.woken.put_nowait(None)
             assert (await waiting)[claim.uid]
@@ -262,23 +264,25 @@ def test_the_slices_follow_the_devices_and_come_back_when_they_were_wiped(kit):
         found = (await kit.api.list(RESOURCE_SLICE)).items
         return [device["name"] for one in found for device in one["spec"]["devices"]]
 
-    async def until(wanted):
-        while await names() != wanted:
-            await asyncio.sleep(0.01)
+    async def published(*wanted):
+        async def look():
+            return await names() == [*wanted]
+
+        await until(look, f"{wanted} are published")
 
     async def story():
         await kit.boot()
         async with kit.plugin() as one:
-            await until(["toy-0", "toy-1"])
+            await published("toy-0", "toy-1")
             kit.toys.names = ["toy-2"]
             one.publisher.wake()
-            await until(["toy-2"])
+            await published("toy-2")
             (found,) = (await kit.api.list(RESOURCE_SLICE)).items
             assert found["spec"]["pool"]["generation"] == 2
             await kit.api.delete(RESOURCE_SLICE, found["metadata"]["name"])
-            await until(["toy-2"])
+            await published("toy-2")
 
-    asyncio.run(asyncio.wait_for(story(), 60))
+    asyncio.run(story())
 
 
 def test_metrics_count_from_zero(kit):

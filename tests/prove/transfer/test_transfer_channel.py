@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waiting import PATIENCE
 
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer.channel import MAX_BODY, Channel, Wire, accept, check_secret, connect
@@ -18,7 +19,7 @@ SECRET = b"0123456789abcdef"
 KEY = b"k" * 32
 
 
-def wire(sock: socket.socket, seconds: float = 5.0) -> Wire:
+def wire(sock: socket.socket, seconds: float = PATIENCE) -> Wire:
     return Wire(sock, time.monotonic() + seconds, time.monotonic)
 
 

@@ -8,12 +8,13 @@ import subprocess
 import sys
 
 import pytest
+from tests.waiting import PATIENCE
 
 from rackloom.errors import Refused
 from rackloom.prove.transfer import emulate, run
 from rackloom.prove.transfer.values import TransferReport, TransferSpec
 
-SPEC = TransferSpec(block_size=4 << 20, iters=3, warmup_iters=1, timeout_seconds=60)
+SPEC = TransferSpec(block_size=4 << 20, iters=3, warmup_iters=1, timeout_seconds=PATIENCE)
 
 
 def namespaces(pid: int) -> list[str]:
@@ -51,19 +52,22 @@ import time
 from rackloom.prove.transfer.emulate import emulate
 with emulate():
     print("up", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
 @pytest.mark.root
 def test_pods_are_removed_on_sigterm_and_swept_after_sigkill() -> None:
-    for how, left in ((signal.SIGTERM, 0), (signal.SIGKILL, 2)):
+    for how in (signal.SIGTERM, signal.SIGKILL):
         with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE) as child:
             assert child.stdout is not None
             assert child.stdout.readline() == b"up\n"
+            assert len(namespaces(child.pid)) == 2
             os.kill(child.pid, how)
-            child.wait(20)
-        assert len(namespaces(child.pid)) == left
+            child.wait(PATIENCE)
+        if how == signal.SIGTERM:
+            assert namespaces(child.pid) == []
+    # What the killed one left is swept by the next of us: maybe a test beside this one.
     with emulate.emulate():
         assert namespaces(child.pid) == []
 

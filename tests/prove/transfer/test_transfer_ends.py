@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE, until_seen
 
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer import processes
@@ -19,34 +20,29 @@ from rackloom.prove.transfer.run import run_pair
 from rackloom.prove.transfer.values import Promise, Seat, TransferSpec, Ucx
 
 SECRET = "0123456789abcdef"
-SMALL = TransferSpec(block_size=1 << 20, iters=3, warmup_iters=1, timeout_seconds=30)
-LONG = TransferSpec(block_size=1 << 20, iters=100_000, warmup_iters=0, timeout_seconds=30)
-TARGET = BeTarget("127.0.0.1", 0, Seat(), once=True, timeout_seconds=30)
+SMALL = TransferSpec(block_size=1 << 20, iters=3, warmup_iters=1, timeout_seconds=PATIENCE)
+LONG = TransferSpec(block_size=1 << 20, iters=100_000, warmup_iters=0, timeout_seconds=PATIENCE)
+TARGET = BeTarget("127.0.0.1", 0, Seat(), once=True, timeout_seconds=PATIENCE)
 SABOTAGE = (sys.executable, str(Path(__file__).with_name("sabotage.py")))
 
 
 def soon() -> float:
-    return time.monotonic() + 30
+    return time.monotonic() + PATIENCE
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended (a zombie of another parent counts); waits up to ten seconds for it."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            if Path("/proc", str(pid), "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.02)
-    return False
+    """Whether a process has ended; a zombie of another parent has."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 @pytest.mark.nixl
 def test_a_read_of_many_blocks_over_a_pinned_device_is_counted_there() -> None:
     place = Place(seat=Seat(ucx=Ucx(("tcp",), ("lo",))))
     spec = TransferSpec(
-        op="READ", block_size=1 << 16, batch_size=16, iters=2, warmup_iters=0, timeout_seconds=30
+        op="READ", block_size=1 << 16, batch_size=16, iters=2, warmup_iters=0, timeout_seconds=PATIENCE
     )
     report = run_pair(spec, initiator=place, target=place, promise=Promise("lo"))
     assert report.verified
@@ -70,7 +66,7 @@ def test_a_target_that_dies_in_the_middle_ends_the_run_at_once(monkeypatch: pyte
 @pytest.mark.nixl
 def test_a_target_of_the_wrong_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "PROGRAM", (*SABOTAGE, "stunted"))
-    spec = TransferSpec(block_size=4096, batch_size=2, iters=1, warmup_iters=0, timeout_seconds=30)
+    spec = TransferSpec(block_size=4096, batch_size=2, iters=1, warmup_iters=0, timeout_seconds=PATIENCE)
     with pytest.raises(Refused, match="registered 4096 bytes where 8192 were asked for"):
         run_pair(spec)
 
@@ -86,7 +82,7 @@ def test_a_device_that_does_not_exist_is_refused_with_what_ucx_said() -> None:
 @pytest.mark.nixl
 def test_more_memory_than_the_host_has_is_refused() -> None:
     with pytest.raises(Refused, match="are available"):
-        run_pair(TransferSpec(block_size=1 << 40, iters=1, warmup_iters=0, timeout_seconds=30))
+        run_pair(TransferSpec(block_size=1 << 40, iters=1, warmup_iters=0, timeout_seconds=PATIENCE))
 
 
 def test_strangers_and_wrong_secrets_are_turned_away_and_the_target_lives_on() -> None:
@@ -113,7 +109,7 @@ def test_a_secret_is_in_no_command_line_and_no_environment() -> None:
 
 def test_a_taken_port_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        order = BeTarget("127.0.0.1", taken.getsockname()[1], Seat(), once=True, timeout_seconds=30)
+        order = BeTarget("127.0.0.1", taken.getsockname()[1], Seat(), once=True, timeout_seconds=PATIENCE)
         with End((), SECRET, order) as target, pytest.raises(Refused, match="cannot listen"):
             target.expect(Listening, soon())
 
@@ -128,7 +124,7 @@ def test_an_end_that_says_nothing_is_given_up_and_ended(monkeypatch: pytest.Monk
     monkeypatch.setattr(processes, "PROGRAM", (*SABOTAGE, "silent"))
     with End((), SECRET, TARGET) as target, pytest.raises(Retry, match="said nothing in time"):
         target.event(time.monotonic() + 0.1)
-    assert gone(target.pid)
+    until_seen(lambda: gone(target.pid), "the end has ended")
 
 
 def test_the_last_words_of_an_end_that_crashed_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,5 +156,5 @@ def test_no_end_outlives_the_one_who_started_it(how: signal.Signals) -> None:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         os.kill(parent.pid, how)
-        parent.wait(20)
-    assert gone(pid)
+        parent.wait(PATIENCE)
+    until_seen(lambda: gone(pid), "the end has ended")

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,30 +10,15 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.ports import reserved_ports
+from tests.prove.transfer.transfer_values import RESULT_FIELDS
+from tests.waiting import PATIENCE
 
 from rackloom.prove.transfer.memory import missing
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 EXAMPLE = EXAMPLES / "nixl-kv-transfer"
 SCRIPT = EXAMPLE / "nixl_benchmark.py"
-SEED_FIELDS = [
-    "event",
-    "backend",
-    "requested_backend",
-    "op",
-    "device",
-    "block_size",
-    "batch_size",
-    "total_bytes",
-    "iters",
-    "warmup_iters",
-    "avg_seconds",
-    "min_seconds",
-    "p50_seconds",
-    "p95_seconds",
-    "p99_seconds",
-    "avg_GBps",
-]
 needs_nixl = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
@@ -95,7 +79,7 @@ def run(*arguments: str, secret: str | None = None) -> subprocess.CompletedProce
         [sys.executable, str(SCRIPT), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         env=environment(secret),
         check=False,
     )
@@ -114,8 +98,13 @@ def pair(
     op: str, secrets: tuple[str | None, str | None], target_size: str = "65536"
 ) -> tuple[subprocess.CompletedProcess[str], int]:
     """The initiator's end, and the exit code of the target."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    with reserved_ports() as port:
+        return pair_on(str(port), op, secrets, target_size)
+
+
+def pair_on(
+    port: str, op: str, secrets: tuple[str | None, str | None], target_size: str
+) -> tuple[subprocess.CompletedProcess[str], int]:
     common = ("--device", "cpu", "--op", op, "--port", port, "--batch-size", "4", "--timeout-seconds", "60")
     with subprocess.Popen(
         [sys.executable, str(SCRIPT), "--mode", "target", "--block-size", target_size, *common],
@@ -129,7 +118,7 @@ def pair(
                 *("--iters", "3", "--warmup-iters", "1", *common),
                 secret=secrets[0],
             )
-            code = target.wait(60)
+            code = target.wait(PATIENCE)
         finally:
             target.kill()
     return done, code
@@ -143,7 +132,7 @@ def test_two_processes_move_a_verified_buffer_and_print_the_seeds_fields(op: str
     assert (done.returncode, code) == (0, 0), done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     result = json.loads(line.removeprefix("RESULT "))
-    assert list(result)[: len(SEED_FIELDS)] == SEED_FIELDS
+    assert list(result)[: len(RESULT_FIELDS)] == RESULT_FIELDS
     assert result["verified"] is True
     assert result["total_bytes"] == 4 * 65536
     assert "unauthenticated" not in done.stdout
@@ -176,7 +165,7 @@ def test_run_bench_stops_where_the_pod_sees_other_nics_than_allocated() -> None:
         env={**os.environ, "EXPECTED_NICS": "4096"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 1

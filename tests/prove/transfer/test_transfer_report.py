@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.prove.transfer.transfer_values import RESULT_FIELDS
 
 from rackloom.errors import Refused
 from rackloom.prove.transfer.report import compare, report, result_line, single
@@ -20,24 +21,6 @@ from rackloom.prove.transfer.values import (
 )
 
 SPEC = TransferSpec(block_size=1 << 20, batch_size=2, iters=4, warmup_iters=1)
-EXAMPLE_FIELDS = [
-    "event",
-    "backend",
-    "requested_backend",
-    "op",
-    "device",
-    "block_size",
-    "batch_size",
-    "total_bytes",
-    "iters",
-    "warmup_iters",
-    "avg_seconds",
-    "min_seconds",
-    "p50_seconds",
-    "p95_seconds",
-    "p99_seconds",
-    "avg_GBps",
-]
 
 
 def end(digest: str, device: str, sent: int, received: int, cpu: float = 10.0) -> EndRecord:
@@ -73,7 +56,7 @@ def test_the_result_line_starts_with_the_fields_of_the_example_in_its_order() ->
     line = result_line(run())
     assert line.startswith("RESULT {")
     fields = json.loads(line.removeprefix("RESULT "))
-    assert list(fields)[: len(EXAMPLE_FIELDS)] == EXAMPLE_FIELDS
+    assert list(fields)[: len(RESULT_FIELDS)] == RESULT_FIELDS
     assert fields["total_bytes"] == 2 << 20
     assert fields["avg_GBps"] == pytest.approx((2 << 20) / 0.001 / 1e9)
     assert fields["avg_post_seconds"] + fields["avg_transfer_seconds"] == pytest.approx(fields["avg_seconds"])

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE
 
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer import emulate, memory, processes, run
@@ -16,7 +17,7 @@ from rackloom.prove.transfer.pairing import Pair
 from rackloom.prove.transfer.processes import End
 from rackloom.prove.transfer.values import Seat, TransferReport, TransferSpec, Ucx
 
-SPEC = TransferSpec(block_size=1 << 20, iters=3, warmup_iters=1, timeout_seconds=30)
+SPEC = TransferSpec(block_size=1 << 20, iters=3, warmup_iters=1, timeout_seconds=PATIENCE)
 SABOTAGE = (sys.executable, str(Path(__file__).with_name("sabotage.py")))
 needs_nixl = pytest.mark.skipif(memory.missing() is not None, reason=str(memory.missing()))
 

@@ -22,6 +22,25 @@ from rackloom.prove.transfer.values import (
 from rackloom.topology.machine import Machine
 
 SPEC = TransferSpec(block_size=1 << 20, batch_size=2, iters=4, warmup_iters=1)
+RESULT_FIELDS = [
+    "event",
+    "backend",
+    "requested_backend",
+    "op",
+    "device",
+    "block_size",
+    "batch_size",
+    "total_bytes",
+    "iters",
+    "warmup_iters",
+    "avg_seconds",
+    "min_seconds",
+    "p50_seconds",
+    "p95_seconds",
+    "p99_seconds",
+    "avg_GBps",
+]
+"""How the line of a run begins, in this order: readers of the example's output know them."""
 
 
 def nic(name: str, gigabits: float = 400.0, **facts: object) -> Link:

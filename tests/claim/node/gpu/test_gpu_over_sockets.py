@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.waiting import until, until_so
 
 from rackloom.claim.kube.kinds import RESOURCE_SLICE
 from rackloom.claim.node.gpu import plugin
@@ -27,7 +28,7 @@ def told(gpus, work):
             await one.publisher.published.wait()
             return await work(one, kubelet)
 
-    return asyncio.run(asyncio.wait_for(story(), 120))
+    return asyncio.run(story())
 
 
 def uuid(gpus, index):
@@ -79,8 +80,7 @@ def test_a_program_that_fails_is_told_and_tried_again(gpus):
         claim = await gpus.claim("c", "gpu-0", configs=[config(sharing={"strategy": "TimeSlicing"})])
         gpus.programs_fail(True)
         waiting = asyncio.create_task(kubelet.prepare(claim))
-        while len(gpus.log) < 2:
-            await asyncio.sleep(0.05)
+        await until_so(lambda: len(gpus.log) > 1, "a second attempt")
         assert one.checkpoint.claims[claim.uid].state.value == "PrepareStarted"
         gpus.programs_fail(False)
         await waiting
@@ -180,20 +180,22 @@ def test_what_kubelet_and_the_scheduler_are_told_of_a_failing_gpu_is_taken_back(
         device = next(one for one in one["spec"]["devices"] if one["name"] == name)
         return {(taint["key"], taint.get("value", ""), taint["effect"]) for taint in device.get("taints", [])}
 
-    async def until(name, wanted):
-        while await taints(name) != wanted:
-            await asyncio.sleep(0.05)
+    async def tainted(name, wanted):
+        async def look():
+            return await taints(name) == wanted
+
+        await until(look, f"{name} has {wanted}")
 
     async def work(_one, kubelet):
         calls = kubelet.plugins[GPU_DRIVER]
         assert (await anext(calls.health()))["gpu-2"] == (1, "")
         gpus.change(2, xids=(79,), recovery="gpu-reset")
         xid = ("gpu.nvidia.com/xid", "79", "NoSchedule")
-        await until("gpu-2", {xid, ("gpu.nvidia.com/recovery", "gpu-reset", "NoSchedule")})
+        await tainted("gpu-2", {xid, ("gpu.nvidia.com/recovery", "gpu-reset", "NoSchedule")})
         assert (await anext(calls.health()))["gpu-2"] == (2, "XID 79")
         gpus.change(2, recovery="none")
         gpus.kit.now += 400
-        await until("gpu-2", set())
+        await tainted("gpu-2", set())
         assert (await anext(calls.health()))["gpu-2"] == (1, "")
 
     told(gpus, work)

@@ -39,6 +39,10 @@ needs_root = pytest.mark.skipif(
     not may_make_namespaces(), reason="NEEDS ROOT: network namespaces and links cannot be made here"
 )
 
+needs_ipv6 = pytest.mark.skipif(
+    not Path("/proc/sys/net/ipv6").is_dir(), reason="NEEDS IPv6: the kernel of this machine has none"
+)
+
 
 class Netns:
     """A network namespace that a thread holds open until it is told to end."""

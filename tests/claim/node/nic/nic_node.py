@@ -1,9 +1,9 @@
 """One node with the NIC plugin: API server, kubelet and runtime are the test's."""
 
-import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from tests.claim.node.conftest import NODE_NAME, allocation
+from tests.waiting import until, until_so
 
 from rackloom.app.node import NodeOptions
 from rackloom.app.node_nic import NicOptions, nic_node
@@ -42,8 +42,8 @@ class NicNode:
 
     async def connected(self, *, is_so=True):
         """Wait until the runtime calls the plugin, or does not any more."""
-        while f"rackloom_nri_connected {is_so:d}.0" not in self.one.metrics().decode():
-            await asyncio.sleep(0.05)
+        told = f"rackloom_nri_connected {is_so:d}.0"
+        await until_so(lambda: told in self.one.metrics().decode(), told)
 
     @asynccontextmanager
     async def all(self, **options):
@@ -57,23 +57,25 @@ class NicNode:
             yield one, kubelet, runtime
 
     async def published(self, *names):
-        while True:
+        async def look():
             slices = (await self.kit.api.list(RESOURCE_SLICE)).items
             found = {d["name"]: d.get("attributes", {}) for s in slices for d in s["spec"]["devices"]}
-            if set(names) <= found.keys():
-                return found
-            await asyncio.sleep(0.05)
+            return found if set(names) <= found.keys() else None
+
+        return await until(look, f"{names} are published")
 
     async def event(self, reason):
-        while True:
-            for one in (await self.kit.api.list(EVENT)).items:
-                if one["reason"] == reason:
-                    return one
-            await asyncio.sleep(0.05)
+        async def look():
+            events = (await self.kit.api.list(EVENT)).items
+            return next((one for one in events if one["reason"] == reason), None)
 
-    async def status(self, name):
-        while True:
-            found = await self.kit.api.get(RESOURCE_CLAIM, name, "default")
-            if devices := found["status"].get("devices"):
-                return devices
-            await asyncio.sleep(0.05)
+        return await until(look, f"an event {reason}")
+
+    async def status(self, name, devices=1):
+        """What its claim says of them, once that is of so many."""
+
+        async def look():
+            found = (await self.kit.api.get(RESOURCE_CLAIM, name, "default"))["status"].get("devices", [])
+            return found if len(found) >= devices else None
+
+        return await until(look, f"the claim tells of {devices}")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.claim.node.nic.dhcp_server import DhcpServer
-from tests.claim.node.nic.nic_kit import held, needs_root
+from tests.claim.node.nic.nic_kit import held, needs_ipv6, needs_root
 from tests.fuzz import tries
 
 from rackloom.claim.allocate.objects import Device
@@ -135,6 +135,7 @@ class Router:
 
 
 @needs_root
+@needs_ipv6
 def test_a_pod_autoconfigures_itself_before_it_counts_as_attached(host, monkeypatch):
     monkeypatch.setattr(moving, "ADVERTISEMENT_SECONDS", 60.0)
     host.veth("nic0", "tor0")
@@ -154,6 +155,7 @@ def test_a_pod_autoconfigures_itself_before_it_counts_as_attached(host, monkeypa
 
 
 @needs_root
+@needs_ipv6
 def test_a_silent_router_is_told(host, monkeypatch):
     monkeypatch.setattr(moving, "ADVERTISEMENT_SECONDS", 0.2)
     host.veth("nic0", "tor0")
@@ -165,6 +167,7 @@ def test_a_silent_router_is_told(host, monkeypatch):
 
 
 @needs_root
+@needs_ipv6
 def test_ipv6_settings_are_the_pods_and_the_hosts_come_back(host):
     host.veth("nic0", "tor0")
     wish = {
@@ -200,6 +203,7 @@ def test_ipv6_settings_are_the_pods_and_the_hosts_come_back(host):
 
 
 @needs_root
+@needs_ipv6
 def test_a_small_interface_has_no_ipv6_to_set(host):
     host.veth("nic0", "tor0", mtu=1000)
     with pytest.raises(Refused, match=r"whose MTU is 1000: IPv6 needs 1280; ask for interface\.mtu 1280"):

@@ -5,13 +5,14 @@ import socket
 import threading
 
 import pytest
-from tests.claim.node.nic.nic_kit import held, needs_root, now
+from tests.claim.node.nic.nic_kit import held, needs_ipv6, needs_root, now
 
 from rackloom.claim.node.nic.moving import attach, detach
 
 pytestmark = needs_root
 
 
+@needs_ipv6
 def test_a_link_moves_into_a_pod_and_back_as_it_was(host):
     host.veth("nic0", "tor0", mtu=1400)
     host.address("nic0", "10.9.0.2/24")

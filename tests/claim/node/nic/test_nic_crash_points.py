@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 from tests.claim.node.conftest import NODE_NAME, NodeKit
-from tests.claim.node.imex.test_crash_points import Fuse, FusedApi, Killed
+from tests.claim.node.crash_points import Fuse, FusedApi, Killed, fuse_the_disk
 from tests.claim.node.nic.nic_kit import needs_root, own_host
 from tests.claim.node.nic.nic_node import DRIVER, POD, NicNode
 
 from rackloom.app.node import NodeOptions
 from rackloom.app.node_nic import NicOptions, nic_parts
-from rackloom.claim.node import files
 from rackloom.claim.node.nic.links import read_links, read_settings
 from rackloom.claim.node.nic.netlink import Rtnetlink
 from rackloom.claim.node.nri.hooks import Sandbox
@@ -39,19 +38,14 @@ class Lives:
     def __init__(self, node, fuse, monkeypatch):
         self.node, self.fuse = node, fuse
         self.netns = node.host.pod()
-        unlink, tell = Path.unlink, Rtnetlink.tell
-
-        def fused_unlink(path, missing_ok=False):
-            fuse.burn()
-            unlink(path, missing_ok)
+        tell = Rtnetlink.tell
 
         def fused_tell(rtnetlink, message):
             fuse.burn()
             tell(rtnetlink, message)
             fuse.burn()
 
-        monkeypatch.setattr(files.os, "fsync", lambda _handle: fuse.burn())
-        monkeypatch.setattr(Path, "unlink", fused_unlink)
+        fuse_the_disk(fuse, monkeypatch)
         monkeypatch.setattr(Rtnetlink, "tell", fused_tell)
         self.sandbox = Sandbox(id="s", pod=POD, namespace="default", name="p", netns=str(self.netns.path))
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from tests.claim.node.nic.nic_kit import needs_root
 from tests.claim.node.nic.nic_node import POD, NicNode
+from tests.waiting import until_so
 
 from rackloom.twin.kubelet.calls import NotPrepared
 from rackloom.twin.nri_runtime import Runtime
@@ -68,8 +69,7 @@ def test_two_nics_of_a_claim_are_told_of_together(node, host):
             claim = await node.claim("c1", "nic0", "nic1")
             await kubelet.prepare(claim)
             assert await runtime.run(POD, host.pod().path) == ""
-            while len(told := await node.status("c1")) < 2:
-                await asyncio.sleep(0.05)
+            told = await node.status("c1", devices=2)
             assert {one["networkData"]["interfaceName"] for one in told} == {"nic0", "nic1"}
             await kubelet.unprepare(claim)
             assert {"nic0", "nic1"} <= host.links().keys()
@@ -119,8 +119,7 @@ def test_a_pod_that_started_while_the_plugin_was_down_gets_its_nic(node, host):
             await runtime.ready.wait()
             assert "nic0" in pod.links()
             await runtime.hang_up()
-            while len(runtime.registered) < 2:
-                await asyncio.sleep(0.05)
+            await until_so(lambda: len(runtime.registered) > 1, "it registers again")
             await runtime.ready.wait()
             assert "nic0" in pod.links()
 

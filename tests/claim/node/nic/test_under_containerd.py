@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 from tests.claim.node.nic.containerd_kit import containerd, needs_containerd
 from tests.claim.node.nic.nic_node import DRIVER, NicNode
+from tests.waiting import until_so
 
 pytestmark = needs_containerd
 POD = "p-uid"
@@ -70,8 +71,7 @@ def test_a_restart_of_containerd_leaves_the_nic_in_its_pod(kit, host, runtime):
             await node.connected()
             assert "nic0" in runtime.interfaces(inside)
             await runtime.call("StopPodSandbox", {1: sandbox})
-            while "rackloom_nics_lent 0.0" not in node.one.metrics().decode():
-                await asyncio.sleep(0.05)
+            await until_so(lambda: "rackloom_nics_lent 0.0" in node.one.metrics().decode(), "no NIC is lent")
             await kubelet.unprepare(claim)
 
     asyncio.run(story())

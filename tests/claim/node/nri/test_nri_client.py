@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.waiting import until_so
 
 from rackloom.claim.node.nri import nri_pb2 as wire
 from rackloom.claim.node.nri.client import NriPlugin
@@ -105,8 +106,7 @@ def test_a_runtime_that_refuses_is_asked_again(path, monkeypatch):
         runtime = Runtime(path)
         runtime.refuse = "no plugins today"
         async with runtime.serving(), beside(NriPlugin("dra.net", Heard(), path).run()):
-            while len(runtime.registered) < 2:
-                await asyncio.sleep(0.01)
+            await until_so(lambda: len(runtime.registered) > 1, "it registers again")
             runtime.refuse = ""
             await runtime.ready.wait()
 

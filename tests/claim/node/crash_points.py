@@ -1,0 +1,204 @@
+"""A plugin killed at every single point of its work, and started again: what the rooms of the plugins share.
+
+A point is the moment before or after a call to the API server, before anything reaches the disk, and what a
+room adds: programs of the driver, requests to the kernel.
+"""
+
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rackloom.claim.kube.kinds import RESOURCE_CLAIM
+from rackloom.claim.node import files
+from rackloom.claim.node.run import Running
+from rackloom.claim.node.values import State
+from rackloom.twin.kubelet.claims import PodClaim
+from rackloom.twin.simloop import run
+
+
+class Killed(BaseException):
+    """Nothing catches this: the process is gone."""
+
+
+class Fuse:
+    """Kills at point number `death`; None never."""
+
+    def __init__(self, death: int | None) -> None:
+        self.death = death
+        self.point = 0
+
+    def burn(self) -> None:
+        self.point += 1
+        if self.point == self.death:
+            raise Killed
+
+
+class FusedApi:
+    """An API server whose client may die before a call is sent or after it was carried out."""
+
+    def __init__(self, api: Any, fuse: Fuse) -> None:
+        self._api = api
+        self._fuse = fuse
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._api, name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self._fuse.burn()
+            answer = await method(*args, **kwargs)
+            self._fuse.burn()
+            return answer
+
+        return method if name == "watch" else call
+
+
+def fuse_the_disk(fuse: Fuse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a sync a rename or a content may be lost, after it not; a kill alone loses nothing."""
+    unlink = Path.unlink
+
+    def fused_unlink(path: Path, missing_ok: bool = False) -> None:
+        fuse.burn()
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(files.os, "fsync", lambda _handle: fuse.burn())
+    monkeypatch.setattr(Path, "unlink", fused_unlink)
+
+
+class Lives:
+    """The lives of a plugin on one node, and what kubelet wants of it. A room says what the plugin is."""
+
+    claims: Sequence[PodClaim]
+
+    def __init__(self, kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kit = kit
+        self.fuse = Fuse(None)
+        fuse_the_disk(self.fuse, monkeypatch)
+
+    async def set_up(self) -> None:
+        """Make the node and its claims."""
+        raise NotImplementedError
+
+    async def start(self) -> Running:
+        """A new life, as after a restart."""
+        raise NotImplementedError
+
+    def edits(self, uid: str) -> Any:
+        """What a container of the claim gets."""
+        raise NotImplementedError
+
+    async def check_held(self) -> None:
+        """The node is as the claims want it."""
+        raise NotImplementedError
+
+    async def check_untouched(self) -> None:
+        """The node is as if there had been no claim."""
+        raise NotImplementedError
+
+    def reboot(self) -> None:
+        self.kit.boot_id = "boot-2"
+        for file in self.kit.places.cdi.iterdir():
+            file.unlink()
+
+    async def work(self, one: Running) -> None:
+        """Kubelet prepares the claims and gives them back."""
+        for claim in self.claims:
+            await self.prepare(one, claim)
+        for claim in self.claims:
+            await self.unprepare(one, claim)
+
+    async def prepare(self, one: Running, claim: PodClaim) -> None:
+        (answer,) = (await one.requests.prepare([claim.ref])).values()
+        assert not answer.error, answer.error
+        assert self.edits(claim.uid)
+        assert one.checkpoint.claims[claim.uid].state is State.COMPLETED
+
+    async def unprepare(self, one: Running, claim: PodClaim) -> None:
+        (answer,) = (await one.requests.unprepare([claim.ref])).values()
+        assert not answer.error, answer.error
+
+    async def check_released(self, one: Running) -> None:
+        """Nothing is left once the marks of given-up claims have expired."""
+        self.kit.now += 100
+        await one.sweeper.sweep()
+        assert one.checkpoint.claims == {}
+        await self.check_untouched()
+        assert list(self.kit.places.cdi.iterdir()) == []
+
+
+async def kubelet_goes_on(lives: Lives) -> None:
+    one = await lives.start()
+    for claim in lives.claims:
+        entry = one.checkpoint.claims.get(claim.uid)
+        if entry is None or entry.state is not State.ABORTED:
+            await lives.prepare(one, claim)
+    await lives.check_held()
+    for claim in lives.claims:
+        await lives.unprepare(one, claim)
+    await lives.check_released(one)
+
+
+async def the_pod_is_deleted(lives: Lives) -> None:
+    one = await lives.start()
+    for claim in lives.claims:
+        await lives.unprepare(one, claim)
+    await lives.check_released(one)
+
+
+async def everything_is_gone_before_the_restart(lives: Lives) -> None:
+    for claim in lives.claims:
+        await lives.kit.api.delete(RESOURCE_CLAIM, claim.ref.name, claim.ref.namespace)
+    one = await lives.start()
+    await one.sweeper.sweep()
+    # What was completed is known to kubelet, which gives it back; what was only begun is swept by us.
+    for claim in lives.claims:
+        entry = one.checkpoint.claims.get(claim.uid)
+        if entry is not None and entry.state is State.COMPLETED:
+            await lives.unprepare(one, claim)
+    await lives.check_released(one)
+
+
+async def the_node_is_rebooted(lives: Lives) -> None:
+    lives.reboot()
+    await kubelet_goes_on(lives)
+
+
+Ending = Callable[[Lives], Awaitable[None]]
+ENDINGS: tuple[Ending, ...] = (
+    kubelet_goes_on,
+    the_pod_is_deleted,
+    everything_is_gone_before_the_restart,
+    the_node_is_rebooted,
+)
+
+
+def deaths_survived(begin: Callable[[pytest.MonkeyPatch], Lives], ending: Ending) -> int:
+    """How many points there are to die at; each was died at, and the ending came out well."""
+    return next(death for death in itertools.count(1) if not _one_death(begin, ending, death)) - 1
+
+
+def _one_death(begin: Callable[[pytest.MonkeyPatch], Lives], ending: Ending, death: int) -> bool:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        lives = begin(monkeypatch)
+
+        async def story() -> bool:
+            await lives.set_up()
+            lives.fuse.point, lives.fuse.death = 0, death
+            died = await _live_and_die(lives)
+            lives.fuse.death = None
+            if died:
+                await ending(lives)
+            return died
+
+        return run(1, story)
+
+
+async def _live_and_die(lives: Lives) -> bool:
+    """Work until the fuse burns down; whether it did."""
+    try:
+        await lives.work(await lives.start())
+    except Killed:
+        return True
+    return False

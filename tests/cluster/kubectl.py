@@ -1,0 +1,26 @@
+"""kubectl of this machine, as the administrator of the control plane under test."""
+
+import shutil
+import subprocess
+
+import pytest
+from tests.cluster.control_plane import ControlPlane
+
+LEAVE = ("--wait=false", "--ignore-not-found")
+"""For `delete` at the end: what is being collected already is no trouble."""
+
+
+def kubectl(cluster: ControlPlane, *words: str, given: str | None = None) -> str:
+    """What it prints; `given` is its input."""
+    done = tried(cluster, *words, given=given)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def tried(cluster: ControlPlane, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
+    """How it ended: a test may want a refusal."""
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("there is no kubectl on the PATH")
+    command = [program, "--kubeconfig", str(cluster.admin), *words]
+    return subprocess.run(command, input=given, capture_output=True, text=True, timeout=300)

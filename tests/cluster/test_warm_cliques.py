@@ -1,0 +1,134 @@
+"""Channel mode on a real control plane: jobs share a warm clique, each over a channel of its own."""
+
+import pytest
+from tests.cluster.conftest import AddNodes
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.installed import controlled
+from tests.cluster.policies import CLIQUE, DRIVER, slice_of
+from tests.waiting import until
+
+from rackloom.claim.domain import names
+from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.domain.membership import join, with_status
+from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique_json
+from rackloom.claim.kube.api import KubeApi, NotFound, Object
+from rackloom.claim.kube.kinds import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_SLICE,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_two_jobs_in_one_warm_clique_get_two_channels_from_the_real_scheduler(
+    cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes, namespace: str, base_applied: None
+) -> None:
+    """Channel mode: the slice is accepted, the label offers it, and each job's pods share one channel."""
+    labels = {names.GPU_CLIQUE_LABEL: CLIQUE, names.ISOLATION_LABEL: "channel"}
+    nodes = await add_nodes(2, labels=labels)
+    async with controlled(api, cluster):
+        warm = await until(lambda: warm_domain(api), "a warm domain")
+        assert warm is not None
+        await ready_daemons(api, warm["metadata"]["uid"], nodes)
+        await until(lambda: offered(api, nodes), "the channels are offered on both nodes")
+        channels = set()
+        for job in ("one", "two"):
+            made = await domain_of_job(api, namespace, job)
+            shared = names.shared_claim_name(made["metadata"]["uid"])
+            await until(lambda shared=shared: exists(api, shared, namespace), "the shared claim")
+            for number in range(2):
+                await claiming_pod(api, namespace, f"{job}-{number}", shared)
+            device = await until(lambda shared=shared: allocated(api, shared, namespace), "it is allocated")
+            channels.add(device)
+        assert len(channels) == 2
+        assert names.channel_device_name(0) not in channels
+        for kind in (POD, COMPUTE_DOMAIN):
+            for one in (await api.list(kind, namespace)).items:
+                await api.delete(kind, one["metadata"]["name"], namespace, grace_seconds=0)
+
+        async def none_left() -> bool:
+            return not (await api.list(COMPUTE_DOMAIN, namespace)).items
+
+        await until(none_left, "the jobs are gone")
+        for node in nodes:
+            await api.patch(NODE, node, None, {"metadata": {"labels": {names.ISOLATION_LABEL: "domain"}}})
+
+        async def withdrawn() -> bool:
+            slices = (await api.list(RESOURCE_SLICE, labels=names.WARM_CLIQUE_LABEL)).items
+            return not slices and await warm_domain(api) is None
+
+        await until(withdrawn, "nothing of channel mode is left")
+        marked = (await api.list(NODE, labels=names.WARM_CLIQUE_LABEL)).items
+        assert not marked
+
+
+async def domain_of_job(api: KubeApi, namespace: str, job: str) -> Object:
+    spec = {"channel": {"resourceClaimTemplate": {"name": f"channel-{job}"}}}
+    labels = {names.ISOLATION_LABEL: Isolation.CHANNEL.value}
+    meta = {"name": job, "namespace": namespace, "labels": labels}
+    return await api.create(COMPUTE_DOMAIN, {"metadata": meta, "spec": spec})
+
+
+async def warm_domain(api: KubeApi) -> Object | None:
+    found = (await api.list(COMPUTE_DOMAIN, DRIVER, labels=names.WARM_CLIQUE_LABEL)).items
+    return found[0] if found else None
+
+
+async def ready_daemons(api: KubeApi, uid: str, nodes: list[str]) -> None:
+    """Stand-in for plugin and IMEX: publishes daemon devices, and writes the clique object of ready pods."""
+    for node in nodes:
+        published = slice_of(node, f"imex-{node}")
+        attributes = {"type": {"string": "daemon"}, "id": {"int": 0}}
+        published["spec"]["devices"] = [{"name": names.DAEMON_DEVICE, "attributes": attributes}]
+        await api.create(RESOURCE_SLICE, published)
+
+    async def ready() -> list[Object]:
+        pods = (await api.list(POD, DRIVER, labels=f"{names.COMPUTE_DOMAIN_LABEL}={uid}")).items
+        found = [pod for pod in pods if is_ready(pod)]
+        return found if len(found) == len(nodes) else []
+
+    value = Clique(compute_domain=uid, clique_id=CLIQUE)
+    for pod in await until(ready, "a daemon pod is ready on each node"):
+        ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
+        node, address = pod["spec"]["nodeName"], pod["status"].get("podIP", "")
+        value = join(value, node=node, ip_address=address, pod=ref, max_nodes=18)
+        value = with_status(value, node=node, status=Readiness.READY)
+    await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(value, DRIVER))
+
+
+def is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions") or ()
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+async def offered(api: KubeApi, nodes: list[str]) -> bool:
+    labelled = (await api.list(NODE, labels=f"{names.CHANNELS_READY_LABEL}={CLIQUE}")).items
+    slices = (await api.list(RESOURCE_SLICE, labels=names.WARM_CLIQUE_LABEL)).items
+    return {one["metadata"]["name"] for one in labelled} == set(nodes) and len(slices) == 1
+
+
+async def exists(api: KubeApi, claim: str, namespace: str) -> bool:
+    try:
+        await api.get(RESOURCE_CLAIM, claim, namespace)
+    except NotFound:
+        return False
+    return True
+
+
+async def claiming_pod(api: KubeApi, namespace: str, name: str, claim: str) -> None:
+    spec = {
+        "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "channel"}]}}],
+        "resourceClaims": [{"name": "channel", "resourceClaimName": claim}],
+    }
+    await api.create(POD, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
+
+
+async def allocated(api: KubeApi, claim: str, namespace: str) -> str | None:
+    status = (await api.get(RESOURCE_CLAIM, claim, namespace)).get("status") or {}
+    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+    both = len(status.get("reservedFor") or ()) == 2
+    return str(results[0]["device"]) if results and both else None

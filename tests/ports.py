@@ -1,0 +1,35 @@
+"""TCP ports of loopback for programs that must be told one."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+
+@contextmanager
+def reserved_ports(count: int = 1) -> Iterator[int]:
+    """The first of `count` ports in a row that nobody else is given meanwhile.
+
+    They are bound, and nobody listens: whoever sets SO_REUSEADDR, as servers do, can do so all the same.
+    """
+    with ExitStack() as stack:
+        yield _bound_in_a_row(stack, count)
+
+
+def _bound_in_a_row(stack: ExitStack, count: int) -> int:
+    while True:
+        with ExitStack() as attempt:
+            first = _bound(attempt, 0)
+            try:
+                for number in range(1, count):
+                    _bound(attempt, first + number)
+            except (OSError, OverflowError):
+                continue  # Somebody has one of them; other ports are as good.
+            stack.enter_context(attempt.pop_all())
+            return first
+
+
+def _bound(stack: ExitStack, port: int) -> int:
+    one = stack.enter_context(socket.socket())
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.bind(("127.0.0.1", port))
+    return int(one.getsockname()[1])

@@ -1,0 +1,19 @@
+"""The ports that tests tell programs of."""
+
+import socket
+
+import pytest
+from tests.ports import reserved_ports
+
+
+def test_a_server_can_listen_there_and_is_reached() -> None:
+    with reserved_ports(2) as first:
+        for port in (first, first + 1):
+            where = ("127.0.0.1", port)
+            with socket.create_server(where) as server, socket.create_connection(where):
+                server.accept()[0].close()
+
+
+def test_nobody_who_does_not_ask_for_it_gets_one() -> None:
+    with reserved_ports() as port, socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
