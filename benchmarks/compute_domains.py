@@ -35,10 +35,10 @@ from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.events import Recorder
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE
-from rackloom.twin import simloop
 from rackloom.twin.claims.tray import DRIVER_NAMESPACE, install_kernel
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kube.times import loop_time
+from rackloom.twin.virtual import event_loop
 
 API_SECONDS = 0.005
 PODS_PER_TRAY = {Isolation.DOMAIN: 1, Isolation.CHANNEL: 4}
@@ -197,7 +197,7 @@ def run(isolation: Isolation, domains: int, pods: int) -> None:
     structlog.configure(wrapper_class=level, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     memory = Path("/dev/shm")  # noqa: S108 (checkpoints are synced; how fast the disk is, is not asked here)
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
-        for row in simloop.run(1, lambda: measured(isolation, domains, pods, Path(root))):
+        for row in event_loop.run(1, lambda: measured(isolation, domains, pods, Path(root))):
             print(json.dumps(row), flush=True)
 
 

@@ -22,9 +22,9 @@ from rackloom.app.node import NodeOptions
 from rackloom.app.node_nic import NicOptions, nic_node
 from rackloom.claim.node.nic.plugin import DRIVER
 from rackloom.claim.node.run import Host
+from rackloom.twin.hosts.nri_runtime import Runtime
 from rackloom.twin.kubelet.claims import PodClaim
 from rackloom.twin.kubelet.kubelet import Kubelet, kubelet_on
-from rackloom.twin.nri_runtime import Runtime
 
 NICS = 8
 PLUGIN = "nic"

@@ -16,8 +16,8 @@ from rackloom.topology import profiles
 from rackloom.topology.build import build_site
 from rackloom.topology.rack import RackProfile, Site
 from rackloom.twin.names import SeededNames
-from rackloom.twin.nmxc_server import NmxcServer
-from rackloom.twin.racks import fabrics_of
+from rackloom.twin.switches.nmxc_server import NmxcServer
+from rackloom.twin.switches.racks import fabrics_of
 
 SEED = "benchmark"
 

@@ -17,10 +17,10 @@ from rackloom.claim.node.gpu.settings import GPU_DRIVER
 from rackloom.claim.node.run import Places
 from rackloom.errors import Refused
 from rackloom.topology import profiles
-from rackloom.twin.gpu_inventory import declared_inventory
+from rackloom.twin.hosts.gpu_inventory import declared_inventory
+from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kubelet.kubelet import Timing, kubelet_on
-from rackloom.twin.sysroot import host_files, write_sysroot
 
 PROFILE = "oci-bm.gpu.gb200-v3.4"
 

@@ -15,7 +15,7 @@ from rackloom.carve.plan.values import DefaultPartition
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.tables import machine
 from rackloom.topology.facts import Source
-from rackloom.twin import simloop
+from rackloom.twin.virtual import event_loop
 
 
 def _furnish(conn):
@@ -58,7 +58,7 @@ def asked():
         async def scenario():
             return await hosts.ask(), await store.read(_statuses)
 
-        return simloop.run(1, scenario)
+        return event_loop.run(1, scenario)
 
     yield ask
     asyncio.run(store.close())

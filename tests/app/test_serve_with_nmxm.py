@@ -19,10 +19,10 @@ from rackloom.errors import Refused
 from rackloom.topology import profiles
 from rackloom.topology.build import build_site
 from rackloom.twin.names import SeededNames
-from rackloom.twin.nmxc_server import NmxcServer, ServerTls
-from rackloom.twin.nmxm_faults import NmxmFault
-from rackloom.twin.nmxm_server import NmxmServer
-from rackloom.twin.racks import fabrics_of
+from rackloom.twin.switches.nmxc_server import NmxcServer, ServerTls
+from rackloom.twin.switches.nmxm_faults import NmxmFault
+from rackloom.twin.switches.nmxm_server import NmxmServer
+from rackloom.twin.switches.racks import fabrics_of
 
 PASSWORD = "simulated"
 

@@ -18,8 +18,8 @@ from rackloom.carve.site.endpoints import Endpoint
 from rackloom.topology import profiles
 from rackloom.topology.build import build_site
 from rackloom.twin.names import SeededNames
-from rackloom.twin.nmxc_server import NmxcServer, ServerTls
-from rackloom.twin.racks import fabrics_of
+from rackloom.twin.switches.nmxc_server import NmxcServer, ServerTls
+from rackloom.twin.switches.racks import fabrics_of
 
 HOUR = 3600.0
 

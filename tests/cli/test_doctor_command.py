@@ -14,7 +14,7 @@ from rackloom.app.home import Home
 from rackloom.cli.doctor import doctor
 from rackloom.errors import Refused
 from rackloom.prove.doctor import names
-from rackloom.twin.fabric import FabricPartition
+from rackloom.twin.switches.fabric import FabricPartition
 
 RACKLOOM = [sys.executable, "-m", "rackloom.cli.main"]
 CHANGING = (

@@ -8,7 +8,7 @@ from inline_snapshot import external_file, snapshot
 from rackloom.cli.main import app
 from rackloom.errors import Refused
 from rackloom.topology.profiles import load, load_machine, names
-from rackloom.twin.sysroot import host_files, write_sysroot
+from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 
 
 @pytest.fixture

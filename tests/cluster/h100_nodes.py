@@ -18,9 +18,9 @@ from rackloom.claim.node.nic.offered import LEFT_OUT_KINDS
 from rackloom.claim.node.nic.plugin import DRIVER as NIC_DRIVER
 from rackloom.claim.node.run import Places
 from rackloom.topology import profiles
-from rackloom.twin.gpu_inventory import declared_inventory
+from rackloom.twin.hosts.gpu_inventory import declared_inventory
+from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 from rackloom.twin.kubelet.kubelet import Kubelet, kubelet_on
-from rackloom.twin.sysroot import host_files, write_sysroot
 
 MACHINE = profiles.load_machine("azure-nd96isr-h100-v5")
 PROC_DEVICES = "Character devices:\n195 nvidia\n507 nvidia-uvm\n\nBlock devices:\n"

@@ -23,7 +23,7 @@ from rackloom.claim.kube.kinds import (
 )
 from rackloom.claim.node.gpu.settings import GPU_DRIVER
 from rackloom.claim.node.gpu.shares import Shares, shares_of
-from rackloom.twin.gpu_inventory import declared_inventory
+from rackloom.twin.hosts.gpu_inventory import declared_inventory
 from rackloom.twin.kubelet.kubelet import Kubelet
 from rackloom.twin.nodes.plugins import PluginDevices
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from rackloom.twin.simcrash import points_of, story
-from rackloom.twin.simrun import Plan, Result, simulate
+from rackloom.twin.carving.deaths import points_of, story
+from rackloom.twin.carving.run import Plan, Result, simulate
 
 say = partial(print, flush=True)
 YEAR = 365.25 * 86400

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from rackloom.twin.simcrash import points_of, story
-from rackloom.twin.simfaults import KINDS, LIES
-from rackloom.twin.simrun import Plan, simulate
+from rackloom.twin.carving.deaths import points_of, story
+from rackloom.twin.carving.mishaps import KINDS, LIES
+from rackloom.twin.carving.run import Plan, simulate
 
 SHORT = Plan(seconds=400)
 
 DIGEST = """
-from rackloom.twin.simrun import Plan, simulate
+from rackloom.twin.carving.run import Plan, simulate
 print(simulate(11, Plan(seconds=200)).digest, simulate(11, Plan(seconds=200, replicas=2)).digest)
 """
 

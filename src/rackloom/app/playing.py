@@ -18,7 +18,6 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.errors import Refused
 from rackloom.prove.doctor.examine import examine
 from rackloom.prove.doctor.findings import Finding
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi
 from rackloom.twin.scenario.cluster_ground import ClusterGround
 from rackloom.twin.scenario.hands import both, carve_hands, cluster_hands
@@ -26,6 +25,7 @@ from rackloom.twin.scenario.player import Line, Played, play, while_working
 from rackloom.twin.scenario.read import read_scenario
 from rackloom.twin.scenario.values import Scenario, Speed
 from rackloom.twin.scenario.virtual import VirtualSite, virtual_site, virtual_wall
+from rackloom.twin.virtual import event_loop
 
 SEED = 8
 """Of virtual time: the order of what is due together, and the delays of the network."""
@@ -52,7 +52,7 @@ def play_scenario(scenario: Scenario, *, speed: Speed, home: Path | None, tell: 
         if speed == "virtual":
             place.create()
             log_to(place.log)
-            return simloop.run(SEED, lambda: _play_virtual(scenario, place, tell))
+            return event_loop.run(SEED, lambda: _play_virtual(scenario, place, tell))
         import uvloop
 
         return uvloop.run(_play_real(scenario, place, tell))

@@ -18,9 +18,9 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.errors import Refused
 from rackloom.prove.doctor.examine import examine
 from rackloom.prove.doctor.findings import Finding
-from rackloom.twin.nmxc_server import NmxcServer
 from rackloom.twin.scenario.site_actions import NetworkBad
 from rackloom.twin.scenario.stage import Answer, Json
+from rackloom.twin.switches.nmxc_server import NmxcServer
 
 TOKEN_SECONDS = 86_400.0
 PATIENCE = 30.0

@@ -17,10 +17,10 @@ from rackloom.errors import Refused
 from rackloom.topology import profiles
 from rackloom.topology.build import build_site
 from rackloom.topology.rack import RackProfile, Site
-from rackloom.twin.fabric import FabricSnapshot, SimulatedFabric
 from rackloom.twin.names import SeededNames
-from rackloom.twin.nmxc_server import NmxcServer
-from rackloom.twin.racks import MOST_RACKS, fabrics_of
+from rackloom.twin.switches.fabric import FabricSnapshot, SimulatedFabric
+from rackloom.twin.switches.nmxc_server import NmxcServer
+from rackloom.twin.switches.racks import MOST_RACKS, fabrics_of
 
 T = TypeVar("T")
 

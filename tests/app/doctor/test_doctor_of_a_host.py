@@ -17,7 +17,7 @@ from rackloom.prove.picture.values import MeshSeen, NodeSeen, Picture
 from rackloom.topology.affinity import numa_of
 from rackloom.topology.facts import Fact, Source
 from rackloom.topology.profiles import load_machine, machine_names
-from rackloom.twin.sysroot import host_files, write_sysroot
+from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 
 TRAY = "oci-bm.gpu.gb200-v3.4"
 SOCKETS = "  sl  local_address rem_address   st\n   0: 00000000:0016 00000000:0000 0A\n"

@@ -27,7 +27,7 @@ from rackloom.prove.doctor.examine import examine
 from rackloom.prove.doctor.findings import Finding, State
 from rackloom.prove.picture.join import chains
 from rackloom.prove.picture.values import Layer, Picture
-from rackloom.twin.fabric import FabricGpu, FabricPartition
+from rackloom.twin.switches.fabric import FabricGpu, FabricPartition
 
 PATIENCE = 180.0
 TRAYS = 4

@@ -23,7 +23,7 @@ from rackloom.prove.doctor import names
 from rackloom.prove.doctor.examine import examine
 from rackloom.prove.doctor.findings import State
 from rackloom.prove.picture.values import Layer
-from rackloom.twin.fabric import FabricPartition
+from rackloom.twin.switches.fabric import FabricPartition
 
 PATIENCE = 60.0
 INTERVAL = 30.0

@@ -12,9 +12,9 @@ from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 from rackloom.claim.kube.api import KubeError
 from rackloom.claim.kube.kinds import LEASE, NODE
 from rackloom.claim.kube.leader import Election, Terms
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kube.times import loop_time
+from rackloom.twin.virtual import event_loop
 
 TERMS = Terms()
 HANDED_OVER = TERMS.lease + 2 * 1.2 * TERMS.retry + 1
@@ -43,7 +43,7 @@ def run(story):
         await story(site)
         work.cancel()
 
-    simloop.run(3, whole)
+    event_loop.run(3, whole)
 
 
 async def named(site):
@@ -154,4 +154,4 @@ def test_what_happens_while_a_link_is_cut_is_heard_after_it():
         assert (heard, lost) == (["a", "b"], [0])
         watching.cancel()
 
-    simloop.run(3, story)
+    event_loop.run(3, story)

@@ -7,12 +7,12 @@ import pytest
 from rackloom.app.whole.discovery import USER, Discovery
 from rackloom.app.whole.ours import RESTART_SECONDS, OurControllers
 from rackloom.claim.kube.kinds import NODE
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube, Fault
+from rackloom.twin.virtual import event_loop
 
 
 def run(story):
-    return simloop.run(3, lambda: story(FakeKube(seed=5)))
+    return event_loop.run(3, lambda: story(FakeKube(seed=5)))
 
 
 async def counting(api):

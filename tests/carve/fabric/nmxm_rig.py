@@ -12,8 +12,8 @@ from rackloom.carve.plan.values import (
     CreatePartition,
     DeletePartition,
 )
-from rackloom.twin.fabric import SimulatedFabric
-from rackloom.twin.nmxm_server import NmxmServer
+from rackloom.twin.switches.fabric import SimulatedFabric
+from rackloom.twin.switches.nmxm_server import NmxmServer
 
 DEFAULT = DeletePartition(partition_id=DEFAULT_PARTITION_ID, name="Default Partition")
 

@@ -18,8 +18,8 @@ from rackloom.carve.plan.values import (
     Limits,
     RemoveGpus,
 )
-from rackloom.twin.fabric import FabricPartition, SimulatedFabric
-from rackloom.twin.nmxc_server import NmxcServer
+from rackloom.twin.switches.fabric import FabricPartition, SimulatedFabric
+from rackloom.twin.switches.nmxc_server import NmxcServer
 
 DEFAULT = DeletePartition(partition_id=DEFAULT_PARTITION_ID, name="Default Partition")
 

@@ -8,7 +8,7 @@ import pytest
 
 from rackloom.carve.fabric.nmxc import notify
 from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, DeletePartition, GpuHealth
-from rackloom.twin.fabric import SimulatedFabric
+from rackloom.twin.switches.fabric import SimulatedFabric
 
 DEFAULT = DeletePartition(partition_id=DEFAULT_PARTITION_ID, name="Default Partition")
 

@@ -10,8 +10,8 @@ from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.fabric.ports import FabricUnavailable
 from rackloom.carve.fabric.tls import TlsMaterial
 from rackloom.errors import Refused
-from rackloom.twin.fabric import SimulatedFabric
-from rackloom.twin.nmxc_server import NmxcServer, ServerTls
+from rackloom.twin.switches.fabric import SimulatedFabric
+from rackloom.twin.switches.nmxc_server import NmxcServer, ServerTls
 
 
 def observe(fabric: SimulatedFabric, server_tls: ServerTls, client_tls: TlsMaterial | None) -> str:

@@ -13,9 +13,9 @@ from rackloom.carve.plan.values import (
     DeletePartition,
     RemoveGpus,
 )
-from rackloom.twin.fabric import FabricPartition, FabricSnapshot, SimulatedFabric
-from rackloom.twin.nmxm_faults import NmxmFault
-from rackloom.twin.nmxm_server import NmxmServer
+from rackloom.twin.switches.fabric import FabricPartition, FabricSnapshot, SimulatedFabric
+from rackloom.twin.switches.nmxm_faults import NmxmFault
+from rackloom.twin.switches.nmxm_server import NmxmServer
 
 
 def test_a_change_is_confirmed_once_the_lists_show_it(fabric: SimulatedFabric) -> None:

@@ -18,10 +18,10 @@ from rackloom.carve.plan.values import (
     Observation,
     RemoveGpus,
 )
-from rackloom.twin.fabric import FabricGpu, FabricPartition, SimulatedFabric
-from rackloom.twin.nmxc_server import NmxcServer
-from rackloom.twin.nmxm_faults import NmxmFault
-from rackloom.twin.nmxm_server import NmxmServer
+from rackloom.twin.switches.fabric import FabricGpu, FabricPartition, SimulatedFabric
+from rackloom.twin.switches.nmxc_server import NmxcServer
+from rackloom.twin.switches.nmxm_faults import NmxmFault
+from rackloom.twin.switches.nmxm_server import NmxmServer
 
 
 def same_but_for_what_nmx_m_does_not_tell(seen: Observation) -> Observation:

@@ -9,9 +9,9 @@ from rackloom.carve.fabric.ports import FabricUnavailable
 from rackloom.carve.plan.values import (
     DEFAULT_PARTITION_ID,
 )
-from rackloom.twin.fabric import FabricPartition, SimulatedFabric
-from rackloom.twin.nmxm_faults import NmxmFault
-from rackloom.twin.nmxm_server import NmxmServer
+from rackloom.twin.switches.fabric import FabricPartition, SimulatedFabric
+from rackloom.twin.switches.nmxm_faults import NmxmFault
+from rackloom.twin.switches.nmxm_server import NmxmServer
 
 
 @pytest.mark.parametrize(

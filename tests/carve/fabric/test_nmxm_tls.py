@@ -12,8 +12,8 @@ from rackloom.carve.fabric.nmxm.session import Login
 from rackloom.carve.fabric.ports import FabricUnavailable
 from rackloom.carve.fabric.tls import TlsMaterial
 from rackloom.errors import Refused
-from rackloom.twin.fabric import SimulatedFabric
-from rackloom.twin.nmxm_server import NmxmServer
+from rackloom.twin.switches.fabric import SimulatedFabric
+from rackloom.twin.switches.nmxm_server import NmxmServer
 
 
 async def login() -> Login:

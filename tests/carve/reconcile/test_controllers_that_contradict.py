@@ -35,10 +35,10 @@ from rackloom.carve.site.seed import seed_embedded_site
 from rackloom.carve.site.store import Store
 from rackloom.topology import profiles
 from rackloom.topology.build import build_site
-from rackloom.twin.fabric import SimulatedFabric
 from rackloom.twin.names import SeededNames
-from rackloom.twin.nmxc_server import NmxcServer
-from rackloom.twin.racks import fabrics_of
+from rackloom.twin.switches.fabric import SimulatedFabric
+from rackloom.twin.switches.nmxc_server import NmxcServer
+from rackloom.twin.switches.racks import fabrics_of
 
 PROFILE = profiles.load_rack("gb200-nvl72")
 NEVER = 36000.0

@@ -26,8 +26,8 @@ from rackloom.carve.site.store import Store
 from rackloom.topology import profiles
 from rackloom.topology.build import build_site
 from rackloom.twin.names import SeededNames
-from rackloom.twin.nmxc_server import NmxcServer
-from rackloom.twin.racks import fabrics_of
+from rackloom.twin.switches.nmxc_server import NmxcServer
+from rackloom.twin.switches.racks import fabrics_of
 
 PROFILE = profiles.load_rack("gb200-nvl72")
 PATIENCE = 20.0

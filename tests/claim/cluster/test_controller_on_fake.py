@@ -10,8 +10,8 @@ from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
 )
-from rackloom.twin import simloop
 from rackloom.twin.kube import Fault
+from rackloom.twin.virtual import event_loop
 
 
 def test_a_domain_lives_and_ends(site):
@@ -32,7 +32,7 @@ def test_a_domain_lives_and_ends(site):
         await place.until(lambda: is_empty(place))
         await place.end()
 
-    simloop.run(1, story)
+    event_loop.run(1, story)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -65,7 +65,7 @@ def test_many_domains_under_faults_and_deaths(site, seed):
         await place.until(lambda: is_empty(place), 1200)
         await place.end()
 
-    simloop.run(seed, story)
+    event_loop.run(seed, story)
 
 
 def test_what_was_left_while_no_controller_ran_is_swept(site):
@@ -84,7 +84,7 @@ def test_what_was_left_while_no_controller_ran_is_swept(site):
         await place.until(lambda: is_empty(place))
         await place.end()
 
-    simloop.run(3, story)
+    event_loop.run(3, story)
 
 
 @pytest.mark.parametrize(("domains", "width"), [(4, 4), (4, 18), (8, 18)])
@@ -107,4 +107,4 @@ def test_writes_grow_with_domains_and_not_with_pods(site, domains, width, record
         assert lists <= len(place.controller.caches.informers), "one list per kind, none per pod"
         await place.end()
 
-    simloop.run(1, story)
+    event_loop.run(1, story)

@@ -8,8 +8,8 @@ from rackloom.claim.cluster.certificates import IDENTITY_DAYS
 from rackloom.claim.cluster.credentials import Credentials
 from rackloom.claim.domain import names
 from rackloom.claim.kube.kinds import SECRET
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube
+from rackloom.twin.virtual import event_loop
 
 DAY = 86_400.0
 START = 1_767_225_600.0
@@ -55,7 +55,7 @@ def test_issued_once_and_renewed_at_two_thirds_under_the_same_authority():
         second.verify_directly_issued_by(issuer)
         assert loaded(kube, authority) == issuer
 
-    simloop.run(1, story)
+    event_loop.run(1, story)
 
 
 def test_domains_do_not_trust_one_another():
@@ -73,4 +73,4 @@ def test_domains_do_not_trust_one_another():
         assert names.FINALIZER in secret["metadata"]["finalizers"]
         assert secret["metadata"]["labels"][names.COMPUTE_DOMAIN_LABEL] == "cd-1"
 
-    simloop.run(1, story)
+    event_loop.run(1, story)

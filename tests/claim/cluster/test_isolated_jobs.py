@@ -16,8 +16,8 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM,
     RESOURCE_SLICE,
 )
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, Fault
+from rackloom.twin.virtual import event_loop
 
 
 class Scheduler:
@@ -90,7 +90,7 @@ def test_isolated_jobs_come_and_go_under_faults_and_deaths(site, seed):
         assert not any([(await place.user.list(NODE, labels=label)).items for label in marks])
         await place.end()
 
-    simloop.run(seed, story)
+    event_loop.run(seed, story)
 
 
 async def isolated_job(place, scheduler, number, rng):

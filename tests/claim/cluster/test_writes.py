@@ -9,8 +9,8 @@ from rackloom.claim.cluster.things import thing
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Conflict
 from rackloom.claim.kube.kinds import NODE
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube
+from rackloom.twin.virtual import event_loop
 
 
 def test_a_label_that_somebody_else_has_set_meanwhile_stays(make):
@@ -23,7 +23,7 @@ def test_a_label_that_somebody_else_has_set_meanwhile_stays(make):
         node = await carry_out(api, unlabel(seen, names.COMPUTE_DOMAIN_LABEL, "cd-2"))
         assert names.COMPUTE_DOMAIN_LABEL not in node["metadata"]["labels"]
 
-    simloop.run(1, story)
+    event_loop.run(1, story)
 
 
 def test_what_is_gone_needs_no_deletion_and_another_of_its_name_is_left_alone(make):
@@ -35,7 +35,7 @@ def test_what_is_gone_needs_no_deletion_and_another_of_its_name_is_left_alone(ma
         with pytest.raises(Conflict):
             await carry_out(api, gone)
 
-    simloop.run(1, story)
+    event_loop.run(1, story)
 
 
 def test_a_write_is_waited_for_until_it_or_something_newer_is_seen(make):

@@ -13,9 +13,9 @@ from rackloom.claim.imex.member import CliqueMember, Place
 from rackloom.claim.imex.own_pod import LABEL_SECONDS
 from rackloom.claim.kube.api import NotFound
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE, POD
-from rackloom.twin import simloop
 from rackloom.twin.claims.imex import Imex
 from rackloom.twin.kube import DirectApi, FakeKube, Fault
+from rackloom.twin.virtual import event_loop
 
 DRIVER = "rackloom-system"
 DOMAIN, CLIQUE = "0a1b2c3d-0000-4000-8000-000000000001", "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
@@ -88,7 +88,7 @@ def test_a_rack_of_daemons_says_each_thing_once_and_collides_only_while_it_joins
         assert all('"complete":true' in pod["annotations"][names.MESH_ANNOTATION] for pod in pods)
         await rack.end()
 
-    simloop.run(1, story)
+    event_loop.run(1, story)
 
 
 def test_a_daemon_goes_on_while_the_api_server_is_away():
@@ -111,7 +111,7 @@ def test_a_daemon_goes_on_while_the_api_server_is_away():
         assert names.MESH_ANNOTATION in (await rack.pod(0))["annotations"]
         await rack.end()
 
-    simloop.run(1, story)
+    event_loop.run(1, story)
 
 
 @pytest.mark.parametrize("away", [0.0, 60.0])
@@ -129,7 +129,7 @@ def test_a_daemon_that_does_not_become_ready_says_its_clique_all_the_same(away):
         assert (await rack.pod(0))["labels"] == {names.CLIQUE_ID_LABEL: CLIQUE}
         await rack.end()
 
-    simloop.run(1, story)
+    event_loop.run(1, story)
 
 
 async def two_members(rack):
@@ -152,7 +152,7 @@ def test_an_entry_that_has_moved_is_found_again():
         found = clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
         assert [(one.node_name, one.status) for one in found.daemons] == [("node-1", Readiness.READY)]
 
-    simloop.run(1, story)
+    event_loop.run(1, story)
 
 
 def test_another_daemon_at_the_place_of_an_entry_is_not_touched():
@@ -166,4 +166,4 @@ def test_another_daemon_at_the_place_of_an_entry_is_not_touched():
         found = clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
         assert {one.status for one in found.daemons} == {Readiness.NOT_READY}
 
-    simloop.run(1, story)
+    event_loop.run(1, story)

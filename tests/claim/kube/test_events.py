@@ -5,9 +5,9 @@ import asyncio
 from rackloom.claim.kube.api import KubeApi, Object
 from rackloom.claim.kube.events import COMBINED, Recorder
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, EVENT
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube, Fault
 from rackloom.twin.kube.times import loop_time
+from rackloom.twin.virtual import event_loop
 
 
 async def domain(api: KubeApi) -> Object:
@@ -34,7 +34,7 @@ def test_an_event_names_its_object_and_its_source() -> None:
         assert event["source"] == {"component": "compute-domain-controller", "host": "pod-1"}
         assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-01-01T00:00:00Z"
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_repetitions_are_counted_not_written() -> None:
@@ -48,7 +48,7 @@ def test_repetitions_are_counted_not_written() -> None:
         assert await told(api) == [("NotReady", "no node has joined", 601)]
         assert kube.writes("rackloom") == 11
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_many_messages_of_one_reason_are_combined() -> None:
@@ -62,7 +62,7 @@ def test_many_messages_of_one_reason_are_combined() -> None:
         assert len(found) == 11
         assert sum(message.startswith(COMBINED) for _, message, _ in found) == 1
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_an_event_that_has_run_out_is_written_anew() -> None:
@@ -77,7 +77,7 @@ def test_an_event_that_has_run_out_is_written_anew() -> None:
         await events.record(made, "Normal", "Ready", "all nodes are ready")
         assert await told(api) == [("Ready", "all nodes are ready", 2)]
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_an_event_that_cannot_be_written_fails_nobody() -> None:
@@ -92,4 +92,4 @@ def test_an_event_that_cannot_be_written_fails_nobody() -> None:
         await events.record(made, "Warning", "NotReady", "no node has joined")
         assert await told(api) == [("NotReady", "no node has joined", 2)]
 
-    simloop.run(0, run)
+    event_loop.run(0, run)

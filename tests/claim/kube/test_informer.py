@@ -13,8 +13,8 @@ from rackloom.claim.kube.api import KubeApi, KubeError, Object
 from rackloom.claim.kube.cache import Cache, by_label, by_uid, key_of
 from rackloom.claim.kube.informer import Informer
 from rackloom.claim.kube.kinds import CONFIG_MAP
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube, Fault
+from rackloom.twin.virtual import event_loop
 
 
 def config_map(name: str, label: str = "", value: str = "") -> Object:
@@ -57,7 +57,7 @@ def test_a_list_then_changes() -> None:
         counted = {call.verb: n for call, n in kube.calls.items() if call.user == "informer"}
         assert counted == {"list": 1, "watch": 1}
 
-    simloop.run(1, run)
+    event_loop.run(1, run)
 
 
 def test_an_ended_watch_goes_on_without_a_list_and_an_expired_one_with() -> None:
@@ -84,7 +84,7 @@ def test_an_ended_watch_goes_on_without_a_list_and_an_expired_one_with() -> None
             await asyncio.sleep(60)
             assert informer.cache.keys() == {("default", "b"), ("default", "c")}
 
-    simloop.run(1, run)
+    event_loop.run(1, run)
 
 
 def test_what_is_unknown_says_since_when() -> None:
@@ -111,7 +111,7 @@ def test_what_is_unknown_says_since_when() -> None:
             assert informer.observed_at is not None
             assert loop.time() - informer.observed_at <= 10.1
 
-    simloop.run(1, run)
+    event_loop.run(1, run)
 
 
 def test_a_server_that_is_away_is_not_hammered() -> None:
@@ -122,7 +122,7 @@ def test_a_server_that_is_away_is_not_hammered() -> None:
             await asyncio.sleep(600)
         assert sum(kube.calls.values()) < 60
 
-    simloop.run(1, run)
+    event_loop.run(1, run)
 
 
 ACTIONS = st.lists(
@@ -154,7 +154,7 @@ def test_the_cache_comes_to_equal_the_server(actions: list[tuple[str, str, str, 
                 indexed = {key_of(obj) for obj in informer.cache.find("t", value)}
                 assert indexed == {key_of(o) for o in listed if o["metadata"]["labels"]["t"] == value}
 
-    simloop.run(seed, run)
+    event_loop.run(seed, run)
 
 
 async def act(kube: FakeKube, api: KubeApi, what: str, name: str, value: str) -> None:

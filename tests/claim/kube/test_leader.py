@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rackloom.claim.kube.kinds import LEASE
 from rackloom.claim.kube.leader import Election, Terms
 from rackloom.errors import Refused
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube, Fault
+from rackloom.twin.virtual import event_loop
 
 
 class Candidates:
@@ -75,7 +75,7 @@ def test_one_leads_and_hands_over_at_once() -> None:
         assert lease["spec"]["leaseDurationSeconds"] == 15
         await candidates.stop_all()
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_a_leader_that_cannot_renew_stops_before_its_lease_ends() -> None:
@@ -97,7 +97,7 @@ def test_a_leader_that_cannot_renew_stops_before_its_lease_ends() -> None:
         assert 13.0 <= loop.time() - cut <= 20.0
         await candidates.stop_all()
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_a_server_that_hangs_does_not_keep_a_leader() -> None:
@@ -111,7 +111,7 @@ def test_a_server_that_hangs_does_not_keep_a_leader() -> None:
         assert not candidates.leading
         await candidates.stop_all()
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_work_that_ends_ends_the_election_and_a_defect_is_told() -> None:
@@ -133,7 +133,7 @@ def test_work_that_ends_ends_the_election_and_a_defect_is_told() -> None:
             await election().run(broken)
         assert (await api.get(LEASE, "x", "kube-system"))["spec"]["holderIdentity"] == ""
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 @given(
@@ -175,7 +175,7 @@ def test_never_two_and_then_one(seed: int, skews: list[float], events: list[tupl
         assert not any(task.done() for task in candidates.tasks.values())
         await candidates.stop_all()
 
-    simloop.run(seed, run)
+    event_loop.run(seed, run)
 
 
 def test_terms_that_cannot_work_are_refused() -> None:

@@ -19,8 +19,8 @@ from rackloom.claim.kube.lightkube_api import LightkubeApi, connect
 from rackloom.claim.kube.pace import Pace
 from rackloom.claim.kube.watching import events_of
 from rackloom.errors import Refused
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube, Fault, KubeTransport
+from rackloom.twin.virtual import event_loop
 
 Handler = Callable[[httpx2.Request], httpx2.Response]
 
@@ -131,7 +131,7 @@ def over_fake(kubeconfig: Path, play: Callable[[FakeKube, LightkubeApi], Awaitab
         async with connect(kubeconfig, user_agent="test/1", transport=KubeTransport(fake)) as api:
             await play(fake, api)
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_long_lists_come_in_chunks(kubeconfig: Path) -> None:
@@ -213,7 +213,7 @@ def test_requests_are_paced() -> None:
             times.append(loop.time())
         return times
 
-    times = simloop.run(0, run)
+    times = event_loop.run(0, run)
     assert times[:6] == pytest.approx([0, 0, 0, 0.1, 0.2, 0.3])
     assert times[6:] == pytest.approx([10.3, 10.3, 10.3, 10.4])
 

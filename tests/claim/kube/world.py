@@ -17,9 +17,9 @@ from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Conflict, Kind, KubeApi, KubeError, NotFound, Object, Rejected
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.lightkube_api import connect
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube, KubeTransport, Shape
 from rackloom.twin.kube.controllers import Scheduler
+from rackloom.twin.virtual import event_loop
 
 PATIENCE = 60.0
 WIDGET = Kind("contract.rackloom.test", "v1", "Widget", "widgets", namespaced=True)
@@ -116,7 +116,7 @@ def on_fake(seed: int, client_of: Callable[[FakeKube], Callable[[str], KubeApi]]
             async with http, _beside(Scheduler(fake, random.Random(seed)).run()):
                 await scenario(World(client_of(fake), http, "contract", fake))
 
-        simloop.run(seed, run)
+        event_loop.run(seed, run)
 
     return play
 

@@ -16,7 +16,7 @@ from rackloom.claim.node import files
 from rackloom.claim.node.run import Running
 from rackloom.claim.node.values import State
 from rackloom.twin.kubelet.claims import PodClaim
-from rackloom.twin.simloop import run
+from rackloom.twin.virtual.event_loop import run
 
 
 class Killed(BaseException):

@@ -17,8 +17,8 @@ from rackloom.claim.node.kept import Kept
 from rackloom.claim.node.meter import Meter
 from rackloom.claim.node.publisher import Publisher
 from rackloom.claim.node.values import Pool
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube
+from rackloom.twin.virtual import event_loop
 
 TAINT = DeviceTaint(key="d.example.com/lost", effect="NoSchedule")
 
@@ -85,7 +85,7 @@ def test_what_a_server_does_not_keep_is_not_written_again_and_again(fields):
         await asyncio.gather(task, return_exceptions=True)
 
     with structlog.testing.capture_logs() as logs:
-        simloop.run(1, story)
+        event_loop.run(1, story)
     said = [one["fields"] for one in logs if one["event"] == "node.slice-fields-dropped"]
     assert len(said) == (2 if fields else 0)
     assert all(any(path.endswith(field) for path in paths) for paths in said for field in fields)
@@ -106,7 +106,7 @@ def test_a_slice_that_somebody_else_stripped_is_written_again():
         (stored,) = (await api.list(RESOURCE_SLICE)).items
         assert all(one["taints"] for one in stored["spec"]["devices"])
 
-    simloop.run(1, story)
+    event_loop.run(1, story)
 
 
 def test_a_server_that_has_learned_a_field_is_believed():

@@ -8,7 +8,7 @@ import pytest
 from rackloom.claim.kube.api import KubeError
 from rackloom.claim.node.retrying import NOT_ANSWERED, persist
 from rackloom.errors import Refused, Retry
-from rackloom.twin.simloop import run
+from rackloom.twin.virtual.event_loop import run
 
 
 def now():

@@ -14,7 +14,7 @@ from rackloom.carve.site import (
     logical_partitions,
 )
 from rackloom.carve.site.store import Store
-from rackloom.twin.simrun import Plan as SimPlan
+from rackloom.twin.carving.run import Plan as SimPlan
 
 
 def empty_list_ignored(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from rackloom.carve.site import (
     settle,
     taking_over,
 )
-from rackloom.twin.simrun import Plan as SimPlan
+from rackloom.twin.carving.run import Plan as SimPlan
 
 
 def stale_synced(patch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from rackloom.carve.site import (
     settle,
     tables,
 )
-from rackloom.twin.simrun import Plan as SimPlan
+from rackloom.twin.carving.run import Plan as SimPlan
 
 
 def released_machine_leaves_its_gpus(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from rackloom.carve.reconcile import domain, domain_loop, loop
 from rackloom.carve.site import (
     pauses,
 )
-from rackloom.twin.simrun import Plan as SimPlan
+from rackloom.twin.carving.run import Plan as SimPlan
 
 
 def one_domain_is_skipped(patch: pytest.MonkeyPatch) -> None:

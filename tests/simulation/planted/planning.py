@@ -22,7 +22,7 @@ from rackloom.carve.site import (
     intents,
     tables,
 )
-from rackloom.twin.simrun import Plan as SimPlan
+from rackloom.twin.carving.run import Plan as SimPlan
 
 
 def additions_before_removals(patch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rackloom.twin.simfaults import KINDS, LIES
-from rackloom.twin.simrun import Plan as SimPlan
+from rackloom.twin.carving.mishaps import KINDS, LIES
+from rackloom.twin.carving.run import Plan as SimPlan
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 """Changes production code."""

@@ -11,7 +11,7 @@ from rackloom.carve.plan.values import (
     CreatePartition,
     DeletePartition,
 )
-from rackloom.twin.simrun import Plan as SimPlan
+from rackloom.twin.carving.run import Plan as SimPlan
 
 
 def return_code_ignored(patch: pytest.MonkeyPatch) -> None:

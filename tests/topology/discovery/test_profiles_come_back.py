@@ -9,7 +9,7 @@ from rackloom.topology.discovery.statements import read_nccl_topology
 from rackloom.topology.discovery.sysroot import Sysroot
 from rackloom.topology.machine import Machine, Nic
 from rackloom.topology.profiles import load_machine, machine_names
-from rackloom.twin.sysroot import HostFiles, host_files, write_sysroot
+from rackloom.twin.hosts.sysroot import HostFiles, host_files, write_sysroot
 
 
 def discovered(files: HostFiles, root) -> Machine:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Object, Rejected
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube, Fault, Review
 from rackloom.twin.kube.fields import decode, encode, owned_fields
 from rackloom.twin.kube.shapes import SHAPES
+from rackloom.twin.virtual import event_loop
 
 
 def named(name: str, **more: object) -> Object:
@@ -44,7 +44,7 @@ def test_an_admission_hook_changes_or_refuses() -> None:
         await api.delete(kinds.CONFIG_MAP, "a", "default")
         assert seen == [("CREATE", "tenant"), ("UPDATE", "tenant"), ("DELETE", "tenant")]
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_a_change_that_admission_delayed_does_not_undo_another() -> None:
@@ -69,7 +69,7 @@ def test_a_change_that_admission_delayed_does_not_undo_another() -> None:
         found = await DirectApi(kube, "x").get(kinds.CONFIG_MAP, "a", "default")
         assert len(found["data"]) == 8
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_a_lost_reply_was_carried_out_and_a_lost_request_was_not() -> None:
@@ -89,7 +89,7 @@ def test_a_lost_reply_was_carried_out_and_a_lost_request_was_not() -> None:
         with pytest.raises(NotFound):
             await api.get(kinds.CONFIG_MAP, "b", "default")
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_calls_are_counted_and_take_the_time_they_are_said_to() -> None:
@@ -105,7 +105,7 @@ def test_calls_are_counted_and_take_the_time_they_are_said_to() -> None:
         assert kube.writes("x") == kube.writes() == 1
         assert kube.writes("y") == 0
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_a_quiet_watch_gets_bookmarks_and_ends() -> None:
@@ -120,7 +120,7 @@ def test_a_quiet_watch_gets_bookmarks_and_ends() -> None:
         assert asyncio.get_running_loop().time() == pytest.approx(35.0)
         assert int(seen[0].object["metadata"]["resourceVersion"]) > int(version)
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_what_happens_while_a_watch_tells_what_is_there_is_told_after_it() -> None:
@@ -133,7 +133,7 @@ def test_what_happens_while_a_watch_tells_what_is_there_is_told_after_it() -> No
             second = await anext(events)
         assert [one.object["metadata"]["name"] for one in (first, second)] == ["a", "b"]
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_a_namespace_takes_what_is_in_it_along() -> None:
@@ -153,7 +153,7 @@ def test_a_namespace_takes_what_is_in_it_along() -> None:
         with pytest.raises(NotFound):
             await api.get(kinds.NAMESPACE, "default")
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_a_pod_on_a_node_gets_its_grace_and_any_other_goes_at_once() -> None:
@@ -169,7 +169,7 @@ def test_a_pod_on_a_node_gets_its_grace_and_any_other_goes_at_once() -> None:
         await api.delete(kinds.POD, "bound", "default", grace_seconds=0)
         assert not (await api.list(kinds.POD)).items
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_specs_that_must_not_change_do_not() -> None:
@@ -190,7 +190,7 @@ def test_specs_that_must_not_change_do_not() -> None:
         with pytest.raises(Rejected, match="only deletion is allowed"):
             await api.patch(kinds.POD, "p", "default", {"spec": {"schedulingGates": [{"name": "new"}]}})
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 NAMES = st.sampled_from("abc")
@@ -247,7 +247,7 @@ def test_every_owned_field_is_there_and_an_apply_sets_what_it_says(
                 assert values.items() <= indexes.items()
             assert what != "force" or applied
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 @given(steps=STEPS, seed=st.integers(0, 100))
@@ -272,7 +272,7 @@ def test_a_watch_from_the_start_retells_the_store(
                 del told[event.object["metadata"]["name"]]
         assert [told[key] for key in sorted(told)] == kube.store.all(kinds.COMPUTE_DOMAIN_CLIQUE)
 
-    simloop.run(seed, run)
+    event_loop.run(seed, run)
 
 
 def test_a_run_is_a_function_of_its_seed() -> None:
@@ -288,4 +288,4 @@ def test_a_run_is_a_function_of_its_seed() -> None:
                 )
         return repr(kube.store.all(kinds.CONFIG_MAP))
 
-    assert simloop.run(3, run) == simloop.run(3, run)
+    assert event_loop.run(3, run) == event_loop.run(3, run)

@@ -6,9 +6,9 @@ from contextlib import aclosing
 import pytest
 
 from rackloom.claim.kube.kinds import NODE
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube, Fault
 from rackloom.twin.kube.options import ListOptions
+from rackloom.twin.virtual import event_loop
 
 STUCK, FREE = "stuck", "free"
 
@@ -22,7 +22,7 @@ def names(listed):
 
 
 def run(story):
-    return simloop.run(1, lambda: story(FakeKube(seed=5)))
+    return event_loop.run(1, lambda: story(FakeKube(seed=5)))
 
 
 async def told(api, since, count):

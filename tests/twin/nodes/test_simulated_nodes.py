@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from rackloom.claim.kube.api import NotFound, Object
 from rackloom.claim.kube.kinds import EVENT, LEASE, NODE, POD, RESOURCE_CLAIM
 from rackloom.errors import Refused, Retry
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube, Fault
 from rackloom.twin.nodes.hooks import Containers, Idle
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.node_objects import HEARTBEAT_SECONDS, LEASE_NAMESPACE, LEASE_SECONDS, NodeSpec
 from rackloom.twin.nodes.pod_objects import is_ready
+from rackloom.twin.virtual import event_loop
 
 SPACE = "default"
 A_WHILE = 5.0
@@ -102,7 +102,7 @@ def in_virtual_time(scenario: Callable[[], Awaitable[None]]) -> Callable[[], Non
         async def run() -> None:
             await scenario()
 
-        simloop.run(1, run)
+        event_loop.run(1, run)
 
     return test
 
@@ -154,7 +154,7 @@ def test_a_pod_ends_as_its_containers_do(code: int, phase: str) -> None:
             assert await cluster.phase() == phase
             assert cluster.plugins.calls == ["prepare c", "unprepare c"]
 
-    simloop.run(1, run)
+    event_loop.run(1, run)
 
 
 @pytest.mark.parametrize("error", [Retry("not yet", after=1.0), Refused("never")])
@@ -172,7 +172,7 @@ def test_a_claim_that_is_not_prepared_is_one_event_and_is_tried_again(error: Exc
             await asyncio.sleep(A_WHILE)
             assert await cluster.phase() == "Running"
 
-    simloop.run(1, run)
+    event_loop.run(1, run)
 
 
 @in_virtual_time
@@ -347,4 +347,4 @@ def test_an_api_server_that_fails_delays_pods_and_loses_none(
                 await cluster.pod()
             assert cluster.plugins.calls[-1] == "unprepare c"
 
-    simloop.run(seed, run)
+    event_loop.run(seed, run)

@@ -18,8 +18,7 @@ from rackloom.errors import Retry
 from rackloom.topology.build import build_site
 from rackloom.topology.profiles import load_rack
 from rackloom.topology.rack import Site
-from rackloom.twin.fabric import SimulatedFabric
-from rackloom.twin.gpu_inventory import declared_inventory
+from rackloom.twin.hosts.gpu_inventory import declared_inventory
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kube.times import loop_time
 from rackloom.twin.names import SeededNames
@@ -30,7 +29,8 @@ from rackloom.twin.nodes.tray_host import TrayHost, tray_machine
 from rackloom.twin.nodes.tray_names import TrayNames
 from rackloom.twin.nodes.tray_node import Surroundings
 from rackloom.twin.nodes.trays import Nodes, tray_nodes
-from rackloom.twin.racks import fabrics_of
+from rackloom.twin.switches.fabric import SimulatedFabric
+from rackloom.twin.switches.racks import fabrics_of
 
 PROFILE = load_rack("gb200-nvl72")
 GPU, NIC, IMEX = "gpu.nvidia.com", "dra.net", "compute-domain.nvidia.com"

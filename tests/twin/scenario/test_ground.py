@@ -5,12 +5,12 @@ import pytest
 
 from rackloom.topology import profiles
 from rackloom.topology.build import build_site
-from rackloom.twin.fabric import FabricPartition
-from rackloom.twin.faults import Faults
 from rackloom.twin.names import SeededNames
-from rackloom.twin.racks import fabrics_of
 from rackloom.twin.scenario.ground import Ground
 from rackloom.twin.scenario.stage import NotSeen
+from rackloom.twin.switches.fabric import FabricPartition
+from rackloom.twin.switches.faults import Faults
+from rackloom.twin.switches.racks import fabrics_of
 
 
 class Switch:

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from rackloom.errors import Refused
-from rackloom.twin import simloop
 from rackloom.twin.scenario import site_actions as actions
 from rackloom.twin.scenario import site_expectations as expectations
 from rackloom.twin.scenario import values
@@ -13,6 +12,7 @@ from rackloom.twin.scenario.player import play, told
 from rackloom.twin.scenario.stage import NotSeen
 from rackloom.twin.scenario.tell import line, summary
 from rackloom.twin.scenario.values import Scenario
+from rackloom.twin.virtual import event_loop
 
 HEAL = values.Heal()
 SEEN = expectations.ExpectInvariants(within=10)
@@ -38,7 +38,7 @@ def played(*steps, look=None, act=None, end=None):
         assert tuple(lines) == result.lines
         return result
 
-    return simloop.run(1, main)
+    return event_loop.run(1, main)
 
 
 def true_from(second, until=float("inf")):

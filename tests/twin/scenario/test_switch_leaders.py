@@ -4,8 +4,8 @@ from tests.twin.scenario.texts import CARVED, HEAD, READY
 
 from rackloom.app.playing import play_scenario
 from rackloom.twin.scenario.read import parse
-from rackloom.twin.simwire import SimSwitch
-from rackloom.twin.simworld import MUTATIONS, SimRack
+from rackloom.twin.virtual.wire import SimSwitch
+from rackloom.twin.virtual.world import MUTATIONS, SimRack
 
 REGISTERED = '[[step]]\ndo = "switch-standby-registered"\n'
 MOVED = '[[step]]\ndo = "switch-leader-moves"\n'

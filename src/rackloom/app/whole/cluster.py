@@ -31,7 +31,7 @@ from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE, DaemonSettings, S
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.kinds import DEVICE_CLASS, NODE
 from rackloom.claim.node.meter import Meter
-from rackloom.twin.gpu_inventory import declared_inventory
+from rackloom.twin.hosts.gpu_inventory import declared_inventory
 from rackloom.twin.imex.memory import ImexNetwork
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kube.controllers import DaemonSets, Jobs, NodeLifecycle, PodClaims, Scheduler

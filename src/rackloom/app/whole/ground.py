@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from rackloom.topology.rack import RackProfile, Site
-from rackloom.twin.fabric import SimulatedFabric
+from rackloom.twin.switches.fabric import SimulatedFabric
 
 
 class Racks(Protocol):

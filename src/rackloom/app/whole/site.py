@@ -12,10 +12,10 @@ from rackloom.app.whole.cluster import Cluster, twin_cluster
 from rackloom.app.whole.kubeconfig import served
 from rackloom.claim.kube.api import Kind, KubeApi, Object
 from rackloom.claim.kube.kinds import LEASE
-from rackloom.twin.fabric import SimulatedFabric
 from rackloom.twin.kube import DirectApi, FakeKube, ReadingApi
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.trays import Nodes
+from rackloom.twin.switches.fabric import SimulatedFabric
 
 USER = "admin"
 

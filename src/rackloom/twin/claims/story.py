@@ -16,10 +16,10 @@ from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NODE, POD
-from rackloom.twin import simloop
 from rackloom.twin.claims.leftovers import leftovers
 from rackloom.twin.claims.plant import TEAM, Death, Plant, insist
 from rackloom.twin.claims.seen import JOB_LABEL
+from rackloom.twin.virtual import event_loop
 
 PATIENCE = 600.0
 """Seconds for a job to run, or to go, whatever died."""
@@ -51,7 +51,7 @@ def tell(classes: Sequence[Object], isolation: Isolation, death: Death | None = 
     """Play the story once. `classes` are the DeviceClasses of the installation."""
     memory = Path("/dev/shm")  # noqa: S108 (a scratch directory of random name below it)
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
-        return simloop.run(1, lambda: _play(Path(root), classes, isolation, death, at))
+        return event_loop.run(1, lambda: _play(Path(root), classes, isolation, death, at))
 
 
 async def _play(

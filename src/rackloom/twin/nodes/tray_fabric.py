@@ -14,8 +14,8 @@ from rackloom.claim.node.values import Health
 from rackloom.topology.facts import Fact, Source
 from rackloom.topology.identity import GpuKey, SlotKey
 from rackloom.topology.rack import Tray
-from rackloom.twin.fabric import FabricGpu, FabricSnapshot
 from rackloom.twin.nodes.tray_names import TrayNames
+from rackloom.twin.switches.fabric import FabricGpu, FabricSnapshot
 
 _HEALTH = {GpuHealth.HEALTHY: Health.HEALTHY, GpuHealth.UNKNOWN: Health.UNKNOWN}
 """NVML's summary of what the switches say; everything else is unhealthy."""

@@ -20,7 +20,7 @@ from rackloom.topology.discovery.sysroot import Sysroot
 from rackloom.topology.machine import Gpu, Machine
 from rackloom.topology.profiles import load_machine
 from rackloom.topology.rack import RackProfile
-from rackloom.twin.sysroot import host_files, write_sysroot
+from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 
 _PROC_DEVICES = (
     "Character devices:\n195 nvidia\n234 nvidia-uvm\n235 nvidia-caps-imex-channels\n236 nvidia-caps\n"

@@ -9,12 +9,12 @@ import structlog
 from rackloom.claim.domain.names import SIMULATED_LABEL
 from rackloom.claim.kube.api import KubeError
 from rackloom.topology.rack import Site
-from rackloom.twin.fabric import FabricSnapshot, SimulatedFabric
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.node_objects import NodeSpec
 from rackloom.twin.nodes.tray_fabric import seats_of, tray_fabric
 from rackloom.twin.nodes.tray_names import TrayNames
 from rackloom.twin.nodes.tray_node import Surroundings, TrayNode
+from rackloom.twin.switches.fabric import FabricSnapshot, SimulatedFabric
 
 _LABELS = {SIMULATED_LABEL: "true", "nvidia.com/gpu.present": "true"}
 _AGAIN_S = 1.0

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import msgspec
 
 from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, GpuHealth, PartitionHealth
-from rackloom.twin.fabric import FabricGpu, FabricPartition
 from rackloom.twin.scenario import site_actions as actions
 from rackloom.twin.scenario.ground import Ground
 from rackloom.twin.scenario.stage import NotSeen, Site, Switch
 from rackloom.twin.scenario.tenants import Tenants
+from rackloom.twin.switches.fabric import FabricGpu, FabricPartition
 
 RESTART_SECONDS = 1.0
 HEALTH = {

@@ -13,13 +13,13 @@ from rackloom.errors import Refused
 from rackloom.prove.doctor import names
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile
-from rackloom.twin.nmxc_service import RPCS
-from rackloom.twin.racks import MOST_RACKS
 from rackloom.twin.scenario import cluster_values, values
 from rackloom.twin.scenario import site_actions as actions
 from rackloom.twin.scenario import site_expectations as expectations
 from rackloom.twin.scenario.cluster_objects import kind_named, objects_of
 from rackloom.twin.scenario.values import Scenario, Step
+from rackloom.twin.switches.nmxc_service import RPCS
+from rackloom.twin.switches.racks import MOST_RACKS
 
 _MADE: dict[type[Step], tuple[str, str]] = {
     actions.MakeLogicalPartition: ("logical partition", "name"),

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.twin.fabric import SimulatedFabric
 from rackloom.twin.scenario.cluster_stage import ClusterStage
 from rackloom.twin.scenario.stage import Switch
+from rackloom.twin.switches.fabric import SimulatedFabric
 
 
 class ClusterGround:

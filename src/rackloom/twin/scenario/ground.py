@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from rackloom.twin.fabric import FabricGpu, FabricPartition, FabricSnapshot, SimulatedFabric
 from rackloom.twin.scenario.stage import NotSeen, Switch
-from rackloom.twin.simworld import machine_of
+from rackloom.twin.switches.fabric import FabricGpu, FabricPartition, FabricSnapshot, SimulatedFabric
+from rackloom.twin.virtual.world import machine_of
 
 
 class Ground:

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 from rackloom.prove.doctor.findings import Finding, State
-from rackloom.twin.fabric import SimulatedFabric
 from rackloom.twin.scenario import site_expectations as expectations
 from rackloom.twin.scenario.ground import Ground
 from rackloom.twin.scenario.stage import Json, NotSeen, Site
 from rackloom.twin.scenario.tenants import MadeInstance, Tenants
+from rackloom.twin.switches.fabric import SimulatedFabric
 
 SHOWN = 3
 """Findings that a transcript tells in full."""

@@ -12,10 +12,10 @@ from rackloom.carve.fabric.nmxm.session import Login
 from rackloom.carve.site.controllers import NMX_M_PATH
 from rackloom.carve.site.fabric_book import Endpoint
 from rackloom.carve.site.store.backend import Backend
-from rackloom.twin.nmxm_service import NmxmService
-from rackloom.twin.simlife import Life
-from rackloom.twin.simplane import NOBODY_THERE, SimPlane, WatchedDriver
-from rackloom.twin.simworld import SimNetwork, SimWorld
+from rackloom.twin.switches.nmxm_service import NmxmService
+from rackloom.twin.virtual.life import Life
+from rackloom.twin.virtual.plane import NOBODY_THERE, SimPlane, WatchedDriver
+from rackloom.twin.virtual.world import SimNetwork, SimWorld
 
 ORIGIN = "http://nmx-m"
 OPERATION_SECONDS = 0.5

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 import msgspec
 
 from rackloom.prove.doctor.findings import Finding
-from rackloom.twin.fabric import SimulatedFabric
-from rackloom.twin.faults import Faults
 from rackloom.twin.scenario.site_actions import NetworkBad
+from rackloom.twin.switches.fabric import SimulatedFabric
+from rackloom.twin.switches.faults import Faults
 
 Json = dict[str, Any]
 

@@ -19,16 +19,16 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.prove.doctor.findings import Finding
 from rackloom.topology import profiles
 from rackloom.topology.rack import RackProfile, Site
-from rackloom.twin.fabric import FabricLimits, SimulatedFabric
-from rackloom.twin.faults import Faults
 from rackloom.twin.scenario.nmxm_plane import NmxmPlane, speak_nmxm
 from rackloom.twin.scenario.site_actions import NetworkBad
 from rackloom.twin.scenario.stage import Answer, Json
 from rackloom.twin.scenario.values import Scenario
-from rackloom.twin.simlife import Life
-from rackloom.twin.simplane import EPOCH, NOBODY_THERE, SimPlane
-from rackloom.twin.simwire import Trip
-from rackloom.twin.simworld import SimNetwork, SimRack, SimWorld
+from rackloom.twin.switches.fabric import FabricLimits, SimulatedFabric
+from rackloom.twin.switches.faults import Faults
+from rackloom.twin.virtual.life import Life
+from rackloom.twin.virtual.plane import EPOCH, NOBODY_THERE, SimPlane
+from rackloom.twin.virtual.wire import Trip
+from rackloom.twin.virtual.world import SimNetwork, SimRack, SimWorld
 
 INTERVAL = 60.0
 """Seconds between two passes over a domain where nothing happens, as in a real service."""
@@ -218,7 +218,7 @@ def virtual_wall() -> float:
 async def virtual_site(
     scenario: Scenario, keys: Path, seed: int, diagnose: Diagnose
 ) -> AsyncIterator[VirtualSite]:
-    """A fresh site for `scenario`, its records in memory; to be entered in a `simloop.SimLoop`."""
+    """A fresh site for `scenario`, its records in memory; to be entered in a `event_loop.SimLoop`."""
     rng = random.Random(seed)  # noqa: S311 (reproducible on purpose)
     profile, room = profiles.load_rack(scenario.profile), FabricLimits().max_partitions
     world = SimWorld(profile, scenario.racks, rng, strangers=False, room=room)

@@ -14,7 +14,7 @@ from rackloom.claim.kube.kinds import (
     EVENT,
     POD,
 )
-from rackloom.twin import simloop
+from rackloom.twin.virtual import event_loop
 
 
 @pytest.mark.parametrize("order", ["pods first", "half before", "domain before template", "pods last"])
@@ -39,7 +39,7 @@ def test_in_any_order_all_pods_come_to_one_clique(order, seed):
             assert len(set(await found.cliques())) == 1
             assert all(not one["spec"].get("schedulingGates") for one in await found.pods())
 
-    simloop.run(seed, run)
+    event_loop.run(seed, run)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -56,7 +56,7 @@ def test_a_gatekeeper_that_dies_again_and_again_leaves_no_pod_behind_and_none_ap
             dying.cancel()
             assert len(set(await found.cliques())) == 1
 
-    simloop.run(seed, run)
+    event_loop.run(seed, run)
 
 
 def test_in_channel_mode_early_pods_stay_and_are_told_and_later_ones_share_the_claim():
@@ -78,7 +78,7 @@ def test_in_channel_mode_early_pods_stay_and_are_told_and_later_ones_share_the_c
             assert claim["resourceClaimName"] == names.shared_claim_name(domain.uid)
             assert not late["spec"].get("schedulingGates")
 
-    simloop.run(3, run)
+    event_loop.run(3, run)
 
 
 def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_again():
@@ -102,4 +102,4 @@ def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_again():
                 while any(one["spec"].get("schedulingGates") for one in await found.pods()):
                     await asyncio.sleep(0.1)
 
-    simloop.run(1, run)
+    event_loop.run(1, run)

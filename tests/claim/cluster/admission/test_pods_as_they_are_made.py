@@ -14,7 +14,7 @@ from rackloom.claim.kube.api import KubeError
 from rackloom.claim.kube.kinds import (
     POD,
 )
-from rackloom.twin import simloop
+from rackloom.twin.virtual import event_loop
 
 
 class Deaf:
@@ -36,7 +36,7 @@ def test_in_channel_mode_the_pods_of_a_controller_wait_for_the_compute_domain_of
                 assert one["spec"]["resourceClaims"] == [{"name": "channel", "resourceClaimName": shared}]
                 assert not one["spec"].get("schedulingGates")
 
-    simloop.run(1, run)
+    event_loop.run(1, run)
 
 
 def test_the_own_namespace_and_kube_system_are_left_alone():
@@ -49,7 +49,7 @@ def test_the_own_namespace_and_kube_system_are_left_alone():
                 # The API server itself says how long the pod stays on a node that is unwell.
                 assert {**made["spec"], "tolerations": None} == {**obj["spec"], "tolerations": None}
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_a_pod_is_not_let_in_unseen_while_the_api_server_does_not_answer():
@@ -64,4 +64,4 @@ def test_a_pod_is_not_let_in_unseen_while_the_api_server_does_not_answer():
         assert verdict.code == 503
         assert "try again" in verdict.message
 
-    simloop.run(0, run)
+    event_loop.run(0, run)

@@ -32,11 +32,11 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_SLICE,
 )
 from rackloom.claim.kube.timestamps import whole_time
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kube.controllers import Scheduler
 from rackloom.twin.kube.patches import json_patch
 from rackloom.twin.kube.times import loop_time
+from rackloom.twin.virtual import event_loop
 
 TEAM = "team"
 GPUS = 4
@@ -312,7 +312,7 @@ def rack_of(node):
 
 
 def run(story, seed=1):
-    simloop.run(seed, story)
+    event_loop.run(seed, story)
 
 
 async def planned(site, gang):

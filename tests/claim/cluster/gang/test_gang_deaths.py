@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 from tests.claim.cluster.gang.gang_site import GangSite, rack_of
 
-from rackloom.twin import simloop
+from rackloom.twin.virtual import event_loop
 
 
 def watch_bindings(site):
@@ -51,7 +51,7 @@ def test_death_after_a_write_while_a_gang_is_brought_up(last):
         await site.until(site.is_clean)
         await site.end()
 
-    simloop.run(last, story)
+    event_loop.run(last, story)
 
 
 def test_a_gang_is_brought_up_in_fewer_writes_than_were_cut_off():
@@ -65,7 +65,7 @@ def test_a_gang_is_brought_up_in_fewer_writes_than_were_cut_off():
         assert site.api.done < 22, "raise the range of deaths"
         await site.end()
 
-    simloop.run(1, story)
+    event_loop.run(1, story)
 
 
 @pytest.mark.parametrize("last", range(1, 10))
@@ -85,7 +85,7 @@ def test_death_after_a_write_while_a_gang_ends(last):
         await site.until(site.is_clean)
         await site.end()
 
-    simloop.run(last, story)
+    event_loop.run(last, story)
 
 
 @pytest.mark.parametrize("last", range(1, 12))
@@ -117,7 +117,7 @@ def test_death_after_a_write_while_a_member_is_replaced(last):
         await site.until(site.is_clean)
         await site.end()
 
-    simloop.run(last, story)
+    event_loop.run(last, story)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -146,4 +146,4 @@ def test_two_gangs_and_a_controller_that_dies_again_and_again(seed):
         assert all(len(nodes) == 1 for nodes in bound.values())
         await site.end()
 
-    simloop.run(seed, story)
+    event_loop.run(seed, story)

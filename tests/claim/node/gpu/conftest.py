@@ -25,9 +25,9 @@ from rackloom.topology import profiles
 from rackloom.topology.discovery.discover import discover
 from rackloom.topology.discovery.sysroot import Sysroot
 from rackloom.topology.machine import Machine
-from rackloom.twin.gpu_inventory import declared_inventory
+from rackloom.twin.hosts.gpu_inventory import declared_inventory
+from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 from rackloom.twin.kubelet.claims import PodClaim, pod_claim
-from rackloom.twin.sysroot import host_files, write_sysroot
 
 H100 = "azure-nd96isr-h100-v5"
 PROC_DEVICES = (

@@ -6,7 +6,7 @@ from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
 from rackloom.claim.kube.kinds import NODE
 from rackloom.claim.node.imex.clique_label import CliqueLabel
 from rackloom.twin.kube import DirectApi
-from rackloom.twin.simloop import run
+from rackloom.twin.virtual.event_loop import run
 
 
 async def value(imex):

@@ -5,7 +5,7 @@ import asyncio
 from rackloom.claim.domain import names
 from rackloom.claim.node.run import Running
 from rackloom.twin.kube import DirectApi
-from rackloom.twin.simloop import run
+from rackloom.twin.virtual.event_loop import run
 
 API_SECONDS = 0.005
 

@@ -8,8 +8,8 @@ from tests.waiting import until, until_so
 from rackloom.app.node import NodeOptions
 from rackloom.app.node_nic import NicOptions, nic_node
 from rackloom.claim.kube.kinds import EVENT, RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.twin.hosts.nri_runtime import Runtime
 from rackloom.twin.kubelet.claims import pod_claim
-from rackloom.twin.nri_runtime import Runtime
 
 DRIVER = "dra.net"
 POD = "p-uid"

@@ -13,7 +13,7 @@ from rackloom.topology.discovery.fuse import machine_of
 from rackloom.topology.discovery.read import read_host
 from rackloom.topology.discovery.sysroot import Sysroot
 from rackloom.topology.profiles import load_machine
-from rackloom.twin.sysroot import host_files, write_sysroot
+from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 
 FILES = host_files(load_machine("azure-nd96isr-h100-v5"))
 PLACES = st.sampled_from(

@@ -7,8 +7,8 @@ from tests.claim.node.nic.nic_kit import needs_root
 from tests.claim.node.nic.nic_node import POD, NicNode
 from tests.waiting import until_so
 
+from rackloom.twin.hosts.nri_runtime import Runtime
 from rackloom.twin.kubelet.calls import NotPrepared
-from rackloom.twin.nri_runtime import Runtime
 
 pytestmark = needs_root
 

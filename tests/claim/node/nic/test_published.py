@@ -22,7 +22,7 @@ from rackloom.topology.discovery.sysroot import Sysroot
 from rackloom.topology.facts import Source
 from rackloom.topology.machine import PciePath
 from rackloom.topology.profiles import load_machine, machine_names
-from rackloom.twin.sysroot import host_files, write_sysroot
+from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 
 
 def link(name, index=7, **changes):

@@ -15,7 +15,7 @@ from rackloom.claim.node.nri.client import NriPlugin
 from rackloom.claim.node.nri.framing import Frame, Malformed, frames
 from rackloom.claim.node.tasks import beside
 from rackloom.errors import Refused
-from rackloom.twin.nri_runtime import Runtime
+from rackloom.twin.hosts.nri_runtime import Runtime
 
 
 class Heard:

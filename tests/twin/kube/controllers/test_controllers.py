@@ -8,12 +8,12 @@ from typing import Any
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Kind, Object
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube, Fault
 from rackloom.twin.kube.controllers import DaemonSets, PodClaims, Scheduler
 from rackloom.twin.kube.times import loop_time
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.node_objects import NodeSpec
+from rackloom.twin.virtual import event_loop
 
 DRIVER = "channels.test"
 
@@ -114,7 +114,7 @@ def test_a_daemon_set_has_a_pod_on_every_node_of_its_label() -> None:
             await found.api.delete(kinds.DAEMON_SET, "d", "default")
             await found.wait(lambda: not found.all(kinds.POD))
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_a_claim_follows_its_pod() -> None:
@@ -140,7 +140,7 @@ def test_a_claim_follows_its_pod() -> None:
             await found.api.delete(kinds.POD, "b", "default")
             await found.wait(lambda: not found.all(kinds.POD) and not found.all(kinds.RESOURCE_CLAIM))
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_pods_share_a_claim_and_hold_it_until_the_last_has_gone() -> None:
@@ -163,7 +163,7 @@ def test_pods_share_a_claim_and_hold_it_until_the_last_has_gone() -> None:
                 await asyncio.sleep(60)
             assert not found.all(kinds.RESOURCE_CLAIM)
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_pods_with_affinity_stay_where_the_first_of_them_went() -> None:
@@ -182,7 +182,7 @@ def test_pods_with_affinity_stay_where_the_first_of_them_went() -> None:
             where = {found.pod(name)["spec"]["nodeName"] for name in "abcd"}
             assert where in ({"n0", "n1"}, {"n2", "n3"})
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_a_gated_pod_waits() -> None:
@@ -198,7 +198,7 @@ def test_a_gated_pod_waits() -> None:
             await found.api.patch(kinds.POD, "a", "default", {"spec": {"schedulingGates": None}})
             await found.wait(lambda: is_running(found.pod("a")))
 
-    simloop.run(0, run)
+    event_loop.run(0, run)
 
 
 def test_faults_delay_and_do_not_break() -> None:
@@ -224,4 +224,4 @@ def test_faults_delay_and_do_not_break() -> None:
                     await found.api.delete(kinds.POD, f"p{number}", "default")
                 await found.wait(lambda: not found.all(kinds.POD) and not found.all(kinds.RESOURCE_CLAIM))
 
-    simloop.run(0, run)
+    event_loop.run(0, run)

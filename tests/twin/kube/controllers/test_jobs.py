@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Object
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kube.controllers import Jobs
 from rackloom.twin.kube.controllers.jobs import INDEX, job_status, missing_pods
+from rackloom.twin.virtual import event_loop
 
 PHASES = st.lists(st.sampled_from(["Pending", "Running", "Succeeded", "Failed"]), max_size=12)
 
@@ -81,4 +81,4 @@ def test_a_job_runs_to_its_end() -> None:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    simloop.run(0, run)
+    event_loop.run(0, run)

@@ -4,13 +4,13 @@ import asyncio
 
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import NODE
-from rackloom.twin import simloop
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kube.controllers import NodeLifecycle
 from rackloom.twin.kube.controllers.node_lifecycle import UNREACHABLE
 from rackloom.twin.kube.times import loop_time
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.node_objects import LEASE_SECONDS, NodeSpec
+from rackloom.twin.virtual import event_loop
 
 
 def seen(node: Object) -> tuple[str, bool]:
@@ -43,4 +43,4 @@ def test_a_lost_node_is_told_apart_and_comes_back() -> None:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
 
-    simloop.run(0, run)
+    event_loop.run(0, run)

@@ -7,10 +7,10 @@ import httpx2
 import pytest
 
 from rackloom.carve.plan.values import DEFAULT_PARTITION_ID
-from rackloom.twin.fabric import FabricGpu, FabricPartition, SimulatedFabric
-from rackloom.twin.nmxm_answers import gpu_entity
-from rackloom.twin.nmxm_faults import NmxmFault
-from rackloom.twin.nmxm_server import NmxmServer
+from rackloom.twin.switches.fabric import FabricGpu, FabricPartition, SimulatedFabric
+from rackloom.twin.switches.nmxm_answers import gpu_entity
+from rackloom.twin.switches.nmxm_faults import NmxmFault
+from rackloom.twin.switches.nmxm_server import NmxmServer
 
 GUIDS = (11, 12, 13, 14)
 MEMBERS = [gpu_entity(guid) for guid in GUIDS]

@@ -8,9 +8,9 @@ import grpc
 import grpc.aio
 
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
-from rackloom.twin import nmxc_answers as answers
-from rackloom.twin.fabric import FabricRefusal, FabricSnapshot, SimulatedFabric
-from rackloom.twin.faults import Faults
+from rackloom.twin.switches import nmxc_answers as answers
+from rackloom.twin.switches.fabric import FabricRefusal, FabricSnapshot, SimulatedFabric
+from rackloom.twin.switches.faults import Faults
 
 SERVICE = "nmx_c.NMX_Controller"
 Subscriber = asyncio.Queue[pb.ServerNotification | None]

@@ -13,12 +13,12 @@ from rackloom.carve.plan.trays import is_tray
 from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, CreatePartition, DefaultPartition, Operation
 from rackloom.topology.build import build_site
 from rackloom.topology.rack import Domain, RackProfile, Site
-from rackloom.twin.fabric import FabricPartition, FabricSnapshot, SimulatedFabric, standby_of
-from rackloom.twin.faults import Faults
 from rackloom.twin.names import SeededNames
-from rackloom.twin.nmxc_service import NmxcService
-from rackloom.twin.racks import fabrics_of
-from rackloom.twin.simwire import SimSwitch, Trip
+from rackloom.twin.switches.fabric import FabricPartition, FabricSnapshot, SimulatedFabric, standby_of
+from rackloom.twin.switches.faults import Faults
+from rackloom.twin.switches.nmxc_service import NmxcService
+from rackloom.twin.switches.racks import fabrics_of
+from rackloom.twin.virtual.wire import SimSwitch, Trip
 
 MUTATIONS = frozenset({"CreatePartition", "DeletePartition", "AddGpusToPartition", "RemoveGpusFromPartition"})
 HEALED = Trip()

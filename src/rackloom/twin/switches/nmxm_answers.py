@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rackloom.carve.plan.values import GpuHealth, PartitionHealth
-from rackloom.twin.fabric import FabricGpu, FabricPartition, SimulatedFabric
+from rackloom.twin.switches.fabric import FabricGpu, FabricPartition, SimulatedFabric
 
 Json = dict[str, Any]
 CREATED = "2026-01-01T00:00:00Z"

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from rackloom.twin.simbook import Book
-from rackloom.twin.simplane import SimPlane
-from rackloom.twin.simtenants import Answered, Broken
-from rackloom.twin.simworld import SimRack, SimWorld
+from rackloom.twin.carving.book import Book
+from rackloom.twin.carving.tenants import Answered, Broken
+from rackloom.twin.virtual.plane import SimPlane
+from rackloom.twin.virtual.world import SimRack, SimWorld
 
 ORG = "landlord"
 DONE_OR_NEVER_BEGUN = (200, 201, 409)

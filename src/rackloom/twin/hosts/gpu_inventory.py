@@ -47,7 +47,7 @@ def _declared(machine: Machine, gpu: Gpu) -> DeclaredGpu:
     return DeclaredGpu(
         minor=gpu.index,
         uuid=gpu.uuid or f"GPU-{uuid5(NAMESPACE_DNS, f'{machine.name}/{gpu.index}')}",
-        # As twin/sysroot.py makes one up.
+        # As twin/hosts/sysroot.py makes one up.
         pci_address=gpu.pci_address or f"0fff:{gpu.index + 1:02x}:00.0",
         product=product if product.startswith("NVIDIA") else f"NVIDIA {name}",
         memory_bytes=(gpu.memory_mib or mebibytes) << 20,

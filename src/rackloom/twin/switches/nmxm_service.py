@@ -16,11 +16,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from rackloom.twin import nmxm_answers as answers
-from rackloom.twin.fabric import MAX_NAME, FabricRefusal, SimulatedFabric
-from rackloom.twin.nmxm_answers import Json
-from rackloom.twin.nmxm_book import OperationBook, PartitionBook
-from rackloom.twin.nmxm_faults import NmxmFault, NmxmFaults
+from rackloom.twin.switches import nmxm_answers as answers
+from rackloom.twin.switches.fabric import MAX_NAME, FabricRefusal, SimulatedFabric
+from rackloom.twin.switches.nmxm_answers import Json
+from rackloom.twin.switches.nmxm_book import OperationBook, PartitionBook
+from rackloom.twin.switches.nmxm_faults import NmxmFault, NmxmFaults
 
 BASE = "/nmx/v1"
 SIMULATED = {"Server": "rackloom-twin (simulated NMX-M)"}

@@ -9,9 +9,9 @@ from typing import Self
 
 import uvicorn
 
-from rackloom.twin.fabric import SimulatedFabric
-from rackloom.twin.nmxm_faults import NmxmFaults
-from rackloom.twin.nmxm_service import BASE, NmxmService
+from rackloom.twin.switches.fabric import SimulatedFabric
+from rackloom.twin.switches.nmxm_faults import NmxmFaults
+from rackloom.twin.switches.nmxm_service import BASE, NmxmService
 
 LOOPBACK = "127.0.0.1"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from rackloom.twin.simbook import Book, Booked, BookedInstance, BookedVpc, Json, wishes_of
-from rackloom.twin.simplane import SimPlane
+from rackloom.twin.carving.book import Book, Booked, BookedInstance, BookedVpc, Json, wishes_of
+from rackloom.twin.virtual.plane import SimPlane
 
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta")
 MAX_PARTITIONS, MAX_VPCS = 4, 3

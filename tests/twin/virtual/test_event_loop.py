@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rackloom.twin import simloop
+from rackloom.twin.virtual import event_loop
 
 
 async def _race() -> list[tuple[int, int]]:
@@ -24,7 +24,7 @@ async def _race() -> list[tuple[int, int]]:
 
 
 def test_a_seed_gives_one_order_and_seeds_differ() -> None:
-    orders = [simloop.run(seed, _race) for seed in (1, 1, 2, 3, 4)]
+    orders = [event_loop.run(seed, _race) for seed in (1, 1, 2, 3, 4)]
     assert orders[0] == orders[1]
     assert len({tuple(order) for order in orders}) > 2
 
@@ -35,7 +35,7 @@ def test_time_passes_only_in_sleep_and_costs_nothing() -> None:
         await asyncio.gather(*(asyncio.sleep(365 * 86400.0) for _ in range(10)))
         return before, asyncio.get_running_loop().time()
 
-    assert simloop.run(0, sleep_for_a_year) == (0.0, pytest.approx(365 * 86400.0))
+    assert event_loop.run(0, sleep_for_a_year) == (0.0, pytest.approx(365 * 86400.0))
 
 
 def test_timeouts_events_and_cancellation_work() -> None:
@@ -61,14 +61,14 @@ def test_timeouts_events_and_cancellation_work() -> None:
         await asyncio.gather(waiting, return_exceptions=True)
         return told
 
-    assert simloop.run(7, play) == ["woken", "cancelled"]
+    assert event_loop.run(7, play) == ["woken", "cancelled"]
 
 
 def test_what_is_meant_for_a_thread_runs_in_place() -> None:
     async def where() -> int:
         return await asyncio.to_thread(threading.get_ident)
 
-    assert simloop.run(0, where) == threading.get_ident()
+    assert event_loop.run(0, where) == threading.get_ident()
 
 
 def test_an_error_in_place_of_a_thread_reaches_its_caller() -> None:
@@ -76,7 +76,7 @@ def test_an_error_in_place_of_a_thread_reaches_its_caller() -> None:
         await asyncio.to_thread(int, "x")
 
     with pytest.raises(ValueError, match="invalid literal"):
-        simloop.run(0, fail)
+        event_loop.run(0, fail)
 
 
 def _for_ever() -> "asyncio.Future[None]":
@@ -88,8 +88,8 @@ def test_waiting_for_nobody_is_an_error(wait: Callable[[], object]) -> None:
     async def stuck() -> None:
         await wait()  # type: ignore[misc]
 
-    with pytest.raises(simloop.Deadlock, match="nothing is ready"):
-        simloop.run(0, stuck)
+    with pytest.raises(event_loop.Deadlock, match="nothing is ready"):
+        event_loop.run(0, stuck)
 
 
 def test_another_thread_may_not_call_in() -> None:
@@ -107,4 +107,4 @@ def test_another_thread_may_not_call_in() -> None:
         thread.join()
         return seen[0]
 
-    assert "thread" in str(simloop.run(0, called))
+    assert "thread" in str(event_loop.run(0, called))

@@ -27,16 +27,16 @@ from rackloom.carve.site.store import Store
 from rackloom.carve.site.store.sqlite import SqliteBackend
 from rackloom.errors import Refused
 from rackloom.topology.rack import RackProfile
-from rackloom.twin import simloop
-from rackloom.twin.fabric import FabricSnapshot
-from rackloom.twin.simbook import Book
-from rackloom.twin.simchecks import Judge
-from rackloom.twin.simfaults import KINDS, Mishaps
-from rackloom.twin.simfinal import judge_rest
-from rackloom.twin.simoperator import ORG, Operator
-from rackloom.twin.simplane import EPOCH, SimPlane
-from rackloom.twin.simtenants import Broken, Tenant
-from rackloom.twin.simworld import Executed, SimRack, SimWorld
+from rackloom.twin.carving.book import Book
+from rackloom.twin.carving.ending import judge_rest
+from rackloom.twin.carving.judges import Judge
+from rackloom.twin.carving.mishaps import KINDS, Mishaps
+from rackloom.twin.carving.operator import ORG, Operator
+from rackloom.twin.carving.tenants import Broken, Tenant
+from rackloom.twin.switches.fabric import FabricSnapshot
+from rackloom.twin.virtual import event_loop
+from rackloom.twin.virtual.plane import EPOCH, SimPlane
+from rackloom.twin.virtual.world import Executed, SimRack, SimWorld
 
 TENANTS = ("red", "blue")
 SEVERAL = 0.2
@@ -104,7 +104,7 @@ def simulate(seed: int, plan: Plan | None = None) -> Result:
 def play(run: "Run") -> "Result":
     """Play a run that was prepared."""
     with _heard(run.defects), _unhurried(run.replicas):
-        return simloop.run(run.seed, run.main)
+        return event_loop.run(run.seed, run.main)
 
 
 class Run:

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator
 
 from rackloom.topology.rack import Domain, Site
-from rackloom.twin.fabric import FabricGpu, FabricLimits, SimulatedFabric
+from rackloom.twin.switches.fabric import FabricGpu, FabricLimits, SimulatedFabric
 
 MOST_RACKS = 128
 """Each domain has a controller in this process; more would not start in a time that anybody waits."""

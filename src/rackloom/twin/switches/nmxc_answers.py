@@ -4,7 +4,7 @@ Functions of a fabric and a request that return the reply without its header, or
 """
 
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
-from rackloom.twin.fabric import FabricGpu, FabricPartition, FabricRefusal, SimulatedFabric
+from rackloom.twin.switches.fabric import FabricGpu, FabricPartition, FabricRefusal, SimulatedFabric
 
 APP_VERSION = "twin"
 CONFIGURED = 3

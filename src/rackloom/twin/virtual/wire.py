@@ -15,7 +15,7 @@ import msgspec
 from google.protobuf.message_factory import GetMessageClass
 
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
-from rackloom.twin.nmxc_service import NmxcService
+from rackloom.twin.switches.nmxc_service import NmxcService
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["NMX_Controller"]
 

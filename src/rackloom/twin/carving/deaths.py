@@ -6,8 +6,8 @@ A point is the moment before or after a write to the records, or before or after
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from rackloom.twin.simrun import Plan, Result, Run, play
-from rackloom.twin.simtenants import Broken, Tenant
+from rackloom.twin.carving.run import Plan, Result, Run, play
+from rackloom.twin.carving.tenants import Broken, Tenant
 
 ATTEMPTS = 20
 STORY = Plan(pause=None, operator=None, replicas=1, seconds=0.0, racks=1, trays=3)

@@ -23,11 +23,11 @@ from rackloom.carve.plan.values import (
 )
 from rackloom.topology import profiles
 from rackloom.topology.build import build_site
-from rackloom.twin.fabric import FabricPartition, FabricSnapshot, SimulatedFabric
-from rackloom.twin.faults import Faults
 from rackloom.twin.names import SeededNames
-from rackloom.twin.nmxc_server import NmxcServer
-from rackloom.twin.racks import fabrics_of
+from rackloom.twin.switches.fabric import FabricPartition, FabricSnapshot, SimulatedFabric
+from rackloom.twin.switches.faults import Faults
+from rackloom.twin.switches.nmxc_server import NmxcServer
+from rackloom.twin.switches.racks import fabrics_of
 
 RPCS = (
     "CreatePartition",

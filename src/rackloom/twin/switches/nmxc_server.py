@@ -6,9 +6,9 @@ import grpc
 import grpc.aio
 import msgspec
 
-from rackloom.twin.fabric import SimulatedFabric, standby_of
-from rackloom.twin.faults import Faults
-from rackloom.twin.nmxc_service import NmxcService
+from rackloom.twin.switches.fabric import SimulatedFabric, standby_of
+from rackloom.twin.switches.faults import Faults
+from rackloom.twin.switches.nmxc_service import NmxcService
 
 LOOPBACK = "127.0.0.1"
 GRACE_SECONDS = 0.2

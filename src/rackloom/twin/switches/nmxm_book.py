@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from rackloom.twin.fabric import FabricPartition, FabricRefusal, FabricSnapshot, SimulatedFabric
-from rackloom.twin.nmxm_answers import CREATED, Json, digest, partition
-from rackloom.twin.nmxm_faults import NmxmFault
+from rackloom.twin.switches.fabric import FabricPartition, FabricRefusal, FabricSnapshot, SimulatedFabric
+from rackloom.twin.switches.nmxm_answers import CREATED, Json, digest, partition
+from rackloom.twin.switches.nmxm_faults import NmxmFault
 
 
 class PartitionBook:

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from rackloom.carve.plan.values import GpuHealth
-from rackloom.twin.fabric import FabricGpu, FabricPartition
-from rackloom.twin.simliar import Liar
-from rackloom.twin.simlife import Life
-from rackloom.twin.simplane import SimPlane
-from rackloom.twin.simwire import Trip
-from rackloom.twin.simworld import MUTATIONS, SimRack, SimWorld
+from rackloom.twin.switches.fabric import FabricGpu, FabricPartition
+from rackloom.twin.virtual.liar import Liar
+from rackloom.twin.virtual.life import Life
+from rackloom.twin.virtual.plane import SimPlane
+from rackloom.twin.virtual.wire import Trip
+from rackloom.twin.virtual.world import MUTATIONS, SimRack, SimWorld
 
 Trace = Callable[[str], None]
 

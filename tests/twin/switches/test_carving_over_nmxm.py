@@ -13,9 +13,9 @@ from rackloom.carve.fabric.ports import FabricRefused, FabricUnavailable
 from rackloom.carve.plan.check import check
 from rackloom.carve.plan.planner import make_plan
 from rackloom.carve.plan.values import Assignment, CreatePartition, DefaultPartition, Intent, OwnedPartition
-from rackloom.twin.fabric import FabricGpu, FabricSnapshot, SimulatedFabric
-from rackloom.twin.nmxm_faults import NmxmFault
-from rackloom.twin.nmxm_server import NmxmServer
+from rackloom.twin.switches.fabric import FabricGpu, FabricSnapshot, SimulatedFabric
+from rackloom.twin.switches.nmxm_faults import NmxmFault
+from rackloom.twin.switches.nmxm_server import NmxmServer
 
 DOMAIN = "00000000-0000-4000-8000-00000000d001"
 GUIDS = tuple(0xDB48_8CB1_7978_4800 + number for number in range(8))

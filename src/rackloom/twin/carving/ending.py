@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, DefaultPartition
-from rackloom.twin.simbook import Book
-from rackloom.twin.simplane import SimPlane
-from rackloom.twin.simtenants import Broken, Tenant
-from rackloom.twin.simworld import SimRack, SimWorld
+from rackloom.twin.carving.book import Book
+from rackloom.twin.carving.tenants import Broken, Tenant
+from rackloom.twin.virtual.plane import SimPlane
+from rackloom.twin.virtual.world import SimRack, SimWorld
 
 
 async def judge_rest(world: SimWorld, plane: SimPlane, book: Book, tenants: Sequence[Tenant]) -> None:

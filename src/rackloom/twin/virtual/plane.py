@@ -23,10 +23,10 @@ from rackloom.carve.site.fabric_book import Endpoint
 from rackloom.carve.site.operator_steps import Order
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.store.backend import Backend
-from rackloom.twin.simliar import Liar
-from rackloom.twin.simlife import Bulletin, Killed, Life, MortalBackend
-from rackloom.twin.simwire import SimSwitch
-from rackloom.twin.simworld import SimRack, SimWorld
+from rackloom.twin.virtual.liar import Liar
+from rackloom.twin.virtual.life import Bulletin, Killed, Life, MortalBackend
+from rackloom.twin.virtual.wire import SimSwitch
+from rackloom.twin.virtual.world import SimRack, SimWorld
 
 EPOCH = 1_800_000_000.0
 """Wall clock at virtual time 0."""

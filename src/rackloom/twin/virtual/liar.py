@@ -7,11 +7,11 @@ it: nobody can tell which of the two is wrong.
 import random
 from typing import Any
 
-from rackloom.twin.fabric import FabricGpu, SimulatedFabric
-from rackloom.twin.faults import Faults
-from rackloom.twin.nmxc_service import NmxcService
-from rackloom.twin.simwire import SimSwitch
-from rackloom.twin.simworld import MUTATIONS, SimNetwork, SimRack
+from rackloom.twin.switches.fabric import FabricGpu, SimulatedFabric
+from rackloom.twin.switches.faults import Faults
+from rackloom.twin.switches.nmxc_service import NmxcService
+from rackloom.twin.virtual.wire import SimSwitch
+from rackloom.twin.virtual.world import MUTATIONS, SimNetwork, SimRack
 
 
 class Liar:

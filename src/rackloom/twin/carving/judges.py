@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, Observation, ObservedPartition
-from rackloom.twin.fabric import FabricPartition, FabricSnapshot
-from rackloom.twin.simbook import Book, BookedInstance, Json
-from rackloom.twin.simliar import Liar
-from rackloom.twin.simplane import SAME_MOMENT, Outcome, SimPlane
-from rackloom.twin.simtenants import Broken
-from rackloom.twin.simworld import Executed, SimRack, SimWorld, machine_of
+from rackloom.twin.carving.book import Book, BookedInstance, Json
+from rackloom.twin.carving.tenants import Broken
+from rackloom.twin.switches.fabric import FabricPartition, FabricSnapshot
+from rackloom.twin.virtual.liar import Liar
+from rackloom.twin.virtual.plane import SAME_MOMENT, Outcome, SimPlane
+from rackloom.twin.virtual.world import Executed, SimRack, SimWorld, machine_of
 
 
 class Judge:

@@ -12,8 +12,8 @@ import pytest
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
 from rackloom.carve.fabric.nmxc.nmx_c_pb2_grpc import NMX_ControllerStub
 from rackloom.carve.fabric.nmxc.requests import all_gpus, all_partitions
-from rackloom.twin.fabric import FabricGpu, SimulatedFabric
-from rackloom.twin.nmxc_server import NmxcServer
+from rackloom.twin.switches.fabric import FabricGpu, SimulatedFabric
+from rackloom.twin.switches.nmxc_server import NmxcServer
 
 OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 

@@ -8,9 +8,9 @@ import pytest
 from rackloom.topology import profiles
 from rackloom.topology.build import build_site
 from rackloom.topology.rack import Site
-from rackloom.twin.fabric import SimulatedFabric
 from rackloom.twin.names import SeededNames
-from rackloom.twin.racks import fabrics_of
+from rackloom.twin.switches.fabric import SimulatedFabric
+from rackloom.twin.switches.racks import fabrics_of
 
 
 def site_of(profile: str, racks: int, seed: str = "seed") -> Site:

@@ -24,7 +24,7 @@ from rackloom.carve.plan.values import (
     RemoveGpus,
 )
 from rackloom.errors import Refused
-from rackloom.twin.fabric import (
+from rackloom.twin.switches.fabric import (
     FabricGpu,
     FabricLimits,
     FabricPartition,
