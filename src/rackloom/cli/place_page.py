@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from rackloom.claim.place.moves import Move, listed
+from rackloom.claim.place.refusal.moves import Move, listed
 from rackloom.claim.place.values import Hole, Plan
 from rackloom.cli.output import columns
 

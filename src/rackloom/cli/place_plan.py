@@ -11,21 +11,21 @@ import yaml
 from rackloom.claim.allocate.objects import ResourceClaim
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import gathered
-from rackloom.claim.place.asks import claims_by_kind, gang_of
-from rackloom.claim.place.batch import plan_batch
 from rackloom.claim.place.defrag import check_tray, defragmented, drained
-from rackloom.claim.place.devices import Kinds
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.fit import try_gang
-from rackloom.claim.place.fixes import fixes
-from rackloom.claim.place.jobs import KINDS, Job, channel_templates, jobs_of, part
 from rackloom.claim.place.labels import Labels
-from rackloom.claim.place.moves import Move, closed_to, listed
+from rackloom.claim.place.many.batch import plan_batch
 from rackloom.claim.place.notes import notes_on
-from rackloom.claim.place.observed import site_of
-from rackloom.claim.place.pods import PodNeed
+from rackloom.claim.place.reading.asks import claims_by_kind, gang_of
+from rackloom.claim.place.reading.devices import Kinds
+from rackloom.claim.place.reading.jobs import KINDS, Job, channel_templates, jobs_of, part
+from rackloom.claim.place.reading.observed import site_of
+from rackloom.claim.place.reading.pods import PodNeed
+from rackloom.claim.place.refusal.fixes import fixes
+from rackloom.claim.place.refusal.moves import Move, closed_to, listed
+from rackloom.claim.place.refusal.shortage import shortage
 from rackloom.claim.place.reserve import reserved
-from rackloom.claim.place.shortage import shortage
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.fit import try_gang
 from rackloom.claim.place.values import Gang, Plan, Site
 from rackloom.cli.output import Format, emit
 from rackloom.cli.place_page import Answer, Report, page
@@ -160,7 +160,7 @@ class Desk:
         if not kinds:
             return site
         # The CEL library takes longer to load than a plan without claims takes to make.
-        from rackloom.claim.place.rooms import with_rooms
+        from rackloom.claim.place.reading.rooms import with_rooms
 
         # What was in use before the moves says whose devices they free.
         before = Site(site.trays, self._observed)
@@ -199,7 +199,7 @@ class Desk:
         """GPUs of a member by kind."""
         if not kinds:
             return {}
-        from rackloom.claim.place.rooms import gpus_given
+        from rackloom.claim.place.reading.rooms import gpus_given
 
         devices, labels = self._found.devices, self._asked.labels
         return {kind: gpus_given(devices, claims, labels) for kind, claims in kinds.items()}

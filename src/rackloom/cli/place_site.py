@@ -10,8 +10,8 @@ from rackloom.claim.allocate.objects import Node, ResourceSlice
 from rackloom.claim.allocate.slices import device_classes, slices_of
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import Manifests, gathered
-from rackloom.claim.place.devices import Devices
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.reading.devices import Devices
 from rackloom.cli.claim_template import machine_of
 from rackloom.errors import Refused
 from rackloom.topology import profiles

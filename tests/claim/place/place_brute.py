@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, product
 
-from rackloom.claim.place.blocks import Block, blocks_of
-from rackloom.claim.place.holes import closed
+from rackloom.claim.place.search.blocks import Block, blocks_of
+from rackloom.claim.place.search.holes import closed
 from rackloom.claim.place.values import Gang, Group, Site, Tray
 
 Load = tuple[int, ...]

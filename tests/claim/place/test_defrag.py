@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from tests.claim.place.place_sites import busy_sites, held, outcome_of, site
 
 from rackloom.claim.place.defrag import defragmented, drained
-from rackloom.claim.place.holes import SIZES
+from rackloom.claim.place.search.holes import SIZES
 from rackloom.claim.place.values import Site
 from rackloom.errors import Refused
 

@@ -13,13 +13,13 @@ from rackloom.claim.allocate.objects import (
 )
 from rackloom.claim.allocate.outcome import Allocation
 from rackloom.claim.allocate.slices import device_classes, slices_of
-from rackloom.claim.place.devices import HIGHEST, Devices, takes_devices
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.fit import try_gang
-from rackloom.claim.place.fixes import fixes
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.reading.devices import HIGHEST, Devices, takes_devices
+from rackloom.claim.place.reading.rooms import gpus_given, with_rooms
+from rackloom.claim.place.refusal.fixes import fixes
 from rackloom.claim.place.reserve import reserved
-from rackloom.claim.place.rooms import gpus_given, with_rooms
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.fit import try_gang
 from rackloom.claim.place.values import Gang, Group, Hold, Room, Site, Tray
 from rackloom.errors import Refused
 from rackloom.topology import profiles

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.claim.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.fit import try_gang
-from rackloom.claim.place.fixes import fixes
 from rackloom.claim.place.gang import plan_gang
+from rackloom.claim.place.refusal.fixes import fixes
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.fit import try_gang
 from rackloom.claim.place.values import Gang, Group, Hold, Plan, Site
 from rackloom.errors import Refused
 
@@ -65,7 +65,7 @@ def test_many_spares_cost_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
         tried.append(gang)
         return try_gang(where, gang, effort)
 
-    monkeypatch.setattr("rackloom.claim.place.fixes.try_gang", counted)
+    monkeypatch.setattr("rackloom.claim.place.refusal.fixes.try_gang", counted)
     assert fix_of(site(1), workers(1, spares=4096)) == "keep 17 spare trays instead of 4096"
     assert len(tried) < 10
     crowded = site(40, 2, *(held(f"n{at}-0", "other") for at in range(40)))

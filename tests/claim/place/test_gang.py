@@ -7,9 +7,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.claim.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.fit import plan_in, try_gang
 from rackloom.claim.place.gang import plan_gang
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.fit import plan_in, try_gang
 from rackloom.claim.place.values import Gang, Group, Hole, Site, Tray
 from rackloom.errors import Refused
 

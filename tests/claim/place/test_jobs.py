@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from rackloom.claim.allocate.objects import ResourceClaim
-from rackloom.claim.place.asks import claims_by_kind, gang_of
-from rackloom.claim.place.jobs import Job, jobs_of
 from rackloom.claim.place.labels import Labels
-from rackloom.claim.place.observed import site_of
-from rackloom.claim.place.pods import Toleration
+from rackloom.claim.place.reading.asks import claims_by_kind, gang_of
+from rackloom.claim.place.reading.jobs import Job, jobs_of
+from rackloom.claim.place.reading.observed import site_of
+from rackloom.claim.place.reading.pods import Toleration
 from rackloom.claim.place.values import Gang, Hold
 from rackloom.errors import Refused
 

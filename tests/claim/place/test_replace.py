@@ -7,12 +7,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.claim.place.place_sites import busy_sites, gangs, held, outcome_of, site, workers
 
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.fit import try_gang
 from rackloom.claim.place.gang import plan_gang
-from rackloom.claim.place.moves import closed_to
+from rackloom.claim.place.refusal.moves import closed_to
 from rackloom.claim.place.replace import replace_member
 from rackloom.claim.place.reserve import reserved
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.fit import try_gang
 from rackloom.claim.place.values import Gang, Site
 from rackloom.errors import Refused
 

@@ -8,13 +8,13 @@ from tests.claim.place.place_brute import best_ways, can_carry
 from tests.claim.place.place_sites import faults, held, site
 
 from rackloom.claim.place import gang as door
-from rackloom.claim.place import together
-from rackloom.claim.place.blocks import blocks_of
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.fit import try_gang
 from rackloom.claim.place.gang import plan_gang
-from rackloom.claim.place.holes import SIZES
-from rackloom.claim.place.loads import Need, Vacancy
+from rackloom.claim.place.search import together
+from rackloom.claim.place.search.blocks import blocks_of
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.fit import try_gang
+from rackloom.claim.place.search.holes import SIZES
+from rackloom.claim.place.search.loads import Need, Vacancy
 from rackloom.claim.place.values import Gang, Group, Hold, Plan, Room, Site, Tray
 from rackloom.errors import Refused
 

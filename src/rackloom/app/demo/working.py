@@ -20,7 +20,7 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM_TEMPLATE,
 )
 from rackloom.claim.place.gang import plan_gang
-from rackloom.claim.place.observed import site_of
+from rackloom.claim.place.reading.observed import site_of
 from rackloom.claim.place.values import Gang, Group, Plan
 from rackloom.errors import Refused
 from rackloom.twin.kube.controllers.mpi_jobs import MPI_JOB

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rackloom.claim.place.board import Board
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.holes import SIZES
-from rackloom.claim.place.moves import Move, Unit, closed_to, listed, moved, units_of
+from rackloom.claim.place.refusal.moves import Move, Unit, closed_to, listed, moved, units_of
+from rackloom.claim.place.search.board import Board
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.holes import SIZES
 from rackloom.claim.place.values import Site
 from rackloom.errors import Refused
 

@@ -1,9 +1,9 @@
 """The door of the planner: one gang, before its pods exist."""
 
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.fit import try_gang
-from rackloom.claim.place.fixes import fixes
-from rackloom.claim.place.shortage import shortage
+from rackloom.claim.place.refusal.fixes import fixes
+from rackloom.claim.place.refusal.shortage import shortage
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.fit import try_gang
 from rackloom.claim.place.values import Gang, Plan, Site
 from rackloom.errors import Refused
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from rackloom.claim.place.board import Board
-from rackloom.claim.place.jobs import Job, part
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.reading.jobs import Job, part
+from rackloom.claim.place.search.board import Board
 from rackloom.claim.place.segments import told
 from rackloom.claim.place.values import Gang, Plan, Site
 

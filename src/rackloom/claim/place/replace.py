@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from rackloom.claim.place.board import Board
-from rackloom.claim.place.loads import Need
-from rackloom.claim.place.moves import listed
+from rackloom.claim.place.refusal.moves import listed
+from rackloom.claim.place.search.board import Board
+from rackloom.claim.place.search.loads import Need
 from rackloom.claim.place.values import Gang, Plan, Seat, Site
 from rackloom.errors import Refused
 

@@ -17,7 +17,7 @@ from tests.claim.cluster.gang.test_gang_devices import (
 
 from rackloom.claim.allocate.objects import ObjectMeta, ResourceClaim
 from rackloom.claim.cluster.gang.counted import Counted, Told
-from rackloom.claim.place.devices import Devices
+from rackloom.claim.place.reading.devices import Devices
 from rackloom.claim.place.values import Site, Tray
 from rackloom.errors import Refused
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from tests.claim.place.place_sites import site
 
-from rackloom.claim.place.asks import gang_of
 from rackloom.claim.place.gang import plan_gang
-from rackloom.claim.place.jobs import jobs_of
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.reading.asks import gang_of
+from rackloom.claim.place.reading.jobs import jobs_of
 from rackloom.claim.place.render.targets import rendered
 from rackloom.errors import Refused
 

@@ -6,8 +6,8 @@ import msgspec
 from msgspec.structs import replace
 
 from rackloom.claim.allocate.objects import ResourceClaim
-from rackloom.claim.place.devices import Devices
-from rackloom.claim.place.rooms import with_rooms
+from rackloom.claim.place.reading.devices import Devices
+from rackloom.claim.place.reading.rooms import with_rooms
 from rackloom.claim.place.values import Room, Site
 
 Claims = tuple[ResourceClaim, ...]

@@ -11,7 +11,7 @@ from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.wishes import group_of
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import JOB
-from rackloom.claim.place.counts import count_of
+from rackloom.claim.place.reading.counts import count_of
 
 GPU_RESOURCE = "nvidia.com/gpu"
 _CLASS_RESOURCES = "deviceclass.resource.kubernetes.io/"

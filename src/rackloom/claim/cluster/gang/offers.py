@@ -16,7 +16,7 @@ from rackloom.claim.allocate.objects import (
 from rackloom.claim.cluster.gang.counted import Claims, Counted, PoolKey, Told
 from rackloom.claim.cluster.gang.site import Objects, owners_of_claims
 from rackloom.claim.kube.api import Object
-from rackloom.claim.place.devices import Devices
+from rackloom.claim.place.reading.devices import Devices
 from rackloom.claim.place.values import Site
 
 T = TypeVar("T")

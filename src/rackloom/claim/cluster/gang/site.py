@@ -13,7 +13,7 @@ from rackloom.claim.cluster.gang.record import Record
 from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Object
-from rackloom.claim.place.counts import count_of
+from rackloom.claim.place.reading.counts import count_of
 from rackloom.claim.place.values import Hold, Site, Tray
 
 _ENDED = ("Succeeded", "Failed")

@@ -3,8 +3,8 @@
 Pod affinity alone lets the first pod pick a clique that is too small; with the trays named, it cannot.
 """
 
-from rackloom.claim.place.jobs import Team
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.reading.jobs import Team
 from rackloom.claim.place.render.edit import Draft, Object, inside
 from rackloom.claim.place.render.names import as_label
 from rackloom.claim.place.values import Gang, Plan

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-from rackloom.claim.place.jobs import Job, Team
+from rackloom.claim.place.reading.jobs import Job, Team
 
 Object = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """For Slurm: the options of a job, and the blocks of topology/block (topology.yaml) that they rest on."""
 
-from rackloom.claim.place.blocks import blocks_of
+from rackloom.claim.place.search.blocks import blocks_of
 from rackloom.claim.place.values import Gang, Plan, Site
 from rackloom.errors import Refused
 

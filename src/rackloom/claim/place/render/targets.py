@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from rackloom.claim.place.jobs import Job
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.reading.jobs import Job
 from rackloom.claim.place.render.affinity import with_affinity
 from rackloom.claim.place.render.edit import Draft, Object
 from rackloom.claim.place.render.groups import for_lws, for_pod_groups

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from rackloom.claim.place.counts import count_of
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.reading.counts import count_of
 from rackloom.errors import Refused
 
 Json = Mapping[str, Any]

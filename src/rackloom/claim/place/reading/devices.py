@@ -14,10 +14,10 @@ from rackloom.claim.allocate.objects import (
     ResourceClaim,
     ResourceSlice,
 )
-from rackloom.claim.place.jobs import in_namespace
 from rackloom.claim.place.labels import Labels
-from rackloom.claim.place.observed import hold_of
-from rackloom.claim.place.pods import Json
+from rackloom.claim.place.reading.jobs import in_namespace
+from rackloom.claim.place.reading.observed import hold_of
+from rackloom.claim.place.reading.pods import Json
 from rackloom.claim.place.values import Hold
 
 DeviceId = tuple[str, str, str]

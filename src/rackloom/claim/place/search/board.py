@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from rackloom.claim.place.loads import Need, Vacancy
-from rackloom.claim.place.outlook import Outlook
+from rackloom.claim.place.search.loads import Need, Vacancy
+from rackloom.claim.place.search.outlook import Outlook
 from rackloom.claim.place.values import Site
 
 _FULL = 1 << 20

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from rackloom.claim.place.counts import count_of
-from rackloom.claim.place.jobs import owner_of
 from rackloom.claim.place.labels import Labels
-from rackloom.claim.place.pods import Json, Toleration, gpus_of, taints_kept_off
+from rackloom.claim.place.reading.counts import count_of
+from rackloom.claim.place.reading.jobs import owner_of
+from rackloom.claim.place.reading.pods import Json, Toleration, gpus_of, taints_kept_off
 from rackloom.claim.place.values import Hold, Site, Tray
 from rackloom.errors import Refused
 

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from rackloom.claim.place.blocks import blocks_of
-from rackloom.claim.place.board import Board
-from rackloom.claim.place.choose import Chosen, choose
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.holes import priced
-from rackloom.claim.place.sit import sit, spares_for
+from rackloom.claim.place.search.blocks import blocks_of
+from rackloom.claim.place.search.board import Board
+from rackloom.claim.place.search.choose import Chosen, choose
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.holes import priced
+from rackloom.claim.place.search.sit import sit, spares_for
 from rackloom.claim.place.values import Gang, Plan, Seat, Site
 from rackloom.errors import Refused
 

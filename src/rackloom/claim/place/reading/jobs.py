@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from rackloom.claim.place.labels import Labels
-from rackloom.claim.place.pods import Json, PodNeed, pod_need
+from rackloom.claim.place.reading.pods import Json, PodNeed, pod_need
 from rackloom.errors import Refused
 
 Path = tuple[str | int, ...]

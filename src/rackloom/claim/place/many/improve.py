@@ -6,7 +6,7 @@ Whatever a single clique or a pair could gain is found; what needs three at once
 from collections.abc import Iterator
 from itertools import combinations
 
-from rackloom.claim.place.packing import Packing
+from rackloom.claim.place.many.packing import Packing
 
 PAIRS = 400
 """Pairs of cliques that are packed anew at most: each takes some 10 ms."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rackloom.claim.place.packing import Assignment, Clique, Item, Where
+from rackloom.claim.place.many.packing import Assignment, Clique, Item, Where
 
 CLIQUES = 6
 STATES = 20_000

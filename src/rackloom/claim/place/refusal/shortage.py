@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from rackloom.claim.place.blocks import Block, blocks_of
-from rackloom.claim.place.board import Board
-from rackloom.claim.place.loads import Need
+from rackloom.claim.place.search.blocks import Block, blocks_of
+from rackloom.claim.place.search.board import Board
+from rackloom.claim.place.search.loads import Need
 from rackloom.claim.place.values import Gang, Group, Site
 
 NAMED = 3

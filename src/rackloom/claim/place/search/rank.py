@@ -5,13 +5,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from rackloom.claim.place.blocks import Shape
-from rackloom.claim.place.board import Board
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.holes import closed
-from rackloom.claim.place.loads import Need
-from rackloom.claim.place.outlook import count_that_fit, is_exact, opened
-from rackloom.claim.place.sit import ways_together
+from rackloom.claim.place.search.blocks import Shape
+from rackloom.claim.place.search.board import Board
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.holes import closed
+from rackloom.claim.place.search.loads import Need
+from rackloom.claim.place.search.outlook import count_that_fit, is_exact, opened
+from rackloom.claim.place.search.sit import ways_together
 
 
 class _Standing(NamedTuple):

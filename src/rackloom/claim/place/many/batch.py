@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rackloom.claim.place.blocks import blocks_of
-from rackloom.claim.place.board import Board
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.exact import best_packing
-from rackloom.claim.place.fit import plan_in, try_gang
-from rackloom.claim.place.improve import Improvement
-from rackloom.claim.place.packing import Assignment, Clique, Item, Where, by_best_fit
+from rackloom.claim.place.many.exact import best_packing
+from rackloom.claim.place.many.improve import Improvement
+from rackloom.claim.place.many.packing import Assignment, Clique, Item, Where, by_best_fit
 from rackloom.claim.place.reserve import reserved
+from rackloom.claim.place.search.blocks import blocks_of
+from rackloom.claim.place.search.board import Board
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.fit import plan_in, try_gang
 from rackloom.claim.place.values import Gang, Plan, Site
 
 Plans = dict[str, Plan]

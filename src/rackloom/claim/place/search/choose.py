@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from rackloom.claim.place.blocks import Block, shape_of, wanted_by
-from rackloom.claim.place.board import Board
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.rank import Ranking
-from rackloom.claim.place.sit import Sitting, lift, put, sit, sit_together, spares_for, ways_together
+from rackloom.claim.place.search.blocks import Block, shape_of, wanted_by
+from rackloom.claim.place.search.board import Board
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.rank import Ranking
+from rackloom.claim.place.search.sit import Sitting, lift, put, sit, sit_together, spares_for, ways_together
 
 DEAD_ENDS = 400
 """After so many the search gives up: blocks of unlike sizes can be packed in exponentially many ways."""

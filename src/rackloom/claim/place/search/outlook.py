@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from rackloom.claim.place.loads import Need
+from rackloom.claim.place.search.loads import Need
 
 
 class Outlook(NamedTuple):

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.fit import try_gang
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.fit import try_gang
 from rackloom.claim.place.values import Gang, Group, Hold, Site
 
 

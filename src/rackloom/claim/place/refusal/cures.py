@@ -5,11 +5,11 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from rackloom.claim.place.blocks import Block, blocks_of
-from rackloom.claim.place.board import Board
-from rackloom.claim.place.choose import choose
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.moves import Move, Unit, listed, moved, units_of, without
+from rackloom.claim.place.refusal.moves import Move, Unit, listed, moved, units_of, without
+from rackloom.claim.place.search.blocks import Block, blocks_of
+from rackloom.claim.place.search.board import Board
+from rackloom.claim.place.search.choose import choose
+from rackloom.claim.place.search.effort import Effort
 from rackloom.claim.place.values import Gang, Hold, Site, Tray
 
 CLIQUES = 4

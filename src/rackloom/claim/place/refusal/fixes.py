@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.claim.place.board import Board
-from rackloom.claim.place.cures import (
+from rackloom.claim.place.refusal.cures import (
     CLIQUES,
     Cured,
     Remedy,
@@ -19,10 +18,11 @@ from rackloom.claim.place.cures import (
     preempted,
     returned,
 )
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.fit import try_gang
-from rackloom.claim.place.loads import Need
-from rackloom.claim.place.moves import Move
+from rackloom.claim.place.refusal.moves import Move
+from rackloom.claim.place.search.board import Board
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.fit import try_gang
+from rackloom.claim.place.search.loads import Need
 from rackloom.claim.place.values import Gang, Group, Plan, Site
 
 SEGMENTS = (16, 8, 4, 2, 1)

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 
 from rackloom.claim.allocate.objects import ResourceClaim
-from rackloom.claim.place.devices import takes_devices
-from rackloom.claim.place.jobs import Job, Team, in_namespace
-from rackloom.claim.place.pods import Json
+from rackloom.claim.place.reading.devices import takes_devices
+from rackloom.claim.place.reading.jobs import Job, Team, in_namespace
+from rackloom.claim.place.reading.pods import Json
 from rackloom.claim.place.values import Gang, Group
 from rackloom.errors import Refused
 

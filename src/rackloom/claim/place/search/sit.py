@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import NamedTuple
 
-from rackloom.claim.place.blocks import Block, Part, wanted_by
-from rackloom.claim.place.board import Board
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.loads import Load, Need, loads_of
-from rackloom.claim.place.together import Answer, seated_together
+from rackloom.claim.place.search.blocks import Block, Part, wanted_by
+from rackloom.claim.place.search.board import Board
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.loads import Load, Need, loads_of
+from rackloom.claim.place.search.together import Answer, seated_together
 
 
 class Place(NamedTuple):

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from rackloom.claim.place.loads import Need
+from rackloom.claim.place.search.loads import Need
 from rackloom.claim.place.values import Gang, Group
 from rackloom.errors import Refused
 

@@ -11,8 +11,8 @@ from math import prod
 from operator import add
 from typing import NamedTuple
 
-from rackloom.claim.place.effort import Effort
-from rackloom.claim.place.loads import Load, Need, Vacancy, loads_of
+from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.loads import Load, Need, Vacancy, loads_of
 
 STEPS = 200_000
 """Loads that are tried on states before the search of a clique gives up: many unlike groups can be mixed in

@@ -13,8 +13,8 @@ from rackloom.claim.allocate.objects import (
     ResourceClaim,
 )
 from rackloom.claim.allocate.outcome import Allocation, Fault
-from rackloom.claim.place.devices import Devices, Kinds, taken_by
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.reading.devices import Devices, Kinds, taken_by
 from rackloom.claim.place.values import Room, Site
 from rackloom.errors import Refused
 
