@@ -13,6 +13,7 @@ from tests.cluster.renderings.operators import Operator, installed
 from tests.cluster.waiting import until
 
 from rackloom.claim.kube.api import Kind, KubeApi, Object
+from rackloom.claim.kube.kinds import POD
 
 pytestmark = pytest.mark.anyio
 SEGMENT = 16
@@ -168,6 +169,11 @@ async def test_pods_of_a_gang_land_in_the_one_clique_that_is_whole(
 
     found = await landed(api, namespace, TRAYS)
     assert await spread(api, found) == {(whole,): TRAYS}
+    # Kueue does not let go of the pods of a group before they have ended.
+    for pod in found:
+        await api.patch(
+            POD, pod["metadata"]["name"], namespace, {"status": {"phase": "Succeeded"}}, subresource="status"
+        )
 
 
 async def test_two_groups_in_one_clique_are_more_than_kueue_groups(
