@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.installed import installed, led
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.cluster.admission.desk import AdmissionSettings
 from rackloom.claim.cluster.gang.record import Record, record_of

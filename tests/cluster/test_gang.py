@@ -5,14 +5,10 @@ just the rights that deploy/kubernetes gives them. Nodes are simulated, and carr
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import pytest
-from tests.cluster.build import MPI_OPERATOR, Tools
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.credentials import MASTERS
-from tests.cluster.custom import definition, serve
 from tests.cluster.gangs_at_work import (
     PATIENCE,
     does_not_fit,
@@ -22,15 +18,13 @@ from tests.cluster.gangs_at_work import (
     two_racks,
 )
 from tests.cluster.installed import as_account
-from tests.cluster.processes import start
 from tests.cluster.test_mpi_operator import MPI_JOB
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.observe import holders_of
 from rackloom.claim.kube.api import KubeApi, Object, Rejected
 from rackloom.claim.kube.kinds import (
-    CRD,
     EVENT,
     JOB,
     NODE,
@@ -48,18 +42,6 @@ async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> As
     """What deploy/kubernetes installs, with the webhook asked and the controllers at work."""
     async with gangs_at_work(cluster, api, add_nodes):
         yield
-
-
-@pytest.fixture
-async def mpi_operator(
-    binaries: Callable[[Tools], Path], cluster: ControlPlane, api: KubeApi
-) -> AsyncIterator[None]:
-    program = binaries(MPI_OPERATOR) / "mpi-operator"
-    await serve(api, MPI_JOB)
-    child = start("mpi-operator", [program, cluster.kubeconfig("mpi-operator", MASTERS)], cluster.logs)
-    yield
-    child.stop()
-    await api.delete(CRD, definition(MPI_JOB)["metadata"]["name"])
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.gangs_at_work import PATIENCE, does_not_fit, gangs_at_work, two_racks
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.kube.api import KubeApi, Object

@@ -6,7 +6,7 @@ import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.gangs_at_work import PATIENCE, gangs_at_work, record, two_racks
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.observe import holders_of

@@ -7,7 +7,7 @@ import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.installed import installed, kubectl
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.cluster.admission.desk import AdmissionSettings
 from rackloom.claim.kube.api import KubeApi, KubeError, Object, Rejected

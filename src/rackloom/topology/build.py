@@ -44,11 +44,14 @@ def _require_whole_domains(profile: RackProfile, racks: int) -> None:
     if racks >= 1 and racks % per_domain == 0:
         return
     enough = max(-(-racks // per_domain), 1) * per_domain
-    joined = "1 rack" if per_domain == 1 else f"{per_domain} racks"
     raise Refused(
-        f"{racks} racks of {profile.name} do not make whole domains: each spans {joined}",
-        nearest_fix=f"use {enough} racks",
+        f"{_counted(racks)} of {profile.name} do not make whole domains: each spans {_counted(per_domain)}",
+        nearest_fix=f"use {_counted(enough)}",
     )
+
+
+def _counted(racks: int) -> str:
+    return "1 rack" if racks == 1 else f"{racks} racks"
 
 
 def _domain(profile: RackProfile, index: int, ids: IdSource) -> Domain:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Object
 from rackloom.claim.kube.kinds import CRD, NODE, POD

@@ -19,7 +19,7 @@ from tests.cluster.control_plane import ControlPlane, free_port
 from tests.cluster.credentials import MASTERS
 from tests.cluster.processes import Child, start
 from tests.cluster.renderings.applied import apply, established
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Object
 from rackloom.claim.kube.kinds import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK

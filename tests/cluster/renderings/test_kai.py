@@ -9,7 +9,7 @@ from tests.cluster.renderings.applied import SMALL, apply, landed, planned, rend
 from tests.cluster.renderings.conftest import TRAYS, AddRack
 from tests.cluster.renderings.jobs import free, groups, mpi_job, occupy, pods
 from tests.cluster.renderings.kai_parts import POD_GROUP, kai_at_work
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.kinds import POD

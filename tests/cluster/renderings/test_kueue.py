@@ -10,7 +10,7 @@ from tests.cluster.renderings.build import KUEUE, QUEUES, source
 from tests.cluster.renderings.conftest import TRAYS, AddRack
 from tests.cluster.renderings.jobs import GPU, job, job_set, mpi_job, occupy, pods
 from tests.cluster.renderings.operators import Operator, installed
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 from rackloom.claim.kube.api import Kind, KubeApi, Object
 from rackloom.claim.kube.kinds import POD

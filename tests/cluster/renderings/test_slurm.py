@@ -17,7 +17,7 @@ from tests.cluster.control_plane import free_port
 from tests.cluster.processes import start
 from tests.cluster.renderings.applied import RACKLOOM
 from tests.cluster.renderings.jobs import job
-from tests.cluster.waiting import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 PROGRAMS = ("slurmctld", "sbatch", "squeue", "scontrol")

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from rackloom.claim.node.declared import declared_key
 from rackloom.claim.node.gpu.inventory import Gpu, Inventory, Mig, Recovery, Xid
 from rackloom.claim.node.values import Health
 from rackloom.errors import Refused, Retry
-from rackloom.topology.facts import Fact, Source
-from rackloom.topology.identity import GpuKey, SlotKey
 
 _RECOVERIES = {one.name.lower().replace("_", "-"): one for one in Recovery}
 
@@ -134,19 +133,14 @@ def _gpu(one: DeclaredGpu) -> Gpu:
     told = {
         "migs": tuple(Mig(**msgspec.structs.asdict(mig)) for mig in one.migs),
         "recovery": None if one.recovery is None else _RECOVERIES[one.recovery],
-        "key": _key(one),
+        "key": declared_key(
+            uuid=one.uuid,
+            pci_address=one.pci_address,
+            chassis_serial=one.chassis_serial,
+            slot=one.slot,
+            module_id=one.module_id,
+            fabric_guid=one.fabric_guid,
+        ),
         "fabric_message": "declared",
     }
     return Gpu(**{**plain, **told})
-
-
-def _key(one: DeclaredGpu) -> GpuKey:
-    place = None
-    if one.chassis_serial is not None and one.slot is not None and one.module_id is not None:
-        place = Fact(SlotKey(one.chassis_serial, one.slot, one.module_id), Source.DECLARED)
-    return GpuKey(
-        place=place,
-        fabric_guid=None if one.fabric_guid is None else Fact(int(one.fabric_guid, 16), Source.DECLARED),
-        gpu_uuid=Fact(one.uuid, Source.DECLARED),
-        pci_address=Fact(one.pci_address, Source.DECLARED),
-    )

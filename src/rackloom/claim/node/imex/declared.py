@@ -13,11 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from rackloom.claim.node.declared import declared_key
 from rackloom.claim.node.imex.fabric import NO_CLUSTER, FabricState, GpuFabric, NodeFabric
 from rackloom.claim.node.values import Health
 from rackloom.errors import Refused
-from rackloom.topology.facts import Fact, Source
-from rackloom.topology.identity import GpuKey, SlotKey
 
 
 class _State(StrEnum):
@@ -67,20 +66,15 @@ def _gpu(index: int, gpu: _Gpu, file: _File) -> GpuFabric:
         state=FabricState[(gpu.state or file.state).name],
         cluster_uuid=gpu.cluster_uuid or file.cluster_uuid,
         clique_id=file.clique_id if gpu.clique_id is None else gpu.clique_id,
-        key=_key(gpu),
+        key=declared_key(
+            uuid=gpu.uuid,
+            pci_address=gpu.pci_address,
+            chassis_serial=gpu.chassis_serial,
+            slot=gpu.slot,
+            module_id=gpu.module_id,
+            fabric_guid=gpu.fabric_guid,
+        ),
         tray=gpu.tray,
         health=gpu.health,
         health_message="declared",
-    )
-
-
-def _key(gpu: _Gpu) -> GpuKey:
-    place = None
-    if gpu.chassis_serial is not None and gpu.slot is not None and gpu.module_id is not None:
-        place = Fact(SlotKey(gpu.chassis_serial, gpu.slot, gpu.module_id), Source.DECLARED)
-    return GpuKey(
-        place=place,
-        fabric_guid=None if gpu.fabric_guid is None else Fact(int(gpu.fabric_guid, 16), Source.DECLARED),
-        gpu_uuid=None if gpu.uuid is None else Fact(gpu.uuid, Source.DECLARED),
-        pci_address=None if gpu.pci_address is None else Fact(gpu.pci_address, Source.DECLARED),
     )
