@@ -157,6 +157,25 @@ def test_claims_that_take_nothing_are_refused_where_members_are_counted() -> Non
             with_rooms(SITE, devices(), {"none": (one,)})
 
 
+@pytest.mark.parametrize("order", [("big", "small"), ("small", "big")])
+def test_of_all_gpus_a_member_is_sure_of_the_fewest_that_a_tray_has(order: tuple[str, ...]) -> None:
+    machine = profiles.load_machine("oci-bm.gpu.gb200-v3.4")
+    big = [one for one in slices_of(machine, "big") if one.spec.driver == LABELS.gpu_driver]
+    small = [
+        msgspec.structs.replace(one, spec=msgspec.structs.replace(one.spec, devices=one.spec.devices[:2]))
+        for one in slices_of(machine, "small")
+        if one.spec.driver == LABELS.gpu_driver
+    ]
+    nodes = tuple(Node(metadata=ObjectMeta(name=name)) for name in order)
+    has = msgspec.structs.replace(devices(), nodes=nodes, slices=(*big, *small))
+    every = {"name": "all", "exactly": {"deviceClassName": "gpu.nvidia.com", "allocationMode": "All"}}
+    asked = msgspec.convert({"spec": {"devices": {"requests": [every]}}}, ResourceClaim)
+    assert gpus_given(has, [asked], LABELS) == 2
+    every["exactly"]["adminAccess"] = True  # type: ignore[index]
+    looks = msgspec.convert({"spec": {"devices": {"requests": [every]}}}, ResourceClaim)
+    assert gpus_given(has, [looks], LABELS) == 0
+
+
 def test_gpus_are_those_that_the_allocator_gives_whatever_the_class_is_called() -> None:
     every = {"name": "all", "exactly": {"deviceClassName": "ours", "allocationMode": "All"}}
     asked = msgspec.convert({"spec": {"devices": {"requests": [every]}}}, ResourceClaim)

@@ -155,17 +155,31 @@ def test_a_pod_group_counts_the_workers_only() -> None:
     assert found.objects[0] == {
         "apiVersion": "scheduling.k8s.io/v1alpha2",
         "kind": "PodGroup",
-        "metadata": {"name": "m-worker"},
+        "metadata": {"name": "m"},
         "spec": {
             "schedulingPolicy": {"gang": {"minCount": 3}},
             "schedulingConstraints": {"topology": [{"key": CLIQUE}]},
         },
     }
-    assert worker(found)["spec"]["schedulingGroup"] == {"podGroupName": "m-worker"}
+    assert worker(found)["spec"]["schedulingGroup"] == {"podGroupName": "m"}
     launcher = found.objects[-1]["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
     assert "schedulingGroup" not in launcher
     with pytest.raises(Refused, match="cannot tell segments"):
         render("podgroup", mpi_job(8), segment=4)
+
+
+def test_groups_of_two_gangs_never_share_a_pod_group() -> None:
+    made = []
+    for gang, groups in (("run", ("a-b", "c")), ("run-a", ("b", "c"))):
+        value = job_set(1, 2)
+        value["metadata"]["name"] = gang
+        for one, name in zip(value["spec"]["replicatedJobs"], groups, strict=True):
+            one["name"] = name
+        *pod_groups, changed = render("podgroup", value, apart=True).objects
+        made += [one["metadata"]["name"] for one in pod_groups]
+        named = [one["template"]["spec"]["template"] for one in changed["spec"]["replicatedJobs"]]
+        assert [one["spec"]["schedulingGroup"]["podGroupName"] for one in named] == made[-2:]
+    assert len(set(made)) == 4
 
 
 def test_slurm_gets_a_segment_and_the_blocks_it_rests_on() -> None:

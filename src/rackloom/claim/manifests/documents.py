@@ -4,6 +4,7 @@ Errors have to name a line, so the text is composed into nodes once, from which 
 positions come.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 import msgspec
 import yaml
 
+from rackloom.claim.manifests.bounds import check_bounds
 from rackloom.errors import Refused
 
 FieldPath = tuple[str | int, ...]
 _SUFFIXES = (".yaml", ".yml", ".json")
+_ESCAPED = re.compile(r"\\(?:u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})|[^u])", re.IGNORECASE)
+"""A character that JSON escapes in two halves; any other escape, so that the backslash of none is taken."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,9 +79,11 @@ def _manifests_in(folder: Path) -> list[Path]:
 
 def parse_documents(text: str, file: str) -> list[Document]:
     """The objects of a text, called `file` in messages. Refused with file and line."""
+    text = _joined(text)
     loader = _Loader(text)
     found: list[Document] = []
     try:
+        check_bounds(yaml.parse(text, Loader=_Loader), file)
         while (node := loader.get_node() if loader.check_node() else None) is not None:
             value = loader.construct_document(node)
             if value is not None:
@@ -87,9 +93,27 @@ def parse_documents(text: str, file: str) -> list[Document]:
         line = f":{mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or error
         raise Refused(f"{file}{line}: not YAML: {problem}", nearest_fix="correct the line") from error
+    except RecursionError as error:
+        raise Refused(f"{file}: fields are too deep inside each other", nearest_fix="nest fewer") from error
+    except ValueError as error:
+        raise Refused(f"{file}: a value cannot be read: {error}", nearest_fix="put it in quotes") from error
     finally:
         loader.dispose()
     return found
+
+
+def _joined(text: str) -> str:
+    """JSON with the characters beyond 16 bits as such: YAML does not put the halves of one together."""
+    if "\\" not in text or not text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
+        return text
+    return _ESCAPED.sub(_character, text)
+
+
+def _character(escaped: re.Match[str]) -> str:
+    high, low = escaped.groups()
+    if high is None:
+        return escaped[0]
+    return bytes.fromhex(high + low).decode("utf-16-be")
 
 
 def _lines(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, int]]:

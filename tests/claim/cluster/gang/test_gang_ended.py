@@ -3,15 +3,16 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rackloom.claim.cluster.admission.marks import GANG_LABEL
 from rackloom.claim.cluster.gang import marks
-from rackloom.claim.cluster.gang.ended import without_unused
+from rackloom.claim.cluster.gang.ended import may_have_unused, without_unused
 from rackloom.claim.cluster.gang.makers import Maker, maker_of
 from rackloom.claim.cluster.gang.members import member_of
 from rackloom.claim.cluster.gang.record import GangKey, Record
 from rackloom.claim.cluster.gang.view import View
-from rackloom.claim.place.values import Gang, Group, Plan, Seat
+from rackloom.claim.place.values import Gang, Group, Hole, Plan, Seat
 
 KEY = GangKey("team", "big")
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -25,8 +26,7 @@ def pod(name, tray, phase, *, group="worker", index=None, job="job", kind="Job")
     return member_of({"metadata": meta, "spec": {"nodeName": tray}, "status": {"phase": phase}})
 
 
-def rest(members, makers, seats, *, spares=(), cliques=None):
-    """The seats that are left of a plan, as group and tray, with its spares; None where all are needed."""
+def record_of(seats, *, spares=(), cliques=None):
     sizes = {group: sum(one == group for one, _ in seats) for group, _ in seats}
     groups = tuple(Group(name=name, members=size, gpus=4) for name, size in sizes.items())
     plan = Plan(
@@ -34,10 +34,10 @@ def rest(members, makers, seats, *, spares=(), cliques=None):
         seats=tuple(Seat(group, number, tray) for number, (group, tray) in enumerate(seats)),
         cliques=tuple(dict.fromkeys((cliques or {}).values())),
         spares=spares,
-        price=(),
-        reason="why",
+        price=(Hole(3, 1, 0),),
+        reason="3 trays of clique A",
     )
-    found = Record(
+    return Record(
         key=KEY,
         uid="u",
         resource_version="1",
@@ -47,8 +47,15 @@ def rest(members, makers, seats, *, spares=(), cliques=None):
         plan=plan,
         cliques=cliques or {},
     )
-    view = View(key=KEY, now=0.0, record=found, members=tuple(members))
-    left = without_unused(view, found, makers)
+
+
+def view_of(members, seats, **how):
+    return View(key=KEY, now=0.0, record=record_of(seats, **how), members=tuple(members))
+
+
+def rest(members, makers, seats, **how):
+    """The seats that are left of a plan, as group and tray, with its spares; None where all are needed."""
+    left = without_unused(view_of(members, seats, **how), record_of(seats, **how), makers)
     return (
         None if left is None else ([(one.group, one.tray) for one in left.seats], left.spares, left.cliques)
     )
@@ -94,6 +101,31 @@ def test_where_somebody_else_is_of_the_gang_all_seats_are_kept(other, phase):
     workers = [pod("a", "t0", "Succeeded"), pod("b", "t1", "Succeeded"), pod("c", "t2", "Running")]
     makers = JOB | {"other": Maker(completions=1, is_indexed=False)}
     assert rest([pod("d", "t0", phase, group="driver", **other), *workers], makers, seats) is None
+
+
+@pytest.mark.parametrize(
+    ("seats", "indexes"),
+    [([("driver", "t0"), *THREE[1:]], 4), ([("driver", "t0"), ("worker", "t1"), *THREE[1:]], 3)],
+)
+def test_the_seat_of_another_group_is_kept_while_its_pod_is_between_two_lives(seats, indexes):
+    makers = {"job": Maker(completions=indexes, is_indexed=True)}
+    done = [pod(f"w{at}", "t1", "Succeeded", index=at) for at in range(indexes - 1)]
+    last = pod("last", "t2", "Running", index=indexes - 1)
+    assert rest([*done, last], makers, seats) is None
+    assert not may_have_unused(view_of([*done, last], seats), record_of(seats).plan)
+    assert may_have_unused(view_of([*done, last], THREE), record_of(THREE).plan), "of one group it is asked"
+
+
+def test_a_plan_of_which_trays_were_given_back_says_so_and_names_no_price():
+    pods = [pod("a", "t0", "Succeeded"), pod("b", "t1", "Running"), pod("c", "t2", "Running")]
+    found = record_of(THREE)
+    one = without_unused(view_of(pods, THREE), found, JOB)
+    assert (one.reason, one.price) == ("trays given back: 1; 3 trays of clique A", ())
+    pods[1] = pod("b", "t1", "Succeeded")
+    again = replace(found, plan=one)
+    assert (
+        without_unused(view_of(pods, THREE), again, JOB).reason == "trays given back: 2; 3 trays of clique A"
+    )
 
 
 def test_spares_go_with_the_last_member_of_their_clique():

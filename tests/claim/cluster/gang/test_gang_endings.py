@@ -122,6 +122,40 @@ def test_the_tray_stays_where_the_job_makes_more_pods_or_does_not_say(completion
     run(story)
 
 
+class Counting(Mortal):
+    """The API client of a controller, with the number of times that it read a Job."""
+
+    reads = 0
+
+    async def get(self, kind, name, namespace=None):
+        self.reads += kind == JOB
+        return await super().get(kind, name, namespace)
+
+
+def test_a_job_is_asked_once_for_each_use_of_the_trays_and_not_at_every_event():
+    async def story():
+        site = GangSite(racks=1, trays=4)
+        api = Counting(site.kube, "controller")
+        job = await running(site, 8, api=api)
+        await job.succeed("big-worker-1")
+        await asyncio.sleep(10)
+        asked = api.reads
+        assert asked
+        for number in range(20):
+            await site.user.patch(POD, "big-worker-2", TEAM, {"metadata": {"labels": {"step": str(number)}}})
+            await asyncio.sleep(2)
+        assert api.reads == asked
+        await site.user.patch(JOB, "big", TEAM, {"spec": {"completions": 4}})
+        await job.succeed("big-worker-0")
+        places = await site.places("big")
+        await site.until(holds(site, {places["big-worker-2"], places["big-worker-3"]}))
+        await job.end()
+        await site.until(site.is_clean)
+        await site.end()
+
+    run(story)
+
+
 def test_the_tray_stays_where_the_job_is_of_a_set_that_may_make_it_anew():
     async def story():
         site = GangSite(racks=1, trays=4)

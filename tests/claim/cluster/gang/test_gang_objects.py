@@ -9,7 +9,7 @@ from rackloom.claim.cluster.admission.marks import GANG_LABEL
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.claimed import Known
 from rackloom.claim.cluster.gang.crd import gang_crd
-from rackloom.claim.cluster.gang.demand import Demand, claim_demand, group_gpus
+from rackloom.claim.cluster.gang.demand import Demand, claim_demand, group_demand, whole_tray
 from rackloom.claim.cluster.gang.members import member_of
 from rackloom.claim.cluster.gang.pins import let_go
 from rackloom.claim.cluster.gang.record import GangKey, opened, planned, record_of
@@ -97,7 +97,6 @@ def test_a_pod_is_pinned_by_narrowing_what_it_asks_itself(terms, after):
 
 
 CHANNEL = {"exactly": {"deviceClassName": names.CHANNEL_CLASS}}
-RACK = [Tray(name="n", clique="c", gpus=4)]
 
 
 def test_what_claims_ask_for():
@@ -118,19 +117,37 @@ def test_what_claims_ask_for():
     templates = (template("gpus", [gpu]), template("channel", [CHANNEL]))
     known = Known(Objects(nodes=(), pods=(), templates=templates), "team")
     members = [member_of(pod(claims=["gpus"], gpus=1)), member_of(pod(gpus=2))]
-    assert group_gpus(members, known, RACK) == 3
-    assert group_gpus([member_of(pod(claims=["channel"]))], known, RACK) == 4
-    assert group_gpus([member_of(pod())], known, RACK) == 0
+    assert group_demand(members, known) == Demand(3)
+    assert group_demand([member_of(pod(claims=["channel"], gpus=2))], known) == Demand(2, whole=True)
+    assert group_demand([member_of(pod())], known) == Demand()
     with pytest.raises(Refused, match="claim template none does not exist"):
-        group_gpus([member_of(pod(claims=["none"]))], known, RACK)
+        group_demand([member_of(pod(claims=["none"]))], known)
 
 
-def test_a_larger_node_outside_the_racks_makes_no_member_ask_for_more():
-    known = Known(Objects(nodes=(), pods=(), templates=(template("channel", [CHANNEL]),)), "team")
-    hgx = Tray(name="hgx", clique=None, gpus=8)
-    members = [member_of(pod(claims=["channel"], gpus=4))]
-    assert group_gpus(members, known, [hgx, *RACK]) == 4
-    assert group_gpus(members, known, [hgx]) == 8
+def trays(clique, gpus, count, **how):
+    return [
+        Tray(name=f"{clique}-{gpus}-{number}", clique=clique, gpus=gpus, **how) for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "whole"),
+    [
+        (trays("a", 4, 2), 4),
+        ([*trays(None, 8, 3), *trays("a", 4, 2)], 4),
+        (trays(None, 8, 3), 8),
+        ([*trays("a", 4, 2), *trays("h", 8, 1, shut="cordoned")], 4),
+        ([*trays("a", 4, 2), *trays("h", 8, 2)], 4),
+        ([*trays("a", 4, 1), *trays("h", 8, 2)], 8),
+        ([*trays("a", 2, 2), *trays("h", 4, 2)], 4),
+        ([*trays("a", 4, 3), *trays("a", 3, 2), *trays("a", 8, 1)], 4),
+        (trays("a", 4, 2, shut="cordoned"), 4),
+        ([], 0),
+    ],
+)
+def test_a_whole_tray_is_one_of_the_cliques_where_the_members_fit(found, whole):
+    """Two members share a clique, and count three GPUs each."""
+    assert whole_tray(found, 2, 3) == whole
 
 
 def template(name, requests):

@@ -26,7 +26,7 @@ def render(target: str, replicas: int, **more: Any) -> Rendered:
 
 def test_a_template_names_one_pod_group_so_replicas_cannot_have_one_each() -> None:
     first = render("podgroup", 1).objects[0]
-    assert first["metadata"]["name"] == "l-replica-0-worker"
+    assert first["metadata"]["name"] == "l"
     with pytest.raises(Refused, match="one template") as told:
         render("podgroup", 2)
     assert told.value.nearest_fix.startswith("use --render lws")

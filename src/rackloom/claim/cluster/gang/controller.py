@@ -118,6 +118,8 @@ class GangController:
         if decision.takes_back:
             view = await self._confirmed(key)
             decision = reconcile(view, self._settings)
+            if not decision.takes_back:
+                self._desk.needs_all(view)
         self._ask(key, decision)
         try:
             await self._bench.act(key, decision.actions)

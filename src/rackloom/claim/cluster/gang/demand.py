@@ -2,7 +2,7 @@
 
 It is read from the text alone, so that it stays the same while drivers publish more or less: a placed gang
 whose pods ask for something else is placed anew. What claims get where is the allocator's word, by which the
-planner counts the members that a tray can serve, whatever their classes are called (`claim/place/rooms`).
+planner counts the members that a tray can serve, whatever their classes are called (`place/reading/rooms`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -49,17 +49,37 @@ def member_demand(member: Member, known: Known) -> Demand:
     return sum(map(claim_demand, claimed), Demand(member.gpus))
 
 
-def group_gpus(members: Iterable[Member], known: Known, trays: Sequence[Tray]) -> int:
-    """GPUs of each member of a group, the hungriest one's; `trays` are all there are."""
+def group_demand(members: Iterable[Member], known: Known) -> Demand:
+    """What each member of a group asks for, the hungriest one's. Raises Refused."""
     asked = [member_demand(one, known) for one in members]
-    whole = _whole_tray(trays)
-    return max((whole if one.whole else one.gpus for one in asked), default=0)
+    return Demand(max((one.gpus for one in asked), default=0), any(one.whole for one in asked))
 
 
-def _whole_tray(trays: Sequence[Tray]) -> int:
-    """GPUs of a whole tray where channels are: a larger node without a clique (no NVLink fabric) has none."""
-    in_cliques = [tray.gpus for tray in trays if tray.clique is not None]
-    return max(in_cliques or [tray.gpus for tray in trays], default=0)
+def whole_tray(trays: Sequence[Tray], members: int, gpus: int) -> int:
+    """GPUs of the tray that a member takes whole: `members` share a clique, and one counts `gpus`.
+
+    It is the smallest of the cliques that could hold them, or the most of them: what other cliques have must
+    not keep a gang from the one where it fits. Channels are where cliques are, and not on a larger node
+    without one (no NVLink fabric).
+    """
+    cliques: dict[str, list[int]] = {}
+    for tray in _candidates(trays):
+        cliques.setdefault(tray.clique or tray.name, []).append(tray.gpus)
+    sizes = [_usual(found) for found in cliques.values()]
+    best = min(sizes, key=lambda one: (one[0] < gpus, -min(one[1], members), one[0]), default=(0, 0))
+    return best[0]
+
+
+def _usual(clique: list[int]) -> tuple[int, int]:
+    """What most trays of a clique have, and how many have that: one that lost a GPU is not whole."""
+    size = max(clique, key=lambda one: (clique.count(one), one))
+    return size, sum(one >= size for one in clique)
+
+
+def _candidates(trays: Sequence[Tray]) -> Sequence[Tray]:
+    """Those that are open and in a clique, as far as there are any."""
+    opened = [tray for tray in trays if tray.shut is None]
+    return [tray for tray in opened if tray.clique is not None] or opened or trays
 
 
 def _request(request: Object) -> Demand:

@@ -19,7 +19,7 @@ from rackloom.claim.cluster.gang.record import GangKey
 from rackloom.claim.cluster.gang.scene import Look, scene_of
 from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.gang.site import Objects, running_on
-from rackloom.claim.cluster.gang.view import View
+from rackloom.claim.cluster.gang.view import Use, View
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.kinds import (
     DEVICE_CLASS,
@@ -64,6 +64,7 @@ class PlacementDesk:
         self._asking: set[GangKey] = set()
         self._refusals: dict[GangKey, str] = {}
         self._checked: dict[GangKey, Plan] = {}
+        self._all_used: dict[GangKey, Use] = {}
         self._counted = Counted()
 
     @property
@@ -84,13 +85,23 @@ class PlacementDesk:
         """There is no such gang any more."""
         self.forget(key)
         self._checked.pop(key, None)
+        self._all_used.pop(key, None)
+
+    def needs_all(self, view: View) -> None:
+        """Its Job was looked at, and no tray of the gang can be given back as it is now."""
+        self._all_used[view.key] = view.use
 
     def view(self, seen: Seen, key: GangKey) -> View:
         """A gang as it is seen, and what is known of it here."""
         view = view_of(seen, key, self._wall())
         if view.record is None or view.record.plan is None:
             self._checked.pop(key, None)
-        return replace(view, refusal=self._refusals.get(key, ""), checked=self._checked.get(key))
+        return replace(
+            view,
+            refusal=self._refusals.get(key, ""),
+            checked=self._checked.get(key),
+            all_used=self._all_used.get(key),
+        )
 
     def was_refused(self, key: GangKey) -> bool:
         """Whether the planner could not help when it was asked last."""

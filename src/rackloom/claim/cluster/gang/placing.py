@@ -8,7 +8,13 @@ import msgspec
 from rackloom.claim.cluster.actions import Action
 from rackloom.claim.cluster.gang.pins import send_away
 from rackloom.claim.cluster.gang.record import Record, planned, withdrawn
-from rackloom.claim.cluster.gang.request import claimed_by_groups, is_asked_by, planned_within, request_of
+from rackloom.claim.cluster.gang.request import (
+    claimed_by_groups,
+    is_asked_by,
+    planned_within,
+    request_of,
+    site_for,
+)
 from rackloom.claim.cluster.gang.scene import Scene
 from rackloom.claim.cluster.gang.seating import seating, stuck
 from rackloom.claim.cluster.gang.settings import GangSettings
@@ -44,7 +50,7 @@ def answer(view: View, scene: Scene, planner: Planner, settings: GangSettings) -
     site = scene.furnished(claimed_by_groups(view, record.gang, scene))
     if view.let_go or view.lost(settings.lost_after):
         return Answer(actions=mend(view, site, planner, settings))
-    if taken(view, site) or not is_asked_by(request_of(view, scene).gang, record.gang):
+    if taken(view, site) or not is_asked_by(request_of(view, scene), record.gang, record.plan):
         return Answer(actions=(withdrawn(record),))
     return Answer(checked=record.plan)
 
@@ -53,7 +59,7 @@ def place(view: View, scene: Scene, planner: Planner, settings: GangSettings) ->
     """Plan a gang whose members are all there. Raises Refused."""
     assert view.record is not None  # noqa: S101 (only recorded gangs ask)
     asked = request_of(view, scene)
-    site = scene.furnished(asked.kinds)
+    site = site_for(asked, scene.furnished(asked.kinds))
     room = max(settings.max_spares - scene.spares, 0)
     plan = planned_within(room, asked.gang, lambda gang: planner.plan_gang(site, gang))
     return planned(view.record, asked.gang, plan, site)

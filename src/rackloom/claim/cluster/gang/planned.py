@@ -8,7 +8,7 @@ from rackloom.claim.cluster.actions import Action
 from rackloom.claim.cluster.gang import conditions, record, trays
 from rackloom.claim.cluster.gang.conditions import PLACED, RESERVED, said
 from rackloom.claim.cluster.gang.decision import Decision, telling
-from rackloom.claim.cluster.gang.ended import comes_back, is_rest, may_have_unused, without_unused
+from rackloom.claim.cluster.gang.ended import is_rest, may_have_unused, without_unused
 from rackloom.claim.cluster.gang.members import seconds_of
 from rackloom.claim.cluster.gang.pins import let_go, send_away
 from rackloom.claim.cluster.gang.record import Record
@@ -27,7 +27,7 @@ class _Progress(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...]
     """Trays that are still to be reserved."""
     begun: bool
-    """A pod was let go: from then on pods follow as they come."""
+    """A pod was let go: from then on pods follow as they come, also the last ones of a rest."""
     whole: bool
     """Every seat has a pod that waits for it."""
     checked: bool
@@ -54,7 +54,7 @@ def decide_planned(view: View, found: Record, plan: Plan, settings: GangSettings
     progress = _Progress(
         seats=seats,
         missing=_missing(view, found, settings),
-        begun=bool(view.let_go),
+        begun=bool(view.let_go) or (is_rest(found) and bool(seats.openings)),
         whole=len(seats.openings) == len(plan.seats),
         checked=view.checked == plan,
     )
@@ -69,7 +69,7 @@ def decide_planned(view: View, found: Record, plan: Plan, settings: GangSettings
     return telling(
         view,
         _said(view, found, plan, progress, settings),
-        (*_reserving(view, progress.missing), *freed, *sent, *_letting_go(view, found, progress, settings)),
+        (*_reserving(view, progress.missing), *freed, *sent, *_letting_go(view, progress, settings)),
         asks_planner=broken or (progress.is_to_be_checked and not settling),
         again=settling or _again(view, found, progress, settings),
         takes_back=bool(freed or sent) or (view.makers is None and may_have_unused(view, plan)),
@@ -94,11 +94,10 @@ def _placed(plan: Plan, progress: _Progress, settings: GangSettings) -> Conditio
     return said(PLACED, "False", "WaitingForMembers", why)
 
 
-def _letting_go(view: View, found: Record, progress: _Progress, settings: GangSettings) -> Iterator[Action]:
+def _letting_go(view: View, progress: _Progress, settings: GangSettings) -> Iterator[Action]:
     """Not to a tray that is lost: its members are about to have another."""
     for member, tray in progress.seats.openings if progress.is_open else ():
-        is_of_another = is_rest(found) and not comes_back(view, member)
-        if not is_of_another and not view.is_lost(tray, settings.lost_after):
+        if not view.is_lost(tray, settings.lost_after):
             yield let_go(member, tray, view.uid, view.now)
 
 

@@ -1,5 +1,6 @@
 """A gang as the planner takes it: from what its pods ask for. Pure."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -8,11 +9,12 @@ from msgspec.structs import replace
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.claimed import wanted
 from rackloom.claim.cluster.gang.counted import Claims
-from rackloom.claim.cluster.gang.demand import group_gpus
+from rackloom.claim.cluster.gang.demand import Demand, group_demand, whole_tray
 from rackloom.claim.cluster.gang.members import Member
 from rackloom.claim.cluster.gang.scene import Scene
 from rackloom.claim.cluster.gang.view import View
-from rackloom.claim.place.values import Gang, Group, Plan
+from rackloom.claim.cluster.gang.wishes import Wish
+from rackloom.claim.place.values import Gang, Group, Plan, Site
 from rackloom.errors import Refused
 
 
@@ -22,18 +24,22 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     gang: Gang
     kinds: Mapping[str, Claims]
     """What each member claims, by `Group.devices`."""
+    whole: Mapping[str, int]
+    """Groups whose members take a tray each, and the GPUs that one of them counts."""
 
 
 def request_of(view: View, scene: Scene) -> Request:
     """Read the pods of a gang; its trays are reserved whole, so it wants empty ones. Raises Refused."""
     wish, known = view.wish(), scene.known
+    demands = {name: group_demand(_of_group(view, name), known) for name, _ in wish.sizes}
+    whole = _whole(wish, demands, scene.site)
     groups, kinds = [], {}
     for name, size in wish.sizes:
-        members = _of_group(view, name)
-        claimed = wanted(members, known)
+        claimed = wanted(_of_group(view, name), known)
         if claimed is not None:
             kinds[claimed.kind] = claimed.claims
-        gpus = group_gpus(members, known, scene.site.trays)
+        asked = demands[name]
+        gpus = max(asked.gpus, whole) if asked.whole else asked.gpus
         devices = None if claimed is None else claimed.kind
         groups.append(Group(name=name, members=size, gpus=gpus, devices=devices))
     gang = Gang(
@@ -44,12 +50,40 @@ def request_of(view: View, scene: Scene) -> Request:
         spares=wish.spares,
         exclusive=True,
     )
-    return Request(gang=gang, kinds=kinds)
+    counted = {name: one.gpus for name, one in demands.items() if one.whole}
+    return Request(gang=gang, kinds=kinds, whole=counted)
 
 
-def is_asked_by(now: Gang, recorded: Gang) -> bool:
-    """Whether a gang still asks for what it was placed with: its pods may have been made anew."""
-    return now == replace(recorded, priority=now.priority)
+def site_for(asked: Request, site: Site) -> Site:
+    """The site as it is to a gang: where a member takes a tray whole, no second one goes on a larger tray."""
+    most = max((one.gpus for one in asked.gang.groups if one.name in asked.whole), default=None)
+    if most is None:
+        return site
+    return Site(tuple(replace(one, gpus=min(one.gpus, most)) for one in site.trays), site.holds)
+
+
+def is_asked_by(asked: Request, recorded: Gang, plan: Plan) -> bool:
+    """Whether a gang still asks for what it was placed with: its pods may have been made anew.
+
+    How many GPUs a whole tray has may be another number by now, since other trays are there: it has one.
+    """
+    now, had = asked.gang, {one.name: one.gpus for one in recorded.groups}
+    groups = tuple(_as_placed(one, had.get(one.name, 0), asked) for one in now.groups)
+    alone = Counter(seat.tray for seat in plan.seats if seat.group in asked.whole)
+    same = replace(now, groups=groups) == replace(recorded, priority=now.priority)
+    return same and all(members == 1 for members in alone.values())
+
+
+def _as_placed(group: Group, had: int, asked: Request) -> Group:
+    has_room = group.name in asked.whole and had >= max(asked.whole[group.name], 1)
+    return replace(group, gpus=had) if has_room else group
+
+
+def _whole(wish: Wish, demands: Mapping[str, Demand], site: Site) -> int:
+    """GPUs of a tray that is taken whole."""
+    members = sum(size for name, size in wish.sizes if demands[name].whole)
+    together = members if wish.segment is None else min(wish.segment, members)
+    return whole_tray(site.trays, together, max((one.gpus for one in demands.values()), default=0))
 
 
 def claimed_by_groups(view: View, gang: Gang, scene: Scene) -> dict[str, Claims]:

@@ -7,6 +7,7 @@ from collections import Counter
 
 import msgspec
 
+from rackloom.claim.cluster.gang.ended import seekers
 from rackloom.claim.cluster.gang.members import Member
 from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.gang.view import View
@@ -48,6 +49,7 @@ def stuck(view: View, seats: Seating, settings: GangSettings) -> tuple[Member, .
 
 def _openings(view: View, plan: Plan, free: Counter[tuple[str, str]]) -> tuple[tuple[Member, str], ...]:
     found: list[tuple[Member, str]] = []
+    gated = seekers(view)
     for group in dict.fromkeys(seat.group for seat in plan.seats):
         trays = []
         for seat in plan.seats:
@@ -55,6 +57,6 @@ def _openings(view: View, plan: Plan, free: Counter[tuple[str, str]]) -> tuple[t
             if seat.group == group and free[place] > 0:
                 free[place] -= 1
                 trays.append(seat.tray)
-        gated = (one for one in view.living if one.group == group and one.gate is not None and not one.going)
-        found += zip(sorted(gated, key=lambda one: one.rank), trays, strict=False)
+        mine = (one for one in gated if one.group == group)
+        found += zip(sorted(mine, key=lambda one: one.rank), trays, strict=False)
     return tuple(found)

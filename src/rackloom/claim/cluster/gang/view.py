@@ -22,6 +22,14 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
     """All of its trays are reserved for it."""
 
 
+class Use(msgspec.Struct, frozen=True):
+    """All of a gang that bears on which of its trays are needed, beside its Job."""
+
+    plan: Plan | None
+    pods: frozenset[tuple[object, ...]]
+    """UID, tray, node; whether it is done, is going, has ended."""
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """One gang."""
 
@@ -37,6 +45,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """The plan whose trays were seen empty of others after they were reserved."""
     makers: Mapping[str, Maker] | None = None
     """The Jobs of members that succeeded, by UID; None where nobody looked at them."""
+    all_used: Use | None = None
+    """What the seats were used for when the Jobs were looked at last, and every tray was needed."""
     refusal: str = ""
     """Why the planner could not help when it was asked last; empty if it could, or was not asked."""
 
@@ -64,6 +74,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def held(self) -> tuple[str, ...]:
         """Nodes that carry the plan's taint."""
         return tuple(name for name, node in self.nodes.items() if self.uid in node.holders)
+
+    @property
+    def use(self) -> Use:
+        """What its seats are used for."""
+        pods = ((one.uid, one.tray, one.node, one.is_done, one.going, one.ended) for one in self.members)
+        return Use(None if self.record is None else self.record.plan, frozenset(pods))
 
     def lost(self, after: float) -> tuple[str, ...]:
         """Trays of members that are gone, or not ready for so many seconds."""

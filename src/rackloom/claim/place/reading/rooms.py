@@ -45,12 +45,17 @@ def with_rooms(
 
 
 def gpus_given(devices: Devices, claims: Sequence[ResourceClaim], labels: Labels) -> int:
-    """GPUs that the allocator gives a member for its claims, on the first empty tray that can serve it.
+    """GPUs that the allocator gives a member for its claims on an empty tray: the fewest, where trays differ.
 
-    0 where none can. It is asked, not read from the claims: classes have any name, a request may be for all.
+    0 where none can serve it. It is asked, not read from the claims: classes have any name, and a request may
+    be for all of a tray, whatever that has.
     """
-    found = _fleet(devices, {}).place(claims)
-    return taken_by(found.results, devices.gpus(labels)) if isinstance(found, Allocation) else 0
+    fleet, gpus, everything = _fleet(devices, {}), devices.gpus(labels), _everything(devices)
+    given: dict[str, int] = {}
+    while isinstance(found := fleet.place(claims), Allocation) and found.node not in given:
+        given[found.node] = taken_by(found.results, gpus)
+        fleet.occupy(found.node, [everything[found.node]] if found.node in everything else [])
+    return min(given.values(), default=0)
 
 
 def _rooms(

@@ -3,7 +3,7 @@
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.render.affinity import pin_to_trays
 from rackloom.claim.place.render.edit import Draft, Object, inside
-from rackloom.claim.place.render.names import as_object
+from rackloom.claim.place.render.names import as_object, as_object_of
 from rackloom.claim.place.values import Gang, Plan
 from rackloom.errors import Refused
 
@@ -45,7 +45,7 @@ def for_pod_groups(draft: Draft, gang: Gang, _plan: Plan, labels: Labels) -> lis
     _check_templates(draft, gang)
     made = []
     for group in serious:
-        name = as_object(f"{gang.name}-{group.name}")
+        name = as_object(gang.name) if len(serious) == 1 else as_object_of(gang.name, group.name)
         made.append(_pod_group(draft, name, group.members, labels))
         for team, _, template in draft.templates():
             if team.name == group.name:

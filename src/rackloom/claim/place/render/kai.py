@@ -1,6 +1,7 @@
 """For KAI: which level of the topology a job has to share, and how many of its pods are a gang."""
 
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.reading.jobs import part
 from rackloom.claim.place.render.edit import Draft, Object, inside
 from rackloom.claim.place.render.levels import topology
 from rackloom.claim.place.render.names import as_object
@@ -10,6 +11,7 @@ from rackloom.errors import Refused
 _KAI = "kai.scheduler"
 _COUNTED_BY_PODS = ("Job", "JobSet")
 """Kinds of which KAI's pod grouper asks for one pod only, unless an annotation says how many (KAI 0.14.1)."""
+_ORDER = ("spec", "startupPolicy", "startupPolicyOrder")
 _GROUPED_BY_SHARES = "LeaderWorkerSet"
 """KAI's pod grouper makes a group of each replica, and the placement holds for each group."""
 
@@ -31,8 +33,7 @@ def for_kai(draft: Draft, gang: Gang, _plan: Plan, labels: Labels) -> list[Objec
         f"{_KAI}/topology-required-placement": labels.clique,
     }
     if draft.job.kind in _COUNTED_BY_PODS:
-        members = sum(group.members for group in gang.groups if not group.is_helper)
-        marks[f"{_KAI}/batch-min-member"] = str(members)
+        marks[f"{_KAI}/batch-min-member"] = str(sum(group.members for group in gang.groups))
     draft.mark(draft.main, "annotations", marks)
     return [levels]
 
@@ -47,6 +48,23 @@ def _check(draft: Draft, gang: Gang) -> None:
         raise Refused(
             f"{gang.name}: KAI's annotations keep a whole job together; they know no groups apart",
             nearest_fix="use --render kueue, or leave --apart out",
+        )
+    if draft.job.kind == "JobSet":
+        _check_order(draft, gang)
+
+
+def _check_order(draft: Draft, gang: Gang) -> None:
+    """KAI's pod grouper makes one group of a JobSet only where it says AnyOrder (KAI 0.14.1).
+
+    Else each replicated Job is a group, and each would wait for as many pods as the annotation says. Jobs
+    that depend on others come after them, and the one group would wait for all.
+    """
+    jobs = part(draft.main, ("spec", "replicatedJobs"))
+    together = part(draft.main, _ORDER) == "AnyOrder" and not any(one.get("dependsOn") for one in jobs)
+    if len(gang.groups) > 1 and not together:
+        raise Refused(
+            f"{gang.name}: KAI starts replicated Jobs together only if they may start in any order",
+            nearest_fix=f"set {'.'.join(_ORDER)} to AnyOrder without dependsOn, or use --render affinity",
         )
 
 

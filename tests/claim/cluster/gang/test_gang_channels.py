@@ -1,0 +1,84 @@
+"""Members with a channel of their own: each takes a tray, whatever other trays there are."""
+
+import pytest
+from tests.claim.cluster.gang.test_gang_objects import CHANNEL, node, pod, template
+
+from rackloom.claim.cluster.admission.marks import GANG_LABEL
+from rackloom.claim.cluster.gang import marks
+from rackloom.claim.cluster.gang.counted import Counted
+from rackloom.claim.cluster.gang.members import member_of
+from rackloom.claim.cluster.gang.placing import answer
+from rackloom.claim.cluster.gang.planner import PlacePlanner
+from rackloom.claim.cluster.gang.record import GangKey, record_of
+from rackloom.claim.cluster.gang.scene import Look, scene_of
+from rackloom.claim.cluster.gang.settings import GangSettings
+from rackloom.claim.cluster.gang.site import Objects, running_on
+from rackloom.claim.cluster.gang.trays import node_view
+from rackloom.claim.cluster.gang.view import View
+from rackloom.errors import Refused
+from rackloom.twin.kube.patches import merge
+
+KEY = GangKey("team", "big")
+SETTINGS = GangSettings(settle=0.0)
+OPENED = {"metadata": {"namespace": "team", "name": "big", "uid": "u", "resourceVersion": "1"}, "spec": {}}
+RACK = [node(f"gb{number}") for number in range(4)]
+
+
+def hgx(count, **spec):
+    return [node(f"h{number}", gpus=8, clique="h.1", **spec) for number in range(count)]
+
+
+def answered(nodes, plan=OPENED, *, size=2, gpus=4, claims=("channel",)):
+    meta = {"labels": {GANG_LABEL: "big"}, "annotations": {marks.SIZE_ANNOTATION: str(size)}}
+    names = {f"w{number}": meta | {"name": f"w{number}", "uid": f"w{number}"} for number in range(size)}
+    pods = [
+        pod(name, claims=claims, gpus=gpus, meta=one | {"namespace": "team"}) for name, one in names.items()
+    ]
+    templates = (template("channel", [CHANNEL]),)
+    objects = Objects(nodes=tuple(nodes), pods=tuple(pods), templates=templates)
+    record = record_of(plan)
+    look = Look(objects=objects, running=running_on(objects, SETTINGS), counted=Counted())
+    view = View(key=KEY, now=0.0, record=record, members=tuple(map(member_of, pods)))
+    if record.plan is not None:
+        seen = View(
+            key=KEY, now=0.0, record=record, members=view.members, nodes=nodes_of(nodes, record.reserved)
+        )
+        return answer(seen, scene_of(KEY, look, [record]), PlacePlanner(), SETTINGS)
+    (action,) = answer(view, scene_of(KEY, look, [record]), PlacePlanner(), SETTINGS).actions
+    return merge(plan, action.patch)
+
+
+def nodes_of(nodes, names):
+    found = {one["metadata"]["name"]: node_view(one) for one in nodes}
+    return {name: found[name] for name in names}
+
+
+@pytest.mark.parametrize("larger", [hgx(1), hgx(1, unschedulable=True), hgx(4)])
+def test_a_clique_with_larger_trays_keeps_no_gang_from_the_one_where_it_fits(larger):
+    placed = record_of(answered([*RACK, *larger], size=4))
+    assert len(set(placed.plan.trays)) == 4
+
+
+def test_no_two_members_share_a_larger_tray():
+    taken = [node(f"gb{number}", unschedulable=number > 0) for number in range(4)]
+    placed = record_of(answered([*taken, *hgx(2)]))
+    assert sorted(placed.plan.trays) == ["h0", "h1"]
+    with pytest.raises(Refused):
+        answered([*taken, *hgx(1)])
+
+
+def test_a_node_that_came_since_does_not_take_a_plan_back():
+    plan = answered(RACK)
+    for larger in (hgx(1), hgx(4)):
+        found = answered([*RACK, *larger], plan)
+        assert (found.checked, found.actions) == (record_of(plan).plan, ())
+    assert answered([*RACK[1:3], *hgx(4), RACK[0], RACK[3]], plan).checked is not None
+
+
+def test_a_gang_that_asks_for_something_else_by_now_is_placed_anew():
+    plan = answered(RACK)
+    for how in ({"gpus": 8}, {"claims": (), "gpus": 2}, {"size": 3}):
+        assert answered(RACK, plan, **how).checked is None
+    shared = answered(RACK, gpus=2, claims=())
+    assert len(set(record_of(shared).plan.trays)) == 1
+    assert answered(RACK, shared, gpus=2).checked is None
