@@ -42,6 +42,7 @@ def test_the_whole_story_holds():
     assert all(
         domains[org]["gpusPerDomain"] == {fabric[org]["domain"]: fabric[org]["gpus"]} for org in domains
     )
+    assert told["steps"][5]["evidence"]["namespace"].endswith("rackloom.dev/org=blue")
     found = told["steps"][8]["evidence"]
     lost = told["steps"][7]["evidence"]["lost"]
     assert list(found) == ["device untainted"]

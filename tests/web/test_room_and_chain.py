@@ -152,3 +152,14 @@ def test_findings_say_of_which_moment_they_are():
     whole = scene(reading)
     assert f"as of {moment(AT - 7)}" in findings(whole)
     assert "as of" not in findings(next_own(whole, "acme", {})[0])
+
+
+def test_a_controller_that_lists_other_gpus_in_the_same_places_makes_no_room_and_takes_none():
+    seen = picture(1, 3, ("acme", None, None))
+    wrong = tuple(
+        msgspec.structs.replace(one, domain="a-domain", guid=one.guid + 0xBAD0000) for one in seen.fabric_gpus
+    )
+    lied = msgspec.structs.replace(seen, fabric_gpus=(*wrong, *seen.fabric_gpus))
+    assert left(lied) == left(seen)
+    told, honest = (scene(Reading(picture=one)).seats for one in (lied, seen))
+    assert [seat.taken for seat in told] == [seat.taken for seat in honest]

@@ -98,6 +98,24 @@ def test_a_compute_domain_over_two_tenants_is_nobodys():
     assert all(seat.chain.compute_domain is None for seat in own.seats if seat.chain)
 
 
+def test_a_compute_domain_of_another_that_a_claim_of_the_tenants_own_names_is_not_named():
+    seen, was = picture(1, 1, (MINE,)), picture(1, 1, (THEIRS,))
+    theirs = tuple(
+        msgspec.structs.replace(one, status=seen.compute_domains[0].status) for one in was.compute_domains
+    )
+    claims = tuple(msgspec.structs.replace(one, domain=theirs[0].uid) for one in seen.claims)
+    told = {**seen.namespaces, **was.namespaces}
+    seen = msgspec.structs.replace(seen, claims=claims, compute_domains=theirs, namespaces=told)
+    whole = scene(Reading(picture=seen))
+    for mode in Mode:
+        assert f"{THEIRS}-domain" in shown(whole, None, mode)
+        assert THEIRS not in shown(whole, MINE, mode)
+    own = [seat.chain for seat in seen_by(whole, MINE).seats if seat.chain]
+    assert {(one.use.claim, one.compute_domain, one.channel) for one in own} == {
+        (f"{MINE}-ns/{MINE}-gpus", None, None)
+    }
+
+
 @pytest.mark.parametrize("sick", [{"cordoned": True}, {"health": "no power"}])
 def test_a_tenant_has_no_more_room_left_than_there_is(sick):
     seen = picture(1, 3, (MINE, None, None))
@@ -232,6 +250,38 @@ def test_a_gpu_in_a_partition_that_is_not_the_tenants_is_not_called_free(change)
         "Partition": "<td><i>not shown</i></td>",
         "Logical partition": "<td><i>not shown</i></td>",
     }
+
+
+@pytest.mark.parametrize(
+    ("doubt", "told"),
+    [
+        ({"unknown_since": AT - 5, "disputed": True}, "contradict one another"),
+        ({"unknown_since": AT - 5}, "cannot be read"),
+        ({"observed_at": None}, "cannot be read"),
+        ({}, "cannot be read"),
+    ],
+)
+def test_a_tenant_reads_that_its_domain_is_not_known_and_neither_addresses_nor_other_domains(doubt, told):
+    seen = picture(1, 1, (MINE,))
+    why = f"unknown since then: https://{THEIRS}-switch:9370 of domain {THEIRS}-uuid lists the same GPUs"
+    asked = tuple(msgspec.structs.replace(one, status="Pending", problem=why) for one in seen.instance_gpus)
+    domains = (msgspec.structs.replace(seen.domains[0], problem=why, **doubt),)
+    whole = scene(Reading(picture=msgspec.structs.replace(seen, instance_gpus=asked, domains=domains)))
+    assert why in shown(whole, None, Mode.TENANT)
+    page = shown(whole, MINE, Mode.TENANT)
+    assert THEIRS not in page
+    assert "://" not in row(page, "Asked into")
+    assert told in row(page, "Asked into")
+
+
+def test_what_else_keeps_a_gpu_from_joining_a_tenant_reads():
+    seen = picture(1, 1, (MINE,))
+    why = "the GPU is still in partition 7"
+    asked = tuple(msgspec.structs.replace(one, status="Pending", problem=why) for one in seen.instance_gpus)
+    page = shown(
+        scene(Reading(picture=msgspec.structs.replace(seen, instance_gpus=asked))), MINE, Mode.TENANT
+    )
+    assert why in row(page, "Asked into")
 
 
 def row(page, label):

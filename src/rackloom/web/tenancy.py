@@ -37,9 +37,9 @@ def next_own(whole: Scene, org: str, before: Own) -> tuple[Scene, Own]:
     nodes = _numbered(whole)
     told = {one.name: _Rack(one, tenant, nodes if one.name == NO_RACK else {}) for one in whole.racks}
     racks = again(before, told, _only_own)
-    since = [_each(rack, lambda one: _without_before(whole, one)) for _, rack in racks.values()]
+    since = [_each(rack, lambda one: _told_to_tenants(whole, one)) for _, rack in racks.values()]
     own = _nodes(whole, since)
-    shown = tuple(_each(rack, lambda one: _in_own(one, own)) for rack in since)
+    shown = tuple(_each(rack, lambda one: _in_own(whole, one, own)) for rack in since)
     chains = _chains(shown)
     vpcs = {one.machine.vpc for one in chains if one.machine is not None}
     # Of pods of its own: on its nodes there may still be the domain of the tenant before.
@@ -110,6 +110,26 @@ def _own(chain: GpuChain, tenant: str | None) -> GpuChain:
     return msgspec.structs.replace(chain, logical=logical, partition=partition, conflicts=())
 
 
+def _told_to_tenants(whole: Scene, chain: GpuChain) -> GpuChain:
+    return _without_before(whole, _without_controllers(whole, chain))
+
+
+def _without_controllers(whole: Scene, chain: GpuChain) -> GpuChain:
+    """A chain that says that a domain is not known, and names neither controllers nor other domains."""
+    wanted = chain.wanted
+    domain = whole.domains.get(chain.machine.domain) if chain.machine is not None else None
+    known = domain is not None and domain.observed_at is not None and domain.unknown_since is None
+    if wanted is None or not wanted.problem or (known and _ADDRESS not in wanted.problem):
+        return chain
+    doubt = _DISPUTED if domain is not None and domain.disputed else _SILENT
+    return msgspec.structs.replace(chain, wanted=msgspec.structs.replace(wanted, problem=doubt))
+
+
+_ADDRESS = "://"
+_DISPUTED = "the switch controllers of its domain contradict one another, or those of another"
+_SILENT = "the switch controllers of its domain cannot be read"
+
+
 def _without_before(whole: Scene, chain: GpuChain) -> GpuChain:
     """A chain without what may be of the tenant who had the machine before."""
     if chain.transfer is not None and chain.transfer.at < _held_since(whole, chain):
@@ -130,8 +150,13 @@ def _in_namespace(whole: Scene, chain: GpuChain, use: DeviceUse) -> bool:
     Nothing else tells whose a pod is: the controllers of the tenant before may start its pods again at any
     time after the machine was given away.
     """
+    return _is_own(whole, chain, use.claim.partition("/")[0])
+
+
+def _is_own(whole: Scene, chain: GpuChain, namespace: str) -> bool:
+    """Whether a namespace is labelled as that of the tenant of a GPU."""
     org = whole.tenants.get(chain.machine.tenant or "") if chain.machine is not None else None
-    return org is not None and whole.namespaces.get(use.claim.partition("/")[0]) == org
+    return org is not None and whole.namespaces.get(namespace) == org
 
 
 def _began_here(chain: GpuChain) -> bool:
@@ -156,9 +181,13 @@ def _held_since(whole: Scene, chain: GpuChain) -> float:
     return whole.at if since is None else since
 
 
-def _in_own(chain: GpuChain, nodes: frozenset[str]) -> GpuChain:
-    """A ComputeDomain that reaches beyond the tenant's nodes is not shown on them either."""
-    if chain.compute_domain is None or _within(chain.compute_domain, nodes):
+def _in_own(whole: Scene, chain: GpuChain, nodes: frozenset[str]) -> GpuChain:
+    """A chain without a ComputeDomain that reaches beyond the tenant's nodes, or is in another's namespace.
+
+    Which domain a claim asks for its owner writes, who may name any.
+    """
+    domain = chain.compute_domain
+    if domain is None or (_is_own(whole, chain, domain.namespace) and _within(domain, nodes)):
         return chain
     return msgspec.structs.replace(chain, compute_domain=None, channel=None)
 

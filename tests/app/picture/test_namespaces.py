@@ -12,6 +12,11 @@ from rackloom.prove.picture.values import Layer
 from rackloom.twin.kube import answers
 from rackloom.twin.kube.direct import DirectApi
 from rackloom.twin.kube.server import FakeKube
+from rackloom.web.colouring import Mode
+from rackloom.web.live import Now
+from rackloom.web.parts import Painter
+from rackloom.web.reading import Reading
+from rackloom.web.scene import scene
 
 
 class Narrow(DirectApi):
@@ -34,18 +39,28 @@ async def labelled() -> FakeKube:
 
 
 def test_a_namespace_is_whose_its_label_says():
-    async def look():
-        return await site_picture(1.0, cluster=DirectApi(await labelled(), "map"))
-
-    assert asyncio.run(look()).namespaces == {"acme-jobs": "acme"}
+    assert seen_by(DirectApi).namespaces == {"acme-jobs": "acme"}
 
 
 def test_where_namespaces_may_not_be_listed_the_rest_is_read_all_the_same():
-    async def look():
-        return await site_picture(1.0, cluster=Narrow(await labelled(), "map"))
+    picture = seen_by(Narrow)
+    seen = picture.layer(Layer.CLUSTER)
+    assert (picture.namespaces, seen.at, seen.unknown_since) == ({}, 1.0, None)
 
-    picture = asyncio.run(look())
-    assert (picture.namespaces, picture.layer(Layer.CLUSTER).unknown_since) == ({}, None)
+
+def test_and_operators_read_on_the_map_why_tenants_are_not_shown_their_pods():
+    why = "namespaces may not be listed"
+    for org, kind, told in ((None, Narrow, True), ("acme", Narrow, False), (None, DirectApi, False)):
+        whole = scene(Reading(picture=seen_by(kind)))
+        sheet = Painter(org, Mode.WORKLOAD, 9).follow(Now(number=1, whole=whole))
+        assert (why in "".join(markup for _, markup in sheet.all())) is told
+
+
+def seen_by(kind):
+    async def look():
+        return await site_picture(1.0, cluster=kind(await labelled(), "map"))
+
+    return asyncio.run(look())
 
 
 def test_any_other_failure_is_no_reading():

@@ -1,6 +1,7 @@
 """GPUs are joined through the join key and through nothing else, one machine at a time, in linear work."""
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.prove.picture.healthy import GPUS, healthy, node, place, serial, slot, with_changed, without
@@ -83,6 +84,57 @@ def test_a_gpu_that_contradicts_its_place_is_not_attached_and_both_sides_are_tol
     assert f"node {node(0, 0)}" in told
     assert "0xbad" in told
     assert "0xa000000000000001" in told
+
+
+def listed_too(picture, domain, change):
+    """Another domain's controller lists the same GPUs, each changed; it comes first in the picture."""
+    wrong = tuple(msgspec.structs.replace(change(one), domain=domain) for one in picture.fabric_gpus)
+    return msgspec.structs.replace(picture, fabric_gpus=(*wrong, *picture.fabric_gpus))
+
+
+@pytest.mark.parametrize("site_knows_guids", [True, False])
+def test_a_controller_that_lists_other_gpus_in_the_places_of_machines_takes_none_off_the_site(
+    site_knows_guids,
+):
+    whole = healthy(racks=2, trays=2)
+    if not site_knows_guids:
+        bare = [tuple(GpuKey(place=key.place) for key in one.gpus) for one in whole.machines]
+        machines = (
+            msgspec.structs.replace(one, gpus=gpus) for one, gpus in zip(whole.machines, bare, strict=True)
+        )
+        whole = msgspec.structs.replace(whole, machines=tuple(machines))
+    lied = listed_too(whole, "0-first", lambda one: msgspec.structs.replace(one, guid=one.guid + 0xBAD00))
+    found = chains(lied)
+    assert all("0-first" in " ".join(one.conflicts) for one in found)
+    assert [msgspec.structs.replace(one, conflicts=()) for one in found] == list(chains(whole))
+
+
+def test_nor_does_it_while_the_controller_of_their_domain_was_never_read():
+    whole = healthy(racks=1, trays=2)
+    lied = listed_too(whole, "0-first", lambda one: msgspec.structs.replace(one, guid=one.guid + 0xBAD00))
+    lied = without(lied, "fabric_gpus", lambda one: one.domain != "0-first")
+    found = chains(lied)
+    assert [one.machine is not None and one.fabric is None for one in found] == [True] * 2 * GPUS
+
+
+def test_a_controller_that_lists_the_gpus_of_machines_in_other_places_takes_no_device_from_them():
+    whole = healthy(racks=1, trays=2)
+    nameless = tuple(
+        msgspec.structs.replace(one, key=msgspec.structs.replace(one.key, place=None))
+        for one in whole.devices
+    )
+    whole = msgspec.structs.replace(whole, devices=nameless)
+    moved = listed_too(
+        whole,
+        "0-first",
+        lambda one: msgspec.structs.replace(
+            one, place=SlotKey(f"far-{one.place.chassis_serial}", one.place.slot, one.place.module_id)
+        ),
+    )
+    held = [one for one in chains(moved) if one.machine is not None]
+    assert [(one.device is not None, one.fabric.domain) for one in held] == [
+        (True, one.fabric.domain) for one in chains(whole)
+    ]
 
 
 def test_what_another_gpu_driver_publishes_of_the_same_address_on_another_node_is_another_gpu():

@@ -46,7 +46,7 @@ async def _story(home: Home, story: Story) -> Report:
         Tenant(whole.site, *WHOLE_RACK) as blue,
         Tenant(whole.site, *PART_OF_A_RACK) as green,
     ):
-        tenants, job, accident = Tenants(blue, green), RackJob(whole), Accident(whole)
+        tenants, job, accident = Tenants(blue, green), RackJob(whole, WHOLE_RACK[0]), Accident(whole)
         for name, act in (
             ("two tenants' logical partitions created", tenants.create_partitions),
             ("instances batch-created", tenants.create_instances),

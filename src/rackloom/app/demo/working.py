@@ -9,6 +9,7 @@ import yaml
 
 from rackloom.app.demo.story import Evidence, NotSeen
 from rackloom.app.examples import example
+from rackloom.app.picture.cluster import ORG_LABEL
 from rackloom.app.whole.site import Whole
 from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
 from rackloom.claim.kube.api import Kind, Object
@@ -19,13 +20,14 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
 )
+from rackloom.claim.kube.kinds import NAMESPACE as NAMESPACES
 from rackloom.claim.place.gang import plan_gang
 from rackloom.claim.place.reading.observed import site_of
 from rackloom.claim.place.values import Gang, Group, Plan
 from rackloom.errors import Refused
 from rackloom.twin.kube.controllers.mpi_jobs import MPI_JOB
 
-NAMESPACE = "default"
+NAMESPACE = "whole-rack"
 PATIENCE = 60.0
 """Seconds until something in the cluster must have been seen."""
 _LOOK_AGAIN = 0.1
@@ -39,8 +41,10 @@ _KINDS: dict[str, Kind] = {
 class RackJob:
     """`examples/whole-rack-job` in the cluster of a twin."""
 
-    def __init__(self, whole: Whole) -> None:
+    def __init__(self, whole: Whole, org: str) -> None:
+        """`org` is the organisation of the tenant whose job it is."""
         self._whole = whole
+        self._org = org
         text = (example("whole-rack-job") / "job.yaml").read_text()
         self._objects: list[Object] = list(yaml.safe_load_all(text))
         self._job = next(one for one in self._objects if one["kind"] == "MPIJob")
@@ -67,6 +71,7 @@ class RackJob:
     async def run(self) -> Evidence:
         """Apply it, pinned to that clique, and see all of it run there with a channel of its own."""
         began = time.monotonic()
+        await self._whole.api.create(NAMESPACES, namespace_of(self._org))
         for role in self._roles.values():
             role["template"]["spec"]["nodeSelector"] = {GPU_CLIQUE_LABEL: self._clique}
         for one in self._objects:
@@ -77,6 +82,7 @@ class RackJob:
         held = await self._held()
         return {
             "running": f"{self.workers} workers and the launcher, after {time.monotonic() - began:.1f} s",
+            "namespace": f"{NAMESPACE}, labelled {ORG_LABEL}={await self._labelled()}",
             "nodes": f"{len({pod['spec']['nodeName'] for pod in pods})} of clique {self._clique}",
             "computeDomain": status,
             "claims": f"{held} allocated,reserved: a channel and 4 GPUs for each worker",
@@ -87,6 +93,7 @@ class RackJob:
         """Delete it, and see that no pod, claim, ComputeDomain, label or daemon of it is left."""
         for one in reversed(self._objects):
             await self._whole.api.delete(_KINDS[one["kind"]], one["metadata"]["name"], NAMESPACE)
+        await self._whole.api.delete(NAMESPACES, NAMESPACE)
         await until(self._nothing_left, "something of the job is left")
         return {"pods": 0, "claims": 0, "computeDomains": 0}
 
@@ -121,6 +128,11 @@ class RackJob:
             raise NotSeen(f"{len(held)} of {len(claims)} claims are allocated,reserved, of {wanted} wanted")
         return len(held)
 
+    async def _labelled(self) -> str:
+        """Whose pods the map says that the job's are."""
+        found = await self._whole.api.get(NAMESPACES, NAMESPACE)
+        return str(found["metadata"]["labels"][ORG_LABEL])
+
     async def _nothing_left(self) -> bool:
         for kind in (POD, RESOURCE_CLAIM, COMPUTE_DOMAIN):
             if (await self._whole.api.list(kind)).items:
@@ -131,6 +143,11 @@ class RackJob:
     def _domain(self) -> str:
         names = [one["metadata"]["name"] for one in self._objects if one["kind"] == "ComputeDomain"]
         return str(names[0])
+
+
+def namespace_of(org: str) -> Object:
+    """The job's namespace, which says whose it is: else the map would show its tenant none of its pods."""
+    return {"metadata": {"name": NAMESPACE, "labels": {ORG_LABEL: org}}}
 
 
 async def until(look: Callable[[], Awaitable[Any]], complaint: str) -> Any:

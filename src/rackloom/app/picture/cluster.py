@@ -36,6 +36,7 @@ Json = dict[str, Any]
 ORG_LABEL = "rackloom.dev/org"
 """On a namespace: the organisation whose pods are in it."""
 _FORBIDDEN = 403
+_UNLABELLED = "namespaces may not be listed, so no tenant is shown its own pods"
 _KINDS: Mapping[str, Kind] = {
     COMPUTE_DOMAINS: COMPUTE_DOMAIN,
     TEMPLATES: RESOURCE_CLAIM_TEMPLATE,
@@ -55,6 +56,9 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     uses: tuple[DeviceUse, ...]
     meshes: tuple[MeshSeen, ...]
     namespaces: Mapping[str, str]
+    """Org of each that is labelled with one."""
+    problem: str = ""
+    """What could not be read of it all the same, in words."""
 
 
 class _Lists:
@@ -90,17 +94,18 @@ async def read_cluster(
     slices = (await api.list(RESOURCE_SLICE)).items
     nodes, claims, pods = [await lists.read(path) for path in (NODES, CLAIMS, PODS)]
     orgs = await _orgs(api)
-    return await asyncio.to_thread(_cluster, known, seen, slices, nodes, claims, pods, orgs)
+    found = await asyncio.to_thread(_cluster, known, seen, slices, nodes, claims, pods, orgs or {})
+    return msgspec.structs.replace(found, problem=_UNLABELLED if orgs is None else "")
 
 
-async def _orgs(api: KubeApi) -> Mapping[str, str]:
-    """Whose each namespace is that says so; nobody's where that may not be read."""
+async def _orgs(api: KubeApi) -> Mapping[str, str] | None:
+    """Whose each namespace is that says so; None where that may not be read."""
     try:
         found = (await api.list(NAMESPACE)).items
     except KubeError as error:
         if error.code != _FORBIDDEN:
             raise
-        return {}
+        return None
     labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in found}
     return {name: told[ORG_LABEL] for name, told in labels.items() if told.get(ORG_LABEL)}
 

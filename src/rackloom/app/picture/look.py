@@ -98,7 +98,7 @@ async def _with_cluster(picture: Picture, api: KubeApi, known: Known | None, nam
         return _with(picture, lost)
     return _with(
         picture,
-        LayerSeen(layer=Layer.CLUSTER, at=picture.at),
+        LayerSeen(layer=Layer.CLUSTER, at=picture.at, problem=cluster.problem),
         nodes=cluster.nodes,
         pools=cluster.pools,
         devices=cluster.devices,

@@ -44,14 +44,17 @@ class Identities(Generic[T]):
 
         A record that shares one part with a known GPU and contradicts another is not about that one, which is
         noted there as a conflict with both sides. Nor is it about any other where the place that it names is
-        taken by the one that it contradicts: in one place is one GPU.
+        taken by the one that it contradicts: in one place is one GPU. Parts that both name stay with who told
+        of them first.
         """
         same: list[Joined[T]] = []
+        others: list[Joined[T]] = []
         for known in self._candidates(key):
             difference = _difference(known.key, key)
             if joins(known.key, key) and not difference:
                 same.append(known)
             else:
+                others.append(known)
                 known.conflicts.append(f"{known.speakers} against {who}: {difference}")
         holder = None if key.place is None else self._at.get(("place", key.place.value))
         if holder is not None and holder not in same:
@@ -61,7 +64,8 @@ class Identities(Generic[T]):
             found = self._united(known, found)
         self._gpus[id(found)] = found
         for part in parts_of(found.key):
-            self._at[part] = found
+            if self._at.get(part) not in others:
+                self._at[part] = found
 
     def _united(self, known: Joined[T], new: Joined[T]) -> Joined[T]:
         """Both as one GPU. Where they contradict each other they stay two, and `new` keeps the conflict."""

@@ -1,6 +1,7 @@
 """Every GPU of a site through all layers, tied by the join key and by nothing else."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -10,7 +11,7 @@ from rackloom.prove.picture.lookups import Lookups
 from rackloom.prove.picture.shares import Name, Shares, shares
 from rackloom.prove.picture.values import DeviceSeen, FabricGpu, GpuChain, MachineSeen, Picture
 from rackloom.topology.facts import Fact, Source
-from rackloom.topology.identity import GpuKey
+from rackloom.topology.identity import GpuKey, SlotKey
 
 
 class OnMachine(msgspec.Struct, frozen=True):
@@ -67,16 +68,40 @@ def _identities(picture: Picture) -> Identities[Record]:
 
 
 def _told(picture: Picture) -> Iterator[tuple[str, GpuKey, Record]]:
-    """All records about GPUs; who knows places best comes first."""
+    """All records about GPUs; who knows places best comes first.
+
+    That is the controller of the domain in which the site has a machine. What others list in its places comes
+    after the machine's record: whoever answers first must not take a tray off the site.
+    """
+    homes = _homes(picture.machines)
+    others: list[FabricGpu] = []
     for gpu in picture.fabric_gpus:
-        yield f"the switch controller of domain {gpu.domain}", key_of(gpu), gpu
+        if gpu.domain in homes.get(gpu.place, ()):
+            yield _by_controller(gpu)
+        else:
+            others.append(gpu)
     for machine in picture.machines:
         for index, key in enumerate(machine.gpus):
             module = key.place.value.module_id if key.place is not None else index + 1
             yield f"the record of machine {machine.id}", key, OnMachine(machine, module)
+    yield from map(_by_controller, others)
     for device in picture.devices:
         if device.kind == "gpu":
             yield f"node {device.node}", device.key, device
+
+
+def _homes(machines: Iterable[MachineSeen]) -> Mapping[SlotKey, set[str]]:
+    """The domain that each place of a machine is in, as the site's records say."""
+    found: defaultdict[SlotKey, set[str]] = defaultdict(set)
+    for machine in machines:
+        for key in machine.gpus:
+            if key.place is not None:
+                found[key.place.value].add(machine.domain)
+    return found
+
+
+def _by_controller(gpu: FabricGpu) -> tuple[str, GpuKey, Record]:
+    return f"the switch controller of domain {gpu.domain}", key_of(gpu), gpu
 
 
 def _chain(joined: Joined[Record], lookups: Lookups) -> GpuChain:
