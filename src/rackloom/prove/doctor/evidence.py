@@ -104,7 +104,7 @@ class CdiSetting(StrEnum):
     ON = "on"
     OFF = "off"
     UNSAID = "unsaid"
-    """It leaves it to what containerd does by default."""
+    """It leaves it to what containerd does by default, or is not known to be what this host runs with."""
     UNREADABLE = "unreadable"
     """There is one, and what it says is not understood."""
 
@@ -114,6 +114,8 @@ class ImexSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     running: tuple[int, ...] | None
     """Processes called nvidia-imex."""
+    in_pods: tuple[int, ...] = ()
+    """Those of them that are seen to be in a pod."""
     outside: tuple[int, ...] | None
     """Those of them that are in no pod; None also where there is none, and of some it is not known."""
     enabled: bool | None
@@ -123,9 +125,9 @@ class ImexSeen(msgspec.Struct, frozen=True, kw_only=True):
     channels: tuple[int, ...] = ()
     """Channels whose devices are on the host itself; a plugin makes them in containers only."""
     named: tuple[str, ...] | None = None
-    """The nodes that the host's own configuration names; None without a configuration."""
+    """The nodes that the host's own configuration leads to; None without it or the file that it names."""
     connected: int | None = None
-    """With how many addresses the processes have connections at the server's port."""
+    """With how many addresses of others the processes have connections at the server's port."""
 
 
 class HostSeen(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,9 +61,8 @@ def test_a_healthy_node_holds_in_all():
         (HOST_IMEX, imex(running=(4711,)), State.HOLDS),
         (CHANNELS, imex(offered=False), State.FAILS),
         (CHANNELS, imex(offered=None), State.UNKNOWN),
-        (MESH, imex(running=(4711,)), State.UNKNOWN),
-        (MESH, imex(running=(4711, 4712), outside=(4712,)), State.UNKNOWN),
-        (MESH, imex(running=(4711,), outside=None), State.UNKNOWN),
+        (MESH, imex(running=(4711,), in_pods=(4711,)), State.UNKNOWN),
+        (MESH, imex(running=(4711, 4712), in_pods=(4711,), outside=(4712,)), State.UNKNOWN),
         (PORTS, {"busy_ports": frozenset({50005})}, State.FAILS),
         (PORTS, {"busy_ports": None}, State.UNKNOWN),
     ],
@@ -76,7 +75,7 @@ def test_findings(check, fields, state):
 
 
 def test_a_mesh_that_the_daemon_has_told_of_is_not_asked_of_its_host():
-    seen = msgspec.structs.replace(WELL, meshed=True, **imex(running=(4711,)))
+    seen = msgspec.structs.replace(WELL, meshed=True, **imex(running=(4711,), in_pods=(4711,)))
     assert MESH not in {one.check for one in check_host(seen)}
 
 
@@ -84,6 +83,23 @@ def test_one_of_the_host_itself_has_no_mesh_of_its_own_to_judge():
     assert {
         one.check for one in check_host(msgspec.structs.replace(WELL, **imex(running=(9,), outside=(9,))))
     } == ({DRIVER, CDI, PORTS, HOST_IMEX, CHANNELS})
+
+
+def test_one_that_is_not_seen_to_be_in_a_pod_is_not_told_as_one_of_a_pod():
+    seen = msgspec.structs.replace(WELL, **imex(running=(9,), outside=None))
+    assert [one.check for one in check_host(seen) if one.state is not State.HOLDS] == [HOST_IMEX]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "unit"),
+    [
+        ("containerd://1.7.27", "containerd"),
+        ("containerd://1.7.27-k3s1", "k3s"),
+        ("cri-o://1.22.0", "crio"),
+    ],
+)
+def test_what_is_restarted_is_the_runtime_that_runs(runtime, unit):
+    assert found(CDI, runtime=runtime).fix.startswith(f"systemctl restart {unit}  # ")
 
 
 def test_without_a_driver_nothing_is_said_of_what_it_offers():

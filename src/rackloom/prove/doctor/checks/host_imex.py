@@ -15,9 +15,8 @@ def check_imex(host: HostSeen) -> Iterator[Finding]:
     yield _only_pods(host)
     if host.driver_version is not None:
         yield _channels(host)
-    in_pods = set(host.imex.running or ()) - set(host.imex.outside or ())
-    if in_pods and not host.meshed:
-        yield _mesh(host, in_pods)
+    if host.imex.in_pods and not host.meshed:
+        yield _mesh(host)
 
 
 def _only_pods(host: HostSeen) -> Finding:
@@ -29,9 +28,8 @@ def _only_pods(host: HostSeen) -> Finding:
     if imex.enabled:
         return fails(HOST_IMEX, on, "nvidia-imex starts with the host", fix)
     if imex.outside is None or imex.enabled is None:
-        return unknown(
-            HOST_IMEX, on, "processes or units are not readable", "sudo rackloom doctor  # on the host"
-        )
+        said = "processes or units of the host, or their control groups, are not readable"
+        return unknown(HOST_IMEX, on, said, "sudo rackloom doctor  # on the host")
     return holds(HOST_IMEX, on, "no nvidia-imex outside of pods")
 
 
@@ -47,12 +45,13 @@ def _channels(host: HostSeen) -> Finding:
     return holds(CHANNELS, on, "the driver has devices for IMEX channels")
 
 
-def _mesh(host: HostSeen, running: Collection[int]) -> Finding:
+def _mesh(host: HostSeen) -> Finding:
     """Files show that a daemon runs, and who is connected; whether memory can be shared it alone knows."""
+    daemon = f"nvidia-imex runs in a pod ({_processes(host.imex.in_pods)})"
     return unknown(
         MESH,
         f"node {host.node}",
-        f"nvidia-imex runs in a pod ({_processes(running)}), and which peers it reaches is in no file",
+        f"{daemon}, and which peers it reaches is in no file",
         "rackloom doctor --kubeconfig KUBECONFIG  # the daemons' pods say what they reach",
         evidence=tuple(_told(host)),
         where=(at_node(host.node),),

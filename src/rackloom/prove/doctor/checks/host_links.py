@@ -1,6 +1,7 @@
 """The links of one host's NICs that serve its GPUs, as the kernel shows them."""
 
 from collections.abc import Iterable, Iterator
+from shlex import quote
 
 import msgspec
 
@@ -12,7 +13,7 @@ from rackloom.topology.affinity import own_nics
 from rackloom.topology.discovery.host import Host, NetDevice, RdmaDevice, RdmaPort
 from rackloom.topology.machine import Machine, Nic
 
-_ACTIVE = "active"
+_ACTIVE, _ETHERNET = "active", "ethernet"
 
 
 class _Link(msgspec.Struct, frozen=True):
@@ -21,6 +22,8 @@ class _Link(msgspec.Struct, frozen=True):
     name: str
     state: str | None
     gbps: int | None
+    layer: str
+    """InfiniBand and Ethernet have rates of their own."""
     told: tuple[str, ...]
     look: str
     """A command that shows it."""
@@ -31,10 +34,22 @@ def check_host_links(host: Host, machine: Machine) -> Iterator[Finding]:
 
     A NIC whose port and interface are in the network namespace of a pod is not seen from the host.
     """
-    links = [_link(host, nic) for nic in _serving(machine)]
-    fastest = max((one.gbps or 0 for one in links), default=0)
+    if not machine.gpus:
+        return
+    links = [_link(host, nic) for nic in _serving(_without_virtual_functions(host, machine))]
     for link in links:
+        fastest = max(one.gbps or 0 for one in links if one.layer == link.layer)
         yield from _judged(host.name, link, fastest)
+
+
+def _without_virtual_functions(host: Host, machine: Machine) -> Machine:
+    """The host hands them to guests; their links are what their physical functions make of them."""
+    virtual = {one.address for one in host.pci if one.virtual_function}
+    nics = (
+        msgspec.structs.replace(nic, excluded="virtual function") if nic.pci_address in virtual else nic
+        for nic in machine.nics
+    )
+    return msgspec.structs.replace(machine, nics=tuple(nics))
 
 
 def _serving(machine: Machine) -> list[Nic]:
@@ -66,7 +81,7 @@ def _link(host: Host, nic: Nic) -> _Link:
     if interface is not None:
         return _of_interface(interface)
     name = nic.rdma_device or nic.if_name or nic.pci_address or str(nic.index)
-    return _Link(name, None, None, (), "ls /sys/class/infiniband /sys/class/net")
+    return _Link(name, None, None, _ETHERNET, (), "ls /sys/class/infiniband /sys/class/net")
 
 
 def _of_rdma(rdma: RdmaDevice) -> _Link:
@@ -75,10 +90,10 @@ def _of_rdma(rdma: RdmaDevice) -> _Link:
         f"host: port {port.number} is {port.state}{_wire(port)}, {_rate(port.rate_gbps)}"
         for port in rdma.ports
     )
-    state = _ACTIVE if active else rdma.ports[0].state
-    return _Link(
-        rdma.name, state, _gbps(port.rate_gbps for port in active), told, f"rdma link show {rdma.name}"
-    )
+    port = active[0] if active else rdma.ports[0]
+    gbps = _gbps(one.rate_gbps for one in active)
+    look = f"rdma link show {quote(rdma.name)}"
+    return _Link(rdma.name, port.state, gbps, port.link_layer.lower(), told, look)
 
 
 def _wire(port: RdmaPort) -> str:
@@ -92,8 +107,8 @@ def _rate(gbps: float | None) -> str:
 def _of_interface(interface: NetDevice) -> _Link:
     gbps = None if interface.speed_mbps is None else interface.speed_mbps // 1000
     told = (f"host: interface {interface.name} is {interface.state or 'of no state'}, {_rate(gbps)}",)
-    look = f"ip -s link show dev {interface.name}"
-    return _Link(interface.name, interface.state or "unknown", gbps, told, look)
+    look = f"ip -s link show dev {quote(interface.name)}"
+    return _Link(interface.name, interface.state or "unknown", gbps, _ETHERNET, told, look)
 
 
 def _gbps(rates: Iterable[float | None]) -> int | None:

@@ -1,5 +1,7 @@
 """One node, as far as IMEX needs it: driver, CDI, IMEX itself, and nobody else where the daemon is to be."""
 
+from shlex import quote
+
 from rackloom.prove.doctor.checks.host_imex import CHANNELS, HOST_IMEX, check_imex
 from rackloom.prove.doctor.evidence import COMMAND_PORT, SERVER_PORT, CdiSetting, HostSeen
 from rackloom.prove.doctor.findings import Finding, fails, holds, unknown
@@ -11,6 +13,11 @@ OLDEST_DRIVER = (570, 158, 1)
 _CDI_BY_DEFAULT = {"containerd": (2, 0), "cri-o": (1, 23)}
 """From which version a runtime has CDI on unless its configuration says otherwise (CDI README)."""
 _ENABLE_CDI = "systemctl restart containerd  # after enable_cdi = true for the CRI plugin in its config.toml"
+_ENABLE_CDI_IN_K3S = (
+    "systemctl restart k3s  # or k3s-agent, rke2-server, rke2-agent; "
+    "after enable_cdi = true for the CRI plugin in its config.toml.tmpl"
+)
+_UPDATE_CRIO = "systemctl restart crio  # after an update to CRI-O 1.23 or later"
 
 
 def check_host(host: HostSeen) -> tuple[Finding, ...]:
@@ -41,7 +48,7 @@ def _cdi(host: HostSeen) -> Finding:
     if since is None or not _numbers(version):
         return _runtime_unknown(host, f"whether {host.runtime} has CDI on is not known here")
     if _numbers(version) < since:
-        return fails(CDI, _on(host), f"{host.runtime} has CDI off unless it is configured", _ENABLE_CDI)
+        return fails(CDI, _on(host), f"{host.runtime} has CDI off unless it is configured", _enable(host))
     return holds(CDI, _on(host), f"{host.runtime} has it on by default")
 
 
@@ -49,13 +56,21 @@ def _configured(host: HostSeen) -> Finding:
     if host.cdi_setting is CdiSetting.ON:
         return holds(CDI, _on(host), "switched on by the container runtime's configuration")
     if host.cdi_setting is CdiSetting.OFF:
-        return fails(CDI, _on(host), "the container runtime's configuration switches CDI off", _ENABLE_CDI)
+        return fails(CDI, _on(host), "the container runtime's configuration switches CDI off", _enable(host))
     said = "containerd's configuration, or a file that it imports, cannot be read or understood"
     return unknown(CDI, _on(host), said, "containerd config dump  # on the host: says what is wrong")
 
 
+def _enable(host: HostSeen) -> str:
+    """K3s and RKE2 run a containerd of their own, of versions such as 1.7.20-k3s1."""
+    runtime = host.runtime or ""
+    if runtime.startswith("cri-o"):
+        return _UPDATE_CRIO
+    return _ENABLE_CDI_IN_K3S if "-k3s" in runtime else _ENABLE_CDI
+
+
 def _runtime_unknown(host: HostSeen, said: str) -> Finding:
-    return unknown(CDI, _on(host), said, f"kubectl get node {host.node} -o wide  # shows its runtime")
+    return unknown(CDI, _on(host), said, f"kubectl get node {quote(host.node)} -o wide  # shows its runtime")
 
 
 def _ports(host: HostSeen) -> Finding:

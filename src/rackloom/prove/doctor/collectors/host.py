@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rackloom.prove.doctor.collectors.containerd import cdi_setting
 from rackloom.prove.doctor.collectors.imex import collect_imex
+from rackloom.prove.doctor.collectors.namespaces import shows_all_processes
 from rackloom.prove.doctor.collectors.sockets import LISTENING, sockets_of
 from rackloom.prove.doctor.evidence import HostSeen
 from rackloom.topology.discovery.sysroot import Sysroot
@@ -20,7 +21,7 @@ def collect_host(node: str, root: Path, runtime: str | None) -> HostSeen:
         node=node,
         driver_version=_driver(host),
         runtime=runtime,
-        cdi_setting=cdi_setting(host),
+        cdi_setting=cdi_setting(host, runtime),
         imex=collect_imex(host),
         busy_ports=_busy_ports(host),
     )
@@ -36,5 +37,5 @@ def _driver(host: Sysroot) -> str | None:
 
 
 def _busy_ports(host: Sysroot) -> frozenset[int] | None:
-    sockets = sockets_of(host, _FIRST)
+    sockets = sockets_of(host, _FIRST) if shows_all_processes(host) else None
     return None if sockets is None else frozenset(one.port for one in sockets if one.state == LISTENING)

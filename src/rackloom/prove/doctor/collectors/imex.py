@@ -4,15 +4,20 @@ Whether a daemon reaches its peers is known to itself alone (`nvidia-imex-ctl -N
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from rackloom.prove.doctor.collectors.sockets import ESTABLISHED, sockets_of
+from rackloom.prove.doctor.collectors.namespaces import shows_all_processes
+from rackloom.prove.doctor.collectors.sockets import ESTABLISHED, Socket, sockets_of
 from rackloom.prove.doctor.evidence import IMEX_CONFIG, SERVER_PORT, ImexSeen
 from rackloom.topology.discovery.proc_devices import IMEX_CHANNELS, character_devices
 from rackloom.topology.discovery.sysroot import Sysroot
 
 _UNIT = "nvidia-imex.service"
-_UNIT_FOLDERS = ("etc/systemd/system", "run/systemd/system")
+_SET_UP = ("etc/systemd/system", "run/systemd/system")
+_INSTALLED = ("usr/local/lib/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
+_UNIT_FOLDERS = (*_SET_UP, *_INSTALLED)
+"""Where systemd looks for a unit, the first over the later (systemd.unit(5))."""
+_DEPENDENTS = (".wants", ".requires")
 _NODES = "/etc/nvidia-imex/nodes_config.cfg"
 _NODES_OPTION = re.compile(r"^[ \t]*IMEX_NODE_CONFIG_FILE[ \t]*=[ \t]*(\S+)", re.MULTILINE)
 _POD = re.compile(
@@ -26,9 +31,11 @@ _CHANNEL = re.compile(r"channel([0-9]{1,4})")
 def collect_imex(host: Sysroot) -> ImexSeen:
     """All of it."""
     running = _processes(host)
+    in_pods = {one: _is_in_pod(host, one) for one in running or ()}
     return ImexSeen(
         running=running,
-        outside=None if running is None else _outside(host, running),
+        in_pods=tuple(one for one, inside in in_pods.items() if inside),
+        outside=None if running is None else _outside(in_pods),
         enabled=_enabled(host),
         offered=_offered(host),
         channels=tuple(sorted(_channels(host))),
@@ -39,35 +46,49 @@ def collect_imex(host: Sysroot) -> ImexSeen:
 
 def _processes(host: Sysroot) -> tuple[int, ...] | None:
     numbers = [name for name in host.names("proc") if name.isascii() and name.isdigit()]
-    if "1" not in numbers:
+    if "1" not in numbers or not shows_all_processes(host):
         return None
     return tuple(sorted(int(one) for one in numbers if host.text(f"proc/{one}/comm") == "nvidia-imex"))
 
 
-def _outside(host: Sysroot, running: Sequence[int]) -> tuple[int, ...] | None:
-    in_pods = {one: _is_in_pod(host, one) for one in running}
-    own = tuple(one for one in running if in_pods[one] is False)
+def _outside(in_pods: Mapping[int, bool | None]) -> tuple[int, ...] | None:
+    own = tuple(one for one, inside in in_pods.items() if inside is False)
     return None if not own and None in in_pods.values() else own
 
 
 def _is_in_pod(host: Sysroot, process: int) -> bool | None:
-    """None where only a part of its control group's name is seen.
+    """None where its control group's name is not seen, or only a part of it.
 
     From within a cgroup namespace the names of others are relative to it, `/../..`, and what they have in
     common with its own is left out (cgroup_namespaces(7)).
     """
-    group = host.text(f"proc/{process}/cgroup") or ""
+    group = host.text(f"proc/{process}/cgroup")
+    if not group:
+        return None
     if _POD.search(group):
         return True
     return None if ":/.." in group and not group.endswith(f"/{_UNIT}") else False
 
 
 def _enabled(host: Sysroot) -> bool | None:
-    folders = [folder for folder in _UNIT_FOLDERS if host.real(folder) is not None]
-    if not folders:
+    if all(host.real(folder) is None for folder in _SET_UP):
         return None
-    wanting = [f"{at}/{name}" for at in folders for name in host.names(at) if name.endswith(".wants")]
-    return any(_UNIT in host.names(one) for one in wanting)
+    if _is_masked(host):
+        return False
+    entries = (f"{at}/{name}" for at in _UNIT_FOLDERS for name in host.names(at))
+    return any(_UNIT in host.names(one) for one in entries if one.endswith(_DEPENDENTS))
+
+
+def _is_masked(host: Sysroot) -> bool:
+    """Whether the unit that counts leads to /dev/null, which nothing starts, whoever wants it."""
+    folder = next((one for one in _UNIT_FOLDERS if _UNIT in host.names(one)), None)
+    found = None if folder is None else host.real(folder)
+    if found is None:
+        return False
+    try:
+        return str(host.root.joinpath(*found.parts[1:], _UNIT).readlink()) == "/dev/null"
+    except OSError:
+        return False
 
 
 def _offered(host: Sysroot) -> bool | None:
@@ -86,18 +107,20 @@ def _named(host: Sysroot) -> tuple[str, ...] | None:
     if config is None:
         return None
     file = _NODES_OPTION.search(config)
-    lines = (host.text(_NODES if file is None else file[1]) or "").splitlines()
-    return tuple(name for line in lines if (name := line.partition("#")[0].strip()))
+    nodes = host.text(_NODES if file is None else file[1])
+    if nodes is None:
+        return None
+    return tuple(name for line in nodes.splitlines() if (name := line.partition("#")[0].strip()))
 
 
 def _connected(host: Sysroot, running: Sequence[int]) -> int | None:
     tables = [sockets for one in running if (sockets := sockets_of(host, one)) is not None]
     if not tables:
         return None
-    peers = {
-        one.peer
-        for sockets in tables
-        for one in sockets
-        if one.state == ESTABLISHED and one.peer_port == SERVER_PORT
-    }
-    return len(peers)
+    return len(set[str]().union(*(_peers(sockets) for sockets in tables)))
+
+
+def _peers(sockets: Sequence[Socket]) -> set[str]:
+    """Addresses of others with a connection at their server's port: a daemon is its own peer too."""
+    at = {one.peer for one in sockets if one.state == ESTABLISHED and one.peer_port == SERVER_PORT}
+    return at - {one.own for one in sockets}

@@ -8,11 +8,17 @@ from rackloom.topology.discovery.sysroot import Sysroot
 
 LISTENING, ESTABLISHED = "0A", "01"
 """In the column `st` of /proc/net/tcp (include/net/tcp_states.h)."""
+_MAPPED = "0000000000000000FFFF0000"
+"""::ffff:0:0/96, IPv4 within IPv6 (RFC 4291), in words of a little-endian machine."""
 
 
 class Socket(msgspec.Struct, frozen=True):
-    """One socket; `peer` is the address of the other side as the kernel prints it, in hex."""
+    """One socket; `own` and `peer` are the addresses of both sides as the kernel prints them, in hex.
 
+    An IPv4 address is in its short form, whichever family its socket has.
+    """
+
+    own: str
     port: int
     peer: str
     peer_port: int
@@ -35,5 +41,9 @@ def _rows(table: str) -> Iterator[Socket]:
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 3:
-            peer, _, port = fields[2].rpartition(":")
-            yield Socket(int(fields[1].rpartition(":")[2], 16), peer, int(port, 16), fields[3])
+            yield Socket(*_side(fields[1]), *_side(fields[2]), fields[3])
+
+
+def _side(text: str) -> tuple[str, int]:
+    address, _, port = text.rpartition(":")
+    return address.removeprefix(_MAPPED), int(port, 16)
