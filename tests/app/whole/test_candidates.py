@@ -125,6 +125,28 @@ def test_a_leader_that_goes_on_without_its_lease_is_noticed(monkeypatch):
     run(story)
 
 
+def test_controllers_that_outlive_their_lease_are_noticed(monkeypatch):
+    """What a candidate says of itself is not asked: this one says that it stopped, and works on."""
+    left_behind = []
+
+    async def hold(self, lead):
+        self._leads = True
+        left_behind.append(asyncio.create_task(lead()))
+        await self._keep()
+        self._leads = False
+        return False
+
+    async def story(site):
+        site.candidates.cut_off_leader()
+        await asyncio.sleep(TERMS.renew + PATIENCE + HANDED_OVER)
+        assert [one.endswith("led at once") for one in site.candidates.overlaps] == [True]
+        for task in left_behind:
+            task.cancel()
+
+    monkeypatch.setattr(Election, "_hold", hold)
+    run(story)
+
+
 def test_what_happens_while_a_link_is_cut_is_heard_after_it():
     async def story():
         kube = FakeKube(seed=5)

@@ -37,6 +37,11 @@ def test_a_leader_moves_again_and_again():
     assert failed(*[MOVED, FOUND, READY] * 2) == []
 
 
+def test_a_standby_follows_the_one_that_leads():
+    """Each is the only one that the site knows of when its leader is lost."""
+    assert failed(REGISTERED, MOVED, FOUND, REGISTERED, MOVED, STAYS) == []
+
+
 def test_a_standby_is_read_and_asked_for_no_change(monkeypatch):
     asked, standbys = [], []
     once, stand_by = SimSwitch._once, SimRack.stand_by

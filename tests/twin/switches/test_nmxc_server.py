@@ -167,6 +167,20 @@ def test_the_port_is_kept_across_an_absence(fabric: SimulatedFabric) -> None:
     assert before == after
 
 
+def test_who_listens_is_told_to_come_back_in_vain(fabric: SimulatedFabric) -> None:
+    async def url_and_answer(_: Any, server: NmxcServer) -> tuple[str, str, Any]:
+        await server.go_away()
+        await server.move()
+        url = server.url
+        await server.come_back()
+        async with _at(url) as leader:
+            return url, server.url, await leader.GetGpuInfoList(all_gpus("test"))
+
+    before, after, listed = ask(fabric, url_and_answer)
+    assert before == after
+    assert len(listed.gpu_info_list) == len(fabric.gpus)
+
+
 def test_a_standby_knows_the_domain_and_none_of_its_gpus(fabric: SimulatedFabric) -> None:
     async def question(_: Any, server: NmxcServer) -> tuple[Any, Any, Any, bool]:
         url = await server.stand_by()

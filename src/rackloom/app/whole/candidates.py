@@ -1,6 +1,8 @@
 """Two replicas of Rackloom's controllers in the twin, of which one leads: the election is the real one."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rackloom.app.controller import LEASE
 from rackloom.app.whole.ground import Chance
@@ -37,8 +39,8 @@ class Candidate:
         await self._election.run(lambda: self._elected(api))
 
     async def _elected(self, api: KubeApi) -> None:
-        self._board.note_term()
-        await self._lead(api)
+        with self._board.term(self.identity):
+            await self._lead(api)
 
 
 class Candidates:
@@ -46,7 +48,9 @@ class Candidates:
 
     def __init__(self, lead: Lead, api: KubeApi, chance: Chance) -> None:
         self.overlaps: list[str] = []
-        """Terms that began while another candidate still led, in words. There must be none."""
+        """Terms that began while another was still at work, in words. There must be none."""
+        self._at_work: list[str] = []
+        """Whose controllers run, whatever their candidate believes of its lease."""
         self._all = tuple(Candidate(f"replica-{one}", lead, api, chance, self) for one in "ab")
 
     @property
@@ -84,11 +88,16 @@ class Candidates:
         for one in self._all:
             one.link.mend()
 
-    def note_term(self) -> None:
-        """A term begins."""
-        leading = [one.identity for one in self._all if one.leads]
-        if len(leading) > 1:
-            self.overlaps.append(f"{' and '.join(leading)} led at once")
+    @contextmanager
+    def term(self, identity: str) -> Iterator[None]:
+        """While its controllers are at work."""
+        self._at_work.append(identity)
+        if len(self._at_work) > 1:
+            self.overlaps.append(f"{' and '.join(self._at_work)} led at once")
+        try:
+            yield
+        finally:
+            self._at_work.remove(identity)
 
     def _leading(self) -> Candidate | None:
         return next((one for one in self._all if one.leads), None)

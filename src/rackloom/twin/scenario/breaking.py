@@ -44,9 +44,12 @@ class Breaking:
 
     async def start_switch(self, step: actions.SwitchAnswers) -> str:
         """It answers again."""
-        await self._ground.rack(step.rack).come_back()
-        self._stopped.discard(step.rack)
+        await self._start(step.rack)
         return f"the controller of rack {step.rack} can be reached"
+
+    def note_answers(self, rack: int) -> None:
+        """It answers again without having been started: its leader is elsewhere now."""
+        self._stopped.discard(rack)
 
     async def restart_switch(self, step: actions.SwitchRestarts) -> str:
         """Away, forgetful, and back."""
@@ -55,7 +58,7 @@ class Breaking:
         with self._ground.hand():
             _FORGET[step.forgets](switch)
         await asyncio.sleep(RESTART_SECONDS)
-        await switch.come_back()
+        await self._start(step.rack)
         return f"the controller of rack {step.rack} restarted, and forgot {step.forgets}"
 
     async def claim_domain(self, step: actions.SwitchClaimsDomain) -> str:
@@ -63,7 +66,7 @@ class Breaking:
         switch, other = self._ground.rack(step.rack), self._uuids[step.domain_of]
         await switch.go_away()
         switch.fabric.domain = other
-        await switch.come_back()
+        await self._start(step.rack)
         return f"the controller of rack {step.rack} says it is domain {other}"
 
     async def mistreat(self, step: actions.SwitchMistreats) -> str:
@@ -203,8 +206,7 @@ class Breaking:
             self._stopped.add(number)
         switch.fabric.domain = self._uuids[number]
         if number in self._stopped:
-            await switch.come_back()
-            self._stopped.discard(number)
+            await self._start(number)
         with self._ground.hand():
             for gpu in list(switch.fabric.gpus.values()):
                 if gpu.health is not GpuHealth.HEALTHY:
@@ -212,6 +214,10 @@ class Breaking:
             for one in list(switch.fabric.partitions.values()):
                 if one.health is not PartitionHealth.HEALTHY:
                     switch.fabric.put(msgspec.structs.replace(one, health=PartitionHealth.HEALTHY))
+
+    async def _start(self, rack: int) -> None:
+        await self._ground.rack(rack).come_back()
+        self._stopped.discard(rack)
 
     def _put_back(self, machine: str, *, swapped: bool) -> str:
         switch, gpus = self._pulled.pop(machine)

@@ -20,6 +20,8 @@ class ClusterLooking:
         self._ground = ground
         self._known_gpus: dict[str, set[str | None]] = {}
         """What nodes published when a `gpus` step last looked."""
+        self._gpus_before: dict[int, set[str | None] | None] = {}
+        """By step, what its node published when the one before it last looked."""
 
     async def object(self, step: values.ExpectObject) -> str:
         """A field of an object."""
@@ -92,8 +94,9 @@ class ClusterLooking:
         told = f"{node} publishes {_told(map(str, published))}"
         in_tray = f"in its tray are {_told(true)}, on {seats} seats"
         _require(published == true and len(true) == seats, f"{told}; {in_tray}")
+        before = self._gpus_before.setdefault(id(step), self._known_gpus.get(node))
         if step.swapped:
-            old = published & self._known_gpus.get(node, published)
+            old = published if before is None else published & before
             _require(not old, f"{told}; of these, {len(old)} were there before")
         self._known_gpus[node] = published
         return told

@@ -78,6 +78,11 @@ def _breaking(site: Site, breaking: Breaking, leaders: SwitchLeaders) -> dict[ty
         site.set_clock(step.by)
         return f"the machine's clock is {step.by:+g} s"
 
+    async def move(step: actions.SwitchLeaderMoves) -> str:
+        moved = await leaders.move(step)
+        breaking.note_answers(step.rack)
+        return moved
+
     async def heal(_: values.Heal) -> str:
         healed = await breaking.heal()
         await leaders.heal()
@@ -91,7 +96,7 @@ def _breaking(site: Site, breaking: Breaking, leaders: SwitchLeaders) -> dict[ty
         actions.SwitchAnswers: breaking.start_switch,
         actions.SwitchRestarts: breaking.restart_switch,
         actions.SwitchClaimsDomain: breaking.claim_domain,
-        actions.SwitchLeaderMoves: leaders.move,
+        actions.SwitchLeaderMoves: move,
         actions.SwitchStandbyRegistered: leaders.register_standby,
         actions.SwitchLeaderRegistered: leaders.register_leader,
         actions.SwitchMistreats: breaking.mistreat,
@@ -199,6 +204,8 @@ def _of_the_leader(hands: LeaderHands) -> dict[type[Step], Do]:
         cluster.LeaderCutOff: hands.cut_off,
         cluster.LeaderConnected: hands.connect,
         cluster.ExpectLeader: hands.leader,
+        expectations.ExpectInvariants: hands.one_at_a_time,
+        values.End: hands.one_at_a_time,
     }
 
 

@@ -4,7 +4,9 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.kinds import LEASE
 from rackloom.twin.scenario import cluster_values as values
 from rackloom.twin.scenario.cluster_stage import Candidates
+from rackloom.twin.scenario.site_expectations import ExpectInvariants
 from rackloom.twin.scenario.stage import NotSeen
+from rackloom.twin.scenario.values import End
 
 WHERE = ("rackloom-controller", "rackloom-system")
 """Name and namespace of the Lease."""
@@ -18,6 +20,8 @@ class LeaderHands:
         self._api = api
         self._seen: str | None = None
         """Who led when a `leader` step last looked."""
+        self._before: dict[int, str | None] = {}
+        """By step, who led when the one before it last looked: a step looks again and again."""
 
     async def kill(self, step: values.LeaderKilled) -> str:
         """Without a last word: the Lease stays its own."""
@@ -35,9 +39,9 @@ class LeaderHands:
 
     async def leader(self, step: values.ExpectLeader) -> str:
         """Who leads, whom the Lease names, and whether two ever did."""
-        if self._candidates.overlaps:
-            raise NotSeen(self._candidates.overlaps[0])
-        who, before = _somebody(self._candidates.leader), self._seen
+        self._require_one_at_a_time()
+        before = self._before.setdefault(id(step), self._seen)
+        who = _somebody(self._candidates.leader)
         named = (await self._api.get(LEASE, *WHERE))["spec"].get("holderIdentity")
         if who != named:
             raise NotSeen(f"{who} leads, the Lease names {named}")
@@ -45,6 +49,15 @@ class LeaderHands:
             raise NotSeen(f"{who} still leads" if before else "no step before saw who led")
         self._seen = who
         return f"{who} leads, as the Lease says" + (f"; before, {before} did" if step.changed else "")
+
+    async def one_at_a_time(self, _: ExpectInvariants | End) -> str:
+        """Since the start."""
+        self._require_one_at_a_time()
+        return "never did two of Rackloom's controllers lead at once"
+
+    def _require_one_at_a_time(self) -> None:
+        if self._candidates.overlaps:
+            raise NotSeen(self._candidates.overlaps[0])
 
 
 def _somebody(who: str | None) -> str:

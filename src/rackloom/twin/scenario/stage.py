@@ -49,7 +49,7 @@ class Switch(Protocol):
         """Nobody answers there any more, and subscriptions end."""
 
     async def come_back(self) -> None:
-        """It answers again."""
+        """It answers again; nothing happens where it does."""
 
 
 class Site(Protocol):

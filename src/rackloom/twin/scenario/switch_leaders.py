@@ -25,6 +25,8 @@ class SwitchLeaders:
         }
         self._moved: set[int] = set()
         """Racks whose leader is not where their chassis are registered."""
+        self._with_standby: set[int] = set()
+        """Racks whose next leader is registered, or was before it led."""
 
     async def move(self, step: actions.SwitchLeaderMoves) -> str:
         """Without a word to the site."""
@@ -38,7 +40,11 @@ class SwitchLeaders:
         """As the controller of a switch tray, which has a serial of its own."""
         url = await self._ground.rack(step.rack).stand_by()
         serial = f"{self._serials[step.rack][0]}-standby"
-        await self._ask("POST", ENDPOINT, {"chassisSerial": serial, "endpoint": url})
+        if step.rack in self._with_standby:
+            await self._ask("PATCH", f"{ENDPOINT}/{serial}", {"endpoint": url})
+        else:
+            await self._ask("POST", ENDPOINT, {"chassisSerial": serial, "endpoint": url})
+            self._with_standby.add(step.rack)
         return f"the standby of rack {step.rack} at {url} is registered too"
 
     async def register_leader(self, step: actions.SwitchLeaderRegistered) -> str:

@@ -61,7 +61,9 @@ class NmxcServer:
             await self._standby.go_away()
 
     async def come_back(self) -> None:
-        """Listen, on the port that it had before if it had one."""
+        """Listen, on the port that it had before if it had one; nothing happens where it listens."""
+        if self._server is not None:
+            return
         server = grpc.aio.server(options=_OPTIONS)
         server.add_generic_rpc_handlers((self._service.handlers(),))
         address = f"{LOOPBACK}:{self._port}"

@@ -134,13 +134,14 @@ class SimRack:
         return url
 
     def move(self) -> None:
-        """Let that one lead. Nobody listens any more at the URL of before."""
+        """Let that one lead. Nobody listens any more at the URL of before; fates to come are its own."""
         url, old = self.stand_by(), self.url
         assert self._standby is not None  # noqa: S101 (it was made ready)
         self.network.down = True
         self.switch.break_streams()
         self.others[old], self.switch = self.switch, self.others.pop(url)
         self.switch.serve(NmxcService(self.fabric, self.faults))
+        self._standby.next_mutations, self.network.next_mutations = self.network.next_mutations, deque()
         self.network, self._standby = self._standby, None
         self.url = url
         self._moves += 1
