@@ -6,8 +6,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from rackloom.app.site_counts import count
-from rackloom.carve.plan.values import CreatePartition
-from rackloom.carve.site import operations
+from rackloom.carve.plan.values import CreatePartition, GpuHealth, Limits, Observation, ObservedGpu
+from rackloom.carve.site import endpoints, knowledge, operations
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.tables import domain_dispute, endpoint, owned_partition
 
@@ -44,3 +44,35 @@ def test_domains_in_dispute_are_counted():
         return before.disputed_domains, after.disputed_domains
 
     assert asyncio.run(scenario()) == (0, 1)
+
+
+def _reading(at: float, *gpus: int) -> Observation:
+    listed = (
+        ObservedGpu(
+            guid=guid, chassis_serial="c", slot=1, tray_index=0, module_id=guid, health=GpuHealth.HEALTHY
+        )
+        for guid in gpus
+    )
+    return Observation(domain="d", gpus=tuple(listed), partitions=(), limits=Limits(), observed_at=at)
+
+
+def _leader_and_standby(conn: sa.Connection) -> None:
+    for key, reading in (("leader", _reading(5.0, 1, 2)), ("standby", _reading(9.0))):
+        endpoints.register(conn, f"http://{key}", [key], 1.0, lambda key=key: key)
+        knowledge.learn(conn, key, reading)
+        endpoints.set_domain(conn, key, "d", 9.0)
+
+
+def test_a_standby_hides_nothing_and_what_a_lost_controller_showed_is_not_counted_as_there():
+    async def scenario():
+        store = Store.inline()
+        await store.run(_leader_and_standby)
+        (both,) = (await store.read(count, 0)).domains
+        await store.run(knowledge.lose, "leader", "UNAVAILABLE", 10.0)
+        (lost,) = (await store.read(count, 0)).domains
+        await store.close()
+        return both, lost
+
+    both, lost = asyncio.run(scenario())
+    assert (both.uuid, both.observed_at, both.gpus, both.nodes) == ("d", 5.0, {"healthy": 2}, {"healthy": 1})
+    assert (lost.observed_at, lost.gpus, lost.nodes, lost.partitions) == (5.0, {}, {}, {})

@@ -1,7 +1,8 @@
 """What the records say at the moment of a scrape."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -21,7 +22,7 @@ from rackloom.carve.site.values import Status
 
 
 class DomainCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest observation of a domain, by health."""
+    """The reading of a domain that counts, by health; only its time while nobody can read the domain."""
 
     uuid: str
     kind: ControllerKind
@@ -49,6 +50,13 @@ class SiteCounts(msgspec.Struct, frozen=True, kw_only=True):
     newest_history: int
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """What one controller of a domain showed last."""
+
+    row: Any
+    kind: ControllerKind
+
+
 def newest_history(conn: sa.Connection) -> int:
     """Number of the newest entry in the status history; what is older was counted by somebody else."""
     return conn.execute(sa.select(sa.func.max(history.c.id))).scalar_one() or 0
@@ -57,21 +65,19 @@ def newest_history(conn: sa.Connection) -> int:
 def count(conn: sa.Connection, since: int) -> SiteCounts:
     """Count everything now; turns to Ready are those after history entry `since`."""
     states = Counter({"known": 0, "unknown": 0, "never": 0})
-    domains: dict[str, DomainCounts] = {}
+    told: defaultdict[str, list[_Told]] = defaultdict(list)
     rows = {row.endpoint_id: row for row in conn.execute(sa.select(observation))}
     for one in endpoints.every(conn):
         row = rows.get(one.id)
         states[_state(row)] += 1
-        if row is not None and row.facts is not None:
-            found = _domain(knowledge.kept(row), controllers.kind_of(one.url))
-            if found.observed_at >= domains.get(found.uuid, found).observed_at:
-                domains[found.uuid] = found
+        if row is not None and row.facts is not None and one.domain is not None:
+            told[one.domain].append(_Told(row, controllers.kind_of(one.url)))
     return SiteCounts(
         logical_partitions=_number(conn, logical_partition),
         physical_partitions=_number(conn, owned_partition, owned_partition.c.partition_id.is_not(None)),
         endpoints=states,
         disputed_domains=_number(conn, domain_dispute),
-        domains=tuple(domains[key] for key in sorted(domains)),
+        domains=tuple(_domain(uuid, told[uuid]) for uuid in sorted(told)),
         ready_seconds=_ready_since(conn, since),
         newest_history=newest_history(conn),
     )
@@ -87,10 +93,15 @@ def _state(row: "sa.Row[tuple[object, ...]] | None") -> str:
     return "known" if row.unknown_since is None else "unknown"
 
 
-def _domain(observed: Observation, kind: ControllerKind) -> DomainCounts:
+def _domain(uuid: str, told: list[_Told]) -> DomainCounts:
+    counts = knowledge.that_counts([one.row for one in told])
+    observed = knowledge.kept(counts)
+    if counts.unknown_since is not None:
+        # What was there before it fell silent is not what is there now.
+        observed = msgspec.structs.replace(observed, gpus=(), partitions=())
     return DomainCounts(
-        uuid=observed.domain,
-        kind=kind,
+        uuid=uuid,
+        kind=next(one.kind for one in told if one.row is counts),
         observed_at=observed.observed_at,
         partitions=Counter(one.health.name.lower() for one in observed.partitions),
         gpus=Counter(one.health.name.lower() for one in observed.gpus),

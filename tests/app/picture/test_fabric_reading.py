@@ -226,6 +226,18 @@ async def test_a_controller_that_cannot_be_read_does_not_speak_for_its_domain(st
     assert [one.name for one in both.partitions] == ["x"]
 
 
+async def test_a_standby_that_is_lost_last_does_not_tell_since_when_the_fabric_is_silent(store):
+    leader = await seeded(store)
+    await store.run(endpoints.register, "http://127.0.0.1:9371", ["other"], NOW, lambda: "second")
+    standby = msgspec.structs.replace(observed(at=NOW - 9), gpus=())
+    await store.run(fabric_book.record_observation, "second", standby, NOW)
+    await store.run(fabric_book.record_observation, leader, observed(), NOW)
+    await store.run(fabric_book.record_unknown, leader, "the leader is gone", NOW - 3)
+    await store.run(fabric_book.record_unknown, "second", "UNAVAILABLE", NOW - 1)
+    (domain,) = (await fabrics(store)).domains
+    assert (domain.unknown_since, domain.problem) == (NOW - 3, "the leader is gone")
+
+
 async def test_a_standby_that_lists_no_gpu_does_not_hide_those_of_the_other(store):
     endpoint = await seeded(store)
     await store.run(fabric_book.record_observation, endpoint, observed(), NOW)

@@ -12,10 +12,13 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, DefaultPartition, Operation
+from rackloom.carve.plan.planner import make_plan
+from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, DefaultPartition, Observation, Operation
 from rackloom.carve.reconcile.domain import DomainPass
+from rackloom.carve.reconcile.hooks import NONE, Hooks
 from rackloom.carve.reconcile.leases import Hold
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.reconcile.turns import Turns
@@ -151,12 +154,13 @@ class InOneProcess:
         self.servers = servers
         self.domain = servers[0].fabric.domain
 
-    def reconciler(self, drivers: dict[str, type[NmxcDriver]]) -> Reconciler:
+    def reconciler(self, drivers: dict[str, type[NmxcDriver]], hooks: Hooks = NONE) -> Reconciler:
         return Reconciler(
             self.store,
             lambda one: drivers.get(one.url, NmxcDriver)(one.url, clock=time.time),
             time.time,
             NEVER,
+            hooks=hooks,
         )
 
     async def known(self) -> knowledge.Knowledge:
@@ -205,6 +209,30 @@ def test_a_change_that_only_one_was_told_of_is_looked_at_through_both(eventually
                     return seen is not None and len(seen.gpus) == 68
 
                 await eventually(agreed)
+
+    asyncio.run(main())
+
+
+class OfStandby(NmxcDriver):
+    """Answers for the domain, and lists nothing."""
+
+    async def observe(self) -> Observation:
+        return msgspec.structs.replace(await super().observe(), gpus=(), partitions=())
+
+
+@pytest.mark.parametrize("standby", [0, 1])
+def test_an_operators_plan_is_carried_out_through_the_controller_that_leads(standby: int) -> None:
+    async def main() -> None:
+        async with in_one_process() as site:
+            drivers: dict[str, type[NmxcDriver]] = {site.servers[standby].url: OfStandby}
+            reconciler = site.reconciler(drivers, replace(NONE, acts=False))
+            async with running(reconciler):
+                await site.store.run(wish_for_trays, site.domain)
+                seen = (await site.known()).observation
+                assert seen is not None
+                plan = make_plan(await site.store.read(fabric_book.intent, site.domain), seen)
+                outcomes = await reconciler.apply(plan)
+                assert [one.state for one in outcomes] == ["done"] * len(plan.operations) != []
 
     asyncio.run(main())
 

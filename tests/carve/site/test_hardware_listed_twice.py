@@ -158,6 +158,50 @@ def test_what_the_controllers_of_one_domain_contradict_is_told_first(pair: Any) 
     assert pair.status() == "Ready"
 
 
+def test_one_that_lists_the_gpus_of_another_rack_in_its_own_places_takes_them_from_nobody(
+    pair: Any, small_site: Any
+) -> None:
+    other = next(one for one in small_site.endpoint if one != pair.domain)
+    taken = tuple(
+        msgspec.structs.replace(gpu, guid=real.guid)
+        for gpu, real in zip(small_site.observation(other).gpus, pair.seen().gpus, strict=True)
+    )
+    managed = small_site.read(fabric_book.intent, pair.domain).managed
+    lying = msgspec.structs.replace(small_site.observation(other, at=small_site.tick()), gpus=taken)
+    pair.tell(small_site.endpoint[other], lying)
+    intent = small_site.read(fabric_book.intent, pair.domain)
+    assert (intent.managed, len(intent.assignments)) == (managed, 1)
+    pair.demo.release(pair.instance)
+    assert pair.status() == "Terminating"
+    pair.tell(pair.first, pair.seen())
+    assert pair.status() == "Terminating"
+    pair.tell(pair.first, pair.without_partitions())
+    assert pair.demo.status(pair.instance) is None
+
+
+def test_a_tray_that_was_put_into_another_rack_is_no_longer_where_nobody_uses_it(
+    pair: Any, small_site: Any
+) -> None:
+    other = next(one for one in small_site.endpoint if one != pair.domain)
+    used, free = pair.slot, (pair.slot + 1) % 3
+    pair.tell(
+        pair.first, pair.seen(gpus=tuple(one for one in pair.seen().gpus if one.slot not in (used, free)))
+    )
+    gone = [one.guid for one in pair.seen().gpus if one.slot in (used, free)]
+    places = small_site.observation(other)
+    moved = tuple(
+        msgspec.structs.replace(gpu, guid=guid) for gpu, guid in zip(places.gpus, gone, strict=False)
+    )
+    pair.tell(
+        small_site.endpoint[other],
+        msgspec.structs.replace(places, gpus=moved, observed_at=pair.seen().observed_at),
+    )
+    kept = small_site.read(fabric_book.intent, pair.domain).managed
+    assert {guid: guid in kept for guid in gone} == {
+        one.guid: one.slot == used for one in pair.seen().gpus if one.guid in gone
+    }
+
+
 def test_machines_go_when_the_controller_of_their_chassis_lists_none_of_them(pair: Any) -> None:
     pair.tell(pair.first, pair.seen(gpus=()))
     pair.tell(pair.second, pair.seen(domain=OTHER))

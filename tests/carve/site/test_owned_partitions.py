@@ -159,6 +159,39 @@ def test_a_partition_that_nobody_lists_for_a_day_is_forgotten(small_site: Any, s
     assert owned(small_site, seen[0]) == {}
 
 
+def test_a_standby_that_is_left_alone_for_a_day_takes_neither_partitions_nor_machines(
+    small_site: Any, demo: Any, seen: Any
+) -> None:
+    domain, partition, one, *_ = seen
+    demo.release(one)
+    for _ in range(2):
+        small_site.tick(FORGET_AFTER)
+        nothing = msgspec.structs.replace(small_site.observation(domain), gpus=(), partitions=())
+        small_site.run(
+            fabric_book.record_observation, small_site.endpoint[domain], nothing, small_site.tick()
+        )
+        assert owned(small_site, domain) == {"ours": None}
+        assert demo.status(one) == "Terminating"
+    small_site.observe(domain)
+    assert owned(small_site, domain) == {"ours": 1}
+    (ours,) = small_site.read(fabric_book.intent, domain).owned
+    assert ours.logical_partition == partition
+    assert demo.status(one) == "Terminating"
+
+
+def test_a_machine_is_not_given_away_on_a_reading_without_any_gpu(small_site: Any, demo: Any) -> None:
+    small_site.observe_all()
+    one = demo.instance()
+    domain, _ = demo.where(one)
+    demo.release(one)
+    small_site.tick()
+    nothing = msgspec.structs.replace(small_site.observation(domain), gpus=(), partitions=())
+    small_site.run(fabric_book.record_observation, small_site.endpoint[domain], nothing, small_site.tick())
+    assert demo.status(one) == "Terminating"
+    small_site.observe(domain)
+    assert demo.status(one) is None
+
+
 def test_a_machine_that_is_away_is_not_given_away_while_a_list_omits_our_partition(
     small_site: Any, demo: Any, seen: Any
 ) -> None:

@@ -9,6 +9,8 @@ from rackloom.carve.plan.values import DeletePartition, GpuHealth
 from rackloom.carve.site import disputes, endpoint_registry, fabric_book, knowledge
 from rackloom.carve.site.disputes import STANDS_SECONDS
 
+OTHER = "00000000-0000-4000-8000-00000000dead"
+
 
 def test_one_that_is_lost_after_it_contradicted_leaves_the_other_in_doubt_for_a_while(pair: Any) -> None:
     began = pair.tell(pair.second, pair.without_partitions())
@@ -48,8 +50,33 @@ def test_one_that_nobody_reads_contradicts_nobody(pair: Any) -> None:
 def test_one_that_nobody_reads_any_more_ends_a_dispute(pair: Any) -> None:
     assert pair.tell(pair.second, pair.without_partitions()) is not None
     pair.site.tick(STANDS_SECONDS)
+    pair.lose(pair.second)
     assert pair.tell(pair.first, pair.seen()) is None
     assert pair.status() == "Ready"
+
+
+@pytest.mark.parametrize("domain", [None, OTHER])
+def test_a_time_in_which_nobody_read_anything_ends_no_dispute(pair: Any, domain: str | None) -> None:
+    told = {"domain": domain} if domain else {"partitions": ()}
+    began = pair.tell(pair.second, pair.seen(**told))
+    pair.site.tick(2 * STANDS_SECONDS)
+    again = pair.tell(pair.second, pair.seen(**told))
+    assert again == began
+    assert (pair.home(), pair.status()) == (pair.domain, "Unknown")
+    # It was not lost, so it counts until it is read again.
+    pair.tell(pair.second, pair.seen())
+    assert pair.tell(pair.first, pair.seen()) is None
+    assert pair.site.read(disputes.every) == {}
+    assert pair.status() == "Ready"
+
+
+def test_a_standby_that_is_lost_later_does_not_move_the_beginning_of_the_doubt(pair: Any) -> None:
+    pair.tell(pair.second, pair.seen(gpus=(), partitions=()))
+    pair.lose(pair.first)
+    began = pair.known()
+    pair.site.tick(60.0)
+    pair.lose(pair.second)
+    assert pair.known() == began
 
 
 def test_a_reading_from_before_our_own_change_contradicts_nobody(pair: Any) -> None:

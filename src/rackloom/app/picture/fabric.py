@@ -155,10 +155,9 @@ def _doubt(
 
 
 def _silence(readings: list[_Reading], now: float) -> _Doubt:
-    lost = [one.row for one in readings if one.row.unknown_since is not None]
-    if not lost:
+    last = knowledge.last_lost(one.row for one in readings)
+    if last is None:
         return _Doubt(now, "no switch controller of it has answered yet")
-    last = max(lost, key=lambda row: row.unknown_since)
     return _Doubt(last.unknown_since, last.unknown_reason or "")
 
 

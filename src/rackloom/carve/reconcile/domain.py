@@ -42,6 +42,16 @@ intent that changes meanwhile. More would hide a plan that never converges."""
 NEVER_ASKED = "the lease ran out before the controller was asked"
 
 
+class Standby(Refused):
+    """The endpoint lists no GPU while another one of its domain speaks for it."""
+
+    def __init__(self, domain: str) -> None:
+        super().__init__(
+            f"no switch controller that can be asked here lists the GPUs of domain {domain}",
+            nearest_fix="wait until one that does can be read, and plan again",
+        )
+
+
 def _nobody(_domains: frozenset[str]) -> None:
     """There is no other endpoint."""
 
@@ -91,11 +101,13 @@ class DomainPass:
     async def apply(self, plan: Plan) -> tuple[Outcome, ...]:
         """Look, and carry out `plan` if it still holds; every operation once, until one is not answered.
 
-        Raises Refused when it no longer holds or when controllers contradict one another, FabricUnavailable
-        when the domain cannot be read.
+        Raises Refused when it no longer holds or when controllers contradict one another, Standby when it is
+        for another endpoint to do, FabricUnavailable when the domain cannot be read.
         """
         before = self.turns.before_looking()
         observation = await self._observe()
+        if not await self._leads(observation):
+            raise Standby(observation.domain)
         check(plan, await self.store.read(fabric_book.intent, observation.domain), observation)
         async with self.turns.act(observation.domain, before) as is_current:
             if not is_current:

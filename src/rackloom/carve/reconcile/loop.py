@@ -12,7 +12,7 @@ import structlog
 
 from rackloom.carve.fabric.ports import FabricDriver
 from rackloom.carve.plan.values import Plan
-from rackloom.carve.reconcile.domain import DomainPass
+from rackloom.carve.reconcile.domain import DomainPass, Standby
 from rackloom.carve.reconcile.domain_loop import DomainLoop
 from rackloom.carve.reconcile.hooks import NONE, Hooks
 from rackloom.carve.reconcile.leases import ANSWER_SECONDS, LEASE_SECONDS, RENEW_SECONDS, Hold
@@ -78,13 +78,17 @@ class Reconciler:
 
     async def apply(self, plan: Plan) -> tuple[Outcome, ...]:
         """Carry out an operator's plan in its domain. Raises Refused when it no longer holds."""
-        for loop in self.loops:
-            if loop.work.domain == plan.observation.domain:
-                return await loop.work.apply(plan)
-        raise Refused(
+        refusal = Refused(
             f"domain {plan.observation.domain} is not reconciled by this process",
             nearest_fix="register its endpoint, or ask the replica that has it",
         )
+        for loop in self.loops:
+            if loop.work.domain == plan.observation.domain:
+                try:
+                    return await loop.work.apply(plan)
+                except Standby as standby:
+                    refusal = standby
+        raise refusal
 
     async def first_passes(self) -> None:
         """Return when every endpoint that is ours has been asked once, whatever it answered."""

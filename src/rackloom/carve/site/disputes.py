@@ -20,14 +20,16 @@ from rackloom.carve.site.tables import endpoint, observation, operation
 from rackloom.errors import Refused
 
 STANDS_SECONDS = 600.0
-"""A reading that is so much older than another says nothing of the present: nobody reads that controller."""
+"""A reading that is so much older than another says nothing of the present: nobody reads that controller.
+
+In a dispute only that of one that is lost: a controller that is not will be read again, or be lost then."""
 
 _FOREVER = 1e300
 
 _here = table.c.domain == sa.bindparam("domain")
 _STANDING = sa.select(table).where(_here)
 _READINGS = (
-    sa.select(endpoint.c.url, endpoint.c.domain, observation.c.facts, observation.c.observed_at)
+    sa.select(endpoint.c.url, endpoint.c.domain, observation)
     .join(endpoint, endpoint.c.id == observation.c.endpoint_id)
     .where(
         endpoint.c.domain.in_(sa.bindparam("domains", expanding=True)),
@@ -163,7 +165,11 @@ def _standing(conn: sa.Connection, domains: Collection[str], before: Dispute | N
     lost_from = _FOREVER if before is None else before.since
     rows = conn.execute(_READINGS, {"domains": list(domains), "lost_from": lost_from}).all()
     newest = _newest(rows)
-    return [row for row in rows if row.observed_at >= newest - STANDS_SECONDS]
+    return [
+        row
+        for row in rows
+        if row.observed_at >= newest - STANDS_SECONDS or (before is not None and row.unknown_since is None)
+    ]
 
 
 def _newest(rows: Iterable[Any]) -> float:

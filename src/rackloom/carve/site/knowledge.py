@@ -4,7 +4,7 @@ Endpoints that answer with one domain uuid are one domain, and one endpoint that
 another one contradicts it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -69,7 +69,7 @@ def _weigh(domain: str, rows: Sequence[sa.Row[Any]]) -> Knowledge:
     counts = that_counts(rows)
     if counts.unknown_since is None:
         return Knowledge(kept(counts), "")
-    last = max((row for row in rows if row.unknown_since is not None), key=lambda row: row.unknown_since)
+    last = last_lost(rows) or counts
     return _unknown(last.unknown_since, last.unknown_reason)
 
 
@@ -84,7 +84,21 @@ def that_counts(rows: Sequence[sa.Row[Any]]) -> sa.Row[Any]:
     best_first = sorted(
         rows, key=lambda row: (row.unknown_since is None, row.observed_at or 0.0), reverse=True
     )
-    return next((row for row in best_first if row.facts and decoded(row.facts).gpus), best_first[0])
+    return next((row for row in best_first if _lists_gpus(row)), best_first[0])
+
+
+def last_lost(rows: Iterable[sa.Row[Any]]) -> sa.Row[Any] | None:
+    """Of rows of the table `observation`, that with which their domain fell silent; None where none is lost.
+
+    Losing a standby, which lists no GPU, takes nothing away, unless all that are lost list none.
+    """
+    lost = [row for row in rows if row.unknown_since is not None]
+    telling = lost if len(lost) == 1 else [row for row in lost if _lists_gpus(row)] or lost
+    return max(telling, key=lambda row: row.unknown_since, default=None)
+
+
+def _lists_gpus(row: sa.Row[Any]) -> bool:
+    return row.facts is not None and bool(decoded(row.facts).gpus)
 
 
 def _unknown(since: float, reason: str) -> Knowledge:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.plan.values import Observation, ObservedGpu
 from rackloom.carve.site import revisions
-from rackloom.carve.site.tables import endpoint, endpoint_chassis, machine, machine_gpu
+from rackloom.carve.site.tables import endpoint, endpoint_chassis, instance, machine, machine_gpu
 from rackloom.carve.site.tables import observation as reading
 from rackloom.topology.facts import Source
 
@@ -39,6 +39,27 @@ _IN_CHASSIS: sa.Select[Any] = sa.select(
 _KNOWN = sa.select(
     machine_gpu.c.machine_id, machine_gpu.c.module_id, machine_gpu.c.guid, machine_gpu.c.health
 ).where(machine_gpu.c.machine_id.in_(sa.bindparam("machines", expanding=True)))
+# A GPU that turned up here is no longer where it was. What another domain's controller lists, or listed where
+# an instance is, is not taken from there: the instance would be released by a stranger's word.
+_held = sa.exists().where(instance.c.machine_id == machine.c.id)
+_given_up = sa.select(machine.c.id).where(
+    sa.or_(
+        machine.c.domain.is_(None),
+        machine.c.domain == sa.bindparam("domain"),
+        sa.and_(machine.c.missing_since.is_not(None), ~_held),
+    )
+)
+_TAKE = (
+    sa.update(machine_gpu)
+    .where(
+        machine_gpu.c.guid.in_(sa.bindparam("guids", expanding=True)),
+        sa.or_(
+            sa.func.coalesce(machine_gpu.c.source, "") != Source.NMX.value,
+            machine_gpu.c.machine_id.in_(_given_up),
+        ),
+    )
+    .values(guid=None, source=None)
+)
 _IN_DOMAIN = sa.select(machine.c.id, machine.c.missing_since).where(
     machine.c.domain == sa.bindparam("domain")
 )
@@ -54,7 +75,7 @@ def learn(conn: sa.Connection, observation: Observation, now: float) -> frozense
     if moved:
         _move(conn, machines.values(), moved, observation.domain, now)
     if changed:
-        _write(conn, changed, known)
+        _write(conn, observation.domain, changed, known)
     _mark_missing(conn, observation, {row.id for row in machines.values()})
     rewired = any(known.get(at, (None, 0))[0] != str(gpu.guid) for at, gpu in changed.items())
     return revisions.touch(conn, {observation.domain, *moved} if moved or rewired else ())
@@ -105,13 +126,12 @@ def _mark_missing(conn: sa.Connection, observation: Observation, seen: set[str])
 
 def _write(
     conn: sa.Connection,
+    domain: str,
     changed: dict[GpuAt, ObservedGpu],
     known: dict[GpuAt, tuple[str | None, int]],
 ) -> None:
-    # A GPU that turned up here is no longer where it was.
     guids = [str(gpu.guid) for gpu in changed.values()]
-    elsewhere = machine_gpu.c.guid.in_(guids)
-    conn.execute(sa.update(machine_gpu).where(elsewhere).values(guid=None, source=None))
+    conn.execute(_TAKE, {"guids": guids, "domain": domain})
     table = machine_gpu
     at = sa.and_(
         table.c.machine_id == sa.bindparam("at_machine"), table.c.module_id == sa.bindparam("at_module")

@@ -80,7 +80,8 @@ def recognise(conn: sa.Connection, observation: Observation, now: float) -> None
     """Take ids from what is seen under our names, and drop the names of what is known to be gone.
 
     A partition that one list omits need not be gone: controllers were seen to leave out one whose GPUs are
-    all away. It has no id until it is listed again, and its name stays ours.
+    all away. It has no id until it is listed again, and its name stays ours. A reading without any GPU may be
+    of a standby, so no name grows old by it.
     """
     seen = {partition.name: partition.id for partition in observation.partitions}
     for row in conn.execute(_ASKED_FOR, {"here": observation.domain}).all():
@@ -88,7 +89,7 @@ def recognise(conn: sa.Connection, observation: Observation, now: float) -> None
         if row.name in seen:
             found = {"partition_id": seen[row.name], "seen_at": observation.observed_at}
             conn.execute(_SEEN, {**mine, **found})
-        elif _is_gone(conn, row, observation.observed_at, now):
+        elif _is_gone(conn, row, observation, now):
             conn.execute(sa.delete(table).where(table.c.domain == row.domain, table.c.name == row.name))
         elif row.partition_id is not None and row.seen_at < observation.observed_at:
             conn.execute(_SEEN, {**mine, "partition_id": None})
@@ -114,10 +115,11 @@ def follow(conn: sa.Connection, domain: str, successor: str) -> None:
         conn.execute(sa.delete(table).where(table.c.domain == domain))
 
 
-def _is_gone(conn: sa.Connection, row: sa.Row[Any], observed_at: float, now: float) -> bool:
+def _is_gone(conn: sa.Connection, row: sa.Row[Any], observation: Observation, now: float) -> bool:
+    observed_at = observation.observed_at
     if row.seen_at is not None and row.seen_at >= observed_at:
         return False
-    if max(row.created, row.seen_at or 0.0) + FORGET_AFTER < now:
+    if observation.gpus and max(row.created, row.seen_at or 0.0) + FORGET_AFTER < now:
         return True
     refused = row.seen_at is None and row.state == OperationState.REFUSED and row.finished <= observed_at
     return (refused or _was_deleted(conn, row)) and not _may_still_be_made(conn, row, now)

@@ -18,6 +18,7 @@ from rackloom.carve.plan.values import (
 )
 
 WAITING = "waiting for the switch controller to be read after this was asked for"
+NO_GPUS = "the switch controller lists no GPU: it is a standby, or the rack is empty"
 
 
 class DomainFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +123,7 @@ def why_not_released(
         # A GUID-based partition keeps the names of GPUs that are away, also while a list omits it.
         missing = " and ".join(sorted(facts.lost))
         return f"the switch controller lists neither the GPU nor partition {missing}, which may hold it"
-    return None
+    return None if facts.present else NO_GPUS
 
 
 def why_not_drained(guid: int | None, since: float, facts: DomainFacts) -> str | None:

@@ -3,32 +3,88 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
+
+from rackloom.errors import Retry
 
 T = TypeVar("T")
 
+CLOSE_SECONDS = 10.0
+"""Work that does not end within that when it is cancelled is left to end with the process."""
+CLOSING = "the store is closing"
+
 
 class OtherLoop:
-    """Runs coroutines that share nothing with the loop they are awaited in. `close` it in the end."""
+    """Runs coroutines that only read, and share nothing with the loop they are awaited in.
+
+    Use it in one event loop, and `close` it in the end.
+    """
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._is_closing = False
+        self._asked: set[Future[Any]] = set()
+        self._under_way: set[asyncio.Task[Any]] = set()
+        """Touched in the thread only."""
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     async def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` there. Cancelling the caller does not cancel it, as with a thread that has begun."""
-        return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop)))
+        """Run `work` there. Cancelling the caller does not cancel it, as with a thread that has begun.
+
+        Raises Retry when this is closed before `work` has ended.
+        """
+        if self._is_closing:
+            work.close()
+            raise Retry(CLOSING, after=1.0)
+        return await self._submit(self._until_closed(work))
 
     async def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Stop, once what is under way has ended and `last` was done there."""
-        await self.do(_after_others(last))
+        """Cancel what is under way, do `last` there, and stop."""
+        self._is_closing = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._submit(self._end(last))
         self._loop.call_soon_threadsafe(self._loop.stop)
-        await asyncio.to_thread(self._thread.join)
-        self._loop.close()
+        await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+        for one in self._asked:
+            if not one.done():
+                one.set_exception(Retry(CLOSING, after=1.0))
+
+    def _serve(self) -> None:
+        with self._runner:
+            self._loop.run_forever()
+
+    async def _submit(self, work: Coroutine[Any, Any, T]) -> T:
+        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._asked.add(asked)
+        running = asyncio.wrap_future(asked)
+        running.add_done_callback(_look_at)
+        running.add_done_callback(lambda _: self._asked.discard(asked))
+        return await asyncio.shield(running)
+
+    async def _until_closed(self, work: Coroutine[Any, Any, T]) -> T:
+        running = asyncio.ensure_future(work)
+        self._under_way.add(running)
+        running.add_done_callback(self._under_way.discard)
+        try:
+            return await running
+        except asyncio.CancelledError:
+            # Nobody else cancels here. The caller was not cancelled, and is told so.
+            raise Retry(CLOSING, after=1.0) from None
+
+    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        cancelled = set(self._under_way)
+        for one in cancelled:
+            one.cancel()
+        await asyncio.gather(*cancelled, return_exceptions=True)
+        await last()
 
 
-async def _after_others(last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    mine = asyncio.current_task()
-    await asyncio.gather(*(one for one in asyncio.all_tasks() if one is not mine), return_exceptions=True)
-    await last()
+def _look_at(done: "asyncio.Future[Any]") -> None:
+    """A failure that nobody waits for any more is none that was overlooked."""
+    if not done.cancelled():
+        done.exception()
