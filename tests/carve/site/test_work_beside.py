@@ -19,7 +19,11 @@ async def answer() -> int:
     return 7
 
 
-def test_work_under_way_ends_when_it_is_closed_and_later_work_is_refused() -> None:
+def test_work_under_way_ends_when_it_is_closed_and_later_work_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(beside, "END_SECONDS", 0.05)
+
     async def main() -> None:
         other, began, ended = OtherLoop("test"), threading.Event(), threading.Event()
 

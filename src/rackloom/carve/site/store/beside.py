@@ -11,8 +11,10 @@ from rackloom.errors import Retry
 
 T = TypeVar("T")
 
+END_SECONDS = 5.0
+"""Work that has not ended by itself within that when this is closed is cancelled."""
 CLOSE_SECONDS = 10.0
-"""Work that does not end within that when it is cancelled is left to end with the process."""
+"""Work that has not ended within that, though it was cancelled, is left to end with the process."""
 CLOSING = "the store is closing"
 
 
@@ -43,7 +45,7 @@ class OtherLoop:
         return await self._submit(self._until_closed(work))
 
     async def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Cancel what is under way, do `last` there, and stop."""
+        """Let what is under way end, or cancel it in the end; do `last` there, and stop."""
         self._is_closing = True
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -77,10 +79,12 @@ class OtherLoop:
             raise Retry(CLOSING, after=1.0) from None
 
     async def _end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        cancelled = set(self._under_way)
-        for one in cancelled:
+        under_way = set(self._under_way)
+        if under_way:
+            await asyncio.wait(under_way, timeout=END_SECONDS)
+        for one in under_way:
             one.cancel()
-        await asyncio.gather(*cancelled, return_exceptions=True)
+        await asyncio.gather(*under_way, return_exceptions=True)
         await last()
 
 
