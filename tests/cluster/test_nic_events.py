@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.test_nixl_example import kubectl
+from tests.cluster.kubectl import kubectl
 from tests.waiting import until
 
 from rackloom.claim.allocate.objects import Device
@@ -37,9 +37,9 @@ async def rights(cluster: ControlPlane, tmp_path: Path) -> AsyncIterator[None]:
     ]
     file = tmp_path / "rights.yaml"
     file.write_text(yaml.safe_dump_all(documents))
-    await asyncio.to_thread(kubectl, cluster, "default", "apply", "-f", str(file))
+    await asyncio.to_thread(kubectl, cluster, "apply", "-f", str(file))
     yield
-    await asyncio.to_thread(kubectl, cluster, "default", "delete", "-f", str(file))
+    await asyncio.to_thread(kubectl, cluster, "delete", "-f", str(file))
 
 
 @pytest.mark.usefixtures("rights")
