@@ -61,7 +61,7 @@ async def test_a_failed_attachment_is_an_event_on_the_pod(
     assert event is not None
     assert event["involvedObject"]["uid"] == pod["metadata"]["uid"]
     assert event["message"] == "NIC nic0 was not attached; choose another name"
-    shown = await asyncio.to_thread(kubectl, cluster, namespace, "describe", "pod", "worker")
+    shown = await asyncio.to_thread(kubectl, cluster, "-n", namespace, "describe", "pod", "worker")
     assert "NetworkDeviceAttachFailed" in shown
 
 
