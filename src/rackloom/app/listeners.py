@@ -6,8 +6,8 @@ The server library would handle signals itself, one server against the other; he
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import uvicorn
 
 from rackloom.app.config import split_listen
 from rackloom.errors import Refused
+from rackloom.http_server import HttpServer, bound_socket
 
 _OPTIONS: dict[str, Any] = {
     "log_config": None,
@@ -25,20 +26,6 @@ _OPTIONS: dict[str, Any] = {
     "limit_concurrency": 1000,
     "h11_max_incomplete_event_size": 16384,
 }
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.answering = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.answering.set()
 
 
 @asynccontextmanager
@@ -58,7 +45,7 @@ async def listening(
     """
     try:
         options = {**_OPTIONS, "timeout_keep_alive": keep_alive}
-        server = _Server(uvicorn.Config(app, ssl_certfile=cert, ssl_keyfile=key, **options))
+        server = HttpServer(uvicorn.Config(app, ssl_certfile=cert, ssl_keyfile=key, **options))
         server.config.load()
         server.config.ssl = tls or server.config.ssl
     except OSError as error:
@@ -76,17 +63,9 @@ async def listening(
 def _bound(listen: str) -> socket.socket:
     host, port = split_listen(listen)
     try:
-        bound = socket.create_server((host, port), family=_family(host))
+        return bound_socket(host, port)
     except (OSError, OverflowError) as error:
         raise Refused(
             f"cannot listen on {listen}: {getattr(error, 'strerror', None) or error}",
             nearest_fix="stop the program that uses the port, or choose another",
         ) from error
-    # Connections inherit it. asyncio sets it only on sockets that name their protocol (uvloop on all), and
-    # without it an answer of two writes waits 40 ms for a delayed acknowledgement.
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return bound
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

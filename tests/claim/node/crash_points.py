@@ -5,6 +5,7 @@ room adds: programs of the driver, requests to the kernel.
 """
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def fuse_the_disk(fuse: Fuse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "unlink", fused_unlink)
 
 
-class Lives:
+class Lives(ABC):
     """The lives of a plugin on one node, and what kubelet wants of it. A room says what the plugin is."""
 
     claims: Sequence[PodClaim]
@@ -77,25 +78,25 @@ class Lives:
         self.fuse = Fuse(None)
         fuse_the_disk(self.fuse, monkeypatch)
 
+    @abstractmethod
     async def set_up(self) -> None:
         """Make the node and its claims."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def start(self) -> Running:
         """A new life, as after a restart."""
-        raise NotImplementedError
 
+    @abstractmethod
     def edits(self, uid: str) -> Any:
         """What a container of the claim gets."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def check_held(self) -> None:
         """The node is as the claims want it."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def check_untouched(self) -> None:
         """The node is as if there had been no claim."""
-        raise NotImplementedError
 
     def reboot(self) -> None:
         self.kit.boot_id = "boot-2"

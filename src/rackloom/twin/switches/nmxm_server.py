@@ -1,14 +1,13 @@
 """A simulated NMX-M on a real socket, which can go away and come back."""
 
 import asyncio
-import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 import uvicorn
 
+from rackloom.http_server import HttpServer, bound_socket
 from rackloom.twin.switches.fabric import SimulatedFabric
 from rackloom.twin.switches.nmxm_faults import NmxmFaults
 from rackloom.twin.switches.nmxm_service import BASE, NmxmService
@@ -37,7 +36,7 @@ class NmxmServer:
         self.service = NmxmService(fabrics, username=username, password=password, seconds=seconds)
         self._port = port
         self._cert, self._key = cert, key
-        self._server: _Server | None = None
+        self._server: HttpServer | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -67,10 +66,7 @@ class NmxmServer:
 
     async def come_back(self) -> None:
         """Listen, on the port that it had before if it had one."""
-        bound = socket.create_server((LOOPBACK, self._port))
-        # Connections inherit it. asyncio sets it only on sockets that name their protocol, and without it an
-        # answer of two writes waits 40 ms for a delayed acknowledgement.
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        bound = bound_socket(LOOPBACK, self._port)
         self._port = bound.getsockname()[1]
         config = uvicorn.Config(
             self.service,
@@ -79,7 +75,7 @@ class NmxmServer:
             log_config=None,
             lifespan="off",
         )
-        self._server = _Server(config)
+        self._server = HttpServer(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[bound]))
         await self._server.answering.wait()
 
@@ -89,19 +85,3 @@ class NmxmServer:
             self._server.should_exit = self._server.force_exit = True
             await self._task
             self._server = None
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.answering = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are the business of the process, not of one of its servers."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say when it answers."""
-        await super().startup(sockets)
-        self.answering.set()
