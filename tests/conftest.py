@@ -3,7 +3,7 @@
 import datetime as dt
 import ipaddress
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from hypothesis import HealthCheck, settings
+from tests.ports import reserved_network
 
 # No property fails for being slow on a busy machine. With CI set, the same code is shown the same examples: a
 # change is judged by what it changed; everybody else's runs look for new ones.
@@ -84,3 +85,10 @@ def authority() -> Authority:
 @pytest.fixture(scope="session")
 def make_authority() -> Callable[[str], Authority]:
     return Authority
+
+
+@pytest.fixture
+def loopback_network() -> Iterator[str]:
+    """Where addresses of simulated machines can be those of this one: 127.8, for those from 127.8.0.0 on."""
+    with reserved_network() as network:
+        yield network

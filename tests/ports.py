@@ -1,8 +1,11 @@
-"""TCP ports of loopback for programs that must be told one."""
+"""TCP ports and networks of loopback for programs that must be told one."""
 
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+
+_MARK = 29_999
+"""The port by which a network is taken: only one socket of the machine can have an address and a port."""
 
 
 @contextmanager
@@ -13,6 +16,21 @@ def reserved_ports(count: int = 1) -> Iterator[int]:
     """
     with ExitStack() as stack:
         yield _bound_in_a_row(stack, count)
+
+
+@contextmanager
+def reserved_network() -> Iterator[str]:
+    """Two numbers that begin the addresses of a network, such as 127.8, that no other test has meanwhile."""
+    with socket.socket() as mark:
+        yield next(network for number in range(2, 251) if _is_taken(mark, network := f"127.{number}"))
+
+
+def _is_taken(mark: socket.socket, network: str) -> bool:
+    try:
+        mark.bind((f"{network}.255.254", _MARK))
+    except OSError:
+        return False  # Somebody has it; another is as good.
+    return True
 
 
 def _bound_in_a_row(stack: ExitStack, count: int) -> int:

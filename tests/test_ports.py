@@ -3,7 +3,7 @@
 import socket
 
 import pytest
-from tests.ports import reserved_ports
+from tests.ports import reserved_network, reserved_ports
 
 
 def test_a_server_can_listen_there_and_is_reached() -> None:
@@ -17,3 +17,10 @@ def test_a_server_can_listen_there_and_is_reached() -> None:
 def test_nobody_who_does_not_ask_for_it_gets_one() -> None:
     with reserved_ports() as port, socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))
+
+
+def test_two_who_want_a_network_have_one_each() -> None:
+    with reserved_network() as one, reserved_network() as other:
+        assert one != other
+        with socket.create_server((f"{one}.9.1", 0)), socket.create_server((f"{other}.9.1", 0)):
+            pass

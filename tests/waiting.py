@@ -5,8 +5,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-PATIENCE = 120.0
-"""Seconds."""
+PATIENCE = 300.0
+"""Seconds. Nothing here takes as long; a machine that others share may stand still for a while."""
 T = TypeVar("T")
 
 

@@ -6,9 +6,11 @@
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import os
 import time
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,14 @@ import pytest
 from tests.cluster.build import CONTROL_PLANE, MPI_OPERATOR, Tools, made
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.credentials import MASTERS
-from tests.cluster.custom import MPI_JOB, definition, serve
+from tests.cluster.custom import MPI_JOB, serve, withdraw
 from tests.cluster.installed import applied
 from tests.cluster.processes import start
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.connection import http_client
-from rackloom.claim.kube.kinds import CRD, NAMESPACE, NODE, POD, SERVICE_ACCOUNT
+from rackloom.claim.kube.kinds import NAMESPACE, NODE, POD, SERVICE_ACCOUNT
 from rackloom.claim.kube.lightkube_api import LightkubeApi
 from rackloom.claim.kube.pace import Pace
 from rackloom.twin.kubelet.kubelet import Kubelet
@@ -37,8 +39,33 @@ ASKED_BY = "RACKLOOM_TEST_CLUSTER"
 _PATIENT = httpx2.Timeout(60.0, pool=None)
 """A thousand pods of one process wait for a hundred connections as long as it takes."""
 _UNLIMITED = Pace(10_000.0, 10_000)
+_EMPTY_WITHIN = 900.0
+"""Seconds: hundreds of pods end one by one on two busy cores."""
 _numbers = itertools.count(1)
 AddNodes = Callable[..., Awaitable[list[str]]]
+
+
+_LEFT_TO_THE_COLLECTOR = pytest.mark.filterwarnings(
+    r"ignore:Exception ignored in.{2}<(socket\.socket|function _Selector\w*Transport\.__del__) "
+    ":pytest.PytestUnraisableExceptionWarning"
+)
+"""A connection whose opener is cancelled is (asyncio of Python 3.11): kubelets end in the middle of calls."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """No test here is blamed for what the end of another's kubelets left."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(_LEFT_TO_THE_COLLECTOR)
+
+
+def pytest_sessionfinish() -> None:
+    """Nor is the whole run: pytest collects what is left once more at its end, where no marker counts."""
+    if os.environ.get(ASKED_BY):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            for _ in range(5):  # What one round frees may hold more.
+                gc.collect()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -128,7 +155,9 @@ async def add_nodes(api: KubeApi, kubelets: Kubelets) -> AsyncIterator[AddNodes]
         return new
 
     yield add
-    await asyncio.gather(*(api.delete(NODE, name) for name in names))
+    for name in names:
+        with contextlib.suppress(NotFound):  # A test may have taken it away.
+            await api.delete(NODE, name)
 
 
 @pytest.fixture
@@ -139,7 +168,7 @@ async def namespace(api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[str]:
     await until(lambda: _exists(api, name), "the service account of a new namespace")
     yield name
     await api.delete(NAMESPACE, name)
-    await until(lambda: _is_empty(api, name), "the pods of a deleted namespace are gone")
+    await until(lambda: _is_empty(api, name), "the pods of a deleted namespace are gone", _EMPTY_WITHIN)
 
 
 @pytest.fixture
@@ -160,7 +189,7 @@ async def mpi_operator(
     child = start("mpi-operator", [program, cluster.kubeconfig("mpi-operator", MASTERS)], cluster.logs)
     yield
     child.stop()
-    await api.delete(CRD, definition(MPI_JOB)["metadata"]["name"])
+    await withdraw(api, MPI_JOB)
 
 
 async def _take_pods(api: KubeApi, names: list[str]) -> bool:

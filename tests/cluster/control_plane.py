@@ -14,7 +14,7 @@ from tests.ports import reserved_ports
 
 from rackloom.claim.kube.api import Object
 
-_READY_WITHIN = 120.0
+_READY_WITHIN = 300.0
 """Seconds for the API server to be ready; a machine with nothing else to do needs about five."""
 _ISSUER = "https://kubernetes.default.svc"
 _SERVICES = "10.96.0.0/16"
@@ -191,9 +191,3 @@ def _is_ready(client: httpx2.Client) -> bool:
         return client.get("/readyz").status_code == httpx2.codes.OK
     except httpx2.TransportError:
         return False
-
-
-def free_port() -> int:
-    """A TCP port of loopback that nobody has now."""
-    with reserved_ports() as port:
-        return port

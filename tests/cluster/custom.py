@@ -1,8 +1,10 @@
 """Custom resource definitions for tests: any fields, and a status of its own."""
 
+import contextlib
+
 from tests.waiting import until
 
-from rackloom.claim.kube.api import Kind, KubeApi, NotFound, Object
+from rackloom.claim.kube.api import Kind, KubeApi, KubeError, NotFound, Object
 from rackloom.claim.kube.kinds import CRD
 
 MPI_JOB = Kind("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", namespaced=True)
@@ -21,7 +23,7 @@ def definition(kind: Kind) -> Object:
     names = {"kind": kind.kind, "plural": kind.plural, "singular": kind.kind.lower()}
     scope = "Namespaced" if kind.namespaced else "Cluster"
     return {
-        "metadata": {"name": f"{kind.plural}.{kind.group}"},
+        "metadata": {"name": name_of(kind)},
         "spec": {"group": kind.group, "scope": scope, "names": names, "versions": [version]},
     }
 
@@ -29,12 +31,32 @@ def definition(kind: Kind) -> Object:
 async def serve(api: KubeApi, kind: Kind) -> None:
     """Define a kind and wait until it is served."""
     await api.create(CRD, definition(kind))
+    await until(lambda: is_served(api, kind), f"{kind.plural} are served")
 
-    async def served() -> bool:
-        try:
+
+async def is_served(api: KubeApi, *kinds: Kind) -> bool:
+    """A type that was just installed answers "storage is (re)initializing" for a moment."""
+    try:
+        for kind in kinds:
             await api.list(kind)
-        except NotFound:
-            return False
-        return True
+    except KubeError:
+        return False
+    return True
 
-    await until(served, f"{kind.plural} are served")
+
+async def withdraw(api: KubeApi, *kinds: Kind) -> None:
+    """Take the definitions of kinds away and wait until they are gone: another test may define them anew."""
+    for kind in kinds:
+        with contextlib.suppress(NotFound):
+            await api.delete(CRD, name_of(kind))
+    await until(lambda: none_is_going(api, CRD), "deleted definitions are gone")
+
+
+async def none_is_going(api: KubeApi, kind: Kind) -> bool:
+    """Definitions and namespaces that were deleted stay until all that belongs to them is gone."""
+    return not any("deletionTimestamp" in one["metadata"] for one in (await api.list(kind)).items)
+
+
+def name_of(kind: Kind) -> str:
+    """The name of its definition."""
+    return f"{kind.plural}.{kind.group}"

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.custom import is_served, none_is_going
 from tests.cluster.kubectl import LEAVE, kubectl
 from tests.cluster.policies import DRIVER, policies_count
 from tests.waiting import until
@@ -29,7 +30,9 @@ from rackloom.claim.kube.events import Recorder
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
+    CRD,
     MUTATING_WEBHOOK,
+    NAMESPACE,
     POD,
     VALIDATING_WEBHOOK,
 )
@@ -41,6 +44,14 @@ HOOKS = {
     "MutatingWebhookConfiguration": MUTATING_WEBHOOK,
     "ValidatingWebhookConfiguration": VALIDATING_WEBHOOK,
 }
+PROBE: Object = {
+    "metadata": {"name": "probe", "namespace": "default"},
+    "spec": {
+        "containers": [{"name": "main", "image": "none", "resources": {"claims": [{"name": "channel"}]}}],
+        "resourceClaims": [{"name": "channel", "resourceClaimTemplateName": "none-such"}],
+    },
+}
+"""The webhook gates it."""
 SETTINGS = Settings(daemon=DaemonSettings(image="rackloom:test"))
 
 
@@ -52,7 +63,7 @@ async def applied(cluster: ControlPlane, api: KubeApi, overlay: str) -> AsyncIte
     await until(lambda: is_served(api, COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE), "the new types are served")
     await until(lambda: asyncio.to_thread(policies_count, cluster), "the policies count")
     yield
-    await _taken_back(cluster, "-k", folder)
+    await _taken_back(cluster, api, "-k", folder)
 
 
 @contextlib.asynccontextmanager
@@ -70,16 +81,23 @@ async def installed(
             for one in hooks:
                 await api.create(HOOKS[one["kind"]], called_at(one, port))
             await until(lambda: is_trusted(api), "the webhook has its certificate")
+            await until(lambda: is_asked(api), "the webhook is asked")
             yield
             for one in hooks:
                 await api.delete(HOOKS[one["kind"]], one["metadata"]["name"])
     await asyncio.to_thread(kubectl, cluster, "delete", "-f", "-", *LEAVE, given=rest)
-    await _taken_back(cluster, "-k", str(DEPLOY / "base"))
+    await _taken_back(cluster, api, "-k", str(DEPLOY / "base"))
 
 
-async def _taken_back(cluster: ControlPlane, *what: str) -> None:
+async def _taken_back(cluster: ControlPlane, api: KubeApi, *what: str) -> None:
+    """Gone, not only deleted: the next test installs the same again."""
     await asyncio.to_thread(kubectl, cluster, "delete", *what, *LEAVE)
-    await asyncio.to_thread(kubectl, cluster, "wait", "--for=delete", f"namespace/{DRIVER}", "--timeout=120s")
+    await until(lambda: none_is_going(api, CRD), "deleted definitions are gone")
+    await until(lambda: _has_no_namespace(api), f"the namespace {DRIVER} is gone")
+
+
+async def _has_no_namespace(api: KubeApi) -> bool:
+    return all(one["metadata"]["name"] != DRIVER for one in (await api.list(NAMESPACE)).items)
 
 
 @contextlib.asynccontextmanager
@@ -157,14 +175,13 @@ async def as_account(
         yield own
 
 
-async def is_served(api: KubeApi, *kinds: Kind) -> bool:
-    """A type that was just installed answers "storage is (re)initializing" for a moment."""
+async def is_asked(api: KubeApi) -> bool:
+    """The API server hears of webhooks, and of their certificate, a moment after they were written."""
     try:
-        for kind in kinds:
-            await api.list(kind)
+        pod = await api.create(POD, PROBE, dry_run=True)
     except KubeError:
         return False
-    return True
+    return bool(pod["spec"].get("schedulingGates"))
 
 
 async def is_trusted(api: KubeApi) -> bool:

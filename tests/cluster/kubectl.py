@@ -22,5 +22,7 @@ def tried(cluster: ControlPlane, *words: str, given: str | None = None) -> subpr
     program = shutil.which("kubectl")
     if program is None:
         pytest.skip("there is no kubectl on the PATH")
-    command = [program, "--kubeconfig", str(cluster.admin), *words]
+    # What kubectl remembers of a server is kept by its address, and another run's server may have had that.
+    remembered = f"--cache-dir={cluster.logs.parent / 'kubectl'}"
+    command = [program, "--kubeconfig", str(cluster.admin), remembered, *words]
     return subprocess.run(command, input=given, capture_output=True, text=True, timeout=300)

@@ -35,6 +35,11 @@ async def has_reason(api: KubeApi, namespace: str, reason: str, name: str = "job
     return any(one.reason == reason for one in status.conditions)
 
 
+async def has_event(api: KubeApi, namespace: str, name: str, reason: str) -> bool:
+    events = (await api.list(EVENT, namespace, fields=f"involvedObject.name={name}")).items
+    return any(one["reason"] == reason for one in events)
+
+
 async def is_gone(api: KubeApi, kind: Kind, name: str, namespace: str | None) -> bool:
     try:
         await api.get(kind, name, namespace)
@@ -61,8 +66,7 @@ async def test_the_life_of_a_compute_domain_with_the_controllers_own_rights(
 
         second = await domain(api, namespace, "second")
         await until(lambda: has_reason(api, namespace, "TemplateNameTaken", "second"), "a collision is told")
-        events = (await api.list(EVENT, namespace, fields="involvedObject.name=second")).items
-        assert {one["reason"] for one in events} >= {"TemplateNameTaken"}
+        await until(lambda: has_event(api, namespace, "second", "TemplateNameTaken"), "and is an event")
         with pytest.raises(Rejected, match="immutable"):
             await api.patch(COMPUTE_DOMAIN, "second", namespace, {"spec": {"numNodes": 3}})
 

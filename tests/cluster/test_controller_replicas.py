@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager, suppress
 import httpx2
 import pytest
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.custom import is_served, none_is_going
 from tests.waiting import PATIENCE, until
 
 from rackloom.claim.domain.crds import crds
-from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound
+from rackloom.claim.kube.api import Conflict, KubeApi, NotFound
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -74,15 +75,7 @@ async def install(api: KubeApi) -> None:
             await api.create(CRD, crd)
     with suppress(Conflict):
         await api.create(NAMESPACE, {"metadata": {"name": "rackloom-system"}})
-
-    async def served() -> bool:
-        with suppress(KubeError):
-            await api.list(COMPUTE_DOMAIN)
-            await api.list(COMPUTE_DOMAIN_CLIQUE)
-            return True
-        return False
-
-    await until(served, "the new types are served")
+    await until(lambda: is_served(api, COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE), "the new types are served")
 
 
 async def has_template(api: KubeApi, namespace: str, name: str) -> bool:
@@ -123,8 +116,5 @@ async def test_a_killed_leader_is_replaced(cluster: ControlPlane, api: KubeApi, 
     for crd in crds():
         await api.delete(CRD, crd["metadata"]["name"])
     await api.delete(NAMESPACE, "rackloom-system")
-
-    async def no_namespace() -> bool:
-        return all(one["metadata"]["name"] != "rackloom-system" for one in (await api.list(NAMESPACE)).items)
-
-    await until(no_namespace, "the namespace is gone")
+    for kind in (CRD, NAMESPACE):
+        await until(lambda kind=kind: none_is_going(api, kind), f"every deleted {kind.kind} is gone")  # type: ignore[misc]

@@ -4,11 +4,10 @@ import json
 
 import pytest
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.custom import definition, serve
+from tests.cluster.custom import serve, withdraw
 from tests.cluster.kubectl import kubectl
 
 from rackloom.claim.kube.api import Kind, KubeApi
-from rackloom.claim.kube.kinds import CRD
 
 pytestmark = pytest.mark.anyio
 WIDGET = Kind("test.example.com", "v1", "Widget", "widgets", namespaced=True)
@@ -35,7 +34,7 @@ async def test_status_is_a_subresource_and_kubectl_reads_it(
     assert written["metadata"]["generation"] == made["metadata"]["generation"]
     seen = kubectl(cluster, "get", "widgets", "--namespace", namespace, "--output", "json")
     assert [item["status"] for item in json.loads(seen)["items"]] == [{"phase": "Ready"}]
-    await api.delete(CRD, definition(WIDGET)["metadata"]["name"])
+    await withdraw(api, WIDGET)
 
 
 def test_kubectl_sees_this_kubernetes(cluster: ControlPlane) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.conftest import AddNodes
-from tests.cluster.custom import serve
+from tests.cluster.custom import serve, withdraw
 from tests.waiting import until
 
 from rackloom.app.node import ImexOptions, NodeOptions, imex_node
@@ -19,7 +19,6 @@ from rackloom.claim.kube.api import KubeApi, Object
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
-    CRD,
     DEVICE_CLASS,
     NODE,
     POD,
@@ -77,8 +76,7 @@ async def imex_node_name(
         await kubelets_of_plugins[node].registered(names.IMEX_DRIVER)
         await one.publisher.published.wait()
         yield node
-    for kind in (COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE):
-        await api.delete(CRD, f"{kind.plural}.{kind.group}")
+    await withdraw(api, COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE)
 
 
 async def test_a_channel_is_allocated_by_the_scheduler_and_prepared_when_its_daemon_is_ready(

@@ -1,18 +1,36 @@
-"""What tests/claim/kube demands of an API server holds for a real one, so the fake is held to the same."""
+"""What tests/claim/kube demands of an API server holds for a real one, so the fake is held to the same.
 
+Others write to that server all the while, as they do to every real one: what holds only for whoever is alone
+with a server is no contract.
+"""
+
+import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.other_clients import KINDS, beside_other_clients
+
+from rackloom.claim.kube.api import KubeApi
 
 SUITE = Path(__file__).parents[1] / "claim" / "kube"
+WITHIN = 1800.0
+"""Seconds: it ends a hang, and measures nothing."""
+pytestmark = pytest.mark.anyio
 
 
-def test_a_real_server_keeps_the_contract(cluster: ControlPlane) -> None:
+def suite(cluster: ControlPlane) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", str(SUITE), "-q", "-k", "real", "-p", "no:cacheprovider"]
     environment = {**os.environ, "RACKLOOM_TEST_KUBECONFIG": str(cluster.admin)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WITHIN)
+
+
+async def test_a_real_server_keeps_the_contract(cluster: ControlPlane, api: KubeApi) -> None:
+    async with beside_other_clients(api) as lives:
+        done = await asyncio.to_thread(suite, cluster)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout, done.stdout
+    assert lives.keys() == {kind.kind for kind in KINDS}, "others wrote objects of every kind meanwhile"

@@ -1,5 +1,6 @@
 """The upstream MPI operator makes the pods of an MPIJob here, and sees them run."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -20,17 +21,14 @@ class LaunchersEnd:
     """The launcher ends when the test says that the ranks are done; workers serve until they are deleted."""
 
     def __init__(self) -> None:
-        self.done = False
+        self.done = asyncio.Event()
 
     async def run(self, node: str, pod: Object, ready: Callable[[], Awaitable[None]]) -> int:
         await ready()
         if pod["metadata"]["labels"][ROLE] == "launcher":
-            await until(self._is_done, "the ranks are done")
+            await self.done.wait()
             return 0
         return await Idle().run(node, pod, ready)
-
-    async def _is_done(self) -> bool:
-        return self.done
 
 
 @pytest.fixture
@@ -70,7 +68,7 @@ async def test_a_job_has_its_workers_and_its_launcher(
     }
     assert names == {f"ranks-worker-{index}" for index in range(WORKERS)}
 
-    containers.done = True
+    containers.done.set()
 
     async def succeeded() -> bool:
         status = (await api.get(MPI_JOB, "ranks", namespace)).get("status", {})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kubectl import kubectl
+from tests.cluster.kubectl import kubectl, tried
 from tests.waiting import until
 
 from rackloom.claim.allocate.objects import Device
@@ -38,6 +38,12 @@ async def rights(cluster: ControlPlane, tmp_path: Path) -> AsyncIterator[None]:
     file = tmp_path / "rights.yaml"
     file.write_text(yaml.safe_dump_all(documents))
     await asyncio.to_thread(kubectl, cluster, "apply", "-f", str(file))
+    asked = ("auth", "can-i", "create", "events", f"--as={ACCOUNT}")
+
+    async def counts() -> bool:
+        return (await asyncio.to_thread(tried, cluster, *asked)).returncode == 0
+
+    await until(counts, "the rights count, which is a moment after they were written")
     yield
     await asyncio.to_thread(kubectl, cluster, "delete", "-f", str(file))
 

@@ -58,7 +58,7 @@ async def test_a_deployment_becomes_available_on_its_nodes(
 
     await until(available, "five available replicas")
     pods = (await api.list(POD, namespace)).items
-    assert {pod["spec"]["nodeName"] for pod in pods} == set(nodes)
+    assert {pod["spec"]["nodeName"] for pod in pods} <= set(nodes)
     assert len({pod["status"]["podIP"] for pod in pods}) == 5
     assert {pod["status"]["phase"] for pod in pods} == {"Running"}
 

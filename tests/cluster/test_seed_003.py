@@ -186,9 +186,10 @@ async def test_all_four_templates_get_what_is_predicted(
         await api.delete(POD, name, namespace)
 
         async def given_back() -> bool:
-            return not any(files.specs() for files in h100_nodes.values())
+            claims = (await api.list(RESOURCE_CLAIM, namespace)).items
+            return not claims and not any(files.specs() for files in h100_nodes.values())
 
-        await until(given_back, f"the devices of {name} are given back")
+        await until(given_back, f"the devices of {name} are given back, so that the next finds all of them")
 
 
 async def test_the_example_runs_on_both_nodes(

@@ -34,7 +34,7 @@ async def test_a_pod_gets_the_gpus_of_a_simulated_tray(api: KubeApi, namespace: 
 
     async with ground(home, racks=1, profile="gb200-nvl72") as (_, twin):
         async with twin_nodes(twin, home.twin / "cluster", api) as work:
-            await until(published, "every tray is published with its clique", 120.0)
+            await until(published, "every tray is published with its clique")
             await api.create(
                 RESOURCE_CLAIM, {"metadata": {"name": "gpus", "namespace": namespace}, "spec": CLAIM}
             )
@@ -43,7 +43,7 @@ async def test_a_pod_gets_the_gpus_of_a_simulated_tray(api: KubeApi, namespace: 
                 "resourceClaims": [{"name": "gpus", "resourceClaimName": "gpus"}],
             }
             await api.create(POD, {"metadata": {"name": "work", "namespace": namespace}, "spec": spec})
-            await until(runs, "the pod runs", 120.0)
+            await until(runs, "the pod runs")
             await api.delete(POD, "work", namespace)
             assert not work.done()
         left = (await api.list(NODE, labels=f"{SIMULATED_LABEL}=true")).items

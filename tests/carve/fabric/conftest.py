@@ -55,7 +55,7 @@ def rig(fabric: SimulatedFabric) -> Rig:
         async with NmxcServer(fabric) as server:
             driver = NmxcDriver(server.url, clock=lambda: 12.5, **options)
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(120):
                     yield server, driver
             finally:
                 await driver.close()

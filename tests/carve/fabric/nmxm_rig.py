@@ -48,7 +48,7 @@ async def rig(
         options = {"login": login, "chassis_serials": ["CHASSIS-A"]} | options
         driver = NmxmDriver(server.url, clock=time, sleep=time.sleep, **options)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 yield server, driver
         finally:
             await driver.close()

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.waiting import until_so
 
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.fabric.nmxc.session import Session
@@ -289,7 +290,7 @@ def test_drivers_do_not_wait_for_one_another(fabric: SimulatedFabric) -> None:
     async def scenario() -> None:
         async with NmxcServer(fabric) as server:
             drivers = [NmxcDriver(server.url, clock=lambda: 0.0) for _ in range(3)]
-            server.faults.delay_next("Hello", 0.2)
+            server.faults.delay_next("Hello", 3600.0)
             done: list[int] = []
 
             async def look(number: int) -> None:
@@ -297,10 +298,10 @@ def test_drivers_do_not_wait_for_one_another(fabric: SimulatedFabric) -> None:
                 done.append(number)
 
             first = asyncio.create_task(look(0))
-            await asyncio.sleep(0.05)
+            await until_so(lambda: not server.faults.untaken(), "the first waits for its answer")
             await asyncio.gather(look(1), look(2))
-            assert 0 not in done
-            await first
+            assert sorted(done) == [1, 2]
+            first.cancel()
             for driver in drivers:
                 await driver.close()
 

@@ -34,7 +34,7 @@ def observe(
                 server_name=name,
             )
             try:
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(120):
                     return (await driver.observe()).domain
             finally:
                 await driver.close()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.claim.kube.world import Play, World
+from tests.claim.kube.world import Play, World, create_pod, pod
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Object
@@ -68,8 +68,7 @@ def test_a_dry_apply_of_something_new_creates_nothing(play: Play) -> None:
 def test_a_dry_binding_leaves_a_pod_without_a_node(play: Play) -> None:
     async def scenario(world: World) -> None:
         # A real scheduler has no eye on pods that name another.
-        spec = {"schedulerName": "nobody", "containers": [{"name": "main", "image": "busybox"}]}
-        await world.api.create(kinds.POD, world.named("a", spec=spec))
+        await create_pod(world, pod(world, "a", schedulerName="nobody"))
         target = {"apiVersion": "v1", "kind": "Node", "name": "n1"}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "a"}, "target": target}
         code, _ = await ask(world, "POST", place(world, "a/binding", "pods"), binding, DRY)
@@ -110,8 +109,8 @@ def test_who_applies_says_who_they_are(play: Play) -> None:
 def test_a_pod_of_the_wrong_shape_is_refused(play: Play) -> None:
     async def scenario(world: World) -> None:
         spec = {"tolerations": "x", "containers": [{"name": "main", "image": "busybox"}]}
-        pod = {"apiVersion": "v1", "kind": "Pod", **world.named("a", spec=spec)}
-        code, told = await ask(world, "POST", place(world, plural="pods"), pod, {})
+        wrong = {"apiVersion": "v1", "kind": "Pod", **world.named("a", spec=spec)}
+        code, told = await ask(world, "POST", place(world, plural="pods"), wrong, {})
         assert (code, told["reason"]) == (400, "BadRequest")
         assert 'Pod in version "v1" cannot be handled as a Pod' in told["message"]
 

@@ -16,9 +16,13 @@ READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message":
 
 @asynccontextmanager
 async def a_node(world: World, **room: str) -> AsyncIterator[str]:
-    """A node for this scenario alone, with `room`."""
+    """A node for this scenario alone, with `room`: other pods of the cluster do not tolerate its taint."""
     name, status = f"{world.namespace}-node", {"capacity": room, "allocatable": room, "conditions": [READY]}
-    made = {"metadata": {"name": name, "labels": {"contract": world.namespace}}, "status": status}
+    made = {
+        "metadata": {"name": name, "labels": {"contract": world.namespace}},
+        "spec": {"taints": [{"key": "contract.rackloom.test", "effect": "NoSchedule"}]},
+        "status": status,
+    }
     await world.api.create(kinds.NODE, made)
     try:
         yield name

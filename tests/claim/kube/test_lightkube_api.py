@@ -14,7 +14,7 @@ import pytest
 from tests.claim.kube.world import KUBECONFIG
 
 from rackloom.claim.kube import kinds
-from rackloom.claim.kube.api import Conflict, Expired, KubeError, NotFound, Rejected
+from rackloom.claim.kube.api import Conflict, Expired, Kind, KubeError, NotFound, Object, Rejected
 from rackloom.claim.kube.lightkube_api import LightkubeApi, connect
 from rackloom.claim.kube.pace import Pace
 from rackloom.claim.kube.watching import events_of
@@ -262,9 +262,10 @@ def test_a_kubeconfig_that_does_not_serve_is_refused(kubeconfig: Path, tmp_path:
     with pytest.raises(Refused, match="Context 'other' not found"):
         connect(kubeconfig, "other")
     broken = tmp_path / "broken"
-    broken.write_text("clusters: 5")
-    with pytest.raises(Refused, match="no API server from"):
-        connect(broken)
+    for text in ("clusters: 5", "[]", ""):
+        broken.write_text(text)
+        with pytest.raises(Refused, match="no API server from"):
+            connect(broken)
 
 
 def test_without_any_configuration_it_says_what_to_give(
@@ -284,3 +285,75 @@ def test_a_kubeconfig_that_is_no_yaml_is_refused_without_what_it_says(tmp_path: 
         connect(broken, user_agent="test/1")
     told = "".join(traceback.format_exception(refused.value))
     assert "SECRETTOKEN" not in told
+
+
+def test_of_lists_and_watches_is_given_what_is_wanted(kubeconfig: Path) -> None:
+    """Of two config maps one is wanted, and of it its name and version, until it says that it is not."""
+
+    def keep(_: Kind, obj: Object) -> Object | None:
+        metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "resourceVersion")}
+        return {"metadata": metadata} if (obj.get("data") or {}).get("wanted") else None
+
+    def config_map(name: str, **data: str) -> Object:
+        return {"metadata": {"name": name, "namespace": "default"}, "data": data}
+
+    async def run() -> None:
+        fake = FakeKube()
+        maker = DirectApi(fake, "maker")
+        await maker.create(kinds.CONFIG_MAP, config_map("a", wanted="yes"))
+        await maker.create(kinds.CONFIG_MAP, config_map("b"))
+        async with connect(kubeconfig, transport=KubeTransport(fake), keep=keep) as api:
+            listed = await api.list(kinds.CONFIG_MAP)
+            assert [(one["metadata"]["name"], *one) for one in listed.items] == [("a", "metadata")]
+            await maker.patch(kinds.CONFIG_MAP, "b", "default", {"data": {"wanted": "yes"}})
+            last = await maker.patch(kinds.CONFIG_MAP, "a", "default", {"data": {"wanted": ""}})
+            told = []
+            async with aclosing(
+                api.watch(kinds.CONFIG_MAP, resource_version=listed.resource_version)
+            ) as events:
+                async for event in events:
+                    told.append((event.type, event.object["metadata"]["name"]))
+                    if event.object["metadata"]["resourceVersion"] == last["metadata"]["resourceVersion"]:
+                        break
+            assert told == [("MODIFIED", "b"), ("DELETED", "a")]
+
+    event_loop.run(0, run)
+
+
+@pytest.mark.parametrize("script", ["exit 3", "echo none", "echo '{}'"])
+def test_a_credential_plugin_that_fails_is_no_answer(tmp_path: Path, script: str) -> None:
+    plugin = tmp_path / "plugin"
+    plugin.write_text(f"#!/bin/sh\n{script}\n")
+    plugin.chmod(plugin.stat().st_mode | stat.S_IXUSR)
+    command = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "http://fake.invalid"}}],
+        "users": [{"name": "u", "user": {"exec": command}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config))
+
+    async def run() -> None:
+        async with against(path, lambda _: httpx2.Response(200, json={})) as api:
+            with pytest.raises(KubeError) as read:
+                await api.get(kinds.NODE, "a")
+            with pytest.raises(KubeError) as watched:
+                await anext(api.watch(kinds.NODE, resource_version="1"))
+        assert (read.value.code, watched.value.code) == (0, 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("body", ['{"error": "sign in"}', "[]", '{"metadata": {}, "items": [1]}'])
+def test_what_no_api_server_wrote_is_no_answer(kubeconfig: Path, body: str) -> None:
+    async def run() -> None:
+        async with against(kubeconfig, lambda _: httpx2.Response(200, text=f"{body}\n")) as api:
+            with pytest.raises(KubeError) as listed:
+                await api.list(kinds.NODE)
+            with pytest.raises(KubeError) as watched:
+                await anext(api.watch(kinds.NODE, resource_version="1"))
+        assert (listed.value.code, watched.value.code) == (0, 0)
+
+    asyncio.run(run())

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from tests.waiting import PATIENCE, until
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Conflict, Kind, KubeApi, KubeError, NotFound, Object, Rejected
@@ -21,7 +22,6 @@ from rackloom.twin.kube import DirectApi, FakeKube, KubeTransport, Shape
 from rackloom.twin.kube.controllers import Scheduler
 from rackloom.twin.virtual import event_loop
 
-PATIENCE = 60.0
 WIDGET = Kind("contract.rackloom.test", "v1", "Widget", "widgets", namespaced=True)
 WIDGET_SHAPE = Shape(status=True, generation=True, lists={"status.nodes": ("name",)})
 WIDGET_CRD: Object = {
@@ -101,9 +101,7 @@ Play = Callable[[Scenario], None]
 
 async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
     """Wait until it holds."""
-    async with asyncio.timeout(PATIENCE):
-        while not await holds():
-            await asyncio.sleep(0.05)
+    await until(holds, holds.__qualname__)
 
 
 def on_fake(seed: int, client_of: Callable[[FakeKube], Callable[[str], KubeApi]]) -> Play:
@@ -180,11 +178,11 @@ async def _install(api: KubeApi) -> None:
         await api.create(kinds.CRD, WIDGET_CRD)
 
     async def served() -> bool:
-        try:
+        """A type that was just installed is not found, and then "storage is (re)initializing"."""
+        with contextlib.suppress(KubeError):
             await api.list(WIDGET)
-        except NotFound:
-            return False
-        return True
+            return True
+        return False
 
     await eventually(served)
 
@@ -223,8 +221,11 @@ async def create_pod(world: World, wanted: Object) -> Object:
     made: list[Object] = []
 
     async def is_made() -> bool:
-        with contextlib.suppress(Rejected):
+        try:
             made.append(await world.api.create(kinds.POD, wanted))
+        except Rejected as error:
+            if "service account" not in error.message:
+                raise
         return bool(made)
 
     await eventually(is_made)

@@ -2,17 +2,16 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 import yaml
 from tests.cluster.control_plane import ControlPlane
-from tests.waiting import until
+from tests.cluster.kubectl import tried
+from tests.waiting import until, until_seen
 
 from rackloom.claim.kube.api import KubeApi, Object
 from rackloom.claim.kube.kinds import CRD, NODE, POD
@@ -23,28 +22,18 @@ SMALL = "small"
 """The label of pods that are in the way of a job."""
 
 
-def kubectl(cluster: ControlPlane, *words: str, given: str | None = None) -> str:
-    """What kubectl prints, as the administrator."""
-    program = shutil.which("kubectl")
-    if program is None:
-        pytest.skip("there is no kubectl on the PATH")
-    done = subprocess.run(
-        [program, "--kubeconfig", str(cluster.admin), *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        input=given,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def apply(cluster: ControlPlane, documents: Sequence[Object], *more: str) -> None:
     """Apply them as they are; an unknown field is an error."""
     text = yaml.safe_dump_all(documents)
     words = ("apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", "-")
-    kubectl(cluster, *words, *more, given=text)
+
+    def are_applied() -> bool:
+        """The API server hears of an operator's webhook a moment after it was told."""
+        done = tried(cluster, *words, *more, given=text)
+        assert done.returncode == 0 or "calling webhook" in done.stderr, done.stderr
+        return done.returncode == 0
+
+    until_seen(are_applied, "the objects are taken")
 
 
 async def established(api: KubeApi) -> None:

@@ -9,8 +9,9 @@ from tests.cluster.build import CONTROL_PLANE, MPI_OPERATOR, NotBuilt, Tools
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.credentials import MASTERS
+from tests.cluster.kubectl import kubectl
 from tests.cluster.processes import start
-from tests.cluster.renderings.applied import CLIQUE, established, kubectl
+from tests.cluster.renderings.applied import CLIQUE, established
 from tests.cluster.renderings.build import JOB_SET, KAI_PARTS, LWS, MPI, QUEUES, built, source
 from tests.cluster.renderings.operators import Operator, installed
 from tests.cluster.renderings.plane import GatedPlane

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.credentials import MASTERS
+from tests.cluster.kubectl import kubectl
 from tests.cluster.processes import Child, start
-from tests.cluster.renderings.applied import apply, established, kubectl
+from tests.cluster.renderings.applied import apply, established
 from tests.cluster.renderings.build import KAI, KAI_PARTS, source
 
 from rackloom.claim.kube.api import Kind, KubeApi, Object

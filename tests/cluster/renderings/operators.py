@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from tests.cluster.control_plane import ControlPlane, free_port
+from tests.cluster.control_plane import ControlPlane
 from tests.cluster.credentials import MASTERS
 from tests.cluster.processes import Child, start
 from tests.cluster.renderings.applied import apply, established
+from tests.ports import reserved_ports
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi, Object
@@ -53,7 +54,15 @@ class Operator:
 @contextlib.asynccontextmanager
 async def installed(operator: Operator, cluster: ControlPlane, api: KubeApi) -> AsyncIterator[None]:
     """The operator at work, its webhooks answering."""
-    port = free_port()
+    with reserved_ports() as port:
+        async with _installed_at(port, operator, cluster, api):
+            yield
+
+
+@contextlib.asynccontextmanager
+async def _installed_at(
+    port: int, operator: Operator, cluster: ControlPlane, api: KubeApi
+) -> AsyncIterator[None]:
     folder = cluster.logs / operator.name
     folder.mkdir(exist_ok=True)
     documents = await asyncio.to_thread(_documents, operator, port)
@@ -78,7 +87,7 @@ def _documents(operator: Operator, port: int) -> list[Object]:
         ["kubectl", "kustomize", str(operator.source / "config" / "default")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     documents = [one for one in yaml.safe_load_all(built.stdout) if one]

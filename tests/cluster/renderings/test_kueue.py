@@ -1,11 +1,12 @@
 """Kueue's topology-aware scheduling, given what is rendered for it: the Topology and the annotations."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.renderings.applied import apply, landed, planned, rendered, spread
+from tests.cluster.renderings.applied import SMALL, apply, landed, planned, rendered, spread
 from tests.cluster.renderings.build import KUEUE, QUEUES, source
 from tests.cluster.renderings.conftest import TRAYS, AddRack
 from tests.cluster.renderings.jobs import GPU, job, job_set, mpi_job, occupy, pods
@@ -27,6 +28,23 @@ CONFIG: Object = {
     "namespace": "kueue-system",
     "integrations": {"frameworks": FRAMEWORKS},
 }
+
+
+class UntilTold:
+    """Containers that end well when a test says so."""
+
+    def __init__(self) -> None:
+        self.done = asyncio.Event()
+
+    async def run(self, node: str, pod: Object, ready: Callable[[], Awaitable[None]]) -> int:
+        await ready()
+        await self.done.wait()
+        return 0
+
+
+@pytest.fixture
+def containers() -> UntilTold:
+    return UntilTold()
 
 
 @pytest.fixture
@@ -158,7 +176,13 @@ async def test_two_groups_apart_land_in_a_clique_each(
 
 
 async def test_pods_of_a_gang_land_in_the_one_clique_that_is_whole(
-    kueue: None, cluster: ControlPlane, api: KubeApi, add_rack: AddRack, namespace: str, tmp_path: Path
+    kueue: None,
+    cluster: ControlPlane,
+    api: KubeApi,
+    add_rack: AddRack,
+    namespace: str,
+    tmp_path: Path,
+    containers: UntilTold,
 ) -> None:
     split, whole = await add_rack(), await add_rack()
     await occupy(api, namespace, split, 1)
@@ -169,11 +193,38 @@ async def test_pods_of_a_gang_land_in_the_one_clique_that_is_whole(
 
     found = await landed(api, namespace, TRAYS)
     assert await spread(api, found) == {(whole,): TRAYS}
-    # Kueue does not let go of the pods of a group before they have ended.
-    for pod in found:
-        await api.patch(
-            POD, pod["metadata"]["name"], namespace, {"status": {"phase": "Succeeded"}}, subresource="status"
-        )
+    await finish(api, namespace, containers)
+
+
+async def test_the_pods_of_a_segment_share_a_clique(
+    kueue: None,
+    cluster: ControlPlane,
+    api: KubeApi,
+    add_rack: AddRack,
+    namespace: str,
+    tmp_path: Path,
+    containers: UntilTold,
+) -> None:
+    racks = [await add_rack() for _ in range(3)]
+    await occupy(api, namespace, racks[0], 3)
+    file = pods(tmp_path, namespace, 2 * SEGMENT)
+
+    submit(cluster, namespace, rendered(cluster, file, "kueue", "--segment", str(SEGMENT)))
+
+    found = await landed(api, namespace, 2 * SEGMENT)
+    await assert_segments(api, found, "kueue.x-k8s.io/pod-group-pod-index", racks[1:])
+    await finish(api, namespace, containers)
+
+
+async def finish(api: KubeApi, namespace: str, containers: UntilTold) -> None:
+    """Kueue does not let go of the pods of a group before all of them have succeeded."""
+    containers.done.set()
+    await until(lambda: _have_succeeded(api, namespace), "the pods have succeeded")
+
+
+async def _have_succeeded(api: KubeApi, namespace: str) -> bool:
+    pods = (await api.list(POD, namespace, labels=f"!{SMALL}")).items
+    return all(pod["status"]["phase"] == "Succeeded" for pod in pods)
 
 
 async def test_two_groups_in_one_clique_are_more_than_kueue_groups(

@@ -1,25 +1,27 @@
 """slurmctld with topology/block, given the options and the topology.yaml that are rendered for it.
 
-Nodes are of the cloud kind, which are allocated while they are off: no slurmd has to run.
+Nodes are of the cloud kind, which are allocated while they are off: no slurmd has to run. Slurm is taken from
+PATH, or from the directory in RACKLOOM_SLURM, which `fetch_slurm.sh` beside this file fills.
 """
 
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.cluster.build import Tools
-from tests.cluster.control_plane import free_port
 from tests.cluster.processes import start
 from tests.cluster.renderings.applied import RACKLOOM
 from tests.cluster.renderings.jobs import job
+from tests.ports import reserved_ports
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
+HOME = os.environ.get("RACKLOOM_SLURM", "")
 PROGRAMS = ("slurmctld", "sbatch", "squeue", "scontrol")
 FIRST_WITH_YAML = (25, 5)
 """Earlier ones have no topology.yaml."""
@@ -31,6 +33,7 @@ SlurmctldPort={port}
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 AuthType=auth/slurm
 SlurmUser=root
+{plugins}
 StateSaveLocation={folder}
 SlurmctldPidFile={folder}/slurmctld.pid
 ProctrackType=proctrack/linuxproc
@@ -54,27 +57,34 @@ class Slurm:
 
     conf: Path
 
-    def ask(self, *words: str) -> str:
+    def ask(self, program: str, *words: str) -> str:
         env = {**os.environ, "SLURM_CONF": str(self.conf)}
-        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
+        command = [of_slurm(program), *words]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+
+def of_slurm(program: str) -> str:
+    """Where a program of it is, or nothing."""
+    return shutil.which(program, path=f"{HOME}/bin:{os.environ['PATH']}") or ""
 
 
 @pytest.fixture
 def needs_slurm(binaries: Callable[[Tools], Path]) -> None:
     """Skips where there is no Slurm that reads topology.yaml."""
-    lacking = [name for name in PROGRAMS if shutil.which(name) is None]
+    lacking = [name for name in PROGRAMS if not of_slurm(name)]
     if lacking or os.geteuid() != 0:
-        pytest.skip(f"needs root and Slurm 25.05 or later on the PATH; not there: {', '.join(lacking)}")
-    told = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, timeout=60, check=True).stdout
+        pytest.skip(f"needs root and Slurm 25.05 or later on PATH, or RACKLOOM_SLURM; not there: {lacking}")
+    command = [of_slurm("slurmctld"), "-V"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     found = re.search(r"(\d+)\.(\d+)", told)
     if found is None or tuple(map(int, found.groups())) < FIRST_WITH_YAML:
         pytest.skip(f"needs Slurm 25.05 or later for topology.yaml, here is {told.strip()}")
 
 
 @pytest.fixture
-def slurm(needs_slurm: None, tmp_path: Path) -> Slurm:
+def slurm(needs_slurm: None, tmp_path: Path) -> Iterator[Slurm]:
     """A controller that is not started yet starts with what `topology.yaml` says beside its configuration."""
     folder = tmp_path / "slurm"
     folder.mkdir()
@@ -85,8 +95,11 @@ def slurm(needs_slurm: None, tmp_path: Path) -> Slurm:
     idle.write_text("#!/bin/sh\n")
     idle.chmod(0o755)
     conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(port=free_port(), folder=folder, idle=idle, racks=RACKS - 1, trays=TRAYS - 1))
-    return Slurm(conf)
+    plugins = f"PluginDir={HOME}/plugins" if HOME else ""
+    size = {"racks": RACKS - 1, "trays": TRAYS - 1}
+    with reserved_ports() as port:
+        conf.write_text(CONF.format(port=port, folder=folder, idle=idle, plugins=plugins, **size))
+        yield Slurm(conf)
 
 
 def printed(file: Path, *words: str) -> tuple[str, str]:
@@ -108,7 +121,7 @@ async def test_a_job_gets_the_trays_of_the_plan(slurm: Slurm, tmp_path: Path, me
     (folder / "topology.yaml").write_text(topology)
     script = folder / "job.sh"
     script.write_text(f"#!/bin/sh\n{options}\ntrue\n")
-    child = start("slurmctld", ["slurmctld", "-D", "-f", slurm.conf], folder)
+    child = start("slurmctld", [of_slurm("slurmctld"), "-D", "-f", slurm.conf], folder)
     try:
         await until(lambda: answers(slurm), "slurmctld answers")
         blocks = slurm.ask("scontrol", "show", "topology").count("BlockName=")

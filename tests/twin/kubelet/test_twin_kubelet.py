@@ -98,7 +98,7 @@ def test_a_plugin_that_comes_back_in_time_keeps_its_slices(registry):
     async def story():
         api = DirectApi(FakeKube(seed=1), "kubelet")
         await api.create(RESOURCE_SLICE, slice_of(DRIVER, "n1", "a"))
-        timing = Timing(look=0.01, wipe=5.0)
+        timing = Timing(look=0.01, wipe=60.0)
         async with kubelet_on(registry, api, "n1", timing=timing) as kubelet:
             for _ in range(2):
                 async with registrar(registry):

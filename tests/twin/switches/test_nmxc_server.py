@@ -37,7 +37,7 @@ def fabric() -> SimulatedFabric:
 
 def ask(fabric: SimulatedFabric, question: Callable[[Any, NmxcServer], Awaitable[Any]]) -> Any:
     async def scenario() -> Any:
-        async with asyncio.timeout(10), NmxcServer(fabric) as server, _at(server.url) as stub:
+        async with asyncio.timeout(120), NmxcServer(fabric) as server, _at(server.url) as stub:
             return await question(stub, server)
 
     return asyncio.run(scenario())
@@ -212,3 +212,29 @@ def test_a_leader_moves_to_where_the_standby_was(fabric: SimulatedFabric) -> Non
     silence, listed = ask(fabric, question)
     assert silence is grpc.StatusCode.UNAVAILABLE
     assert len(listed.gpu_info_list) == len(fabric.gpus)
+
+
+def test_an_old_leader_leads_with_what_it_knew_until_it_yields(fabric: SimulatedFabric) -> None:
+    async def question(stub: Any, server: NmxcServer) -> list[tuple[int, int]]:
+        old = server.url
+        await server.move()
+        fabric.remove_gpus([min(fabric.gpus)])
+        seen = []
+        for become in (server.old_leader_returns, server.old_leader_yields, server.old_leader_returns):
+            await become()
+            async with _at(old) as stale, _at(server.url) as leader:
+                answers = [await one.GetGpuInfoList(all_gpus("test")) for one in (stale, leader)]
+            seen.append(tuple(len(one.gpu_info_list) for one in answers))
+        return seen
+
+    gpus = len(fabric.gpus)
+    assert ask(fabric, question) == [(gpus, gpus - 1), (0, gpus - 1), (gpus, gpus - 1)]
+
+
+def test_a_leader_that_never_moved_has_no_old_one(fabric: SimulatedFabric) -> None:
+    async def question(_: Any, server: NmxcServer) -> None:
+        await server.old_leader_yields()
+        with pytest.raises(RuntimeError, match="never moved"):
+            await server.old_leader_returns()
+
+    ask(fabric, question)

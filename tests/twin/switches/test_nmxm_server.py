@@ -33,7 +33,7 @@ def run(scenario: Scenario, fabric: SimulatedFabric | None = None, seconds: floa
         async with (
             NmxmServer([fabric or rack()], seconds=seconds) as server,
             httpx2.AsyncClient(base_url=server.url, auth=("rw-user", "simulated")) as http,
-            asyncio.timeout(30),
+            asyncio.timeout(120),
         ):
             await scenario(server, http)
 
