@@ -26,14 +26,15 @@ def slice_of(node: str, name: str) -> Object:
 
 def policies_count(cluster: ControlPlane) -> bool:
     """A policy counts a moment after it was made. An account without a token of a pod is refused by each."""
-    accounts = ("rackloom-node-imex", DAEMON_ACCOUNT)
-    plugin, daemon = (f"--as=system:serviceaccount:{DRIVER}:{name}" for name in accounts)
+    accounts = ("rackloom-node-imex", DAEMON_ACCOUNT, "rackloom-controller")
+    plugin, daemon, controller = (f"--as=system:serviceaccount:{DRIVER}:{name}" for name in accounts)
     label = ("label", "--overwrite", "--dry-run=server")
     create = ("create", "--dry-run=server", "-f", "-")
     clique_object = clique_json(Clique(compute_domain="probe", clique_id=CLIQUE), DRIVER)
     published = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **slice_of("none", "probe")}
     probes = (
         ((plugin, *label, "nodes", "--all", "probe=1"), None),
+        ((controller, *label, "nodes", "--all", "probe=1"), None),
         ((plugin, *create), json.dumps(published)),
         ((daemon, *create), json.dumps(clique_object)),
         ((daemon, *label, "pods", "--all", "-n", DRIVER, "probe=1"), None),

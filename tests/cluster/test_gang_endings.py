@@ -59,6 +59,18 @@ async def running(api: KubeApi, namespace: str) -> dict[str, tuple[str, str]]:
     }
 
 
+async def all_run(add_nodes: AddNodes, api: KubeApi, namespace: str) -> dict[str, tuple[str, str]]:
+    """The job on two racks, by index, once all of it runs."""
+    await two_racks(add_nodes, MEMBERS)
+    await api.create(JOB, indexed_job(namespace))
+
+    async def look() -> dict[str, tuple[str, str]]:
+        found = await running(api, namespace)
+        return found if len(found) == MEMBERS else {}
+
+    return await until(look, "the gang runs", PATIENCE)
+
+
 async def held(api: KubeApi) -> set[str]:
     return {one["metadata"]["name"] for one in (await api.list(NODE)).items if holders_of(one)}
 
@@ -66,14 +78,7 @@ async def held(api: KubeApi) -> set[str]:
 async def test_the_tray_of_an_index_that_succeeded_is_free_and_that_of_one_that_failed_is_not(
     driver: None, add_nodes: AddNodes, api: KubeApi, namespace: str
 ) -> None:
-    await two_racks(add_nodes, MEMBERS)
-    await api.create(JOB, indexed_job(namespace))
-
-    async def all_run() -> dict[str, tuple[str, str]]:
-        found = await running(api, namespace)
-        return found if len(found) == MEMBERS else {}
-
-    pods = await until(all_run, "the gang runs", PATIENCE)
+    pods = await all_run(add_nodes, api, namespace)
     await end(api, namespace, pods["0"][0], "Succeeded")
     left = {pods["1"][1], pods["2"][1]}
 
@@ -95,4 +100,28 @@ async def test_the_tray_of_an_index_that_succeeded_is_free_and_that_of_one_that_
     assert made_anew is not None
     assert made_anew[1] == pods["1"][1], "on its own tray"
     assert await held(api) == left
+    await api.delete(JOB, "ends", namespace)
+
+
+async def test_the_last_index_comes_back_to_its_tray_when_all_others_have_succeeded(
+    driver: None, add_nodes: AddNodes, api: KubeApi, namespace: str
+) -> None:
+    pods = await all_run(add_nodes, api, namespace)
+    for index in ("0", "1"):
+        await end(api, namespace, pods[index][0], "Succeeded")
+    # The Job waits ten seconds now, and the gang has no pod meanwhile.
+    await end(api, namespace, pods["2"][0], "Failed")
+
+    async def again() -> str:
+        now = (await running(api, namespace)).get("2")
+        return "" if now is None or now[0] == pods["2"][0] else now[1]
+
+    assert await until(again, "index 2 runs again", PATIENCE) == pods["2"][1]
+    assert await held(api) == {pods["2"][1]}
+    await end(api, namespace, (await running(api, namespace))["2"][0], "Succeeded")
+
+    async def is_free() -> bool:
+        return not await held(api)
+
+    await until(is_free, "the job is complete, and the last tray is given back", PATIENCE)
     await api.delete(JOB, "ends", namespace)

@@ -11,6 +11,7 @@ from tests.cluster.installed import as_account, pod_of
 from tests.cluster.policies import CLIQUE, DAEMON_ACCOUNT, DRIVER, slice_of
 from tests.waiting import until
 
+from rackloom.claim.cluster.gang import marks
 from rackloom.claim.domain import names
 from rackloom.claim.domain.membership import join, leave
 from rackloom.claim.domain.objects import Clique, Ref, clique, clique_json
@@ -89,6 +90,8 @@ async def test_a_plugin_writes_its_own_node_only(
             await plugin.patch(NODE, node, None, {"metadata": {"labels": {"tier": "gold"}}})
         with pytest.raises(Rejected, match="nothing else"):
             await plugin.patch(NODE, node, None, {"spec": {"unschedulable": True}})
+        with pytest.raises(Rejected, match="nothing else"):
+            await plugin.patch(NODE, node, None, {"metadata": {"annotations": {"a": "b"}}})
         await plugin.patch(NODE, node, None, {"metadata": {"labels": {names.COMPUTE_DOMAIN_LABEL: None}}})
 
         await plugin.create(RESOURCE_SLICE, slice_of(node, "own"))
@@ -107,6 +110,44 @@ async def test_a_plugin_writes_its_own_node_only(
         of_another_pool["spec"]["pool"]["name"] = other
         with pytest.raises(Rejected, match="pool of its own node only"):
             await plugin.create(RESOURCE_SLICE, of_another_pool)
+
+
+async def test_the_controller_changes_its_own_taint_and_labels_of_nodes_only(
+    cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes, base_applied: None
+) -> None:
+    theirs, ours = {"key": "team", "value": "a", "effect": "NoSchedule"}, {"key": marks.TAINT, "value": "uid"}
+    (node,) = await add_nodes(1, labels={names.GPU_CLIQUE_LABEL: CLIQUE})
+    await api.patch(NODE, node, None, {"spec": {"taints": [theirs]}})
+    await plain_pod(api, "rackloom-controller", "rackloom-controller")
+
+    async with as_account(api, cluster, "rackloom-controller") as own:
+
+        async def refused(change: Object, why: str) -> None:
+            with pytest.raises(Rejected, match=why):
+                await own.patch(NODE, node, None, change)
+
+        held = {**ours, "effect": "NoSchedule"}
+        for name in (names.COMPUTE_DOMAIN_LABEL, names.WARM_CLIQUE_LABEL, names.CHANNELS_READY_LABEL):
+            for value in ("x", None):
+                await own.patch(NODE, node, None, {"metadata": {"labels": {name: value}}})
+        await own.patch(NODE, node, None, {"spec": {"taints": [theirs, held]}})
+
+        for name in (names.GPU_CLIQUE_LABEL, names.ISOLATION_LABEL, "tier"):
+            await refused({"metadata": {"labels": {name: "x"}}}, "no labels of a node but")
+        await refused({"metadata": {"labels": {names.GPU_CLIQUE_LABEL: None}}}, "no labels of a node but")
+        await refused({"spec": {"taints": [held]}}, "no taints of a node but")
+        await refused(
+            {"spec": {"taints": [theirs, held, {**theirs, "key": "new"}]}}, "no taints of a node but"
+        )
+        await refused({"spec": {"taints": [theirs, held, {**ours, "effect": "NoExecute"}]}}, "evicts none")
+        await refused({"spec": {"unschedulable": True}}, "nothing else")
+        await refused({"spec": {"providerID": "x://y"}}, "nothing else")
+        await refused({"metadata": {"annotations": {"a": "b"}}}, "nothing else")
+        await refused({"metadata": {"finalizers": ["example.com/keep"]}}, "nothing else")
+        await own.patch(NODE, node, None, {"spec": {"taints": [theirs]}})
+    left = await api.get(NODE, node)
+    assert left["metadata"]["labels"][names.GPU_CLIQUE_LABEL] == CLIQUE
+    assert [one["key"] for one in left["spec"]["taints"]] == ["team"]
 
 
 async def test_a_plugin_tells_the_status_of_its_own_nics_only(

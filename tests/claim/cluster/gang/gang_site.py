@@ -111,7 +111,7 @@ class Job:
 
     async def run(self):
         spec = {"template": {"spec": {"containers": [{"name": "main", "image": "none"}]}}}
-        spec["completions"] = self.completions
+        spec |= {"completions": self.completions, "parallelism": sum(self.sizes.values())}
         meta = {"name": self.name, "namespace": TEAM}
         self.uid = (await self.site.user.create(JOB, {"metadata": meta, "spec": spec}))["metadata"]["uid"]
         while self.is_wanted:
@@ -136,7 +136,20 @@ class Job:
 
     async def succeed(self, name):
         """A pod ends well: this job makes it not again, since it is still there."""
-        await self.site.user.patch(POD, name, TEAM, {"status": {"phase": "Succeeded"}}, subresource="status")
+        await self._say(name, "Succeeded")
+
+    async def fail(self, name):
+        """A pod fails; it is still there too, until the job makes it `again`, under another name."""
+        await self._say(name, "Failed")
+
+    async def again(self, name):
+        group, number = name.removeprefix(f"{self.name}-").split("-")[:2]
+        pod = self.pod(group, int(number))
+        pod["metadata"]["name"] = f"{name}-again"
+        await self.site.user.create(POD, pod)
+
+    async def _say(self, name, phase):
+        await self.site.user.patch(POD, name, TEAM, {"status": {"phase": phase}}, subresource="status")
 
     async def end(self):
         self.is_wanted = False

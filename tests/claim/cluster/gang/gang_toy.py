@@ -52,7 +52,7 @@ class Toy:
         view = view_of(seen, KEY, self.now)
         if view.record is None or view.record.plan is None:
             self.checked = None
-        makers = {self.job_uid: Maker(completions=SIZE, is_indexed=False)}
+        makers = {self.job_uid: Maker(completions=SIZE, parallelism=SIZE, is_indexed=False)}
         return replace(view, refusal=self.refusal, checked=self.checked, makers=makers)
 
     @property
@@ -140,8 +140,9 @@ class Toy:
         assert not others, "one seat, one pod"
         if not self.let_go():
             assert all(record.uid in holders_of(self.nodes[name]) for name in record.reserved)
-            assert len(record.plan.seats) == SIZE
-            assert len([one for one in self.pods_of_gang() if not has_ended(one)]) == SIZE
+            if not self.succeeded:
+                assert len([one for one in self.pods_of_gang() if not has_ended(one)]) == SIZE
+            assert len(record.plan.seats) >= SIZE - len(self.succeeded)
 
     def pods_of_gang(self):
         return [one for one in self.pods.values() if GANG_LABEL in one["metadata"].get("labels", {})]

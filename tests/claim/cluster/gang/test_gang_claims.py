@@ -2,7 +2,8 @@
 
 import asyncio
 
-from tests.claim.cluster.gang.gang_site import TEAM, GangSite, planned, rack_of, run
+from tests.claim.cluster.gang.gang_site import TEAM, planned, rack_of, run
+from tests.claim.cluster.gang.gang_stories import bound_job, opened, over
 
 from rackloom.claim.kube.kinds import POD
 from rackloom.twin.kube.controllers import PodClaims
@@ -12,8 +13,7 @@ NIC = "dra.net"
 
 async def claiming_site(racks, trays, without=()):
     """With the programs that make and allocate claims, and NICs on all trays but those `without`."""
-    site = GangSite(racks=racks, trays=trays)
-    await site.begin()
+    site = await opened(racks=racks, trays=trays)
     site.tasks.append(asyncio.create_task(PodClaims(site.kube, site.rng).run()))
     site.tasks.append(asyncio.create_task(site.gatekeeper().run()))
     await site.publish(NIC, without)
@@ -46,9 +46,7 @@ def test_a_gang_whose_gpus_are_claimed_has_them_on_its_trays():
         places = await site.places("big")
         assert len(set(places.values())) == 3
         assert len({rack_of(node) for node in places.values()}) == 1
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -67,9 +65,7 @@ def test_a_gang_whose_members_claim_nics_passes_over_a_rack_where_one_is_missing
         assert not await site.let_go("late")
         await job.end()
         await site.until(lambda: site.is_bound("late", 3))
-        await late.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, late)
 
     run(story)
 
@@ -121,8 +117,7 @@ def test_a_member_of_a_lost_tray_moves_to_one_that_has_its_nics():
         await site.make_template("four-nics", 4, NIC)
         await site.label_trays()
         site.start()
-        job = site.job("big", {"worker": 3}, templates=["nics"])
-        await site.until(lambda: site.is_bound("big", 3))
+        job = await bound_job(site, "big", {"worker": 3}, templates=["nics"])
         before = await site.places("big")
         free = sorted({one for one in site.trays if one != "r0-t0"} - set(before.values()))
         await site.until(await take_nics(site, free[0]))

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from rackloom.claim.cluster.admission.marks import GANG_LABEL
 from rackloom.claim.cluster.gang import marks
-from rackloom.claim.cluster.gang.ended import may_have_unused, without_unused
-from rackloom.claim.cluster.gang.makers import Maker, maker_of
+from rackloom.claim.cluster.gang.ended import awaits_last, may_have_unused, without_unused
+from rackloom.claim.cluster.gang.makers import Finished, Maker, finished, maker_of
 from rackloom.claim.cluster.gang.members import member_of
 from rackloom.claim.cluster.gang.record import GangKey, Record
 from rackloom.claim.cluster.gang.view import View
@@ -18,10 +18,15 @@ KEY = GangKey("team", "big")
 INDEX = "batch.kubernetes.io/job-completion-index"
 
 
+VERSIONS = {"MPIJob": "kubeflow.org/v2beta1", "StatefulSet": "apps/v1"}
+
+
 def pod(name, tray, phase, *, group="worker", index=None, job="job", kind="Job"):
-    owner = {"apiVersion": "batch/v1", "kind": kind, "name": job, "uid": job, "controller": True}
+    """`kind` of its owner; None: it has none."""
+    owner = {"apiVersion": VERSIONS.get(kind, "batch/v1"), "kind": kind, "name": job, "uid": job}
     labels = {GANG_LABEL: "big", marks.GROUP_LABEL: group} | ({} if index is None else {INDEX: str(index)})
-    meta = {"name": name, "uid": name, "namespace": "team", "labels": labels, "ownerReferences": [owner]}
+    meta = {"name": name, "uid": name, "namespace": "team", "labels": labels}
+    meta |= {"ownerReferences": [owner | {"controller": True}]} if kind else {}
     meta["annotations"] = {marks.SIZE_ANNOTATION: "3", marks.TRAY_ANNOTATION: tray}
     return member_of({"metadata": meta, "spec": {"nodeName": tray}, "status": {"phase": phase}})
 
@@ -49,21 +54,25 @@ def record_of(seats, *, spares=(), cliques=None):
     )
 
 
-def view_of(members, seats, **how):
-    return View(key=KEY, now=0.0, record=record_of(seats, **how), members=tuple(members))
+def maker(completions, *, parallelism=3, is_indexed=False, **how):
+    return Maker(completions=completions, parallelism=parallelism, is_indexed=is_indexed, **how)
+
+
+def view_of(members, seats, makers=None, **how):
+    return View(key=KEY, now=0.0, record=record_of(seats, **how), members=tuple(members), makers=makers)
 
 
 def rest(members, makers, seats, **how):
     """The seats that are left of a plan, as group and tray, with its spares; None where all are needed."""
-    left = without_unused(view_of(members, seats, **how), record_of(seats, **how), makers)
+    left = without_unused(view_of(members, seats, makers, **how), record_of(seats, **how))
     return (
         None if left is None else ([(one.group, one.tray) for one in left.seats], left.spares, left.cliques)
     )
 
 
 THREE = [("worker", "t0"), ("worker", "t1"), ("worker", "t2")]
-JOB = {"job": Maker(completions=3, is_indexed=False)}
-INDEXED = {"job": Maker(completions=3, is_indexed=True)}
+JOB = {"job": maker(completions=3)}
+INDEXED = {"job": maker(completions=3, is_indexed=True)}
 
 
 def test_a_seat_goes_for_each_success():
@@ -99,7 +108,7 @@ def test_where_somebody_else_is_of_the_gang_all_seats_are_kept(other, phase):
     """A driver may make one Job after the other for the same seats."""
     seats = [("driver", "t0"), *THREE]
     workers = [pod("a", "t0", "Succeeded"), pod("b", "t1", "Succeeded"), pod("c", "t2", "Running")]
-    makers = JOB | {"other": Maker(completions=1, is_indexed=False)}
+    makers = JOB | {"other": maker(completions=1)}
     assert rest([pod("d", "t0", phase, group="driver", **other), *workers], makers, seats) is None
 
 
@@ -108,7 +117,7 @@ def test_where_somebody_else_is_of_the_gang_all_seats_are_kept(other, phase):
     [([("driver", "t0"), *THREE[1:]], 4), ([("driver", "t0"), ("worker", "t1"), *THREE[1:]], 3)],
 )
 def test_the_seat_of_another_group_is_kept_while_its_pod_is_between_two_lives(seats, indexes):
-    makers = {"job": Maker(completions=indexes, is_indexed=True)}
+    makers = {"job": maker(completions=indexes, is_indexed=True)}
     done = [pod(f"w{at}", "t1", "Succeeded", index=at) for at in range(indexes - 1)]
     last = pod("last", "t2", "Running", index=indexes - 1)
     assert rest([*done, last], makers, seats) is None
@@ -116,16 +125,103 @@ def test_the_seat_of_another_group_is_kept_while_its_pod_is_between_two_lives(se
     assert may_have_unused(view_of([*done, last], THREE), record_of(THREE).plan), "of one group it is asked"
 
 
+def test_an_index_that_failed_for_good_needs_no_seat_either():
+    pods = [pod("a", "t0", "Failed", index=0), pod("b", "t1", "Running", index=1)]
+    makers = {"job": maker(completions=3, is_indexed=True, closed=frozenset({0}))}
+    assert rest(pods, makers, THREE) == (THREE[1:], (), ())
+    assert rest(pods, INDEXED, THREE) is None, "it is tried again"
+
+
+def test_a_success_that_the_job_has_counted_counts_also_when_its_pod_is_gone():
+    pods = [pod("b", "t1", "Running"), pod("c", "t2", "Running")]
+    assert rest(pods, {"job": maker(completions=3, succeeded=1)}, THREE) == (
+        THREE[1:],
+        (),
+        (),
+    )
+
+
+def test_trays_of_an_mpi_job_that_is_over_are_free_and_before_it_is_none():
+    seats = [("launcher", "t0"), ("worker", "t0"), ("worker", "t1"), ("worker", "t2")]
+    mine = {"group": "worker", "job": "mpi", "kind": "MPIJob"}
+    pods = [
+        pod("l", "t0", "Failed", group="launcher", job="launcher"),
+        *(
+            pod(f"w{at}", f"t{at}", phase, **mine)
+            for at, phase in enumerate(("Succeeded", "Failed", "Running"))
+        ),
+    ]
+    over = {"mpi": Finished(uid="mpi"), "launcher": Finished(uid="mpi")}
+    assert may_have_unused(view_of(pods, seats), record_of(seats).plan)
+    assert rest(pods, over, seats) == ([("worker", "t2")], (), ())
+    for makers in ({}, {"mpi": Finished(uid="mpi")}, over | {"launcher": Finished(uid="another")}):
+        assert rest(pods, makers, seats) is None
+
+
+def test_what_nobody_owns_and_ended_stays_ended():
+    bare = [
+        pod(f"p{at}", f"t{at}", phase, kind=None)
+        for at, phase in enumerate(("Failed", "Succeeded", "Running"))
+    ]
+    assert may_have_unused(view_of(bare, THREE), record_of(THREE).plan)
+    assert rest(bare, {}, THREE) == (THREE[2:], (), ())
+    assert rest(bare[1:], {}, THREE) == ([THREE[0], THREE[2]], (), ()), "one that is gone may be made by hand"
+    assert rest([bare[0], *map(of_a_set, "bc")], {}, THREE) is None
+
+
+def of_a_set(name):
+    return pod(name, f"t{ord(name) - ord('a')}", "Running", kind="StatefulSet")
+
+
+def test_pods_of_a_stateful_set_come_back():
+    pods = [pod("a", "t0", "Failed", kind="StatefulSet"), *map(of_a_set, "bc")]
+    assert rest(pods, {}, THREE) is None
+    assert not may_have_unused(view_of(pods, THREE), record_of(THREE).plan)
+
+
+ENDED = [pod("a", "t0", "Succeeded"), pod("b", "t1", "Succeeded"), pod("c", "t2", "Failed")]
+
+
+@pytest.mark.parametrize(
+    ("how", "is_awaited"),
+    [
+        ({"completions": 3}, True),
+        ({"completions": 3, "is_owned": True}, True),
+        ({"completions": 3, "is_still": True}, False),
+        ({"completions": 3, "succeeded": 3}, False),
+        ({"completions": 6}, False),
+        ({"completions": 3, "parallelism": 2}, False),
+        ({"completions": 2}, False),
+        ({"completions": 4}, True),
+    ],
+)
+def test_the_last_pods_are_awaited_where_their_job_alone_makes_them(how, is_awaited):
+    makers = {"job": maker(**how)}
+    assert awaits_last(view_of(ENDED, THREE, makers)) is is_awaited
+    assert not awaits_last(view_of(ENDED, THREE)), "nobody knows"
+    assert not awaits_last(view_of([*ENDED, pod("d", "t2", "Running")], THREE, makers))
+    assert not awaits_last(view_of([pod(one.name, one.tray, "Failed") for one in ENDED], THREE, makers))
+
+
+def test_seats_for_just_the_last_pods_are_left_also_of_trays_for_several():
+    seats = [("worker", "t0")] * 4
+    pods = [*(pod(name, "t0", "Succeeded") for name in "abc"), pod("d", "t0", "Failed")]
+    makers = {"job": maker(completions=4, parallelism=4)}
+    assert rest(pods, makers, seats) == (seats[:1], (), ())
+    (left,) = without_unused(view_of(pods, seats, makers), record_of(seats)).seats
+    assert left.tray == "t0"
+    assert without_unused(view_of(pods, seats, makers), record_of(seats)).reason == "3 trays of clique A"
+
+
 def test_a_plan_of_which_trays_were_given_back_says_so_and_names_no_price():
     pods = [pod("a", "t0", "Succeeded"), pod("b", "t1", "Running"), pod("c", "t2", "Running")]
     found = record_of(THREE)
-    one = without_unused(view_of(pods, THREE), found, JOB)
+    one = without_unused(view_of(pods, THREE, JOB), found)
     assert (one.reason, one.price) == ("trays given back: 1; 3 trays of clique A", ())
     pods[1] = pod("b", "t1", "Succeeded")
     again = replace(found, plan=one)
-    assert (
-        without_unused(view_of(pods, THREE), again, JOB).reason == "trays given back: 2; 3 trays of clique A"
-    )
+    left = without_unused(view_of(pods, THREE, JOB), again)
+    assert left.reason == "trays given back: 2; 3 trays of clique A"
 
 
 def test_spares_go_with_the_last_member_of_their_clique():
@@ -147,7 +243,7 @@ def test_spares_go_with_the_last_member_of_their_clique():
 )
 def test_seats_suffice_for_all_that_may_still_run_and_for_no_more(phases, completions):
     pods = [pod(f"p{at}", f"t{at}", phase) for at, phase in enumerate(phases) if phase != "none"]
-    left = rest(pods, {"job": Maker(completions=completions, is_indexed=False)}, THREE)
+    left = rest(pods, {"job": maker(completions=completions)}, THREE)
     seats = THREE if left is None else left[0]
     done, running = phases.count("Succeeded"), phases.count("Running")
     wanted = max(3, completions) - done if done else 3
@@ -160,11 +256,43 @@ def job(**spec):
 
 
 def test_a_job_says_how_many_pods_it_makes_or_nobody_does():
-    assert maker_of(job(completions=3)) == Maker(completions=3, is_indexed=False)
-    assert maker_of(job(completions=3, completionMode="Indexed")) == Maker(completions=3, is_indexed=True)
+    assert maker_of(job(completions=3, parallelism=3)) == maker(completions=3)
+    assert maker_of(job(completions=3, parallelism=3, completionMode="Indexed")) == maker(
+        completions=3, is_indexed=True
+    )
     assert maker_of(job(parallelism=3)) is None
-    owned = {"metadata": {"ownerReferences": [{"kind": "JobSet", "controller": True}]}}
-    assert maker_of(job(completions=3) | owned) is None
+    owner = {"kind": "JobSet", "name": "set", "uid": "u", "controller": True}
+    owned = job(completions=3, parallelism=3) | {"metadata": {"name": "j", "ownerReferences": [owner]}}
+    assert maker_of(owned) == maker(completions=3, is_owned=True)
+
+
+def test_a_job_says_what_is_over_and_whether_it_makes_pods():
+    status = {"succeeded": 5, "completedIndexes": "1,3-5,7", "failedIndexes": "2"}
+    found = maker_of(job(completions=9, completionMode="Indexed") | {"status": status})
+    assert (found.succeeded, found.closed, found.is_still) == (5, {1, 2, 3, 4, 5, 7}, False)
+    assert maker_of(job(completions=3, suspend=True)).is_still
+    for type_ in ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"):
+        for status, still in (("True", True), ("False", False)):
+            ended = {"status": {"conditions": [{"type": type_, "status": status}]}}
+            assert maker_of(job(completions=3) | ended).is_still is still
+    going = {"metadata": {"name": "j", "deletionTimestamp": "2001-01-01T00:00:00Z"}}
+    assert maker_of(job(completions=3) | going).is_still
+
+
+@pytest.mark.parametrize(
+    ("type_", "time", "is_over"),
+    [
+        ("Succeeded", "2001-01-01T00:00:00Z", True),
+        ("Failed", "2001-01-01T00:00:00Z", True),
+        ("Failed", None, False),
+        ("Running", "2001-01-01T00:00:00Z", False),
+    ],
+)
+def test_an_mpi_job_is_over_once_its_launcher_is_not_tried_again(type_, time, is_over):
+    """A worker that was evicted makes it Failed, without a completion time, and pods may follow."""
+    status = {"conditions": [{"type": type_, "status": "True"}], "completionTime": time}
+    found = finished({"metadata": {"name": "m", "uid": "m"}, "status": status})
+    assert found == (Finished(uid="m") if is_over else None)
 
 
 def test_jobs_of_other_makes_are_no_jobs():

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from tests.claim.cluster.gang.gang_site import TEAM, GangSite, Mortal, rack_of, run
-from tests.claim.cluster.gang.test_gang_deaths import until_dead_and_again, watch_bindings
+from tests.claim.cluster.gang.gang_stories import bound_job, holds, over, until_dead_and_again, watch_bindings
 
 from rackloom.claim.kube.api import Rejected
 from rackloom.claim.kube.kinds import JOB, NODE, POD
@@ -23,17 +23,13 @@ async def running(site, completions=4, *, api=None, **how):
     """A gang of four workers that run."""
     await site.begin()
     site.start(api=api)
-    job = site.job("big", {"worker": 4}, completions=completions, **how)
-    await site.until(lambda: site.is_bound("big", 4))
+    job = await bound_job(site, "big", {"worker": 4}, completions=completions, **how)
     await site.until(lambda: site.says("big", "Bound", "AllBound"))
     return job
 
 
-def holds(site, trays):
-    async def look():
-        return set(await site.taints()) == set(trays)
-
-    return look
+async def has_place(site, pod, tray):
+    return (await site.places("big")).get(pod) == tray
 
 
 def test_the_tray_of_a_member_that_succeeded_is_given_back_while_the_others_run():
@@ -50,10 +46,7 @@ def test_the_tray_of_a_member_that_succeeded_is_given_back_while_the_others_run(
         assert set((await site.record("big")).reserved) == left
         bound = (await site.record("big")).condition("Bound")
         assert (bound.status, bound.message) == ("True", "3 members are on their trays")
-        for one in (job, other):
-            await one.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job, other)
 
     run(story)
 
@@ -74,9 +67,7 @@ def test_a_member_that_fails_afterwards_comes_to_its_own_tray():
 
         await site.until(again)
         assert set(await site.taints()) == left
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -98,9 +89,7 @@ def test_a_member_of_a_tray_that_is_lost_afterwards_moves_and_nobody_else():
         after = await site.places("big")
         assert {name for name in places if places[name] != after[name]} == {"big-worker-1"}
         await site.until(holds(site, {node for name, node in after.items() if name != "big-worker-0"}))
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -115,9 +104,7 @@ def test_the_tray_stays_where_the_job_makes_more_pods_or_does_not_say(completion
         await asyncio.sleep(60)
         assert await site.taints() == before
         assert len((await site.record("big")).plan.seats) == 4
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -149,9 +136,7 @@ def test_a_job_is_asked_once_for_each_use_of_the_trays_and_not_at_every_event():
         await job.succeed("big-worker-0")
         places = await site.places("big")
         await site.until(holds(site, {places["big-worker-2"], places["big-worker-3"]}))
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -199,9 +184,7 @@ def test_a_controller_that_may_not_read_jobs_keeps_the_tray_and_goes_on():
         await job.succeed("big-worker-1")
         await asyncio.sleep(30)
         assert len(await site.taints()) == 4
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -229,11 +212,156 @@ def test_a_job_that_is_made_anew_does_not_start_on_the_rest_of_the_trays():
             await asyncio.sleep(10)
         await site.until(lambda: site.is_bound("big", 4))
         assert sorted(map(len, bound.values())) == [1] * 4
-        await anew.end()
+        await over(site, anew)
+
+    run(story)
+
+
+async def all_but_one(site, *, spares=0, **how):
+    """A gang of four of which three succeeded and the last failed; the job, and the tray of the last."""
+    job = await running(site, spares=spares, **how)
+    places = await site.places("big")
+    await all_but_one_end(job)
+    return job, places["big-worker-3"]
+
+
+async def all_but_one_end(job):
+    """At once: the controller may see none of it before all of it."""
+    for number in range(3):
+        await job.succeed(f"big-worker-{number}")
+    await job.fail("big-worker-3")
+
+
+def test_the_tray_of_the_last_member_waits_for_it_when_all_others_have_ended():
+    async def story():
+        site = GangSite(racks=1, trays=4)
+        job, tray = await all_but_one(site)
+        await site.until(holds(site, {tray}))
+        await asyncio.sleep(400)  # A Job waits up to six minutes between two tries.
+        assert set(await site.taints()) == {tray}
+        other = site.job("other", {"worker": 4})
+        await site.until(lambda: site.says("other", "Placed", "DoesNotFit"))
+        await job.again("big-worker-3")
+        await site.until(lambda: has_place(site, "big-worker-3-again", tray))
+        await site.until(lambda: site.says("big", "Bound", "AllBound"))
+        await job.succeed("big-worker-3-again")
+        await site.until(lambda: site.is_bound("other", 4))
+        await over(site, job, other)
+
+    run(story)
+
+
+def test_just_its_seat_waits_where_the_whole_gang_has_one_tray():
+    async def story():
+        site = GangSite(racks=1, trays=1)
+        job, tray = await all_but_one(site, gpus=1)
+        await asyncio.sleep(60)
+        assert [seat.tray for seat in (await site.record("big")).plan.seats] == [tray]
+        await job.again("big-worker-3")
+        await site.until(lambda: has_place(site, "big-worker-3-again", tray))
+        await over(site, job)
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": {"conditions": [{"type": "Failed", "status": "True"}]}},
+        {"spec": {"suspend": True}},
+        {"spec": {"completions": None}},
+    ],
+)
+def test_nobody_waits_for_the_last_member_where_its_job_makes_it_not(change):
+    async def story():
+        site = GangSite(racks=1, trays=4)
+        job, tray = await all_but_one(site)
+        await site.until(holds(site, {tray}))
+        await site.user.patch(JOB, "big", TEAM, change, subresource="status" if "status" in change else "")
         await site.until(site.is_clean)
+        await job.end()
         await site.end()
 
     run(story)
+
+
+def test_a_job_that_goes_on_after_a_pause_is_placed_with_the_members_that_are_left():
+    async def story():
+        site = GangSite(racks=1, trays=4)
+        job, _ = await all_but_one(site)
+        await site.user.patch(JOB, "big", TEAM, {"spec": {"suspend": True}})
+        await site.until(site.is_clean)
+        other = await bound_job(site, "other", {"worker": 4})
+        await site.user.patch(JOB, "big", TEAM, {"spec": {"suspend": False}})
+        await job.again("big-worker-3")
+        await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
+        await other.end()
+        await site.until(lambda: site.says("big", "Bound", "AllBound"))
+        (tray,) = await site.taints()
+        assert await has_place(site, "big-worker-3-again", tray)
+        await job.fail("big-worker-3-again")
+        await asyncio.sleep(60)
+        await job.again("big-worker-3-again")
+        await site.until(lambda: has_place(site, "big-worker-3-again-again", tray))
+        assert set(await site.taints()) == {tray}
+        await over(site, job)
+
+    run(story)
+
+
+@pytest.mark.parametrize("last", range(1, 9))
+def test_death_after_a_write_while_the_rest_of_a_job_is_placed(last):
+    async def story():
+        site = GangSite(racks=1, trays=4, seed=last)
+        bound = watch_bindings(site)
+        job, _ = await all_but_one(site)
+        await site.user.patch(JOB, "big", TEAM, {"spec": {"suspend": True}})
+        await site.until(site.is_clean)
+        await site.kill()
+        await site.user.patch(JOB, "big", TEAM, {"spec": {"suspend": False}})
+        await job.again("big-worker-3")
+        await until_dead_and_again(site, last)
+        await site.until(lambda: site.is_bound("big", 5))
+        assert bound["big-worker-3-again"] == list(await site.taints())
+        await over(site, job)
+
+    run(story, last)
+
+
+def test_nobody_waits_for_the_last_member_of_a_job_that_is_deleted():
+    async def story():
+        site = GangSite(racks=1, trays=4)
+        job, tray = await all_but_one(site)
+        await site.until(holds(site, {tray}))
+        job.is_wanted = False
+        await site.user.delete(JOB, "big", TEAM, propagation="Orphan")
+        await over(site)
+
+    run(story)
+
+
+@pytest.mark.parametrize("last", range(1, 9))
+def test_death_after_a_write_while_the_last_member_is_awaited(last):
+    async def story():
+        site = GangSite(racks=2, trays=5, seed=last)
+        bound = watch_bindings(site)
+        job = await running(site, spares=1)
+        tray = (await site.places("big"))["big-worker-3"]
+        await site.kill()
+        await all_but_one_end(job)
+        await until_dead_and_again(site, last)
+        await asyncio.sleep(40)
+        record = await site.record("big")
+        assert [seat.tray for seat in record.plan.seats] == [tray]
+        await site.until(holds(site, {tray, *record.plan.spares}))
+        await site.kill()
+        await job.again("big-worker-3")
+        await until_dead_and_again(site, last)
+        await site.until(lambda: has_place(site, "big-worker-3-again", tray))
+        assert bound["big-worker-3-again"] == [tray]
+        await over(site, job)
+
+    run(story, last)
 
 
 @pytest.mark.parametrize("last", range(1, 8))
@@ -251,8 +379,6 @@ def test_death_after_a_write_while_a_tray_is_given_back(last):
         await site.until(holds(site, left))
         assert len({rack_of(one) for one in left}) == 1
         assert await site.places("big") == places
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story, last)

@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from tests.claim.cluster.gang.gang_site import TEAM, GangSite, rack_of, run
+from tests.claim.cluster.gang.gang_site import TEAM, rack_of, run
+from tests.claim.cluster.gang.gang_stories import at_work, bound_job, has_left, over
 
 from rackloom.claim.kube.kinds import NODE, POD
 from rackloom.twin.kube import Fault
@@ -11,11 +12,8 @@ from rackloom.twin.kube import Fault
 
 def test_a_lost_node_moves_one_member_to_a_spare_of_its_clique_and_no_other():
     async def story(is_gone):
-        site = GangSite(racks=2, trays=5)
-        await site.begin()
-        site.start()
-        job = site.job("big", {"worker": 4}, spares=1)
-        await site.until(lambda: site.is_bound("big", 4))
+        site = await at_work(racks=2, trays=5)
+        job = await bound_job(site, "big", {"worker": 4}, spares=1)
         before = await site.places("big")
         assert len(await site.taints()) == 5, "the spare is reserved too"
         pods = {one["metadata"]["name"]: one["metadata"]["uid"] for one in await site.pods("big")}
@@ -25,12 +23,7 @@ def test_a_lost_node_moves_one_member_to_a_spare_of_its_clique_and_no_other():
         else:
             await site.say_ready(lost, "Unknown")
             await site.until(lambda: site.says("big", "Bound", "TrayNotReady"))
-
-        async def moved():
-            nodes = (await site.places("big")).values()
-            return len(nodes) == 4 and all(nodes) and lost not in nodes
-
-        await site.until(moved)
+        await site.until(has_left(site, "big", 4, lost))
         after = await site.places("big")
         assert {name for name in before if before[name] != after[name]} == {"big-worker-2"}
         assert rack_of(after["big-worker-2"]) == rack_of(lost)
@@ -38,9 +31,7 @@ def test_a_lost_node_moves_one_member_to_a_spare_of_its_clique_and_no_other():
         assert [name for name in pods if pods[name] != now[name]] == ["big-worker-2"]
         await site.until(lambda: site.says("big", "Bound", "AllBound"))
         assert set(await site.taints()) == set(after.values())
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     for is_gone in (False, True):
         run(lambda is_gone=is_gone: story(is_gone))
@@ -48,11 +39,8 @@ def test_a_lost_node_moves_one_member_to_a_spare_of_its_clique_and_no_other():
 
 def test_a_lost_node_without_a_spare_is_told_and_the_rest_stays():
     async def story():
-        site = GangSite(racks=2, trays=4)
-        await site.begin()
-        site.start()
-        job = site.job("big", {"worker": 4})
-        await site.until(lambda: site.is_bound("big", 4))
+        site = await at_work(racks=2, trays=4)
+        job = await bound_job(site, "big", {"worker": 4})
         before = await site.places("big")
         await site.say_ready(before["big-worker-0"], "Unknown")
 
@@ -65,18 +53,14 @@ def test_a_lost_node_without_a_spare_is_told_and_the_rest_stays():
         await site.say_ready(before["big-worker-0"], "True")
         await site.until(lambda: site.says("big", "Bound", "AllBound"))
         assert await site.places("big") == before
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
 
 def test_a_pod_that_cannot_be_bound_goes_to_another_tray_of_the_clique():
     async def story():
-        site = GangSite(racks=1, trays=5)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=5)
         job = site.job("big", {"worker": 4})
         site.kube.faults.add(Fault(verb="create", resource="pods/binding", user="kube-scheduler"))
         await site.until(lambda: site.has_let_go("big", 4))
@@ -87,18 +71,14 @@ def test_a_pod_that_cannot_be_bound_goes_to_another_tray_of_the_clique():
         assert tray not in (await site.places("big")).values()
         await site.until(lambda: site.says("big", "Bound", "AllBound"))
         assert tray not in await site.taints()
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
 
 def test_a_pod_that_is_kept_from_a_free_tray_is_made_anew():
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=4)
         job = site.job("big", {"worker": 4})
         honest = job.pod
 
@@ -120,9 +100,7 @@ def test_a_pod_that_is_kept_from_a_free_tray_is_made_anew():
         await site.until(lambda: site.is_bound("big", 4))
         after = await site.places("big")
         assert {name for name in places if places[name] != after[name]} == {"big-worker-1"}
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -130,11 +108,8 @@ def test_a_pod_that_is_kept_from_a_free_tray_is_made_anew():
 @pytest.mark.parametrize("spares", [1, 2])
 def test_a_spare_that_is_lost_with_a_tray_takes_nobody_over(spares):
     async def story():
-        site = GangSite(racks=2, trays=4 + spares)
-        await site.begin()
-        site.start()
-        job = site.job("big", {"worker": 4}, spares=spares)
-        await site.until(lambda: site.is_bound("big", 4))
+        site = await at_work(racks=2, trays=4 + spares)
+        job = await bound_job(site, "big", {"worker": 4}, spares=spares)
         before = await site.places("big")
         lost, spare = before["big-worker-0"], (await site.record("big")).plan.spares[0]
         for name in (spare, lost):
@@ -154,20 +129,15 @@ def test_a_spare_that_is_lost_with_a_tray_takes_nobody_over(spares):
         assert {name for name in before if before[name] != after[name]} == {"big-worker-0"}
         assert (after["big-worker-0"] == spare) == (spares == 1)
         await site.until(lambda: site.says("big", "Bound", "AllBound"))
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
 
 def test_a_tray_that_is_lost_while_its_member_moves_to_it_is_left_again():
     async def story():
-        site = GangSite(racks=1, trays=6)
-        await site.begin()
-        site.start()
-        job = site.job("big", {"worker": 4}, spares=2)
-        await site.until(lambda: site.is_bound("big", 4))
+        site = await at_work(racks=1, trays=6)
+        job = await bound_job(site, "big", {"worker": 4}, spares=2)
         before = await site.places("big")
         spares = (await site.record("big")).plan.spares
         await site.say_ready(before["big-worker-3"], "Unknown")
@@ -186,9 +156,7 @@ def test_a_tray_that_is_lost_while_its_member_moves_to_it_is_left_again():
         await site.until(moved)
         after = await site.places("big")
         assert {name for name in before if before[name] != after[name]} == {"big-worker-3"}
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -197,9 +165,7 @@ def test_pods_of_which_the_scheduler_says_nothing_are_let_be():
     """A scheduler that is away for longer than a pod may take is no trouble of any tray."""
 
     async def story():
-        site = GangSite(racks=1, trays=5)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=5)
         job = site.job("big", {"worker": 4})
         site.kube.faults.add(Fault(verb="create", resource="pods/binding", user="kube-scheduler"))
         await site.until(lambda: site.has_let_go("big", 4))
@@ -209,9 +175,7 @@ def test_pods_of_which_the_scheduler_says_nothing_are_let_be():
         assert len(await site.taints()) == 4
         site.kube.faults.clear()
         await site.until(lambda: site.is_bound("big", 4))
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -220,9 +184,7 @@ def test_no_tray_is_reserved_while_somebody_else_holds_the_pods():
     queue = {"name": "kueue.x-k8s.io/admission"}
 
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=4)
         job = site.job("big", {"worker": 4})
         honest = job.pod
 
@@ -242,8 +204,6 @@ def test_no_tray_is_reserved_while_somebody_else_holds_the_pods():
             patch = {"spec": {"schedulingGates": left}}
             await site.user.patch(POD, pod["metadata"]["name"], TEAM, patch)
         await site.until(lambda: site.is_bound("big", 4))
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)

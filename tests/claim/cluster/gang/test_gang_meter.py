@@ -3,7 +3,8 @@
 import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
-from tests.claim.cluster.gang.gang_site import GangSite, run
+from tests.claim.cluster.gang.gang_site import run
+from tests.claim.cluster.gang.gang_stories import at_work, bound_job
 
 from rackloom.claim.cluster.gang.meter import GangMeter
 from rackloom.claim.kube.kinds import GANG_PLAN
@@ -33,11 +34,8 @@ def test_all_series_are_there_from_the_start():
 
 def test_a_life_of_gangs_is_counted():
     async def story():
-        site = GangSite(racks=1, trays=5)
-        await site.begin()
-        site.start()
-        job = site.job("big", {"worker": 4}, spares=1)
-        await site.until(lambda: site.is_bound("big", 4))
+        site = await at_work(racks=1, trays=5)
+        job = await bound_job(site, "big", {"worker": 4}, spares=1)
         site.job("huge", {"worker": 9})
         await site.until(lambda: site.says("huge", "Placed", "DoesNotFit"))
         await asyncio.sleep(60)

@@ -32,7 +32,7 @@ def test_whatever_happens_a_gang_is_let_go_whole_and_leaves_nothing(script, is_r
         toy.happen(what, about)
         toy.one_pass(alive)
     if toy.succeeded:
-        # What is left of a gang never starts anew by itself: its job does, whole.
+        # What is left of a gang may be anywhere by now: its job starts anew, whole.
         toy.anew(None)
     for tray in TRAYS:
         toy.say(tray, "True")
@@ -49,6 +49,26 @@ def test_whatever_happens_a_gang_is_let_go_whole_and_leaves_nothing(script, is_r
         pass
     assert not toy.plans
     assert not any(holders_of(one) for one in toy.nodes.values())
+
+
+@given(script=st.lists(st.tuples(EVENTS, ALIVE), max_size=15), again=st.integers(1, 3))
+def test_the_last_member_comes_back_to_its_tray_wherever_the_controller_dies(script, again):
+    toy = Toy()
+    toy.settle()
+    tray = toy.pods["w2"]["spec"]["nodeName"]
+    happen_elsewhere = [one for one in script if one[0][0] in ("forget", "wait", "schedule")]
+    for number in (0, 1):
+        toy.happen("succeed", number)
+    for _ in range(again):
+        toy.happen("end", 2)
+        for (what, about), alive in happen_elsewhere:
+            toy.happen(what, about)
+            toy.one_pass(alive)
+        while toy.one_pass():
+            pass
+        assert [name for name, one in toy.nodes.items() if holders_of(one)] == [tray]
+        toy.settle()
+        assert toy.pods["w2"]["spec"]["nodeName"] == tray
 
 
 @given(script=st.lists(EVENTS, max_size=15))

@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from tests.claim.cluster.gang.gang_site import TEAM, Behind, GangSite, planned, rack_of, run
+from tests.claim.cluster.gang.gang_site import TEAM, Behind, planned, rack_of, run
+from tests.claim.cluster.gang.gang_stories import at_work, opened, over
 
 from rackloom.claim.cluster.admission.marks import GANG_LABEL
 from rackloom.claim.kube.kinds import GANG_PLAN, JOB, NODE, POD
@@ -11,9 +12,7 @@ from rackloom.claim.kube.kinds import GANG_PLAN, JOB, NODE, POD
 
 def test_of_two_gangs_one_has_the_rack_whole_and_the_other_comes_after_it():
     async def story(seed):
-        site = GangSite(racks=1, trays=4, seed=seed)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=4, seed=seed)
         jobs = {name: site.job(name, {"worker": 3}) for name in ("one", "two")}
 
         async def somebody_won():
@@ -38,9 +37,7 @@ def test_two_controllers_at_once_give_no_tray_to_two_gangs(seed):
     """A leader that lost its lease and does not know it: their plans may overlap, their pods never do."""
 
     async def story():
-        site = GangSite(racks=1, trays=4, seed=seed)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=4, seed=seed)
         first = site.controller
         site.start()
         jobs = {name: site.job(name, {"worker": 3}) for name in ("one", "two")}
@@ -55,19 +52,14 @@ def test_two_controllers_at_once_give_no_tray_to_two_gangs(seed):
         (loser,) = set(jobs) - set(whole)
         assert not await site.let_go(loser)
         first.cancel()
-        for job in jobs.values():
-            await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, *jobs.values())
 
     run(story, seed)
 
 
 def test_a_rack_that_somebody_came_into_before_it_was_reserved_is_given_up_untouched():
     async def story():
-        site = GangSite(racks=2, trays=4)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=2, trays=4)
         job = site.job("big", {"worker": 4})
         tray = (await planned(site, "big")).trays[2]
         other = site.job("small", {"worker": 0}, gang=False)
@@ -78,9 +70,7 @@ def test_a_rack_that_somebody_came_into_before_it_was_reserved_is_given_up_untou
         nodes = set((await site.places("big")).values())
         assert {rack_of(node) for node in nodes} == {"r0", "r1"} - {rack_of(tray)}
         assert set(await site.taints()) == nodes
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -91,8 +81,7 @@ def test_a_controller_that_sees_the_past_takes_nothing_back(kind, moment):
     """A new leader, whose cache of one kind is from a time before the last one had let the gang go."""
 
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
+        site = await opened(racks=1, trays=4)
         labels = {"labels": GANG_LABEL} if kind == POD else {}
         old = await site.user.list(kind, **labels)
         job = site.job("big", {"worker": 4})
@@ -118,9 +107,7 @@ def test_a_controller_that_sees_the_past_takes_nothing_back(kind, moment):
         assert [one["metadata"]["uid"] for one in await site.pods("big")] == uids
         behind.caught_up.set()
         await site.until(lambda: site.says("big", "Bound", "TrayLost"))
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -128,9 +115,7 @@ def test_a_controller_that_sees_the_past_takes_nothing_back(kind, moment):
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_job_that_is_deleted_while_half_of_it_was_let_go_leaves_nothing(dies):
     async def story():
-        site = GangSite(racks=1, trays=6)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=6)
         job = site.job("big", {"worker": 6})
         await begun(site, "big")
         half = len(await site.let_go("big"))
@@ -141,8 +126,7 @@ def test_a_job_that_is_deleted_while_half_of_it_was_let_go_leaves_nothing(dies):
         if dies:
             assert len(await site.taints()) == 6
             site.start()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site)
 
     run(story)
 
@@ -153,9 +137,7 @@ def test_a_job_that_is_made_anew_under_its_name_is_placed_as_it_is_now(change, m
     """Its pods are others before its plan is gone: with other members, or of other needs."""
 
     async def story():
-        site = GangSite(racks=2, trays=6)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=2, trays=6)
         job = site.job("big", {"worker": 5})
         if moment == "begun":
             await begun(site, "big")
@@ -173,9 +155,7 @@ def test_a_job_that_is_made_anew_under_its_name_is_placed_as_it_is_now(change, m
         (group,) = (await site.record("big")).gang.groups
         assert (group.members, group.gpus) == (anew.sizes["worker"], anew.gpus)
         assert set(await site.taints()) == set(places.values())
-        await anew.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, anew)
 
     run(story)
 

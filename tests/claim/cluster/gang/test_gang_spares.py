@@ -1,17 +1,15 @@
 """Spare trays: no quota counts them, so a namespace keeps a few and no more."""
 
-from tests.claim.cluster.gang.gang_site import GangSite, run
+from tests.claim.cluster.gang.gang_site import run
+from tests.claim.cluster.gang.gang_stories import at_work, bound_job, over
 
 from rackloom.claim.cluster.gang.planner import PlacePlanner
 
 
 def test_a_namespace_keeps_so_many_spares_and_is_told_how_many_are_left():
     async def story():
-        site = GangSite(racks=2, trays=6, max_spares=3)
-        await site.begin()
-        site.start()
-        first = site.job("first", {"worker": 3}, spares=2)
-        await site.until(lambda: site.is_bound("first", 3))
+        site = await at_work(racks=2, trays=6, max_spares=3)
+        first = await bound_job(site, "first", {"worker": 3}, spares=2)
         second = site.job("second", {"worker": 3}, spares=3)
         await site.until(lambda: site.says("second", "Placed", "DoesNotFit"))
         told = (await site.record("second")).condition("Placed").message
@@ -21,24 +19,17 @@ def test_a_namespace_keeps_so_many_spares_and_is_told_how_many_are_left():
         assert not await site.let_go("second")
         assert len(await site.taints()) == 5
         await second.end()
-        third = site.job("third", {"worker": 3}, spares=1)
-        await site.until(lambda: site.is_bound("third", 3))
+        third = await bound_job(site, "third", {"worker": 3}, spares=1)
         await first.end()
-        fourth = site.job("fourth", {"worker": 3}, spares=2)
-        await site.until(lambda: site.is_bound("fourth", 3))
-        for job in (third, fourth):
-            await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        fourth = await bound_job(site, "fourth", {"worker": 3}, spares=2)
+        await over(site, third, fourth)
 
     run(story)
 
 
 def test_where_no_spares_may_be_kept_the_fix_is_to_ask_for_none():
     async def story():
-        site = GangSite(racks=1, trays=6, max_spares=0)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=6, max_spares=0)
         site.job("big", {"worker": 3}, spares=1)
         await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
         assert "gang-spares to 0" in (await site.record("big")).condition("Placed").message
@@ -57,9 +48,7 @@ def test_no_search_is_made_for_more_spares_than_there_is_room_for(monkeypatch):
     monkeypatch.setattr(PlacePlanner, "plan_gang", counted)
 
     async def story():
-        site = GangSite(racks=1, trays=12, max_spares=2)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=12, max_spares=2)
         site.job("big", {"worker": 5}, spares=5)
         await site.until(lambda: site.says("big", "Placed", "DoesNotFit"))
         told = (await site.record("big")).condition("Placed").message

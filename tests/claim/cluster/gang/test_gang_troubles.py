@@ -3,7 +3,8 @@
 import asyncio
 import threading
 
-from tests.claim.cluster.gang.gang_site import TEAM, GangSite, planned, run
+from tests.claim.cluster.gang.gang_site import TEAM, planned, run
+from tests.claim.cluster.gang.gang_stories import at_work, bound_job, opened, over
 
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.planner import PlacePlanner
@@ -21,13 +22,10 @@ def test_a_gang_on_which_the_planner_fails_keeps_no_other_waiting(monkeypatch):
     monkeypatch.setattr(PlacePlanner, "plan_gang", failing)
 
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=4)
         site.job("cursed", {"worker": 2})
         await asyncio.sleep(5)
-        site.job("fine", {"worker": 2})
-        await site.until(lambda: site.is_bound("fine", 2))
+        await bound_job(site, "fine", {"worker": 2})
         assert "planner failed" in (await site.record("cursed")).condition("Placed").message
         await site.end()
 
@@ -36,11 +34,8 @@ def test_a_gang_on_which_the_planner_fails_keeps_no_other_waiting(monkeypatch):
 
 def test_trays_of_a_plan_that_was_taken_away_by_force_are_freed():
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
-        site.start()
-        site.job("big", {"worker": 4})
-        await site.until(lambda: site.is_bound("big", 4))
+        site = await at_work(racks=1, trays=4)
+        await bound_job(site, "big", {"worker": 4})
         old = (await site.record("big")).uid
         await site.kill()
         await site.user.patch(GANG_PLAN, "big", TEAM, {"metadata": {"finalizers": None}})
@@ -60,32 +55,24 @@ def test_trays_of_a_plan_that_was_taken_away_by_force_are_freed():
 
 def test_deleting_the_plan_of_a_gang_at_work_frees_nothing_before_its_end():
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
-        site.start()
-        job = site.job("big", {"worker": 4})
-        await site.until(lambda: site.is_bound("big", 4))
+        site = await at_work(racks=1, trays=4)
+        job = await bound_job(site, "big", {"worker": 4})
         await site.user.delete(GANG_PLAN, "big", TEAM)
         await asyncio.sleep(60)
         assert len(await site.taints()) == 4
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
 
 def test_a_gang_that_cannot_be_read_any_more_keeps_no_other_from_being_placed():
     async def story():
-        site = GangSite(racks=2, trays=2)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=2, trays=2)
         huge = site.job("huge", {"worker": 3})
         await site.until(lambda: site.says("huge", "Placed", "DoesNotFit"))
         huge.gpus = "half"
         await site.user.delete(POD, "huge-worker-0", TEAM, grace_seconds=0)
-        site.job("big", {"worker": 2})
-        await site.until(lambda: site.is_bound("big", 2))
+        await bound_job(site, "big", {"worker": 2})
         await site.end()
 
     run(story)
@@ -93,8 +80,7 @@ def test_a_gang_that_cannot_be_read_any_more_keeps_no_other_from_being_placed():
 
 def test_a_refusal_names_no_job_of_another_namespace():
     async def story():
-        site = GangSite(racks=1, trays=2)
-        await site.begin()
+        site = await opened(racks=1, trays=2)
         limits = {"limits": {"nvidia.com/gpu": "1"}}
         spec = {"containers": [{"name": "main", "resources": limits}], "nodeName": "r0-t0"}
         await site.user.create(
@@ -120,9 +106,7 @@ def test_a_search_does_not_keep_the_loop(monkeypatch):
         return search(self, where, gang)
 
     async def story():
-        site = GangSite(racks=1, trays=2)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=2)
         site.job("big", {"worker": 2})
         await planned(site, "big")
         await site.end()
@@ -135,9 +119,7 @@ def test_a_search_does_not_keep_the_loop(monkeypatch):
 
 def test_pods_that_disagree_about_their_gang_are_told():
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=4)
         job = site.job("big", {"worker": 2})
         honest = job.pod
 
@@ -156,9 +138,7 @@ def test_pods_that_disagree_about_their_gang_are_told():
 
 def test_trays_of_pods_that_went_before_they_were_let_go_are_given_back():
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=4)
         job = site.job("big", {"worker": 4})
         await planned(site, "big")
         job.is_wanted = False
@@ -174,8 +154,7 @@ def test_trays_of_pods_that_went_before_they_were_let_go_are_given_back():
         assert (told.status, told.reason) == ("False", "WaitingForMembers")
         await site.until(is_free)
         assert not await site.let_go("big")
-        site.job("other", {"worker": 4})
-        await site.until(lambda: site.is_bound("other", 4))
+        await bound_job(site, "other", {"worker": 4})
         await site.end()
 
     run(story)
@@ -183,17 +162,13 @@ def test_trays_of_pods_that_went_before_they_were_let_go_are_given_back():
 
 def test_a_pod_that_is_made_anew_in_time_finds_the_trays_of_its_gang():
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=4)
         job = site.job("big", {"worker": 4})
         plan = await planned(site, "big")
         await site.user.delete(POD, "big-worker-0", TEAM, grace_seconds=0)
         await site.until(lambda: site.is_bound("big", 4))
         assert (await site.record("big")).plan == plan
         assert (await site.record("big")).condition("Placed").status == "True"
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)

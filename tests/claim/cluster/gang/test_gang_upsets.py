@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from tests.claim.cluster.gang.gang_site import TEAM, GangSite, planned, rack_of, run
+from tests.claim.cluster.gang.gang_site import TEAM, planned, rack_of, run
+from tests.claim.cluster.gang.gang_stories import at_work, bound_job, opened, over
 
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.kube.api import Rejected
@@ -21,8 +22,7 @@ def gpu_pod(name, node, **labels):
 @pytest.mark.parametrize("labels", [{}, {marks.TAINT: "big"}], ids=["plain", "labelled without a size"])
 def test_a_pod_that_is_only_named_like_a_gang_keeps_its_tray(labels):
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
+        site = await opened(racks=1, trays=4)
         await site.user.create(POD, gpu_pod("big", "r0-t1", **labels))
         site.start()
         site.job("big", {"worker": 4})
@@ -37,11 +37,8 @@ def test_a_pod_that_is_only_named_like_a_gang_keeps_its_tray(labels):
 
 def test_a_namespace_that_is_deleted_under_a_gang_leaves_no_taint():
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
-        site.start()
-        job = site.job("big", {"worker": 4})
-        await site.until(lambda: site.is_bound("big", 4))
+        site = await at_work(racks=1, trays=4)
+        job = await bound_job(site, "big", {"worker": 4})
 
         async def terminating(review):
             """As the API server does in a namespace that ends: nothing new, events neither."""
@@ -56,8 +53,7 @@ def test_a_namespace_that_is_deleted_under_a_gang_leaves_no_taint():
             assert len(await site.taints()) == 4, "while a pod is left, the trays are the gang's"
             await site.user.delete(POD, pod["metadata"]["name"], TEAM, grace_seconds=0)
             await asyncio.sleep(3)
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site)
 
     run(story)
 
@@ -65,9 +61,7 @@ def test_a_namespace_that_is_deleted_under_a_gang_leaves_no_taint():
 @pytest.mark.parametrize("moment", ["planned", "reserved"])
 def test_a_tray_that_is_cordoned_on_the_way_is_not_waited_for(moment):
     async def story():
-        site = GangSite(racks=2, trays=4)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=2, trays=4)
         job = site.job("big", {"worker": 4})
         plan = await planned(site, "big")
         if moment == "reserved":
@@ -77,9 +71,7 @@ def test_a_tray_that_is_cordoned_on_the_way_is_not_waited_for(moment):
         nodes = set((await site.places("big")).values())
         assert {rack_of(one) for one in nodes} == {"r0", "r1"} - {rack_of(plan.trays[0])}
         assert set(await site.taints()) == nodes
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -88,11 +80,8 @@ def test_a_pod_that_is_made_anew_while_its_node_is_gone_keeps_its_gate():
     """Let go, it could only be deleted again, to go elsewhere."""
 
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
-        site.start()
-        job = site.job("big", {"worker": 4})
-        await site.until(lambda: site.is_bound("big", 4))
+        site = await at_work(racks=1, trays=4)
+        job = await bound_job(site, "big", {"worker": 4})
         lost = (await site.places("big"))["big-worker-1"]
         await site.user.delete(NODE, lost)
         await site.user.delete(POD, "big-worker-1", TEAM, grace_seconds=0)
@@ -102,9 +91,7 @@ def test_a_pod_that_is_made_anew_while_its_node_is_gone_keeps_its_gate():
         await site.power_on(lost)
         await site.until(lambda: site.is_bound("big", 4))
         assert (await site.places("big"))["big-worker-1"] == lost
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -114,9 +101,7 @@ def test_a_leader_whose_clock_is_an_hour_off_does_not_hold_up_the_gang(ahead):
     """The one before it wrote down when the trays were reserved, by a clock of its own."""
 
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=4)
         job = site.job("big", {"worker": 4})
         await site.until(lambda: site.says("big", "Reserved", "Reserved"))
         await site.kill()
@@ -127,17 +112,14 @@ def test_a_leader_whose_clock_is_an_hour_off_does_not_hold_up_the_gang(ahead):
         await site.user.patch(GANG_PLAN, "big", TEAM, {"status": found}, subresource="status")
         site.start()
         await site.until(lambda: site.is_bound("big", 4), seconds=60)
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
 
 def test_a_job_that_grew_while_it_waited_is_placed_at_the_size_it_says_and_the_rest_is_told():
     async def story():
-        site = GangSite(racks=1, trays=6)
-        await site.begin()
+        site = await opened(racks=1, trays=6)
         await site.user.create(POD, gpu_pod("other", "r0-t0"))
         await site.user.create(POD, gpu_pod("another", "r0-t1"))
         await site.user.create(POD, gpu_pod("third", "r0-t2"))
@@ -153,9 +135,7 @@ def test_a_job_that_grew_while_it_waited_is_placed_at_the_size_it_says_and_the_r
             return bound.status == "True" and "big-worker-4" in bound.message
 
         await site.until(told)
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
@@ -164,11 +144,8 @@ def test_a_job_that_grew_while_it_waited_is_placed_at_the_size_it_says_and_the_r
 @pytest.mark.parametrize("change", [{"gang": None}, {"plan": {"seats": []}}, {"plan": {"price": [{}]}}])
 def test_a_record_out_of_which_somebody_took_a_part_moves_no_pod_that_runs(change, lost):
     async def story():
-        site = GangSite(racks=2, trays=4)
-        await site.begin()
-        site.start()
-        job = site.job("big", {"worker": 4})
-        await site.until(lambda: site.is_bound("big", 4))
+        site = await at_work(racks=2, trays=4)
+        job = await bound_job(site, "big", {"worker": 4})
         before = await site.places("big")
         await site.user.patch(GANG_PLAN, "big", TEAM, {"spec": change})
         if lost:
@@ -180,20 +157,15 @@ def test_a_record_out_of_which_somebody_took_a_part_moves_no_pod_that_runs(chang
             before[f"big-worker-{number}"] for number in (1, 2, 3)
         ]
         assert await site.says("big", "Placed", "NotHeld")
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
 
 def test_two_gangs_of_one_name_in_two_namespaces_share_nothing():
     async def story():
-        site = GangSite(racks=2, trays=4)
-        await site.begin()
-        site.start()
-        mine = site.job("big", {"worker": 4})
-        await site.until(lambda: site.is_bound("big", 4))
+        site = await at_work(racks=2, trays=4)
+        mine = await bound_job(site, "big", {"worker": 4})
         theirs = [mine.pod("worker", number) for number in range(4)]
         for pod in theirs:
             pod["metadata"] |= {"namespace": "kube-system", "ownerReferences": []}

@@ -2,16 +2,14 @@
 
 import asyncio
 
-from tests.claim.cluster.gang.gang_site import GangSite, rack_of, run
+from tests.claim.cluster.gang.gang_site import rack_of, run
+from tests.claim.cluster.gang.gang_stories import at_work, bound_job, over
 
 
 def test_a_gang_comes_to_one_rack_whole_and_leaves_nothing():
     async def story():
-        site = GangSite(racks=2, trays=4)
-        await site.begin()
-        site.start()
-        job = site.job("big", {"launcher": 1, "worker": 4})
-        await site.until(lambda: site.is_bound("big", 5))
+        site = await at_work(racks=2, trays=4)
+        job = await bound_job(site, "big", {"launcher": 1, "worker": 4})
         places = await site.places("big")
         workers = [node for pod, node in places.items() if "worker" in pod]
         assert len(set(workers)) == 4
@@ -23,18 +21,14 @@ def test_a_gang_comes_to_one_rack_whole_and_leaves_nothing():
         writes = site.kube.writes("controller")
         await asyncio.sleep(100)
         assert site.kube.writes("controller") == writes, "a settled gang costs nothing"
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
 
 def test_a_gang_that_can_never_fit_takes_nothing_and_says_what_would_help():
     async def story():
-        site = GangSite(racks=2, trays=4)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=2, trays=4)
         job = site.job("huge", {"worker": 5})
         await site.until(lambda: site.says("huge", "Placed", "DoesNotFit"))
         told = (await site.record("huge")).condition("Placed").message
@@ -44,18 +38,14 @@ def test_a_gang_that_can_never_fit_takes_nothing_and_says_what_would_help():
         events = await site.events("DoesNotFit")
         assert {one["involvedObject"]["kind"] for one in events} == {"GangPlan", "Job"}
         assert all(one["message"] == told for one in events)
-        await job.end()
-        await site.until(site.is_clean)
-        await site.end()
+        await over(site, job)
 
     run(story)
 
 
 def test_a_gang_waits_for_all_of_its_pods_and_says_how_many_are_missing():
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=4)
         job = site.job("big", {"worker": 4})
         obj = job.pod
         job.pod = lambda group, number: obj(group, min(number, 2))
@@ -73,9 +63,7 @@ def test_a_gang_waits_for_all_of_its_pods_and_says_how_many_are_missing():
 
 def test_pods_of_others_do_not_come_to_reserved_trays():
     async def story():
-        site = GangSite(racks=1, trays=4)
-        await site.begin()
-        site.start()
+        site = await at_work(racks=1, trays=4)
         big = site.job("big", {"worker": 4})
         await site.until(lambda: site.says("big", "Reserved", "Reserved"))
         site.job("small", {"worker": 2}, gang=False)

@@ -152,7 +152,7 @@ class GangController:
             return
         self._desk.ask(key)
         # One that was refused asks again only after a while, or when a gang has ended.
-        self._bench.queue.add_after(Planning(), self._settings.again if self._desk.was_refused(key) else 0.0)
+        self._bench.queue.add_after(Planning(), self._desk.pause(key))
 
     async def _publish(self, key: GangKey, decision: Decision) -> float | None:
         """Write the status if it changed, but not too often; the delay after which to look again."""

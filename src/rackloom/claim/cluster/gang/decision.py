@@ -21,7 +21,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     again: float | None = None
     """Seconds after which time alone may change something."""
     takes_back: bool = False
-    """Trays are freed, pods deleted or the plan is given up: for nothing that a cache may not know yet."""
+    """Trays are freed, pods deleted or the plan is given up: for nothing that a cache may not know yet.
+
+    So it is where a gang waits for pods that its Job may not make any more.
+    """
 
 
 def telling(

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from rackloom.claim.cluster.executor import carry_out
 from rackloom.claim.cluster.gang.counted import Counted
+from rackloom.claim.cluster.gang.makers import makers_of
 from rackloom.claim.cluster.gang.meter import GangMeter
 from rackloom.claim.cluster.gang.observe import Listing, Seen, view_of
 from rackloom.claim.cluster.gang.placing import Planner, answer
@@ -63,6 +64,7 @@ class PlacementDesk:
         self._meter = meter
         self._asking: set[GangKey] = set()
         self._refusals: dict[GangKey, str] = {}
+        self._unfounded: set[GangKey] = set()
         self._checked: dict[GangKey, Plan] = {}
         self._all_used: dict[GangKey, Use] = {}
         self._counted = Counted()
@@ -79,6 +81,7 @@ class PlacementDesk:
     def forget(self, key: GangKey) -> None:
         """The gang wants nothing of the planner now."""
         self._asking.discard(key)
+        self._unfounded.discard(key)
         self._refusals.pop(key, None)
 
     def ended(self, key: GangKey) -> None:
@@ -103,9 +106,14 @@ class PlacementDesk:
             all_used=self._all_used.get(key),
         )
 
-    def was_refused(self, key: GangKey) -> bool:
-        """Whether the planner could not help when it was asked last."""
-        return key in self._refusals
+    def pause(self, key: GangKey) -> float:
+        """Seconds after which a gang that asks again may be served.
+
+        One that was refused waits, and one that had no reason to ask: a cache that is behind would ask on.
+        """
+        if key in self._refusals:
+            return self._settings.again
+        return self._settings.settle if key in self._unfounded else 0.0
 
     async def work(self) -> tuple[GangKey, ...]:
         """Serve all that ask; returns whom. Raises KubeError, and those not served yet ask on."""
@@ -146,12 +154,18 @@ class PlacementDesk:
 
     async def _serve(self, view: View, listing: Listing, look: Look) -> None:
         self._refusals.pop(view.key, None)
-        if view.record is None or not reconcile(view, self._settings).asks_planner:
+        self._unfounded.add(view.key)
+        if view.record is None:
             return
+        makers = await makers_of(self._api, view.key.namespace, view.members)
+        asking = replace(view, makers=makers)
+        if not any(reconcile(one, self._settings).asks_planner for one in (view, asking)):
+            return
+        self._unfounded.discard(view.key)
         scene = scene_of(view.key, look, listing.records)
         try:
             # A search may take seconds; the loop has a lease to renew meanwhile.
-            found = await asyncio.to_thread(answer, view, scene, self._planner, self._settings)
+            found = await asyncio.to_thread(answer, asking, scene, self._planner, self._settings)
         except Refused as refused:
             self._refusals[view.key] = str(refused)
             return

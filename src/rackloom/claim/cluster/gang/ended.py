@@ -1,24 +1,26 @@
 """Members that ended for good, and the trays that nobody of the gang will use again. Pure.
 
-A pod that failed or was deleted may be made anew, and then it needs its tray. Only one that succeeded is not:
-where its Job says how many are to succeed, so many seats less are needed. Which of them does not matter, as a
-pod that is made anew takes any that is free. All pods of the gang must be of that one Job: whoever else is
-among them may make another Job for the seats of the first. A gang of several groups has several owners, also
-while a pod of one of them is between two lives and cannot be seen.
+A pod that failed or was deleted may be made anew, and then it needs its tray. What is given back is proven:
+
+- One Job makes all pods of the gang, and says how many are to succeed: so many seats less are needed as have.
+  Which of them does not matter, as a pod that is made anew takes any that is free. A gang of several groups
+  has several owners, also while a pod of one of them is between two lives and cannot be seen; and whoever is
+  among them beside the Job may make another one for the same seats.
+- All pods are of one MPIJob that is over: no pod of it that ended comes back.
+- Nobody owns any of the pods: one that ended stays ended, and there is nobody to make another.
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 
 from msgspec.structs import replace
 
 from rackloom.claim.cluster.admission.shapes import Owner
-from rackloom.claim.cluster.gang.makers import Maker
+from rackloom.claim.cluster.gang.makers import MPI_JOB, Finished, Maker
 from rackloom.claim.cluster.gang.members import Member
 from rackloom.claim.cluster.gang.record import Record
 from rackloom.claim.cluster.gang.view import View
-from rackloom.claim.place.values import Gang, Plan
+from rackloom.claim.place.values import Gang, Plan, Seat
 
 _GIVEN_BACK = re.compile(r"trays given back: (\d+); ")
 """Before the reason of a plan of which trays were given back already."""
@@ -43,29 +45,99 @@ def seekers(view: View) -> tuple[Member, ...]:
     return tuple(one for one in gated if one.job is not None and one.job in old)
 
 
+def awaits_last(view: View) -> bool:
+    """Whether all pods have ended, and their Job makes the last of them anew: never again the whole gang.
+
+    A Job waits between two tries, 10 s and longer, and has no pod then.
+    """
+    gang = None if view.record is None or view.record.plan is None else view.record.gang
+    job = _only_job(view, gang)
+    maker = None if job is None else _maker(view, job)
+    if view.living or gang is None or maker is None or maker.is_still:
+        return False
+    over = maker.over(view.members)
+    return 0 < maker.completions - over <= _size(gang) and over > 0 and maker.makes_all_of(_size(gang))
+
+
 def may_have_unused(view: View, plan: Plan) -> bool:
-    """Whether it is worth asking the Job how many pods it makes: once for each use of the trays."""
+    """Whether it is worth asking for proof: once for each use of the trays."""
     used = _used(view)
-    idle = any(one.is_done and one.tray in plan.trays and one.tray not in used for one in view.members)
-    if not idle or view.record is None or _only_job(view, view.record.gang) is None:
+    idle = any(one.ended and one.tray in plan.trays and one.tray not in used for one in view.members)
+    if not idle or view.record is None or not _may_be_proven(view, view.record.gang):
         return False
     return view.all_used is None or view.all_used != view.use
 
 
-def without_unused(view: View, found: Record, makers: Mapping[str, Maker]) -> Plan | None:
-    """The plan without trays that nobody will use again, and their cliques' spares; None: all are used."""
-    job = _only_job(view, found.gang)
-    if found.gang is None or found.plan is None or job is None or job.uid not in makers:
+def without_unused(view: View, found: Record) -> Plan | None:
+    """The plan without trays that nobody will use again, and their cliques' spares; None: all are used.
+
+    Of a gang that awaits its last pods, just their seats are left.
+    """
+    if found.gang is None or found.plan is None:
         return None
-    left = len(found.plan.seats) - _needed(view, found.gang, makers[job.uid])
-    kept = dict.fromkeys(found.plan.trays)
-    used, done = _used(view), {one.tray for one in view.members if one.is_done}
-    seats = Counter(seat.tray for seat in found.plan.seats)
-    for tray in sorted((one for one in kept if one not in used), key=lambda one: one not in done):
-        if seats[tray] <= left:
-            left -= seats[tray]
-            del kept[tray]
-    return _on(found, found.plan, tuple(kept)) if len(kept) < len(found.plan.trays) else None
+    over, seats = _over(view, found.gang), Counter(seat.group for seat in found.plan.seats)
+    sizes = {group.name: group.members for group in found.gang.groups}
+    left = Counter({group: seats[group] + over[group] - sizes[group] for group in seats})
+    kept = _without_trays(view, found.plan, left)
+    if awaits_last(view):
+        kept = _without_seats(kept, left)
+    return _on(found, found.plan, kept) if len(kept) < len(found.plan.seats) else None
+
+
+def _without_trays(view: View, plan: Plan, left: Counter[str]) -> tuple[Seat, ...]:
+    """Whole trays, those of members that ended first; what can be taken off further stays in `left`."""
+    used, done = _used(view), {one.tray for one in view.members if one.ended}
+    gone = set()
+    for tray in sorted(dict.fromkeys(plan.trays), key=lambda one: one not in done):
+        here = Counter(seat.group for seat in plan.seats if seat.tray == tray)
+        if tray not in used and all(left[group] >= count for group, count in here.items()):
+            left.subtract(here)
+            gone.add(tray)
+    return tuple(seat for seat in plan.seats if seat.tray not in gone)
+
+
+def _without_seats(seats: tuple[Seat, ...], left: Counter[str]) -> tuple[Seat, ...]:
+    kept = []
+    for seat in reversed(seats):
+        if left[seat.group] > 0:
+            left[seat.group] -= 1
+        else:
+            kept.append(seat)
+    return tuple(reversed(kept))
+
+
+def _over(view: View, gang: Gang) -> Counter[str]:
+    """By group, how many members are proven to come never again."""
+    job = _only_job(view, gang)
+    maker = None if job is None else _maker(view, job)
+    if maker is not None and (awaits_last(view) or not maker.is_owned):
+        more = max(maker.completions - _size(gang), 0)
+        return Counter({gang.groups[0].name: max(maker.over(view.members) - more, 0)})
+    if _are_bare(view) or _are_of_one_finished(view):
+        return Counter(one.group for one in view.members if one.ended)
+    return Counter()
+
+
+def _may_be_proven(view: View, gang: Gang | None) -> bool:
+    """Whether who makes the pods is such that it could tell."""
+    kinds = {(one.owner.api_version, one.owner.kind) for one in view.members if one.owner is not None}
+    is_mpi = (MPI_JOB.api_version, MPI_JOB.kind) in kinds
+    return _only_job(view, gang) is not None or _are_bare(view) or is_mpi
+
+
+def _are_bare(view: View) -> bool:
+    return all(one.is_bare for one in view.members)
+
+
+def _are_of_one_finished(view: View) -> bool:
+    makers = view.makers or {}
+    found = {None if one.owner is None else makers.get(one.owner.uid) for one in view.members}
+    return len(found) == 1 and isinstance(next(iter(found)), Finished)
+
+
+def _maker(view: View, job: Owner) -> Maker | None:
+    found = (view.makers or {}).get(job.uid)
+    return found if isinstance(found, Maker) else None
 
 
 def _only_job(view: View, gang: Gang | None) -> Owner | None:
@@ -80,34 +152,26 @@ def _used(view: View) -> set[str | None]:
     return {tray for one in view.living for tray in (one.tray, one.node)}
 
 
-def _needed(view: View, gang: Gang, maker: Maker) -> int:
-    """Seats for all that are still to succeed; of an index that succeeds twice, one is taken off."""
-    done = (one for one in view.members if one.is_done)
-    if maker.is_indexed:
-        successes = len({index for one in done if (index := one.rank[0]) < maker.completions})
-    else:
-        successes = sum(1 for _ in done)
-    return max(_size(gang), maker.completions) - successes
-
-
 def _size(gang: Gang) -> int:
     return sum(group.members for group in gang.groups)
 
 
-def _on(found: Record, plan: Plan, trays: tuple[str, ...]) -> Plan:
+def _on(found: Record, plan: Plan, seats: tuple[Seat, ...]) -> Plan:
     """The price was that of the whole: what the rest costs is not known."""
+    trays = {seat.tray for seat in seats}
     cliques = {found.cliques.get(one, one) for one in trays}
     return replace(
         plan,
-        seats=tuple(seat for seat in plan.seats if seat.tray in trays),
+        seats=seats,
         cliques=tuple(one for one in plan.cliques if one in cliques),
         spares=tuple(one for one in plan.spares if found.cliques.get(one, one) in cliques),
         price=(),
-        reason=_given_back(plan, len(plan.trays) - len(trays)),
+        reason=_given_back(plan, len(set(plan.trays)) - len(trays)),
     )
 
 
 def _given_back(plan: Plan, trays: int) -> str:
     before = _GIVEN_BACK.match(plan.reason)
     first = plan.reason[before.end() :] if before else plan.reason
-    return f"trays given back: {trays + (int(before[1]) if before else 0)}; {first}"
+    count = trays + (int(before[1]) if before else 0)
+    return f"trays given back: {count}; {first}" if count else first

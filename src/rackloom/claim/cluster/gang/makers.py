@@ -1,15 +1,20 @@
-"""Who makes the members of a gang, as far as it is known how many they will be in all."""
+"""Who makes the members of a gang, as far as it is known how many are still to come."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 import structlog
 
+from rackloom.claim.cluster.admission.shapes import Owner
 from rackloom.claim.cluster.gang.members import Member
-from rackloom.claim.kube.api import KubeApi, NotFound, Object, Rejected
+from rackloom.claim.kube.api import Kind, KubeApi, NotFound, Object, Rejected
 from rackloom.claim.kube.kinds import JOB
 
 log = structlog.get_logger(__name__)
+
+MPI_JOB = Kind("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", namespaced=True)
+_ENDING = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
+"""Conditions of a Job that makes no pod any more (Kubernetes, "Jobs", "Job termination and cleanup")."""
 
 
 class Maker(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,37 +24,121 @@ class Maker(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     completions: int
+    parallelism: int
+    """So many pods at a time."""
     is_indexed: bool
     """Each index below `completions` succeeds once; a job that was cut down has pods above it."""
+    succeeded: int = 0
+    """Pods that the Job has counted, also where they are gone by now; it counts late, never too many."""
+    closed: frozenset[int] = frozenset()
+    """Indexes that succeeded, or failed so often that the Job makes them not again."""
+    is_still: bool = False
+    """It makes no pods now: it is suspended, ends, or is being deleted."""
+    is_owned: bool = False
+    """Its controller (JobSet) may make it anew, with all of its pods, when another one of the set fails."""
+
+    def makes_all_of(self, size: int) -> bool:
+        """Whether a gang of this size may be all its own: a smaller Job has others beside it."""
+        return min(self.completions, self.parallelism) >= size
+
+    def over(self, members: Iterable[Member]) -> int:
+        """How many of its completions ask for no pod any more; `members` are its pods."""
+        done = [one for one in members if one.is_done]
+        if not self.is_indexed:
+            return max(self.succeeded, len(done))
+        return sum(index < self.completions for index in self.closed | {one.rank[0] for one in done})
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """An MPIJob that makes no pod any more, nor does its launcher's Job."""
+
+    uid: str
+
+
+Makers = Mapping[str, Maker | Finished]
+"""By UID of the pods' owner."""
 
 
 def maker_of(job: Object) -> Maker | None:
-    """Read a Job; None for one whose pods may be more than it says.
-
-    Without completions, it is the pods that know when they are done. One that has a controller of its own
-    (JobSet) is made anew, with all of its pods, when another one of the set fails.
-    """
-    meta, spec = job["metadata"], job.get("spec") or {}
+    """Read a Job; None for one without completions, where it is the pods that know when they are done."""
+    meta, spec, status = job["metadata"], job.get("spec") or {}, job.get("status") or {}
     completions = spec.get("completions")
-    if completions is None or any(one.get("controller") for one in meta.get("ownerReferences") or ()):
+    if completions is None:
         return None
-    return Maker(completions=completions, is_indexed=spec.get("completionMode") == "Indexed")
+    return Maker(
+        completions=completions,
+        parallelism=spec.get("parallelism", 1),
+        is_indexed=spec.get("completionMode") == "Indexed",
+        succeeded=status.get("succeeded") or 0,
+        closed=frozenset(_indexes(status.get("completedIndexes"), status.get("failedIndexes"))),
+        is_still=bool(spec.get("suspend")) or "deletionTimestamp" in meta or _has(status, *_ENDING),
+        is_owned=any(_controllers(job)),
+    )
 
 
-async def makers_of(api: KubeApi, namespace: str, members: Iterable[Member]) -> dict[str, Maker]:
-    """By UID: the Jobs of members that have succeeded, as the API server has them. Raises KubeError."""
-    jobs = {one.job.uid: one.job.name for one in members if one.is_done and one.job is not None}
-    asked = {uid: await _maker(api, namespace, name, uid) for uid, name in jobs.items()}
+def finished(mpi_job: Object) -> Finished | None:
+    """Read an MPIJob; None for one that may still make pods.
+
+    The operator makes none once the job has a terminal condition and its completion time, which it sets when
+    the launcher succeeded or is not tried again (mpi-operator, `syncHandler`). An evicted worker sets the
+    condition alone, and pods may follow.
+    """
+    status = mpi_job.get("status") or {}
+    is_over = _has(status, "Succeeded", "Failed") and bool(status.get("completionTime"))
+    return Finished(uid=mpi_job["metadata"]["uid"]) if is_over else None
+
+
+async def makers_of(api: KubeApi, namespace: str, members: Iterable[Member]) -> dict[str, Maker | Finished]:
+    """Jobs and MPIJobs of the members, as the API server has them, once one has ended. Raises KubeError."""
+    seen = tuple(members)
+    if not any(one.ended for one in seen):
+        return {}
+    owners = {one.owner.uid: one.owner for one in seen if one.owner is not None}
+    asked = {uid: await _maker(api, namespace, owner) for uid, owner in owners.items()}
     return {uid: maker for uid, maker in asked.items() if maker is not None}
 
 
-async def _maker(api: KubeApi, namespace: str, name: str, uid: str) -> Maker | None:
-    """None too for a Job that is another one by now, and where nobody may read it."""
+async def _maker(api: KubeApi, namespace: str, owner: Owner) -> Maker | Finished | None:
+    if _is(owner, MPI_JOB):
+        mpi_job = await _read(api, namespace, MPI_JOB, owner)
+        return None if mpi_job is None else finished(mpi_job)
+    job = await _read(api, namespace, JOB, owner) if _is(owner, JOB) else None
+    if job is None:
+        return None
+    above = next((one for one in _controllers(job) if _is(one, MPI_JOB)), None)
+    return maker_of(job) if above is None else await _maker(api, namespace, above)
+
+
+async def _read(api: KubeApi, namespace: str, kind: Kind, owner: Owner) -> Object | None:
+    """None too for one that is another one by now, and where nobody may read it."""
     try:
-        job = await api.get(JOB, name, namespace)
+        found = await api.get(kind, owner.name, namespace)
     except NotFound:
         return None
     except Rejected as refusal:
-        log.warning("gangs.job_not_read", job=f"{namespace}/{name}", why=refusal.message)
+        log.warning(
+            "gangs.owner_not_read", owner=f"{kind.kind} {namespace}/{owner.name}", why=refusal.message
+        )
         return None
-    return maker_of(job) if job["metadata"]["uid"] == uid else None
+    return found if found["metadata"]["uid"] == owner.uid else None
+
+
+def _is(owner: Owner, kind: Kind) -> bool:
+    return (owner.api_version, owner.kind) == (kind.api_version, kind.kind)
+
+
+def _controllers(obj: Object) -> Iterator[Owner]:
+    found = obj["metadata"].get("ownerReferences") or ()
+    return (msgspec.convert(one, Owner) for one in found if one.get("controller"))
+
+
+def _has(status: Object, *types: str) -> bool:
+    conditions = status.get("conditions") or ()
+    return any(one["type"] in types and one["status"] == "True" for one in conditions)
+
+
+def _indexes(*texts: str | None) -> Iterator[int]:
+    """Of `1,3-5,7`, as a Job writes them."""
+    for part in (part for text in texts if text for part in text.split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)

@@ -94,6 +94,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         return self.pod.owner
 
     @property
+    def is_bare(self) -> bool:
+        """Nobody owns it."""
+        return not self.pod.metadata.owner_references
+
+    @property
     def is_done(self) -> bool:
         """It ended well, and by itself: what is deleted may end well too, and is made anew."""
         return self.succeeded and not self.going

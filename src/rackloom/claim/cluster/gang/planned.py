@@ -8,10 +8,11 @@ from rackloom.claim.cluster.actions import Action
 from rackloom.claim.cluster.gang import conditions, record, trays
 from rackloom.claim.cluster.gang.conditions import PLACED, RESERVED, said
 from rackloom.claim.cluster.gang.decision import Decision, telling
-from rackloom.claim.cluster.gang.ended import is_rest, may_have_unused, without_unused
+from rackloom.claim.cluster.gang.ended import awaits_last, is_rest, may_have_unused, without_unused
 from rackloom.claim.cluster.gang.members import seconds_of
 from rackloom.claim.cluster.gang.pins import let_go, send_away
 from rackloom.claim.cluster.gang.record import Record
+from rackloom.claim.cluster.gang.remaining import wish_of
 from rackloom.claim.cluster.gang.seating import Seating, seating, stuck
 from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.gang.view import Rival, View
@@ -54,13 +55,13 @@ def decide_planned(view: View, found: Record, plan: Plan, settings: GangSettings
     progress = _Progress(
         seats=seats,
         missing=_missing(view, found, settings),
-        begun=bool(view.let_go) or (is_rest(found) and bool(seats.openings)),
+        begun=bool(view.let_go) or awaits_last(view) or (is_rest(found) and bool(seats.openings)),
         whole=len(seats.openings) == len(plan.seats),
         checked=view.checked == plan,
     )
     if not progress.begun and _is_to_be_given_up(view, found, progress, settings):
         return Decision(actions=(record.withdrawn(found),), takes_back=True)
-    rest = None if view.makers is None else without_unused(view, found, view.makers)
+    rest = None if view.makers is None else without_unused(view, found)
     if rest is not None:
         return Decision(actions=(record.reduced(found, rest),), takes_back=True)
     settling = _to_settle(view, found, settings) if progress.is_to_be_checked else 0.0
@@ -129,7 +130,7 @@ def _is_of_others(view: View, found: Record) -> bool:
     if found.gang is None or any(one.gate is None for one in view.living):
         return False
     try:
-        return {one.name: one.members for one in found.gang.groups} != dict(view.wish().sizes)
+        return {one.name: one.members for one in found.gang.groups} != dict(wish_of(view).sizes)
     except Refused:
         # They are being made anew one by one: some are of the old job still.
         return False
@@ -202,5 +203,7 @@ def _again(view: View, found: Record, progress: _Progress, settings: GangSetting
     due += [_kept_until(view, found, settings)] if progress.lacks_pods else []
     late = (one.released_at for one in progress.seats.seated if one.node is None)
     due += [moment + settings.bind_after for moment in late if moment is not None]
+    # No event tells that a Job has given up.
+    due += [view.now + settings.again] if awaits_last(view) else []
     ahead = [moment - view.now for moment in due if moment > view.now]
     return min(ahead) + 0.1 if ahead else None

@@ -11,8 +11,10 @@ from rackloom.claim.cluster.actions import Action
 from rackloom.claim.cluster.gang import conditions, record, trays
 from rackloom.claim.cluster.gang.conditions import PLACED, said
 from rackloom.claim.cluster.gang.decision import Decision, telling
+from rackloom.claim.cluster.gang.ended import awaits_last
 from rackloom.claim.cluster.gang.planned import decide_planned
 from rackloom.claim.cluster.gang.record import Record
+from rackloom.claim.cluster.gang.remaining import may_be_less, wish_of
 from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.gang.view import View
 from rackloom.claim.domain.objects import Condition
@@ -23,7 +25,7 @@ def reconcile(view: View, settings: GangSettings) -> Decision:
     """Decide about one gang."""
     if view.record is None:
         return Decision(actions=(record.opened(view.key),)) if view.living else Decision()
-    if not view.living:
+    if not view.living and not awaits_last(view):
         return Decision(actions=_ended(view, view.record), takes_back=True)
     if view.record.plan is None:
         return _unplanned(view)
@@ -39,7 +41,7 @@ def _unplanned(view: View) -> Decision:
     freed = trays.freed(view.nodes, view.held, view.uid)
     found = _why_not_planned(view)
     if found is not None:
-        return telling(view, (found,), freed, takes_back=bool(freed))
+        return telling(view, (found,), freed, takes_back=bool(freed) or may_be_less(view))
     why = view.refusal
     placed = said(PLACED, "False", "DoesNotFit", why) if why else said(PLACED, "Unknown", "Planning", "")
     return telling(view, (placed,), freed, asks_planner=not freed, takes_back=bool(freed))
@@ -47,7 +49,7 @@ def _unplanned(view: View) -> Decision:
 
 def _why_not_planned(view: View) -> Condition | None:
     try:
-        wish = view.wish()
+        wish = wish_of(view)
     except Refused as refused:
         return said(PLACED, "False", "InvalidGang", str(refused))
     loose = (*view.strays, *view.let_go)

@@ -11,6 +11,7 @@ from rackloom.claim.cluster.gang.claimed import wanted
 from rackloom.claim.cluster.gang.counted import Claims
 from rackloom.claim.cluster.gang.demand import Demand, group_demand, whole_tray
 from rackloom.claim.cluster.gang.members import Member
+from rackloom.claim.cluster.gang.remaining import wish_of
 from rackloom.claim.cluster.gang.scene import Scene
 from rackloom.claim.cluster.gang.view import View
 from rackloom.claim.cluster.gang.wishes import Wish
@@ -30,7 +31,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 def request_of(view: View, scene: Scene) -> Request:
     """Read the pods of a gang; its trays are reserved whole, so it wants empty ones. Raises Refused."""
-    wish, known = view.wish(), scene.known
+    wish, known = wish_of(view), scene.known
     demands = {name: group_demand(_of_group(view, name), known) for name, _ in wish.sizes}
     whole = _whole(wish, demands, scene.site)
     groups, kinds = [], {}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from rackloom.claim.cluster.gang.makers import Maker
+from rackloom.claim.cluster.gang.makers import Makers
 from rackloom.claim.cluster.gang.members import Member
 from rackloom.claim.cluster.gang.record import GangKey, Record
 from rackloom.claim.cluster.gang.trays import NodeView
@@ -43,8 +43,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     rivals: tuple[Rival, ...] = ()
     checked: Plan | None = None
     """The plan whose trays were seen empty of others after they were reserved."""
-    makers: Mapping[str, Maker] | None = None
-    """The Jobs of members that succeeded, by UID; None where nobody looked at them."""
+    makers: Makers | None = None
+    """Who makes the members; None where nobody asked."""
     all_used: Use | None = None
     """What the seats were used for when the Jobs were looked at last, and every tray was needed."""
     refusal: str = ""
