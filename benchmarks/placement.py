@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rackloom.claim.place.gang import plan_gang
-from rackloom.claim.place.many.batch import packing_of
 from rackloom.claim.place.many.packing import TRAY, Clique, Item, by_best_fit, score
+from rackloom.claim.place.many.whole import packing_of
 from rackloom.claim.place.search.effort import Effort
 from rackloom.claim.place.search.fit import try_gang
 from rackloom.claim.place.values import Gang, Group, Hold, Room, Site, Tray

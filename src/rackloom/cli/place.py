@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from rackloom.cli.output import Output
 
@@ -16,7 +17,7 @@ Target = Literal["affinity", "kueue", "kai", "lws", "podgroup", "slurm"]
 def place(
     *jobs: Path,
     profile: str | None = None,
-    racks: int = 1,
+    racks: Annotated[int, Parameter(validator=Number(lte=10_000))] = 1,
     site: Files = None,
     cluster: Flag = False,
     context: str | None = None,

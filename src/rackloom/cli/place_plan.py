@@ -11,7 +11,6 @@ import yaml
 from rackloom.claim.allocate.objects import ResourceClaim
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import gathered
-from rackloom.claim.place.defrag import check_tray, defragmented, drained
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.many.batch import plan_batch
 from rackloom.claim.place.notes import notes_on
@@ -20,9 +19,7 @@ from rackloom.claim.place.reading.devices import Kinds
 from rackloom.claim.place.reading.jobs import KINDS, Job, channel_templates, jobs_of, part
 from rackloom.claim.place.reading.observed import site_of
 from rackloom.claim.place.reading.pods import PodNeed
-from rackloom.claim.place.refusal.fixes import fixes
 from rackloom.claim.place.refusal.moves import Move, closed_to, listed
-from rackloom.claim.place.refusal.shortage import shortage
 from rackloom.claim.place.reserve import reserved
 from rackloom.claim.place.search.effort import Effort
 from rackloom.claim.place.search.fit import try_gang
@@ -108,14 +105,19 @@ class Desk:
         )
 
     def _rearranged(self) -> tuple[Move, ...]:
+        asked = self._asked
+        if not (asked.without or asked.drain or asked.defrag):
+            return ()
+        from rackloom.claim.place.defrag import check_tray, defragmented, drained
+
         site = self._site(None)
-        for tray in self._asked.without:
+        for tray in asked.without:
             check_tray(site, tray)
         moves: list[Move] = []
-        for tray in self._asked.drain:
+        for tray in asked.drain:
             step = drained(site, tray)
             site, moves = step.site, [*moves, *step.moves]
-        if self._asked.defrag:
+        if asked.defrag:
             step = defragmented(site)
             site, moves = step.site, [*moves, *step.moves]
         self._holds = site.holds
@@ -149,10 +151,7 @@ class Desk:
         asked, plan = self._asked, plans.get(gang.name)
         site = self._with_rooms(self._seen_by(job), self._kinds(job))
         if plan is None:
-            effort = Effort()
-            site = _without_lower(site, gang, plans, effort)
-            found = tuple(one.text for one in islice(fixes(site, gang, effort), FIXES))
-            return Answer(job=job.name, plan=None, blocked=shortage(site, gang), fixes=found)
+            return _refusal(job, gang, site, plans)
         notes = (*notes_on(job, gang, plan, site, asked.labels, asked.down), *self._kept_off(job, plan))
         return Answer(job=job.name, plan=plan, notes=notes)
 
@@ -242,6 +241,19 @@ def _check_names(jobs: Sequence[Job]) -> None:
             raise Refused(
                 f"{count} jobs are called {name}", nearest_fix="rename them, or place them one by one"
             )
+
+
+def _refusal(job: Job, gang: Gang, site: Site, plans: Mapping[str, Plan]) -> Answer:
+    """What blocks it where `plans` are in the way, too, and what helps."""
+    # What explains takes as long to load as what plans.
+    from rackloom.claim.place.refusal.fixes import fixes
+    from rackloom.claim.place.refusal.shortage import shortage
+    from rackloom.claim.place.search.ground import ground_of
+
+    effort = Effort()
+    ground = ground_of(_without_lower(site, gang, plans, effort), gang)
+    found = tuple(one.text for one in islice(fixes(ground, gang, effort), FIXES))
+    return Answer(job=job.name, plan=None, blocked=shortage(ground, gang), fixes=found)
 
 
 def _without_lower(site: Site, gang: Gang, plans: Mapping[str, Plan], effort: Effort) -> Site:

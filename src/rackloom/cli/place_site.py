@@ -12,7 +12,6 @@ from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import Manifests, gathered
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.reading.devices import Devices
-from rackloom.cli.claim_template import machine_of
 from rackloom.errors import Refused
 from rackloom.topology import profiles
 from rackloom.topology.build import build_site
@@ -85,12 +84,16 @@ def _of_profile(name: str, racks: int, labels: Labels, with_devices: bool) -> Fo
         cliques = [(f"node-{number}", None) for number in range(racks)]
         gpus, publishes = len(profile.gpus), True
     nodes = tuple(_node(node, clique, gpus, labels) for node, clique in cliques)
-    machine = machine_of(name) if publishes and with_devices else None
-    slices: tuple[ResourceSlice, ...] = ()
-    if machine is not None:
-        slices = tuple(one for node, _ in cliques for one in slices_of(machine, node))
+    slices = _published(name, [node for node, _ in cliques]) if publishes and with_devices else ()
     kept = msgspec.convert([{"metadata": node["metadata"]} for node in nodes], tuple[Node, ...])
     return Found(nodes=nodes, pods=(), devices=Devices(nodes=kept, classes=device_classes(), slices=slices))
+
+
+def _published(profile: str, nodes: Sequence[str]) -> tuple[ResourceSlice, ...]:
+    from rackloom.cli.claim_template import machine_of
+
+    machine = machine_of(profile)
+    return tuple(one for node in nodes for one in slices_of(machine, node))
 
 
 def _cliques(profile: RackProfile, racks: int) -> list[tuple[str, str | None]]:

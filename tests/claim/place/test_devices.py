@@ -20,6 +20,7 @@ from rackloom.claim.place.refusal.fixes import fixes
 from rackloom.claim.place.reserve import reserved
 from rackloom.claim.place.search.effort import Effort
 from rackloom.claim.place.search.fit import try_gang
+from rackloom.claim.place.search.ground import ground_of
 from rackloom.claim.place.values import Gang, Group, Hold, Room, Site, Tray
 from rackloom.errors import Refused
 from rackloom.topology import profiles
@@ -131,7 +132,7 @@ def test_whoever_is_not_known_is_not_preempted() -> None:
     where = with_rooms(Site(SITE.trays, busy.holds(LABELS)), busy, {"pair": (claim(4, 0),)})
     group = Group(name="worker", members=1, gpus=4, devices="pair")
     greedy = Gang(name="job", groups=(group,), priority=10**9)
-    texts = [fix.text for fix in fixes(where, greedy, Effort())]
+    texts = [fix.text for fix in fixes(ground_of(where, greedy), greedy, Effort())]
     assert texts
     assert not [text for text in texts if "preempt" in text]
 

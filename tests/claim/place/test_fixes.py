@@ -1,5 +1,7 @@
 """A refusal says what is in the way, and each fix that it names was planned."""
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -7,10 +9,11 @@ from msgspec.structs import replace
 from tests.claim.place.place_sites import busy_sites, faults, gangs, held, site, workers
 
 from rackloom.claim.place.gang import plan_gang
-from rackloom.claim.place.refusal.fixes import fixes
+from rackloom.claim.place.refusal.fixes import Fix, fixes
 from rackloom.claim.place.search.effort import Effort
-from rackloom.claim.place.search.fit import try_gang
-from rackloom.claim.place.values import Gang, Group, Hold, Plan, Site
+from rackloom.claim.place.search.fit import fits_on, try_gang
+from rackloom.claim.place.search.ground import Ground, ground_of
+from rackloom.claim.place.values import Gang, Group, Hold, Site
 from rackloom.errors import Refused
 
 
@@ -18,11 +21,16 @@ from rackloom.errors import Refused
 @given(busy_sites(), gangs())
 def test_every_fix_that_is_named_leads_to_a_sound_plan(where: Site, gang: Gang) -> None:
     assume(try_gang(where, gang, Effort()) is None)
-    for fix in fixes(where, gang, Effort()):
+    for fix in every_fix(where, gang):
         assert fix.text
-        assert try_gang(fix.site, fix.gang, Effort()) == fix.plan
-        assert faults(fix.site, fix.gang, fix.plan) == []
+        plan = try_gang(fix.site, fix.gang, Effort())
+        assert plan is not None
+        assert faults(fix.site, fix.gang, plan) == []
         assert sum(hold.gpus for hold in fix.site.holds) <= sum(hold.gpus for hold in where.holds)
+
+
+def every_fix(where: Site, gang: Gang) -> Iterator[Fix]:
+    return fixes(ground_of(where, gang), gang, Effort())
 
 
 def fix_of(where: Site, gang: Gang) -> str | None:
@@ -61,15 +69,15 @@ def test_spares_are_given_up_first() -> None:
 def test_many_spares_cost_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Gang] = []
 
-    def counted(where: Site, gang: Gang, effort: Effort) -> Plan | None:
+    def counted(ground: Ground, gang: Gang, effort: Effort) -> bool:
         tried.append(gang)
-        return try_gang(where, gang, effort)
+        return fits_on(ground, gang, effort)
 
-    monkeypatch.setattr("rackloom.claim.place.refusal.fixes.try_gang", counted)
+    monkeypatch.setattr("rackloom.claim.place.refusal.fixes.fits_on", counted)
     assert fix_of(site(1), workers(1, spares=4096)) == "keep 17 spare trays instead of 4096"
     assert len(tried) < 10
     crowded = site(40, 2, *(held(f"n{at}-0", "other") for at in range(40)))
-    list(fixes(crowded, workers(41, spares=4096), Effort()))
+    list(every_fix(crowded, workers(41, spares=4096)))
     assert len(tried) < 100
 
 
@@ -81,7 +89,7 @@ def test_as_many_spares_are_kept_as_can_be(where: Site, gang: Gang, spares: int)
     fitting = [
         one for one in range(spares) if try_gang(where, replace(gang, spares=one), Effort()) is not None
     ]
-    texts = [fix.text for fix in fixes(where, asked, Effort()) if fix.text.startswith("keep")]
+    texts = [fix.text for fix in every_fix(where, asked) if fix.text.startswith("keep")]
     assert texts == [f"keep {most} spare trays instead of {spares}" for most in fitting[-1:]]
 
 
@@ -96,7 +104,7 @@ def test_several_segments_may_need_several_cliques_cured() -> None:
     holds = tuple(Hold(owner=f"job-{clique}", tray=f"n{clique}-0", gpus=4) for clique in range(2))
     where = site(2, 4, *holds)
     assert fix_of(where, workers(8, segment=4, priority=1)) is not None
-    texts = [fix.text for fix in fixes(where, workers(8, segment=4, priority=1), Effort())]
+    texts = [fix.text for fix in every_fix(where, workers(8, segment=4, priority=1))]
     assert any("job-0" in text and "job-1" in text for text in texts)
 
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.claim.place.place_sites import held, site
 
-from rackloom.claim.place.many.batch import packing_of, plan_batch
+from rackloom.claim.place.many.batch import plan_batch
 from rackloom.claim.place.many.improve import Improvement
 from rackloom.claim.place.many.packing import Assignment, Clique, Item, by_best_fit, score
+from rackloom.claim.place.many.whole import packing_of
 from rackloom.claim.place.values import Gang, Group, Site, Tray
 
 cliques_of_4x6 = st.lists(st.builds(Clique, st.integers(0, 6), st.booleans()), min_size=1, max_size=4)

@@ -14,7 +14,7 @@ from rackloom.claim.place.search.blocks import blocks_of
 from rackloom.claim.place.search.effort import Effort
 from rackloom.claim.place.search.fit import try_gang
 from rackloom.claim.place.search.holes import SIZES
-from rackloom.claim.place.search.loads import Need, Vacancy
+from rackloom.claim.place.search.loads import NEEDS, Need, Vacancy
 from rackloom.claim.place.values import Gang, Group, Hold, Plan, Room, Site, Tray
 from rackloom.errors import Refused
 
@@ -206,7 +206,7 @@ def test_what_competes_for_too_few_trays_is_refused_without_a_search() -> None:
 
 
 def test_more_kinds_than_can_be_searched_are_seated_in_turn() -> None:
-    kinds = together.NEEDS + 4
+    kinds = NEEDS + 4
     plan = try_gang(with_kinds(18, kinds), one_of_each(kinds, 1), Effort())
     assert plan is not None
     assert len(plan.trays) == kinds

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from rackloom.claim.place.refusal.moves import Move, Unit, closed_to, listed, moved, units_of
-from rackloom.claim.place.search.board import Board
 from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.ground import Ground
 from rackloom.claim.place.search.holes import SIZES
 from rackloom.claim.place.values import Site
 from rackloom.errors import Refused
@@ -29,7 +29,7 @@ def drained(site: Site, tray: str) -> Rearranged:
     Raises Refused where something cannot move.
     """
     check_tray(site, tray)
-    clique = {one.name: one.clique or one.name for one in site.trays}
+    clique = {one.name: one.sharing for one in site.trays}
     site = closed_to(site, [tray], "drained")
     elsewhere = [name for name in clique if clique[name] != clique[tray]]
     moves: list[Move] = []
@@ -66,7 +66,7 @@ def defragmented(site: Site) -> Rearranged:
 
 def _emptyings(site: Site) -> list[Rearranged]:
     """Each clique emptied of what can move, the cheapest first."""
-    clique = {one.name: one.clique or one.name for one in site.trays}
+    clique = {one.name: one.sharing for one in site.trays}
     groups: dict[str, list[Unit]] = {}
     for unit in units_of(site):
         groups.setdefault(clique[unit.trays[0]], []).append(unit)
@@ -89,8 +89,7 @@ def _emptied(site: Site, units: Sequence[Unit], trays: list[str]) -> Rearranged:
 
 
 def _holes(site: Site) -> tuple[int, ...]:
-    board = Board(site)
-    empty = [board.empty(clique) for clique in board.cliques]
+    empty = Ground(site).empty.values()
     return tuple(sum(one // size for one in empty) for size in SIZES)
 
 

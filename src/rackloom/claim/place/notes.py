@@ -1,10 +1,10 @@
 """What to know about a plan, or about the job as it is written, before anybody applies it."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.reading.jobs import Job, part
-from rackloom.claim.place.search.board import Board
 from rackloom.claim.place.segments import told
 from rackloom.claim.place.values import Gang, Plan, Site
 
@@ -13,15 +13,17 @@ _RULES = ("spec", "affinity", "podAffinity", "requiredDuringSchedulingIgnoredDur
 
 def notes_on(job: Job, gang: Gang, plan: Plan, site: Site, labels: Labels, down: float) -> Iterator[str]:
     """One sentence each; `down` is the share of trays that are down at any time."""
-    board = Board(site)
+    taken = set(plan.trays)
+    trays = Counter(tray.sharing for tray in site.trays)
+    used = Counter(tray.sharing for tray in site.trays if tray.name in taken)
     for clique in plan.cliques:
-        if not plan.spares and len(board.positions(clique)) == len(set(_in(board, clique)) & set(plan.trays)):
+        if not plan.spares and trays[clique] == used[clique]:
             yield (
-                f"it takes all {len(board.positions(clique))} trays of clique {clique}: when one is lost,"
+                f"it takes all {trays[clique]} trays of clique {clique}: when one is lost,"
                 " no other can stand in for it"
             )
     if gang.segment is not None:
-        yield told(max(len(board.positions(clique)) for clique in plan.cliques), gang.segment, down)
+        yield told(max(trays[clique] for clique in plan.cliques), gang.segment, down)
     if any(_picks_by_affinity(job, labels)):
         yield (
             f"it requires pod affinity on {labels.clique}: as written, its first pod picks the clique,"
@@ -29,10 +31,6 @@ def notes_on(job: Job, gang: Gang, plan: Plan, site: Site, labels: Labels, down:
         )
     if part(job.objects[0], ("spec", "launcherCreationPolicy")) == "WaitForWorkersReady":
         yield "its launcher waits for the workers: a gang scheduler must count the workers only"
-
-
-def _in(board: Board, clique: str) -> list[str]:
-    return [board.trays[at].name for at in board.positions(clique)]
 
 
 def _picks_by_affinity(job: Job, labels: Labels) -> Iterator[bool]:

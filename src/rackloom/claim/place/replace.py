@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from rackloom.claim.place.refusal.moves import listed
 from rackloom.claim.place.search.board import Board
+from rackloom.claim.place.search.ground import Ground
 from rackloom.claim.place.search.loads import Need
 from rackloom.claim.place.values import Gang, Plan, Seat, Site
 from rackloom.errors import Refused
@@ -14,7 +15,7 @@ def replace_member(site: Site, gang: Gang, plan: Plan, lost: str) -> Plan:
 
     Holds of the gang itself do not count. Raises Refused where no tray of the clique can take over.
     """
-    clique = next((tray.clique or tray.name for tray in site.trays if tray.name == lost), None)
+    clique = next((tray.sharing for tray in site.trays if tray.name == lost), None)
     moving = [seat for seat in plan.seats if seat.tray == lost]
     if not moving:
         raise Refused(f"{plan.gang} has no member on {lost}", nearest_fix=f"name one of {listed(plan.trays)}")
@@ -22,7 +23,9 @@ def replace_member(site: Site, gang: Gang, plan: Plan, lost: str) -> Plan:
         raise Refused(
             f"{lost} is not in the site that was observed", nearest_fix="pass it, shut, with its clique"
         )
-    chosen = _stand_in(Board(site, owner=plan.gang, exclusive=gang.exclusive), gang, plan, clique, lost)
+    chosen = _stand_in(
+        Board(Ground(site, owner=plan.gang, exclusive=gang.exclusive)), gang, plan, clique, lost
+    )
     if chosen is None:
         raise Refused(
             f"{plan.gang}: no other tray of clique {clique} can take over what ran on {lost}",
@@ -36,10 +39,11 @@ def replace_member(site: Site, gang: Gang, plan: Plan, lost: str) -> Plan:
 
 def _stand_in(board: Board, gang: Gang, plan: Plan, clique: str, lost: str) -> str | None:
     mine = set(plan.trays)
+    trays = board.ground.trays
     able = [
-        board.trays[at].name
-        for at in board.positions(clique)
-        if board.trays[at].name not in mine and _carries(board, at, gang, plan, lost)
+        trays[at].name
+        for at in board.ground.cliques[clique]
+        if trays[at].name not in mine and _carries(board, at, gang, plan, lost)
     ]
     return min(able, key=lambda name: name not in plan.spares, default=None)
 

@@ -30,6 +30,11 @@ class Tray(msgspec.Struct, frozen=True, kw_only=True):
     rooms: Mapping[str, Room] = {}
     """By `Group.devices`; a kind that is missing cannot be served."""
 
+    @property
+    def sharing(self) -> str:
+        """The clique. A node that has none shares memory with no other: it is one by itself."""
+        return self.clique or self.name
+
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs of a tray that somebody has: running pods, or a reservation."""

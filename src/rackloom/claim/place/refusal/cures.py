@@ -8,8 +8,9 @@ import msgspec
 from rackloom.claim.place.refusal.moves import Move, Unit, listed, moved, units_of, without
 from rackloom.claim.place.search.blocks import Block, blocks_of
 from rackloom.claim.place.search.board import Board
-from rackloom.claim.place.search.choose import choose
+from rackloom.claim.place.search.choose import can_be_chosen
 from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.ground import ground_of
 from rackloom.claim.place.values import Gang, Hold, Site, Tray
 
 CLIQUES = 4
@@ -83,8 +84,7 @@ def cliques_by_lack(site: Site, gang: Gang) -> list[Site]:
 def fits(clique: Site, gang: Gang, effort: Effort) -> bool:
     """Whether the first block of a gang fits in the clique that the site is."""
     block: Block = blocks_of(gang)[0]
-    board = Board(clique, owner=gang.name, exclusive=gang.exclusive)
-    return choose(board, [block], gang.spares, effort) is not None
+    return can_be_chosen(Board(ground_of(clique, gang)), [block], gang.spares, effort)
 
 
 def fewest(items: Sequence[T], enough: Callable[[Sequence[T]], bool]) -> list[T]:
@@ -129,7 +129,7 @@ def _split(site: Site) -> list[Site]:
     trays: dict[str, list[Tray]] = {}
     clique_of: dict[str, str] = {}
     for tray in site.trays:
-        clique_of[tray.name] = tray.clique or tray.name
+        clique_of[tray.name] = tray.sharing
         trays.setdefault(clique_of[tray.name], []).append(tray)
     holds: dict[str, list[Hold]] = {name: [] for name in trays}
     for hold in site.holds:

@@ -1,8 +1,7 @@
-"""What would make a refused gang fit, nearest first; each was planned before it is named."""
+"""What would make a refused gang fit, nearest first; each was tried before it is named."""
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -19,57 +18,54 @@ from rackloom.claim.place.refusal.cures import (
     returned,
 )
 from rackloom.claim.place.refusal.moves import Move
-from rackloom.claim.place.search.board import Board
 from rackloom.claim.place.search.effort import Effort
-from rackloom.claim.place.search.fit import try_gang
+from rackloom.claim.place.search.fit import fits_on
+from rackloom.claim.place.search.ground import Ground, ground_of
 from rackloom.claim.place.search.loads import Need
-from rackloom.claim.place.values import Gang, Group, Plan, Site
+from rackloom.claim.place.values import Gang, Group, Site
 
 SEGMENTS = (16, 8, 4, 2, 1)
 """Segments that are offered: 16 of an NVL72's 18 trays, then its halves."""
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the request or of the site, and the plan that it makes possible."""
+    """A change of the request or of the site, with which the gang was found to fit."""
 
     text: str
     site: Site
     gang: Gang
-    plan: Plan
     moves: tuple[Move, ...] = ()
 
 
-def fixes(site: Site, gang: Gang, effort: Effort) -> Iterator[Fix]:
+def fixes(ground: Ground, gang: Gang, effort: Effort) -> Iterator[Fix]:
     """The request is eased first; then nothing that runs is lost; then something is.
 
-    `effort`: what the gang itself, which was tried before, has left of it.
+    `effort`: what the gang itself, which was tried before on the same ground, has left of it.
     """
-    yield from _eased(site, _fewer_spares(site, gang, effort), effort)
+    yield from _eased(ground, _fewer_spares(ground, gang, effort), effort)
+    cliques = cliques_by_lack(ground.site, gang)
     for remedy in (returned, moved_away):
-        yield from _cured(site, gang, remedy, effort)
-    yield from _eased(site, [*_apart(gang), *_segmented(gang)], effort)
-    yield from _cured(site, gang, preempted, effort)
-    yield from _eased(site, _fewer_members(site, gang), effort)
-    yield from _cured(site, gang, awaited, effort)
+        yield from _cured(ground.site, cliques, gang, remedy, effort)
+    yield from _eased(ground, [*_apart(gang), *_segmented(gang)], effort)
+    yield from _cured(ground.site, cliques, gang, preempted, effort)
+    yield from _eased(ground, _fewer_members(ground, gang), effort)
+    yield from _cured(ground.site, cliques, gang, awaited, effort)
 
 
-def _eased(site: Site, wishes: Iterable[tuple[str, Gang]], effort: Effort) -> Iterator[Fix]:
+def _eased(ground: Ground, wishes: Iterable[tuple[str, Gang]], effort: Effort) -> Iterator[Fix]:
     """The first wish of the list that fits."""
     for text, wish in wishes:
-        plan = try_gang(site, wish, effort)
-        if plan is not None:
-            yield Fix(text=text, site=site, gang=wish, plan=plan)
+        if fits_on(ground, wish, effort):
+            yield Fix(text=text, site=ground.site, gang=wish)
             return
 
 
-def _cured(site: Site, gang: Gang, remedy: Remedy, effort: Effort) -> Iterator[Fix]:
-    """One clique cured if that is enough, else several."""
-    cliques = cliques_by_lack(site, gang)
+def _cured(site: Site, cliques: Sequence[Site], gang: Gang, remedy: Remedy, effort: Effort) -> Iterator[Fix]:
+    """One of the cliques cured if that is enough, else several."""
     cured = [one for clique in cliques if (one := remedy(site, clique, gang, effort)) is not None]
     for one in cured:
-        plan = try_gang(one.site, gang, effort)
-        if plan is not None:
-            yield Fix(text=one.text, site=one.site, gang=gang, plan=plan, moves=one.moves)
+        if fits_on(ground_of(one.site, gang), gang, effort):
+            yield Fix(text=one.text, site=one.site, gang=gang, moves=one.moves)
             return
     if len(cured) > 1:
         yield from _all_cured(site, gang, remedy, effort)
@@ -92,24 +88,23 @@ def _all_cured(site: Site, gang: Gang, remedy: Remedy, effort: Effort) -> Iterat
             return
         text = f"{done.text}; {one.text}" if number else one.text
         done = Cured(one.site, text, (*done.moves, *one.moves))
-        plan = try_gang(done.site, gang, effort)
-        if plan is not None:
-            yield Fix(text=done.text, site=done.site, gang=gang, plan=plan, moves=done.moves)
+        if fits_on(ground_of(done.site, gang), gang, effort):
+            yield Fix(text=done.text, site=done.site, gang=gang, moves=done.moves)
             return
 
 
-def _fewer_spares(site: Site, gang: Gang, effort: Effort) -> Iterator[tuple[str, Gang]]:
+def _fewer_spares(ground: Ground, gang: Gang, effort: Effort) -> Iterator[tuple[str, Gang]]:
     """The most spares with which it fits; where some fit, fewer do."""
-    wishes = [replace(gang, spares=spares) for spares in range(min(gang.spares, _widest(site) + 1))]
-    fitting = bisect_left(wishes, True, key=lambda wish: try_gang(site, wish, effort) is None)
+    wishes = [replace(gang, spares=spares) for spares in range(min(gang.spares, _widest(ground) + 1))]
+    fitting = bisect_left(wishes, True, key=lambda wish: not fits_on(ground, wish, effort))
     if fitting:
         wish = wishes[fitting - 1]
         yield f"keep {wish.spares} spare trays instead of {gang.spares}", wish
 
 
-def _widest(site: Site) -> int:
+def _widest(ground: Ground) -> int:
     """Trays of the largest clique."""
-    return max(Counter(tray.clique or tray.name for tray in site.trays).values(), default=0)
+    return max(map(len, ground.cliques.values()), default=0)
 
 
 def _apart(gang: Gang) -> Iterator[tuple[str, Gang]]:
@@ -127,19 +122,18 @@ def _segmented(gang: Gang) -> Iterator[tuple[str, Gang]]:
             yield text, replace(gang, segment=segment)
 
 
-def _fewer_members(site: Site, gang: Gang) -> Iterator[tuple[str, Gang]]:
+def _fewer_members(ground: Ground, gang: Gang) -> Iterator[tuple[str, Gang]]:
     """The most members that fit, where one group alone takes devices."""
     serious = [group for group in gang.groups if not group.is_helper]
     if len(serious) > 1:
         return
     only = serious[0]
-    board = Board(site, owner=gang.name, exclusive=gang.exclusive)
-    need = Need.of(only)
-    segment = gang.segment or only.members
-    most = sum(board.capacity(clique, need) // segment * segment for clique in board.cliques)
+    capacities = [outlook.capacity for outlook in ground.outlooks(Need.of(only)).values()]
     if gang.segment is None:
-        most = max((board.capacity(clique, need) for clique in board.cliques), default=0)
-    least = max(0, most - min(gang.spares, _widest(site)) - 1)
+        most = max(capacities, default=0)
+    else:
+        most = sum(one // gang.segment * gang.segment for one in capacities)
+    least = max(0, most - min(gang.spares, _widest(ground)) - 1)
     for members in range(min(most, only.members - 1), least, -1):
         yield f"ask for {members} {only.name} instead of {only.members}", _sized(gang, only, members)
 

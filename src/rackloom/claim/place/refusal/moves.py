@@ -45,7 +45,7 @@ class Move(msgspec.Struct, frozen=True):
 
 def units_of(site: Site) -> list[Unit]:
     """What is in use, cheapest to move first."""
-    clique = {tray.name: tray.clique or tray.name for tray in site.trays}
+    clique = {tray.name: tray.sharing for tray in site.trays}
     found: dict[tuple[str, str], list[Hold]] = {}
     for hold in site.holds:
         if hold.tray in clique:

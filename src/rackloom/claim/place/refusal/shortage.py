@@ -3,46 +3,45 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from rackloom.claim.place.search.blocks import Block, blocks_of
-from rackloom.claim.place.search.board import Board
+from rackloom.claim.place.search.blocks import Block, Part, blocks_of
+from rackloom.claim.place.search.ground import Ground
 from rackloom.claim.place.search.loads import Need
-from rackloom.claim.place.values import Gang, Group, Site
+from rackloom.claim.place.values import Gang, Group
 
 NAMED = 3
 """Trays that a sentence names; it counts the others."""
 
 
-def shortage(site: Site, gang: Gang) -> str:
+def shortage(ground: Ground, gang: Gang) -> str:
     """What is asked for, the most that one clique has of it, and what is in the way there."""
-    board = Board(site, owner=gang.name, exclusive=gang.exclusive)
     blocks = blocks_of(gang)
-    best = nearest_clique(board, blocks[0])
+    best = nearest_clique(ground, blocks[0])
     if best is None:
         return f"{_asked(gang, blocks)}, but the site has no tray with GPUs"
-    has = _has(board, best, blocks[0])
+    has = _has(ground, best, blocks[0])
     found = f"{_asked(gang, blocks)}; the nearest, clique {best}, has room for {has}"
     spare = f" and is to keep {gang.spares} spare" if gang.spares else ""
-    blocking = ", ".join(in_the_way(site, board, best, Need.of(blocks[0][0].group)))
+    blocking = ", ".join(in_the_way(ground, best, blocks[0][0].need))
     return f"{found}{spare}" + (f": {blocking}" if blocking else "")
 
 
-def nearest_clique(board: Board, block: Block) -> str | None:
+def nearest_clique(ground: Ground, block: Block) -> str | None:
     """The clique that can serve most of the block."""
-    with_trays = [clique for clique in board.cliques if board.positions(clique)]
-    return max(with_trays, key=lambda clique: _served(board, clique, block), default=None)
+    return max(ground.cliques, key=lambda clique: _served(ground, clique, block), default=None)
 
 
-def in_the_way(site: Site, board: Board, clique: str, need: Need) -> Iterator[str]:
+def in_the_way(ground: Ground, clique: str, need: Need) -> Iterator[str]:
     """Trays of the clique that cannot serve a member, with the reason."""
     owners: dict[str, list[str]] = {}
-    for hold in site.holds:
+    for hold in ground.site.holds:
         owners.setdefault(hold.tray, []).append(hold.owner)
     why = Counter[str]()
     named: dict[str, list[str]] = {}
-    for at in board.positions(clique):
-        if board.slots(at, need):
+    slots = ground.slots(need)
+    for at in ground.cliques[clique]:
+        if slots[at]:
             continue
-        tray = board.trays[at]
+        tray = ground.trays[at]
         text = tray.shut or _in_use(owners.get(tray.name, [])) or "has too few devices for a member"
         why[text] += 1
         named.setdefault(text, []).append(tray.name)
@@ -55,14 +54,18 @@ def _in_use(owners: list[str]) -> str:
     return f"in use by {' and '.join(sorted(set(owners)))}" if owners else ""
 
 
-def _served(board: Board, clique: str, block: Block) -> int:
-    return sum(min(board.capacity(clique, Need.of(part.group)), part.members) for part in block)
+def _served(ground: Ground, clique: str, block: Block) -> int:
+    return sum([min(_room(ground, clique, part), part.members) for part in block])
 
 
-def _has(board: Board, clique: str, block: Block) -> str:
+def _has(ground: Ground, clique: str, block: Block) -> str:
     return " and ".join(
-        f"{board.capacity(clique, Need.of(part.group))} of {part.members} {part.group.name}" for part in block
+        f"{_room(ground, clique, part)} of {part.members} {part.group.name}" for part in block
     )
+
+
+def _room(ground: Ground, clique: str, part: Part) -> int:
+    return ground.outlooks(part.need)[clique].capacity
 
 
 def _asked(gang: Gang, blocks: list[Block]) -> str:

@@ -1,6 +1,7 @@
 """One gang onto a site.
 
 `blocks` says what must share a clique, `choose` finds a clique for each, tried in the order of `rank`:
-by `outlook` (counting) and `holes` (the price). `sit` puts members on trays with `board` (trays as bits),
-`loads` and `together` (members that compete), within `effort`. `fit` makes the plan of it.
+by `outlook` (counting) and `holes` (the price). `sit` puts members on trays with `board` (who is where on
+the `ground`, the site as it was), `loads` and `together` (members that compete), within `effort`; `bound`
+says what needs no search. `fit` makes the plan of it.
 """

@@ -1,7 +1,6 @@
 """What of a gang must share a clique."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from rackloom.claim.place.search.loads import Need
@@ -13,14 +12,18 @@ class Part(NamedTuple):
     """Consecutive members of one group."""
 
     group: Group
+    need: Need
+    """Of each member."""
     first: int
     members: int
 
 
 Block = tuple[Part, ...]
 """Parts that must share a clique."""
-Shape = tuple[tuple[Need, int], ...]
+Wanted = Mapping[Need, int]
 """Members of each need."""
+Shape = tuple[tuple[Need, int], ...]
+"""The same as a key."""
 
 
 def blocks_of(gang: Gang) -> list[Block]:
@@ -32,7 +35,7 @@ def blocks_of(gang: Gang) -> list[Block]:
     else:
         shares = dict.fromkeys(group.share for group in serious)
         blocks = [
-            tuple(Part(group, 0, group.members) for group in serious if group.share == share)
+            tuple(Part(group, Need.of(group), 0, group.members) for group in serious if group.share == share)
             for share in shares
         ]
     return sorted(blocks, key=weight, reverse=True)
@@ -64,16 +67,22 @@ def check(gang: Gang) -> None:
 
 
 def _cut(group: Group, segment: int) -> Iterator[Part]:
+    need = Need.of(group)
     for first in range(0, group.members, segment):
-        yield Part(group, first, min(segment, group.members - first))
+        yield Part(group, need, first, min(segment, group.members - first))
 
 
-def wanted_by(blocks: Iterable[Block]) -> Counter[Need]:
-    """Members of each need."""
-    wanted = Counter[Need]()
-    for part in (part for block in blocks for part in block):
-        wanted[Need.of(part.group)] += part.members
-    return wanted
+def wanted_by(blocks: Iterable[Block]) -> Wanted:
+    """Who is in the blocks."""
+    return both({}, ((part.need, part.members) for block in blocks for part in block))
+
+
+def both(wanted: Wanted, more: Iterable[tuple[Need, int]]) -> Wanted:
+    """The members together."""
+    total = dict(wanted)
+    for need, members in more:
+        total[need] = total.get(need, 0) + members
+    return total
 
 
 def shape_of(block: Block) -> Shape:

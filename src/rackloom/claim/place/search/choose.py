@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from rackloom.claim.place.search.blocks import Block, shape_of, wanted_by
 from rackloom.claim.place.search.board import Board
+from rackloom.claim.place.search.bound import fewest_cliques
 from rackloom.claim.place.search.effort import Effort
 from rackloom.claim.place.search.rank import Ranking
 from rackloom.claim.place.search.sit import Sitting, lift, put, sit, sit_together, spares_for, ways_together
@@ -27,16 +28,28 @@ def choose(board: Board, blocks: Sequence[Block], spares: int, effort: Effort) -
     Blocks that are alike fill as few cliques as can be at once; for others, fewer cliques are tried for.
     """
     best = Choice(board, blocks, spares, effort).run()
-    while best is not None and (cliques := len({one.clique for one in best})) > 1:
+    if best is None or _cliques(best) == 1:
+        return best
+    fewest = fewest_cliques(board.ground, wanted_by(blocks))
+    while (cliques := _cliques(best)) > fewest:
         for one in best:
             lift(board, one.sitting)
         fewer = Choice(board, blocks, spares, effort, most=cliques - 1).run()
         if fewer is None:
             for one in best:
                 put(board, one.sitting)
-            return best
+            break
         best = fewer
     return best
+
+
+def can_be_chosen(board: Board, blocks: Sequence[Block], spares: int, effort: Effort) -> bool:
+    """Whether there is a clique for each block, in however many; what was found stays on the board."""
+    return Choice(board, blocks, spares, effort).run() is not None
+
+
+def _cliques(chosen: Sequence[Chosen]) -> int:
+    return len({one.clique for one in chosen})
 
 
 class _Inside(NamedTuple):

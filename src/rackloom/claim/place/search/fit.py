@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from rackloom.claim.place.search.blocks import blocks_of
 from rackloom.claim.place.search.board import Board
-from rackloom.claim.place.search.choose import Chosen, choose
+from rackloom.claim.place.search.choose import Chosen, can_be_chosen, choose
 from rackloom.claim.place.search.effort import Effort
+from rackloom.claim.place.search.ground import Ground, ground_of
 from rackloom.claim.place.search.holes import priced
 from rackloom.claim.place.search.sit import sit, spares_for
 from rackloom.claim.place.values import Gang, Plan, Seat, Site
@@ -18,17 +19,24 @@ def try_gang(site: Site, gang: Gang, effort: Effort) -> Plan | None:
 
     `effort` is taken from, and is shared by all plans that are tried for the sake of one gang.
     """
-    blocks = blocks_of(gang)
-    board = Board(site, owner=gang.name, exclusive=gang.exclusive)
-    before = _empty(board)
-    chosen = choose(board, blocks, gang.spares, effort)
-    return None if chosen is None else _plan(gang, board, chosen, before)
+    return try_on(ground_of(site, gang), gang, effort)
+
+
+def try_on(ground: Ground, gang: Gang, effort: Effort) -> Plan | None:
+    """The same on the ground of a gang of that name, for whoever asks it more than that."""
+    board = Board(ground)
+    chosen = choose(board, blocks_of(gang), gang.spares, effort)
+    return None if chosen is None else _plan(gang, board, chosen)
+
+
+def fits_on(ground: Ground, gang: Gang, effort: Effort) -> bool:
+    """Whether there is a plan; the best is not looked for."""
+    return can_be_chosen(Board(ground), blocks_of(gang), gang.spares, effort)
 
 
 def plan_in(site: Site, gang: Gang, cliques: Sequence[str]) -> Plan:
     """The plan with a given clique for each block. Raises Refused where a block does not fit in its own."""
-    board = Board(site, owner=gang.name, exclusive=gang.exclusive)
-    before = _empty(board)
+    board = Board(ground_of(site, gang))
     chosen = []
     for block, clique in zip(blocks_of(gang), cliques, strict=True):
         sitting = sit(board, clique, block)
@@ -37,26 +45,23 @@ def plan_in(site: Site, gang: Gang, cliques: Sequence[str]) -> Plan:
                 f"{gang.name} does not fit in clique {clique}", nearest_fix="let its clique be chosen"
             )
         chosen.append(Chosen(block, clique, sitting))
-    return _plan(gang, board, chosen, before)
+    return _plan(gang, board, chosen)
 
 
-def _plan(gang: Gang, board: Board, chosen: Sequence[Chosen], before: Sequence[int]) -> Plan:
+def _plan(gang: Gang, board: Board, chosen: Sequence[Chosen]) -> Plan:
+    ground = board.ground
     cliques = tuple(dict.fromkeys(one.clique for one in sorted(chosen, key=_first_member)))
     spares = [at for one in cliques for at in _spares(board, one, chosen)[: gang.spares]]
-    kept = Counter(board.clique(at) for at in spares if board.is_empty(at))
-    after = [board.empty(clique) - kept[clique] for clique in board.cliques]
+    kept = Counter(ground.clique[at] for at in spares if board.is_empty(at))
+    after = [board.empty(clique) - kept[clique] for clique in ground.cliques]
     return Plan(
         gang=gang.name,
         seats=_seats(gang, board, chosen),
         cliques=cliques,
-        spares=tuple(board.trays[at].name for at in spares),
-        price=priced(before, after),
+        spares=tuple(ground.trays[at].name for at in spares),
+        price=priced(list(ground.empty.values()), after),
         reason=_reason(board, chosen, cliques),
     )
-
-
-def _empty(board: Board) -> list[int]:
-    return [board.empty(clique) for clique in board.cliques]
 
 
 def _spares(board: Board, clique: str, chosen: Sequence[Chosen]) -> list[int]:
@@ -67,7 +72,7 @@ def _seats(gang: Gang, board: Board, chosen: Sequence[Chosen]) -> tuple[Seat, ..
     """All seats in the order of the gang; helpers stand beside the first member and open no tray."""
     taken = sorted(
         (
-            Seat(place.part.group.name, member, board.trays[place.at].name)
+            Seat(place.part.group.name, member, board.ground.trays[place.at].name)
             for one in chosen
             for place in one.sitting
             for member in range(place.first, place.first + place.members)

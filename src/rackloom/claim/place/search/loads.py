@@ -1,6 +1,6 @@
 """What one tray can carry of members that are unlike."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,6 +22,9 @@ class Need(NamedTuple):
         return cls(group.gpus, group.devices)
 
 
+NEEDS = 8
+"""With more kinds of members the loads of one tray are too many to be looked through."""
+
 Load = tuple[int, ...]
 """Members of each need."""
 
@@ -37,6 +40,11 @@ class Vacancy(NamedTuple):
     """By need: members that its devices can serve, whatever their GPUs."""
 
 
+def in_order(wanted: Mapping[Need, int]) -> tuple[Need, ...]:
+    """The needs, those of most members last: the others make the states of a search."""
+    return tuple(sorted(wanted, key=lambda need: (wanted[need], need.gpus, need.devices or "")))
+
+
 @lru_cache(REMEMBERED)
 def loads_of(vacancy: Vacancy, needs: tuple[Need, ...], most: Load) -> frozenset[Load]:
     """Every load that the tray can carry, with at most so many members of each need.
@@ -45,6 +53,16 @@ def loads_of(vacancy: Vacancy, needs: tuple[Need, ...], most: Load) -> frozenset
     """
     kinds = {need.devices for need in needs}
     return frozenset(load for kind in kinds for load in _of_kind(kind, vacancy, needs, most))
+
+
+@lru_cache(REMEMBERED)
+def largest(loads: frozenset[Load]) -> tuple[Load, ...]:
+    """Those to which nobody can be added."""
+    return tuple(
+        load
+        for load in sorted(loads)
+        if not any((*load[:at], load[at] + 1, *load[at + 1 :]) in loads for at in range(len(load)))
+    )
 
 
 def _of_kind(kind: str | None, vacancy: Vacancy, needs: tuple[Need, ...], most: Load) -> Iterator[Load]:

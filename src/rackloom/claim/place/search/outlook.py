@@ -4,7 +4,7 @@ Counting is exact where every size divides the next larger one, since then a lar
 with smaller ones; elsewhere it says the least that is needed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -25,6 +25,17 @@ class Outlook(NamedTuple):
 
 
 Outlooks = Mapping[Need, Outlook]
+
+
+def outlook_on(slots: Sequence[int], is_empty: Sequence[bool]) -> Outlook:
+    """That of a clique of which each tray can serve so many members."""
+    on_empty = [here for here, empty in zip(slots, is_empty, strict=True) if empty]
+    return Outlook(
+        capacity=sum(slots),
+        in_part=sum(slots) - sum(on_empty),
+        on_empty=max(on_empty, default=0),
+        is_level=not on_empty or min(on_empty) == max(slots),
+    )
 
 
 def opened(outlooks: Outlooks, wanted: Mapping[Need, int]) -> int | None:

@@ -1,11 +1,10 @@
 """In which order the cliques are tried for a block: one in use first, fewest holes closed, tightest fit."""
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from rackloom.claim.place.search.blocks import Shape
+from rackloom.claim.place.search.blocks import Shape, Wanted, both
 from rackloom.claim.place.search.board import Board
 from rackloom.claim.place.search.effort import Effort
 from rackloom.claim.place.search.holes import closed
@@ -45,15 +44,18 @@ class Ranking:
         self._board = board
         self._spares = spares
         self._effort = effort
+        ground = board.ground
+        by_need = {need: ground.outlooks(need) for need in needs}
         self._outlooks = {
-            clique: {need: board.outlook(clique, need) for need in needs} for clique in board.cliques
+            clique: {need: outlooks[clique] for need, outlooks in by_need.items()}
+            for clique in ground.cliques
         }
-        self._empty = {clique: board.empty(clique) for clique in board.cliques}
-        self._inside: dict[str, Counter[Need]] = {}
-        self._order = {clique: order for order, clique in enumerate(board.cliques)}
-        self._known: dict[str, dict[Shape, _Standing | None]] = {clique: {} for clique in board.cliques}
+        self._empty = ground.empty
+        self._inside: dict[str, Wanted] = {}
+        self._order = {clique: order for order, clique in enumerate(ground.cliques)}
+        self._known: dict[str, dict[Shape, _Standing | None]] = {clique: {} for clique in ground.cliques}
 
-    def changed(self, clique: str, inside: Counter[Need]) -> None:
+    def changed(self, clique: str, inside: Wanted) -> None:
         """The clique has these members of the gang now, on the board too."""
         if inside:
             self._inside[clique] = inside
@@ -61,7 +63,7 @@ class Ranking:
             del self._inside[clique]
         self._known[clique] = {}
 
-    def counts(self, clique: str, wanted: Mapping[Need, int]) -> bool:
+    def counts(self, clique: str, wanted: Wanted) -> bool:
         """Whether counting tells if members fit there, however they are seated."""
         return is_exact(self._outlooks[clique], wanted, self._spares)
 
@@ -104,11 +106,11 @@ class Ranking:
         return ranks
 
     def _counted(self, clique: str, shape: Shape) -> _Standing | None:
-        outlooks, inside = self._outlooks[clique], self._inside.get(clique, Counter())
+        outlooks, inside = self._outlooks[clique], self._inside.get(clique, {})
         many = count_that_fit(outlooks, inside, dict(shape))
         if many <= 0:
             return None
-        wanted = inside + Counter(dict(shape))
+        wanted = both(inside, shape)
         trays = opened(outlooks, wanted)
         if trays is None:
             return None
@@ -116,7 +118,7 @@ class Ranking:
         return _Standing(self._closes(clique, trays), left, many, self.counts(clique, wanted))
 
     def _looked_at(self, clique: str, shape: Shape, counted: _Standing) -> _Standing | None:
-        wanted = self._inside.get(clique, Counter()) + Counter(dict(shape))
+        wanted = both(self._inside.get(clique, {}), shape)
         answer = ways_together(self._board, clique, wanted, self._spares, self._effort)
         if answer is None:
             return None

@@ -1,14 +1,14 @@
 """The members of blocks on the trays of one clique."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from typing import NamedTuple
 
-from rackloom.claim.place.search.blocks import Block, Part, wanted_by
+from rackloom.claim.place.search.blocks import Block, Part, Wanted, wanted_by
 from rackloom.claim.place.search.board import Board
 from rackloom.claim.place.search.effort import Effort
-from rackloom.claim.place.search.loads import Load, Need, loads_of
+from rackloom.claim.place.search.loads import Load, Need, in_order, loads_of
 from rackloom.claim.place.search.together import Answer, seated_together
 
 
@@ -29,13 +29,13 @@ Sitting = tuple[Place, ...]
 def put(board: Board, sitting: Sitting) -> None:
     """Put members on the board where they are known to fit."""
     for place in sitting:
-        board.take(place.at, Need.of(place.part.group), place.members)
+        board.take(place.at, place.part.need, place.members)
 
 
 def lift(board: Board, sitting: Sitting) -> None:
     """Take members off the board."""
     for place in sitting:
-        board.put_back(place.at, Need.of(place.part.group), place.members)
+        board.put_back(place.at, place.part.need, place.members)
 
 
 def sit(board: Board, clique: str, block: Block) -> Sitting | None:
@@ -54,12 +54,10 @@ def sit(board: Board, clique: str, block: Block) -> Sitting | None:
     return sitting
 
 
-def ways_together(
-    board: Board, clique: str, wanted: Mapping[Need, int], spares: int, effort: Effort
-) -> Answer | None:
+def ways_together(board: Board, clique: str, wanted: Wanted, spares: int, effort: Effort) -> Answer | None:
     """How members sit in a clique where the gang has nobody else, and so many trays are kept."""
     needs = in_order(wanted)
-    vacancies = tuple(board.vacancy(at, needs) for at in board.positions(clique))
+    vacancies = board.ground.vacancies(clique, needs)
     return seated_together(vacancies, needs, tuple(wanted[need] for need in needs), spares, effort)
 
 
@@ -67,7 +65,7 @@ def sit_together(
     board: Board, clique: str, blocks: Sequence[Block], loads: Sequence[Load]
 ) -> tuple[Sitting, ...]:
     """Put blocks on the board with these loads of the trays of a clique."""
-    positions = board.positions(clique)
+    positions = board.ground.cliques[clique]
     seats = {
         need: iter([at for at, here in zip(positions, column, strict=True) for _ in range(here)])
         for need, column in zip(in_order(wanted_by(blocks)), zip(*loads, strict=True), strict=True)
@@ -78,11 +76,6 @@ def sit_together(
     return sittings
 
 
-def in_order(wanted: Mapping[Need, int]) -> tuple[Need, ...]:
-    """The needs, those of most members last: the others make the states of a search."""
-    return tuple(sorted(wanted, key=lambda need: (wanted[need], need.gpus, need.devices or "")))
-
-
 def spares_for(board: Board, clique: str, sittings: Iterable[Sitting]) -> list[int]:
     """Trays of the clique that could take over all members of any tray of `sittings`.
 
@@ -90,26 +83,28 @@ def spares_for(board: Board, clique: str, sittings: Iterable[Sitting]) -> list[i
     """
     carried: dict[int, Counter[Need]] = {}
     for place in (place for sitting in sittings for place in sitting):
-        carried.setdefault(place.at, Counter())[Need.of(place.part.group)] += place.members
+        carried.setdefault(place.at, Counter())[place.part.need] += place.members
     needs = tuple({need: None for load in carried.values() for need in load})
     loads = {tuple(load[need] for need in needs) for load in carried.values()}
     most = tuple(map(max, zip(*loads, strict=True)))
+    ground = board.ground
+    trays = list(zip(ground.cliques[clique], ground.vacancies(clique, needs), strict=True))
     able = [
         at
-        for at in reversed(board.positions(clique))
-        if not board.members(at) and loads <= loads_of(board.vacancy(at, needs), needs, most)
+        for at, vacancy in reversed(trays)
+        if not board.members(at) and loads <= loads_of(vacancy, needs, most)
     ]
     return sorted(able, key=board.is_empty)
 
 
 def _places(board: Board, clique: str, part: Part) -> Iterator[Place]:
     """For as many members of a part as the clique takes, the trays with least room first."""
-    need = Need.of(part.group)
+    need = part.need
     number, last = part.first, part.first + part.members
     if board.capacity(clique, need) < part.members:
         return
     for at in sorted(
-        board.positions(clique),
+        board.ground.cliques[clique],
         key=lambda at: (board.slots(at, need), board.is_empty(at), board.free(at)),
     ):
         here = min(board.slots(at, need), last - number)
@@ -121,7 +116,7 @@ def _places(board: Board, clique: str, part: Part) -> Iterator[Place]:
 def _seated(part: Part, seats: dict[Need, Iterator[int]]) -> Iterator[Place]:
     """The members of a part on the next seats for their need."""
     first = part.first
-    for at, same in groupby(islice(seats[Need.of(part.group)], part.members)):
+    for at, same in groupby(islice(seats[part.need], part.members)):
         members = len(list(same))
         yield Place(at, part, first, members)
         first += members

@@ -4,21 +4,19 @@ Unlike members compete for trays: seated one group after another, the first may 
 second could not do without. All ways are looked through, by dynamic programming over the trays.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
-from math import prod
 from operator import add
 from typing import NamedTuple
 
+from rackloom.claim.place.search.bound import carried_by
 from rackloom.claim.place.search.effort import Effort
-from rackloom.claim.place.search.loads import Load, Need, Vacancy, loads_of
+from rackloom.claim.place.search.loads import NEEDS, Load, Need, Vacancy
 
 STEPS = 200_000
 """Loads that are tried on states before the search of a clique gives up: many unlike groups can be mixed in
 exponentially many ways."""
-NEEDS = 8
-"""With more kinds of members nothing is searched: the loads of one tray are too many by themselves."""
 CHOICES = 200
 """Choices of spare trays that are tried; trays that are alike count once."""
 REMEMBERED = 1024
@@ -87,6 +85,8 @@ def sought(
     """The answer, and the steps that it takes to find."""
     if len(needs) > NEEDS:
         return Answer(len(vacancies), None), 0
+    if not carried_by(frozenset(vacancies), frozenset(), needs, members).could_be(vacancies):
+        return None, 0
     steps = _Steps(STEPS)
     choices = islice(_spares(vacancies, spares), CHOICES)
     answers = [_filled(vacancies, needs, members, kept, steps) for kept in choices]
@@ -119,54 +119,50 @@ def _filled(
     vacancies: Sequence[Vacancy], needs: tuple[Need, ...], members: Load, kept: Collection[int], steps: _Steps
 ) -> Answer | None:
     """The answer with nothing on the trays `kept`."""
-    trays = sorted((at for at in range(len(vacancies)) if at not in kept), key=lambda at: vacancies[at])
-    spared = [loads_of(vacancies[at], needs, members) for at in kept]
-    carried = [_largest(loads_of(vacancies[at], needs, members).intersection(*spared)) for at in trays]
-    if not _could_carry(carried, members):
+    trays = [at for at in range(len(vacancies)) if at not in kept]
+    alike = frozenset([vacancies[at] for at in trays])
+    carried = carried_by(alike, frozenset([vacancies[at] for at in kept]), needs, members)
+    if not carried.could_be([vacancies[at] for at in trays]):
         return None
-    # Where empty trays are alike, it does not matter which of them are used.
-    choosy = len({vacancies[at] for at in trays if vacancies[at].is_empty}) > 1
-    layers: list[_Layer] = [{(0,) * len(members): _Way(0, (), ())}]
-    for at, loads in zip(trays, carried, strict=True):
-        if _end(layers[-1], members) is not None and not choosy:
-            break
-        if not steps.take(len(layers[-1]) * len(loads)):
-            return Answer(len(vacancies), None)
-        layers.append(_with_tray(layers[-1], loads, members, vacancies[at].is_empty, choosy))
+    trays.sort(key=lambda at: vacancies[at])
+    layers = _layers([vacancies[at] for at in trays], carried.loads, members, steps)
+    if layers is None:
+        return Answer(len(vacancies), None)
     end = _end(layers[-1], members)
     if end is None:
         return None
     by_tray = dict(zip(trays, _traced(layers, end), strict=False))
-    seated = tuple(by_tray.get(at, (0,) * len(members)) for at in range(len(vacancies)))
-    return Answer(end[0] + sum(vacancies[at].is_empty for at in kept), seated)
+    seated = tuple([by_tray.get(at, (0,) * len(members)) for at in range(len(vacancies))])
+    return Answer(end[0] + sum([vacancies[at].is_empty for at in kept]), seated)
 
 
-def _could_carry(carried: Sequence[tuple[Load, ...]], members: Load) -> bool:
-    """False where the members are too many for the trays by what they take of them together.
-
-    A member weighs the less, the more of its need the best tray carries; no tray carries more than its
-    heaviest load. That alone tells nearly every clique that is too small for members that compete for trays.
-    """
-    most = [max((load[at] for loads in carried for load in loads), default=0) for at in range(len(members))]
-    if not all(most):
-        return False
-    weights = tuple(prod(most) // here for here in most)
-    heaviest = (max((_weight(load, weights) for load in loads), default=0) for loads in carried)
-    return sum(heaviest) >= _weight(members, weights)
-
-
-def _weight(load: Load, weights: Sequence[int]) -> int:
-    return sum(members * weight for members, weight in zip(load, weights, strict=True))
+def _layers(
+    trays: Sequence[Vacancy], loads: Mapping[Vacancy, Sequence[Load]], members: Load, steps: _Steps
+) -> list[_Layer] | None:
+    """The states before the first tray, and after each until everybody has a seat; None: too many steps."""
+    # Where empty trays are alike, it does not matter which of them are used.
+    choosy = sum([vacancy.is_empty for vacancy in loads]) > 1
+    layers: list[_Layer] = [{(0,) * len(members): _Way(0, (), ())}]
+    for tray in trays:
+        if not choosy and _end(layers[-1], members) is not None:
+            break
+        if not steps.take(len(layers[-1]) * len(loads[tray])):
+            return None
+        layers.append(_with_tray(layers[-1], loads[tray], members, tray.is_empty, choosy))
+    return layers
 
 
-def _with_tray(layer: _Layer, loads: Collection[Load], members: Load, is_empty: bool, choosy: bool) -> _Layer:
+def _with_tray(layer: _Layer, loads: Sequence[Load], members: Load, is_empty: bool, choosy: bool) -> _Layer:
     """The states when one more tray has one of the loads; an empty one may stay so."""
     after: _Layer = {}
     nobody = (0,) * len(members)
+    options = [(load, is_empty and load != nobody) for load in loads]
+    if is_empty and choosy:
+        options.append((nobody, False))
     for state, way in layer.items():
-        for load in (*loads, nobody) if is_empty and choosy else loads:
-            opened = state[0] + (is_empty and load != nobody)
-            then = (opened, *map(min, map(add, state[1:], load), members))
+        opened, *seated = state
+        for load, opens in options:
+            then = (opened + opens, *map(min, map(add, seated, load), members))
             last = min(way.last + load[-1], members[-1])
             if then not in after or last > after[then].last:
                 after[then] = _Way(last, load, state)
@@ -175,18 +171,9 @@ def _with_tray(layer: _Layer, loads: Collection[Load], members: Load, is_empty: 
 
 def _end(layer: _Layer, members: Load) -> tuple[int, ...] | None:
     """The state with everybody seated that uses fewest empty trays."""
-    done = (state for state, way in layer.items() if (*state[1:], way.last) == members)
+    last = members[-1]
+    done = [state for state, way in layer.items() if way.last == last and state[1:] == members[:-1]]
     return min(done, default=None)
-
-
-@lru_cache(REMEMBERED)
-def _largest(loads: frozenset[Load]) -> tuple[Load, ...]:
-    """Those to which nobody can be added."""
-    return tuple(
-        load
-        for load in sorted(loads)
-        if not any((*load[:at], load[at] + 1, *load[at + 1 :]) in loads for at in range(len(load)))
-    )
 
 
 def _traced(layers: Sequence[_Layer], end: tuple[int, ...]) -> list[Load]:

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import re
-import zoneinfo
 from collections.abc import Callable
 from decimal import Decimal
 
@@ -99,6 +98,9 @@ def _moment(value: Timestamp) -> dt.datetime:
 
 def _local(moment: dt.datetime, name: str) -> dt.datetime:
     """The moment as clocks show it in a named zone, or at an offset such as +05:30."""
+    # Loads slowly, and no other function needs it.
+    import zoneinfo
+
     try:
         if ":" in name:
             return moment + _offset(name)
