@@ -91,6 +91,11 @@ def test_a_second_controller_that_lies_is_neither_believed_nor_obeyed() -> None:
     assert not any(simulate(seed, plan).broken for seed in range(4))
 
 
+def test_hardware_that_two_domains_list_is_left_alone() -> None:
+    plan = Plan(seconds=400, pause=30, kinds={"listed-twice": 1})
+    assert not any(simulate(seed, plan).broken for seed in range(3))
+
+
 def test_a_list_may_omit_a_partition_whose_trays_are_away() -> None:
     plan = Plan(seconds=600, pause=6, kinds={"list-omits": 3, "tray-away": 1, "tray-swapped": 1})
     assert not any(simulate(seed, plan).broken for seed in range(6))

@@ -28,7 +28,7 @@ def disputed(api: Any) -> tuple[str, dict[str, Any], str]:
     return domain, made, knowledge.moment(seen.observed_at)
 
 
-def test_everything_says_since_when_and_who_contradicts_whom(
+def test_everything_says_since_when_and_its_operator_who_contradicts_whom(
     api: Any, disputed: tuple[str, dict[str, Any], str]
 ) -> None:
     domain, made, since = disputed
@@ -41,9 +41,10 @@ def test_everything_says_since_when_and_who_contradicts_whom(
     assert now["status"] == "Configuring"
     assert now["unknownSince"] == now["statusHistory"][0]["created"]
     assert now["statusHistory"][0]["status"] == "Unknown"
-    assert doubt in now["statusHistory"][0]["message"]
+    told = f"unknown since {since}: {knowledge.DISPUTED}"
+    assert told in now["statusHistory"][0]["message"]
     (row,) = api.get(f"instance/{made['id']}/nvlink-interface").json()
-    assert (row["status"], row["statusMessage"]) == ("Pending", doubt)
+    assert (row["status"], row["statusMessage"]) == ("Pending", told)
     found = api.get("nvlink-partition", role=Role.PROVIDER_ADMIN).json()
     assert [one for one in found if one["nvLinkDomainId"] == domain] == []
 

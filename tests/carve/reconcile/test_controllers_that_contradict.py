@@ -15,9 +15,10 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
+from rackloom.carve.fabric.ports import FabricUnavailable
 from rackloom.carve.plan.planner import make_plan
-from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, DefaultPartition, Observation, Operation
-from rackloom.carve.reconcile.domain import DomainPass
+from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, DefaultPartition, Observation, Operation, Plan
+from rackloom.carve.reconcile.domain import DomainPass, Standby
 from rackloom.carve.reconcile.hooks import NONE, Hooks
 from rackloom.carve.reconcile.leases import Hold
 from rackloom.carve.reconcile.loop import Reconciler
@@ -220,17 +221,88 @@ class OfStandby(NmxcDriver):
         return msgspec.structs.replace(await super().observe(), gpus=(), partitions=())
 
 
-@pytest.mark.parametrize("standby", [0, 1])
-def test_an_operators_plan_is_carried_out_through_the_controller_that_leads(standby: int) -> None:
+class Silent(NmxcDriver):
+    """Of a controller that nobody reaches."""
+
+    async def observe(self) -> Observation:
+        raise FabricUnavailable("Hello: UNAVAILABLE: no route")
+
+
+class SilentOnceChanged(NmxcDriver):
+    """Answers until it was asked for something."""
+
+    has_changed = False
+
+    async def observe(self) -> Observation:
+        if self.has_changed:
+            raise FabricUnavailable("Hello: UNAVAILABLE: no route")
+        return await super().observe()
+
+    async def execute(self, operation: Operation) -> int:
+        self.has_changed = True
+        return await super().execute(operation)
+
+
+async def plan_for_trays(site: InOneProcess) -> Plan:
+    await site.store.run(wish_for_trays, site.domain)
+    seen = (await site.known()).observation
+    assert seen is not None
+    return make_plan(await site.store.read(fabric_book.intent, site.domain), seen)
+
+
+def test_a_plan_is_not_begun_where_nobody_can_be_read() -> None:
     async def main() -> None:
         async with in_one_process() as site:
-            drivers: dict[str, type[NmxcDriver]] = {site.servers[standby].url: OfStandby}
+            async with running(site.reconciler({}, replace(NONE, acts=False))):
+                plan = await plan_for_trays(site)
+            silent: dict[str, type[NmxcDriver]] = {one.url: Silent for one in site.servers}
+            reconciler = site.reconciler(silent, replace(NONE, acts=False))
+            async with running(reconciler):
+                with pytest.raises(FabricUnavailable, match="no route"):
+                    await reconciler.apply(plan)
+            only_a_standby = {**silent, site.servers[0].url: OfStandby}
+            reconciler = site.reconciler(only_a_standby, replace(NONE, acts=False))
+            async with running(reconciler):
+                with pytest.raises(Standby):
+                    await reconciler.apply(plan)
+
+    asyncio.run(main())
+
+
+def test_what_became_of_a_plan_is_told_also_where_nobody_can_look_again() -> None:
+    async def main() -> None:
+        async with in_one_process() as site:
+            drivers: dict[str, type[NmxcDriver]] = {one.url: SilentOnceChanged for one in site.servers}
             reconciler = site.reconciler(drivers, replace(NONE, acts=False))
             async with running(reconciler):
-                await site.store.run(wish_for_trays, site.domain)
-                seen = (await site.known()).observation
-                assert seen is not None
-                plan = make_plan(await site.store.read(fabric_book.intent, site.domain), seen)
+                plan = await plan_for_trays(site)
+                outcomes = await reconciler.apply(plan)
+                assert [one.state for one in outcomes] == ["done"] * len(plan.operations) != []
+                rows = await site.store.read(lambda conn: conn.execute(sa.select(tables.observation)).all())
+                # Through which it was done nobody knows the domain now; the other one was not asked twice.
+                assert sorted(row.unknown_reason or "" for row in rows) == [
+                    "",
+                    "Hello: UNAVAILABLE: no route",
+                ]
+                assert (
+                    len(await site.store.read(lambda conn: conn.execute(sa.select(tables.operation)).all()))
+                    == 1
+                )
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("unable", [OfStandby, Silent])
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_operators_plan_is_carried_out_through_the_controller_that_leads(
+    which: int, unable: type[NmxcDriver]
+) -> None:
+    async def main() -> None:
+        async with in_one_process() as site:
+            drivers = {site.servers[which].url: unable}
+            reconciler = site.reconciler(drivers, replace(NONE, acts=False))
+            async with running(reconciler):
+                plan = await plan_for_trays(site)
                 outcomes = await reconciler.apply(plan)
                 assert [one.state for one in outcomes] == ["done"] * len(plan.operations) != []
 

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from rackloom.carve.fabric.ports import FabricRefused
 from rackloom.carve.plan.check import check
@@ -29,7 +30,7 @@ from rackloom.carve.plan.values import (
 from rackloom.carve.reconcile.domain import DomainPass
 from rackloom.carve.reconcile.leases import Hold
 from rackloom.carve.reconcile.turns import Turns
-from rackloom.carve.site import blocks, fabric_book
+from rackloom.carve.site import blocks, fabric_book, tables
 
 GUIDS = range(1, 9)
 
@@ -144,7 +145,7 @@ class Switch:
         self.asked.append(operation)
         standing = self.site.partitions[self.domain]
         if operation.name == self.refuses:
-            raise FabricRefused("GENERIC_ERROR", "not today")
+            raise FabricRefused("GENERIC_ERROR", "not today, says ipv4:10.20.30.40:9370")
         if isinstance(operation, DeletePartition):
             del standing[operation.name]
         elif isinstance(operation, RemoveGpus):
@@ -189,9 +190,13 @@ def test_a_refused_removal_is_told_and_tried_again(small_site: Any, switch: Swit
     assert run_pass(small_site, switch) is False, "a refusal is tried again soon"
     assert [type(one) for one in switch.asked] == [DeletePartition]
     told = small_site.read(blocks.of_domain, domain)
-    assert [(row.guid, "refused delete-partition" in row.reason) for row in told] == [
-        (str(small_site.guid(domain, 0, 0)), True)
-    ]
+    # By the name of the refusal: a tenant reads this. The words are in the audit.
+    reason = "the switch controller refused delete-partition on partition 'old': GENERIC_ERROR"
+    assert [(row.guid, row.reason) for row in told] == [(str(small_site.guid(domain, 0, 0)), reason)]
+    messages = small_site.read(
+        lambda conn: conn.execute(sa.select(tables.operation.c.message)).scalars().all()
+    )
+    assert messages[-1] == "not today, says ipv4:10.20.30.40:9370"
     switch.refuses = ""
     assert run_pass(small_site, switch) is True
     assert small_site.read(blocks.of_domain, domain) == []

@@ -37,8 +37,10 @@ def test_two_that_do_not_leave_everything_unknown_and_say_who_says_what(pair: An
         "partition 1 has 0 and 1 members",
         seen.observed_at,
     )
-    doubt = f"unknown since {knowledge.moment(seen.observed_at)}: {dispute.reason}"
-    assert pair.known() == knowledge.Knowledge(None, doubt, seen.observed_at)
+    since = f"unknown since {knowledge.moment(seen.observed_at)}"
+    doubt = f"{since}: {knowledge.DISPUTED}"
+    assert pair.known() == knowledge.Knowledge(None, doubt, seen.observed_at, dispute.reason)
+    assert pair.known().operators_doubt == f"{since}: {dispute.reason}"
     assert pair.status() == "Unknown"
     assert pair.demo.interfaces(pair.instance) == {0: ("Pending", doubt)}
     (newest,) = pair.site.read(history.newest, [pair.instance]).values()

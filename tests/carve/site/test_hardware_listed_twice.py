@@ -16,7 +16,8 @@ from rackloom.carve.site import (
     leases,
     tables,
 )
-from rackloom.carve.site.disputes import STANDS_SECONDS, Contradicted, Dispute
+from rackloom.carve.site.disputes import Contradicted, Dispute
+from rackloom.carve.site.knowledge import STANDS_SECONDS
 
 OTHER = "00000000-0000-4000-8000-00000000dead"
 

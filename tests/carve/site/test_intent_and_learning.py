@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.plan.values import Assignment, DefaultPartition, GpuHealth
+from rackloom.carve.plan.planner import make_plan
+from rackloom.carve.plan.values import Assignment, DefaultPartition, DeletePartition, GpuHealth
 from rackloom.carve.site import fabric_book, tables
 
 
@@ -108,6 +109,29 @@ def test_a_tray_moved_to_another_slot_is_in_one_place_only(small_site: Any) -> N
     guids = [row.guid for row in rows]
     assert len(guids) == len(set(guids))
     assert {row.slot for row in rows if int(row.guid) == small_site.guid(domain, 0, 0)} == {1}
+
+
+def test_trays_that_changed_places_take_their_gpus_out_of_where_others_are(
+    small_site: Any, demo: Any, rival: Any
+) -> None:
+    """A machine is a place, and a partition holds GPUs: the two tenants' GPUs are never left together."""
+    small_site.observe_all()
+    one, other = demo.instance([(demo.partition(), 0)]), rival.instance()
+    small_site.converge()
+    (domain, slot), (there, beside) = demo.where(one), rival.where(other)
+    assert (there, demo.status(one), rival.status(other)) == (domain, "Ready", "Ready")
+    places = {slot: beside, beside: slot}
+    seen = small_site.observation(domain, at=small_site.tick())
+    gpus = tuple(msgspec.structs.replace(gpu, slot=places.get(gpu.slot, gpu.slot)) for gpu in seen.gpus)
+    exchanged = msgspec.structs.replace(seen, gpus=gpus)
+    small_site.run(fabric_book.record_observation, small_site.endpoint[domain], exchanged, small_site.tick())
+    assert "Ready" not in (demo.status(one), rival.status(other))
+    wanted = intent(small_site, domain)
+    assert [wish.guid for wish in wanted.assignments] == [small_site.guid(domain, beside, 0)]
+    (first,) = make_plan(wanted, exchanged).operations
+    assert isinstance(first, DeletePartition), (
+        "what left the place leaves the partition before anything joins it"
+    )
 
 
 def test_an_endpoint_that_answers_with_a_new_domain_takes_its_machines_along(

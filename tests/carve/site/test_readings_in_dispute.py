@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.plan.values import DeletePartition, GpuHealth
 from rackloom.carve.site import disputes, endpoint_registry, fabric_book, knowledge
-from rackloom.carve.site.disputes import STANDS_SECONDS
+from rackloom.carve.site.knowledge import STANDS_SECONDS
 
 OTHER = "00000000-0000-4000-8000-00000000dead"
 
@@ -30,7 +30,7 @@ def test_neither_can_be_read_and_then_only_that_is_told(pair: Any) -> None:
     pair.tell(pair.second, pair.without_partitions())
     for endpoint in (pair.second, pair.first):
         pair.lose(endpoint)
-    assert pair.known().doubt.endswith(": connection refused")
+    assert pair.known().operators_doubt.endswith(": connection refused")
 
 
 def test_one_that_cannot_be_read_contradicts_nobody(pair: Any) -> None:

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.plan.values import Blocked, DefaultPartition
 from rackloom.carve.site import fabric_book, history, settle, tables
-from rackloom.carve.site.knowledge import moment
+from rackloom.carve.site.knowledge import SILENT, moment
 
 
 def members(site: Any, demo: Any, instance: str, devices: range) -> frozenset[int]:
@@ -151,7 +151,7 @@ def test_losing_the_fabric_takes_claims_back_and_dates_the_doubt(small_site: Any
     assert demo.status(one) == "Unknown"
     status, reason = demo.interfaces(one)[0]
     assert status == "Pending"
-    assert reason == f"unknown since {moment(first)}: still nothing"
+    assert reason == f"unknown since {moment(first)}: {SILENT}"
     small_site.observe(domain)
     assert demo.status(one) == "Ready"
     assert [row.status for row in small_site.read(history.of, [one])[one]][:3] == [

@@ -31,6 +31,7 @@ ASKED = {
 HEALING = {
     "switch-answers",
     "switch-leader-registered",
+    "switch-old-leader-yields",
     "leader-connected",
     "switch-tray-back",
     "tray-returned",

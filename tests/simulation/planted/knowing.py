@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 import sqlalchemy as sa
-from tests.simulation.planted.plans import CALM, LYING, Bug, only
+from tests.simulation.planted.plans import CALM, LYING, TWICE, Bug, only
 
 from rackloom.carve.site import (
     disputes,
@@ -14,6 +14,7 @@ from rackloom.carve.site import (
     interfaces,
     knowledge,
     learn,
+    rivals,
     settle,
     taking_over,
 )
@@ -79,6 +80,10 @@ def contradiction_told_and_not_minded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(disputes, "of_endpoint", lambda conn, one: (endpoints.domain_of(conn, one), None))
 
 
+def same_hardware_in_two_domains_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rivals, "listed_by", lambda *_: frozenset())
+
+
 BUGS: dict[Bug, SimPlan] = {
     stale_synced: only("unreachable", "dark"),
     removal_reported_but_not_seen: only("refused", "reply-lost", "slow", pause=6),
@@ -89,4 +94,5 @@ BUGS: dict[Bug, SimPlan] = {
     interfaces_of_a_released_instance_stay_ready: only("unreachable", "dark", pause=8, think=4),
     newest_of_two_controllers_believed: LYING,
     contradiction_told_and_not_minded: LYING,
+    same_hardware_in_two_domains_believed: TWICE,
 }

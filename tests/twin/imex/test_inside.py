@@ -1,7 +1,6 @@
 """Stand-ins for nvidia-imex in one process: they connect, take signals and die as separate ones do."""
 
 import asyncio
-import random
 import signal
 
 from rackloom.claim.imex.config import ImexConfig, daemon_host, nodes_text
@@ -28,11 +27,11 @@ async def until(look):
             await asyncio.sleep(0.05)
 
 
-def test_two_of_them_mesh_and_one_that_is_killed_is_missed(tmp_path):
+def test_two_of_them_mesh_and_one_that_is_killed_is_missed(tmp_path, loopback_network):
     async def story():
         hosts = tmp_path / "hosts"
         hosts.write_text(with_peers("", {0: "10.0.9.1", 1: "10.0.9.2"}))
-        around = Surroundings(hosts, f"127.{random.randint(2, 250)}")
+        around = Surroundings(hosts, loopback_network)
         first, asked = daemon(tmp_path, around, 0)
         second, _ = daemon(tmp_path, around, 1)
 
@@ -58,14 +57,14 @@ def test_two_of_them_mesh_and_one_that_is_killed_is_missed(tmp_path):
     asyncio.run(story())
 
 
-def test_one_that_cannot_start_ends_with_1(tmp_path):
+def test_one_that_cannot_start_ends_with_1(tmp_path, loopback_network):
     async def story():
         hosts = tmp_path / "hosts"
         hosts.write_text("")
         files = ImexFiles(tmp_path, hosts)
         files.write_config(ImexConfig("10.0.9.1", files.nodes, None))
         files.write_nodes(nodes_text([daemon_host(0)]))
-        around = Surroundings(hosts, f"127.{random.randint(2, 250)}")
+        around = Surroundings(hosts, loopback_network)
         blocked = await asyncio.start_server(lambda *_: None, around.address("10.0.9.1"), 50005)
         child = InsideChild(files.config, around)
         assert await child.wait() == 1

@@ -1,6 +1,6 @@
 """Leaders that move: what the site is told of it, by whom, and that a standby is asked for nothing."""
 
-from tests.twin.scenario.texts import CARVED, HEAD, READY
+from tests.twin.scenario.texts import CARVED, END, HEAD, READY
 
 from rackloom.app.playing import play_scenario
 from rackloom.twin.scenario.read import parse
@@ -61,3 +61,29 @@ def test_a_standby_is_read_and_asked_for_no_change(monkeypatch):
     of_standby = {rpc for switch, rpc in asked if switch in standbys}
     assert "GetGpuInfoList" in of_standby
     assert of_standby & MUTATIONS == set()
+
+
+RETURNS = '[[step]]\ndo = "switch-old-leader-returns"\n'
+YIELDS = '[[step]]\ndo = "switch-old-leader-yields"\n'
+READ = '[[step]]\nexpect = "read-again"\nwithin = 120\n'
+SUCCEEDED = REGISTERED + READ + MOVED + READY
+RELEASED = '[[step]]\ndo = "release-instances"\ngroup = "job"\n'
+GONE = '[[step]]\nexpect = "released"\ngroup = "job"\nwithin = 180\n'
+
+
+def test_nobody_leads_again_where_nobody_led_before():
+    assert failed(RETURNS, END) == ["switch-old-leader-returns"]
+
+
+def test_an_old_leader_that_missed_nothing_disturbs_nobody():
+    assert failed(SUCCEEDED, RETURNS, STAYS, YIELDS, STAYS, KNOWN) == []
+
+
+def test_an_old_leader_that_the_site_no_longer_knows_is_not_asked():
+    assert failed(SUCCEEDED, FOUND, RETURNS, STAYS, RELEASED, GONE, KNOWN) == []
+
+
+def test_what_an_old_leader_accepts_is_not_taken_for_done():
+    """With the true one slow, the word of the other is all there is for a while."""
+    slow = '[[step]]\ndo = "network-bad"\nhow = "slow"\n'
+    assert failed(SUCCEEDED, RETURNS, READ, slow, RELEASED, GONE, HEALED, END, KNOWN) == []

@@ -33,7 +33,7 @@ def _state(domain: str, known: Knowledge, paused: str | None, blocked: list[sa.R
     return pb.DomainState(
         domain=domain,
         observed_at=None if seen is None else timestamp(seen.observed_at),
-        doubt=known.doubt,
+        doubt=known.operators_doubt,
         pause_reason=paused,
         blocked=[
             pb.BlockedGpu(guid=int(row.guid), reason=row.reason, fix=row.fix, since=timestamp(row.since))

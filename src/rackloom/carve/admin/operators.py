@@ -10,6 +10,7 @@ from rackloom.carve.admin.machine_book import MachineRecord
 from rackloom.carve.plan.check import check
 from rackloom.carve.plan.planner import make_plan
 from rackloom.carve.plan.values import Plan
+from rackloom.carve.reconcile.meter import Outcome
 from rackloom.carve.site import adoption, drains, fabric_book, knowledge, pauses, tray_steps
 from rackloom.carve.site.problems import invalid
 from rackloom.carve.site.tables import site
@@ -34,7 +35,7 @@ async def apply(deps: AdminDeps, request: pb.ApplyRequest) -> pb.ApplyReply:
     except msgspec.DecodeError as error:
         raise invalid(f"this is not a plan: {error}") from error
     outcomes = await deps.apply(plan)
-    return pb.ApplyReply(outcomes=[pb.OperationOutcome(**msgspec.structs.asdict(one)) for one in outcomes])
+    return pb.ApplyReply(outcomes=[_outcome(one) for one in outcomes])
 
 
 async def import_machines(deps: AdminDeps, request: pb.ImportRequest) -> pb.ImportReply:
@@ -118,11 +119,17 @@ async def release(deps: AdminDeps, request: pb.ReleaseRequest) -> pb.Done:
     return pb.Done(message=f"partition {request.partition_name} is released")
 
 
+def _outcome(one: Outcome) -> pb.OperationOutcome:
+    return pb.OperationOutcome(
+        kind=one.kind, partition_name=one.partition_name, state=one.state, message=one.message
+    )
+
+
 def _plan(conn: sa.Connection, domain: str) -> Plan:
     known = knowledge.of_domain(conn, domain)
     if known.observation is None:
         raise Refused(
-            f"no plan for domain {domain}: {known.doubt}",
+            f"no plan for domain {domain}: {known.operators_doubt}",
             nearest_fix="make its switch controller reachable, then plan again",
         )
     # A paused domain is planned for as well: what would be done is what one wants to see before resuming.

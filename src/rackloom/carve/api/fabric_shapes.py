@@ -14,9 +14,11 @@ from rackloom.carve.site.physical_partitions import PhysicalPartition
 def domain(view: DomainRoomView, now: float, blocked: Sequence[Row] | None) -> Json:
     """A domain as its viewer may see it.
 
-    What is blocked, and why the domain is paused, is for its operator; `blocked` is None for anybody else.
+    What is blocked, why the domain is paused, and what its controllers said, is for its operator; `blocked`
+    is None for anybody else.
     """
     seen = view.known.observation
+    doubt = view.known.doubt if blocked is None else view.known.operators_doubt
     return {
         "id": view.domain,
         "siteId": view.site_id,
@@ -24,7 +26,7 @@ def domain(view: DomainRoomView, now: float, blocked: Sequence[Row] | None) -> J
         "observedAt": None if seen is None else moment(seen.observed_at),
         "observationAgeSeconds": None if seen is None else max(0.0, now - seen.observed_at),
         "unknownSince": _moment(view.known.unknown_since),
-        "statusMessage": view.known.doubt or None,
+        "statusMessage": doubt or None,
         "isPaused": view.pause_reason is not None,
         "pauseReason": None if blocked is None else view.pause_reason,
         "totalTrays": view.trays,

@@ -14,7 +14,8 @@ class FabricRefused(Exception):
     """The controller answered and refused: it did nothing.
 
     `code` is its own name for the reason: for NMX-C the StReturnCode without `NMX_ST_` (RESOURCE_IN_USE),
-    its number where it is not a published one, or the gRPC status by which the call was turned away.
+    its number where it is not a published one, or the gRPC status by which the call was turned away. Tenants
+    read the code, and never the message, which may hold addresses.
     """
 
     def __init__(self, code: str, message: str) -> None:

@@ -27,9 +27,9 @@ NOTHING: Mapping[Operation, str] = MappingProxyType({})
 def make_plan(intent: Intent, observation: Observation, refused: Mapping[Operation, str] = NOTHING) -> Plan:
     """The next operations for one domain; none when nothing can or need be done.
 
-    `refused` are operations that the controller has just refused, with its words: they are not asked for
-    again, and told of instead. Equal inputs give equal plans, whatever the order of their parts. Raises
-    Refused when the two are about different domains.
+    `refused` are operations that the controller has just refused, with its name for the reason: they are not
+    asked for again, and told of instead. Equal inputs give equal plans, whatever the order of their parts.
+    Raises Refused when the two are about different domains.
     """
     if intent.domain != observation.domain:
         raise Refused(
@@ -65,9 +65,9 @@ def _without(refused: Mapping[Operation, str], operations: list[Operation]) -> l
 
 
 def _tell_refused(refused: Mapping[Operation, str], observation: Observation, blockers: Blockers) -> None:
-    for operation, said in refused.items():
+    for operation, code in refused.items():
         kind = str(operation.__struct_config__.tag)
-        reason = f"the switch controller refused {kind} on partition {operation.name!r}: {said}"
+        reason = f"the switch controller refused {kind} on partition {operation.name!r}: {code}"
         again = "find out why on the switch controller; it is asked again in the next pass"
         blockers.add(Blocker(reason, again), _touched([operation], observation))
 

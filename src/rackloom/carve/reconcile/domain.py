@@ -5,7 +5,7 @@ killed between any two lines and run again: a partition is recorded by name befo
 state is only ever taken from an observation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 import structlog
@@ -70,7 +70,7 @@ class DomainPass:
         hooks: Hooks = NONE,
         wake: Callable[[frozenset[str]], None] = _nobody,
     ) -> None:
-        """`wake` starts passes over all endpoints of a domain."""
+        """`wake` starts passes over all other endpoints of a domain."""
         self.endpoint = endpoint
         self.hold = hold
         self.driver = driver
@@ -101,11 +101,12 @@ class DomainPass:
     async def apply(self, plan: Plan) -> tuple[Outcome, ...]:
         """Look, and carry out `plan` if it still holds; every operation once, until one is not answered.
 
-        Raises Refused when it no longer holds or when controllers contradict one another, Standby when it is
-        for another endpoint to do, FabricUnavailable when the domain cannot be read.
+        Raises Refused when it no longer holds or when controllers contradict one another. Raises Standby and
+        FabricUnavailable only where nothing was asked for: it is for another endpoint to do, or this one
+        cannot be read.
         """
         before = self.turns.before_looking()
-        observation = await self._observe()
+        observation = await self._look()
         if not await self._leads(observation):
             raise Standby(observation.domain)
         check(plan, await self.store.read(fabric_book.intent, observation.domain), observation)
@@ -113,10 +114,19 @@ class DomainPass:
             if not is_current:
                 raise Refused("the domain was worked on meanwhile", nearest_fix="plan again")
             outcomes = await self._execute(plan)
+        self._show_others(outcomes)
         if all(one.state != "unknown" for one in outcomes):
-            with suppress(Contradicted):
-                await self._observe()
+            with suppress(Contradicted, FabricUnavailable):
+                await self._look()
         return outcomes
+
+    async def _look(self) -> Observation:
+        """Observe, and record it where that is not possible."""
+        try:
+            return await self._observe()
+        except FabricUnavailable as trouble:
+            await self._record_unknown(str(trouble))
+            raise
 
     async def _rounds(self) -> bool:
         refused: dict[Operation, str] = {}
@@ -135,8 +145,7 @@ class DomainPass:
                 # The intent changed between reading and acting: the next round plans from the new one.
                 self.meter.refused(self.domain or "")
                 log.info("plan.refused", endpoint=self.endpoint.id, reason=stale.reason)
-            except FabricUnavailable as trouble:
-                await self._record_unknown(str(trouble))
+            except FabricUnavailable:
                 return False
         log.warning("domain.unsettled", endpoint=self.endpoint.id, rounds=MAX_ROUNDS)
         return False
@@ -148,7 +157,7 @@ class DomainPass:
         blocked waits for somebody else, so it is looked at again when that is told, or at the next interval.
         """
         before = self.turns.before_looking()
-        observation = await self._observe()
+        observation = await self._look()
         if not self.hooks.acts or not await self._leads(observation):
             return True
         plan = await self._plan(observation, refused)
@@ -157,9 +166,11 @@ class DomainPass:
             return not refused
         async with self.turns.act(observation.domain, before) as is_current:
             outcomes = await self._execute(plan) if is_current else ()
+        self._show_others(outcomes)
         for operation, outcome in zip(plan.operations, outcomes, strict=False):
             if outcome.state == "refused":
-                refused[operation] = outcome.message
+                # By its name: tenants read what stands in their way, and the words may hold addresses.
+                refused[operation] = outcome.code or ""
         return False if any(one.state == "unknown" for one in outcomes) else None
 
     async def _leads(self, observation: Observation) -> bool:
@@ -189,6 +200,11 @@ class DomainPass:
             raise Contradicted(dispute)
         self._disputed = None
         return observation
+
+    def _show_others(self, outcomes: Collection[Outcome]) -> None:
+        """Let the other controllers of the domain be read: a change counts once all have shown it."""
+        if outcomes and self.domain is not None:
+            self.wake(frozenset({self.domain}))
 
     def _hear(self, dispute: Dispute) -> None:
         """Let the other controllers of the domain be read, once: one of them may have looked too long ago."""
@@ -255,6 +271,7 @@ class DomainPass:
             partition_name=operation.name,
             state=state,
             message=message or "",
+            code=code,
         )
         self.meter.operated(self.endpoint.id, operation, outcome, self.clock() - began)
         return outcome
@@ -270,7 +287,9 @@ class DomainPass:
         return "done", None, None
 
     async def _finish(self, operation_id: str, state: str, code: str | None, message: str | None) -> None:
-        log.info("operation", id=operation_id, endpoint=self.endpoint.id, state=state, code=code)
+        log.info(
+            "operation", id=operation_id, endpoint=self.endpoint.id, state=state, code=code, message=message
+        )
         await self.store.run(fabric_book.finish_operation, operation_id, state, code, message, self.clock())
 
     async def _record_unknown(self, reason: str) -> None:

@@ -7,10 +7,11 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import structlog
 
-from rackloom.carve.fabric.ports import FabricDriver
+from rackloom.carve.fabric.ports import FabricDriver, FabricUnavailable
 from rackloom.carve.plan.values import Plan
 from rackloom.carve.reconcile.domain import DomainPass, Standby
 from rackloom.carve.reconcile.domain_loop import DomainLoop
@@ -77,8 +78,11 @@ class Reconciler:
         self._endpoints_changed.set()
 
     async def apply(self, plan: Plan) -> tuple[Outcome, ...]:
-        """Carry out an operator's plan in its domain. Raises Refused when it no longer holds."""
-        refusal = Refused(
+        """Carry out an operator's plan in its domain, through the first of its endpoints that leads.
+
+        Raises Refused when it no longer holds, FabricUnavailable when no endpoint can be read.
+        """
+        trouble: Refused | FabricUnavailable = Refused(
             f"domain {plan.observation.domain} is not reconciled by this process",
             nearest_fix="register its endpoint, or ask the replica that has it",
         )
@@ -87,8 +91,11 @@ class Reconciler:
                 try:
                     return await loop.work.apply(plan)
                 except Standby as standby:
-                    refusal = standby
-        raise refusal
+                    trouble = standby
+                except FabricUnavailable as silent:
+                    # That one which answers is a standby says more than that another does not.
+                    trouble = trouble if isinstance(trouble, Standby) else silent
+        raise trouble
 
     async def first_passes(self) -> None:
         """Return when every endpoint that is ours has been asked once, whatever it answered."""
@@ -153,7 +160,11 @@ class Reconciler:
 
     def _loop_for(self, held: sharing.Held, hold: Hold) -> DomainLoop:
         driver = self.driver_for(held.endpoint)
-        work = DomainPass(
-            held.endpoint, hold, driver, self.store, self.clock, self._turns, self.hooks, self.wake
-        )
+        wake = partial(self._wake_others, held.endpoint.id)
+        work = DomainPass(held.endpoint, hold, driver, self.store, self.clock, self._turns, self.hooks, wake)
         return DomainLoop(work, self.interval)
+
+    def _wake_others(self, endpoint_id: str, domains: frozenset[str]) -> None:
+        for loop in self.loops:
+            if loop.work.domain in domains and loop.work.endpoint.id != endpoint_id:
+                loop.wake()

@@ -14,6 +14,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     partition_name: str
     state: str
     message: str
+    """The words of the controller: for operators."""
+    code: str | None = None
+    """Its name for why it refused."""
 
 
 class Meter(Protocol):

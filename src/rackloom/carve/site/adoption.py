@@ -51,7 +51,7 @@ def release(conn: sa.Connection, domain: str, name: str, order: Order) -> Change
 def _foreign(conn: sa.Connection, domain: str, name: str) -> tuple[Observation, ObservedPartition]:
     known = knowledge.of_domain(conn, domain)
     if known.observation is None:
-        raise conflict(f"What the domain holds cannot be told: {known.doubt}")
+        raise conflict(f"What the domain holds cannot be told: {known.operators_doubt}")
     found = [one for one in known.observation.partitions if one.name == name]
     if not found:
         raise not_found("Could not find a partition with specified name in the newest observation")

@@ -65,7 +65,7 @@ def _listed(seen: Observation) -> set[tuple[int, str, int, int]]:
 
 def _partitions(one: Reading, other: Reading) -> list[str]:
     first, second = ({part.id: part for part in reading.seen.partitions} for reading in (one, other))
-    # By number: tenants read this too, and the name of a partition says whose it is.
+    # By number: the name of a partition says whose it is, and several operate a domain.
     told = [
         f"partition {number} {_difference(first.get(number), second.get(number))}"
         for number in sorted(first.keys() | second.keys())

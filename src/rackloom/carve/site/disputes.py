@@ -14,15 +14,11 @@ import sqlalchemy as sa
 
 from rackloom.carve.site import knowledge, revisions
 from rackloom.carve.site.contradictions import Reading, contradiction, doubled
+from rackloom.carve.site.knowledge import STANDS_SECONDS
 from rackloom.carve.site.operations import OperationState
 from rackloom.carve.site.tables import domain_dispute as table
 from rackloom.carve.site.tables import endpoint, observation, operation
 from rackloom.errors import Refused
-
-STANDS_SECONDS = 600.0
-"""A reading that is so much older than another says nothing of the present: nobody reads that controller.
-
-In a dispute only that of one that is lost: a controller that is not will be read again, or be lost then."""
 
 _FOREVER = 1e300
 
@@ -164,6 +160,7 @@ def _standing(conn: sa.Connection, domains: Collection[str], before: Dispute | N
     """The readings of `domains` that say something of the present, by address."""
     lost_from = _FOREVER if before is None else before.since
     rows = conn.execute(_READINGS, {"domains": list(domains), "lost_from": lost_from}).all()
+    # In a dispute only one that is lost grows too old: one that is not will be read, or be lost then.
     newest = _newest(rows)
     return [
         row

@@ -16,6 +16,12 @@ from rackloom.carve.plan.values import Observation
 from rackloom.carve.site.tables import domain_dispute, endpoint
 from rackloom.carve.site.tables import observation as table
 
+DISPUTED = "the switch controllers of the domain contradict one another, or those of another domain"
+SILENT = "the switch controllers of the domain cannot be read"
+
+STANDS_SECONDS = 600.0
+"""A reading that is so much older than another says nothing of the present: nobody reads that controller."""
+
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(Observation)
 
@@ -37,12 +43,22 @@ _CHANGE = sa.update(table).where(_mine)
 
 
 class Knowledge(msgspec.Struct, frozen=True):
-    """The newest observation of a domain that still counts; None and a sentence of doubt otherwise."""
+    """The observation of a domain that counts; None and a sentence of doubt otherwise."""
 
     observation: Observation | None
     doubt: str
+    """As tenants read it: no word of a controller, which may be an address, is in it."""
     unknown_since: float | None = None
     """Since when it cannot be read or is in dispute; None when it is known, or never was read."""
+    cause: str | None = None
+    """What controllers said or showed, with their addresses: for those who operate the domain."""
+
+    @property
+    def operators_doubt(self) -> str:
+        """The sentence of doubt, for those who operate the domain and for nobody else."""
+        if self.cause is None or self.unknown_since is None:
+            return self.doubt
+        return _since(self.unknown_since, self.cause)
 
 
 def of_domain(conn: sa.Connection, domain: str | None) -> Knowledge:
@@ -63,24 +79,31 @@ def of_domains(conn: sa.Connection, domains: Collection[str]) -> dict[str, Knowl
 def _weigh(domain: str, rows: Sequence[sa.Row[Any]]) -> Knowledge:
     good = [row for row in rows if row.unknown_since is None]
     if good and good[0].dispute is not None:
-        return _unknown(good[0].disputed_since, good[0].dispute)
+        return _unknown(good[0].disputed_since, DISPUTED, good[0].dispute)
     if not rows:
         return Knowledge(None, f"no switch controller reports domain {domain} any more")
     counts = that_counts(rows)
     if counts.unknown_since is None:
         return Knowledge(kept(counts), "")
     last = last_lost(rows) or counts
-    return _unknown(last.unknown_since, last.unknown_reason)
+    return _unknown(last.unknown_since, SILENT, last.unknown_reason)
 
 
 def that_counts(rows: Sequence[sa.Row[Any]]) -> sa.Row[Any]:
-    """Of rows of the table `observation`, one at least, the newest that lists a GPU and is not lost.
+    """Of rows of the table `observation`, one at least, that on which what is said of their domain rests.
 
-    Where all that list one are lost, the newest of these: a reading that lists none is of a standby then, and
-    says nothing.
+    Of those that list a GPU and are not lost, the one that looked longest ago: what was changed since has not
+    been seen by all, and one that leads no longer may have accepted the change. Where all that list one are
+    lost, the newest of these: a reading that lists none is of a standby then, and says nothing.
     """
     if len(rows) == 1:
         return rows[0]
+    telling = [row for row in rows if row.unknown_since is None and _lists_gpus(row)]
+    if telling:
+        stands_from = max(row.observed_at for row in telling) - STANDS_SECONDS
+        return min(
+            (row for row in telling if row.observed_at >= stands_from), key=lambda row: row.observed_at
+        )
     best_first = sorted(
         rows, key=lambda row: (row.unknown_since is None, row.observed_at or 0.0), reverse=True
     )
@@ -101,8 +124,12 @@ def _lists_gpus(row: sa.Row[Any]) -> bool:
     return row.facts is not None and bool(decoded(row.facts).gpus)
 
 
-def _unknown(since: float, reason: str) -> Knowledge:
-    return Knowledge(None, f"unknown since {moment(since)}: {reason}", since)
+def _unknown(since: float, told: str, cause: str) -> Knowledge:
+    return Knowledge(None, _since(since, told), since, cause)
+
+
+def _since(since: float, reason: str) -> str:
+    return f"unknown since {moment(since)}: {reason}"
 
 
 def learn(conn: sa.Connection, endpoint_id: str, observation: Observation) -> None:

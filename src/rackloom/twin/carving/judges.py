@@ -17,6 +17,9 @@ from rackloom.twin.virtual.liar import Liar
 from rackloom.twin.virtual.plane import SAME_MOMENT, Outcome, SimPlane
 from rackloom.twin.virtual.world import Executed, SimRack, SimWorld, machine_of
 
+UNDER_WAY = 0.1
+"""Seconds. A request is no longer on its way after them, where no network is slow."""
+
 
 class Judge:
     """Judges one run."""
@@ -40,6 +43,12 @@ class Judge:
         """S4, S5, S6 and S9 on a change that the plane asked for."""
         if event.read_at > self.book.paused.get(rack.name, math.inf) and event.expected:
             raise Broken(f"S5 {rack.name}: {event.rpc} was asked for, though the domain is paused")
+        if (
+            event.expected
+            and (liar := self.plane.liar_of(rack))
+            and self._heard(liar, event.read_at - UNDER_WAY)
+        ):
+            raise Broken(f"S6 {rack.name}: {event.rpc} was asked for, though {liar.url} contradicts")
         if event.code != "SUCCESS":
             self._refusal(rack, event)
         elif event.rpc in ("DeletePartition", "RemoveGpusFromPartition"):
@@ -167,10 +176,15 @@ class Judge:
             raise Broken(
                 f"S6 {liar.url}, which another controller contradicts, was asked for {liar.asked[0]}"
             )
-        heard = [one for one in self.plane.outcomes[liar.url] if one.was_written_down(self.plane.tell_now())]
+        heard = self._heard(liar, self.plane.tell_now())
         well = [one for one in (shown, *shown["nvLinkInterfaces"]) if one["status"] == "Ready"]
         if heard and well:
             raise Broken(f"S3 {shown['name']} is shown Ready, while {liar.url} contradicts")
+
+    def _heard(self, liar: Liar, before: float) -> bool:
+        """Whether what it shows was in the records `before` that virtual time."""
+        told = self.plane.outcomes[liar.url]
+        return any(one.observation is not None and one.was_written_down(before) for one in told)
 
     def _supported(
         self,

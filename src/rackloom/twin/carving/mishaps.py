@@ -13,6 +13,7 @@ import msgspec
 
 from rackloom.carve.plan.values import GpuHealth
 from rackloom.twin.switches.fabric import FabricGpu, FabricPartition
+from rackloom.twin.virtual import liar
 from rackloom.twin.virtual.liar import Liar
 from rackloom.twin.virtual.life import Life
 from rackloom.twin.virtual.plane import SimPlane
@@ -182,12 +183,21 @@ class Mishaps:
 
     async def _second_lies(self, rack: SimRack) -> None:
         """A second controller says that it is this domain, and shows less of it."""
+        await self._lie(rack, lambda: liar.of_less(rack, self.rng))
+
+    async def _listed_twice(self, rack: SimRack) -> None:
+        """A second controller lists this hardware, and says that it is a new domain, or that of any rack."""
+        others = [one.fabric.domain for one in self.world.racks if one is not rack]
+        domain = self.rng.choice([self.plane.ids(), *others])
+        await self._lie(rack, lambda: liar.of_the_same(rack, domain, self.rng))
+
+    async def _lie(self, rack: SimRack, tell: Callable[[], Liar]) -> None:
         if self.plane.liar_of(rack) is not None:
             return
-        liar = Liar(rack, self.rng)
-        await self.plane.register(liar)
+        told = tell()
+        await self.plane.register(told)
         await self._for_a_while(120)
-        await self.plane.remove(liar)
+        await self.plane.remove(told)
 
     async def _clock_jump(self, _: SimRack) -> None:
         self.plane.skew += self.rng.choice((-1, 1)) * self.rng.choice((0.5, 30.0, 600.0))
@@ -232,6 +242,7 @@ KINDS = {
 
 LIES = {
     "second-lies": 4,
+    "listed-twice": 1,
     "by-hand": 3,
     "sick-gpu": 3,
     "tray-away": 2,

@@ -27,7 +27,7 @@ def objects_of(manifest: str, namespace: str) -> Iterator[tuple[Kind, Object]]:
     """The objects of a manifest. Refused for what is not YAML, or of a kind that is not known."""
     try:
         documents: list[Any] = [one for one in yaml.safe_load_all(manifest) if one is not None]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Refused(f"the manifest is not YAML: {error}", nearest_fix="correct that line") from error
     for one in documents:
         kind = KINDS.get((one.get("apiVersion", ""), one.get("kind", ""))) if isinstance(one, dict) else None

@@ -97,6 +97,8 @@ def _breaking(site: Site, breaking: Breaking, leaders: SwitchLeaders) -> dict[ty
         actions.SwitchRestarts: breaking.restart_switch,
         actions.SwitchClaimsDomain: breaking.claim_domain,
         actions.SwitchLeaderMoves: move,
+        actions.SwitchOldLeaderReturns: leaders.return_old,
+        actions.SwitchOldLeaderYields: leaders.yield_old,
         actions.SwitchStandbyRegistered: leaders.register_standby,
         actions.SwitchLeaderRegistered: leaders.register_leader,
         actions.SwitchMistreats: breaking.mistreat,

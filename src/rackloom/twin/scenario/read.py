@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rackloom.errors import Refused
+from rackloom.errors import Refused, why
 from rackloom.twin.scenario import cluster_values, site_actions, site_expectations, values, wrong_values
 from rackloom.twin.scenario.check import Fault, faults_of
 from rackloom.twin.scenario.values import Action, Expectation, Scenario, Step
@@ -32,7 +32,7 @@ def read_scenario(path: Path) -> Scenario:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"{path} cannot be read: {error}", nearest_fix="give a scenario file") from error
+        raise Refused(f"{path} cannot be read: {why(error)}", nearest_fix="give a scenario file") from error
     return parse(text, path.stem, str(path))
 
 

@@ -78,6 +78,18 @@ class SwitchLeaderMoves(NmxcAction, frozen=True, kw_only=True, tag="switch-leade
     rack: int = 1
 
 
+class SwitchOldLeaderReturns(NmxcAction, frozen=True, kw_only=True, tag="switch-old-leader-returns"):
+    """The controller that led a rack before its leader moved leads where it did again, with what it knew."""
+
+    rack: int = 1
+
+
+class SwitchOldLeaderYields(NmxcAction, frozen=True, kw_only=True, tag="switch-old-leader-yields"):
+    """It has learned that another one leads, and lists no GPU any more."""
+
+    rack: int = 1
+
+
 class SwitchStandbyRegistered(NmxcAction, frozen=True, kw_only=True, tag="switch-standby-registered"):
     """An operator registers who would lead a rack next, too; before it leads it lists no GPU."""
 

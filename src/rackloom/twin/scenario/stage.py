@@ -45,6 +45,12 @@ class Switch(Protocol):
     async def move(self) -> None:
         """That one leads: nobody answers at the address of before any more, and subscriptions end."""
 
+    async def old_leader_returns(self) -> str:
+        """Where the leader moved from one answers again, as leader, with what it knew; returns its URL."""
+
+    async def old_leader_yields(self) -> None:
+        """That one has learned who leads, and lists no GPU; nothing happens where it is away."""
+
     async def go_away(self) -> None:
         """Nobody answers there any more, and subscriptions end."""
 

@@ -25,6 +25,8 @@ class SwitchLeaders:
         }
         self._moved: set[int] = set()
         """Racks whose leader is not where their chassis are registered."""
+        self._left: set[int] = set()
+        """Racks where somebody led before."""
         self._with_standby: set[int] = set()
         """Racks whose next leader is registered, or was before it led."""
 
@@ -34,7 +36,22 @@ class SwitchLeaders:
         before = switch.url
         await switch.move()
         self._moved.add(step.rack)
+        self._left.add(step.rack)
         return f"the leader of rack {step.rack} went from {before} to {switch.url}"
+
+    async def return_old(self, step: actions.SwitchOldLeaderReturns) -> str:
+        """Two lead now, and one of them has missed what came since."""
+        if step.rack not in self._left:
+            raise NotSeen(
+                f"the leader of rack {step.rack} did not move: write a switch-leader-moves step before"
+            )
+        url = await self._ground.rack(step.rack).old_leader_returns()
+        return f"who led rack {step.rack} before leads again at {url}, and has missed what came since"
+
+    async def yield_old(self, step: actions.SwitchOldLeaderYields) -> str:
+        """One leads again."""
+        await self._ground.rack(step.rack).old_leader_yields()
+        return f"who led rack {step.rack} before lists no GPU any more"
 
     async def register_standby(self, step: actions.SwitchStandbyRegistered) -> str:
         """As the controller of a switch tray, which has a serial of its own."""
@@ -54,7 +71,9 @@ class SwitchLeaders:
         return f"the leader of rack {step.rack} is registered at {url}"
 
     async def heal(self) -> None:
-        """The site knows where every leader is."""
+        """Nobody leads who was succeeded, and the site knows where every leader is."""
+        for rack in sorted(self._left):
+            await self._ground.rack(rack).old_leader_yields()
         await self._tell(sorted(self._moved))
 
     async def _tell(self, racks: Iterable[int]) -> None:

@@ -79,6 +79,14 @@ class VirtualSwitch:
         """It leads."""
         self._rack.move()
 
+    async def old_leader_returns(self) -> str:
+        """It answers with what it knew."""
+        return self._rack.old_leader_returns()
+
+    async def old_leader_yields(self) -> None:
+        """It lists no GPU."""
+        self._rack.old_leader_yields()
+
     async def go_away(self) -> None:
         """Calls are refused from now on."""
         self._rack.network.down = True

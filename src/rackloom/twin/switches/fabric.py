@@ -264,3 +264,10 @@ def standby_of(fabric: SimulatedFabric) -> SimulatedFabric:
     What a real one says is not published.
     """
     return SimulatedFabric(fabric.domain, (), fabric.limits)
+
+
+def remembered(fabric: SimulatedFabric) -> SimulatedFabric:
+    """The domain as a controller has it that led until now: it misses what happens to `fabric` later."""
+    memory = SimulatedFabric(fabric.domain, (), fabric.limits)
+    memory.restore(fabric.snapshot())
+    return memory

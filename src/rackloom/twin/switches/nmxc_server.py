@@ -6,7 +6,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from rackloom.twin.switches.fabric import SimulatedFabric, standby_of
+from rackloom.twin.switches.fabric import SimulatedFabric, remembered, standby_of
 from rackloom.twin.switches.faults import Faults
 from rackloom.twin.switches.nmxc_service import NmxcService
 
@@ -43,6 +43,10 @@ class NmxcServer:
         self._service = NmxcService(fabric, self.faults)
         self._server: grpc.aio.Server | None = None
         self._standby: NmxcServer | None = None
+        self._old: NmxcServer | None = None
+        """Where it led from before."""
+        self._memory: SimulatedFabric | None = None
+        """What was known there then."""
 
     @property
     def url(self) -> str:
@@ -56,9 +60,9 @@ class NmxcServer:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop."""
-        await self.go_away()
-        if self._standby is not None:
-            await self._standby.go_away()
+        for one in (self, self._standby, self._old):
+            if one is not None:
+                await one.go_away()
 
     async def come_back(self) -> None:
         """Listen, on the port that it had before if it had one; nothing happens where it listens."""
@@ -96,8 +100,30 @@ class NmxcServer:
         assert standby is not None  # noqa: S101 (it was made ready)
         await standby.go_away()
         await self.go_away()
+        self._memory = remembered(self.fabric)
+        await self._put_in_old_place(NmxcServer(self._memory, port=self._port, tls=self._tls))
         self._port = standby._port
         await self.come_back()
+
+    async def old_leader_returns(self) -> str:
+        """Have the one that led before answer again where it did, as leader, with what it knew; its URL."""
+        if self._old is None or self._memory is None:
+            raise RuntimeError("the leader never moved")
+        await self._put_in_old_place(NmxcServer(self._memory, port=self._old._port, tls=self._tls))
+        await self._old.come_back()
+        return self._old.url
+
+    async def old_leader_yields(self) -> None:
+        """It has learned that another one leads, and lists no GPU any more."""
+        if self._old is not None and self._old._server is not None:
+            fabric = standby_of(self.fabric)
+            await self._put_in_old_place(NmxcServer(fabric, port=self._old._port, tls=self._tls))
+            await self._old.come_back()
+
+    async def _put_in_old_place(self, server: "NmxcServer") -> None:
+        if self._old is not None:
+            await self._old.go_away()
+        self._old = server
 
     def heart_beat(self) -> None:
         """Send a heart beat to every subscriber now."""

@@ -220,7 +220,7 @@ class SimPlane:
 
     def liar_of(self, rack: SimRack) -> Liar | None:
         """The controller that contradicts that of `rack` now."""
-        return next((one for one in self.liars.values() if one.rack is rack), None)
+        return next((one for one in self.liars.values() if one.concerns(rack)), None)
 
     async def _open(self, process: Process, life: Life) -> None:
         store = Store(MortalBackend(self._records, life, self._bulletin))

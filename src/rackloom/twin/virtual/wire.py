@@ -83,9 +83,13 @@ class SimSwitch:
         self._streams: list[SimStream] = []
         self._under_way: set[asyncio.Task[bytes]] = set()
 
-    def serve(self, service: NmxcService) -> None:
-        """Answer from another state, as a standby does once it leads. Subscriptions end."""
+    def serve(self, service: NmxcService, executed: Executed | None = None) -> None:
+        """Answer from another state, as a standby does once it leads. Subscriptions end.
+
+        `executed` is told of calls from now on, where somebody else is to be.
+        """
         self._handlers = service.handlers()
+        self._executed = executed or self._executed
         self.break_streams()
 
     def connect(self, checkpoint: Checkpoint) -> "SimChannel":

@@ -14,7 +14,13 @@ from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, CreatePartition, De
 from rackloom.topology.build import build_site
 from rackloom.topology.rack import Domain, RackProfile, Site
 from rackloom.twin.names import SeededNames
-from rackloom.twin.switches.fabric import FabricPartition, FabricSnapshot, SimulatedFabric, standby_of
+from rackloom.twin.switches.fabric import (
+    FabricPartition,
+    FabricSnapshot,
+    SimulatedFabric,
+    remembered,
+    standby_of,
+)
 from rackloom.twin.switches.faults import Faults
 from rackloom.twin.switches.nmxc_service import NmxcService
 from rackloom.twin.switches.racks import fabrics_of
@@ -82,6 +88,19 @@ class Executed(msgspec.Struct, frozen=True, kw_only=True):
     """Virtual time at which the client's last complete reading was begun."""
 
 
+class OldLeader(msgspec.Struct, frozen=True):
+    """A controller that led, how it is reached, and the fabric as it knew it."""
+
+    url: str
+    switch: SimSwitch
+    network: SimNetwork
+    memory: SimulatedFabric
+
+
+def _unheard(_rpc: str, _request: Any, _reply: Any, _expected: bool) -> None:
+    """Nobody is told."""
+
+
 class SimRack:
     """One domain: its fabric, its controller, and what happened to it."""
 
@@ -96,6 +115,7 @@ class SimRack:
         self.others: dict[str, SimSwitch] = {}
         """Controllers of the domain that do not lead, by URL."""
         self._standby: SimNetwork | None = None
+        self._old: OldLeader | None = None
         self._moves = 0
         self.made: dict[int, str] = {}
         """Partitions that clients created: id to name."""
@@ -139,12 +159,27 @@ class SimRack:
         assert self._standby is not None  # noqa: S101 (it was made ready)
         self.network.down = True
         self.switch.break_streams()
+        self._old = OldLeader(old, self.switch, self.network, remembered(self.fabric))
         self.others[old], self.switch = self.switch, self.others.pop(url)
         self.switch.serve(NmxcService(self.fabric, self.faults))
         self._standby.next_mutations, self.network.next_mutations = self.network.next_mutations, deque()
         self.network, self._standby = self._standby, None
         self.url = url
         self._moves += 1
+
+    def old_leader_returns(self) -> str:
+        """Have the one that led before answer again where it did, as leader, with what it knew; its URL."""
+        if self._old is None:
+            raise RuntimeError("the leader never moved")
+        # What is asked of it happens to no fabric.
+        self._old.switch.serve(NmxcService(self._old.memory, Faults()), _unheard)
+        self._old.network.heal()
+        return self._old.url
+
+    def old_leader_yields(self) -> None:
+        """It has learned that another one leads, and lists no GPU any more."""
+        if self._old is not None:
+            self._old.switch.serve(NmxcService(standby_of(self.fabric), Faults()))
 
     def switch_at(self, url: str) -> SimSwitch:
         """The controller at one of its URLs."""

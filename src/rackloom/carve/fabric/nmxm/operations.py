@@ -1,5 +1,6 @@
 """Asynchronous operations of NMX-M: a change is accepted first, and then carried out or not."""
 
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -13,6 +14,8 @@ from rackloom.carve.fabric.ports import FabricRefused, FabricUnavailable
 
 POLL_SECONDS = 0.5
 """Between two questions about an operation, as upstream."""
+_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+"""An error that is a code; any other is a sentence, and only told as one."""
 _UNDER_WAY = ("pending", "in-progress")
 
 
@@ -87,7 +90,8 @@ def _require_completed(call: str, operation: wire.Operation) -> None:
     said = f"operation {operation.id} {operation.status}: {result.error} {result.details}".rstrip()
     if operation.status not in ("failed", "cancelled"):
         raise FabricUnavailable(f"{call}: {said}")
-    raise FabricRefused(result.error or operation.status.upper(), f"{call}: {said}")
+    code = result.error if _NAME.fullmatch(result.error) else operation.status.upper()
+    raise FabricRefused(code, f"{call}: {said}")
 
 
 async def _cancel(session: Session, operation_id: str) -> None:
