@@ -29,6 +29,7 @@ import uvloop
 from site_figures import load, resident_mib, spent
 
 from rackloom.app.home import Home
+from rackloom.app.taking_turns import take_short_turns
 from rackloom.app.whole.running import freeze_when_up
 from rackloom.app.whole.site import Whole, whole_site
 from rackloom.claim.kube.kinds import RESOURCE_SLICE
@@ -251,6 +252,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="for the home; default: a temporary one")
     asked = parser.parse_args()
     racks, seconds = (2, 5.0) if asked.quick else (asked.racks, asked.seconds)
+    take_short_turns()
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         for row in uvloop.run(measured(racks, seconds, Path(folder))):
             print(json.dumps(row), flush=True)

@@ -255,7 +255,29 @@ def test_a_tenant_sees_its_own_and_signs_out(open_map, pictures_folder):
         assert page.url.endswith("/map/login")
 
 
+SEEN = """one => {
+  const box = one.getBoundingClientRect();
+  const at = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+  return one === at || one.contains(at);
+}"""
+
+
 def test_a_narrow_screen_holds_it_without_a_sideways_scroll(open_map, pictures_folder):
-    with open_map(story(2), width=420, height=800) as (page, _):
+    with open_map(story(4), width=390, height=844) as (page, _):
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        one, other = (page.locator(".rack").nth(n).bounding_box() for n in (0, 1))
+        assert one["y"] == other["y"]
+        page.click(f"{GPU} >> nth=5")
+        page.wait_for_selector("#chain table")
         page.screenshot(path=pictures_folder / "rack-map-narrow.png")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 420
+        assert page.locator("#chain h3").evaluate(SEEN), "what was chosen is told where nobody looks"
+        assert page.evaluate(CLIPPED) == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1500, 700), (390, 844)])
+def test_what_is_walked_to_is_seen(open_map, width, height):
+    with open_map(story(4), width=width, height=height) as (page, _):
+        page.locator(GPU).first.focus()
+        for key in ("End", "ArrowUp", "ArrowUp", "PageUp", "Enter", *["ArrowUp"] * 12, "Home", "PageDown"):
+            page.keyboard.press(key)
+            assert page.locator(":focus").evaluate(SEEN), key

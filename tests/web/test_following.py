@@ -1,11 +1,15 @@
 """A map that follows changes is the map that would be drawn anew, for operators and for tenants."""
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.web.pictures import GPUS, picture
 
+from rackloom.prove.picture import join, shares
 from rackloom.prove.picture.values import Layer
+from rackloom.web import parts, render
+from rackloom.web import scene as scenes
 from rackloom.web.colouring import Mode, State
 from rackloom.web.live import Now
 from rackloom.web.parts import Painter
@@ -19,6 +23,8 @@ HOLDERS = ("acme", None, "blue", "acme", "blue", None)
 def handed_over(seen, number):
     """A tray goes to the next holder; its pods and its transfer stay those of the one before for a while."""
     tray = number % (RACKS * TRAYS)
+    if tray >= len(seen.machines):
+        return seen  # Records of machines went: there is no such tray any more.
     now = [one.tenant.removesuffix("-id") if one.tenant else None for one in seen.machines]
     now[tray] = {"acme": "blue", "blue": None, None: "acme"}[now[tray]]
     other = picture(RACKS, TRAYS, tuple(now))
@@ -134,3 +140,74 @@ def test_a_rack_of_which_no_record_changed_is_hatched_when_its_source_is_lost():
     whole, _ = next_scene(Reading(picture=seen), seated)
     back = painter.follow(Now(number=3, whole=whole))
     assert {part.changed for part in back.racks.values()} == {3}
+
+
+def counted(monkeypatch, module, name):
+    """How often a function is called from now on: each call adds what it was first given."""
+    calls, does = [], getattr(module, name)
+
+    def counting(first, *rest):
+        calls.append(first)
+        return does(first, *rest)
+
+    monkeypatch.setattr(module, name, counting)
+    return calls
+
+
+ONE_CHANGE = {
+    toggled("fabric_gpus", healthy=False): ["domain"],
+    toggled("machines", cordoned=True): ["chassis"],
+    gone("devices"): ["node"],
+    toggled("nodes", ready=False): [],
+}
+
+
+@pytest.mark.parametrize("change", ONE_CHANGE, ids=["sick GPU", "cordoned tray", "device gone", "node lost"])
+def test_one_change_is_the_work_of_one_rack(monkeypatch, change):
+    seen = picture(RACKS, TRAYS, HOLDERS)
+    painter = Painter(None, Mode.PARTITION, 9)
+    whole, seated = next_scene(Reading(picture=seen), Seated())
+    painter.follow(Now(number=1, whole=whole))
+    taken_apart = counted(monkeypatch, shares, "_grouped")
+    made = [
+        counted(monkeypatch, *where)
+        for where in ((join, "chains"), (scenes, "_seats"), (scenes, "_rack"), (parts, "drawn_rack"))
+    ]
+    written = counted(monkeypatch, render, "rack")
+    later, seated = next_scene(Reading(picture=change(time_passes(seen, 9), 0)), seated)
+    sheet = painter.follow(Now(number=2, whole=later))
+    assert [one.kind for one in taken_apart] == ONE_CHANGE[change]
+    assert [len(calls) for calls in made] == [1, 1, 1, 1]
+    assert [one.name for one in written] == ["rack-00"]
+    assert [id_ for id_, _ in sheet.since(1) if id_ in sheet.racks] == [written[0].id]
+
+
+def test_a_reading_in_which_nothing_changed_is_no_work(monkeypatch):
+    seen = picture(RACKS, TRAYS, HOLDERS)
+    painter = Painter(None, Mode.PARTITION, 9)
+    whole, seated = next_scene(Reading(picture=seen), Seated())
+    painter.follow(Now(number=1, whole=whole))
+    made = [
+        counted(monkeypatch, *where)
+        for where in (
+            (shares, "_grouped"),
+            (shares, "_in_shares"),
+            (join, "chains"),
+            (scenes, "_seats"),
+            (scenes, "_rack"),
+            (parts, "drawn_rack"),
+            (render, "rack"),
+        )
+    ]
+    anew = picture(RACKS, TRAYS, HOLDERS)
+    later, _ = next_scene(Reading(picture=time_passes(anew, 9)), seated)
+    painter.follow(Now(number=2, whole=later))
+    assert made == [[]] * len(made)
+
+
+def test_what_somebody_has_joined_already_is_not_joined_again(monkeypatch):
+    seen = picture(RACKS, TRAYS, HOLDERS)
+    joined = join.join(seen, join.JoinedShares())
+    calls = counted(monkeypatch, join, "chains")
+    assert next_scene(Reading(picture=seen, joined=joined), Seated())[0] == scene(Reading(picture=seen))
+    assert len(calls) == RACKS, "only `scene`, which is not given them, joins"

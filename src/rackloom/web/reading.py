@@ -5,6 +5,7 @@ from typing import Protocol
 import msgspec
 
 from rackloom.prove.doctor.findings import Finding
+from rackloom.prove.picture.join import JoinedShares
 from rackloom.prove.picture.values import Picture
 
 
@@ -25,6 +26,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """All that is drawn, read at about one moment."""
 
     picture: Picture
+    joined: JoinedShares | None = None
+    """The GPUs of the picture, where somebody has joined them already."""
     findings: tuple[Finding, ...] | None = None
     """What the doctor objects to, the worst first; None: it has not examined this site."""
     examined_at: float | None = None

@@ -172,7 +172,7 @@ def next_scene(reading: Reading, before: Seated) -> tuple[Scene, Seated]:
         examined_at=reading.examined_at,
         happenings=reading.happenings,
     )
-    joined = join(picture, before.joined)
+    joined = reading.joined or join(picture, before.joined)
     shares = again(before.shares, dict(_told(bare, joined)), _seats)
     racks = again(before.racks, _by_rack(shares), _rack)
     found = sorted((rack for _, rack in racks.values()), key=lambda rack: rack.order)

@@ -1,7 +1,5 @@
 """Devices out of slices: what our plugins and others publish, with as much of the join key as there is."""
 
-import pytest
-
 from rackloom.app.picture.devices import KnownDevices
 from rackloom.topology.identity import SlotKey
 
@@ -80,8 +78,7 @@ def test_only_the_newest_generation_of_a_pool_counts():
     assert [one.name for one in KnownDevices().of([old, new]).devices] == ["gpu-0"]
 
 
-@pytest.mark.parametrize("memory", ["_newest", "_nodes"])
-def test_a_reading_beside_another_one_tells_what_it_was_given(memory):
+def test_a_reading_beside_another_one_tells_what_it_was_given():
     class Interrupted(KnownDevices):
         """One in which another thread reads other slices at the worst moment."""
 
@@ -89,7 +86,7 @@ def test_a_reading_beside_another_one_tells_what_it_was_given(memory):
 
         def __setattr__(self, name, value):
             super().__setattr__(name, value)
-            if name == memory and self.armed:
+            if name == "_newest" and self.armed:
                 self.armed = False
                 self.of([slice_of("gpu.nvidia.com", "n2", [GPU])])
 

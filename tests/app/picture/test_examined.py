@@ -9,6 +9,7 @@ from tests.prove.picture.healthy import NOW, healthy
 from rackloom.app.picture import examined
 from rackloom.app.picture.examined import EVERY, OLDEST, Examiner
 from rackloom.prove.doctor.examine import examine
+from rackloom.prove.picture.join import JoinedShares, join
 
 pytestmark = pytest.mark.anyio
 WELL = healthy(racks=2, trays=2)
@@ -26,51 +27,55 @@ def at(picture, seconds):
     return msgspec.structs.replace(picture, at=NOW + seconds)
 
 
+async def newest(examiner, picture):
+    return await examiner.newest(picture, join(picture, JoinedShares()))
+
+
 async def until_news(examiner, news):
     while examiner.news < news:
         await asyncio.sleep(0.01)
 
 
 async def test_the_first_picture_waits_for_its_findings():
-    found = await Examiner().newest(at(SICK, 0))
+    found = await newest(Examiner(), at(SICK, 0))
     assert (found.at, found.findings) == (NOW, examine(at(SICK, 0)))
     assert found.findings
 
 
 async def test_later_ones_do_not_and_are_told_whose_findings_they_get():
     examiner = Examiner()
-    await examiner.newest(at(WELL, 0))
-    soon = await examiner.newest(at(SICK, EVERY - 1))
-    begun = await examiner.newest(at(SICK, EVERY))
+    await newest(examiner, at(WELL, 0))
+    soon = await newest(examiner, at(SICK, EVERY - 1))
+    begun = await newest(examiner, at(SICK, EVERY))
     assert [(one.at, one.findings) for one in (soon, begun)] == [(NOW, ())] * 2
     await until_news(examiner, 2)
-    then = await examiner.newest(at(SICK, EVERY + 1))
+    then = await newest(examiner, at(SICK, EVERY + 1))
     assert (then.at, then.findings) == (NOW + EVERY, examine(SICK))
 
 
 async def test_findings_that_stay_the_same_are_no_news():
     examiner = Examiner()
-    await examiner.newest(at(WELL, 0))
-    await examiner.newest(at(WELL, OLDEST + 1))
+    await newest(examiner, at(WELL, 0))
+    await newest(examiner, at(WELL, OLDEST + 1))
     assert examiner.news == 1
 
 
 async def test_old_findings_are_not_shown_beside_a_new_picture():
     examiner = Examiner()
-    await examiner.newest(at(WELL, 0))
-    found = await examiner.newest(at(SICK, OLDEST + 1))
+    await newest(examiner, at(WELL, 0))
+    found = await newest(examiner, at(SICK, OLDEST + 1))
     assert (found.at, found.findings) == (NOW + OLDEST + 1, examine(SICK))
 
 
 async def test_an_examination_that_fails_is_not_silent(monkeypatch):
     examiner = Examiner()
-    await examiner.newest(at(WELL, 0))
+    await newest(examiner, at(WELL, 0))
 
     def fails(*_):
         raise ValueError("no such check")
 
     monkeypatch.setattr(examined, "examine", fails)
-    await examiner.newest(at(SICK, EVERY))
+    await newest(examiner, at(SICK, EVERY))
     with pytest.raises(ValueError, match="no such check"):
         await asked_again_and_again(examiner)
 
@@ -78,4 +83,4 @@ async def test_an_examination_that_fails_is_not_silent(monkeypatch):
 async def asked_again_and_again(examiner):
     while True:
         await asyncio.sleep(0.01)
-        await examiner.newest(at(SICK, EVERY))
+        await newest(examiner, at(SICK, EVERY))

@@ -51,3 +51,20 @@ def test_what_is_told_otherwise_is_made_again(stories):
         assert known.again(told, make) == [[one] for one in told.values()]
         assert made == [one for name, one in told.items() if before.get(name) != one]
         before = told
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=6))
+def test_what_has_the_same_digest_is_not_read_again(story):
+    known, read = Known(), []
+
+    def reading(source):
+        read.append(source)
+        return [source]
+
+    before = None
+    for digest in story:
+        read.clear()
+        found = known.unless(digest, reading, digest)
+        assert found == [digest]
+        assert read == ([] if digest == before else [digest])
+        before = digest

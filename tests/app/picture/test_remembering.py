@@ -1,9 +1,9 @@
-"""A reading that remembers earlier ones is the reading that knows nothing, whatever changed in between."""
+"""A map that remembers earlier readings is the map that knows nothing, whatever changed in between."""
 
 import asyncio
 
 import sqlalchemy as sa
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.app.picture.test_fabric_reading import DOMAIN, FRESH, NOW, observed, partition, seeded
 
@@ -12,11 +12,26 @@ from rackloom.app.picture.look import site_picture
 from rackloom.carve.plan.values import GpuHealth
 from rackloom.carve.site import fabric_book, knowledge
 from rackloom.carve.site.store import Store
-from rackloom.carve.site.tables import machine, tenant
+from rackloom.carve.site.tables import (
+    domain_dispute,
+    domain_pause,
+    instance,
+    machine,
+    machine_gpu,
+    observation,
+    tenant,
+    vpc,
+)
 from rackloom.claim.kube.api import Listed
 from rackloom.claim.kube.kinds import NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.claim.kube.refusals import unreachable
+from rackloom.prove.picture.join import JoinedShares, join
 from rackloom.prove.picture.values import Layer
+from rackloom.web.colouring import Mode
+from rackloom.web.live import Now
+from rackloom.web.parts import Painter
+from rackloom.web.reading import Reading
+from rackloom.web.scene import Seated, next_scene, scene
 
 GUIDS = [gpu.guid for gpu in observed().gpus]
 
@@ -96,6 +111,28 @@ class Site:
     async def partition_network(self, number):
         self.cluster.answers = not self.cluster.answers
 
+    async def sicken(self, number):
+        health = (GpuHealth.HEALTHY, GpuHealth.DEGRADED)[number % 2]
+        await self.store.run(told_of, DOMAIN.trays[number % len(DOMAIN.trays)].slot, 1 + number % 4, health)
+
+    async def contradict(self, number):
+        await self.store.run(_in_dispute if number % 2 else _agreed)
+
+    async def pause(self, number):
+        await self.store.run(_paused if number % 2 else _resumed)
+
+    async def take_over(self, number):
+        await self.store.run(_given, DOMAIN.trays[number % 4].slot, f"org-{number % 3}")
+
+    async def release(self, number):
+        await self.store.run(_released)
+
+    async def retire(self, number):
+        await self.store.run(_forgotten, self.endpoint)
+
+    async def remove(self, number):
+        await self.store.run(_removed, DOMAIN.trays[number % len(DOMAIN.trays)].slot)
+
 
 def _moved(conn, slot, rack):
     conn.execute(sa.update(machine).where(machine.c.slot == slot).values(rack=rack))
@@ -105,22 +142,104 @@ def _named(conn, org):
     conn.execute(sa.update(tenant).values(org=org))
 
 
+def told_of(conn, slot, module, health):
+    """The health of one GPU in the records."""
+    trays = sa.select(machine.c.id).where(machine.c.slot == slot)
+    where = machine_gpu.c.machine_id.in_(trays), machine_gpu.c.module_id == module
+    conn.execute(sa.update(machine_gpu).where(*where).values(health=health))
+
+
+def _agreed(conn):
+    conn.execute(sa.delete(domain_dispute))
+
+
+def _in_dispute(conn):
+    _agreed(conn)
+    conn.execute(sa.insert(domain_dispute).values(domain=DOMAIN.uuid, reason="two say so", since=NOW - 9))
+
+
+def _resumed(conn):
+    conn.execute(sa.delete(domain_pause))
+
+
+def _paused(conn):
+    _resumed(conn)
+    row = {"domain": DOMAIN.uuid, "reason": "by hand", "asked_by": "ops", "created": NOW}
+    conn.execute(sa.insert(domain_pause).values(row))
+
+
+def _given(conn, slot, org):
+    """One machine to a tenant; whoever had one before gives it back."""
+    _released(conn)
+    found = conn.execute(sa.select(machine.c.id, machine.c.site_id).where(machine.c.slot == slot)).first()
+    if found is None:
+        return
+    holder = conn.execute(sa.select(tenant.c.id)).scalars().first()
+    whose = {"tenant_id": holder, "site_id": found.site_id, "created": NOW, "updated": NOW}
+    row = {"status": "Ready", "intent_at": NOW, "extra": {}, **whose}
+    conn.execute(sa.insert(vpc).values(id="vpc", name=org, **{k: v for k, v in row.items() if k in vpc.c}))
+    row |= {"vpc_id": "vpc", "machine_id": found.id, "name": org, "placement": "any"}
+    conn.execute(sa.insert(instance).values(id="instance", **row))
+
+
+def _released(conn):
+    conn.execute(sa.delete(instance))
+    conn.execute(sa.delete(vpc))
+
+
+def _forgotten(conn, endpoint_id):
+    conn.execute(sa.delete(observation).where(observation.c.endpoint_id == endpoint_id))
+
+
+def _removed(conn, slot):
+    _released(conn)
+    gone = sa.select(machine.c.id).where(machine.c.slot == slot)
+    conn.execute(sa.delete(machine_gpu).where(machine_gpu.c.machine_id.in_(gone)))
+    conn.execute(sa.delete(machine).where(machine.c.slot == slot))
+
+
 HAPPENS = [one for name, one in vars(Site).items() if not name.startswith("_")]
 
 
+class Followed:
+    """What was made of the readings before, for the next to be compared with."""
+
+    def __init__(self):
+        self.known, self.joined, self.seated = Known(), JoinedShares(), Seated()
+        self.painter = Painter(None, Mode.TENANT, 9)
+
+    def drawn(self, picture, number):
+        """The map as the service draws it: joined once, then seated, then painted."""
+        self.joined = join(picture, self.joined)
+        whole, self.seated = next_scene(Reading(picture=picture, joined=self.joined), self.seated)
+        return whole, self.painter.follow(Now(number=number, whole=whole))
+
+
 @settings(max_examples=12, deadline=None)
+@example([(one, 1) for one in HAPPENS])
 @given(st.lists(st.tuples(st.sampled_from(HAPPENS), st.integers(0, 99)), min_size=1, max_size=8))
 def test_what_is_remembered_changes_nothing(story):
     async def told():
-        site, known = Site(), Known()
+        site, followed = Site(), Followed()
         site.endpoint = await seeded(site.store)
-        for happens, number in story:
-            await happens(site, number)
+        for number, (happens, with_) in enumerate(story, 1):
+            await happens(site, with_)
             asked = {"records": site.store, "stale": FRESH, "cluster": site.cluster}
-            remembering = await site_picture(NOW, **asked, known=known)
-            assert remembering == await site_picture(NOW, **asked)
+            remembering = await site_picture(NOW, **asked, known=followed.known)
+            anew = await site_picture(NOW, **asked)
+            assert remembering == anew
             lost = remembering.layer(Layer.CLUSTER).unknown_since is not None
             assert lost is not site.cluster.answers
+            whole, sheet = followed.drawn(remembering, number)
+            assert whole == scene(Reading(picture=anew))
+            forgetful = Painter(None, Mode.TENANT, 9)
+            forgetful._colours = followed.painter._colours
+            again = forgetful.follow(Now(number=number, whole=scene(Reading(picture=anew))))
+            assert markup(sheet) == markup(again)
         await site.store.close()
 
     asyncio.run(told())
+
+
+def markup(sheet):
+    return dict(sheet.all())

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from rackloom.app.picture.known import Known
 from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 from rackloom.claim.domain import names
-from rackloom.claim.kube.api import Kind, KubeApi, KubeError, NotFound
+from rackloom.claim.kube.api import Kind, KubeError, Listed, NotFound
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     NAMESPACE,
@@ -61,27 +61,50 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """What could not be read of it all the same, in words."""
 
 
+class Lister(Protocol):
+    """Whoever knows all objects of a kind: an API server, or who follows one. Raises `KubeError`."""
+
+    async def list(self, kind: Kind, /) -> Listed:
+        """All objects of a kind, in all namespaces."""
+        ...
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """How far a cluster is known by one who follows it, in seconds since the epoch."""
+
+    at: float | None
+    """When the kind that was heard of least lately was heard of; None: some were never listed."""
+    unknown_since: float | None
+
+
+def excused(kind: Kind, error: KubeError) -> bool:
+    """Whether a cluster is read all the same: one without our CRD has no ComputeDomains."""
+    if kind == COMPUTE_DOMAIN:
+        return isinstance(error, NotFound)
+    return kind == NAMESPACE and error.code == _FORBIDDEN
+
+
 class _Lists:
     """Each list of the API server, asked for once."""
 
-    def __init__(self, api: KubeApi) -> None:
+    def __init__(self, api: Lister) -> None:
         self._api = api
         self._read: dict[str, list[Json]] = {}
 
     async def read(self, path: str) -> list[Json]:
-        """All objects at a list path. A cluster without our CRD has no ComputeDomains."""
+        """All objects at a list path."""
         if path not in self._read:
             try:
                 self._read[path] = list((await self._api.list(_KINDS[path])).items)
-            except NotFound:
-                if path != COMPUTE_DOMAINS:
+            except KubeError as error:
+                if not excused(_KINDS[path], error):
                     raise
                 self._read[path] = []
         return self._read[path]
 
 
 async def read_cluster(
-    api: KubeApi, known: Known | None = None, namespace: str = DEFAULT_NAMESPACE
+    api: Lister, known: Known | None = None, namespace: str = DEFAULT_NAMESPACE
 ) -> Cluster:
     """Read it all. Raises KubeError: half a look would find what is not.
 
@@ -98,12 +121,12 @@ async def read_cluster(
     return msgspec.structs.replace(found, problem=_UNLABELLED if orgs is None else "")
 
 
-async def _orgs(api: KubeApi) -> Mapping[str, str] | None:
+async def _orgs(api: Lister) -> Mapping[str, str] | None:
     """Whose each namespace is that says so; None where that may not be read."""
     try:
         found = (await api.list(NAMESPACE)).items
     except KubeError as error:
-        if error.code != _FORBIDDEN:
+        if not excused(NAMESPACE, error):
             raise
         return None
     labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in found}

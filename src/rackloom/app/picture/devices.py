@@ -2,8 +2,10 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,8 +19,8 @@ from rackloom.topology.identity import GpuKey, SlotKey, merge
 
 Json = dict[str, Any]
 Attributes = Mapping[str, Any]
-Versions = tuple[tuple[str | None, str | None], ...]
-"""UID and resourceVersion of each slice."""
+Version = tuple[str, str]
+"""UID and resourceVersion of a slice; empty: the API server did not say."""
 _ROOT, _NUMA, _ADDRESS = f"{STANDARD}/pcieRoot", f"{STANDARD}/numaNode", f"{STANDARD}/pciBusID"
 _MODULE_UUID = re.compile(r"module(0|[1-9][0-9]?)UUID")
 _KINDS = {"gpu": "gpu", "mig": "mig", "channel": "channel", "daemon": "daemon"}
@@ -31,53 +33,65 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolSeen, ...] = ()
 
 
+class _Node(NamedTuple):
+    """What the slices of one node show, and which versions of them."""
+
+    versions: tuple[Version, ...]
+    published: Published
+
+
 class KnownDevices:
     """Devices that were read before: a node whose slices are as they were is not read again."""
 
     def __init__(self) -> None:
-        self._newest: tuple[Versions, Published] = ((), Published())
-        self._nodes: dict[str, tuple[Versions, tuple[DeviceSeen, ...]]] = {}
+        self._newest: tuple[dict[str, _Node], Published] = ({}, Published())
 
-    def of(self, slices: Sequence[Json]) -> Published:
+    def of(self, slices: Iterable[Json]) -> Published:
         """The pools of all nodes, and the devices of complete ones by node, driver and name.
 
         Old generations of a pool do not count.
         """
-        # Of itself it reads and writes each memory once: a reading that was given up may go on in a thread.
-        versions = _versions(slices)
-        known, published = self._newest
-        if versions != known or not all(version for _, version in versions):
-            published = Published(devices=self._devices(slices), pools=_pools(slices))
-            self._newest = versions, published
+        # Of itself it reads and writes its memory once: a reading that was given up may go on in a thread.
+        before, published = self._newest
+        nodes = {node: _read(told, before.get(node)) for node, told in _by_node(slices).items()}
+        if len(nodes) != len(before) or any(one is not before.get(node) for node, one in nodes.items()):
+            published = _together(nodes)
+        self._newest = nodes, published
         return published
 
-    def _devices(self, slices: Iterable[Json]) -> tuple[DeviceSeen, ...]:
-        by_node: dict[str, list[Json]] = defaultdict(list)
-        for one in slices:
-            by_node[one["spec"].get("nodeName") or ""].append(one)
-        nodes = {node: self._read(node, by_node[node]) for node in sorted(by_node)}
-        self._nodes = nodes
-        return tuple(device for _, devices in nodes.values() for device in devices)
 
-    def _read(self, node: str, slices: list[Json]) -> "tuple[Versions, tuple[DeviceSeen, ...]]":
-        versions = _versions(slices)
-        known = self._nodes.get(node)
-        if known is not None and known[0] == versions and all(version for _, version in versions):
-            return known
-        newest = list(_newest(slices))
-        trays = dict(_tray_keys(newest))
-        found = [device for one in newest for device in _devices(one, trays)]
-        return versions, tuple(sorted(found, key=lambda one: (one.driver, one.pool, one.name)))
+def _by_node(slices: Iterable[Json]) -> Mapping[str, list[Json]]:
+    found: defaultdict[str, list[Json]] = defaultdict(list)
+    for one in slices:
+        found[one["spec"].get("nodeName") or ""].append(one)
+    return found
 
 
-def _versions(slices: Iterable[Json]) -> Versions:
-    return tuple((one["metadata"].get("uid"), one["metadata"].get("resourceVersion")) for one in slices)
+def _read(slices: list[Json], before: _Node | None) -> _Node:
+    versions = tuple([_version(one["metadata"]) for one in slices])
+    if before is not None and before.versions == versions and all(version for _, version in versions):
+        return before
+    newest = list(_newest(slices))
+    trays = dict(_tray_keys(newest))
+    found = (device for one in newest for device in _devices(one, trays))
+    devices = tuple(sorted(found, key=lambda one: (one.driver, one.pool, one.name)))
+    return _Node(versions, Published(devices=devices, pools=_pools(slices)))
+
+
+def _version(meta: Json) -> Version:
+    return meta.get("uid") or "", meta.get("resourceVersion") or ""
+
+
+def _together(nodes: Mapping[str, _Node]) -> Published:
+    told = [nodes[name].published for name in sorted(nodes)]
+    pools = sorted((pool for one in told for pool in one.pools), key=attrgetter("driver", "node", "name"))
+    return Published(devices=tuple(chain.from_iterable(one.devices for one in told)), pools=tuple(pools))
 
 
 def _pools(slices: Iterable[Json]) -> tuple[PoolSeen, ...]:
-    """Those of nodes, by driver and node."""
+    """Those of one node."""
     found = {(one["spec"]["driver"], one["spec"].get("nodeName") or "", _pool(one)[1]) for one in slices}
-    return tuple(PoolSeen(driver=driver, name=pool, node=node) for driver, node, pool in sorted(found))
+    return tuple(PoolSeen(driver=driver, name=pool, node=node) for driver, node, pool in found)
 
 
 def _newest(slices: Iterable[Json]) -> Iterator[Json]:

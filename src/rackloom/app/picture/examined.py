@@ -10,13 +10,15 @@ import msgspec
 
 from rackloom.prove.doctor.examine import examine
 from rackloom.prove.doctor.findings import Finding
-from rackloom.prove.picture.join import JoinedShares, join
+from rackloom.prove.picture.join import JoinedShares
 from rackloom.prove.picture.values import Picture
 
 EVERY = 20.0
 """Seconds between two examinations, at least."""
 OLDEST = 30.0
 """Findings of a picture so much older are not shown beside a newer one: it waits for its own."""
+AFTER = 0.25
+"""Seconds that a picture is left to those who draw it, before it is examined beside what they do next."""
 
 
 class Examined(msgspec.Struct, frozen=True):
@@ -32,16 +34,19 @@ class Examiner:
     def __init__(self) -> None:
         self.news = 0
         self._newest: Examined | None = None
-        self._joined = JoinedShares()
         self._work: asyncio.Task[Examined] | None = None
 
-    async def newest(self, picture: Picture) -> Examined:
-        """The newest findings. An examination of `picture` is begun when they are not of late."""
+    async def newest(self, picture: Picture, joined: JoinedShares) -> Examined:
+        """The newest findings. An examination of `picture` is begun when they are not of late.
+
+        `joined` are the chains of `picture`.
+        """
         known = self._newest
         self._gather()
+        shown = known is not None and abs(picture.at - known.at) <= OLDEST
         if self._work is None and (known is None or abs(picture.at - known.at) >= EVERY):
-            self._work = asyncio.create_task(self._examine(picture))
-        if known is not None and abs(picture.at - known.at) <= OLDEST:
+            self._work = asyncio.create_task(self._examine(picture, joined, AFTER if shown else 0.0))
+        if known is not None and shown:
             return known
         work = self._work
         assert work is not None  # noqa: S101 (begun above, or before)
@@ -55,12 +60,13 @@ class Examiner:
             work, self._work = self._work, None
             work.result()
 
-    async def _examine(self, picture: Picture) -> Examined:
-        found = Examined(picture.at, await asyncio.to_thread(self._look, picture))
+    async def _examine(self, picture: Picture, joined: JoinedShares, after: float) -> Examined:
+        await asyncio.sleep(after)
+        found = Examined(picture.at, await asyncio.to_thread(_look, picture, joined))
         self.news += self._newest is None or self._newest.findings != found.findings
         self._newest = found
         return found
 
-    def _look(self, picture: Picture) -> tuple[Finding, ...]:
-        self._joined = join(picture, self._joined)
-        return examine(picture, self._joined.chains)
+
+def _look(picture: Picture, joined: JoinedShares) -> tuple[Finding, ...]:
+    return examine(picture, joined.chains)

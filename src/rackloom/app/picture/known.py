@@ -9,6 +9,7 @@ from rackloom.prove.picture.kept import Kept, again
 Json = dict[str, Any]
 K = TypeVar("K")
 I = TypeVar("I")  # noqa: E741 (what it is made of)
+S = TypeVar("S")
 V = TypeVar("V")
 
 
@@ -19,6 +20,7 @@ class Known:
         self.devices = KnownDevices()
         self._made: dict[Callable[..., Any], Kept[Any, Any, Any]] = {}
         self._decoded: dict[Callable[..., Any], dict[tuple[str, str], Any]] = {}
+        self._read: dict[Callable[..., Any], tuple[str, Any]] = {}
 
     def again(self, told: Mapping[K, I], make: Callable[[I], V]) -> list[V]:
         """`make` of everything that is told, in its order; the same values where the same was told before."""
@@ -37,3 +39,14 @@ class Known:
             found.append(value)
         self._decoded[decode] = now
         return found
+
+    def unless(self, digest: str, read: Callable[[S], V], source: S) -> V:
+        """`read` of the source; while the digest is as it was, the very value that it gave then.
+
+        `digest` is equal only where what is read is equal.
+        """
+        known = self._read.get(read)
+        if known is None or known[0] != digest:
+            known = self._read[read] = digest, read(source)
+        value: V = known[1]
+        return value

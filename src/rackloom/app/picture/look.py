@@ -1,18 +1,19 @@
 """One picture of a site from its records, its cluster and its transfers, for the doctor and the map."""
 
 import asyncio
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 
-from rackloom.app.picture.cluster import read_cluster
+from rackloom.app.picture.cluster import Lister, Reach, read_cluster
 from rackloom.app.picture.fabric import Fabrics, Staleness, read_fabrics
 from rackloom.app.picture.known import Known
 from rackloom.app.picture.read_only import Reader
 from rackloom.app.picture.site import Records, read_records
 from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
-from rackloom.claim.kube.api import KubeApi, KubeError
+from rackloom.claim.kube.api import KubeError
 from rackloom.errors import Refused
 from rackloom.prove.picture.transfers import read_transfers
 from rackloom.prove.picture.values import Layer, LayerSeen, Picture
@@ -35,7 +36,8 @@ async def site_picture(
     *,
     records: Reader | None = None,
     stale: Staleness | None = None,
-    cluster: KubeApi | None = None,
+    cluster: Lister | None = None,
+    reach: Callable[[], Reach] | None = None,
     transfers: Path | None = None,
     known: Known | None = None,
     namespace: str = DEFAULT_NAMESPACE,
@@ -43,15 +45,16 @@ async def site_picture(
     """What each layer says at `now` (seconds since the epoch); a layer that is None was not asked.
 
     `records` is a `Store` or a reader of one; `stale` says when its readings no longer count (default: after
-    `STALE_SECONDS`); `transfers` is the folder of their records; `known` is for who looks often; `namespace`
-    is that of the IMEX daemons. An API server that does not answer, or a record that cannot be read, makes
-    its layer unknown. What `records` raises passes through.
+    `STALE_SECONDS`); `reach` is how far `cluster` follows its API server (default: it asks now); `transfers`
+    is the folder of their records; `known` is for who looks often; `namespace` is that of the IMEX daemons.
+    An API server that does not answer, or a record that cannot be read, makes its layer unknown. What
+    `records` raises passes through.
     """
     picture = Picture(at=now, layers=())
     if records is not None:
         picture = await _with_records(picture, records, stale or Staleness(now, STALE_SECONDS), known)
     if cluster is not None:
-        picture = await _with_cluster(picture, cluster, known, namespace)
+        picture = await _with_cluster(picture, cluster, reach, known, namespace)
     if transfers is not None:
         picture = await asyncio.to_thread(_with_transfers, picture, transfers)
     return picture
@@ -85,20 +88,27 @@ def _with_site(picture: Picture, told: Records) -> Picture:
     return _with(picture, LayerSeen(layer=Layer.SITE, at=picture.at), **msgspec.structs.asdict(told))
 
 
-async def _with_cluster(picture: Picture, api: KubeApi, known: Known | None, namespace: str) -> Picture:
+async def _with_cluster(
+    picture: Picture,
+    api: Lister,
+    reach: Callable[[], Reach] | None,
+    known: Known | None,
+    namespace: str,
+) -> Picture:
+    seen = Reach(picture.at, None) if reach is None else reach()
     try:
         cluster = await read_cluster(api, known, namespace)
     except KubeError as error:
         lost = LayerSeen(
             layer=Layer.CLUSTER,
-            unknown_since=picture.at,
+            unknown_since=picture.at if seen.unknown_since is None else seen.unknown_since,
             problem=f"the cluster cannot be read: {error.message}",
             fix="kubectl get --raw /readyz  # with the same kubeconfig",
         )
         return _with(picture, lost)
     return _with(
         picture,
-        LayerSeen(layer=Layer.CLUSTER, at=picture.at, problem=cluster.problem),
+        LayerSeen(layer=Layer.CLUSTER, at=seen.at, problem=cluster.problem),
         nodes=cluster.nodes,
         pools=cluster.pools,
         devices=cluster.devices,

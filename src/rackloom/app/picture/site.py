@@ -1,7 +1,8 @@
 """The site service's own records as values: tenants, machines, instances, logical partitions."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -43,7 +44,7 @@ def read_records(conn: sa.Connection, known: Known | None = None) -> Records:
     known = known or Known()
     fixes = _pairs(conn, blocked_gpu.c.guid, blocked_gpu.c.fix)
     return Records(
-        machines=tuple(known.again(_trays(conn), _machine)),
+        machines=tuple(known.again(_trays(conn, known), _machine)),
         instance_gpus=tuple(known.again(_wishes(conn, fixes), _instance_gpu)),
         logicals=tuple(_logicals(conn)),
         tenants=_pairs(conn, tenant.c.id, tenant.c.org),
@@ -65,21 +66,38 @@ class _Tray(msgspec.Struct, frozen=True):
     """That of its instance: VPC, and when it was made."""
 
 
-def _trays(conn: sa.Connection) -> dict[str, _Tray]:
-    gpus = _gpu_rows(conn)
+def _trays(conn: sa.Connection, known: Known) -> dict[str, _Tray]:
+    gpus = known.unless(conn.execute(_GPUS_AS_TEXT).scalar_one() or "", _gpu_rows, conn)
     held = conn.execute(sa.select(instance.c.machine_id, instance.c.vpc_id, instance.c.created)).all()
     holders = {row.machine_id: row for row in held}
     order = (machine.c.chassis_serial, machine.c.slot)
     rows = conn.execute(machines.listing().order_by(*order)).all()
-    return {row.id: _Tray(row, tuple(gpus.get(row.id, ())), holders.get(row.id)) for row in rows}
+    return {row.id: _Tray(row, gpus.get(row.id, ()), holders.get(row.id)) for row in rows}
 
 
-def _gpu_rows(conn: sa.Connection) -> Mapping[str, list[Any]]:
-    found: defaultdict[str, list[Any]] = defaultdict(list)
+def _word(column: sa.Column[Any]) -> sa.ColumnElement[str]:
+    return sa.func.coalesce(sa.cast(column, sa.Text), "-") + " "
+
+
+_of_gpu = machine_gpu.c
+_GPUS_AS_TEXT = sa.select(
+    sa.func.aggregate_strings(
+        _word(_of_gpu.health)
+        + _word(_of_gpu.module_id)
+        + _word(_of_gpu.guid)
+        + _word(_of_gpu.source)
+        # Last, since whoever names machines may have put anything in their names.
+        + _word(_of_gpu.machine_id),
+        "\n",
+    )
+)
+"""All GPUs of all machines in one row: to fetch thousands is dear, and they hardly ever tell anything new."""
+
+
+def _gpu_rows(conn: sa.Connection) -> Mapping[str, tuple[Any, ...]]:
     order = (machine_gpu.c.machine_id, machine_gpu.c.module_id)
-    for row in conn.execute(sa.select(machine_gpu).order_by(*order)).all():
-        found[row[0]].append(row)
-    return found
+    rows = conn.execute(sa.select(machine_gpu).order_by(*order)).all()
+    return {id_: tuple(some) for id_, some in groupby(rows, key=itemgetter(0))}
 
 
 def _machine(tray: _Tray) -> MachineSeen:

@@ -6,13 +6,13 @@ itself, and one whose records are as they were need not be joined again.
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
-from rackloom.prove.picture.belongings import Belongings, Ties
+from rackloom.prove.picture.belongings import Belongings, Indexes, Ties
 from rackloom.prove.picture.identities import parts_of
 from rackloom.prove.picture.kept import Kept, again
 from rackloom.prove.picture.values import DeviceSeen, FabricGpu, MachineSeen, Picture
@@ -22,49 +22,82 @@ Name = tuple[str, str]
 """Of a group of records: what they are (domain, chassis or node), and of which."""
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """The records of one kind, in the order of the picture."""
+
+    kind: str
+    records: tuple[Any, ...]
+
+
+class _Grouped(NamedTuple):
+    """The records of one kind, taken apart by the group that each is of."""
+
+    runs: tuple[tuple[Name, tuple[Any, ...]], ...]
+    """Neighbours of one group; mostly they are all of it."""
+    groups: Kept[Name, tuple[Any, ...], Ties]
+
+
+class _Stood(NamedTuple):
+    """What the records of one kind in each share depend on."""
+
+    grouped: _Grouped
+    homes: Mapping[Name, Name]
+
+
 class Shares(msgspec.Struct, frozen=True, kw_only=True):
     """The shares of one picture, and what the next picture is compared with."""
 
-    groups: Kept[Name, tuple[Any, ...], Ties] = msgspec.field(default_factory=dict)
+    kinds: Kept[str, _Told, _Grouped] = msgspec.field(default_factory=dict)
     homes: Mapping[Name, Name] = msgspec.field(default_factory=dict)
     """The share of each group, named by its first group."""
+    at_home: Kept[str, _Stood, Mapping[Name, tuple[Any, ...]]] = msgspec.field(default_factory=dict)
+    """The records of one kind in each share."""
+    indexes: Indexes = msgspec.field(default_factory=dict)
     pictures: Mapping[Name, Picture] = msgspec.field(default_factory=dict)
     """Each share as a picture of its own, which tells nothing of layers, domains and time."""
 
 
 def shares(picture: Picture, before: Shares) -> Shares:
     """Take a picture apart; `before` are the shares of an earlier one, whatever has changed since."""
-    runs = {kind: _runs(kind, picture) for kind in _KINDS}
-    groups: dict[Name, tuple[Any, Ties]] = {}
-    for kind, told in runs.items():
-        groups |= again(before.groups, _gathered(told), _KINDS[kind].ties)
-    homes = before.homes if _ties(groups) == _ties(before.groups) else _homes(_ties(groups))
-    at_home = {kind: _gathered((homes[name], run) for name, run in told) for kind, told in runs.items()}
-    belongings = Belongings(picture)
+    known = before.kinds
+    told = {kind: _Told(kind, getattr(picture, one.field)) for kind, one in _KINDS.items()}
+    kinds = again(known, told, lambda one: _grouped(one, known[one.kind][1].groups if known else {}))
+    ties = _ties(kinds)
+    homes = before.homes if ties == _ties(known) else _homes(ties)
+    stood = {kind: _Stood(grouped, homes) for kind, (_, grouped) in kinds.items()}
+    at_home = again(before.at_home, stood, _in_shares)
+    belongings = Belongings(picture, before.indexes)
     pictures = {}
     for home, names in _members(homes).items():
-        records: dict[str, Any] = {_KINDS[kind].field: found.get(home, ()) for kind, found in at_home.items()}
+        records: dict[str, Any] = {
+            _KINDS[kind].field: found.get(home, ()) for kind, (_, found) in at_home.items()
+        }
         pictures[home] = belongings.of(
             Picture(at=0.0, layers=(), **records),
             [name for kind, name in names if kind == "domain"],
             [name for kind, name in names if kind == "node"],
-            [groups[name][1] for name in names],
+            [ties[name] for name in names],
         )
-    return Shares(groups=groups, homes=homes, pictures=pictures)
+    return Shares(kinds=kinds, homes=homes, at_home=at_home, indexes=belongings.indexes, pictures=pictures)
 
 
-def _runs(kind: str, picture: Picture) -> list[tuple[Name, list[Any]]]:
-    """Neighbours of one group; mostly they are all of it."""
-    records = getattr(picture, _KINDS[kind].field)
-    return [((kind, name), list(run)) for name, run in groupby(records, key=_KINDS[kind].name)]
+def _grouped(told: _Told, before: Kept[Name, tuple[Any, ...], Ties]) -> _Grouped:
+    kind = _KINDS[told.kind]
+    neighbours = groupby(told.records, key=kind.name)
+    runs = tuple(((told.kind, name), tuple(run)) for name, run in neighbours)
+    return _Grouped(runs, again(before, _gathered(runs), kind.ties))
 
 
-def _gathered(runs: Iterable[tuple[Name, list[Any]]]) -> dict[Name, tuple[Any, ...]]:
+def _in_shares(stood: _Stood) -> dict[Name, tuple[Any, ...]]:
+    return _gathered((stood.homes[name], run) for name, run in stood.grouped.runs)
+
+
+def _gathered(runs: Iterable[tuple[Name, tuple[Any, ...]]]) -> dict[Name, tuple[Any, ...]]:
     """By name, in the order of the picture: where two records contradict each other, the first one counts."""
-    found: defaultdict[Name, list[Any]] = defaultdict(list)
+    found: defaultdict[Name, list[tuple[Any, ...]]] = defaultdict(list)
     for name, run in runs:
-        found[name] += run
-    return {name: tuple(records) for name, records in found.items()}
+        found[name].append(run)
+    return {name: some[0] if len(some) == 1 else tuple(chain(*some)) for name, some in found.items()}
 
 
 def _of_fabric(gpus: tuple[FabricGpu, ...]) -> Ties:
@@ -102,8 +135,8 @@ _KINDS = {
 }
 
 
-def _ties(groups: Kept[Name, tuple[Any, ...], Ties]) -> Mapping[Name, Ties]:
-    return {name: ties for name, (_, ties) in groups.items()}
+def _ties(kinds: Kept[str, _Told, _Grouped]) -> Mapping[Name, Ties]:
+    return {name: ties for _, grouped in kinds.values() for name, (_, ties) in grouped.groups.items()}
 
 
 def _homes(ties: Mapping[Name, Ties]) -> dict[Name, Name]:
