@@ -113,10 +113,10 @@ examined:
   site (simulated): 18 machines, 0 logical partitions, read TIME
 what is simulated says nothing of real machines
 
-WARNING  partition owned  partition by-hand
+WARNING   partition owned: partition by-hand
   it was made by somebody else: nobody asked for it
-    switch controller: partition 9 with 4 GPUs
-    records: no such name
+    switch controller: partition 9 of domain DOMAIN, with 4 GPUs
+    records: nobody here made it
   fix: rackloom admin partition release --domain DOMAIN --name by-hand --reason unknown  # or adopt it
 
 1 finding: 1 warning
@@ -147,7 +147,7 @@ examined:
   site (simulated): 18 machines, 0 logical partitions, read TIME
 what is simulated says nothing of real machines
 
-UNKNOWN  layer readable  layer fabric  since TIME
+UNKNOWN   layer readable: layer fabric  since TIME
   the site service, which reads the switch controllers, is not running
   and therefore:
     switch controller: domain DOMAIN

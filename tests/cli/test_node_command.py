@@ -1,9 +1,14 @@
-"""`rackloom node nic|gpu`: what the flags become."""
+"""`rackloom node imex|nic|gpu`: what the flags become."""
+
+from pathlib import Path
 
 import pytest
 
-from rackloom.app import node_gpu, node_nic
+from rackloom.app import node, node_gpu, node_nic
+from rackloom.app.node import ImexOptions, NodeOptions
+from rackloom.app.node_gpu import GpuOptions
 from rackloom.claim.node.gpu.shares import Shares
+from rackloom.claim.node.run import Places
 from rackloom.cli.node import app
 from rackloom.errors import Refused
 
@@ -55,3 +60,59 @@ def test_shares_are_read_before_anything_is_served(gpu):
     assert gpu("--consumable-shares", "4").shares == Shares("shares", 4)
     with pytest.raises(Refused, match="--consumable-shares is 'some'"):
         gpu("--consumable-shares", "some")
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """What the process of each plugin is told: what is alike for all, and its own."""
+    told = []
+    for module, name in ((node, "run_imex"), (node_gpu, "run_gpu"), (node_nic, "run_nic")):
+        monkeypatch.setattr(module, name, lambda common, options, _announce: told.append((common, options)))
+
+    def run(*words):
+        app(words, result_action="return_value")
+        return told[-1]
+
+    return run
+
+
+COMMON = {
+    "NODE_NAME": "n7",
+    "KUBELET_REGISTRAR_DIRECTORY_PATH": "/k/registry",
+    "KUBELET_PLUGINS_DIRECTORY_PATH": "/k/plugins",
+    "CDI_ROOT": "/k/cdi",
+    "HTTP_ENDPOINT": "127.0.0.1:8080",
+    "HEALTHCHECK_PORT": "51515",
+}
+PLACES = Places(registry=Path("/k/registry"), plugins=Path("/k/plugins"), cdi=Path("/k/cdi"))
+
+
+@pytest.mark.parametrize("plugin", ["imex", "gpu", "nic"])
+def test_every_plugin_is_told_of_its_node_by_the_same_variables(heard, monkeypatch, plugin):
+    for name, value in COMMON.items():
+        monkeypatch.setenv(name, value)
+    said = NodeOptions(
+        node="n7", places=PLACES, listen="127.0.0.1:8080", health_listen="[::]:51515", sysroot=Path("/host")
+    )
+    assert heard(plugin, "--sysroot", "/host")[0] == said
+
+
+@pytest.mark.parametrize("plugin", ["imex", "gpu", "nic"])
+def test_a_flag_counts_over_the_variable_and_no_port_is_no_service(heard, monkeypatch, plugin):
+    monkeypatch.setenv("HEALTHCHECK_PORT", "51515")
+    common, _ = heard(plugin, "--node", "n", "--healthcheck-port", "-1", "--kubeconfig", "/k/config")
+    assert (common.node, common.health_listen, common.kubeconfig) == ("n", None, Path("/k/config"))
+
+
+@pytest.mark.parametrize("plugin", ["imex", "gpu"])
+def test_where_the_driver_is_may_be_said_by_variables_alone(heard, monkeypatch, plugin):
+    variables = {"DRIVER_ROOT_CTR_PATH": "/d", "NVIDIA_DRIVER_ROOT": "/h", "ALT_PROC_DEVICES_PATH": "/p"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    _, options = heard(plugin, "--node", "n")
+    assert isinstance(options, ImexOptions | GpuOptions)
+    assert [str(options.driver_root), str(options.host_driver_root), str(options.proc_devices)] == [
+        "/d",
+        "/h",
+        "/p",
+    ]

@@ -34,11 +34,11 @@ def doctor(
         Home of a `rackloom up`, running or not; default: the one that `rackloom up` uses. Its `kubeconfig`
         and `transfers` are examined too.
     config
-        TOML file of a `rackloom serve`; its database is read.
+        TOML file of a `rackloom serve`; its database is read, and the cluster and transfers that it names.
     kubeconfig
-        The cluster on the same machines; alone, only the cluster is examined.
+        The cluster on the same machines, in place of the configured one; alone, only the cluster is examined.
     transfers
-        Directory with records that `rackloom transfer run --save` wrote.
+        Directory with records that `rackloom transfer run --save` wrote, in place of the configured one.
     namespace
         Where the controller runs IMEX daemons: what pods elsewhere say of IMEX counts for nothing.
     sysroot

@@ -4,12 +4,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from rackloom.cli.node import env
+from rackloom.cli.node_options import Common, env
 
 
 def nic(
     *,
-    node: Annotated[str, env("NODE_NAME")],
+    common: Common,
     nri_socket: Annotated[Path, env("NRI_SOCKET")] = Path("/var/run/nri/nri.sock"),
     leave_out: tuple[str, ...] | None = None,
     filter: str | None = None,  # noqa: A002 - what DRANET calls it
@@ -18,22 +18,13 @@ def nic(
     attributes: Path | None = None,
     nccl_topology: Path | None = None,
     declared: Path | None = None,
-    sysroot: Path = Path("/"),
-    registry: Annotated[Path, env("KUBELET_REGISTRAR_DIRECTORY_PATH")] = Path(
-        "/var/lib/kubelet/plugins_registry"
-    ),
-    plugins: Annotated[Path, env("KUBELET_PLUGINS_DIRECTORY_PATH")] = Path("/var/lib/kubelet/plugins"),
-    cdi_root: Annotated[Path, env("CDI_ROOT")] = Path("/var/run/cdi"),
-    listen: Annotated[str | None, env("HTTP_ENDPOINT")] = None,
-    healthcheck_port: Annotated[int, env("HEALTHCHECK_PORT")] = -1,
-    kubeconfig: Path | None = None,
 ) -> None:
     """Serve network interfaces and RDMA devices (driver dra.net) to the pods of this node.
 
     Parameters
     ----------
-    node
-        Name of this node.
+    common
+        What every plugin is told.
     nri_socket
         Where the container runtime listens for NRI plugins.
     leave_out
@@ -50,33 +41,9 @@ def nic(
         The vendor's NCCL topology file, where the kernel hides which GPU a NIC is near to.
     declared
         A file with corrections to what is discovered.
-    sysroot
-        Where the host's /sys and /proc are found.
-    registry
-        kubelet's plugins_registry directory.
-    plugins
-        kubelet's plugins directory.
-    cdi_root
-        Where the container runtime reads CDI specs.
-    listen
-        HOST:PORT of /metrics and /healthz.
-    healthcheck_port
-        TCP port of the gRPC health service that kubelet probes; -1 for none.
-    kubeconfig
-        How to reach the API server; default: as the service account of this pod.
     """
-    from rackloom.app.node import NodeOptions
     from rackloom.app.node_nic import NicOptions, run_nic
-    from rackloom.claim.node.run import Places
 
-    common = NodeOptions(
-        node=node,
-        places=Places(registry=registry, plugins=plugins, cdi=cdi_root),
-        sysroot=sysroot,
-        listen=listen,
-        health_listen=None if healthcheck_port < 0 else f"[::]:{healthcheck_port}",
-        kubeconfig=kubeconfig,
-    )
     options = NicOptions(
         nri_socket=nri_socket,
         left_out_kinds=frozenset(_left_out(leave_out, filter)),
@@ -87,7 +54,7 @@ def nic(
         nccl_topology=nccl_topology,
         declared=declared,
     )
-    run_nic(common, options, partial(print, flush=True))
+    run_nic(common.options(), options, partial(print, flush=True))
 
 
 def _left_out(said: tuple[str, ...] | None, expression: str | None) -> tuple[str, ...]:

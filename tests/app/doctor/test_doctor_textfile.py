@@ -6,7 +6,6 @@ from tests.prove.picture.healthy import NOW, healthy, with_changed
 
 from rackloom.app.doctor_textfile import registry_of
 from rackloom.prove.doctor import names
-from rackloom.prove.doctor.checks import hosts
 from rackloom.prove.picture.values import Layer, LayerSeen
 
 WELL = healthy(racks=1, trays=2)
@@ -26,7 +25,7 @@ def test_the_fabric_is_known_while_any_domain_is(picture, known):
     assert value == known
 
 
-@pytest.mark.parametrize("check", [*names.ALL, *hosts.ALL])
+@pytest.mark.parametrize("check", [*names.ALL, *names.OF_HOST])
 def test_every_check_has_a_series_from_the_start(check):
     labels = {"check": check, "severity": "error"}
     assert registry_of(WELL, ()).get_sample_value("rackloom_doctor_findings", labels) == 0.0

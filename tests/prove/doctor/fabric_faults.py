@@ -4,6 +4,7 @@ import msgspec
 from tests.prove.doctor.ward import MACHINE, NODE, TRAY, is_module, of_node, of_tray
 from tests.prove.picture.healthy import (
     NOW,
+    PARTITION,
     clique,
     domain,
     guid,
@@ -163,6 +164,15 @@ def tray_out(picture):
     )
 
 
+def names_forgotten(picture):
+    """The switch has the partition still, and not its name: of what the records know, nothing is there."""
+    nameless = with_changed(
+        picture, "partitions", lambda one: one.domain == domain(0), name="", logical=None, owner="foreign"
+    )
+    lost = LostPartition(domain=domain(0), name="rl-0", logical="lp-0", seen_at=NOW - 60)
+    return msgspec.structs.replace(nameless, lost_partitions=(lost,))
+
+
 FAULTS = {
     "controller-unreachable": (unreachable, names.CONTROLLER, domain(0)),
     "controller-gone": (gone_for_good, names.CONTROLLER_AWAY, domain(0)),
@@ -174,6 +184,17 @@ FAULTS = {
         domain(0),
     ),
     "gpu-sick": (sick, names.GPU_HEALTH, MACHINE),
+    "switch-tray-out": (
+        lambda one: with_changed(
+            one,
+            "fabric_gpus",
+            lambda gpu: gpu.domain == domain(0),
+            healthy=False,
+            problem="DEGRADED_BANDWIDTH",
+        ),
+        names.GPU_HEALTH,
+        f"16 GPUs of domain {domain(0)}",
+    ),
     "tray-out": (tray_out, names.MACHINE_PRESENT, MACHINE),
     "partition-sick": (
         lambda one: with_changed(one, "partitions", lambda p: p.domain == domain(1), healthy=False),
@@ -235,6 +256,7 @@ FAULTS = {
     ),
     "tray-swapped": (swapped, names.IDENTITY, serial(0)),
     "tray-split": (split, names.SPLIT, NODE),
+    "names-forgotten": (names_forgotten, names.PARTITION_OWNED, f"partition {PARTITION} without a name"),
     "one-gpu-out": (
         lambda one: with_changed(one, "fabric_gpus", is_module(4), partition=None),
         names.INTERFACE,

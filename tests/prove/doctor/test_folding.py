@@ -45,6 +45,18 @@ def test_what_is_only_unknown_explains_no_failure():
     assert [one.check for one in fold([lost, waiting])] == [names.CONTROLLER]
 
 
+def test_a_kubelet_that_is_silent_is_the_cause_of_what_fails_on_its_node():
+    silent = unknown(names.NODE_READY, "node n", "its kubelet is silent", "rackloom fix", where=("node n",))
+    (found,) = fold([broken(names.ACTIVE, "ComputeDomain a/b", "node n"), silent])
+    assert (found.check, found.severity) == (names.NODE_READY, Severity.ERROR)
+
+
+def test_what_others_rest_on_comes_first_among_what_is_as_bad():
+    checks = (names.NIC_LINK, names.ACTIVE, names.GPU_HEALTH)
+    told = [broken(check, f"node {place}") for place, check in enumerate(checks)]
+    assert [one.check for one in fold(told)] == [names.GPU_HEALTH, names.ACTIVE, names.NIC_LINK]
+
+
 def test_no_check_explains_itself_not_even_around_a_corner():
     def reached(check):
         seen, waiting = set(), [check]
@@ -55,13 +67,14 @@ def test_no_check_explains_itself_not_even_around_a_corner():
                     waiting.append(effect)
         return seen
 
-    assert not [check for check in names.ALL if check in reached(check)]
-    assert set(names.EXPLAINS) <= set(names.ALL)
+    every = (*names.ALL, *names.OF_HOST)
+    assert not [check for check in every if check in reached(check)]
+    assert set(names.EXPLAINS) <= set(every)
 
 
 findings = st.builds(
     broken,
-    st.sampled_from(names.ALL),
+    st.sampled_from((*names.ALL, *names.OF_HOST)),
     st.sampled_from(["node a", "node b", "domain d"]),
     severity=st.sampled_from([Severity.CRITICAL, Severity.ERROR, Severity.WARNING]),
 )

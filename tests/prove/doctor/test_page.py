@@ -2,7 +2,7 @@
 
 import msgspec
 from inline_snapshot import snapshot
-from tests.prove.picture.healthy import NOW, domain, healthy, machine, with_changed
+from tests.prove.picture.healthy import NOW, TRAYS, domain, healthy, machine, with_changed
 
 from rackloom.prove.doctor.examine import examine
 from rackloom.prove.doctor.page import MOST_FINDINGS, page
@@ -27,20 +27,20 @@ examined:
   cluster: 4 nodes, 2 ComputeDomains, devices: 4 channel, 16 gpu, 16 nic, read 2027-01-15T08:00:00Z
   transfer: 4 transfers, read 2027-01-15T08:00:00Z
 
-CRITICAL  tenants apart  partition rl-0
+CRITICAL  tenants apart: partition rl-0
   GPUs of tenants org-0 and org-1 share memory in it
     switch controller: partition 7 holds GPU 1 of m-0-0, GPU 2 of m-0-0, GPU 3 of m-0-0 and 1 more
     records: these are tenant org-0's
     switch controller: partition 7 holds GPU 1 of m-0-1, GPU 2 of m-0-1, GPU 3 of m-0-1 and 1 more
     records: these are tenant org-1's
-  fix: rackloom admin plan --domain d0ma1n-0  # and rackloom admin apply
+  fix: rackloom admin plan d0ma1n-0 --to plan.json  # read it, then: rackloom admin apply plan.json
 
-UNKNOWN  switch controller  domain d0ma1n-1  since 2027-01-15T07:58:30Z
+UNKNOWN   switch controller: domain d0ma1n-1  since 2027-01-15T07:58:30Z
   GetPartitionInfoList: UNAVAILABLE
     asked through https://switch-1:9370
-  fix: rackloom admin domain show d0ma1n-1  # then check the switch tray behind https://switch-1:9370
+  fix: rackloom admin domain show d0ma1n-1  # then see to the switch tray of https://switch-1:9370
 
-2 findings: 1 critical, 1 unknown\
+2 findings: 1 critical, 1 unknown; begin with tenants apart: partition rl-0\
 """)
 
 
@@ -59,16 +59,39 @@ def test_what_somebody_named_cannot_steer_a_terminal():
 
 
 def test_of_very_many_findings_the_worst_are_told_and_the_rest_counted():
-    picture = healthy(racks=20, trays=4)
-    many = with_changed(picture, "fabric_gpus", lambda one: True, healthy=False, problem="NO_NVLINK")
+    picture = healthy(racks=2, trays=TRAYS)
+    sick = tuple(
+        msgspec.structs.replace(one, healthy=False, problem=f"XID {at}")
+        for at, one in enumerate(picture.fabric_gpus)
+    )
+    many = msgspec.structs.replace(picture, fabric_gpus=sick)
     told = page(many, examine(many)).splitlines()
     assert sum(line.startswith("  fix: ") for line in told) == MOST_FINDINGS
     assert told[-4:] == [
-        f"and {20 * 4 * 4 - MOST_FINDINGS} more, whole with --json:",
-        f"  {20 * 4 * 4 - MOST_FINDINGS} error  GPU health",
+        f"and {len(sick) - MOST_FINDINGS} more, whole with --json:",
+        f"  {len(sick) - MOST_FINDINGS} error  GPU health",
         "",
-        "320 findings: 320 error",
+        f"{len(sick)} findings: {len(sick)} error; begin with GPU health: GPU 1 of m-0-0",
     ]
+
+
+def test_what_is_said_of_many_is_said_once():
+    unlabelled = with_changed(healthy(racks=1, trays=9), "nodes", lambda one: True, clique=None)
+    quiet = msgspec.structs.replace(unlabelled, compute_domains=())
+    found = examine(quiet)
+    told = page(quiet, found).splitlines()
+    assert len(found) == 9
+    assert sum(line.startswith("  fix: ") for line in told) == 1
+    assert "  and the same of node host-92, node host-93, node host-94, node host-95 and 4 more" in told
+
+
+def test_consequences_of_one_kind_are_on_one_line():
+    hand = with_changed(
+        healthy(racks=1, trays=9), "partitions", lambda one: True, owner="foreign", logical=None
+    )
+    told = page(hand, examine(hand)).splitlines()
+    (line,) = (one for one in told if one.startswith("    GPU in its partition: instance "))
+    assert line.endswith(" and 5 more")
 
 
 def test_what_is_simulated_says_so():

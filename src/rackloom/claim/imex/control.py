@@ -1,9 +1,9 @@
 """Asking the running daemon through nvidia-imex-ctl, the only interface that NVIDIA documents."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from rackloom import programs
 from rackloom.claim.imex.status import ImexDomain, NotUnderstood, parse_domain, parse_local
 from rackloom.errors import Retry
 
@@ -26,25 +26,12 @@ class ImexControl:
         return parse_domain(await self._ask("-N", "-j"))
 
     async def _ask(self, *options: str) -> str:
+        ended = await programs.run(*self._command, *options, seconds=TIMEOUT, again=1.0)
+        if ended.code != 0:
+            told = ended.complaint.strip() or ended.printed.strip()
+            reason = told.decode(errors="replace")[:300]
+            raise Retry(f"{self._command[0]} ended with {ended.code}: {reason}", after=1.0)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command, *options, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-            )
-        except FileNotFoundError as error:
-            raise Retry(f"{self._command[0]} is not installed here: {error}", after=TIMEOUT) from error
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                output, complaint = await process.communicate()
-        except TimeoutError as error:
-            raise Retry(f"{self._command[0]} did not answer in {TIMEOUT:g} s", after=1.0) from error
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode != 0:
-            told = complaint.decode(errors="replace").strip() or output.decode(errors="replace").strip()
-            raise Retry(f"{self._command[0]} ended with {process.returncode}: {told[:300]}", after=1.0)
-        try:
-            return output.decode()
+            return ended.printed.decode()
         except UnicodeDecodeError as error:
             raise NotUnderstood(f"{self._command[0]} printed no text: {error}") from error

@@ -131,9 +131,10 @@ class ImexSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """One node as its own files show it. None: that could not be read."""
+    """One host as its own files show it. None: that could not be read."""
 
-    node: str
+    here: str
+    """What findings call it: `node n1` where its cluster is known, else `host n1`."""
     driver_version: str | None
     runtime: str | None
     """What runs containers and its version, as in a node's status: `containerd://2.0.1`."""

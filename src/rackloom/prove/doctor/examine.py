@@ -1,6 +1,6 @@
 """All checks of one picture: what does not hold, causes before consequences, the worst first."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rackloom.prove.doctor.checks.cliques import check_cliques
 from rackloom.prove.doctor.checks.controllers import check_controllers
@@ -15,16 +15,21 @@ from rackloom.prove.doctor.checks.view import View
 from rackloom.prove.doctor.evidence import ClusterSeen, DaemonSeen
 from rackloom.prove.doctor.findings import Finding, State
 from rackloom.prove.doctor.folding import fold
+from rackloom.prove.doctor.sides import both_sides
 from rackloom.prove.picture.values import GpuChain, Layer, Picture
 
 
-def examine(picture: Picture, joined: tuple[GpuChain, ...] | None = None) -> tuple[Finding, ...]:
+def examine(
+    picture: Picture, joined: tuple[GpuChain, ...] | None = None, *, host: Sequence[Finding] = ()
+) -> tuple[Finding, ...]:
     """What does not hold or is unknown in `picture`; empty when all that was read is as it should be.
 
     A layer that was not asked adds nothing, and one that could not be read adds that it is unknown.
-    `joined` are the chains of `picture`, where somebody has them already.
+    `joined` are the chains of `picture`, where somebody has them already; `host` is what was found on one of
+    its hosts, also what is well there.
     """
-    return fold(unfolded(View(picture, joined)))
+    found = both_sides(unfolded(View(picture, joined)), host)
+    return fold(one for one in found if one.state is not State.HOLDS)
 
 
 def unfolded(view: View) -> tuple[Finding, ...]:

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from rackloom.prove.doctor import names
+
 
 class State(StrEnum):
     """Of one thing that should be so."""
@@ -29,6 +31,7 @@ class Severity(StrEnum):
 
 
 _RANKS = {severity: rank for rank, severity in enumerate(Severity)}
+_LAYERS = {check: place for place, check in enumerate((*names.OF_HOST, *names.ALL))}
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,9 +56,19 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What follows from it and is not listed by itself, as `check: subject`."""
 
 
-def holds(check: str, subject: str, message: str) -> Finding:
+def holds(
+    check: str, subject: str, message: str, *, evidence: tuple[str, ...] = (), where: tuple[str, ...] = ()
+) -> Finding:
     """It is as it should be, and was observed so."""
-    return Finding(check=check, subject=subject, state=State.HOLDS, severity=Severity.NONE, message=message)
+    return Finding(
+        check=check,
+        subject=subject,
+        state=State.HOLDS,
+        severity=Severity.NONE,
+        message=message,
+        evidence=evidence,
+        where=where,
+    )
 
 
 def fails(
@@ -115,6 +128,11 @@ def verdict(findings: tuple[Finding, ...]) -> State:
     return State.UNKNOWN if State.UNKNOWN in states or not findings else State.HOLDS
 
 
-def badness(finding: Finding) -> tuple[int, str, str]:
-    """What findings are sorted by: the worst first, then by check and subject."""
-    return _RANKS[finding.severity], finding.check, finding.subject
+def worse(one: Finding, other: Finding) -> Finding:
+    """The one that is worse, the first of equals."""
+    return min((one, other), key=lambda finding: _RANKS[finding.severity])
+
+
+def badness(finding: Finding) -> tuple[int, int, str]:
+    """What findings are sorted by: the worst first, then what others rest on, then by subject."""
+    return _RANKS[finding.severity], _LAYERS.get(finding.check, len(_LAYERS)), finding.subject

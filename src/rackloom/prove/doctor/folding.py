@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from rackloom.prove.doctor.findings import Finding, State, badness
-from rackloom.prove.doctor.names import EXPLAINS
+from rackloom.prove.doctor.names import EXPLAINS, SILENT
 
 _CAUSES: Mapping[str, tuple[str, ...]] = {
     effect: tuple(cause for cause, effects in EXPLAINS.items() if effect in effects)
@@ -17,7 +17,7 @@ _CAUSES: Mapping[str, tuple[str, ...]] = {
 def fold(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The findings that are nobody's consequence, the worst first, each with what follows from it.
 
-    A cause is as bad as the worst of what follows. What is only unknown explains no failure.
+    A cause is as bad as the worst of what follows. What is only unknown explains no failure, but for silence.
     """
     ordered = sorted(findings, key=badness)
     index = _index(ordered)
@@ -52,7 +52,7 @@ def _cause(one: Finding, ordered: list[Finding], index: Mapping[tuple[str, str],
 
 
 def _explains(cause: Finding, effect: Finding) -> bool:
-    return cause.state is State.FAILS or effect.state is State.UNKNOWN
+    return cause.state is State.FAILS or effect.state is State.UNKNOWN or cause.check in SILENT
 
 
 def _below(root: int, under: Mapping[int, list[int]]) -> Iterator[int]:

@@ -33,6 +33,11 @@ MESH = "IMEX mesh complete"
 NIC_LINK = "NIC link"
 NIC_ALIGNED = "NIC aligned with its GPU"
 TRANSFER = "newest transfer"
+DRIVER = "driver version"
+CDI = "CDI on"
+PORTS = "IMEX ports free"
+HOST_IMEX = "host nvidia-imex off"
+CHANNELS = "IMEX channels offered"
 
 EXPLAINS: Mapping[str, frozenset[str]] = {
     LAYER: frozenset({CONTROLLER}),
@@ -43,7 +48,7 @@ EXPLAINS: Mapping[str, frozenset[str]] = {
     ISOLATION: frozenset({INTERFACE}),
     ONE_PARTITION: frozenset({INTERFACE}),
     PARTITION_THERE: frozenset({INTERFACE, CLIQUE_LABEL, ONE_CLIQUE}),
-    PARTITION_OWNED: frozenset({INTERFACE, SPLIT, ONE_CLIQUE}),
+    PARTITION_OWNED: frozenset({PARTITION_THERE, INTERFACE, SPLIT, ONE_CLIQUE}),
     DEFAULT_GONE: frozenset({INTERFACE}),
     INTERFACE: frozenset({SPLIT, CLIQUE_LABEL}),
     MAPPING: frozenset({INTERFACE, IDENTITY}),
@@ -59,8 +64,15 @@ EXPLAINS: Mapping[str, frozenset[str]] = {
     MESH: frozenset({ACTIVE}),
     NIC_LINK: frozenset({TRANSFER}),
     NIC_ALIGNED: frozenset({TRANSFER}),
+    DRIVER: frozenset({CHANNELS, NODE_PUBLISHES, MESH}),
+    HOST_IMEX: frozenset({PORTS, MESH}),
+    PORTS: frozenset({MESH}),
+    CHANNELS: frozenset({NODE_PUBLISHES}),
 }
 """A finding of the check on the left is the plain cause of those on the right that concern the same thing."""
+
+SILENT: frozenset[str] = frozenset({NODE_READY})
+"""Unknown by these is a silence that itself breaks what follows: pods of a silent kubelet are not ready."""
 
 ALL: tuple[str, ...] = (
     LAYER,
@@ -95,3 +107,7 @@ ALL: tuple[str, ...] = (
     NIC_ALIGNED,
     TRANSFER,
 )
+"""Of a site, what others rest on first."""
+
+OF_HOST: tuple[str, ...] = (DRIVER, CDI, PORTS, HOST_IMEX, CHANNELS)
+"""Only of a host whose own files are read."""

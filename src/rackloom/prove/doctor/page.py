@@ -1,16 +1,20 @@
 """Findings for people: what was looked at, then the worst first, each with both sides and its fix."""
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
-from rackloom.prove.doctor.findings import Finding
+from rackloom.prove.doctor.findings import Finding, Severity
+from rackloom.prove.doctor.words import some
 from rackloom.prove.picture.values import Layer, LayerSeen, Picture
 
 MOST_LINES = 6
 """Of evidence and consequences, each; the rest is counted, and whole in JSON."""
 MOST_FINDINGS = 40
-"""In full, the worst first; the rest is counted by check."""
+"""In full, the worst first, those that are alike as one; the rest is counted by check."""
+MOST_SUBJECTS = 4
+"""Named in one line."""
+_WIDTH = max(map(len, Severity)) + 2
 
 
 def page(picture: Picture, findings: tuple[Finding, ...], host: str | None = None) -> str:
@@ -34,13 +38,14 @@ def _lines(picture: Picture, findings: tuple[Finding, ...], host: str | None) ->
         yield f"  host: {host}"
     if picture.simulated:
         yield "what is simulated says nothing of real machines"
-    for one in findings[:MOST_FINDINGS]:
+    groups = _alike(findings)
+    for alike in groups[:MOST_FINDINGS]:
         yield ""
-        yield from _finding(one)
+        yield from _finding(alike)
     yield ""
-    if len(findings) > MOST_FINDINGS:
-        yield from _rest(findings[MOST_FINDINGS:])
-    yield _sum(findings)
+    if len(groups) > MOST_FINDINGS:
+        yield from _rest(one for alike in groups[MOST_FINDINGS:] for one in alike)
+    yield _sum(findings, len(groups))
 
 
 def _layer(seen: LayerSeen, picture: Picture) -> str:
@@ -79,15 +84,36 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _finding(one: Finding) -> Iterator[str]:
+def _alike(findings: tuple[Finding, ...]) -> list[list[Finding]]:
+    """Findings that say the same of different things, together; in the order of the first of each."""
+    found: defaultdict[tuple[str, str, str], list[Finding]] = defaultdict(list)
+    for one in findings:
+        found[one.severity, one.check, one.message].append(one)
+    return list(found.values())
+
+
+def _finding(alike: list[Finding]) -> Iterator[str]:
+    """The first of these in full, and whom else it concerns."""
+    one = alike[0]
     since = "" if one.since is None else f"  since {moment(one.since)}"
-    yield f"{one.severity.upper()}  {one.check}  {one.subject}{since}"
+    yield f"{one.severity.upper():{_WIDTH}}{one.check}: {one.subject}{since}"
     yield f"  {one.message}"
     yield from _some(one.evidence, "    ")
-    if one.consequences:
+    if len(alike) > 1:
+        yield f"  and the same of {some([other.subject for other in alike[1:]], MOST_SUBJECTS)}"
+    consequences = tuple(told for other in alike for told in other.consequences)
+    if consequences:
         yield "  and therefore:"
-        yield from _some(one.consequences, "    ")
+        yield from _some(tuple(_by_check(consequences)), "    ")
     yield f"  fix: {one.fix}"
+
+
+def _by_check(consequences: tuple[str, ...]) -> Iterator[str]:
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for told in consequences:
+        check, _, subject = told.partition(": ")
+        found[check].append(subject)
+    return (f"{check}: {some(subjects, MOST_SUBJECTS)}" for check, subjects in found.items())
 
 
 def _some(lines: tuple[str, ...], indent: str) -> Iterator[str]:
@@ -97,19 +123,21 @@ def _some(lines: tuple[str, ...], indent: str) -> Iterator[str]:
         yield f"{indent}and {len(lines) - MOST_LINES} more"
 
 
-def _rest(findings: tuple[Finding, ...]) -> Iterator[str]:
+def _rest(findings: Iterable[Finding]) -> Iterator[str]:
     counts = Counter((one.severity, one.check) for one in findings)
-    yield f"and {len(findings)} more, whole with --json:"
+    yield f"and {counts.total()} more, whole with --json:"
     yield from (f"  {count} {severity}  {check}" for (severity, check), count in counts.items())
     yield ""
 
 
-def _sum(findings: tuple[Finding, ...]) -> str:
+def _sum(findings: tuple[Finding, ...], groups: int) -> str:
+    """The last line, which a terminal shows when all else has scrolled away."""
     if not findings:
         return "all holds"
     counts = Counter(one.severity for one in findings)
     told = ", ".join(f"{count} {severity}" for severity, count in counts.items())
-    return f"{_many(len(findings), 'finding')}: {told}"
+    begin = f"; begin with {findings[0].check}: {findings[0].subject}" if groups > 1 else ""
+    return f"{_many(len(findings), 'finding')}: {told}{begin}"
 
 
 def moment(seconds: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rackloom.errors import Refused
+from rackloom.errors import Refused, why
 from rackloom.prove.transfer.isolation import Allocated
 
 NIC_DRIVER = "dra.net"
@@ -48,8 +48,14 @@ def read_allocation(file: Path) -> Allocated:
 
     try:
         documents = list(yaml.safe_load_all(file.read_text()))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Refused(f"{file}: {error}", nearest_fix="name a file with ResourceClaims") from error
+    except OSError as error:
+        raise Refused(
+            f"{file} cannot be read: {why(error)}", nearest_fix="name a file with ResourceClaims"
+        ) from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise Refused(
+            f"{file} is not YAML: {error}", nearest_fix="name a file with ResourceClaims"
+        ) from error
     try:
         claims = [msgspec.convert(one, _Claim) for document in documents for one in _claims(document)]
     except msgspec.ValidationError as error:

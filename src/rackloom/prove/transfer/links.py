@@ -2,14 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from re import fullmatch
 from typing import Literal
 
 import msgspec
 
+from rackloom.topology.discovery.pci import owner_address
+
 SYS = Path("/sys")
-_ADDRESS = r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +37,8 @@ def read_links(sys: Path = SYS) -> tuple[Link, ...]:
 
 
 def pci_address(device: Path) -> str | None:
-    """Address of the PCI function behind a class device: the last such component of its real path."""
-    parts = device.resolve().parts
-    return next((part for part in reversed(parts) if fullmatch(_ADDRESS, part)), None)
+    """Address of the PCI function behind a class device."""
+    return owner_address(PurePosixPath(device.resolve()))
 
 
 def _netdevs(directory: Path) -> Iterator[Link]:

@@ -7,7 +7,7 @@ from rackloom.topology.discovery.fuse import machine_of, unmatched
 from rackloom.topology.discovery.nvml import read_nvml
 from rackloom.topology.discovery.read import read_host
 from rackloom.topology.discovery.statements import NOTHING_DECLARED, read_declared, read_nccl_topology
-from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.topology.discovery.sysroot import Sysroot, content_of
 from rackloom.topology.machine import Machine
 
 OWN = Path("/")
@@ -26,13 +26,13 @@ def discover(
         raise Refused(
             f"{sysroot} holds no sys directory of a machine", nearest_fix="copy /sys and /proc there"
         )
-    stated = NOTHING_DECLARED if declared is None else read_declared(_bytes(declared), str(declared))
+    stated = NOTHING_DECLARED if declared is None else read_declared(content_of(declared), str(declared))
     machine = machine_of(
         read_host(root),
         nvml=(read_nvml() or ()) if sysroot == OWN else (),
         vendor=None
         if nccl_topology is None
-        else read_nccl_topology(_bytes(nccl_topology), str(nccl_topology)),
+        else read_nccl_topology(content_of(nccl_topology), str(nccl_topology)),
         declared=stated,
     )
     strangers = unmatched(stated, machine)
@@ -42,10 +42,3 @@ def discover(
             nearest_fix="name devices as `rackloom topology discover` prints them",
         )
     return machine
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise Refused(f"{path}: {error.strerror}", nearest_fix="name a file that can be read") from error

@@ -6,6 +6,8 @@ files alone are read and up to a bound, and what cannot be read is absent.
 
 from pathlib import Path, PurePosixPath
 
+from rackloom.errors import Refused, why
+
 LONGEST = 64 * 1024
 """Bytes; a sysfs attribute has at most a page."""
 LONGEST_TABLE = 16 * 1024 * 1024
@@ -94,3 +96,13 @@ class Sysroot:
 
     def _host(self, path: PurePosixPath) -> Path:
         return self.root.joinpath(*path.parts[1:])
+
+
+def content_of(stated: Path) -> bytes:
+    """A file that a person named beside the sysroot. Raises `Refused` where it cannot be read."""
+    try:
+        return stated.read_bytes()
+    except OSError as error:
+        raise Refused(
+            f"{stated} cannot be read: {why(error)}", nearest_fix="name a file that can be read"
+        ) from error

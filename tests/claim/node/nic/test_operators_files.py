@@ -10,6 +10,7 @@ from tests.fuzz import tries
 from rackloom.claim.allocate.objects import Device, DeviceAttribute
 from rackloom.claim.node.nic.extras import read_extras, with_extras
 from rackloom.claim.node.nic.filtering import filter_of
+from rackloom.claim.node.nic.look import Look
 from rackloom.claim.node.nic.profiles import read_profiles
 from rackloom.claim.opaque.network_rules import decode_network_config
 from rackloom.errors import Refused
@@ -118,6 +119,12 @@ def test_any_file_is_read_or_refused(file, content):
     for read in (read_profiles, read_extras):
         with contextlib.suppress(Refused):
             read(file)
+
+
+@pytest.mark.parametrize("read", [read_profiles, read_extras, lambda path: Look(path, declared=path)])
+def test_a_file_that_is_not_there_is_refused_by_its_name(read, tmp_path):
+    with pytest.raises(Refused, match="missing cannot be read: No such file"):
+        read(tmp_path / "missing")
 
 
 NIC = Device(

@@ -147,7 +147,7 @@ no-domain: it names template imex-channel-0, which no ComputeDomain in team make
 two-cliques: its pods are in cliques a.1, a.2 -- kubectl -n team get pods -o wide  # create them
   anew with a required podAffinity to each other over nvidia.com/gpu.clique, or with the webhook,
   which adds it
-not-meshed: IMEX is not connected: n0: 0 -> 1: INVALID -- kubectl get pods -A -o wide -l
+not-meshed: 1 of 2 IMEX daemons do not reach all their peers -- kubectl get pods -A -o wide -l
   resource.nvidia.com/computeDomain  # open TCP 50000 and 50005 between them; their nodes need one
   driver version\
 """)

@@ -8,6 +8,7 @@ from enum import IntEnum
 
 import msgspec
 
+from rackloom.claim.domain.driver import OLDEST_DRIVER, is_too_old
 from rackloom.claim.node.values import Health
 from rackloom.errors import Refused, Retry
 from rackloom.topology.identity import GpuKey
@@ -15,7 +16,6 @@ from rackloom.topology.identity import GpuKey
 NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 """What a GPU behind the NVSwitches of a single machine reports: no fabric beyond the machine."""
 FABRIC_RETRY_SECONDS = 10.0
-MIN_DRIVER = "570.158.01"
 
 
 class FabricState(IntEnum):
@@ -68,15 +68,11 @@ def clique_of(fabric: NodeFabric) -> str:
 def check_driver(fabric: NodeFabric) -> None:
     """Raise `Refused` for a driver whose IMEX daemon cannot resolve its peers' names again while it runs."""
     version = fabric.driver_version
-    if version is not None and _numbers(version) < _numbers(MIN_DRIVER):
+    if version is not None and is_too_old(version):
         raise Refused(
-            f"NVIDIA's driver {version} is older than {MIN_DRIVER}, the first that follows peers by DNS name",
-            nearest_fix=f"install driver {MIN_DRIVER} or later on the node",
+            f"NVIDIA's driver {version} is older than {OLDEST_DRIVER}, which first follows peers by DNS name",
+            nearest_fix=f"install driver {OLDEST_DRIVER} or later on the node",
         )
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".") if part.isdigit()]
 
 
 def _clique(gpu: GpuFabric) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from rackloom.claim.domain.driver import OLDEST_DRIVER
 from rackloom.claim.node.values import DeviceNode
 from rackloom.errors import Refused
 from rackloom.topology.discovery.proc_devices import IMEX_CHANNELS, character_devices
@@ -32,7 +33,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
         except (OSError, KeyError) as error:
             raise Refused(
                 f"{self.imex_capability} does not name the IMEX management device: {error!r}",
-                nearest_fix="install NVIDIA's driver 570.158.01 or later on the node",
+                nearest_fix=f"install NVIDIA's driver {OLDEST_DRIVER} or later on the node",
             ) from error
         path = f"/dev/nvidia-caps/nvidia-cap{minor}"
         return DeviceNode(path=path, major=self._major(CAPS_DRIVER), minor=minor, file_mode=mode)

@@ -12,6 +12,7 @@ from uuid import UUID
 from rackloom.claim.node.imex.fabric import FabricState, GpuFabric, NodeFabric
 from rackloom.claim.node.values import Health
 from rackloom.topology.discovery.nvml import nvml_session
+from rackloom.topology.discovery.pci import pci_address
 from rackloom.topology.facts import Fact, Source
 from rackloom.topology.identity import GpuKey, SlotKey
 
@@ -83,7 +84,9 @@ def _key(nvml: Any, handle: Any, uuid: str) -> tuple[GpuKey, int | None]:
     info = nvml.c_nvmlPlatformInfo_v2_t()
     info.version = nvml.nvmlPlatformInfo_v2
     pci = nvml.nvmlDeviceGetPciInfo(handle).busId
-    key = GpuKey(gpu_uuid=Fact(uuid, Source.NVML), pci_address=Fact(_pci_address(pci), Source.NVML))
+    key = GpuKey(
+        gpu_uuid=Fact(uuid, Source.NVML), pci_address=Fact(pci_address(pci) or pci.lower(), Source.NVML)
+    )
     try:
         nvml.nvmlDeviceGetPlatformInfo(handle, byref(info))
     except nvml.NVMLError:
@@ -105,9 +108,3 @@ def _raw(info: Any, field: str) -> bytes:
     """A field as it lies in memory: the bindings would read it as text and stop at the first zero."""
     place = getattr(type(info), field)
     return bytes(info)[place.offset : place.offset + place.size]
-
-
-def _pci_address(bus_id: str) -> str:
-    """NVML prints eight digits of domain, upper case; the kernel four, lower case."""
-    domain, _, rest = bus_id.lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}"

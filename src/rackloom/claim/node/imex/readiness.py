@@ -1,11 +1,11 @@
 """Whether the IMEX daemon that a channel needs is READY on this node."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 
+from rackloom import programs
 from rackloom.claim.domain.names import CLIQUE_ID_LABEL, COMPUTE_DOMAIN_LABEL, clique_object_name
 from rackloom.claim.domain.objects import Readiness, clique
 from rackloom.claim.kube.api import KubeApi, NotFound, Object
@@ -32,17 +32,13 @@ class Daemons:
         except NotFound:
             found = None
         if found is None or not self._is_ready(found):
-            raise Retry(
-                f"the IMEX daemon of ComputeDomain {uid} is not ready on this node", after=WAIT_SECONDS
-            )
+            raise _not_ready(f"ComputeDomain {uid}")
 
     async def need_warm(self, clique_id: str) -> None:
         """Raise `Retry` unless the daemon that is kept warm for the clique is READY here."""
         listed = await self._api.list(COMPUTE_DOMAIN_CLIQUE, self._namespace, labels=of_clique(clique_id))
         if not any(self._is_ready(one) for one in listed.items):
-            raise Retry(
-                f"the IMEX daemon of clique {clique_id} is not ready on this node", after=WAIT_SECONDS
-            )
+            raise _not_ready(f"clique {clique_id}")
 
     async def changes(self, labels: str) -> AsyncIterator[None]:
         """Yield when a daemon of the clique objects selected by `labels` is READY here."""
@@ -84,27 +80,9 @@ class HostDaemon(msgspec.Struct, frozen=True, kw_only=True):
 
     async def need_ready(self) -> None:
         """Raise `Retry` unless it says READY."""
-        command = ("chroot", str(self.root), "nvidia-imex-ctl", "-q", "-u", self.socket)
-        said = await _output(command)
-        if said != "READY":
-            raise Retry(f"the host's nvidia-imex says {said!r}, not READY", after=WAIT_SECONDS)
-
-
-async def _output(command: tuple[str, ...]) -> str:
-    """What the command prints, or why it failed."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        asked = ("nvidia-imex-ctl", "-q", "-u", self.socket)
+        ended = await programs.run(
+            *programs.below(self.root), *asked, seconds=CTL_SECONDS, again=WAIT_SECONDS
         )
-    except OSError as error:
-        raise Retry(f"cannot run {command[0]}: {error}", after=WAIT_SECONDS) from error
-    try:
-        async with asyncio.timeout(CTL_SECONDS):
-            out, _ = await process.communicate()
-    except TimeoutError as error:
-        raise Retry(f"{command[-4]} did not answer in {CTL_SECONDS:g} s", after=WAIT_SECONDS) from error
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return out.decode(errors="replace").strip()
+        if ended.said != "READY":
+            raise Retry(f"the host's nvidia-imex says {ended.said!r}, not READY", after=WAIT_SECONDS)

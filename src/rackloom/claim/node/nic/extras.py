@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from rackloom.claim.allocate.objects import Device, DeviceAttribute
+from rackloom.claim.node.nic.stated import read_stated
 from rackloom.errors import Refused
 
 EVERY = "*"
@@ -28,16 +28,10 @@ Extras = Mapping[str, Mapping[str, DeviceAttribute]]
 
 
 def read_extras(file: Path) -> Extras:
-    """Read a file of attributes. Raises `Refused` with what is wrong, `OSError` where there is none."""
-    try:
-        found = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Refused(f"{file} is not YAML: {error}") from error
-    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
-        raise Refused(f"{file} is not a mapping from devices to attributes", nearest_fix="see docs/nics.md")
+    """Read a file of attributes. Raises `Refused` with what is wrong."""
     return {
-        str(device): {str(name): _attribute(file, str(name), value) for name, value in said.items()}
-        for device, said in found.items()
+        device: {str(name): _attribute(file, str(name), value) for name, value in said.items()}
+        for device, said in read_stated(file, "from devices to attributes").items()
     }
 
 

@@ -20,7 +20,7 @@ from rackloom.topology.discovery.statements import (
     read_declared,
     read_nccl_topology,
 )
-from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.topology.discovery.sysroot import Sysroot, content_of
 from rackloom.topology.machine import Machine
 
 
@@ -53,9 +53,9 @@ class Look:
         self._vendor: VendorTopology | None = None
         self._declared: Declared = NOTHING_DECLARED
         if nccl_topology is not None:
-            self._vendor = read_nccl_topology(nccl_topology.read_bytes(), str(nccl_topology))
+            self._vendor = read_nccl_topology(content_of(nccl_topology), str(nccl_topology))
         if declared is not None:
-            self._declared = read_declared(declared.read_bytes(), str(declared))
+            self._declared = read_declared(content_of(declared), str(declared))
 
     def __call__(self) -> Seen:
         """Look now. Raises `OSError` when the kernel is silent, `Retry` when the GPU driver is."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
+from rackloom.claim.node.nic.stated import read_stated
 from rackloom.claim.opaque.decode import refuse
 from rackloom.claim.opaque.network import NetworkConfig
 from rackloom.claim.opaque.network_rules import KIND, decode_network_config, problems
@@ -42,14 +42,9 @@ NO_PROFILES = Profiles()
 
 
 def read_profiles(file: Path) -> Profiles:
-    """Read a file of profiles. Raises `Refused` with the wrong profile, `OSError` where there is no file."""
-    try:
-        found = yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Refused(f"{file} is not YAML: {error}") from error
-    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
-        raise Refused(f"{file} is not a mapping from names to NetworkConfigs", nearest_fix="see docs/nics.md")
-    return Profiles({str(name): _read(file, str(name), one) for name, one in found.items()})
+    """Read a file of profiles. Raises `Refused` with what is wrong."""
+    found = read_stated(file, "from names to NetworkConfigs")
+    return Profiles({name: _read(file, name, one) for name, one in found.items()})
 
 
 def _read(file: Path, name: str, parameters: Mapping[str, Any]) -> NetworkConfig:

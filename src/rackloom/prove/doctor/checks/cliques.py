@@ -8,6 +8,7 @@ Feature Discovery, internal/lm/imex.go).
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from shlex import quote
 
 from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
 from rackloom.prove.doctor import names
@@ -38,10 +39,16 @@ def _node(node: NodeSeen, gpus: tuple[GpuChain, ...], clusters: Mapping[str, str
             names.CLIQUE_LABEL,
             f"node {node.name}",
             said,
-            f"kubectl get node {node.name} -L {GPU_CLIQUE_LABEL}  # then restart its IMEX or GFD pod",
+            f"kubectl get pods -A -o wide --field-selector spec.nodeName={node.name}{_writer(node)}",
             evidence=(f"cluster: {_label(node)}", *_fabric(gpus), *_slices(gpus)),
             where=around(gpus),
         )
+
+
+def _writer(node: NodeSeen) -> str:
+    if node.clique is None:
+        return "  # is what writes the label there: GPU Feature Discovery, or Rackloom's IMEX plugin?"
+    return f"  # restart what writes the label: {node.clique_writer or 'GFD, or the IMEX plugin'}"
 
 
 def _difference(
@@ -81,9 +88,9 @@ def _clusters(view: View) -> Mapping[str, str]:
 def _split(node: NodeSeen, gpus: tuple[GpuChain, ...]) -> Finding:
     machine = next((chain.machine for chain in gpus if chain.machine is not None), None)
     domain = next(chain.fabric.domain for chain in gpus if chain.fabric is not None)
-    show = f"rackloom admin domain show {domain}"
+    show = f"rackloom admin domain show {quote(domain)}"
     if machine is not None:
-        show = f"rackloom admin machine nvlink-info show {machine.id}"
+        show = f"rackloom admin machine nvlink-info show {quote(machine.id)}"
     told = "" if node.clique is None else f", and its label {node.clique} is stale"
     return fails(
         names.SPLIT,

@@ -32,12 +32,18 @@ def _answers(domain: DomainSeen) -> Iterator[Finding]:
         yield unknown(
             names.CONTROLLER,
             f"domain {domain.uuid}",
-            domain.problem or "it cannot be read",
-            f"{_SHOW} {domain.uuid}  # then check the switch tray behind {', '.join(domain.endpoints)}",
+            _silence(domain),
+            f"{_SHOW} {quote(domain.uuid)}  # then see to the switch tray of {', '.join(domain.endpoints)}",
             evidence=tuple(f"asked through {url}" for url in domain.endpoints),
             where=(at_domain(domain.uuid),),
             since=domain.unknown_since,
         )
+
+
+def _silence(domain: DomainSeen) -> str:
+    if domain.disputed or not domain.silent:
+        return domain.problem or "it cannot be read"
+    return f"no switch controller of it answers: {domain.problem}"
 
 
 def _paused(domain: DomainSeen) -> Iterator[Finding]:
@@ -46,7 +52,7 @@ def _paused(domain: DomainSeen) -> Iterator[Finding]:
             names.DOMAIN_PAUSED,
             f"domain {domain.uuid}",
             "it is paused: nothing that tenants ask for is done",
-            f"rackloom admin domain resume --domain {domain.uuid}",
+            f"rackloom admin domain resume --domain {quote(domain.uuid)}",
             severity=Severity.WARNING,
             evidence=("records: paused by an operator",),
             where=(at_domain(domain.uuid),),

@@ -10,6 +10,7 @@ from rackloom.prove.doctor.checks.view import at_node, at_pod
 from rackloom.prove.doctor.evidence import ClusterSeen, DaemonSeen
 from rackloom.prove.doctor.findings import Finding, fails, holds, unknown
 from rackloom.prove.doctor.names import ACTIVE, CLAIMS, MESH, ONE_CLIQUE, TEMPLATES
+from rackloom.prove.doctor.words import some
 from rackloom.prove.picture.workloads import ClaimSeen, PodSeen
 
 
@@ -105,16 +106,15 @@ def _active(domain: ComputeDomain, seen: ClusterSeen) -> Finding:
     if degraded is not None and degraded.status == "True":
         return _not_so(domain, degraded, where)
     if ready is None:
-        fix = "kubectl -n rackloom-system get pods  # start rackloom controller"
+        fix = "kubectl get pods -A -l app.kubernetes.io/name=rackloom  # is rackloom controller running?"
         return unknown(ACTIVE, subject, "it has no conditions yet", fix, where=where)
     if ready.status == "True":
         return holds(ACTIVE, subject, ready.message)
     if ready.reason == "NoNodes" and not seen.users(domain.uid):
         return holds(ACTIVE, subject, "nobody uses it now")
     if ready.status == "Unknown":
-        fix = "nvidia-imex-ctl -q  # on its nodes"
         said = f"{ready.reason}: {ready.message}"
-        return unknown(ACTIVE, subject, said, fix, where=where, since=_since(ready))
+        return unknown(ACTIVE, subject, said, _SEE_DAEMONS, where=where, since=_since(ready))
     return _not_so(domain, ready, where)
 
 
@@ -179,13 +179,12 @@ def _mesh(domain: ComputeDomain, seen: ClusterSeen) -> Iterator[Finding]:
 def _mesh_of(subject: str, daemons: list[DaemonSeen]) -> Finding:
     apart = [one for one in daemons if one.meshed is False]
     if apart:
-        said = "; ".join(f"{one.node}: {', '.join(one.missing)}" for one in apart)
+        said = f"{len(apart)} of {len(daemons)} IMEX daemons do not reach all their peers"
         fix = (
-            "kubectl get pods -A -o wide -l resource.nvidia.com/computeDomain"
+            f"kubectl get pods -A -o wide -l {names.COMPUTE_DOMAIN_LABEL}"
             "  # open TCP 50000 and 50005 between them; their nodes need one driver version"
         )
-        told = tuple(f"daemon on {one.node}: misses {', '.join(one.missing)}" for one in apart)
-        said = f"IMEX is not connected: {said}"
+        told = tuple(f"daemon on {one.node}: misses {some(one.missing)}" for one in apart)
         return fails(MESH, subject, said, fix, evidence=told, where=_where_daemons(subject, apart))
     silent = sorted(one.node for one in daemons if one.meshed is None)
     if silent:

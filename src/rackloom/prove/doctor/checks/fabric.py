@@ -5,17 +5,10 @@ from collections.abc import Iterator
 from shlex import quote
 
 from rackloom.prove.doctor import names
-from rackloom.prove.doctor.checks.view import (
-    View,
-    at_device,
-    at_domain,
-    at_gpu,
-    at_machine,
-    at_node,
-    at_partition,
-)
+from rackloom.prove.doctor.checks.gpus import check_gpus
+from rackloom.prove.doctor.checks.view import View, at_domain, at_machine, at_node, at_partition
 from rackloom.prove.doctor.findings import Finding, Severity, fails, unknown
-from rackloom.prove.picture.values import GpuChain, Layer, LayerSeen, MachineSeen
+from rackloom.prove.picture.values import Layer, LayerSeen, MachineSeen
 
 _SHOW = "rackloom admin domain show"
 
@@ -40,47 +33,10 @@ def check_layers(view: View) -> Iterator[Finding]:
 
 def check_fabric(view: View) -> Iterator[Finding]:
     """All findings about GPUs, partitions and trays as their switch controllers show them."""
-    for chain in view.chains:
-        yield from _gpu(chain, view)
+    yield from check_gpus(view)
     yield from _partitions(view)
     for machine in view.picture.machines:
         yield from _machine(machine, view)
-
-
-def _gpu(chain: GpuChain, view: View) -> Iterator[Finding]:
-    gpu = chain.fabric
-    if gpu is None or gpu.healthy is not False or not view.is_fresh(gpu.domain):
-        return
-    tray = "" if chain.machine is None else chain.machine.id
-    why = f"GPU {gpu.place.module_id} {gpu.problem}"
-    fix = (
-        f"rackloom admin tray cordon {quote(tray)} --reason {quote(why)}" if tray else f"{_SHOW} {gpu.domain}"
-    )
-    yield fails(
-        names.GPU_HEALTH,
-        f"GPU {gpu.place.module_id} of {tray or f'slot {gpu.place.slot}'}",
-        f"the switch controller says {gpu.problem or 'it is not healthy'}",
-        fix,
-        evidence=(f"switch controller: GPU 0x{gpu.guid:016x} is {gpu.problem}", *_of_node(chain)),
-        where=tuple(_around(chain)),
-    )
-
-
-def _of_node(chain: GpuChain) -> tuple[str, ...]:
-    if chain.device is None:
-        return ()
-    taints = ", ".join(chain.device.taints) or "no taint"
-    return (f"node {chain.device.node}: device {chain.device.name} has {taints}",)
-
-
-def _around(chain: GpuChain) -> Iterator[str]:
-    """What one sick GPU concerns: not its whole tray."""
-    if chain.device is not None:
-        yield at_device(chain.device)
-    if chain.fabric is not None:
-        yield at_gpu(chain.fabric.domain, chain.fabric.guid)
-    if chain.partition is not None:
-        yield at_partition(chain.partition.domain, chain.partition.name)
 
 
 def _partitions(view: View) -> Iterator[Finding]:
@@ -90,7 +46,7 @@ def _partitions(view: View) -> Iterator[Finding]:
                 names.PARTITION_HEALTH,
                 f"partition {one.name}",
                 f"the switch controller says {one.problem or 'it is not healthy'}",
-                f"{_SHOW} {one.domain}",
+                f"{_SHOW} {quote(one.domain)}",
                 evidence=(f"switch controller: partition {one.id} of domain {one.domain} is {one.problem}",),
                 where=(at_partition(one.domain, one.name),),
             )

@@ -2,12 +2,9 @@
 
 from collections.abc import Collection, Iterator
 
-from rackloom.prove.doctor.checks.view import at_node
 from rackloom.prove.doctor.evidence import IMEX_CONFIG, HostSeen
 from rackloom.prove.doctor.findings import Finding, fails, holds, unknown
-from rackloom.prove.doctor.names import MESH
-
-HOST_IMEX, CHANNELS = "host nvidia-imex off", "IMEX channels offered"
+from rackloom.prove.doctor.names import CHANNELS, HOST_IMEX, MESH
 
 
 def check_imex(host: HostSeen) -> Iterator[Finding]:
@@ -15,13 +12,13 @@ def check_imex(host: HostSeen) -> Iterator[Finding]:
     yield _only_pods(host)
     if host.driver_version is not None:
         yield _channels(host)
-    if host.imex.in_pods and not host.meshed:
+    if host.imex.in_pods:
         yield _mesh(host)
 
 
 def _only_pods(host: HostSeen) -> Finding:
-    on, imex = f"node {host.node}", host.imex
-    fix = "systemctl disable --now nvidia-imex  # a node holds one IMEX session, which the daemon's pod needs"
+    on, imex = host.here, host.imex
+    fix = "systemctl disable --now nvidia-imex  # a node's one IMEX session is its pod's, but in hostManaged"
     if imex.outside:
         said = f"nvidia-imex runs outside of pods ({_processes(imex.outside)})"
         return fails(HOST_IMEX, on, said, fix, evidence=tuple(_told(host)))
@@ -34,7 +31,7 @@ def _only_pods(host: HostSeen) -> Finding:
 
 
 def _channels(host: HostSeen) -> Finding:
-    on = f"node {host.node}"
+    on = host.here
     fix = "grep Imex /proc/driver/nvidia/params  # ImexChannelCount must not be 0; then load the module again"
     if host.imex.offered is None:
         return unknown(CHANNELS, on, "/proc/devices is not readable", "cat /proc/devices  # on the host")
@@ -47,15 +44,12 @@ def _channels(host: HostSeen) -> Finding:
 
 def _mesh(host: HostSeen) -> Finding:
     """Files show that a daemon runs, and who is connected; whether memory can be shared it alone knows."""
-    daemon = f"nvidia-imex runs in a pod ({_processes(host.imex.in_pods)})"
-    return unknown(
-        MESH,
-        f"node {host.node}",
-        f"{daemon}, and which peers it reaches is in no file",
-        "rackloom doctor --kubeconfig KUBECONFIG  # the daemons' pods say what they reach",
-        evidence=tuple(_told(host)),
-        where=(at_node(host.node),),
-    )
+    daemon, evidence = f"nvidia-imex runs in a pod ({_processes(host.imex.in_pods)})", tuple(_told(host))
+    if host.meshed:
+        return holds(MESH, host.here, f"{daemon}, and has told which peers it reaches", evidence=evidence)
+    said = f"{daemon}, and which peers it reaches is in no file"
+    fix = "rackloom doctor --kubeconfig KUBECONFIG  # the daemons' pods say what they reach"
+    return unknown(MESH, host.here, said, fix, evidence=evidence)
 
 
 def _told(host: HostSeen) -> Iterator[str]:

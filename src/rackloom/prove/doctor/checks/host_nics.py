@@ -3,15 +3,15 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from rackloom.prove.doctor.checks.nics import are_apart
-from rackloom.prove.doctor.checks.view import at_node
+from rackloom.prove.doctor.checks.here import Here
+from rackloom.prove.doctor.checks.nics import FAR_APART, are_apart
 from rackloom.prove.doctor.findings import Finding, Severity, fails
 from rackloom.prove.doctor.names import NIC_ALIGNED
 from rackloom.topology.affinity import Cell, numa_of, own_nics
 from rackloom.topology.machine import Machine, Nic
 
 
-def check_host_nics(node: str, machine: Machine) -> Iterator[Finding]:
+def check_host_nics(machine: Machine, here: Here) -> Iterator[Finding]:
     """GPUs whose own NIC, the nearest that may carry data, is at another processor; those of one together.
 
     A host with fewer NICs than processors is made so, and nothing is wrong with it.
@@ -25,19 +25,19 @@ def check_host_nics(node: str, machine: Machine) -> Iterator[Finding]:
         if are_apart(home, numa_of(machine.nics[cell.nic]), (cell.path_class,)):
             far[home].append(cell)
     for cells in far.values():
-        yield _far(node, machine, cells)
+        yield _far(machine, cells, here)
 
 
-def _far(node: str, machine: Machine, cells: list[Cell]) -> Finding:
+def _far(machine: Machine, cells: list[Cell], here: Here) -> Finding:
     gpus = ", ".join(str(cell.gpu) for cell in cells)
     return fails(
         NIC_ALIGNED,
-        f"GPU {gpus} of node {node}",
-        "no NIC that may carry data is at their processor: every byte crosses the link between the two",
-        "rackloom topology discover  # is a nearer NIC missing or excluded?",
+        f"GPU {gpus} of {here.name}",
+        FAR_APART,
+        "rackloom topology discover  # on the host: is a nearer NIC missing or excluded?",
         severity=Severity.WARNING,
         evidence=tuple(_path(machine, cell) for cell in cells),
-        where=(at_node(node),),
+        where=here.places(*(machine.gpus[cell.gpu].pci_address for cell in cells)),
     )
 
 

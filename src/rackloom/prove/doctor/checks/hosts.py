@@ -1,15 +1,13 @@
 """One node, as far as IMEX needs it: driver, CDI, IMEX itself, and nobody else where the daemon is to be."""
 
-from shlex import quote
+import msgspec
 
-from rackloom.prove.doctor.checks.host_imex import CHANNELS, HOST_IMEX, check_imex
+from rackloom.claim.domain.driver import OLDEST_DRIVER, is_too_old, numbers
+from rackloom.prove.doctor.checks.host_imex import check_imex
 from rackloom.prove.doctor.evidence import COMMAND_PORT, SERVER_PORT, CdiSetting, HostSeen
 from rackloom.prove.doctor.findings import Finding, fails, holds, unknown
+from rackloom.prove.doctor.names import CDI, DRIVER, PORTS
 
-DRIVER, CDI, PORTS = "driver version", "CDI on", "IMEX ports free"
-ALL = (DRIVER, CDI, PORTS, HOST_IMEX, CHANNELS)
-OLDEST_DRIVER = (570, 158, 1)
-"""The first driver whose IMEX works under ComputeDomains (NVIDIA's DRA driver, installation guide)."""
 _CDI_BY_DEFAULT = {"containerd": (2, 0), "cri-o": (1, 23)}
 """From which version a runtime has CDI on unless its configuration says otherwise (CDI README)."""
 _ENABLE_CDI = "systemctl restart containerd  # after enable_cdi = true for the CRI plugin in its config.toml"
@@ -21,20 +19,21 @@ _UPDATE_CRIO = "systemctl restart crio  # after an update to CRI-O 1.23 or later
 
 
 def check_host(host: HostSeen) -> tuple[Finding, ...]:
-    """All findings about a node."""
-    return _driver(host), _cdi(host), _ports(host), *check_imex(host)
+    """All findings about a host."""
+    found = (_driver(host), _cdi(host), _ports(host), *check_imex(host))
+    return tuple(msgspec.structs.replace(one, where=(host.here,)) for one in found)
 
 
 def _driver(host: HostSeen) -> Finding:
     found = host.driver_version
-    fix = f"cat /proc/driver/nvidia/version  # install NVIDIA's driver {_text(OLDEST_DRIVER)} or later"
+    fix = f"cat /proc/driver/nvidia/version  # install NVIDIA's driver {OLDEST_DRIVER} or later"
     if found is None:
         return unknown(
-            DRIVER, _on(host), "no NVIDIA kernel module is loaded, or its version is not readable", fix
+            DRIVER, host.here, "no NVIDIA kernel module is loaded, or its version is not readable", fix
         )
-    if _numbers(found) < OLDEST_DRIVER:
-        return fails(DRIVER, _on(host), f"driver {found} is older than {_text(OLDEST_DRIVER)}", fix)
-    return holds(DRIVER, _on(host), f"driver {found}")
+    if is_too_old(found):
+        return fails(DRIVER, host.here, f"driver {found} is older than {OLDEST_DRIVER}", fix)
+    return holds(DRIVER, host.here, f"driver {found}")
 
 
 def _cdi(host: HostSeen) -> Finding:
@@ -45,20 +44,20 @@ def _cdi(host: HostSeen) -> Finding:
         return _configured(host)
     if host.runtime is None:
         return _runtime_unknown(host, "which container runtime it has is not known")
-    if since is None or not _numbers(version):
+    if since is None or not numbers(version):
         return _runtime_unknown(host, f"whether {host.runtime} has CDI on is not known here")
-    if _numbers(version) < since:
-        return fails(CDI, _on(host), f"{host.runtime} has CDI off unless it is configured", _enable(host))
-    return holds(CDI, _on(host), f"{host.runtime} has it on by default")
+    if numbers(version) < since:
+        return fails(CDI, host.here, f"{host.runtime} has CDI off unless it is configured", _enable(host))
+    return holds(CDI, host.here, f"{host.runtime} has it on by default")
 
 
 def _configured(host: HostSeen) -> Finding:
     if host.cdi_setting is CdiSetting.ON:
-        return holds(CDI, _on(host), "switched on by the container runtime's configuration")
+        return holds(CDI, host.here, "switched on by the container runtime's configuration")
     if host.cdi_setting is CdiSetting.OFF:
-        return fails(CDI, _on(host), "the container runtime's configuration switches CDI off", _enable(host))
+        return fails(CDI, host.here, "the container runtime's configuration switches CDI off", _enable(host))
     said = "containerd's configuration, or a file that it imports, cannot be read or understood"
-    return unknown(CDI, _on(host), said, "containerd config dump  # on the host: says what is wrong")
+    return unknown(CDI, host.here, said, "containerd config dump  # on the host: says what is wrong")
 
 
 def _enable(host: HostSeen) -> str:
@@ -70,34 +69,16 @@ def _enable(host: HostSeen) -> str:
 
 
 def _runtime_unknown(host: HostSeen, said: str) -> Finding:
-    return unknown(CDI, _on(host), said, f"kubectl get node {quote(host.node)} -o wide  # shows its runtime")
+    return unknown(CDI, host.here, said, "kubectl get nodes -o wide  # shows the runtime of each")
 
 
 def _ports(host: HostSeen) -> Finding:
     if host.busy_ports is None:
-        return unknown(PORTS, _on(host), "sockets are not readable", "nsenter -t 1 -n rackloom doctor")
+        return unknown(PORTS, host.here, "sockets are not readable", "sudo rackloom doctor  # on the host")
     taken = sorted({SERVER_PORT, COMMAND_PORT} & host.busy_ports)
     if taken:
         which = " and ".join(str(port) for port in taken)
-        fix = f"ss -ltnp 'sport = :{taken[0]}'  # stop what listens there"
-        return fails(PORTS, _on(host), f"something on the host listens on port {which}", fix)
-    return holds(PORTS, _on(host), f"nobody listens on {SERVER_PORT} and {COMMAND_PORT}")
-
-
-def _on(host: HostSeen) -> str:
-    return f"node {host.node}"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """`570.158.01` or `v2.0.0-rc.1` as numbers; what is no number ends it."""
-    found: list[int] = []
-    for part in version.lstrip("v").split("."):
-        digits = part.split("-")[0].split("+")[0]
-        if not digits.isdigit():
-            break
-        found.append(int(digits))
-    return tuple(found)
-
-
-def _text(version: tuple[int, int, int]) -> str:
-    return f"{version[0]}.{version[1]}.{version[2]:02}"
+        listening = " or ".join(f"sport = :{port}" for port in taken)
+        fix = f"ss -ltnp '{listening}'  # stop what listens there"
+        return fails(PORTS, host.here, f"something on the host listens on port {which}", fix)
+    return holds(PORTS, host.here, f"nobody listens on {SERVER_PORT} and {COMMAND_PORT}")

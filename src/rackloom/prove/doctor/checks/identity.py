@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from shlex import quote
 
 from rackloom.prove.doctor import names
 from rackloom.prove.doctor.checks.view import View, at_machine, at_node
@@ -55,7 +56,8 @@ def _finding(serial: str, slot: int, gpus: list[GpuChain], nodes: list[str]) -> 
 
 def _fix(machines: list[str], nodes: list[str]) -> str:
     if nodes:
-        ours = "kubectl -n rackloom-system delete pod -l app.kubernetes.io/name=rackloom"
-        return f"{ours} --field-selector spec.nodeName={nodes[0]}"
+        plugins = "-l 'app.kubernetes.io/component in (node-gpu, node-imex)'"
+        ours = f"kubectl -n rackloom-system delete pod {plugins} --field-selector spec.nodeName={nodes[0]}"
+        return f"{ours}  # its plugins then read the GPUs anew"
     machine = machines[0] if machines else "MACHINE"
-    return f"rackloom admin machine nvlink-info populate {machine} --update-db"
+    return f"rackloom admin machine nvlink-info populate {quote(machine)} --update-db"

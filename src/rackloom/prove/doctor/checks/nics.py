@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from rackloom.prove.doctor import names
 from rackloom.prove.doctor.checks.view import View, at_device, at_node, at_pod
 from rackloom.prove.doctor.findings import Finding, Severity, fails, unknown
-from rackloom.prove.picture.values import DeviceSeen, DeviceUse, GpuChain
+from rackloom.prove.picture.values import DeviceSeen, DeviceUse
 
 _FAR = "SYS"
 """nvidia-smi's letters for a path that crosses the link between processors."""
+FAR_APART = "no NIC that may carry data is at their processor: every byte crosses the link between the two"
 LINK_UNTOLD = "its driver does not say whether its link is up"
 _UP, _UNTOLD = ("up", "active"), "unknown"
 
@@ -20,8 +21,7 @@ def check_nics(view: View) -> Iterator[Finding]:
     fastest = _fastest(serving)
     for nic in serving:
         yield from _link(nic, fastest.get(nic.node, 0), view)
-    for chain in view.chains:
-        yield from _far(chain, view)
+    yield from _far(view)
     yield from _mismatched(view)
 
 
@@ -47,14 +47,21 @@ def is_untold(link: str | None) -> bool:
     return link is not None and link.lower() == _UNTOLD
 
 
+def told_by_slice(nic: DeviceSeen) -> str:
+    """What its plugin publishes of its link."""
+    rate = "no rate" if nic.gbps is None else f"{nic.gbps} Gb/s"
+    return f"slice: the link of {nic.name} is {nic.link or 'not told'}, {rate}"
+
+
 def _link(nic: DeviceSeen, fastest: int, view: View) -> Iterator[Finding]:
     subject, where = f"NIC {nic.node}/{nic.name}", (at_device(nic), *view.at_tray(nic.node))
     told = (
-        f"slice: its link is {nic.link or 'not told'}, its rate {nic.gbps or 'not known'}",
+        told_by_slice(nic),
         f"slice: the fastest rail of node {nic.node} has {fastest} Gb/s",
         f"slice: it serves the GPU at {nic.partner}",
     )
-    fix = f"kubectl debug node/{nic.node} -it --image=busybox -- ip -s link  # then its cable and switch port"
+    look = f"kubectl debug node/{nic.node} -it --image=busybox -- chroot /host sh -c 'rdma link; ip -br link'"
+    fix = f"{look}  # then its cable and switch port"
     said = trouble_with(nic.link, nic.gbps, fastest)
     if said:
         used = view.uses.get((nic.driver, nic.pool, nic.name)) is not None
@@ -64,21 +71,30 @@ def _link(nic: DeviceSeen, fastest: int, view: View) -> Iterator[Finding]:
         yield unknown(names.NIC_LINK, subject, LINK_UNTOLD, fix, evidence=told, where=where)
 
 
-def _far(chain: GpuChain, view: View) -> Iterator[Finding]:
-    """A GPU whose own NIC is at another processor: the nearest there is, and too far."""
-    gpu, nic = chain.device, chain.nic
-    if gpu is None or nic is None:
-        return
-    if are_apart(gpu.numa, nic.numa, (gpu.partner_class, nic.partner_class)):
-        yield fails(
-            names.NIC_ALIGNED,
-            f"device {gpu.node}/{gpu.name}",
-            f"its NIC {nic.name} is at another processor: every byte crosses the link between the two",
-            "rackloom topology discover  # on the node: is a nearer NIC missing or excluded?",
-            severity=Severity.WARNING,
-            evidence=(_place(gpu), _place(nic)),
-            where=(at_device(nic), at_device(gpu), *view.at_tray(gpu.node)),
-        )
+def _far(view: View) -> Iterator[Finding]:
+    """GPUs whose own NIC, the nearest there is, is at another processor; those of one processor together."""
+    far: defaultdict[tuple[str, int | None], list[tuple[DeviceSeen, DeviceSeen]]] = defaultdict(list)
+    for chain in view.chains:
+        gpu, nic = chain.device, chain.nic
+        if gpu is None or nic is None:
+            continue
+        if are_apart(gpu.numa, nic.numa, (gpu.partner_class, nic.partner_class)):
+            far[gpu.node, gpu.numa].append((gpu, nic))
+    for (node, _), pairs in far.items():
+        yield _far_apart(node, pairs, view)
+
+
+def _far_apart(node: str, pairs: list[tuple[DeviceSeen, DeviceSeen]], view: View) -> Finding:
+    devices = tuple(dict.fromkeys(device for pair in pairs for device in pair))
+    return fails(
+        names.NIC_ALIGNED,
+        f"GPU {', '.join(gpu.name for gpu, _ in pairs)} of node {node}",
+        FAR_APART,
+        "rackloom topology discover  # on the node: is a nearer NIC missing or excluded?",
+        severity=Severity.WARNING,
+        evidence=tuple(map(_place, devices)),
+        where=(*map(at_device, devices), *view.at_tray(node)),
+    )
 
 
 def are_apart(gpu: int | None, nic: int | None, classes: Iterable[str | None]) -> bool:

@@ -17,6 +17,7 @@ from rackloom.prove.doctor.checks.view import (
     at_partition,
 )
 from rackloom.prove.doctor.findings import Finding, Severity, fails, unknown
+from rackloom.prove.doctor.words import some, unique
 from rackloom.prove.picture.values import GpuChain, InstanceGpu, PartitionSeen
 
 SETTLES_IN = 120.0
@@ -52,20 +53,16 @@ def _partition(one: PartitionSeen, gpus: list[GpuChain], view: View) -> Iterator
     where = _where(one, gpus)
     if one.owner == "foreign":
         busy = sorted({chain.machine.id for chain in gpus if chain.machine and chain.machine.instance})
-        said = f"holds GPUs of instances on {', '.join(busy)}" if busy else "nobody asked for it"
-        fix = (
-            f"rackloom admin partition release --domain {quote(one.domain)} --name {quote(one.name)} "
-            "--reason unknown"
-        )
+        said = f"it holds GPUs of instances on {some(busy)}" if busy else "nobody asked for it"
         yield fails(
             names.PARTITION_OWNED,
-            f"partition {one.name}",
-            f"it was made by somebody else: {said}",
-            f"{fix}  # or adopt it",
+            _called(one),
+            f"{_whose(one)}: {said}",
+            _let_go(one),
             severity=Severity.ERROR if busy else Severity.WARNING,
             evidence=(
-                f"switch controller: partition {one.id} with {len(gpus)} GPUs",
-                "records: no such name",
+                f"switch controller: partition {one.id} of domain {one.domain}, with {len(gpus)} GPUs",
+                "records: nobody here made it",
             ),
             where=where,
         )
@@ -74,7 +71,7 @@ def _partition(one: PartitionSeen, gpus: list[GpuChain], view: View) -> Iterator
             names.DEFAULT_GONE,
             f"partition {one.name} of domain {one.domain}",
             f"the factory partition is still there, and joins {len(gpus)} GPUs",
-            f"rackloom admin plan --domain {quote(one.domain)}",
+            f"{_plan(one.domain)}  # what keeps it: else it is removed by itself",
             severity=Severity.WARNING,
             evidence=(
                 f"switch controller: partition {one.id}",
@@ -84,17 +81,30 @@ def _partition(one: PartitionSeen, gpus: list[GpuChain], view: View) -> Iterator
         )
 
 
+def _called(one: PartitionSeen) -> str:
+    return f"partition {one.name}" if one.name else f"partition {one.id} without a name"
+
+
+def _whose(one: PartitionSeen) -> str:
+    return "it was made by somebody else" if one.name else "a switch that forgot names cannot say whose it is"
+
+
+def _let_go(one: PartitionSeen) -> str:
+    domain, name = quote(one.domain), quote(one.name)
+    return f"rackloom admin partition release --domain {domain} --name {name} --reason unknown  # or adopt it"
+
+
+def _plan(domain: str) -> str:
+    return f"rackloom admin plan {quote(domain)}"
+
+
 def _policy(domain: str, view: View) -> str:
     found = view.domains.get(domain)
     return "" if found is None else found.default_policy
 
 
 def _where(one: PartitionSeen, gpus: list[GpuChain]) -> tuple[str, ...]:
-    return _unique(at_partition(one.domain, one.name), *around(gpus))
-
-
-def _unique(*places: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(places))
+    return unique(at_partition(one.domain, one.name), *around(gpus))
 
 
 def _tenants(one: PartitionSeen, gpus: list[GpuChain], view: View) -> Iterator[Finding]:
@@ -112,7 +122,7 @@ def _tenants(one: PartitionSeen, gpus: list[GpuChain], view: View) -> Iterator[F
         names.ISOLATION,
         f"partition {one.name}",
         f"GPUs of tenants {' and '.join(named)} share memory in it",
-        f"rackloom admin plan --domain {quote(one.domain)}  # and rackloom admin apply",
+        f"{_plan(one.domain)} --to plan.json  # read it, then: rackloom admin apply plan.json",
         severity=Severity.CRITICAL,
         evidence=tuple(_members(one, tenants, view)),
         where=_where(one, gpus),
@@ -123,15 +133,10 @@ def _members(one: PartitionSeen, tenants: Mapping[str, list[str]], view: View) -
     for tenant, members in sorted(tenants.items()):
         name = view.picture.tenants.get(tenant, tenant)
         if members:
-            yield f"switch controller: partition {one.id} holds {_some(members)}"
+            yield f"switch controller: partition {one.id} holds {some(members)}"
             yield f"records: these are tenant {name}'s"
         else:
             yield f"records: partition {one.name} was made for tenant {name}"
-
-
-def _some(members: list[str]) -> str:
-    more = f" and {len(members) - 3} more" if len(members) > 3 else ""
-    return ", ".join(members[:3]) + more
 
 
 def _module(chain: GpuChain) -> int:
@@ -149,12 +154,12 @@ def _lost(view: View) -> Iterator[Finding]:
             names.PARTITION_THERE,
             f"partition {one.name}",
             "the switch controller no longer lists it, and nobody here deleted it",
-            f"rackloom admin plan --domain {quote(one.domain)}",
+            f"{_plan(one.domain)}  # what keeps it from being made again: else it is, by itself",
             evidence=(
                 f"records: made for logical partition {_named(one.logical, view)}",
                 f"switch controller of domain {one.domain}: no partition of that name",
             ),
-            where=_unique(
+            where=unique(
                 at_partition(one.domain, one.name), *map(at_machine, machines), *map(at_node, nodes)
             ),
             since=one.seen_at,
@@ -179,7 +184,7 @@ def _in_one(chain: GpuChain, view: View) -> Iterator[Finding]:
         names.ONE_PARTITION,
         f"GPU 0x{gpu.guid:016x}",
         f"the switch controller lists it in partitions {told}",
-        f"rackloom admin plan --domain {quote(gpu.domain)}",
+        "rackloom admin partition show  # release the one that nobody here made",
         evidence=(f"switch controller of domain {gpu.domain}: member of partitions {told}",),
         where=(at_gpu(gpu.domain, gpu.guid),),
     )
@@ -212,7 +217,7 @@ def _wish(instance: str, gpus: list[InstanceGpu], chains: list[GpuChain], view: 
     said = first.problem or f"it is {first.status}"
     since = min((one.since for one in gpus if one.since is not None), default=None)
     subject = f"instance {instance}"
-    fix = first.fix or f"rackloom admin domain show {domain}"
+    fix = first.fix or f"rackloom admin domain show {quote(domain)}"
     message = f"GPU {modules} of {first.machine}: {said}"
     young = since is not None and view.picture.at - since < SETTLES_IN
     tell = unknown if young or not view.is_fresh(domain) else fails

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from rackloom.prove.doctor import names
 from rackloom.prove.doctor.checks.view import View, at_device, at_node, at_pod
 from rackloom.prove.doctor.findings import Finding, Severity, fails, unknown
-from rackloom.prove.picture.values import DeviceUse, NodeSeen
+from rackloom.prove.picture.values import DeviceSeen, DeviceUse, NodeSeen
 
 _EFFECTIVE = ("NoSchedule", "NoExecute")
 
@@ -30,7 +30,7 @@ def _ready(node: NodeSeen, view: View) -> Iterator[Finding]:
     if node.ready is True:
         return
     subject, where = f"node {node.name}", view.at_tray(node.name)
-    fix = f"kubectl describe node {node.name}"
+    fix = f"kubectl describe node {node.name}  # then systemctl status kubelet on its machine"
     if node.ready is None:
         said = "the cluster does not know how it is: its kubelet is silent"
         told = (f"cluster: condition Ready of {node.name} is Unknown",)
@@ -63,7 +63,7 @@ def _publishes(node: NodeSeen, missing: list[str], view: View) -> Iterator[Findi
             names.NODE_PUBLISHES,
             f"node {node.name}",
             f"{', '.join(missing)} publishes no devices of it, as it does of other nodes",
-            f"kubectl get pods -A -o wide --field-selector spec.nodeName={node.name}  # its plugin?",
+            f"kubectl get pods -A -o wide --field-selector spec.nodeName={node.name}  # is its plugin there?",
             evidence=(
                 f"cluster: node {node.name} is in clique {node.clique}",
                 f"slices: none of {', '.join(missing)} for it",
@@ -98,23 +98,33 @@ def _taints(view: View) -> Iterator[Finding]:
                 names.DEVICE_TAINT,
                 f"device {device.node}/{device.name}",
                 f"its plugin keeps workloads off it: {', '.join(kept)}",
-                f"kubectl get resourceslices -o yaml --field-selector spec.nodeName={device.node}",
+                _mend(device, use),
                 severity=Severity.WARNING if use is None else Severity.ERROR,
                 evidence=(f"slice: {', '.join(kept)}", f"claims: {held}"),
                 where=(at_device(device), *view.at_tray(device.node)),
             )
 
 
+def _mend(device: DeviceSeen, use: DeviceUse | None) -> str:
+    then = "see to the device: its plugin takes the taint away when it is well"
+    if use is not None and use.pods:
+        return f"{_delete(use)}  # made anew, it gets another one; then {then}"
+    return f"kubectl get resourceslices -o yaml --field-selector spec.nodeName={device.node}  # {then}"
+
+
+def _delete(use: DeviceUse) -> str:
+    return "; ".join(f"kubectl -n {pod.replace('/', ' delete pod ')}" for pod in use.pods)
+
+
 def _allocated(use: DeviceUse, view: View) -> Iterator[Finding]:
     if (use.driver, use.pool, use.device) in view.devices:
         return
     namespace, _, name = use.claim.partition("/")
-    fix = "; ".join(f"kubectl -n {pod.replace('/', ' delete pod ')}" for pod in use.pods)
     yield fails(
         names.DEVICE_THERE,
         f"ResourceClaim {use.claim}",
         f"it was given {use.device} of {use.pool}, which {use.driver} no longer publishes",
-        fix or f"kubectl -n {namespace} delete resourceclaim {name}",
+        _delete(use) or f"kubectl -n {namespace} delete resourceclaim {name}",
         evidence=(f"claim: {use.driver}/{use.pool}/{use.device}", f"slices: no such device in {use.pool}"),
         where=(at_node(use.pool), *map(at_pod, use.pods)),
     )

@@ -19,6 +19,8 @@ TEMPLATES = "apis/resource.k8s.io/v1/resourceclaimtemplates"
 CLAIMS = "apis/resource.k8s.io/v1/resourceclaims"
 PODS = "api/v1/pods"
 NODES = "api/v1/nodes"
+DAEMON_CONTAINER = "compute-domain-daemon"
+"""In the pods of IMEX daemons."""
 
 
 class ClusterReader(Protocol):
@@ -137,7 +139,7 @@ def _daemon_of(pod: Json, namespace: str) -> str:
     """UID of the ComputeDomain whose daemon the pod is; empty for another pod."""
     if pod["metadata"]["namespace"] != namespace:
         return ""  # Anybody may name a container and set labels; in this namespace only the controller may.
-    ours = any(one.get("name") == "compute-domain-daemon" for one in pod["spec"].get("containers") or ())
+    ours = any(one.get("name") == DAEMON_CONTAINER for one in pod["spec"].get("containers") or ())
     return _labels(pod).get(names.COMPUTE_DOMAIN_LABEL, "") if ours else ""
 
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
+from rackloom.prove.doctor.collectors.processes import called
 from rackloom.prove.doctor.evidence import CdiSetting
 from rackloom.topology.discovery.sysroot import Sysroot
 
@@ -38,7 +39,7 @@ def cdi_setting(host: Sysroot, runtime: str | None) -> CdiSetting:
     Without `runtime`, what a node's status says of it, the file counts only where containerd is seen running
     and CRI-O is not: Docker has one too, which no kubelet asks.
     """
-    if runtime is None and (_running(host, "crio") or not _running(host, "containerd")):
+    if runtime is None and (called(host, "crio") or not called(host, "containerd")):
         return CdiSetting.UNSAID
     try:
         return _setting(list(_configs(host)))
@@ -97,15 +98,11 @@ def _started_with(host: Sysroot) -> PurePosixPath:
 
     Raises ValueError where several were given different ones: which of them kubelet asks is not seen.
     """
-    commands = (host.text(f"proc/{one}/cmdline") or "" for one in _running(host, "containerd"))
+    commands = (host.text(f"proc/{one}/cmdline") or "" for one in called(host, "containerd"))
     given = {_given(command.split("\0")) for command in commands} or {_CONFIG}
     if len(given) > 1:
         raise ValueError("several containerd run with different configurations")
     return given.pop()
-
-
-def _running(host: Sysroot, name: str) -> list[str]:
-    return [one for one in host.names("proc") if one.isdecimal() and host.text(f"proc/{one}/comm") == name]
 
 
 def _given(words: list[str]) -> PurePosixPath:

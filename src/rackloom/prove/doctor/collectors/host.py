@@ -14,11 +14,14 @@ _FIRST = 1
 """The process whose network namespace is the host's own."""
 
 
-def collect_host(node: str, root: Path, runtime: str | None) -> HostSeen:
-    """Look at the host below `root`. `runtime` is the node status' containerRuntimeVersion, where known."""
+def collect_host(here: str, root: Path, runtime: str | None) -> HostSeen:
+    """Look at the host below `root`, which findings call `here`.
+
+    `runtime` is the node status' containerRuntimeVersion, where known.
+    """
     host = Sysroot(root)
     return HostSeen(
-        node=node,
+        here=here,
         driver_version=_driver(host),
         runtime=runtime,
         cdi_setting=cdi_setting(host, runtime),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from rackloom.prove.doctor.collectors.namespaces import shows_all_processes
+from rackloom.prove.doctor.collectors.processes import called, processes
 from rackloom.prove.doctor.collectors.sockets import ESTABLISHED, Socket, sockets_of
 from rackloom.prove.doctor.evidence import IMEX_CONFIG, SERVER_PORT, ImexSeen
 from rackloom.topology.discovery.proc_devices import IMEX_CHANNELS, character_devices
@@ -45,10 +46,9 @@ def collect_imex(host: Sysroot) -> ImexSeen:
 
 
 def _processes(host: Sysroot) -> tuple[int, ...] | None:
-    numbers = [name for name in host.names("proc") if name.isascii() and name.isdigit()]
-    if "1" not in numbers or not shows_all_processes(host):
+    if 1 not in processes(host) or not shows_all_processes(host):
         return None
-    return tuple(sorted(int(one) for one in numbers if host.text(f"proc/{one}/comm") == "nvidia-imex"))
+    return called(host, "nvidia-imex")
 
 
 def _outside(in_pods: Mapping[int, bool | None]) -> tuple[int, ...] | None:

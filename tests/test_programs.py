@@ -1,0 +1,62 @@
+"""Programs are heard out, and not waited for longer than was said."""
+
+import asyncio
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from rackloom.errors import Retry
+from rackloom.programs import Ended, below, run
+
+
+def ended(*command, seconds=60.0, **more):
+    return asyncio.run(run(*command, seconds=seconds, again=3.0, **more))
+
+
+def test_a_program_is_given_its_input_and_heard_out():
+    script = "read word; echo $word $WHO; echo but >&2; exit 3"
+    environment = {"PATH": os.environ["PATH"], "WHO": "you"}
+    done = ended("sh", "-c", script, given=b"hello\n", env=environment)
+    assert done == Ended(3, b"hello you\n", b"but\n")
+    assert done.said == "hello you\nbut"
+
+
+def test_what_is_no_text_is_kept_as_it_is():
+    assert ended("printf", r"\377").printed == b"\xff"
+
+
+def test_a_program_that_is_not_there_or_is_none_may_be_tried_again(tmp_path):
+    text = tmp_path / "text"
+    text.write_text("no program")
+    text.chmod(stat.S_IRUSR)
+    for name in ("no-such-program", str(text)):
+        with pytest.raises(Retry, match=f"cannot run {name}") as told:
+            ended(name)
+        assert told.value.after == 3.0
+
+
+def test_a_program_that_hangs_is_killed(tmp_path):
+    """It writes down its number once it runs, and nobody has that number afterwards."""
+    number = tmp_path / "number"
+    script = f"echo $$ > {number}; exec sleep 600"
+    with pytest.raises(Retry, match="did not end in 2 s"):
+        ended("sh", "-c", script, seconds=2.0)
+    if number.exists():  # a busy machine may not have come as far
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(number.read_text()), 0)
+
+
+def test_what_a_program_leaves_behind_is_not_waited_for(tmp_path):
+    """A daemon keeps the output of the program that started it open."""
+    held = tmp_path / "held"
+    try:
+        assert ended("sh", "-c", f"(while [ ! -e {held} ]; do sleep 0.1; done) & echo done").said == "done"
+    finally:
+        held.touch()
+
+
+def test_a_program_below_another_root_is_run_there():
+    assert below(Path("/")) == ()
+    assert below(Path("/driver-root")) == ("chroot", "/driver-root")
