@@ -91,6 +91,11 @@ def test_upstreams_section_is_read_as_it_is(written):
         ("[[auth.issuers]]\nissuer = 'i'\naudience = 'a'\njwks_url = 'http://x'", "must be https"),
         ("[site.host_state]\nprovider = 'http'", "url goes with"),
         ("[metrics]\nprefix = 'a-b'", "metrics.prefix"),
+        ("[kubernetes]", "kubernetes: give either kubeconfig"),
+        ("[kubernetes]\nkubeconfig = '/x'\nin_cluster = true", "kubernetes: give either kubeconfig"),
+        ("[kubernetes]\nin_cluster = true\ncontext = 'a'", "kubernetes: context is one of a kubeconfig"),
+        ("[kubernetes]\nnamespace = 'a'", "unknown key kubernetes.namespace"),
+        ("[map]\ntransfer = '/x'", "unknown key map.transfer"),
     ],
 )
 def test_what_is_wrong_is_named(refused, text, told):

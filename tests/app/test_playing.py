@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.twin.scenario.texts import CARVED, END, HEAD, READY
 
-from rackloom.app.playing import play_file, play_scenario
+from rackloom.app.playing import play_scenario
 from rackloom.errors import Refused
 from rackloom.twin.scenario.library import find, shipped
-from rackloom.twin.scenario.read import parse
+from rackloom.twin.scenario.read import parse, read_scenario
 
 
 def ignore(_):
@@ -19,13 +19,17 @@ def outcome(played):
     return [(line.what, line.seen) for line in played.lines if not line.ok]
 
 
+def known(name):
+    return read_scenario(find(Path(name)))
+
+
 def named(speed):
     return [one.name for one in shipped() if speed in one.speeds]
 
 
 @pytest.mark.parametrize("name", named("virtual"))
 def test_in_virtual_time(name):
-    played = play_file(find(Path(name)), speed="virtual", home=None, tell=ignore)
+    played = play_scenario(known(name), speed="virtual", home=None, tell=ignore)
     assert outcome(played) == []
     assert played.ok
     assert played.observed == played.expected > 0
@@ -33,21 +37,21 @@ def test_in_virtual_time(name):
 
 @pytest.mark.parametrize("name", ["partition-gone", "service-killed", "tray-swapped", "reply-lost"])
 def test_over_sockets_in_real_time(name):
-    played = play_file(find(Path(name)), speed="real", home=None, tell=ignore)
+    played = play_scenario(known(name), speed="real", home=None, tell=ignore)
     assert outcome(played) == []
     assert played.ok
 
 
 @pytest.mark.parametrize("name", ["tray-split-loses-label", "gpu-xid", "watches-expire"])
 def test_with_a_cluster(name):
-    played = play_file(find(Path(name)), speed="real", home=None, tell=ignore)
+    played = play_scenario(known(name), speed="real", home=None, tell=ignore)
     assert outcome(played) == []
     assert played.ok
 
 
 @pytest.mark.parametrize("name", ["service-dies-at-each-write", "imex-index-churn", "nmxm-list-race"])
 def test_virtual_time_is_the_same_every_time(name):
-    first, second = (play_file(find(Path(name)), speed="virtual", home=None, tell=ignore) for _ in range(2))
+    first, second = (play_scenario(known(name), speed="virtual", home=None, tell=ignore) for _ in range(2))
     assert first == second
 
 
@@ -85,10 +89,10 @@ def test_a_request_that_is_refused_ends_the_scenario():
 
 def test_a_speed_that_cannot_play_it_is_refused_before_anything_starts():
     with pytest.raises(Refused, match=r"cannot be played in real time: steps \d+.*--speed virtual"):
-        play_file(find(Path("clock-set-back")), speed="real", home=None, tell=ignore)
+        play_scenario(known("clock-set-back"), speed="real", home=None, tell=ignore)
 
 
 def test_a_home_that_is_given_is_kept(tmp_path):
     home = tmp_path / "home"
-    assert play_file(find(Path("reply-lost")), speed="real", home=home, tell=ignore).ok
+    assert play_scenario(known("reply-lost"), speed="real", home=home, tell=ignore).ok
     assert (home / "site.db").exists()

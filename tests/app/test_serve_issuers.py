@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from rackloom.app.config import Issuer
+from rackloom.app.config_sections import Issuer
 from rackloom.app.issuers import Issuers, trusted_keys
 from rackloom.carve.api.auth import Unauthenticated
 from rackloom.errors import Refused

@@ -9,7 +9,7 @@ import pytest
 import structlog
 from tests.waiting import PATIENCE
 
-from rackloom.app.config import CertificateRotation, NvlinkConfig
+from rackloom.app.config_sections import CertificateRotation, NvlinkConfig
 from rackloom.app.secrets.files import FileSecrets
 from rackloom.app.switches import Switches
 from rackloom.carve.fabric.ports import FabricUnavailable

@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx2
 import pytest
 from tests.waiting import PATIENCE, until_seen
 
+ROOT = Path(__file__).parents[2]
 RACKLOOM = [sys.executable, "-m", "rackloom.cli.main"]
 
 
@@ -105,7 +107,10 @@ def test_a_taken_port_is_refused_and_harms_nothing(tmp_path):
         port = taken.getsockname()[1]
         refused = rackloom("up", "--port", str(port), "--home", str(tmp_path))
     assert refused.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in refused.stderr
+    assert refused.stderr == (
+        f"rackloom: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+        "  fix: stop the program that uses the port, or choose another port\n"
+    )
     with up(tmp_path):
         pass
 
@@ -157,6 +162,24 @@ def test_a_token_needs_a_site(tmp_path):
     assert refused.returncode == 1
     assert "no site lives in" in refused.stderr
     assert not (tmp_path / "none").exists()
+
+
+def test_the_example_of_a_tenants_first_partition(tmp_path):
+    with up(tmp_path) as (_, url):
+        token = rackloom("token", "--home", str(tmp_path), "--org", "demo", "--role", "TENANT_ADMIN").stdout
+        done = subprocess.run(
+            [ROOT / "examples" / "two-trays" / "carve.sh"],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env=os.environ | {"API": f"{url}/v2/org/demo/nico", "TOKEN": token.strip()},
+        )
+    assert done.stderr == ""
+    first, *instances, last = done.stdout.splitlines()
+    assert first.endswith("a record, no GPU is in it yet")
+    assert len(instances) == 2
+    assert len({one.partition(": ")[2] for one in instances}) == 1
+    assert last == "given back: no GPU is in a partition any more"
 
 
 def test_the_log_is_json_lines(tmp_path):

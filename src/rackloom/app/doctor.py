@@ -11,19 +11,22 @@ from shlex import quote
 import msgspec
 from sqlalchemy import make_url
 
-from rackloom.app.config import DatabaseConfig, load
-from rackloom.app.doctor_host import OWN, examine_host, has_gpus, name_of
+from rackloom.app.config import load
+from rackloom.app.config_sections import DatabaseConfig
+from rackloom.app.doctor_host import OWN, findings_on, has_gpus, name_of
 from rackloom.app.home import Home, default_home
 from rackloom.app.picture.fabric import Staleness
 from rackloom.app.picture.look import STALE_SECONDS, site_picture, stale_after
 from rackloom.app.picture.read_only import PostgresReader, Reader, SqliteReader, is_running
+from rackloom.app.site_cluster import connected
 from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
-from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.kube.lightkube_api import connect
+from rackloom.claim.kube.lightkube_api import LightkubeApi, connect
 from rackloom.errors import Refused, Retry
 from rackloom.prove.doctor.examine import examine
-from rackloom.prove.doctor.findings import Finding, badness
+from rackloom.prove.doctor.findings import Finding
 from rackloom.prove.picture.values import Layer, LayerSeen, Picture
+
+_AGENT = "rackloom-doctor"
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,11 +90,8 @@ def diagnose(sources: Sources) -> Examined:
     picture = asyncio.run(look(sources, time.time()))
     if sources.sysroot is None:
         return Examined(picture, examine(picture))
-    host = name_of(sources.sysroot)
-    runtime = next((one.runtime for one in picture.nodes if one.name == host), None)
-    meshed = any(one.node == host and one.complete is not None for one in picture.meshes)
-    found = (*examine(picture), *examine_host(sources.sysroot, runtime, meshed=meshed))
-    return Examined(picture, tuple(sorted(found, key=badness)), host)
+    own = findings_on(sources.sysroot, picture)
+    return Examined(picture, examine(picture, host=own), name_of(sources.sysroot))
 
 
 async def look(sources: Sources, now: float) -> Picture:
@@ -102,22 +102,35 @@ async def look(sources: Sources, now: float) -> Picture:
     """
     async with AsyncExitStack() as stack:
         records = await stack.enter_async_context(_records(sources))
-        cluster: KubeApi | None = None
-        if sources.kubeconfig is not None:
-            cluster = await stack.enter_async_context(
-                connect(sources.kubeconfig, user_agent="rackloom-doctor")
-            )
+        cluster = _cluster(sources)
+        if cluster is not None:
+            await stack.enter_async_context(cluster)
         others = partial(
             site_picture,
             now,
             cluster=cluster,
-            transfers=_folder(sources.transfers),
+            transfers=_folder(_transfers(sources)),
             namespace=sources.namespace,
         )
         try:
             return _marked(await others(records=records, stale=_staleness(sources, now)), sources)
         except Retry as silent:
             return _without_records(await others(), silent.reason, sources)
+
+
+def _cluster(sources: Sources) -> LightkubeApi | None:
+    """The cluster that was named, or else that of the site's configuration."""
+    if sources.kubeconfig is not None:
+        return connect(sources.kubeconfig, user_agent=_AGENT)
+    configured = load(sources.config).kubernetes if sources.config else None
+    return None if configured is None else connected(configured, _AGENT)
+
+
+def _transfers(sources: Sources) -> Path | None:
+    """The folder that was named, or else that of the site's configuration."""
+    if sources.transfers is not None or sources.config is None:
+        return sources.transfers
+    return load(sources.config).map.transfers
 
 
 def _marked(picture: Picture, sources: Sources) -> Picture:

@@ -5,11 +5,13 @@ from pathlib import Path
 import msgspec
 
 from rackloom.errors import Refused
+from rackloom.prove.doctor.checks.here import here_of
 from rackloom.prove.doctor.checks.host_links import check_host_links
 from rackloom.prove.doctor.checks.host_nics import check_host_nics
 from rackloom.prove.doctor.checks.hosts import check_host
 from rackloom.prove.doctor.collectors.host import collect_host
-from rackloom.prove.doctor.findings import Finding, State
+from rackloom.prove.doctor.findings import Finding
+from rackloom.prove.picture.values import Picture
 from rackloom.topology.discovery.fuse import machine_of
 from rackloom.topology.discovery.read import read_host
 from rackloom.topology.discovery.sysroot import Sysroot
@@ -33,15 +35,17 @@ def name_of(root: Path) -> str:
     return told
 
 
-def examine_host(root: Path, runtime: str | None = None, *, meshed: bool = False) -> tuple[Finding, ...]:
-    """What is wrong with the host, or unknown. No program is run, and no library asked.
+def findings_on(root: Path, picture: Picture) -> tuple[Finding, ...]:
+    """Every check of the host, also what is well. No program is run, and no library asked.
 
-    Where a cluster was asked too, `runtime` is what runs its containers, as its node's status says, and
-    `meshed` whether its IMEX daemon's pod has told of its mesh.
+    The cluster of `picture` tells what runs the host's containers, whether its IMEX daemon's pod has told of
+    its mesh, and what its devices are called, if the host is one of its nodes.
     """
-    node = name_of(root)
     host = read_host(Sysroot(root))
     machine = machine_of(host)
-    seen = msgspec.structs.replace(collect_host(node, root, runtime), meshed=meshed)
-    found = (*check_host(seen), *check_host_nics(node, machine), *check_host_links(host, machine))
-    return tuple(one for one in found if one.state is not State.HOLDS)
+    here = here_of(machine, name_of(root), picture)
+    runtime = next((one.runtime for one in picture.nodes if one.name == here.node), None)
+    meshed = any(one.node == here.node and one.complete is not None for one in picture.meshes)
+    seen = msgspec.structs.replace(collect_host(here.name, root, runtime), meshed=meshed)
+    links = check_host_links(host, machine, here)
+    return (*check_host(seen), *check_host_nics(machine, here), *links)

@@ -7,7 +7,6 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from rackloom.errors import Refused
 from rackloom.prove.doctor import names
-from rackloom.prove.doctor.checks import hosts
 from rackloom.prove.doctor.findings import Finding, Severity
 from rackloom.prove.picture.values import Layer, LayerSeen, Picture
 
@@ -41,7 +40,7 @@ def registry_of(picture: Picture, findings: tuple[Finding, ...]) -> CollectorReg
     labels = ("check", "severity")
     found = Gauge("rackloom_doctor_findings", "Findings by check and severity.", labels, registry=registry)
     counts = Counter((one.check, one.severity.value) for one in findings)
-    for check in (*names.ALL, *hosts.ALL):
+    for check in (*names.ALL, *names.OF_HOST):
         found.labels(check, Severity.ERROR.value).set(0)
     for (check, severity), count in counts.items():
         found.labels(check, severity).set(count)

@@ -85,7 +85,7 @@ def _open(home: Home) -> Store:
         cause = getattr(error, "orig", None) or error
         raise Refused(
             f"the store in {home.path} cannot be opened: {cause}",
-            nearest_fix="restore the home from a backup, or start with another --home",
+            nearest_fix="make room if its disk is full, else restore the home or give another --home",
         ) from error
 
 

@@ -11,7 +11,7 @@ import httpx2
 import jwt
 import structlog
 
-from rackloom.app.config import Issuer
+from rackloom.app.config_sections import Issuer
 from rackloom.carve.api.auth import Caller, TokenVerifier, TrustedKey, Unauthenticated
 from rackloom.errors import Refused
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from rackloom.app.config import split_listen
+from rackloom.app.config_values import split_listen
 from rackloom.errors import Refused
 from rackloom.http_server import HttpServer, bound_socket
 
@@ -61,11 +61,15 @@ async def listening(
 
 
 def _bound(listen: str) -> socket.socket:
-    host, port = split_listen(listen)
+    try:
+        host, port = split_listen(listen)
+    except ValueError as error:
+        raise Refused(f"{listen!r} is not HOST:PORT", nearest_fix="write it as 127.0.0.1:8080") from error
     try:
         return bound_socket(host, port)
     except (OSError, OverflowError) as error:
+        told = getattr(error, "strerror", None) or str(error)
         raise Refused(
-            f"cannot listen on {listen}: {getattr(error, 'strerror', None) or error}",
-            nearest_fix="stop the program that uses the port, or choose another",
+            f"cannot listen on {listen}: {told.partition(' (while attempting')[0]}",
+            nearest_fix="stop the program that uses the port, or choose another port",
         ) from error

@@ -34,6 +34,7 @@ from rackloom.claim.node.imex.settings import ImexSettings
 from rackloom.claim.node.imex.view import FabricView
 from rackloom.claim.node.run import Host, Places, Running, running
 from rackloom.claim.node.tasks import background, beside
+from rackloom.claim.node.values import Edits
 from rackloom.errors import Refused
 
 BOOT_ID = Path("proc/sys/kernel/random/boot_id")
@@ -136,7 +137,9 @@ async def _settings(
         mode=options.mode,
         isolation=options.isolation,
         kernel=kernel,
-        daemon_cdi_ids=_base_spec(common, options),
+        daemon_cdi_ids=driver_spec(
+            common, IMEX_DRIVER, base_edits(options.driver_root, options.host_driver_root)
+        ),
     )
 
 
@@ -147,10 +150,9 @@ def _kernel(sysroot: Path, options: ImexOptions) -> Kernel:
     )
 
 
-def _base_spec(common: NodeOptions, options: ImexOptions) -> tuple[str, ...]:
-    edits = base_edits(options.driver_root, options.host_driver_root)
-    cdi = CdiDirectory(common.places.cdi, IMEX_DRIVER)
-    return cdi.write_shared("device_base", "device", "all", edits)
+def driver_spec(common: NodeOptions, driver: str, edits: Edits) -> tuple[str, ...]:
+    """Write down what every container of a driver's devices gets, and return its CDI ids."""
+    return CdiDirectory(common.places.cdi, driver).write_shared("device_base", "device", "all", edits)
 
 
 def host_of(common: NodeOptions) -> Host:

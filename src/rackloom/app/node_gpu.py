@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.app.node import NodeOptions, host_of, pages, until_stopped
+from rackloom.app.node import NodeOptions, driver_spec, host_of, pages, until_stopped
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.gpu.condition import HARMLESS_XIDS
 from rackloom.claim.node.gpu.declared import DeclaredGpus, check_declared
 from rackloom.claim.node.gpu.driver_files import DriverFiles, workload_edits
@@ -82,7 +81,6 @@ def _reading(common: NodeOptions, options: GpuOptions, source: GpuSource) -> Rea
 
 def _settings(common: NodeOptions, options: GpuOptions) -> GpuSettings:
     edits = workload_edits(options.driver_root, options.host_driver_root)
-    cdi = CdiDirectory(common.places.cdi, GPU_DRIVER)
     return GpuSettings(
         node=common.node,
         mps_home=common.places.home(GPU_DRIVER) / "mps",
@@ -92,5 +90,5 @@ def _settings(common: NodeOptions, options: GpuOptions) -> GpuSettings:
             devices=options.driver_root / "dev",
         ),
         shares=options.shares,
-        base_cdi_ids=cdi.write_shared("device_base", "device", "all", edits),
+        base_cdi_ids=driver_spec(common, GPU_DRIVER, edits),
     )

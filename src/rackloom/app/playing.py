@@ -22,7 +22,6 @@ from rackloom.twin.kube import DirectApi
 from rackloom.twin.scenario.cluster_ground import ClusterGround
 from rackloom.twin.scenario.hands import both, carve_hands, cluster_hands
 from rackloom.twin.scenario.player import Line, Played, play, while_working
-from rackloom.twin.scenario.read import read_scenario
 from rackloom.twin.scenario.values import Scenario, Speed
 from rackloom.twin.scenario.virtual import VirtualSite, virtual_site, virtual_wall
 from rackloom.twin.virtual import event_loop
@@ -35,16 +34,11 @@ ANSWER_SECONDS = (0.002, 0.02)
 Tell = Callable[[Line], None]
 
 
-def play_file(file: Path, *, speed: Speed, home: Path | None, tell: Tell) -> Played:
-    """Play the scenario in `file`. Refused, before anything starts, where not every step can be played.
+def play_scenario(scenario: Scenario, *, speed: Speed, home: Path | None, tell: Tell) -> Played:
+    """Play a scenario. Refused, before anything starts, where not every step can be played.
 
     `home` is kept; without one there is a home for this scenario alone, which is gone afterwards.
     """
-    return play_scenario(read_scenario(file), speed=speed, home=home, tell=tell)
-
-
-def play_scenario(scenario: Scenario, *, speed: Speed, home: Path | None, tell: Tell) -> Played:
-    """The same, of a scenario that was read."""
     _require_playable(scenario, speed)
     fresh = tempfile.TemporaryDirectory(prefix="rackloom-play-") if home is None else nullcontext(str(home))
     with fresh as directory:

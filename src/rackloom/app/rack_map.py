@@ -8,6 +8,8 @@ from typing import TypeVar
 import sqlalchemy as sa
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rackloom.app.cluster_follower import ClusterFollower
+from rackloom.app.picture.cluster import Lister, Reach
 from rackloom.app.picture.examined import Examiner
 from rackloom.app.picture.fabric import Staleness
 from rackloom.app.picture.known import Known
@@ -17,7 +19,7 @@ from rackloom.carve.site.operations import SITE
 from rackloom.carve.site.problems import Rejected
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.tables import domain_revision, operation, provider, site, status_history
-from rackloom.claim.kube.api import KubeApi
+from rackloom.prove.picture.join import JoinedShares, join
 from rackloom.web.door import Doorman, Viewer
 from rackloom.web.pages import create_pages
 from rackloom.web.reading import Happening, Reading
@@ -63,8 +65,8 @@ class _Survey:
 class SiteSource:
     """The site as its records and, where there are any, its cluster and its transfers tell of it.
 
-    `cluster` may be given later; `cluster_version` says cheaply whether the cluster changed. Without it a
-    change there is seen with the next reading that has another reason.
+    A cluster may be given later: one that is followed (`follow`), or an API server that is asked anew at each
+    reading, with `cluster_version`, which says cheaply whether it changed.
     """
 
     def __init__(
@@ -78,11 +80,17 @@ class SiteSource:
         self._clock = clock
         self._transfers = transfers
         self._stale_seconds = stale_seconds
-        self.cluster: KubeApi | None = None
+        self.cluster: Lister | None = None
         self.cluster_version: Callable[[], object] | None = None
+        self._reach: Callable[[], Reach] | None = None
         self._seen: object = None
         self._known = Known()
+        self._joined = JoinedShares()
         self._examiner = Examiner()
+
+    def follow(self, cluster: ClusterFollower) -> None:
+        """Draw what this one has been told."""
+        self.cluster, self.cluster_version, self._reach = cluster, cluster.version, cluster.reach
 
     async def read(self) -> Reading:
         """The whole site now."""
@@ -93,13 +101,16 @@ class SiteSource:
             records=_Survey(self._store),
             stale=Staleness(now, self._stale_seconds),
             cluster=self.cluster,
+            reach=self._reach,
             transfers=folder if folder is not None and folder.is_dir() else None,
             known=self._known,
         )
-        examined = await self._examiner.newest(picture)
+        self._joined = joined = await asyncio.to_thread(join, picture, self._joined)
+        examined = await self._examiner.newest(picture, joined)
         happenings = await self._store.survey(_happenings)
         return Reading(
             picture=picture,
+            joined=joined,
             findings=examined.findings,
             examined_at=examined.at,
             happenings=happenings,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 import structlog
 
-from rackloom.app.config import NvlinkConfig
+from rackloom.app.config_sections import NvlinkConfig
 from rackloom.app.switches import Switches
 from rackloom.carve.fabric.nmxm import wire
 from rackloom.carve.fabric.nmxm.reading import Lists, domains_of

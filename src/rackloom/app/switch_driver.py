@@ -14,7 +14,7 @@ import msgspec
 import structlog
 from cryptography import x509
 
-from rackloom.app.config import CertificateRotation, NvlinkConfig
+from rackloom.app.config_sections import CertificateRotation, NvlinkConfig
 from rackloom.carve.fabric.ports import FabricDriver, FabricUnavailable
 from rackloom.carve.fabric.tls import TlsMaterial
 from rackloom.carve.plan.values import Observation, Operation

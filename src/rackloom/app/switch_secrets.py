@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rackloom.app.config import NvlinkConfig
+from rackloom.app.config_sections import NvlinkConfig
 from rackloom.app.secrets.values import Secret, SecretProvider
 from rackloom.carve.fabric.nmxm.session import Login
 from rackloom.carve.fabric.ports import FabricUnavailable

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from google.protobuf.json_format import MessageToJson
 
-from rackloom.app.config import NvlinkConfig
+from rackloom.app.config_sections import NvlinkConfig
 from rackloom.app.secrets.values import SecretProvider
 from rackloom.app.switch_driver import SwitchDriver, Way
 from rackloom.app.switch_secrets import SwitchSecrets

@@ -82,13 +82,12 @@ async def webhook(api: KubeApi, settings: AdmissionSettings, options: Options) -
     names = options.dns_names or (f"{NAME}.{settings.namespace}.svc",)
     certificate = Certificate(Serving(api, settings.namespace, names, time.time))
     election = Election(api, settings.namespace, NAME, identity, wall=time.time, rng=rng)
-    work = [one.run() for one in known.informers]
-    work += [certificate.run(), election.run(gatekeeper.run)]
     metrics = WebhookMetrics(lambda: certificate.expires)
     app = application(Desk(known, settings), lambda: known.is_synced and certificate.is_held, metrics)
-    server = listening(app, options.listen, tls=certificate.context, keep_alive=KEEP_ALIVE)
-    async with _meanwhile(work), server as port:
-        yield port
+    async with listening(app, options.listen, tls=certificate.context, keep_alive=KEEP_ALIVE) as port:
+        informers = [one.run() for one in known.informers]
+        async with _meanwhile([*informers, certificate.run(), election.run(gatekeeper.run)]):
+            yield port
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from rackloom.prove.doctor.examine import examine
 from rackloom.prove.doctor.findings import Finding
 
 _MODULE = 3
-"""Which GPU of the tray is lost."""
+"""Which GPU of the tray is lost, by its NVLink module, which counts from 1; devices count from 0."""
 _WORKER = "whole-rack-worker-7"
 
 
@@ -33,7 +33,7 @@ class Accident:
         self._node = pod["spec"]["nodeName"]
         self._whole.nodes[self._node].gpus.lose(_MODULE)
         await self._whole.nodes.look(self._node)
-        return {"lost": f"GPU {_MODULE} of node {self._node}, under {_WORKER}"}
+        return {"lost": f"the GPU of NVLink module {_MODULE} of node {self._node}, under {_WORKER}"}
 
     async def be_found(self) -> Evidence:
         """The doctor names the node, what both sides say, and what to do."""

@@ -89,8 +89,8 @@ def _flat(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_flat(inner)}" for key, inner in value.items())
     if isinstance(value, list):
-        return " ".join(map(str, value))
-    return str(value)
+        return " ".join(map(_flat, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _summary(report: Report) -> str:

@@ -2,7 +2,7 @@
 
 import os
 
-from rackloom.app.config import SecretsConfig, VaultConfig
+from rackloom.app.config_sections import SecretsConfig, VaultConfig
 from rackloom.app.secrets.environment import EnvironmentSecrets
 from rackloom.app.secrets.files import FileSecrets
 from rackloom.app.secrets.values import SecretProvider

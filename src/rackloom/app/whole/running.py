@@ -12,6 +12,7 @@ from rackloom.app.collecting import spare_what_is_loaded
 from rackloom.app.embedded import Embedded, embedded_site
 from rackloom.app.home import Home
 from rackloom.app.stopping import told_to_stop
+from rackloom.app.taking_turns import take_short_turns
 from rackloom.app.whole.cluster import twin_nodes
 from rackloom.app.whole.site import whole_site
 from rackloom.claim.kube.connection import http_client
@@ -38,6 +39,7 @@ def run_up(home: Home, wanted: Wanted, announce: Say) -> None:
     """Run a site in `home` until SIGTERM or SIGINT; `announce` hears where it listens once it answers."""
     import uvloop
 
+    take_short_turns()
     uvloop.run(_until_stopped(home, wanted, announce))
 
 

@@ -39,10 +39,19 @@ def http_client(
             f"no API server from {kubeconfig or 'this environment'}: it is no YAML{_at(error)}",
             nearest_fix="correct the kubeconfig there",
         ) from None
-    except (ConfigError, LookupError, OSError, TypeError, ValueError) as error:
+    except (
+        AttributeError,
+        ConfigError,
+        LookupError,
+        OSError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         where = kubeconfig or "this environment"
+        told = error if isinstance(error, ConfigError | OSError | ValueError) else "it is no kubeconfig"
         fix = "give --kubeconfig a readable file, or run in a pod with a service account"
-        raise Refused(f"no API server from {where}: {error}", nearest_fix=fix) from error
+        raise Refused(f"no API server from {where}: {told}", nearest_fix=fix) from error
 
 
 def _at(error: yaml.YAMLError) -> str:

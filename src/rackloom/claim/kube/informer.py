@@ -51,6 +51,7 @@ class Informer:
         self._synced = asyncio.Event()
         self._observed_at: float | None = None
         self._unknown_since: float | None = None
+        self._problem: KubeError | None = None
         self.cache = Cache(indexers or {})
 
     def on_change(self, handler: Handler) -> None:
@@ -75,6 +76,11 @@ class Informer:
     def unknown_since(self) -> float | None:
         """Loop time since when the cache may be behind: no list yet, or a broken watch. None: it follows."""
         return self._unknown_since
+
+    @property
+    def problem(self) -> KubeError | None:
+        """What the API server last answered, where the cache may be behind because of that."""
+        return self._problem
 
     async def run(self) -> None:
         """Follow the API server until cancelled."""
@@ -140,9 +146,10 @@ class Informer:
     def _see(self) -> None:
         self._failures = 0
         self._observed_at = asyncio.get_running_loop().time()
-        self._unknown_since = None
+        self._unknown_since = self._problem = None
 
     async def _pause(self, error: KubeError) -> None:
+        self._problem = error
         if self._unknown_since is None:
             self._unknown_since = self._observed_at
         self._failures += 1

@@ -3,7 +3,7 @@
 Requests are plain JSON: nothing is decoded into models, so that fields which this code does not know survive.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import httpx2
 import msgspec
+from lightkube.core.exceptions import ConfigError
 
 from rackloom.claim.kube import paths
 from rackloom.claim.kube.api import Expired, Kind, KubeError, Listed, Object, WatchEvent
@@ -31,6 +32,19 @@ _JSON = "application/json"
 _MERGE = "application/merge-patch+json"
 _JSON_PATCH = "application/json-patch+json"
 _APPLY = "application/apply-patch+yaml"
+_NO_ANSWER = (
+    httpx2.TransportError,
+    ConfigError,
+    OSError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""The way there is broken, a credential plugin fails, or what comes back was written by no API server."""
+
+Keep = Callable[[Kind, Object], Object | None]
+"""What is wanted of an object that a list or a watch tells; None: nothing."""
 
 
 def connect(
@@ -39,6 +53,7 @@ def connect(
     *,
     user_agent: str = "rackloom",
     transport: httpx2.AsyncBaseTransport | None = None,
+    keep: Keep | None = None,
 ) -> "LightkubeApi":
     """The API server of a kubeconfig, of this pod, or of $KUBECONFIG. Raises `Refused` where there is none.
 
@@ -46,15 +61,24 @@ def connect(
     """
     client = http_client(kubeconfig, context, transport=transport)
     client.headers["User-Agent"] = user_agent
-    return LightkubeApi(client, Pace(REQUESTS_PER_SECOND, BURST))
+    return LightkubeApi(client, Pace(REQUESTS_PER_SECOND, BURST), keep or _whole)
+
+
+def _whole(_: Kind, obj: Object) -> Object:
+    return obj
 
 
 class LightkubeApi:
-    """One client of an API server. Use it as an asynchronous context manager, or call `aclose`."""
+    """One client of an API server. Use it as an asynchronous context manager, or call `aclose`.
 
-    def __init__(self, client: httpx2.AsyncClient, pace: Pace) -> None:
+    Of what lists and watches tell it gives what `keep` makes of it, page by page: a large cluster is never
+    whole in memory where little of it is wanted.
+    """
+
+    def __init__(self, client: httpx2.AsyncClient, pace: Pace, keep: Keep = _whole) -> None:
         self._client = client
         self._pace = pace
+        self._keep = keep
 
     async def __aenter__(self) -> "LightkubeApi":
         return self
@@ -86,10 +110,14 @@ class LightkubeApi:
         items: list[Object] = []
         while True:
             page = await self._send("GET", paths.collection(kind, namespace), params=params)
-            items.extend(_typed(kind, item) for item in page.get("items") or ())
-            token = page["metadata"].get("continue")
+            try:
+                wanted = (self._keep(kind, _typed(kind, item)) for item in page.get("items") or ())
+                items.extend(item for item in wanted if item is not None)
+                token, version = page["metadata"].get("continue"), page["metadata"]["resourceVersion"]
+            except _NO_ANSWER as error:
+                raise unreachable(error) from error
             if not token:
-                return Listed(tuple(items), page["metadata"]["resourceVersion"])
+                return Listed(tuple(items), version)
             params = params | {"continue": token}
 
     async def watch(
@@ -118,9 +146,16 @@ class LightkubeApi:
                     raise _error(response)
                 async with aclosing(events_of(response.aiter_bytes())) as events:
                     async for event in events:
-                        yield event
-        except httpx2.TransportError as error:
+                        yield self._wanted(kind, event)
+        except _NO_ANSWER as error:
             raise unreachable(error) from error
+
+    def _wanted(self, kind: Kind, event: WatchEvent) -> WatchEvent:
+        """A change; an object of which nothing is wanted is gone."""
+        if event.type == "BOOKMARK":
+            return event
+        wanted = self._keep(kind, event.object)
+        return WatchEvent("DELETED", event.object) if wanted is None else WatchEvent(event.type, wanted)
 
     async def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:
         """Create an object."""
@@ -191,7 +226,7 @@ class LightkubeApi:
             response = await self._client.request(
                 method, path, params=params, content=content, headers=headers
             )
-        except httpx2.TransportError as error:
+        except _NO_ANSWER as error:
             raise unreachable(error) from error
         if not response.is_success:
             raise _error(response)

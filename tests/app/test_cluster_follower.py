@@ -1,0 +1,181 @@
+"""What one who follows a cluster says of it: what there is, whether it changed, since when it is unknown."""
+
+import asyncio
+import random
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from rackloom.app.cluster_follower import ClusterFollower
+from rackloom.app.picture.glance import KINDS
+from rackloom.app.picture.look import site_picture
+from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
+from rackloom.claim.kube.api import KubeError, NotFound
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NAMESPACE, NODE, POD
+from rackloom.prove.picture.values import Layer
+from rackloom.twin.kube import DirectApi, FakeKube, Fault, answers
+from rackloom.twin.virtual import event_loop
+
+EPOCH = 1_800_000_000.0
+LONG = 100.0
+"""Seconds in which a bookmark comes, and the longest pause between two attempts is over."""
+
+
+def wall():
+    return EPOCH + asyncio.get_running_loop().time()
+
+
+@asynccontextmanager
+async def followed(api):
+    follower = ClusterFollower(api, wall, random.Random(0))
+    task = asyncio.create_task(follower.run())
+    try:
+        yield follower
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def layer_of(follower):
+    picture = await site_picture(wall(), cluster=follower, reach=follower.reach)
+    return picture.layer(Layer.CLUSTER), picture
+
+
+def node(name, heartbeat="2026-01-01T00:00:00Z", ready="True"):
+    condition = {"type": "Ready", "status": ready, "lastHeartbeatTime": heartbeat}
+    return {"metadata": {"name": name}, "spec": {}, "status": {"conditions": [condition]}}
+
+
+class Silent(DirectApi):
+    """An API server that is away while `silent`: it answers nothing, and its watches end."""
+
+    silent = True
+
+    async def list(self, *what, **how):
+        if self.silent:
+            raise Fault().error()
+        return await super().list(*what, **how)
+
+    async def watch(self, kind, *what, **how):
+        if self.silent:
+            raise Fault().error()
+        async for event in super().watch(kind, *what, **how):
+            if self.silent:
+                raise Fault().error()
+            yield event
+
+
+def test_each_kind_is_listed_once_however_often_it_is_looked_at():
+    async def run():
+        kube = FakeKube()
+        await DirectApi(kube, "admin").create(NODE, node("a"))
+        async with followed(DirectApi(kube, "map")) as follower:
+            for _ in range(50):
+                await asyncio.sleep(1)
+                layer, picture = await layer_of(follower)
+            assert (layer.unknown_since, [one.name for one in picture.nodes]) == (None, ["a"])
+        return {(call.verb, call.resource): n for call, n in kube.calls.items() if call.user == "map"}
+
+    counted = event_loop.run(1, run)
+    assert counted == {(verb, kind.plural): 1 for verb in ("list", "watch") for kind in KINDS}
+
+
+def test_a_cluster_that_never_answered_is_unknown_and_not_empty():
+    async def run():
+        async with followed(Silent(FakeKube(), "map")) as follower:
+            began = wall()
+            first, _ = await layer_of(follower)
+            await asyncio.sleep(LONG)
+            layer, picture = await layer_of(follower)
+            assert first.unknown_since == layer.unknown_since == began
+            assert (layer.at, picture.nodes) == (None, ())
+            assert "the cluster cannot be read" in layer.problem
+
+    event_loop.run(1, run)
+
+
+def test_what_is_lost_is_unknown_since_it_was_last_heard_of_and_comes_back():
+    async def run():
+        api = Silent(FakeKube(), "map")
+        api.silent = False
+        await api.create(NODE, node("a"))
+        async with followed(api) as follower:
+            await asyncio.sleep(LONG)
+            before, _ = await layer_of(follower)
+            known = follower.version()
+            api.silent = True
+            await asyncio.sleep(LONG)
+            lost, picture = await layer_of(follower)
+            assert before.unknown_since is None
+            assert before.at <= lost.unknown_since < wall() - LONG / 2
+            assert (picture.nodes, follower.version() == known) == ((), False)
+            await asyncio.sleep(LONG)
+            assert (await layer_of(follower))[0].unknown_since == lost.unknown_since
+            api.silent = False
+            await asyncio.sleep(2 * LONG)
+            again, picture = await layer_of(follower)
+            assert again.unknown_since is None
+            assert again.at > lost.unknown_since
+            assert [one.name for one in picture.nodes] == ["a"]
+
+    event_loop.run(1, run)
+
+
+def test_only_what_is_drawn_is_a_change():
+    async def run():
+        kube = FakeKube()
+        api = DirectApi(kube, "admin")
+        await api.create(NODE, node("a"))
+        async with followed(DirectApi(kube, "map")) as follower:
+            versions = [await settled(follower)]
+
+            async def changes(step):
+                await step
+                versions.append(await settled(follower))
+                return versions[-1] != versions[-2]
+
+            beat = {"status": node("a", "2026-01-01T00:05:00Z")["status"]}
+            ill = {"status": node("a", ready="False")["status"]}
+            label = {"metadata": {"labels": {GPU_CLIQUE_LABEL: "c.1"}}}
+            plain = {"metadata": {"name": "p", "namespace": "default"}, "spec": {"containers": []}}
+            assert not await changes(api.patch(NODE, "a", None, beat, subresource="status"))
+            assert await changes(api.patch(NODE, "a", None, ill, subresource="status"))
+            assert await changes(api.patch(NODE, "a", None, label))
+            assert not await changes(api.create(POD, plain)), "a pod without devices"
+            assert not await changes(api.delete(POD, "p", "default"))
+            assert await changes(api.delete(NODE, "a"))
+
+    async def settled(follower):
+        await asyncio.sleep(1)
+        return follower.version()
+
+    event_loop.run(1, run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "refusal", "is_known"),
+    [
+        (COMPUTE_DOMAIN, NotFound(404, "NotFound", "no such type"), True),
+        (NAMESPACE, answers.forbidden(NAMESPACE, "", "not yours"), True),
+        (NODE, answers.forbidden(NODE, "", "not yours"), False),
+        (NODE, NotFound(404, "NotFound", "no such type"), False),
+        (COMPUTE_DOMAIN, KubeError(500, "InternalError", "etcd is away"), False),
+    ],
+)
+def test_a_kind_that_is_refused(kind, refusal, is_known):
+    class Narrow(DirectApi):
+        async def list(self, asked, *what, **how):
+            if asked == kind:
+                raise refusal
+            return await super().list(asked, *what, **how)
+
+    async def run():
+        async with followed(Narrow(FakeKube(), "map")) as follower:
+            await asyncio.sleep(LONG)
+            layer, _ = await layer_of(follower)
+            assert (layer.unknown_since is None) is is_known
+            assert (layer.at is not None) is is_known
+            assert is_known or refusal.message in layer.problem
+
+    event_loop.run(1, run)
