@@ -1,4 +1,4 @@
-"""The three errors that cross rooms, named by what the caller should do."""
+"""The three errors that cross rooms, named by what the caller should do; and what errors of files say."""
 
 
 class Retry(Exception):
@@ -26,3 +26,10 @@ class Unknown(Exception):
         super().__init__(reason)
         self.reason = reason
         self.since = since
+
+
+def why(error: OSError | UnicodeError) -> str:
+    """What kept a file from being read, in words and without its name: the sentence around it has that."""
+    if isinstance(error, UnicodeError):
+        return "it is not text (UTF-8)"
+    return error.strerror or str(error)

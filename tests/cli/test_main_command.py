@@ -1,13 +1,16 @@
 """The program as a whole: what it lists, and that every command can be asked for help."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.waiting import PATIENCE
 
-from rackloom.cli.main import COMMANDS
+from rackloom.cli.main import COMMANDS, app
 
 RACKLOOM = [sys.executable, "-m", "rackloom.cli.main"]
 
@@ -33,6 +36,54 @@ def test_every_command_can_be_asked_for_help(name):
     assert f"Usage: rackloom {name}" in asked.stdout
 
 
+def leaves(words=()):
+    """Every command that does something, as the words that call it."""
+    command = app.parse_commands(words)[1][-1]
+    below = [name for name in command if not name.startswith("-")]
+    return [leaf for name in below for leaf in leaves((*words, name))] or [words]
+
+
+each_leaf = pytest.mark.parametrize("words", leaves(), ids=" ".join)
+
+
+def ended(*words):
+    """The exit code of a command that ends before it begins."""
+    with pytest.raises(SystemExit) as end:
+        app(words)
+    return end.value.code
+
+
+def test_there_are_commands_below_commands():
+    assert {("place",), ("admin", "machine", "nvlink-info", "show"), ("transfer", "model")} <= set(leaves())
+
+
+@each_leaf
+def test_each_command_is_listed_with_what_it_does_and_can_be_asked_for_help(words, capsys):
+    app([*words[:-1], "--help"], result_action="return_value")
+    assert re.search(rf"│ {words[-1]} +\w", capsys.readouterr().out)
+    app([*words, "--help"], result_action="return_value")
+    assert f"Usage: rackloom {' '.join(words)}" in capsys.readouterr().out
+
+
+@each_leaf
+def test_mistakes_of_usage_end_with_2(words, capsys, monkeypatch):
+    arguments = app.parse_commands(words)[1][-1].assemble_argument_collection()
+    required = [one for one in arguments if one.required]
+    for variable in (name for one in required for name in one.parameter.env_var or ()):
+        monkeypatch.delenv(variable, raising=False)
+    assert ended(*words, "--no-such-option") == 2
+    assert capsys.readouterr().err
+    if required:
+        assert ended(*words) == 2
+        assert capsys.readouterr().err
+
+
+def test_a_command_that_is_asked_for_help_tells_all_of_it():
+    asked = rackloom("place", "--help").stdout
+    assert "What does not fit is refused with what blocks it and the nearest fix" in asked
+    assert "Where whole jobs would go" not in asked
+
+
 def test_an_unknown_command_is_a_usage_error():
     refused = rackloom("carve")
     assert refused.returncode == 2
@@ -55,6 +106,19 @@ def test_listing_commands_imports_none_of_them():
     )
 
 
+def test_a_job_that_fits_loads_nothing_that_explains_moves_or_packs():
+    job = Path(__file__).parents[2] / "examples" / "imex-mpijob" / "mpijob.yaml"
+    code = (
+        "import sys; from rackloom.cli.main import app;"
+        f"app(['place', {str(job)!r}, '--profile', 'gb200-nvl72', '--racks', '2']); print(list(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert "rackloom.claim.place.search.fit" in done.stdout
+    for module in ("refusal.fixes", "refusal.shortage", "defrag", "many.whole", "many.exact", "render"):
+        assert f"rackloom.claim.place.{module}" not in done.stdout
+    assert "cel_expr_python" not in done.stdout
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["in blocks", "at once"])
 def test_a_reader_that_has_seen_enough_is_no_error(unbuffered):
     process = subprocess.Popen(
@@ -68,3 +132,28 @@ def test_a_reader_that_has_seen_enough_is_no_error(unbuffered):
     assert process.stderr.read() == ""
     process.stderr.close()
     process.wait(PATIENCE)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [("topology", "list"), ("--help",)], ids=" ".join)
+def test_a_full_disk_is_told(words):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*RACKLOOM, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "rackloom: what this writes has no room: No space left on device\n  fix: make room on that disk\n"
+    )
+
+
+def test_a_closed_output_is_no_error():
+    closed = f"{shlex.join([*RACKLOOM, 'topology', 'list'])} >&-"
+    done = subprocess.run(["sh", "-c", closed], stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_complaint_that_nobody_reads_is_not_printed_as_an_answer():
+    closed = f"{shlex.join([*RACKLOOM, 'topology', 'show', 'nowhere'])} 2>&-"
+    done = subprocess.run(["sh", "-c", closed], stdout=subprocess.PIPE, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (1, "")

@@ -123,9 +123,12 @@ def test_every_test_that_is_named_is_there(name, files):
     assert {one for one in told if f"def {one}(" not in tests} == set()
 
 
-def test_every_page_can_be_reached_from_the_readme():
-    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)", PAGES["README.md"]))
-    assert {name for name in PAGES if name.startswith("docs/")} == linked
+def test_every_page_is_listed_and_the_list_is_reached_from_the_readme():
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", PAGES["docs/README.md"]))
+    assert {name for name in PAGES if name.startswith("docs/")} == {f"docs/{one}" for one in listed} | {
+        "docs/README.md"
+    }
+    assert "](docs/README.md)" in PAGES["README.md"]
 
 
 def test_contributing_lists_the_rooms_that_there_are():

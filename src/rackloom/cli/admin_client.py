@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from rackloom.cli.output import Output
-from rackloom.errors import Refused, Retry
+from rackloom.errors import Refused, Retry, why
 
 SECONDS = 60.0
 FIX = "nearest-fix-bin"
@@ -98,7 +98,9 @@ def _read(path: Path | None, option: str, variable: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise Refused(f"cannot read {path}: {error.strerror}") from error
+        raise Refused(
+            f"{path} cannot be read: {why(error)}", nearest_fix=f"give {option} a PEM file"
+        ) from error
 
 
 def _call(method: Any, request: Any) -> Any:

@@ -11,7 +11,7 @@ from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.site.controllers import ControllerKind, kind_of, url_of_kind
 from rackloom.cli.admin_client import HERE, At, Client, Connection, Printed, Serial, Url, connect
 from rackloom.cli.output import columns, emit
-from rackloom.errors import Refused
+from rackloom.errors import Refused, why
 
 endpoint = App(name="endpoint", help="Switch controllers, by the chassis they speak for.")
 credential = App(name="credential", help="Credentials of controllers.")
@@ -125,8 +125,10 @@ def _password(file: Path | None) -> str:
     if file is not None:
         try:
             return file.read_text().partition("\n")[0]
-        except OSError as error:
-            raise Refused(f"cannot read {file}: {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise Refused(
+                f"{file} cannot be read: {why(error)}", nearest_fix="write the password on its first line"
+            ) from error
     if not sys.stdin.isatty():
         return sys.stdin.readline().rstrip("\n")
     from getpass import getpass

@@ -12,7 +12,7 @@ from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.cli.admin_client import HERE, At, Client, MachineId, Printed, as_dict, connect, pages
 from rackloom.cli.admin_endpoints import ask
 from rackloom.cli.output import columns, emit
-from rackloom.errors import Refused
+from rackloom.errors import Refused, why
 
 machine = App(name="machine", help="Machines and where their GPUs are in the fabric.")
 nvlink_info = App(name="nvlink-info", help="The GPU mapping of a machine.")
@@ -31,6 +31,9 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     rack: str
     gpus: int
     id: str = ""
+
+
+_RECORDS = "write a list of {chassis_serial, slot, tray_index, rack, gpus}"
 
 
 class _GpuConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -206,15 +209,15 @@ def _observed_info(body: dict[str, Any], known: Any) -> pb.MachineNVLinkInfo:
 
 
 def _records(file: Path) -> list[_Record]:
-    fix = "write a list of {chassis_serial, slot, tray_index, rack, gpus}"
+    import yaml
+
     try:
         content = file.read_bytes()
         if file.suffix in (".yaml", ".yml"):
-            import yaml
-
             return msgspec.convert(yaml.safe_load(content), list[_Record])
         return msgspec.json.decode(content, type=list[_Record])
     except OSError as error:
-        raise Refused(f"cannot read {file}: {error.strerror}") from error
-    except (msgspec.DecodeError, ValueError) as error:
-        raise Refused(f"{file} is not a list of machines: {error}", nearest_fix=fix) from error
+        raise Refused(f"{file} cannot be read: {why(error)}", nearest_fix=_RECORDS) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        told = " ".join(str(error).split())  # Errors of YAML are drawn over lines.
+        raise Refused(f"{file} is not a list of machines: {told}", nearest_fix=_RECORDS) from error

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.cli.admin_client import HERE, At, Domain, MachineId, Printed, Reason, as_dict, connect, order
 from rackloom.cli.output import columns, emit
-from rackloom.errors import Refused
+from rackloom.errors import Refused, why
 
 domain = App(name="domain", help="NVLink domains.")
 tray = App(name="tray", help="Trays under maintenance.")
@@ -47,7 +47,10 @@ def apply(
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"cannot read {file}: {error}") from error
+        raise Refused(
+            f"{file} cannot be read: {why(error)}",
+            nearest_fix="write one with: rackloom admin plan --to FILE",
+        ) from error
     with connect(at) as site:
         outcomes = site.operator("ApplyPlan", ours.ApplyRequest(plan=text)).outcomes
     rows = [(one.kind, one.partition_name, one.state, one.message) for one in outcomes]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from rackloom.cli.output import Output, emit
 
@@ -17,6 +18,7 @@ app.command(
 
 Files = Annotated[list[Path], Parameter(name=["--file", "-f"], negative="", consume_multiple=True)]
 Slices = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
+Nodes = Annotated[int, Parameter(validator=Number(gte=1, lte=10_000))]
 
 
 @app.command(name="allocate")
@@ -24,7 +26,7 @@ def allocate_claims(
     *,
     file: Files,
     profile: str | None = None,
-    nodes: int = 1,
+    nodes: Nodes = 1,
     slices: Slices = None,
     mode: Literal["exact", "best"] = "exact",
     output: Output = "table",
@@ -64,7 +66,7 @@ def explain_claims(
     *,
     file: Files,
     profile: str | None = None,
-    nodes: int = 1,
+    nodes: Nodes = 1,
     slices: Slices = None,
     output: Output = "table",
 ) -> int:

@@ -1,10 +1,12 @@
 """The `rackloom` program: finds the command, imports only that one, and turns errors into exit codes.
 
-Exit codes: 0 done, 1 refused or unhealthy, 2 usage.
+Exit codes: 0 done, 1 refused or unhealthy, 2 usage; 130 after Ctrl-C.
 """
 
+import errno
 import os
 import sys
+from pathlib import Path
 
 from cyclopts import App
 
@@ -13,7 +15,10 @@ from rackloom.errors import Refused, Retry, Unknown
 
 app = App(
     name="rackloom",
-    help="One control plane for rack-scale GPU fabrics: carve, claim, prove.",
+    help="""One control plane for rack-scale GPU fabrics: carve, claim, prove.
+
+    `rackloom demo` shows all of it on simulated racks. Exit codes: 0 done, 1 refused or unhealthy, 2 usage.
+    """,
     version=__version__,
     result_action="return_value",
 )
@@ -21,26 +26,30 @@ app = App(
 COMMANDS = (
     ("demo", "rackloom.cli.demo:demo", "Tell the whole story on simulated racks, each step verified."),
     ("up", "rackloom.cli.up:up", "Run a site on simulated racks, on loopback."),
-    ("token", "rackloom.cli.up:token", "Print a bearer token for such a site."),
-    ("serve", "rackloom.cli.serve:serve", "Run the site service on real switch controllers."),
-    ("admin", "rackloom.cli.admin:app", "Operate a site: endpoints, machines, partitions, plans."),
+    ("token", "rackloom.cli.up:token", "Print a bearer token for such a simulated site."),
+    ("twin", "rackloom.cli.twin:app", "Replay incidents on the production code."),
+    ("doctor", "rackloom.cli.doctor:doctor", "What is wrong with a site, over all layers, and the fix."),
     ("topology", "rackloom.cli.topology:app", "What is wired to what, on known machines and racks."),
     ("claim", "rackloom.cli.claim:app", "What device claims would get here, and why not."),
     ("place", "rackloom.cli.place:place", "Where whole jobs would go, or what blocks them."),
-    ("controller", "rackloom.cli.controller:controller", "Control the ComputeDomains of a cluster."),
-    ("imex", "rackloom.cli.imex:app", "Supervise the IMEX daemon of a ComputeDomain on one node."),
-    ("node", "rackloom.cli.node:app", "Kubelet plugins: serve the devices of this node to pods."),
-    ("webhook", "rackloom.cli.webhook:webhook", "Admit claims and pods: validate, keep together, hold back."),
-    ("twin", "rackloom.cli.twin:app", "Replay incidents on the production code."),
-    ("doctor", "rackloom.cli.doctor:doctor", "What is wrong with a site, over all layers, and the fix."),
     ("transfer", "rackloom.cli.transfer:app", "Measure a KV-cache transfer and prove its path."),
+    ("serve", "rackloom.cli.serve:serve", "Run the site service on real switch controllers."),
+    ("admin", "rackloom.cli.admin:app", "Operate a site: endpoints, machines, partitions, plans."),
+    ("controller", "rackloom.cli.controller:controller", "Control the ComputeDomains of a cluster."),
+    ("webhook", "rackloom.cli.webhook:webhook", "Admit claims and pods: validate, keep together, hold back."),
+    ("node", "rackloom.cli.node:app", "Kubelet plugins: serve the devices of this node to pods."),
+    ("imex", "rackloom.cli.imex:app", "Supervise the IMEX daemon of a ComputeDomain on one node."),
 )
-for _name, _path, _help in COMMANDS:
-    app.command(_path, name=_name, help=_help)
+"""In the order in which they are listed: to try, to look and plan, to run a site, to run on Kubernetes."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+for _place, (_name, _path, _help) in enumerate(COMMANDS):
+    app.command(_path, name=_name, help=_help, sort_key=_place)
 
 
 def main() -> None:
     """Entry point of the console script."""
+    _have_somewhere_to_write()
+    _tell_in_full(sys.argv[1:2])
     try:
         result = app()
         sys.stdout.flush()  # A pipe is written in blocks: whether anybody reads the last shows here.
@@ -52,9 +61,35 @@ def main() -> None:
         sys.exit(1)
     except BrokenPipeError:
         # The reader (head, a pager) has seen enough; the interpreter must not complain about it at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _write_no_more()
+        _complain(f"what this writes has no room: {error.strerror}", "make room on that disk")
         sys.exit(1)
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _tell_in_full(called: list[str]) -> None:
+    """A function that is called is described by its docstring; the line in the list is for the list."""
+    for name, _, _ in COMMANDS:
+        if [name] == called and app[name].default_command is not None:
+            app[name].help = None
+
+
+def _have_somewhere_to_write() -> None:
+    """A program that was started with its output closed has none (`>&-`); what it prints goes nowhere."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (open until the end)
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+
+
+def _write_no_more() -> None:
+    """What is still in the buffer could not be written either, and the interpreter would try."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(reason: str, fix: str | None) -> None:

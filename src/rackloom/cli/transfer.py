@@ -27,7 +27,7 @@ for _name, _help in (
 ):
     app.command(f"rackloom.cli.transfer_records:{_name}", name=_name, help=_help)
 
-app.command("rackloom.cli.transfer_model:model", name="model")
+app.command("rackloom.cli.transfer_model:model", name="model", help="Model a transfer from the wiring alone.")
 
 
 @app.command
@@ -178,7 +178,7 @@ def _emulated(
     from rackloom.prove.transfer import emulate, run
 
     gigabits = rates or (emulate.ALIGNED_GIGABITS, emulate.UNALIGNED_GIGABITS)
-    if min(gigabits) < 0.001 or max(gigabits) > 1000:
+    if not all(0.001 <= rate <= 1000 for rate in gigabits):
         raise Refused(f"a link cannot be shaped to {gigabits}", nearest_fix="give Gb/s from 0.001 to 1000")
     if pairs:
         return run.run_emulated_pairs(spec, gigabits, runs=runs, watch=watch)

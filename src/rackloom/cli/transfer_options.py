@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from rackloom.errors import Refused
+from rackloom.errors import Refused, why
 
 if TYPE_CHECKING:
     from rackloom.prove.transfer.isolation import Allocated
@@ -170,7 +170,7 @@ def read_secret(file: Path | None) -> str:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(
-            f"the secret file cannot be read: {error}", nearest_fix="name a readable text file"
+            f"{file} cannot be read: {why(error)}", nearest_fix="name a readable text file"
         ) from error
 
 

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from rackloom.cli.output import columns, emit
 from rackloom.cli.transfer_options import Words
-from rackloom.errors import Refused
+from rackloom.errors import Refused, why
 from rackloom.prove.transfer.comparison import TEST, Compared, compare_records
 from rackloom.prove.transfer.gate import Finding, check_baseline, judge
 from rackloom.prove.transfer.imported import read_nccl, read_nvbandwidth
@@ -180,4 +180,6 @@ def _content(file: Path) -> str:
     try:
         return file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"{file}: {error}", nearest_fix="name a text file that can be read") from error
+        raise Refused(
+            f"{file} cannot be read: {why(error)}", nearest_fix="name a text file that can be read"
+        ) from error

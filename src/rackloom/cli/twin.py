@@ -29,12 +29,15 @@ def play(
     home
         Directory for records, keys and logs of the simulated site, kept afterwards; default: a temporary one.
     """
-    from rackloom.app.playing import play_file
     from rackloom.twin.scenario.library import find
+    from rackloom.twin.scenario.read import read_scenario
     from rackloom.twin.scenario.tell import line, summary
 
+    scenario = read_scenario(find(file))  # What is wrong with it is told before a whole site is imported.
+    from rackloom.app.playing import play_scenario
+
     said = (lambda _: None) if as_json else (lambda played: print(line(played), flush=True))
-    played = play_file(find(file), speed=speed, home=home, tell=said)
+    played = play_scenario(scenario, speed=speed, home=home, tell=said)
     if as_json:
         import msgspec
 

@@ -48,11 +48,11 @@ def up(
 def token(
     *,
     org: str,
-    role: Annotated[list[Role], Parameter(consume_multiple=True)],
+    role: Annotated[list[Role], Parameter(consume_multiple=True, negative="")],
     home: Path | None = None,
     hours: float = 24.0,
 ) -> None:
-    """Print a bearer token for the site that lives in HOME.
+    """Print a bearer token for the site that lives in HOME, running or not.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def token(
     role
         What it may do there; give it more than once for several roles.
     home
-        Home directory of the site.
+        Home of the `rackloom up`; default: the one that it uses.
     hours
         How long the token is valid.
     """

@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from rackloom.claim.manifests.bounds import check_bounds
-from rackloom.errors import Refused
+from rackloom.errors import Refused, why
 
 FieldPath = tuple[str | int, ...]
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -59,7 +59,9 @@ def read_documents(path: Path) -> list[Document]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"{path} cannot be read: {error}", nearest_fix="name a YAML or JSON file") from error
+        raise Refused(
+            f"{path} cannot be read: {why(error)}", nearest_fix="name a YAML or JSON file"
+        ) from error
     return parse_documents(text, str(path))
 
 
@@ -130,7 +132,10 @@ def _lines(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, int]]:
 def _unfolded(document: Document) -> Iterator[Document]:
     value: object = document.value
     if not isinstance(value, dict):
-        raise Refused(f"{document.where()}: an object is a mapping, not a {type(value).__name__}")
+        raise Refused(
+            f"{document.where()}: an object is a mapping, not a {type(value).__name__}",
+            nearest_fix="begin each object with apiVersion and kind, and part them with ---",
+        )
     if value.get("kind") != "List":
         yield document
         return
