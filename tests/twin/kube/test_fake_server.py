@@ -4,13 +4,14 @@ import asyncio
 import random
 from contextlib import aclosing, suppress
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Object, Rejected
-from rackloom.twin.kube import DirectApi, FakeKube, Fault, Review
+from rackloom.twin.kube import DirectApi, FakeKube, Fault, KubeTransport, Review
 from rackloom.twin.kube.fields import decode, encode, owned_fields
 from rackloom.twin.kube.shapes import SHAPES
 from rackloom.twin.virtual import event_loop
@@ -289,3 +290,14 @@ def test_a_run_is_a_function_of_its_seed() -> None:
         return repr(kube.store.all(kinds.CONFIG_MAP))
 
     assert event_loop.run(3, run) == event_loop.run(3, run)
+
+
+def test_a_body_that_is_no_json_is_refused_by_its_format() -> None:
+    async def story(kube: FakeKube) -> httpx2.Response:
+        async with httpx2.AsyncClient(transport=KubeTransport(kube), base_url="http://fake.invalid") as http:
+            kind = {"Content-Type": "application/vnd.kubernetes.protobuf"}
+            return await http.post("/api/v1/namespaces", content=b"k8s\x00", headers=kind)
+
+    answer = event_loop.run(1, lambda: story(FakeKube(seed=1)))
+    assert (answer.status_code, answer.json()["reason"]) == (415, "UnsupportedMediaType")
+    assert "reads JSON (kubectl create -f, kubectl apply)" in answer.json()["message"]

@@ -111,7 +111,12 @@ class KubeTransport(httpx2.AsyncBaseTransport):
 
 
 def _body(request: httpx2.Request) -> Any:
-    content = request.content
+    content, content_type = request.content, request.headers.get("Content-Type", "")
+    # `kubectl create namespace` and its like write protobuf; `kubectl create -f` and `apply` do not.
+    if content_type.startswith("application/vnd.kubernetes.protobuf"):
+        raise _unknown_format(
+            f"{content_type}: this API server reads JSON (kubectl create -f, kubectl apply)"
+        )
     try:
         return msgspec.json.decode(content) if content else None
     except msgspec.DecodeError as error:
@@ -152,12 +157,15 @@ async def _patch(api: DirectApi, target: Target, request: httpx2.Request, body: 
             target.kind, placed, manager=manager, force=force, subresource=where, dry_run=dry_run
         )
     if content_type not in ("application/merge-patch+json", "application/json-patch+json"):
-        message = f"the body of the request was in an unknown format: {content_type}"
-        raise KubeError(415, "UnsupportedMediaType", message)
+        raise _unknown_format(content_type)
     patch = tuple(body) if isinstance(body, list) else body
     return await api.patch(
         target.kind, target.name, target.namespace, patch, subresource=where, dry_run=dry_run
     )
+
+
+def _unknown_format(what: str) -> KubeError:
+    return KubeError(415, "UnsupportedMediaType", f"the body of the request was in an unknown format: {what}")
 
 
 async def _bind(api: DirectApi, target: Target, body: Object, dry_run: bool) -> Object:
