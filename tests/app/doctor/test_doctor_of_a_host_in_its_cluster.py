@@ -133,6 +133,32 @@ def test_a_nic_that_a_claim_holds_is_missed_by_somebody(tmp_path):
     assert found.severity is Severity.ERROR
 
 
+def test_a_link_that_no_driver_tells_of_and_the_host_sees_up_is_well(tmp_path):
+    host = machine()
+    untold = with_nics(cluster(host), is_first, link="unknown", gbps=None)
+    assert examine_host(laid_out(tmp_path, host), untold) == ()
+
+
+@pytest.mark.parametrize("holder", [NIC_DRIVER, "other.net"])
+def test_a_nic_that_two_drivers_publish_is_held_by_a_claim_of_either(holder, tmp_path):
+    host = machine()
+    picture = cluster(host)
+    first = next(one for one in picture.devices if is_first(one))
+    other = msgspec.structs.replace(first, driver="other.net", name="other-0")
+    use = DeviceUse(
+        driver=holder,
+        pool=NODE,
+        device="nic-0" if holder == NIC_DRIVER else "other-0",
+        claim="team/c",
+        pods=("team/p",),
+    )
+    twice = msgspec.structs.replace(picture, devices=(*picture.devices, other), uses=(use,))
+    (found,) = examine_host(down(laid_out(tmp_path, host)), twice)
+    assert found.severity is Severity.ERROR
+    assert {f"device {NODE}/nic-0", f"device {NODE}/other-0"} <= set(found.where)
+    assert {"nic-0", "other-0"} <= {word for line in found.evidence for word in line.split()}
+
+
 def test_two_nics_are_two_findings(tmp_path):
     host = machine()
     second = with_nics(cluster(host), lambda one: one.name == "nic-1", link="down", gbps=None)

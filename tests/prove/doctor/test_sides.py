@@ -1,10 +1,12 @@
 """What two sides say of one thing is one finding, and nothing that either says is lost."""
 
+from itertools import count
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.prove.doctor import names
-from rackloom.prove.doctor.findings import Severity, fails, holds, unknown
+from rackloom.prove.doctor.findings import Severity, State, badness, fails, holds, unknown
 from rackloom.prove.doctor.sides import both_sides
 
 NIC, OTHER, NODE = "device n/nic-0", "device n/nic-1", "node n"
@@ -50,16 +52,81 @@ def test_without_a_device_the_node_ties():
     assert one.subject == "ComputeDomain a/b"
 
 
-sides = st.lists(
-    st.builds(down, st.sampled_from("abcdef"), st.sampled_from([NIC, OTHER]), st.just(NODE)),
-    max_size=4,
-)
+def test_a_pods_wrong_nic_is_not_the_hosts_far_one():
+    """Both are of one check on one node, and neither names a device."""
+    pod = fails(names.NIC_ALIGNED, "Pod a/b", "it was given nic-1", "claim", where=("pod a/b", NODE))
+    far = fails(names.NIC_ALIGNED, "GPU 4 of node n", "no NIC is near", "discover", where=(NODE,))
+    assert list(both_sides([pod], [far])) == [pod, far]
 
 
-@given(sides, sides)
-def test_nothing_that_either_side_says_is_lost(cluster, host):
+def untold(*where, check=names.NIC_LINK):
+    return unknown(check, "of the cluster", "not told", "fix", evidence=("slice: unknown",), where=where)
+
+
+def well(*where, check=names.NIC_LINK):
+    return holds(check, "of the host", "up", evidence=("host: up",), where=where)
+
+
+def test_a_device_that_the_host_sees_well_is_not_unknown():
+    (one,) = both_sides([untold(NIC, NODE)], [well(NIC, NODE)])
+    assert (one.state, one.severity, one.message, one.fix) == (State.HOLDS, Severity.NONE, "up", "")
+    assert one.evidence == ("slice: unknown", "host: up")
+
+
+def test_what_two_drivers_do_not_tell_of_one_device_its_host_does():
+    found = both_sides([untold(NIC, NODE), untold(OTHER, NODE)], [well(NIC, OTHER, NODE)])
+    assert [one.state for one in found] == [State.HOLDS] * 2
+
+
+def test_one_device_that_is_well_does_not_tell_of_another():
+    (one,) = both_sides([untold(NIC, OTHER, NODE)], [well(NIC, NODE)])
+    assert one.state is State.UNKNOWN
+
+
+def test_a_host_does_not_tell_of_the_mesh_of_other_nodes():
+    apart = untold("ComputeDomain a/b", NODE, "node m", check=names.MESH)
+    (one,) = both_sides([apart], [well(NODE, check=names.MESH)])
+    assert (one.state, one.message) == (State.UNKNOWN, "not told")
+
+
+def says(number, check, severity, devices):
+    return fails(
+        check,
+        f"subject {number}",
+        f"message {number}",
+        f"fix {number}",
+        severity=severity,
+        evidence=(f"evidence {number}",),
+        where=(*devices, NODE),
+    )
+
+
+@st.composite
+def sides(draw):
+    """Faults of one node, of some of its devices or of none, each of which says something of its own."""
+    numbers = count()
+    one = st.builds(
+        lambda *told: says(next(numbers), *told),
+        st.sampled_from([names.NIC_LINK, names.NIC_ALIGNED]),
+        st.sampled_from([Severity.ERROR, Severity.WARNING]),
+        st.sets(st.sampled_from([NIC, OTHER])),
+    )
+    return draw(st.lists(one, max_size=4)), draw(st.lists(one, max_size=4))
+
+
+@given(sides())
+def test_nothing_that_either_side_says_is_lost(told):
+    """All evidence stays, and a message with its fix too, but for one as bad of the same device."""
+    cluster, host = told
     found = list(both_sides(cluster, host))
-    told = {line for one in found for line in one.evidence}
-    assert told >= {line for one in cluster for line in one.evidence}
-    assert told >= {line for one in host for line in one.evidence}
+    for one in (*cluster, *host):
+        kept = [other for other in found if set(one.evidence) <= set(other.evidence)]
+        assert kept
+        assert any(_is_said(one, other) for other in kept)
     assert len(found) <= len(cluster) + len(host)
+
+
+def _is_said(one, by):
+    devices = set(one.where) - {NODE}
+    replaced = one.check == by.check and devices & set(by.where) and badness(by)[0] <= badness(one)[0]
+    return replaced or (one.message, one.fix) == (by.message, by.fix)

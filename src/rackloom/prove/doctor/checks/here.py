@@ -3,12 +3,13 @@
 Names of hosts and nodes are set apart from one another, and may be alike by luck.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from rackloom.prove.doctor.checks.view import at_device, at_node
+from rackloom.prove.doctor.words import unique
 from rackloom.prove.picture.values import DeviceSeen, Picture
 from rackloom.topology.machine import Machine
 
@@ -19,15 +20,19 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """`node n1` where its cluster is known, else `host n1`."""
     node: str | None = None
-    devices: Mapping[str, DeviceSeen] = msgspec.field(default_factory=dict)
-    """Its GPUs and NICs in the cluster, by PCI address."""
+    devices: Mapping[str, tuple[DeviceSeen, ...]] = msgspec.field(default_factory=dict)
+    """Its GPUs and NICs in the cluster, by PCI address: several drivers may publish one."""
     held: frozenset[str] = frozenset()
     """PCI addresses of those that a claim holds."""
 
+    def published(self, address: str | None) -> tuple[DeviceSeen, ...]:
+        """All that the cluster has of the device at a PCI address."""
+        return self.devices.get(address or "", ())
+
     def places(self, *addresses: str | None) -> tuple[str, ...]:
         """How `Finding.where` names these devices, the host last."""
-        known = (self.devices.get(address or "") for address in addresses)
-        return (*(at_device(one) for one in known if one is not None), self.name)
+        known = (at_device(one) for address in addresses for one in self.published(address))
+        return unique(*known, self.name)
 
 
 def here_of(machine: Machine, name: str, picture: Picture) -> Here:
@@ -35,10 +40,15 @@ def here_of(machine: Machine, name: str, picture: Picture) -> Here:
     node = _node_of(machine, name, picture)
     if node is None:
         return Here(name=f"host {name}")
-    devices = {address: one for one, address in _addressed(picture) if one.node == node}
+    devices: defaultdict[str, tuple[DeviceSeen, ...]] = defaultdict(tuple)
+    for one, address in _addressed(picture):
+        if one.node == node:
+            devices[address] += (one,)
     used = {(one.driver, one.pool, one.device) for one in picture.uses}
-    held = (at for at, one in devices.items() if (one.driver, one.pool, one.name) in used)
-    return Here(name=at_node(node), node=node, devices=devices, held=frozenset(held))
+    held = (
+        at for at, seen in devices.items() if any((one.driver, one.pool, one.name) in used for one in seen)
+    )
+    return Here(name=at_node(node), node=node, devices=dict(devices), held=frozenset(held))
 
 
 def _node_of(machine: Machine, name: str, picture: Picture) -> str | None:

@@ -9,6 +9,7 @@ from rackloom.prove.doctor.checks.here import Here
 from rackloom.prove.doctor.checks.nics import LINK_UNTOLD, is_untold, told_by_slice, trouble_with
 from rackloom.prove.doctor.findings import Finding, Severity, fails, holds, unknown
 from rackloom.prove.doctor.names import NIC_LINK
+from rackloom.prove.doctor.words import unique
 from rackloom.topology.affinity import own_nics
 from rackloom.topology.discovery.host import Host, NetDevice, RdmaDevice, RdmaPort
 from rackloom.topology.machine import Machine, Nic
@@ -63,8 +64,7 @@ def _serving(machine: Machine) -> list[Nic]:
 
 def _judged(link: _Link, fastest: int, here: Here) -> Finding:
     subject, where = f"NIC {link.name} of {here.name}", here.places(link.address)
-    device = here.devices.get(link.address or "")
-    told = (*link.told, *([] if device is None else [told_by_slice(device)]))
+    told = unique(*link.told, *map(told_by_slice, here.published(link.address)))
     fix = f"{link.look}  # on the host; then its cable and switch port"
     said = trouble_with(link.state, link.gbps, fastest)
     if said:
