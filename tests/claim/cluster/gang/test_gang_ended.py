@@ -125,9 +125,44 @@ def test_the_seat_of_another_group_is_kept_while_its_pod_is_between_two_lives(se
     assert may_have_unused(view_of([*done, last], THREE), record_of(THREE).plan), "of one group it is asked"
 
 
+def test_a_job_of_two_thousand_million_indexes_is_counted_without_making_a_list_of_them():
+    status = {"completedIndexes": "0-9,20-2147483646"}
+    found = maker_of(job(completions=2147483647, completionMode="Indexed") | {"status": status})
+    done = [pod(f"p{at}", "t0", "Succeeded", index=at) for at in (9, 10, 19, 20)]
+    assert found.over(done) == 2147483647 - 10 + 2
+    assert found.over([]) == 2147483647 - 10
+
+
+@given(
+    closed=st.sets(st.integers(0, 12)),
+    failed=st.sets(st.integers(0, 12)),
+    done=st.sets(st.integers(0, 12)),
+    completions=st.integers(1, 12),
+)
+def test_each_index_is_counted_once_whoever_says_that_it_is_over(closed, failed, done, completions):
+    status = {"completedIndexes": written(closed), "failedIndexes": written(failed)}
+    found = maker_of(job(completions=completions, completionMode="Indexed") | {"status": status})
+    pods = [pod(f"p{at}", "t0", "Succeeded", index=at) for at in done]
+    assert found.over(pods) == len({one for one in closed | failed | done if one < completions})
+
+
+def written(indexes):
+    """As a Job writes them: runs of three and more as a range."""
+    starts = sorted(one for one in indexes if one - 1 not in indexes)
+    ends = sorted(one for one in indexes if one + 1 not in indexes)
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+@pytest.mark.parametrize("text", ["x", "0,1-", "-3", "1,,2", "0-1-2", "9" * 5000])
+def test_indexes_that_cannot_be_read_prove_nothing(text):
+    status = {"completedIndexes": text}
+    found = maker_of(job(completions=3, completionMode="Indexed") | {"status": status})
+    assert found.over([pod("a", "t0", "Succeeded", index=2)]) == 1
+
+
 def test_an_index_that_failed_for_good_needs_no_seat_either():
     pods = [pod("a", "t0", "Failed", index=0), pod("b", "t1", "Running", index=1)]
-    makers = {"job": maker(completions=3, is_indexed=True, closed=frozenset({0}))}
+    makers = {"job": maker(completions=3, is_indexed=True, closed=(range(1),))}
     assert rest(pods, makers, THREE) == (THREE[1:], (), ())
     assert rest(pods, INDEXED, THREE) is None, "it is tried again"
 
@@ -267,9 +302,13 @@ def test_a_job_says_how_many_pods_it_makes_or_nobody_does():
 
 
 def test_a_job_says_what_is_over_and_whether_it_makes_pods():
-    status = {"succeeded": 5, "completedIndexes": "1,3-5,7", "failedIndexes": "2"}
+    status = {"succeeded": 5, "completedIndexes": "1,3-5,7", "failedIndexes": "2,4-5"}
     found = maker_of(job(completions=9, completionMode="Indexed") | {"status": status})
-    assert (found.succeeded, found.closed, found.is_still) == (5, {1, 2, 3, 4, 5, 7}, False)
+    assert (found.succeeded, found.closed, found.is_still) == (
+        5,
+        (range(1, 2), range(2, 3), range(3, 6), range(7, 8)),
+        False,
+    )
     assert maker_of(job(completions=3, suspend=True)).is_still
     for type_ in ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"):
         for status, still in (("True", True), ("False", False)):

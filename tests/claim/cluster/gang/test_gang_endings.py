@@ -5,7 +5,9 @@ import asyncio
 import pytest
 from tests.claim.cluster.gang.gang_site import TEAM, GangSite, Mortal, rack_of, run
 from tests.claim.cluster.gang.gang_stories import bound_job, holds, over, until_dead_and_again, watch_bindings
+from tests.claim.cluster.gang.test_gang_meter import told
 
+from rackloom.claim.cluster.gang.makers import LONGEST_PAUSE
 from rackloom.claim.kube.api import Rejected
 from rackloom.claim.kube.kinds import JOB, NODE, POD
 
@@ -239,6 +241,9 @@ def test_the_tray_of_the_last_member_waits_for_it_when_all_others_have_ended():
         await site.until(holds(site, {tray}))
         await asyncio.sleep(400)  # A Job waits up to six minutes between two tries.
         assert set(await site.taints()) == {tray}
+        placed = (await site.record("big")).condition("Placed")
+        assert (placed.status, placed.reason) == ("Unknown", "WaitingForMembers")
+        assert "their Job owes 1: if it makes none, their trays are given back after 630 s" in placed.message
         other = site.job("other", {"worker": 4})
         await site.until(lambda: site.says("other", "Placed", "DoesNotFit"))
         await job.again("big-worker-3")
@@ -326,6 +331,47 @@ def test_death_after_a_write_while_the_rest_of_a_job_is_placed(last):
         await over(site, job)
 
     run(story, last)
+
+
+def test_the_tray_is_free_at_last_where_a_job_that_is_not_over_makes_no_pod():
+    """Its quota is spent, or its account is gone: such a Job never fails."""
+
+    async def story():
+        site = GangSite(racks=1, trays=4)
+        job, tray = await all_but_one(site)
+        await site.until(lambda: site.says("big", "Placed", "WaitingForMembers"))
+        await asyncio.sleep(LONGEST_PAUSE)
+        assert set(await site.taints()) == {tray}
+        await site.kill()
+        site.start()
+        await site.until(site.is_clean, seconds=40)
+        await job.again("big-worker-3")
+        await site.until(lambda: site.says("big", "Bound", "AllBound"))
+        assert len(await site.taints()) == 1
+        await over(site, job)
+
+    run(story)
+
+
+def test_a_last_member_that_comes_and_goes_is_waited_for_each_time():
+    async def story():
+        site = GangSite(racks=1, trays=4)
+        job, tray = await all_but_one(site)
+        last = "big-worker-3"
+        for _ in range(3):
+            await asyncio.sleep(400)
+            await job.again(last)
+            last = f"{last}-again"
+            await site.until(lambda name=last: has_place(site, name, tray))
+            await site.until(lambda: site.says("big", "Placed", "Placed"))
+            await asyncio.sleep(900)
+            await job.fail(last)
+        found = await told(site)
+        assert found["rackloom_gang_placements_total", None] == 1, "the seat was its own all the time"
+        assert found["rackloom_gang_ungate_seconds_count", None] == 1
+        await over(site, job)
+
+    run(story)
 
 
 def test_nobody_waits_for_the_last_member_of_a_job_that_is_deleted():

@@ -15,6 +15,8 @@ PLACED, RESERVED, BOUND = "Placed", "Reserved", "Bound"
 _NAMED_AT_MOST = 4
 BAD = ("DoesNotFit", "InvalidGang", "NotHeld", "TrayLost", "CannotBind", "TrayTaken")
 """Reasons that are told as warnings."""
+AWAITED = ("Unknown", "WaitingForMembers")
+"""Placed, of a gang whose pods have all ended while its Job owes some: seats are kept for those."""
 API_REFUSED = "ApiRefused"
 """Of an event: the API server, or a policy, forbids what was to be done."""
 
@@ -106,9 +108,14 @@ def notices(view: View, found: tuple[Condition, ...]) -> tuple[Notice, ...]:
         is_news = before is None or (before.reason, before.message) != (one.reason, one.message)
         if is_news and one.reason in BAD:
             told.append(Notice(True, one.reason, one.message))
-        elif one.status == "True" and (before is None or before.status != "True"):
+        elif one.status == "True" and not _was_so(before):
             told.append(Notice(False, one.reason, one.message))
     return tuple(told)
+
+
+def _was_so(before: Condition | None) -> bool:
+    """Who comes to a seat that was kept is not placed anew."""
+    return before is not None and (before.status == "True" or (before.status, before.reason) == AWAITED)
 
 
 def listed(names: tuple[str, ...] | list[str]) -> str:

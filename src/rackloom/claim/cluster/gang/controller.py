@@ -12,6 +12,7 @@ from rackloom.claim.cluster.gang.caches import GangCaches
 from rackloom.claim.cluster.gang.conditions import API_REFUSED
 from rackloom.claim.cluster.gang.decision import Decision
 from rackloom.claim.cluster.gang.desk import PlacementDesk
+from rackloom.claim.cluster.gang.ended import is_rest
 from rackloom.claim.cluster.gang.makers import makers_of
 from rackloom.claim.cluster.gang.members import seconds_of
 from rackloom.claim.cluster.gang.meter import GangMeter
@@ -143,7 +144,7 @@ class GangController:
     def _count(self, view: View, decision: Decision) -> None:
         self._meter.acted(decision.actions)
         opened = any(isinstance(one, Patch) and one.kind == POD for one in decision.actions)
-        if opened and not view.let_go and view.record is not None:
+        if opened and not view.let_go and view.record is not None and not is_rest(view.record):
             self._meter.let_go(view.now - (seconds_of(view.record.created) or view.now))
 
     def _ask(self, key: GangKey, decision: Decision) -> None:

@@ -16,9 +16,11 @@ from collections import Counter
 from msgspec.structs import replace
 
 from rackloom.claim.cluster.admission.shapes import Owner
-from rackloom.claim.cluster.gang.makers import MPI_JOB, Finished, Maker
-from rackloom.claim.cluster.gang.members import Member
+from rackloom.claim.cluster.gang.conditions import AWAITED, PLACED
+from rackloom.claim.cluster.gang.makers import LONGEST_PAUSE, MPI_JOB, Finished, Maker
+from rackloom.claim.cluster.gang.members import Member, seconds_of
 from rackloom.claim.cluster.gang.record import Record
+from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.gang.view import View
 from rackloom.claim.place.values import Gang, Plan, Seat
 
@@ -48,7 +50,8 @@ def seekers(view: View) -> tuple[Member, ...]:
 def awaits_last(view: View) -> bool:
     """Whether all pods have ended, and their Job makes the last of them anew: never again the whole gang.
 
-    A Job waits between two tries, 10 s and longer, and has no pod then.
+    A Job waits between two tries, 10 s and longer, and has no pod then. One that cannot make pods (its quota
+    is spent, its account is gone, another controller manages it) never says so: see `awaited_until`.
     """
     gang = None if view.record is None or view.record.plan is None else view.record.gang
     job = _only_job(view, gang)
@@ -57,6 +60,22 @@ def awaits_last(view: View) -> bool:
         return False
     over = maker.over(view.members)
     return 0 < maker.completions - over <= _size(gang) and over > 0 and maker.makes_all_of(_size(gang))
+
+
+def awaited_until(view: View, settings: GangSettings) -> float:
+    """When the trays are given back to which no pod came, in seconds since the epoch.
+
+    Placed is Unknown since nobody was left. That holds too where the last pod was deleted and left no trace.
+    """
+    placed = None if view.record is None else view.record.condition(PLACED)
+    if placed is None or (placed.status, placed.reason) != AWAITED:
+        return view.now + longest_wait(settings)
+    return (seconds_of(placed.last_transition_time) or view.now) + longest_wait(settings)
+
+
+def longest_wait(settings: GangSettings) -> float:
+    """Seconds that a Job may take for its last pods."""
+    return LONGEST_PAUSE + settings.bind_after
 
 
 def may_have_unused(view: View, plan: Plan) -> bool:

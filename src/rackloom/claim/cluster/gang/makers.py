@@ -1,6 +1,8 @@
 """Who makes the members of a gang, as far as it is known how many are still to come."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 
 import msgspec
 import structlog
@@ -15,6 +17,13 @@ log = structlog.get_logger(__name__)
 MPI_JOB = Kind("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", namespaced=True)
 _ENDING = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
 """Conditions of a Job that makes no pod any more (Kubernetes, "Jobs", "Job termination and cleanup")."""
+LONGEST_PAUSE = 600.0
+"""Seconds that a Job lets pass, at most, before it makes a pod anew that failed.
+
+Source: kube-controller-manager, `MaxJobPodFailureBackOff`; it begins with 10 s and doubles, and is no option.
+"""
+_OWNERS_AT_MOST = 2
+"""Nothing is proven by more: it takes one Job, or an MPIJob and the Job of its launcher."""
 
 
 class Maker(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,8 +39,11 @@ class Maker(msgspec.Struct, frozen=True, kw_only=True):
     """Each index below `completions` succeeds once; a job that was cut down has pods above it."""
     succeeded: int = 0
     """Pods that the Job has counted, also where they are gone by now; it counts late, never too many."""
-    closed: frozenset[int] = frozenset()
-    """Indexes that succeeded, or failed so often that the Job makes them not again."""
+    closed: tuple[range, ...] = ()
+    """Indexes that succeeded, or failed so often that the Job makes them not again; in order, each once.
+
+    A Job of two thousand million completions says that they are over in a few letters.
+    """
     is_still: bool = False
     """It makes no pods now: it is suspended, ends, or is being deleted."""
     is_owned: bool = False
@@ -46,7 +58,15 @@ class Maker(msgspec.Struct, frozen=True, kw_only=True):
         done = [one for one in members if one.is_done]
         if not self.is_indexed:
             return max(self.succeeded, len(done))
-        return sum(index < self.completions for index in self.closed | {one.rank[0] for one in done})
+        told = sum(len(range(one.start, min(one.stop, self.completions))) for one in self.closed)
+        return told + sum(
+            index < self.completions for index in {one.rank[0] for one in done} if not self._has(index)
+        )
+
+    def _has(self, index: int) -> bool:
+        """Whether the Job has closed an index."""
+        before = bisect_right(self.closed, index, key=attrgetter("start"))
+        return before > 0 and index in self.closed[before - 1]
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +90,7 @@ def maker_of(job: Object) -> Maker | None:
         parallelism=spec.get("parallelism", 1),
         is_indexed=spec.get("completionMode") == "Indexed",
         succeeded=status.get("succeeded") or 0,
-        closed=frozenset(_indexes(status.get("completedIndexes"), status.get("failedIndexes"))),
+        closed=_closed(status.get("completedIndexes"), status.get("failedIndexes")),
         is_still=bool(spec.get("suspend")) or "deletionTimestamp" in meta or _has(status, *_ENDING),
         is_owned=any(_controllers(job)),
     )
@@ -89,11 +109,16 @@ def finished(mpi_job: Object) -> Finished | None:
 
 
 async def makers_of(api: KubeApi, namespace: str, members: Iterable[Member]) -> dict[str, Maker | Finished]:
-    """Jobs and MPIJobs of the members, as the API server has them, once one has ended. Raises KubeError."""
+    """Jobs and MPIJobs of the members, as the API server has them, once one has ended. Raises KubeError.
+
+    Pods of many owners cost no requests: all gangs wait meanwhile, and nothing would be proven.
+    """
     seen = tuple(members)
     if not any(one.ended for one in seen):
         return {}
     owners = {one.owner.uid: one.owner for one in seen if one.owner is not None}
+    if len(owners) > _OWNERS_AT_MOST:
+        return {}
     asked = {uid: await _maker(api, namespace, owner) for uid, owner in owners.items()}
     return {uid: maker for uid, maker in asked.items() if maker is not None}
 
@@ -137,8 +162,25 @@ def _has(status: Object, *types: str) -> bool:
     return any(one["type"] in types and one["status"] == "True" for one in conditions)
 
 
-def _indexes(*texts: str | None) -> Iterator[int]:
-    """Of `1,3-5,7`, as a Job writes them."""
-    for part in (part for text in texts if text for part in text.split(",")):
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)
+def _closed(*texts: str | None) -> tuple[range, ...]:
+    """Of `1,3-5,7`, as a Job writes them; none where they cannot be read, which proves nothing."""
+    try:
+        found = [_indexes(part) for text in texts if text for part in text.split(",")]
+    except ValueError:
+        return ()
+    return tuple(_each_once(sorted(found, key=attrgetter("start"))))
+
+
+def _indexes(part: str) -> range:
+    """Raises ValueError for what is no `3-5`."""
+    first, dash, last = part.partition("-")
+    return range(int(first), int(last if dash else first) + 1)
+
+
+def _each_once(found: Iterable[range]) -> Iterator[range]:
+    """What two of them have is of the first."""
+    reached = 0
+    for one in found:
+        if one.stop > max(one.start, reached):
+            yield range(max(one.start, reached), one.stop)
+            reached = one.stop

@@ -6,9 +6,16 @@ import msgspec
 
 from rackloom.claim.cluster.actions import Action
 from rackloom.claim.cluster.gang import conditions, record, trays
-from rackloom.claim.cluster.gang.conditions import PLACED, RESERVED, said
+from rackloom.claim.cluster.gang.conditions import AWAITED, PLACED, RESERVED, said
 from rackloom.claim.cluster.gang.decision import Decision, telling
-from rackloom.claim.cluster.gang.ended import awaits_last, is_rest, may_have_unused, without_unused
+from rackloom.claim.cluster.gang.ended import (
+    awaited_until,
+    awaits_last,
+    is_rest,
+    longest_wait,
+    may_have_unused,
+    without_unused,
+)
 from rackloom.claim.cluster.gang.members import seconds_of
 from rackloom.claim.cluster.gang.pins import let_go, send_away
 from rackloom.claim.cluster.gang.record import Record
@@ -32,6 +39,8 @@ class _Progress(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool
     """Every seat has a pod that waits for it."""
     checked: bool
+    awaits: bool
+    """All have ended, and their Job makes the last of them anew."""
 
     @property
     def is_open(self) -> bool:
@@ -52,12 +61,14 @@ class _Progress(msgspec.Struct, frozen=True, kw_only=True):
 def decide_planned(view: View, found: Record, plan: Plan, settings: GangSettings) -> Decision:
     """Carry a plan on, or give it up while that hurts nobody."""
     seats = seating(view, plan)
+    awaits = awaits_last(view)
     progress = _Progress(
         seats=seats,
         missing=_missing(view, found, settings),
-        begun=bool(view.let_go) or awaits_last(view) or (is_rest(found) and bool(seats.openings)),
+        begun=bool(view.let_go) or awaits or (is_rest(found) and bool(seats.openings)),
         whole=len(seats.openings) == len(plan.seats),
         checked=view.checked == plan,
+        awaits=awaits,
     )
     if not progress.begun and _is_to_be_given_up(view, found, progress, settings):
         return Decision(actions=(record.withdrawn(found),), takes_back=True)
@@ -88,6 +99,10 @@ def _said(
 
 
 def _placed(plan: Plan, progress: _Progress, settings: GangSettings) -> Condition:
+    if progress.awaits:
+        until = f"if it makes none, their trays are given back after {longest_wait(settings):.0f} s"
+        why = f"all pods have ended, and their Job owes {len(plan.seats)}: {until}"
+        return said(PLACED, *AWAITED, why)
     if not progress.lacks_pods:
         return said(PLACED, "True", "Placed", plan.reason)
     there = f"pods that are there: {len(progress.seats.openings)} of {len(plan.seats)}"
@@ -204,6 +219,6 @@ def _again(view: View, found: Record, progress: _Progress, settings: GangSetting
     late = (one.released_at for one in progress.seats.seated if one.node is None)
     due += [moment + settings.bind_after for moment in late if moment is not None]
     # No event tells that a Job has given up.
-    due += [view.now + settings.again] if awaits_last(view) else []
+    due += [view.now + settings.again, awaited_until(view, settings)] if progress.awaits else []
     ahead = [moment - view.now for moment in due if moment > view.now]
     return min(ahead) + 0.1 if ahead else None

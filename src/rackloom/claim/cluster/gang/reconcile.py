@@ -11,7 +11,7 @@ from rackloom.claim.cluster.actions import Action
 from rackloom.claim.cluster.gang import conditions, record, trays
 from rackloom.claim.cluster.gang.conditions import PLACED, said
 from rackloom.claim.cluster.gang.decision import Decision, telling
-from rackloom.claim.cluster.gang.ended import awaits_last
+from rackloom.claim.cluster.gang.ended import awaited_until, awaits_last
 from rackloom.claim.cluster.gang.planned import decide_planned
 from rackloom.claim.cluster.gang.record import Record
 from rackloom.claim.cluster.gang.remaining import may_be_less, wish_of
@@ -25,7 +25,7 @@ def reconcile(view: View, settings: GangSettings) -> Decision:
     """Decide about one gang."""
     if view.record is None:
         return Decision(actions=(record.opened(view.key),)) if view.living else Decision()
-    if not view.living and not awaits_last(view):
+    if not view.living and not (awaits_last(view) and view.now < awaited_until(view, settings)):
         return Decision(actions=_ended(view, view.record), takes_back=True)
     if view.record.plan is None:
         return _unplanned(view)

@@ -17,7 +17,8 @@ class GangSettings(msgspec.Struct, frozen=True, kw_only=True):
     node controller waits before it evicts pods."""
     bind_after: float = 120.0
     """A pod that was let go and cannot be bound for so long is looked after; and a plan of which no pod was
-    let go is given up when some are missing for so long."""
+    let go is given up when some are missing for so long; and the last pods of a Job, for so long beyond its
+    longest pause."""
     again: float = 15.0
     """Between two attempts to place a gang that does not fit: pods of others end without telling us."""
     max_spares: int = 8

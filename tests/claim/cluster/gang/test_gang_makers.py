@@ -1,0 +1,38 @@
+"""Whom the controller asks about the pods of a gang, and how often."""
+
+import asyncio
+
+import pytest
+from tests.claim.cluster.gang.test_gang_ended import pod
+
+from rackloom.claim.cluster.gang.makers import makers_of
+from rackloom.claim.kube.api import NotFound
+
+
+class Asked:
+    """An API server that knows of no owner, and counts the requests."""
+
+    def __init__(self):
+        self.names = []
+
+    async def get(self, kind, name, namespace=None):
+        self.names.append((kind.kind, name))
+        raise NotFound(404, "NotFound", name)
+
+
+@pytest.mark.parametrize(
+    ("members", "asked"),
+    [
+        ([pod(f"p{at}", "t0", "Succeeded", job="one") for at in range(1000)], [("Job", "one")]),
+        (
+            [pod("l", "t0", "Failed", job="launcher"), pod("w", "t0", "Running", job="mpi", kind="MPIJob")],
+            [("Job", "launcher"), ("MPIJob", "mpi")],
+        ),
+        ([pod(f"p{at}", "t0", "Succeeded", job=f"job-{at}") for at in range(1000)], []),
+        ([pod("p", "t0", "Running", job="one")], []),
+    ],
+)
+def test_at_most_two_owners_are_asked_since_more_prove_nothing(members, asked):
+    api = Asked()
+    assert asyncio.run(makers_of(api, "team", members)) == {}
+    assert api.names == asked
