@@ -164,22 +164,40 @@ def test_a_token_needs_a_site(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def carved(home, url):
+    """How the example of a tenant's first partition ended."""
+    token = rackloom("token", "--home", str(home), "--org", "demo", "--role", "TENANT_ADMIN").stdout
+    return subprocess.run(
+        [ROOT / "examples" / "two-trays" / "carve.sh"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=os.environ | {"API": f"{url}/v2/org/demo/nico", "TOKEN": token.strip()},
+    )
+
+
 def test_the_example_of_a_tenants_first_partition(tmp_path):
     with up(tmp_path) as (_, url):
-        token = rackloom("token", "--home", str(tmp_path), "--org", "demo", "--role", "TENANT_ADMIN").stdout
-        done = subprocess.run(
-            [ROOT / "examples" / "two-trays" / "carve.sh"],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            env=os.environ | {"API": f"{url}/v2/org/demo/nico", "TOKEN": token.strip()},
-        )
+        done = carved(tmp_path, url)
     assert done.stderr == ""
+    assert done.returncode == 0
     first, *instances, last = done.stdout.splitlines()
     assert first.endswith("a record, no GPU is in it yet")
     assert len(instances) == 2
     assert len({one.partition(": ")[2] for one in instances}) == 1
     assert last == "given back: no GPU is in a partition any more"
+
+
+def test_the_example_gives_back_what_it_made_where_there_are_no_machines(tmp_path):
+    with up(tmp_path, "--racks", "1") as (_, url), client(tmp_path, url) as http:
+        ordered = order_rack(http)
+        done = carved(tmp_path, url)
+        assert [one["id"] for one in http.get("nvlink-logical-partition").json()] == [ordered]
+        assert len(http.get("vpc").json()) == 1
+    assert done.returncode == 1
+    assert "POST instance/batch: " in done.stderr
+    assert "not all is given back" not in done.stderr
+    assert done.stdout.splitlines()[-1] == "given back: no GPU is in a partition any more"
 
 
 def test_the_log_is_json_lines(tmp_path):

@@ -4,6 +4,7 @@
 a folder of the cache that carries the digest of the pins, so that another pin is another folder.
 
 python tests/cluster/build.py                 builds what is missing and prints where it is
+python tests/cluster/build.py --download      only downloads what that build needs
 """
 
 import fcntl
@@ -115,21 +116,35 @@ def _build(tools: Tools, target: Path) -> None:
 
 
 def _build_one(module: Path, package: str, binary: Path) -> None:
+    flags = f"-s -w {stamps((module / 'go.mod').read_text())}"
+    done = _go(module, "build", "-trimpath", "-ldflags", flags, "-o", str(binary), package)
+    if done.returncode != 0:
+        raise NotBuilt(f"{package} does not build (is the Go module proxy reachable?): {_gist(done.stderr)}")
+
+
+def download(tools: Tools) -> None:
+    """The sources that a build needs are here, or no build is needed.
+
+    Raises:
+        NotBuilt: some cannot be had.
+    """
+    if at_hand(tools) is None:
+        done = _go(tools.module, "list", "-deps", *tools.packages.values())
+        if done.returncode != 0:
+            raise NotBuilt(f"no sources of {', '.join(tools.packages)}: {_gist(done.stderr)}")
+
+
+def _go(module: Path, command: str, *words: str) -> subprocess.CompletedProcess[str]:
     go = shutil.which("go")
     if go is None:
-        raise NotBuilt(
-            f"there is no Go to build {binary.name} with: install Go, or name binaries by {ASSETS}"
-        )
-    flags = f"-s -w {stamps((module / 'go.mod').read_text())}"
-    done = subprocess.run(
-        [go, "build", "-mod=readonly", "-trimpath", "-ldflags", flags, "-o", str(binary), package],
+        raise NotBuilt(f"there is no Go to build a cluster with: install Go, or name binaries by {ASSETS}")
+    return subprocess.run(
+        [go, command, "-mod=readonly", *words],
         cwd=module,
         env={**os.environ, "CGO_ENABLED": "0"},
         capture_output=True,
         text=True,
     )
-    if done.returncode != 0:
-        raise NotBuilt(f"{package} does not build (is the Go module proxy reachable?): {_gist(done.stderr)}")
 
 
 def stamps(pins: str) -> str:
@@ -150,9 +165,18 @@ def _gist(stderr: str) -> str:
     return next((line for line in reversed(lines) if line), "go said nothing")
 
 
+def main(words: list[str]) -> None:
+    if words not in ([], ["--download"]):
+        raise NotBuilt(f"{' '.join(words)}: say nothing, or --download")
+    for wanted in (CONTROL_PLANE, MPI_OPERATOR):
+        if words:
+            download(wanted)
+        else:
+            sys.stdout.write(f"{made(wanted)}\n")
+
+
 if __name__ == "__main__":
     try:
-        for wanted in (CONTROL_PLANE, MPI_OPERATOR):
-            sys.stdout.write(f"{made(wanted)}\n")
+        main(sys.argv[1:])
     except NotBuilt as error:
         sys.exit(f"build: {error}")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 from tests.claim.kube.world import WIDGET
+from tests.waiting import until
 
 from rackloom.claim.kube.api import Kind, KubeApi, KubeError, Object
 from rackloom.claim.kube.kinds import (
@@ -24,6 +25,9 @@ from rackloom.claim.kube.kinds import (
 
 _PAUSE = 0.005
 """Seconds between two writes of one of them: far less than a test takes from one call to the next."""
+_MARK = "other-"
+"""What all their names begin with."""
+_HOME = f"{_MARK}clients"
 _CLASS = "none.other-clients.test"
 _REQUEST = {"name": "one", "exactly": {"deviceClassName": _CLASS}}
 _SLICE = {
@@ -47,32 +51,51 @@ KINDS: dict[Kind, Object] = {
     NAMESPACE: {},
 }
 """What they write. Pods for any node and nodes for any pod are among it, as on any cluster."""
+_CLUSTER_WIDE = [kind for kind in KINDS if not kind.namespaced]
+"""Their namespace goes with these, and all that is in it."""
 
 
 @contextlib.asynccontextmanager
 async def beside_other_clients(api: KubeApi) -> AsyncIterator[Counter[str]]:
-    """Objects of many kinds come and go meanwhile, in a namespace of theirs or in none; counted by kind."""
-    name, counts = "other-clients", Counter[str]()
-    await api.create(NAMESPACE, {"metadata": {"name": name}})
+    """Objects of many kinds come and go meanwhile, in a namespace of theirs or in none; counted by kind.
+
+    At the end all of them are gone: the next test's pods find no node of theirs.
+    """
+    counts, ended = Counter[str](), asyncio.Event()
+    await api.create(NAMESPACE, {"metadata": {"name": _HOME}})
     kinds = list(KINDS)
-    clients = [asyncio.create_task(_write(api, name, some, counts)) for some in (kinds[::2], kinds[1::2])]
+    clients = [asyncio.create_task(_write(api, some, counts, ended)) for some in (kinds[::2], kinds[1::2])]
     try:
         yield counts
     finally:
-        for client in clients:
-            client.cancel()
-        ended = await asyncio.gather(*clients, return_exceptions=True)
-        await api.delete(NAMESPACE, name)
-    assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
+        ended.set()
+        failures = await asyncio.gather(*clients, return_exceptions=True)
+        await until(lambda: _none_left(api), "what other clients wrote is gone")
+    assert failures == [None, None], failures
 
 
-async def _write(api: KubeApi, namespace: str, kinds: Sequence[Kind], counts: Counter[str]) -> None:
-    for number in itertools.count():
-        for kind in kinds:
-            # A server may be busy, a kind not served yet, and a namespace may have no service account yet.
+async def _write(api: KubeApi, kinds: Sequence[Kind], counts: Counter[str], ended: asyncio.Event) -> None:
+    for number, kind in enumerate(itertools.cycle(kinds)):
+        if ended.is_set():
+            return
+        # A server may be busy, a kind not served yet, and a namespace may have no service account yet.
+        with contextlib.suppress(KubeError):
+            await _one_life(api, kind, _named(kind, f"{_MARK}{number}"))
+            counts[kind.kind] += 1
+
+
+async def _none_left(api: KubeApi) -> bool:
+    """A life that an error cut short has left its object, and a namespace goes a while after its deletion."""
+    left = [(kind, one) for kind in _CLUSTER_WIDE for one in await _written(api, kind)]
+    for kind, one in left:
+        if "deletionTimestamp" not in one["metadata"]:
             with contextlib.suppress(KubeError):
-                await _one_life(api, kind, _named(kind, namespace, f"other-{number}"))
-                counts[kind.kind] += 1
+                await api.delete(kind, one["metadata"]["name"])
+    return not left
+
+
+async def _written(api: KubeApi, kind: Kind) -> list[Object]:
+    return [one for one in (await api.list(kind)).items if one["metadata"]["name"].startswith(_MARK)]
 
 
 async def _one_life(api: KubeApi, kind: Kind, obj: Object) -> None:
@@ -85,7 +108,7 @@ async def _one_life(api: KubeApi, kind: Kind, obj: Object) -> None:
     await asyncio.sleep(_PAUSE)
 
 
-def _named(kind: Kind, namespace: str, name: str) -> Object:
-    meta = {"name": name} | ({"namespace": namespace} if kind.namespaced else {})
-    told = {"involvedObject": {"namespace": namespace, "name": name}} if kind == EVENT else {}
+def _named(kind: Kind, name: str) -> Object:
+    meta = {"name": name} | ({"namespace": _HOME} if kind.namespaced else {})
+    told = {"involvedObject": {"namespace": _HOME, "name": name}} if kind == EVENT else {}
     return {"metadata": meta} | KINDS[kind] | told

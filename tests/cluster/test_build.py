@@ -49,8 +49,28 @@ def test_built_binaries_are_kept_by_their_pins(tmp_path: Path) -> None:
 
 def test_without_go_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NotBuilt, match="there is no Go to build etcd with: install Go"):
+    with pytest.raises(NotBuilt, match="there is no Go to build a cluster with: install Go"):
         build.made(CONTROL_PLANE)
+
+
+def test_sources_are_asked_for_where_a_build_needs_them_and_the_refusal_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    go = tmp_path / "go"
+    go.write_text('#!/bin/sh\necho "$@" >"$0.asked"\necho "go: no such proxy" >&2\nexit 1\n')
+    go.chmod(0o755)
+    tools = Tools(tmp_path, {"program": "example.test/program"})
+    with pytest.raises(NotBuilt, match="no sources of program: go: no such proxy"):
+        build.download(tools)
+    assert (tmp_path / "go.asked").read_text() == "list -mod=readonly -deps example.test/program\n"
+    put(tools.folder, "program")
+    build.download(tools)
+
+
+def test_a_word_that_it_does_not_know_builds_nothing() -> None:
+    with pytest.raises(NotBuilt, match="--down: say nothing, or --download"):
+        build.main(["--down"])
 
 
 def test_a_server_reports_the_version_that_is_pinned() -> None:

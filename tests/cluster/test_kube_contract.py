@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.other_clients import KINDS, beside_other_clients
+from tests.waiting import until_so
 
 from rackloom.claim.kube.api import KubeApi
 
@@ -34,3 +35,11 @@ async def test_a_real_server_keeps_the_contract(cluster: ControlPlane, api: Kube
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout, done.stdout
     assert lives.keys() == {kind.kind for kind in KINDS}, "others wrote objects of every kind meanwhile"
+
+
+async def test_other_clients_leave_nothing_that_the_next_test_could_meet(api: KubeApi) -> None:
+    async with beside_other_clients(api) as lives:
+        await until_so(lambda: lives.total() > len(KINDS), "others write")
+    kinds = [kind for kind in KINDS if not kind.namespaced]
+    names = [one["metadata"]["name"] for kind in kinds for one in (await api.list(kind)).items]
+    assert [name for name in names if name.startswith("other-")] == []

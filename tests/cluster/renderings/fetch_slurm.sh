@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Unpacks slurmctld and its clients into the directory $1, without installing anything: from Debian's newest suite
 # (the others have no topology.yaml), with the libraries they need and their loader, as this machine's may be older.
-# $1/bin has a script for each program, $1/plugins their plugins. Ends with 1 where the suite has another Slurm than
-# the one that was tried: a new release of it fails nobody's change.
+# $1/bin has a script for each program, $1/plugins their plugins. Ends with 3 where the suite has another Slurm than
+# the one that was tried: fetching it again changes nothing, and a new release of it fails nobody's change.
 set -euo pipefail
 tried=26.05
 to=$(realpath -m "$1")
@@ -13,10 +13,10 @@ uri=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep 
 echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri sid main" >"$to/sid/sources.list"
 sid=(-o "Dir::Etc::SourceList=$to/sid/sources.list" -o Dir::Etc::SourceParts=/dev/null
   -o "Dir::State::Lists=$to/sid/lists" -o "Dir::Cache=$to/sid/cache" -o "Dir::State::status=$to/sid/status"
-  -o APT::Sandbox::User=root -o Acquire::Retries=3)
+  -o APT::Sandbox::User=root -o Acquire::Retries=3 -o APT::Update::Error-Mode=any)
 apt-get "${sid[@]}" update -qq
 found=$(apt-cache "${sid[@]}" show --no-all-versions slurmctld | sed -n 's/^Version: //p')
-[[ $found == "$tried".* ]] || { echo "fetch_slurm: Slurm $found is there; the test was tried with $tried" >&2; exit 1; }
+[[ $found == "$tried".* ]] || { echo "fetch_slurm: Slurm $found is there; the test was tried with $tried" >&2; exit 3; }
 apt-get "${sid[@]}" install -y -qq --download-only --no-install-recommends slurmctld slurm-client
 for package in "$to"/sid/cache/archives/*.deb; do dpkg -x "$package" "$to/root"; done
 libraries="$to/root/usr/lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH 2>/dev/null || echo "$(uname -m)-linux-gnu")"

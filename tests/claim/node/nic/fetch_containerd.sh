@@ -8,7 +8,7 @@ uri=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep 
 echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri sid main" >"$to/sid/sources.list"
 sid=(-o "Dir::Etc::SourceList=$to/sid/sources.list" -o Dir::Etc::SourceParts=/dev/null
   -o "Dir::State::Lists=$to/sid/lists" -o "Dir::Cache=$to/sid/cache" -o Dir::State::status=/dev/null
-  -o APT::Sandbox::User=root)
+  -o APT::Sandbox::User=root -o APT::Update::Error-Mode=any)
 cd "$to/packages"
 apt-get "${sid[@]}" update -qq
 apt-get "${sid[@]}" download -qq containerd
