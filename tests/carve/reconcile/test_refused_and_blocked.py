@@ -1,12 +1,13 @@
 """What a controller refuses for ever holds up what needs it, and nothing else; what is blocked is told."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from rackloom.carve.fabric.ports import FabricRefused
+from rackloom.carve.fabric.ports import FabricRefused, FabricUnavailable
 from rackloom.carve.plan.check import check
 from rackloom.carve.plan.planner import make_plan
 from rackloom.carve.plan.values import (
@@ -27,10 +28,11 @@ from rackloom.carve.plan.values import (
     PartitionHealth,
     RemoveGpus,
 )
-from rackloom.carve.reconcile.domain import DomainPass
+from rackloom.carve.reconcile.domain import MAX_ROUNDS, DomainPass
 from rackloom.carve.reconcile.leases import Hold
 from rackloom.carve.reconcile.turns import Turns
-from rackloom.carve.site import blocks, fabric_book, tables
+from rackloom.carve.site import blocks, fabric_book, pauses, tables
+from rackloom.carve.site.operator_steps import Order
 
 GUIDS = range(1, 9)
 
@@ -97,7 +99,7 @@ def test_additions_that_need_nothing_of_a_refused_removal_go_on() -> None:
     assert (made.logical_partition, made.guids) == ("new", (3, 4))
     (blocked,) = plan.blocked
     assert blocked.guids == (1, 2)
-    assert "refused delete-partition on partition 'p-old': GENERIC_ERROR" in blocked.reason
+    assert "refused delete-partition on partition 1: GENERIC_ERROR" in blocked.reason
 
 
 def test_a_gpu_that_may_not_leave_joins_nothing() -> None:
@@ -136,6 +138,10 @@ class Switch:
         self.site, self.domain = site, domain
         self.refuses = ""
         self.asked: list[Operation] = []
+        self.after: Callable[[], Awaitable[None]] | None = None
+        """What else happens while it carries something out."""
+        self.woken: list[frozenset[str]] = []
+        """For which domains the others were woken."""
 
     async def observe(self) -> Observation:
         seen: Observation = self.site.observation(self.domain, at=self.site.tick())
@@ -154,6 +160,8 @@ class Switch:
             standing[operation.name] |= frozenset(operation.guids)
         else:
             standing[operation.name] = frozenset(operation.guids)
+        if self.after is not None:
+            await self.after()
         return 1
 
     async def notifications(self) -> Any:
@@ -175,7 +183,9 @@ def run_pass(site: Any, switch: Switch) -> bool:
         found = await site.store.read(fabric_book.endpoints)
         endpoint = next(one for one in found if one.domain == switch.domain)
         hold = Hold(lease, float("inf"))
-        return await DomainPass(endpoint, hold, switch, site.store, site.tick, Turns()).run()
+        wake = switch.woken.append
+        work = DomainPass(endpoint, hold, switch, site.store, site.tick, Turns(), wake=wake)
+        return await work.run()
 
     lease = site.lease(switch.domain)
     settled: bool = site.runner.run(one_pass())
@@ -190,16 +200,64 @@ def test_a_refused_removal_is_told_and_tried_again(small_site: Any, switch: Swit
     assert run_pass(small_site, switch) is False, "a refusal is tried again soon"
     assert [type(one) for one in switch.asked] == [DeletePartition]
     told = small_site.read(blocks.of_domain, domain)
-    # By the name of the refusal: a tenant reads this. The words are in the audit.
-    reason = "the switch controller refused delete-partition on partition 'old': GENERIC_ERROR"
+    # By number, and by the name of the refusal: a tenant reads this. The words are in the audit.
+    reason = "the switch controller refused delete-partition on partition 1: GENERIC_ERROR"
     assert [(row.guid, row.reason) for row in told] == [(str(small_site.guid(domain, 0, 0)), reason)]
     messages = small_site.read(
         lambda conn: conn.execute(sa.select(tables.operation.c.message)).scalars().all()
     )
     assert messages[-1] == "not today, says ipv4:10.20.30.40:9370"
+    # Two that are refused the same would else wake one another without end.
+    assert switch.woken == []
     switch.refuses = ""
     assert run_pass(small_site, switch) is True
     assert small_site.read(blocks.of_domain, domain) == []
+    assert switch.woken == [frozenset({domain})]
+
+
+def test_an_unanswered_operation_wakes_nobody(small_site: Any, switch: Switch) -> None:
+    domain = switch.domain
+    small_site.finish(small_site.begin_create(domain, "nobody's", "old", frozenset()))
+    small_site.partitions[domain] = {"old": frozenset({small_site.guid(domain, 0, 0)})}
+
+    async def lose() -> None:
+        raise FabricUnavailable("no answer")
+
+    switch.after = lose
+    assert run_pass(small_site, switch) is False
+    assert switch.woken == []
+
+
+def test_what_is_accepted_and_never_done_wakes_the_others_once(small_site: Any, switch: Switch) -> None:
+    domain = switch.domain
+    small_site.finish(small_site.begin_create(domain, "nobody's", "old", frozenset()))
+    standing = {"old": frozenset({small_site.guid(domain, 0, 0)})}
+    small_site.partitions[domain] = dict(standing)
+
+    async def undo() -> None:
+        small_site.partitions[domain] = dict(standing)
+
+    switch.after = undo
+    assert run_pass(small_site, switch) is False
+    assert len(switch.asked) == MAX_ROUNDS
+    assert switch.woken == [frozenset({domain})]
+
+
+def test_what_was_done_before_the_plan_broke_off_is_looked_at_through_the_others(
+    small_site: Any, switch: Switch
+) -> None:
+    domain = switch.domain
+    for number in range(2):
+        small_site.finish(small_site.begin_create(domain, "nobody's", f"old-{number}", frozenset()))
+        small_site.partitions[domain][f"old-{number}"] = frozenset({small_site.guid(domain, number, 0)})
+
+    async def pause() -> None:
+        await small_site.store.run(pauses.pause, domain, Order("an operator", "test", small_site.tick()))
+
+    switch.after = pause
+    run_pass(small_site, switch)
+    assert len(switch.asked) == 1
+    assert switch.woken == [frozenset({domain})]
 
 
 def test_what_is_blocked_is_no_failure_and_is_told(small_site: Any, switch: Switch) -> None:

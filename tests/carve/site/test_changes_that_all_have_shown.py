@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from rackloom.carve.plan.values import DeletePartition
-from rackloom.carve.site import fabric_book, leases
+from rackloom.carve.plan.values import DeletePartition, GpuHealth
+from rackloom.carve.site import fabric_book, leases, ownership
 from rackloom.carve.site.knowledge import STANDS_SECONDS
+from rackloom.carve.site.operations import GIVEN_UP_SECONDS, LATE_SECONDS
 
 
 @pytest.fixture
@@ -65,3 +66,122 @@ def test_an_instance_is_ready_once_all_have_shown_it(pair: Any) -> None:
     assert pair.demo.status(made) == "Provisioning"
     assert pair.tell(pair.second, pair.seen()) is None
     assert pair.demo.status(made) == "Ready"
+
+
+@pytest.fixture
+def joining(pair: Any) -> Any:
+    """Another instance, and a create for its GPU that the first controller is carrying out."""
+    pair.tell(pair.second, pair.seen())
+    made = pair.demo.instance([(pair.demo.partition("other"), 0)])
+    domain, slot = pair.demo.where(made)
+    assert domain == pair.domain
+    guid = pair.site.guid(domain, slot, 0)
+    assigned = pair.site.read(fabric_book.intent, domain).assignments
+    (wanted,) = (one.logical_partition for one in assigned if one.guid == guid)
+    operation = pair.site.begin_create(domain, wanted, "p-other", frozenset({guid}))
+
+    def carry_out() -> None:
+        pair.site.tick()
+        pair.site.partitions[domain]["p-other"] = frozenset({guid})
+        pair.site.finish(operation)
+
+    pair.made, pair.carry_out = made, carry_out
+    return pair
+
+
+def test_a_machine_is_not_given_back_while_one_shows_its_gpu_in_a_partition(joining: Any) -> None:
+    joining.demo.release(joining.made)
+    assert joining.tell(joining.second, joining.seen()) is None
+    joining.carry_out()
+    # What the second one showed is later than the release, and older than the join.
+    assert joining.tell(joining.first, joining.seen()) is None
+    assert joining.demo.status(joining.made) == "Terminating"
+
+
+def test_a_machine_is_not_given_back_by_what_was_shown_before_a_join_was_done(joining: Any) -> None:
+    joining.demo.release(joining.made)
+    assert joining.tell(joining.second, joining.seen()) is None
+    joining.carry_out()
+    joining.lose(joining.first)
+    assert joining.demo.status(joining.made) == "Terminating"
+    assert joining.tell(joining.second, joining.seen()) is None
+    assert joining.demo.status(joining.made) == "Terminating"
+
+
+def test_an_instance_is_not_ready_while_one_shows_its_gpu_in_no_partition(pair: Any) -> None:
+    pair.tell(pair.second, pair.seen())
+    (name,) = pair.site.partitions[pair.domain]
+    (mine,) = pair.site.read(ownership.of_domain, pair.domain)
+    pair.demo.rewire(pair.instance, [(pair.demo.partition("q"), 0)])
+    removal = DeletePartition(partition_id=1, name=name)
+    lease = pair.site.lease(pair.domain)
+    operation = pair.site.run(fabric_book.begin_operation, lease, removal, pair.site.now, pair.site.tick())
+    pair.demo.rewire(pair.instance, [(mine.logical_partition, 0)])
+    pair.tell(pair.second, pair.seen())
+    pair.site.tick()
+    del pair.site.partitions[pair.domain][name]
+    pair.site.finish(operation)
+    assert pair.tell(pair.first, pair.seen()) is None
+    assert pair.status() == "Configuring"
+    # A name stays ours as long as any controller lists the partition.
+    assert name in {one.name for one in pair.site.read(ownership.of_domain, pair.domain)}
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+def test_a_gpu_without_nvlink_is_told_by_one_of_them(pair: Any, which: str) -> None:
+    for endpoint in (pair.first, pair.second):
+        assert pair.tell(endpoint, pair.seen()) is None
+    assert pair.status() == "Ready"
+    pair.site.health[pair.site.guid(pair.domain, pair.slot, 0)] = GpuHealth.NO_NVLINK
+    assert pair.tell(getattr(pair, which), pair.seen()) is None
+    assert pair.status() == "Configuring"
+    pair.site.health.clear()
+    other = pair.second if which == "first" else pair.first
+    assert pair.tell(other, pair.seen()) is None
+    assert pair.status() == "Configuring", "one of them still says so"
+    assert pair.tell(getattr(pair, which), pair.seen()) is None
+    assert pair.status() == "Ready"
+
+
+def test_the_newest_is_what_is_looked_at(pair: Any) -> None:
+    pair.tell(pair.first, pair.seen())
+    newest = pair.seen()
+    pair.tell(pair.second, newest)
+    known = pair.known()
+    assert known.observation == newest
+    assert [one.observed_at for one in known.shown] == sorted(
+        (one.observed_at for one in known.shown), reverse=True
+    )
+    assert len(known.shown) == 2
+
+
+def test_the_name_of_a_partition_that_was_seen_while_its_deletion_was_under_way_is_forgotten(
+    pair: Any,
+) -> None:
+    pair.tell(pair.second, pair.seen())
+    (name,) = pair.site.partitions[pair.domain]
+    pair.demo.release(pair.instance)
+    removal = DeletePartition(partition_id=1, name=name)
+    lease = pair.site.lease(pair.domain)
+    operation = pair.site.run(fabric_book.begin_operation, lease, removal, pair.site.now, pair.site.tick())
+    pair.tell(pair.second, pair.seen())
+    pair.site.tick()
+    del pair.site.partitions[pair.domain][name]
+    pair.site.finish(operation)
+    for endpoint in (pair.first, pair.second):
+        assert pair.tell(endpoint, pair.seen()) is None
+    assert pair.site.read(ownership.of_domain, pair.domain) == ()
+
+
+def test_what_was_begun_through_one_that_never_answers_again_is_given_up_in_the_end(joining: Any) -> None:
+    joining.demo.release(joining.made)
+    joining.lose(joining.first)
+    joining.site.tick(STANDS_SECONDS)
+    assert joining.tell(joining.second, joining.seen()) is None
+    assert joining.demo.status(joining.made) == "Terminating", "it may be under way"
+    joining.site.tick(GIVEN_UP_SECONDS)
+    assert joining.tell(joining.second, joining.seen()) is None
+    assert joining.demo.status(joining.made) == "Terminating", "it may be carried out late"
+    joining.site.tick(LATE_SECONDS)
+    assert joining.tell(joining.second, joining.seen()) is None
+    assert joining.demo.status(joining.made) is None

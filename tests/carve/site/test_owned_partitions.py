@@ -331,13 +331,10 @@ def test_a_machine_is_not_given_away_while_an_operation_may_still_join_its_gpu(
     small_site.run(fabric_book.record_observation, other, seen, small_site.tick())
     assert demo.status(one) == "Terminating"
     small_site.finish(operation)
-    small_site.run(
-        fabric_book.record_observation,
-        other,
-        small_site.observation(domain, at=small_site.tick()),
-        small_site.tick(),
-    )
-    assert demo.status(one) is None
+    for endpoint, status in ((other, "Terminating"), (small_site.endpoint[domain], None)):
+        seen = small_site.observation(domain, at=small_site.tick())
+        small_site.run(fabric_book.record_observation, endpoint, seen, small_site.tick())
+        assert demo.status(one) == status
 
 
 def test_a_machine_is_not_given_away_while_an_unanswered_operation_may_be_carried_out_late(

@@ -99,10 +99,10 @@ def enrol_observed(
 
 def enrol_known(conn: sa.Connection, site_id: str, domain: str, status: str, now: float) -> None:
     """Add the machines that are known to be in `domain`: while its controllers contradict, none is."""
-    seen = knowledge.of_domain(conn, domain).observation
-    if seen is not None and enrol_observed(conn, site_id, seen, status, now):
+    shown = knowledge.of_domain(conn, domain).shown
+    if shown and enrol_observed(conn, site_id, shown[0], status, now):
         # What was learned of the domain was of the machines that there were.
-        taking_over.take_over(conn, seen, now)
+        taking_over.take_over(conn, shown, now)
 
 
 def declare_gpus(

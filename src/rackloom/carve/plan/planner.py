@@ -17,7 +17,7 @@ from rackloom.carve.plan.blockers import Blocker, Blockers, read_blockers
 from rackloom.carve.plan.layout import read_layout
 from rackloom.carve.plan.removals import plan_removals
 from rackloom.carve.plan.trays import with_trays
-from rackloom.carve.plan.values import DeletePartition, Intent, Observation, Operation, Plan
+from rackloom.carve.plan.values import CreatePartition, DeletePartition, Intent, Observation, Operation, Plan
 from rackloom.carve.plan.wishes import read_wishes
 from rackloom.errors import Refused
 
@@ -67,9 +67,16 @@ def _without(refused: Mapping[Operation, str], operations: list[Operation]) -> l
 def _tell_refused(refused: Mapping[Operation, str], observation: Observation, blockers: Blockers) -> None:
     for operation, code in refused.items():
         kind = str(operation.__struct_config__.tag)
-        reason = f"the switch controller refused {kind} on partition {operation.name!r}: {code}"
+        reason = f"the switch controller refused {kind} on partition {_called(operation)}: {code}"
         again = "find out why on the switch controller; it is asked again in the next pass"
         blockers.add(Blocker(reason, again), _touched([operation], observation))
+
+
+def _called(operation: Operation) -> str:
+    # Tenants read this, and the name of a partition that is not their own says whose it is.
+    if isinstance(operation, CreatePartition):
+        return repr(operation.name)
+    return str(operation.partition_id)
 
 
 def _touched(operations: Collection[Operation], observation: Observation) -> frozenset[int]:

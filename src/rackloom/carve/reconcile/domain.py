@@ -87,6 +87,8 @@ class DomainPass:
         """Domain and what stood in the way there, as it was last recorded by this process."""
         self._disputed: str | None = None
         """Domain whose dispute this process has told the other endpoints of."""
+        self._done: tuple[Operation, ...] = ()
+        """What was done last, until nothing is left to do; the other endpoints were told of it."""
         self._planned: tuple[Intent, Plan] | None = None
         """Equal inputs give equal plans: a domain at rest is planned once."""
 
@@ -114,7 +116,6 @@ class DomainPass:
             if not is_current:
                 raise Refused("the domain was worked on meanwhile", nearest_fix="plan again")
             outcomes = await self._execute(plan)
-        self._show_others(outcomes)
         if all(one.state != "unknown" for one in outcomes):
             with suppress(Contradicted, FabricUnavailable):
                 await self._look()
@@ -163,10 +164,10 @@ class DomainPass:
         plan = await self._plan(observation, refused)
         await self._tell_blocked(plan)
         if not plan.operations:
+            self._done = ()
             return not refused
         async with self.turns.act(observation.domain, before) as is_current:
             outcomes = await self._execute(plan) if is_current else ()
-        self._show_others(outcomes)
         for operation, outcome in zip(plan.operations, outcomes, strict=False):
             if outcome.state == "refused":
                 # By its name: tenants read what stands in their way, and the words may hold addresses.
@@ -201,10 +202,17 @@ class DomainPass:
         self._disputed = None
         return observation
 
-    def _show_others(self, outcomes: Collection[Outcome]) -> None:
-        """Let the other controllers of the domain be read: a change counts once all have shown it."""
-        if outcomes and self.domain is not None:
-            self.wake(frozenset({self.domain}))
+    def _show_others(self, plan: Plan, outcomes: Collection[Outcome]) -> None:
+        """Let the other controllers of the domain be read: a change counts once all have shown it.
+
+        What was refused, not answered, or accepted and not done is asked for in their passes too: by that
+        two would wake one another without end.
+        """
+        asked = zip(plan.operations, outcomes, strict=False)
+        done = tuple(operation for operation, outcome in asked if outcome.state == "done")
+        if done and done != self._done:
+            self.wake(frozenset({plan.observation.domain}))
+            self._done = done
 
     def _hear(self, dispute: Dispute) -> None:
         """Let the other controllers of the domain be read, once: one of them may have looked too long ago."""
@@ -243,11 +251,14 @@ class DomainPass:
         """Carry out every operation. A refusal does not stop the others; one without an answer does."""
         began = self.clock()
         outcomes: list[Outcome] = []
-        for operation in plan.operations:
-            outcomes.append(await self._carry_out(operation, plan))
-            if outcomes[-1].state == "unknown":
-                await self._record_unknown(outcomes[-1].message)
-                break
+        try:
+            for operation in plan.operations:
+                outcomes.append(await self._carry_out(operation, plan))
+                if outcomes[-1].state == "unknown":
+                    await self._record_unknown(outcomes[-1].message)
+                    break
+        finally:
+            self._show_others(plan, outcomes)
         self.meter.applied(plan.observation.domain, self.clock() - began)
         return tuple(outcomes)
 

@@ -90,10 +90,12 @@ def record_observation(
     _endpoints.set_domain(conn, endpoint_id, observation.domain, now)
     operations.close_interrupted(conn, endpoint_id, observation.observed_at, now)
     operations.confirm(conn, endpoint_id, observation.observed_at)
+    if standing.is_shared:
+        operations.close_given_up(conn, observation.domain, observation.observed_at, now)
     left = frozenset(() if standing.domain is None else (standing.domain,)) - {observation.domain}
     others = rivals.listed_by(conn, observation)
     if not standing.is_shared and not others - left:
-        taking_over.take_over(conn, observation, now, left)
+        taking_over.take_over(conn, [observation], now, left)
         return None
     dispute = taking_over.compare(conn, observation.domain, now, others)
     for domain in left:

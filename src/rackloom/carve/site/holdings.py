@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from msgspec.structs import replace
 
-from rackloom.carve.plan.values import DefaultPartition, GpuHealth
+from rackloom.carve.plan.values import DefaultPartition, GpuHealth, Observation
 from rackloom.carve.site import blocks, drains, knowledge, operations, ownership
 from rackloom.carve.site.tables import instance, machine, machine_gpu, nvlink_interface, site
 from rackloom.carve.site.verdicts import DomainFacts, holders
@@ -98,13 +99,11 @@ def _interfaces(rows: Iterable[sa.Row[Any]]) -> dict[str, list[sa.Row[Any]]]:
 
 
 def facts(conn: sa.Connection, domain: str | None, held: Sequence[Holding]) -> DomainFacts:
-    """What the records and the newest observation say of `domain`."""
+    """What the records and the observations that stand say of `domain`."""
     known = knowledge.of_domain(conn, domain)
-    seen = known.observation
-    gpus = () if seen is None else seen.gpus
     owned = () if domain is None else ownership.of_domain(conn, domain)
-    return DomainFacts(
-        observation=seen,
+    recorded = DomainFacts(
+        observation=None,
         doubt=known.doubt,
         owned={one.name: one.logical_partition for one in owned},
         blocked=blocks.reasons(conn, domain),
@@ -117,10 +116,21 @@ def facts(conn: sa.Connection, domain: str | None, held: Sequence[Holding]) -> D
         },
         managed=managed(conn, domain),
         default_partition=default_partition(conn, domain),
+    )
+    if not known.shown:
+        return recorded
+    newest, *others = (_with(conn, recorded, seen) for seen in known.shown)
+    return replace(newest, others=tuple(others))
+
+
+def _with(conn: sa.Connection, recorded: DomainFacts, seen: Observation) -> DomainFacts:
+    return replace(
+        recorded,
+        observation=seen,
         holders=holders(seen),
-        joining=operations.joining(conn, domain, 0.0 if seen is None else seen.observed_at),
-        present=frozenset(gpu.guid for gpu in gpus),
-        no_nvlink=frozenset(gpu.guid for gpu in gpus if gpu.health is GpuHealth.NO_NVLINK),
+        joining=operations.joining(conn, seen.domain, seen.observed_at),
+        present=frozenset(gpu.guid for gpu in seen.gpus),
+        no_nvlink=frozenset(gpu.guid for gpu in seen.gpus if gpu.health is GpuHealth.NO_NVLINK),
     )
 
 

@@ -1,7 +1,9 @@
 """What the site knows of a domain at this moment: the newest observation, or why there is none.
 
 Endpoints that answer with one domain uuid are one domain, and one endpoint that can be read is enough, unless
-another one contradicts it.
+another one contradicts it. What the newest shows is what one plans from and looks at; what is promised to
+anybody has to hold in every reading that stands: of two controllers, the one that no longer leads may have
+accepted a change.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -46,12 +48,20 @@ class Knowledge(msgspec.Struct, frozen=True):
     """The observation of a domain that counts; None and a sentence of doubt otherwise."""
 
     observation: Observation | None
+    """The newest."""
     doubt: str
     """As tenants read it: no word of a controller, which may be an address, is in it."""
     unknown_since: float | None = None
     """Since when it cannot be read or is in dispute; None when it is known, or never was read."""
     cause: str | None = None
     """What controllers said or showed, with their addresses: for those who operate the domain."""
+    others: tuple[Observation, ...] = ()
+    """What other controllers of the domain showed, as far as it still says something of the present."""
+
+    @property
+    def shown(self) -> tuple[Observation, ...]:
+        """All that was observed of the domain and stands, the newest first."""
+        return () if self.observation is None else (self.observation, *self.others)
 
     @property
     def operators_doubt(self) -> str:
@@ -82,32 +92,34 @@ def _weigh(domain: str, rows: Sequence[sa.Row[Any]]) -> Knowledge:
         return _unknown(good[0].disputed_since, DISPUTED, good[0].dispute)
     if not rows:
         return Knowledge(None, f"no switch controller reports domain {domain} any more")
-    counts = that_counts(rows)
-    if counts.unknown_since is None:
-        return Knowledge(kept(counts), "")
-    last = last_lost(rows) or counts
+    first, *others = that_stand(rows)
+    if first.unknown_since is None:
+        return Knowledge(kept(first), "", others=tuple(kept(row) for row in others))
+    last = last_lost(rows) or first
     return _unknown(last.unknown_since, SILENT, last.unknown_reason)
 
 
 def that_counts(rows: Sequence[sa.Row[Any]]) -> sa.Row[Any]:
-    """Of rows of the table `observation`, one at least, that on which what is said of their domain rests.
+    """Of rows of the table `observation`, one at least, that which shows their domain as it was last seen."""
+    return that_stand(rows)[0]
 
-    Of those that list a GPU and are not lost, the one that looked longest ago: what was changed since has not
-    been seen by all, and one that leads no longer may have accepted the change. Where all that list one are
-    lost, the newest of these: a reading that lists none is of a standby then, and says nothing.
+
+def that_stand(rows: Sequence[sa.Row[Any]]) -> list[sa.Row[Any]]:
+    """Of rows of the table `observation`, one at least, those that say how their domain is, newest first.
+
+    These are all that list a GPU and are not lost. Where all that list one are lost it is the newest of
+    these: a reading that lists none is of a standby then, and says nothing.
     """
     if len(rows) == 1:
-        return rows[0]
-    telling = [row for row in rows if row.unknown_since is None and _lists_gpus(row)]
-    if telling:
-        stands_from = max(row.observed_at for row in telling) - STANDS_SECONDS
-        return min(
-            (row for row in telling if row.observed_at >= stands_from), key=lambda row: row.observed_at
-        )
+        return [rows[0]]
     best_first = sorted(
         rows, key=lambda row: (row.unknown_since is None, row.observed_at or 0.0), reverse=True
     )
-    return next((row for row in best_first if _lists_gpus(row)), best_first[0])
+    telling = [row for row in best_first if _lists_gpus(row)]
+    good = [row for row in telling if row.unknown_since is None]
+    if good:
+        return [row for row in good if row.observed_at >= good[0].observed_at - STANDS_SECONDS]
+    return telling[:1] or best_first[:1]
 
 
 def last_lost(rows: Iterable[sa.Row[Any]]) -> sa.Row[Any] | None:

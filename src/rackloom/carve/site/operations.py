@@ -26,6 +26,8 @@ class OperationState(StrEnum):
 INTERRUPTED = "the service stopped before the controller's answer was recorded"
 LATE_SECONDS = 30.0
 """A controller may carry a request out after its caller has given up, but not longer than this after."""
+GIVEN_UP_SECONDS = 3600.0
+"""No call takes so long: whoever began it has died, and its endpoint need never answer again."""
 SITE = "site"
 """Who asks for what no tenant asked for, such as the end of the factory default partition."""
 
@@ -38,16 +40,19 @@ def _tag(kind: type[Operation]) -> str:
 _through = table.c.endpoint_id == sa.bindparam("through")
 _BEGIN = sa.insert(table).returning(table.c.id)
 _CHANGE = sa.update(table).where(table.c.id == sa.bindparam("of"))
-_CLOSE = (
-    sa.update(table)
-    .where(
-        _through,
-        table.c.observed_after.is_(None),
-        table.c.state == OperationState.PENDING,
-        table.c.started < sa.bindparam("seen"),
-    )
-    .values(state=OperationState.UNKNOWN, message=INTERRUPTED, finished=sa.bindparam("now"))
+_through_any = table.c.endpoint_id.in_(
+    sa.select(endpoint.c.id).where(endpoint.c.domain == sa.bindparam("here"))
 )
+_unanswered = sa.and_(
+    table.c.observed_after.is_(None),
+    table.c.state == OperationState.PENDING,
+    table.c.started < sa.bindparam("seen"),
+)
+_CLOSE_AS_UNKNOWN = sa.update(table).values(
+    state=OperationState.UNKNOWN, message=INTERRUPTED, finished=sa.bindparam("now")
+)
+_CLOSE = _CLOSE_AS_UNKNOWN.where(_through, _unanswered)
+_CLOSE_GIVEN_UP = _CLOSE_AS_UNKNOWN.where(_through_any, _unanswered)
 _CONFIRM = (
     sa.update(table)
     .where(_through, table.c.observed_after.is_(None), table.c.finished <= sa.bindparam("seen"))
@@ -56,6 +61,7 @@ _CONFIRM = (
 _outcome_open = sa.or_(
     table.c.state == OperationState.PENDING,
     sa.and_(table.c.state == OperationState.UNKNOWN, table.c.finished > sa.bindparam("late")),
+    sa.and_(table.c.state == OperationState.DONE, table.c.finished > sa.bindparam("seen")),
 )
 _JOINING = sa.select(table.c.detail).where(
     table.c.domain == sa.bindparam("domain"),
@@ -135,6 +141,11 @@ def close_interrupted(conn: sa.Connection, endpoint_id: str, observed_at: float,
     conn.execute(_CLOSE, {"through": endpoint_id, "seen": observed_at, "now": now})
 
 
+def close_given_up(conn: sa.Connection, domain: str, observed_at: float, now: float) -> None:
+    """As `close_interrupted`, of what was begun long ago through any endpoint of `domain`."""
+    conn.execute(_CLOSE_GIVEN_UP, {"here": domain, "seen": observed_at - GIVEN_UP_SECONDS, "now": now})
+
+
 def confirm(conn: sa.Connection, endpoint_id: str, observed_at: float) -> None:
     """Note the first observation that was begun after the answer to each operation."""
     conn.execute(_CONFIRM, {"through": endpoint_id, "seen": observed_at})
@@ -149,9 +160,10 @@ def hand_over(conn: sa.Connection, endpoint_id: str, successor: str) -> None:
 def joining(conn: sa.Connection, domain: str | None, observed_at: float) -> frozenset[int]:
     """Fabric GUIDs that an operation may yet put into a partition, as far as a look at `observed_at` tells.
 
-    Its answer is still out, or never came, and the look was not late enough to show what became of it.
+    Its answer is still out, never came, or came after the look was begun: it need not show what became of it.
     """
-    under_way = conn.execute(_JOINING, {"domain": domain, "late": observed_at - LATE_SECONDS}).scalars()
+    asked = {"domain": domain, "seen": observed_at, "late": observed_at - LATE_SECONDS}
+    under_way = conn.execute(_JOINING, asked).scalars()
     return frozenset(int(guid) for detail in under_way for guid in detail["guids"])
 
 

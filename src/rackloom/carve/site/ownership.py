@@ -4,6 +4,7 @@ A partition found under a recorded name is ours even if the process died before 
 under any other name is nobody's, and is left alone.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -76,18 +77,25 @@ def adopt(
     conn.execute(sa.insert(table).values(**row, created=now))
 
 
-def recognise(conn: sa.Connection, observation: Observation, now: float) -> None:
+def recognise(conn: sa.Connection, shown: Sequence[Observation], now: float) -> None:
     """Take ids from what is seen under our names, and drop the names of what is known to be gone.
 
-    A partition that one list omits need not be gone: controllers were seen to leave out one whose GPUs are
-    all away. It has no id until it is listed again, and its name stays ours. A reading without any GPU may be
-    of a standby, so no name grows old by it.
+    `shown` is one at least, the newest first; what any of them lists is there. A partition that all lists
+    omit need not be gone: controllers were seen to leave out one whose GPUs are all away. It has no id until
+    it is listed again, and its name stays ours. A reading without any GPU may be of a standby, so no name
+    grows old by it.
     """
-    seen = {partition.name: partition.id for partition in observation.partitions}
+    observation = shown[0]
+    seen = {
+        partition.name: (partition.id, one.observed_at)
+        for one in reversed(shown)
+        for partition in one.partitions
+    }
     for row in conn.execute(_ASKED_FOR, {"here": observation.domain}).all():
         mine = {"here": row.domain, "called": row.name}
         if row.name in seen:
-            found = {"partition_id": seen[row.name], "seen_at": observation.observed_at}
+            number, seen_at = seen[row.name]
+            found = {"partition_id": number, "seen_at": max(seen_at, row.seen_at or 0.0)}
             conn.execute(_SEEN, {**mine, **found})
         elif _is_gone(conn, row, observation, now):
             conn.execute(sa.delete(table).where(table.c.domain == row.domain, table.c.name == row.name))
@@ -135,10 +143,12 @@ def _may_still_be_made(conn: sa.Connection, row: sa.Row[Any], now: float) -> boo
 
 
 def _was_deleted(conn: sa.Connection, row: sa.Row[Any]) -> bool:
-    """Whether the controller accepted to delete the partition after it was last asked for and last seen."""
+    """Whether the controller carried out a deletion of the partition after it was last asked for and seen."""
     accepted = _asked(DeletePartition, row).where(
         operation.c.state == OperationState.DONE,
-        operation.c.started >= max(row.created, row.seen_at or 0.0),
+        operation.c.started >= row.created,
+        # It may have been seen while the deletion was under way.
+        operation.c.finished >= (row.seen_at or 0.0),
     )
     return conn.execute(accepted.limit(1)).first() is not None
 

@@ -1,6 +1,6 @@
 """What a reading that counts changes in the records: identities, partitions of ours, and every status."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
@@ -10,16 +10,20 @@ from rackloom.carve.site.disputes import Dispute
 
 
 def take_over(
-    conn: sa.Connection, observation: Observation, now: float, left: Collection[str] = frozenset()
+    conn: sa.Connection, shown: Sequence[Observation], now: float, left: Collection[str] = frozenset()
 ) -> None:
-    """Write what `observation` shows. `left` are domains that its controller answered for before."""
+    """Write what the controllers of a domain have `shown`, one at least, the newest first.
+
+    `left` are domains that its controller answered for before.
+    """
+    observation = shown[0]
     touched = learn.learn(conn, observation, now)
     for one in sorted(touched - {observation.domain}):
         # The same chassis under another domain uuid: what was made there, and what was ordered, still holds.
         ownership.follow(conn, one, observation.domain)
         pauses.follow(conn, one, observation.domain)
         blocks.forget(conn, one)
-    ownership.recognise(conn, observation, now)
+    ownership.recognise(conn, shown, now)
     for domain in sorted({observation.domain, *touched, *left}):
         settle.settle(conn, domain, now)
 
@@ -36,7 +40,7 @@ def compare(
     concerned = rivals.standing(conn, domain).union(others)
     before = disputes.of_domain(conn, domain)
     dispute = disputes.judge(conn, domain, before, concerned)
-    _take_over_newest(conn, domain, now)
+    _take_over_shown(conn, domain, now)
     for other in sorted(concerned):
         _compare_too(conn, other, domain, now)
     return dispute
@@ -47,15 +51,15 @@ def _compare_too(conn: sa.Connection, domain: str, with_domain: str, now: float)
     concerned = rivals.standing(conn, domain) | {with_domain}
     dispute = disputes.judge(conn, domain, before, concerned)
     if before is not None or dispute is not None:
-        _take_over_newest(conn, domain, now)
+        _take_over_shown(conn, domain, now)
 
 
-def _take_over_newest(conn: sa.Connection, domain: str, now: float) -> None:
-    newest = knowledge.of_domain(conn, domain).observation
-    if newest is None:
-        settle.settle(conn, domain, now)
+def _take_over_shown(conn: sa.Connection, domain: str, now: float) -> None:
+    shown = knowledge.of_domain(conn, domain).shown
+    if shown:
+        take_over(conn, shown, now)
     else:
-        take_over(conn, newest, now)
+        settle.settle(conn, domain, now)
 
 
 def give_up(conn: sa.Connection, domain: str, now: float) -> None:

@@ -1,10 +1,12 @@
 """What an observation supports saying of an interface or an instance. Pure.
 
 Each function returns the reason why the good claim cannot be made, or None when it holds. A claim needs an
-observation that was begun at or after the moment the wish was written.
+observation that was begun at or after the moment the wish was written. Where several controllers of the
+domain were read, it has to hold in what each of them showed: which of them leads cannot be told.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import msgspec
 
@@ -38,14 +40,16 @@ class DomainFacts(msgspec.Struct, frozen=True, kw_only=True):
     managed: frozenset[int]
     """Fabric GUIDs of all machines of the site in this domain."""
     default_partition: DefaultPartition
-    holders: Mapping[int, tuple[ObservedPartition, ...]]
+    holders: Mapping[int, tuple[ObservedPartition, ...]] = {}
     """Fabric GUID -> the partitions it was seen in."""
-    joining: frozenset[int]
+    joining: frozenset[int] = frozenset()
     """Fabric GUIDs that an operation without an answer may yet put into a partition."""
-    present: frozenset[int]
+    present: frozenset[int] = frozenset()
     """Fabric GUIDs that the controller listed."""
-    no_nvlink: frozenset[int]
+    no_nvlink: frozenset[int] = frozenset()
     """Fabric GUIDs of which the controller says that they have no NVLink."""
+    others: tuple["DomainFacts", ...] = ()
+    """The same with what each other controller showed that stands."""
 
 
 class GpuWish(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,10 +62,10 @@ class GpuWish(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
 
 
-def holders(observation: Observation | None) -> dict[int, tuple[ObservedPartition, ...]]:
+def holders(observation: Observation) -> dict[int, tuple[ObservedPartition, ...]]:
     """Which partitions each GPU was seen in."""
     found: dict[int, tuple[ObservedPartition, ...]] = {}
-    for partition in observation.partitions if observation else ():
+    for partition in observation.partitions:
         for guid in partition.members:
             found[guid] = (*found.get(guid, ()), partition)
     return found
@@ -69,6 +73,10 @@ def holders(observation: Observation | None) -> dict[int, tuple[ObservedPartitio
 
 def why_not_joined(gpu: GpuWish, facts: DomainFacts) -> str | None:
     """Why it cannot be said that the GPU shares memory with its logical partition, and with nobody else."""
+    return _in_any(facts, partial(_not_joined, gpu))
+
+
+def _not_joined(gpu: GpuWish, facts: DomainFacts) -> str | None:
     if facts.observation is None:
         return facts.doubt
     if facts.observation.observed_at < gpu.intent_at:
@@ -85,6 +93,10 @@ def why_not_joined(gpu: GpuWish, facts: DomainFacts) -> str | None:
 
 def why_not_isolated(gpu: GpuWish, facts: DomainFacts) -> str | None:
     """Why it cannot be said that a GPU that joins no logical partition shares memory with nobody."""
+    return _in_any(facts, partial(_not_isolated, gpu))
+
+
+def _not_isolated(gpu: GpuWish, facts: DomainFacts) -> str | None:
     if facts.observation is None:
         return facts.doubt
     if facts.observation.observed_at < gpu.intent_at:
@@ -101,6 +113,12 @@ def why_not_released(
     guid: int | None, logical_partition: str | None, since: float, facts: DomainFacts
 ) -> str | None:
     """Why it cannot be said that the GPU has left our partitions: of one logical partition, or all (None)."""
+    return _in_any(facts, partial(_not_released, guid, logical_partition, since))
+
+
+def _not_released(
+    guid: int | None, logical_partition: str | None, since: float, facts: DomainFacts
+) -> str | None:
     if guid is None:
         # It was never seen, so no operation can have put it anywhere.
         return None
@@ -128,11 +146,21 @@ def why_not_released(
 
 def why_not_drained(guid: int | None, since: float, facts: DomainFacts) -> str | None:
     """Why it cannot be said that the GPU is in no partition of the site, those for free GPUs included."""
-    reason = why_not_released(guid, None, since, facts)
+    return _in_any(facts, partial(_not_drained, guid, since))
+
+
+def _not_drained(guid: int | None, since: float, facts: DomainFacts) -> str | None:
+    reason = _not_released(guid, None, since, facts)
     if reason is not None:
         return reason
     kept = [one for one in _holders(guid, facts) if one.id == DEFAULT_PARTITION_ID or _is_of_tray(one, facts)]
     return _because(f"the GPU is still in partition {_names(kept)}", guid, facts) if kept else None
+
+
+def _in_any(facts: DomainFacts, why_not: Callable[[DomainFacts], str | None]) -> str | None:
+    """The first reason against a claim: each controller may be the one that leads, and a bad sign counts."""
+    reasons = (why_not(one) for one in (facts, *facts.others))
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _because(what: str, guid: int | None, facts: DomainFacts) -> str:

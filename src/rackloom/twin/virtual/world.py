@@ -179,7 +179,7 @@ class SimRack:
     def old_leader_yields(self) -> None:
         """It has learned that another one leads, and lists no GPU any more."""
         if self._old is not None:
-            self._old.switch.serve(NmxcService(standby_of(self.fabric), Faults()))
+            self._old.switch.serve(NmxcService(standby_of(self.fabric), Faults()), self._executed)
 
     def switch_at(self, url: str) -> SimSwitch:
         """The controller at one of its URLs."""
