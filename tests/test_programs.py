@@ -60,3 +60,14 @@ def test_what_a_program_leaves_behind_is_not_waited_for(tmp_path):
 def test_a_program_below_another_root_is_run_there():
     assert below(Path("/")) == ()
     assert below(Path("/driver-root")) == ("chroot", "/driver-root")
+
+
+@pytest.mark.parametrize("script", ["head -c 20000000 /dev/zero; sleep 600", "head -c 20000000 /dev/zero >&2"])
+def test_a_program_that_writes_without_end_is_not_heard_out(script):
+    with pytest.raises(Retry, match="wrote more than 16 MiB"):
+        ended("sh", "-c", script)
+
+
+def test_what_is_no_argument_may_be_tried_again():
+    with pytest.raises(Retry, match="cannot run echo: embedded null byte"):
+        ended("echo", "a\0b")

@@ -4,13 +4,18 @@ import asyncio
 import os
 import shlex
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from rackloom.errors import Retry
+
+MOST = 16 << 20
+"""Bytes that a program may write to its output, and as many to its complaints: they are in our memory."""
+_GLANCE = 0.1
+"""Seconds between two looks at how much it wrote."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -34,13 +39,15 @@ async def run(
     It writes to memory and not to pipes, which a daemon that it leaves behind would keep open.
 
     Raises:
-        Retry: after `again` seconds. It cannot be run, or has not ended within `seconds`; then it was killed.
+        Retry: after `again` seconds. It cannot be run (its arguments hold a NUL, say), or it was killed: it
+            had not ended within `seconds`, or wrote more than `MOST`.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(_memory(name)) for name in ("given", "printed", "complaint")]
         files[0].write(given)
         files[0].seek(0)
         code = await _code(command, files, seconds, again, env)
+        _check_size(command, files[1:], again)
         _, printed, complaint = (_content(file) for file in files)
     return Ended(code, printed, complaint)
 
@@ -62,17 +69,27 @@ async def _code(
         process = await asyncio.create_subprocess_exec(
             *command, stdin=given, stdout=printed, stderr=complaint, env=env
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise Retry(f"cannot run {command[0]}: {error}", after=again) from error
     try:
         async with asyncio.timeout(seconds):
-            return await process.wait()
+            while process.returncode is None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_GLANCE):
+                        await process.wait()
+                _check_size(command, files[1:], again)
+            return process.returncode
     except TimeoutError as error:
         raise Retry(f"`{shlex.join(command)}` did not end in {seconds:g} s", after=again) from error
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def _check_size(command: tuple[str, ...], written: list[BinaryIO], again: float) -> None:
+    if any(os.fstat(file.fileno()).st_size > MOST for file in written):
+        raise Retry(f"`{shlex.join(command)}` wrote more than {MOST >> 20} MiB", after=again)
 
 
 def _memory(name: str) -> BinaryIO:

@@ -6,12 +6,16 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from rackloom.app import cluster_follower
 from rackloom.app.cluster_follower import ClusterFollower
-from rackloom.app.picture.glance import KINDS
+from rackloom.app.picture.glance import KINDS, glance
 from rackloom.app.picture.look import site_picture
-from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
+from rackloom.app.rack_map import SiteSource
+from rackloom.carve.site.store import Store
+from rackloom.claim.domain.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL
 from rackloom.claim.kube.api import KubeError, NotFound
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NAMESPACE, NODE, POD
+from rackloom.prove.doctor.collectors.cluster import DAEMON_CONTAINER
 from rackloom.prove.picture.values import Layer
 from rackloom.twin.kube import DirectApi, FakeKube, Fault, answers
 from rackloom.twin.virtual import event_loop
@@ -177,5 +181,98 @@ def test_a_kind_that_is_refused(kind, refusal, is_known):
             assert (layer.unknown_since is None) is is_known
             assert (layer.at is not None) is is_known
             assert is_known or refusal.message in layer.problem
+
+    event_loop.run(1, run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "refusal"),
+    [
+        (COMPUTE_DOMAIN, NotFound(404, "NotFound", "no such type")),
+        (NAMESPACE, answers.forbidden(NAMESPACE, "", "not yours")),
+    ],
+)
+def test_what_is_excused_was_heard_of_when_it_was_last_told(kind, refusal):
+    """One failure of a kind that is not there hides no more than the time since then."""
+    kube = FakeKube()
+
+    class Narrow(DirectApi):
+        problem = refusal
+        asked = 0
+
+        async def list(self, asked, *what, **how):
+            if asked == kind:
+                self.asked += 1
+                raise self.problem
+            return await super().list(asked, *what, **how)
+
+    async def run():
+        api = Narrow(kube, "map")
+        async with followed(api) as follower:
+            await asyncio.sleep(10 * LONG)
+            before, _ = await layer_of(follower)
+            assert before.unknown_since is None
+            assert before.at > wall() - LONG
+            assert api.asked < 100, "it is not asked all the time"
+            known = follower.version()
+            api.problem = KubeError(500, "InternalError", "etcd is away")
+            await asyncio.sleep(LONG)
+            lost, _ = await layer_of(follower)
+            assert "etcd is away" in lost.problem
+            assert wall() - 2 * LONG < lost.unknown_since <= wall() - LONG / 2
+            api.problem = refusal
+            await asyncio.sleep(LONG)
+            again, _ = await layer_of(follower)
+            assert again.unknown_since is None
+            assert follower.version() == known
+
+    event_loop.run(1, run)
+
+
+def test_a_defect_makes_the_cluster_unknown_and_ends_nothing(caplog, monkeypatch):
+    async def run():
+        api = DirectApi(FakeKube(), "map")
+        async with followed(api) as follower:
+            await asyncio.sleep(1)
+            broken = True
+
+            def drawn(kind, obj):
+                if broken:
+                    raise RecursionError("too deep")
+                return glance(kind, obj)
+
+            monkeypatch.setattr(cluster_follower, "glance", drawn)
+            await api.create(NODE, node("a"))
+            await asyncio.sleep(1)
+            lost, picture = await layer_of(follower)
+            assert "too deep" in lost.problem
+            assert (lost.unknown_since <= wall(), picture.nodes) == (True, ())
+            assert "following nodes failed" in caplog.text
+            broken = False
+            known = follower.version()
+            await asyncio.sleep(2 * LONG)
+            again, picture = await layer_of(follower)
+            assert (again.unknown_since, [one.name for one in picture.nodes]) == (None, ["a"])
+            assert follower.version() != known
+
+    event_loop.run(1, run)
+
+
+def test_the_map_looks_for_imex_daemons_where_it_is_told():
+    async def run():
+        store, kube = Store.inline(), FakeKube()
+        meta = {"name": "daemon", "namespace": "imex", "labels": {COMPUTE_DOMAIN_LABEL: "some-domain"}}
+        spec = {"containers": [{"name": DAEMON_CONTAINER}], "nodeName": "tray-1"}
+        await DirectApi(kube, "admin").create(NAMESPACE, {"metadata": {"name": "imex"}})
+        await DirectApi(kube, "admin").create(POD, {"metadata": meta, "spec": spec})
+        async with followed(DirectApi(kube, "map")) as follower:
+            source = SiteSource(store, wall)
+            seen = []
+            for namespace in ({}, {"namespace": "imex"}):
+                source.follow(follower, **namespace)
+                await asyncio.sleep(1)
+                seen.append([one.node for one in (await source.read()).picture.meshes])
+            assert seen == [[], ["tray-1"]]
+        await store.close()
 
     event_loop.run(1, run)

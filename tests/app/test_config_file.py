@@ -94,7 +94,7 @@ def test_upstreams_section_is_read_as_it_is(written):
         ("[kubernetes]", "kubernetes: give either kubeconfig"),
         ("[kubernetes]\nkubeconfig = '/x'\nin_cluster = true", "kubernetes: give either kubeconfig"),
         ("[kubernetes]\nin_cluster = true\ncontext = 'a'", "kubernetes: context is one of a kubeconfig"),
-        ("[kubernetes]\nnamespace = 'a'", "unknown key kubernetes.namespace"),
+        ("[kubernetes]\nnamespaces = 'a'", "unknown key kubernetes.namespaces"),
         ("[map]\ntransfer = '/x'", "unknown key map.transfer"),
     ],
 )

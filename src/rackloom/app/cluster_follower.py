@@ -5,8 +5,9 @@ show pods without devices, or racks without pods.
 """
 
 import asyncio
+import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -18,6 +19,9 @@ from rackloom.claim.kube.cache import key_of
 from rackloom.claim.kube.informer import Informer
 
 _UNREAD = KubeError(0, "Unread", "it was not read yet")
+_REST = 30.0
+"""Seconds after a defect, before what was told is taken in again."""
+_log = logging.getLogger(__name__)
 
 
 class ClusterFollower:
@@ -25,7 +29,9 @@ class ClusterFollower:
 
     def __init__(self, api: KubeApi, clock: Callable[[], float], rng: random.Random) -> None:
         """`clock` gives seconds since the epoch; `rng` draws the jitter of retries."""
-        self._informers = {kind: Informer(api, kind, rng=rng) for kind in KINDS}
+        self._informers = {
+            kind: Informer(api, kind, excuses=partial(excused, kind), rng=rng) for kind in KINDS
+        }
         for kind, informer in self._informers.items():
             informer.on_change(partial(self._hear, kind))
         self._began = asyncio.get_running_loop().time()
@@ -34,32 +40,44 @@ class ClusterFollower:
         self._changes = 0
 
     async def run(self) -> None:
-        """Follow the API server until cancelled, however long it is away."""
+        """Follow the API server until cancelled, however long it is away and whatever it tells."""
         async with asyncio.TaskGroup() as tasks:
-            for informer in self._informers.values():
-                tasks.create_task(informer.run())
+            for kind in self._informers:
+                tasks.create_task(self._follow(kind))
+
+    async def _follow(self, kind: Kind) -> None:
+        """A defect makes the cluster unknown; the site is served without it."""
+        while True:
+            try:
+                await self._informers[kind].run()
+            except Exception:
+                _log.exception("following %s failed", kind.plural)
+            self._changes += 1
+            await asyncio.sleep(_REST)
 
     async def list(self, kind: Kind, /) -> Listed:
         """All objects of a kind of `KINDS`, not to be changed. Raises `KubeError` while it is unknown."""
         informer = self._informers[kind]
+        if informer.problem is not None:
+            raise informer.problem
         if _behind(informer):
-            raise informer.problem or _UNREAD
+            raise _UNREAD
         return Listed(tuple(informer.cache), "")
 
     def version(self) -> object:
         """Something that differs after every change worth drawing; heartbeats of nodes are none."""
-        return self._changes, frozenset(kind for kind, one in self._informers.items() if _behind(one))
+        told = self._informers.items()
+        return self._changes, frozenset(kind for kind, one in told if one.problem is not None or _behind(one))
 
     def reach(self) -> Reach:
         """How far the cluster is known."""
-        asked = [one for kind, one in self._informers.items() if not _excused(kind, one)]
-        heard = [one.observed_at for one in asked]
+        heard = [one.observed_at for one in self._informers.values()]
         at = None if None in heard else min(moment for moment in heard if moment is not None)
-        return Reach(self._moment(at), self._moment(self._unknown_since(asked)))
+        return Reach(self._moment(at), self._moment(self._unknown_since()))
 
-    def _unknown_since(self, asked: Sequence[Informer]) -> float | None:
+    def _unknown_since(self) -> float | None:
         """Loop time. A kind that was never listed counts only where nothing else is behind."""
-        behind = [one for one in asked if _behind(one)]
+        behind = [one for one in self._informers.values() if _behind(one)]
         since = [one.unknown_since for one in behind if one.is_synced and one.unknown_since is not None]
         return min(since, default=self._began if behind else None)
 
@@ -78,10 +96,6 @@ class ClusterFollower:
 
 def _behind(informer: Informer) -> bool:
     return informer.unknown_since is not None or not informer.is_synced
-
-
-def _excused(kind: Kind, informer: Informer) -> bool:
-    return informer.problem is not None and excused(kind, informer.problem)
 
 
 def _print(told: Object) -> int:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from rackloom.app.config_values import Duration, Listen, Section, is_loopback
 from rackloom.carve.plan.values import DefaultPartition
+from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 
 
 class CertificateRotation(Section):
@@ -149,6 +150,7 @@ class ClusterConfig(Section):
     kubeconfig: Path | None = None
     context: str | None = None
     in_cluster: bool = False
+    namespace: str = DEFAULT_NAMESPACE
 
     @model_validator(mode="after")
     def _one_way_in(self) -> "ClusterConfig":

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import make_url
 
 from rackloom.app.config import load
-from rackloom.app.config_sections import DatabaseConfig
+from rackloom.app.config_sections import ClusterConfig, DatabaseConfig
 from rackloom.app.doctor_host import OWN, findings_on, has_gpus, name_of
 from rackloom.app.home import Home, default_home
 from rackloom.app.picture.fabric import Staleness
@@ -36,8 +36,8 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
     config: Path | None = None
     kubeconfig: Path | None = None
     transfers: Path | None = None
-    namespace: str = DEFAULT_NAMESPACE
-    """Where IMEX daemons run."""
+    namespace: str | None = None
+    """Where IMEX daemons run; None: where the configuration says, else `DEFAULT_NAMESPACE`."""
     sysroot: Path | None = None
     """Where the files of a host are seen."""
 
@@ -102,28 +102,56 @@ async def look(sources: Sources, now: float) -> Picture:
     """
     async with AsyncExitStack() as stack:
         records = await stack.enter_async_context(_records(sources))
-        cluster = _cluster(sources)
-        if cluster is not None:
+        cluster = _cluster(sources, now)
+        if isinstance(cluster, LightkubeApi):
             await stack.enter_async_context(cluster)
         others = partial(
             site_picture,
             now,
-            cluster=cluster,
+            cluster=cluster if isinstance(cluster, LightkubeApi) else None,
             transfers=_folder(_transfers(sources)),
-            namespace=sources.namespace,
+            namespace=_namespace(sources),
         )
         try:
-            return _marked(await others(records=records, stale=_staleness(sources, now)), sources)
+            picture = _marked(await others(records=records, stale=_staleness(sources, now)), sources)
         except Retry as silent:
-            return _without_records(await others(), silent.reason, sources)
+            picture = _without_records(await others(), silent.reason, sources)
+        return _with_layer(picture, cluster) if isinstance(cluster, LayerSeen) else picture
 
 
-def _cluster(sources: Sources) -> LightkubeApi | None:
-    """The cluster that was named, or else that of the site's configuration."""
+def _cluster(sources: Sources, now: float) -> LightkubeApi | LayerSeen | None:
+    """The cluster that was named, or else that of the site's configuration.
+
+    That may be for another machine, from which the service runs: then it is unknown, and all else is read.
+    """
     if sources.kubeconfig is not None:
         return connect(sources.kubeconfig, user_agent=_AGENT)
-    configured = load(sources.config).kubernetes if sources.config else None
-    return None if configured is None else connected(configured, _AGENT)
+    configured = _configured_cluster(sources)
+    if configured is None:
+        return None
+    try:
+        return connected(configured, _AGENT)
+    except Refused as error:
+        config = quote(str(sources.config))
+        return LayerSeen(
+            layer=Layer.CLUSTER,
+            unknown_since=now,
+            problem=f"the cluster cannot be read from here: {error.reason}",
+            fix=f"rackloom doctor --config {config} --kubeconfig FILE  # one that serves on this machine",
+        )
+
+
+def _configured_cluster(sources: Sources) -> ClusterConfig | None:
+    return load(sources.config).kubernetes if sources.config else None
+
+
+def _namespace(sources: Sources) -> str:
+    configured = _configured_cluster(sources)
+    return sources.namespace or (DEFAULT_NAMESPACE if configured is None else configured.namespace)
+
+
+def _with_layer(picture: Picture, seen: LayerSeen) -> Picture:
+    return msgspec.structs.replace(picture, layers=(*picture.layers, seen))
 
 
 def _transfers(sources: Sources) -> Path | None:

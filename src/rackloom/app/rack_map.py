@@ -19,6 +19,7 @@ from rackloom.carve.site.operations import SITE
 from rackloom.carve.site.problems import Rejected
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.tables import domain_revision, operation, provider, site, status_history
+from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 from rackloom.prove.picture.join import JoinedShares, join
 from rackloom.web.door import Doorman, Viewer
 from rackloom.web.pages import create_pages
@@ -83,13 +84,15 @@ class SiteSource:
         self.cluster: Lister | None = None
         self.cluster_version: Callable[[], object] | None = None
         self._reach: Callable[[], Reach] | None = None
+        self._namespace = DEFAULT_NAMESPACE
         self._seen: object = None
         self._known = Known()
         self._joined = JoinedShares()
         self._examiner = Examiner()
 
-    def follow(self, cluster: ClusterFollower) -> None:
-        """Draw what this one has been told."""
+    def follow(self, cluster: ClusterFollower, namespace: str = DEFAULT_NAMESPACE) -> None:
+        """Draw what this one has been told; IMEX daemons run in `namespace`."""
+        self._namespace = namespace
         self.cluster, self.cluster_version, self._reach = cluster, cluster.version, cluster.reach
 
     async def read(self) -> Reading:
@@ -104,6 +107,7 @@ class SiteSource:
             reach=self._reach,
             transfers=folder if folder is not None and folder.is_dir() else None,
             known=self._known,
+            namespace=self._namespace,
         )
         self._joined = joined = await asyncio.to_thread(join, picture, self._joined)
         examined = await self._examiner.newest(picture, joined)

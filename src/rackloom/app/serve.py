@@ -107,8 +107,9 @@ def _drawn(parts: Parts, cluster: ClusterFollower | None) -> SiteSource:
         )
     stale = stale_after(parts.config.nvlink_config.monitor_run_interval)
     source = SiteSource(parts.store, parts.clock, folder, stale_seconds=stale)
-    if cluster is not None:
-        source.follow(cluster)
+    config = parts.config.kubernetes
+    if cluster is not None and config is not None:
+        source.follow(cluster, config.namespace)
     return source
 
 

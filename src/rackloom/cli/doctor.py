@@ -17,7 +17,7 @@ def doctor(
     config: Path | None = None,
     kubeconfig: Path | None = None,
     transfers: Path | None = None,
-    namespace: str = "rackloom-system",
+    namespace: str | None = None,
     sysroot: Path | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,
     textfile: Path | None = None,
@@ -40,7 +40,8 @@ def doctor(
     transfers
         Directory with records that `rackloom transfer run --save` wrote, in place of the configured one.
     namespace
-        Where the controller runs IMEX daemons: what pods elsewhere say of IMEX counts for nothing.
+        Where the controller runs IMEX daemons: what pods elsewhere say of IMEX counts for nothing. Default:
+        what the configuration says, else rackloom-system.
     sysroot
         Where a GPU host's own / is seen, such as /host in a pod; default: this host, where NVIDIA's driver is
         loaded. Alone, only that host is examined.

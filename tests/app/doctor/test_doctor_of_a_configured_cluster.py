@@ -9,8 +9,10 @@ from tests.app.test_map_of_a_served_cluster import ApiServer
 from rackloom.app.config import load
 from rackloom.app.doctor import Sources, look
 from rackloom.app.serve import service
-from rackloom.claim.kube.kinds import NODE
+from rackloom.claim.domain.names import COMPUTE_DOMAIN_LABEL
+from rackloom.claim.kube.kinds import NAMESPACE, NODE, POD
 from rackloom.errors import Refused
+from rackloom.prove.doctor.collectors.cluster import DAEMON_CONTAINER
 from rackloom.prove.picture.values import Layer
 from rackloom.twin.kube import DirectApi, FakeKube
 
@@ -48,12 +50,52 @@ def test_the_configured_cluster_is_examined_unless_another_is_named(ground):
     asyncio.run(scenario())
 
 
-def test_outside_of_a_pod_there_is_no_cluster_that_it_is_in(ground):
+@pytest.mark.parametrize(
+    ("configured", "problem"),
+    [
+        ("in_cluster = true", "in_cluster: there is no service account"),
+        ('kubeconfig = "/nowhere/kubeconfig"', "kubeconfig: no API server from /nowhere/kubeconfig"),
+    ],
+)
+def test_a_cluster_that_is_not_reached_from_this_machine_is_unknown_and_all_else_is_read(
+    ground, configured, problem
+):
     async def scenario():
-        path = ground.config(kubernetes="in_cluster = true")
-        with pytest.raises(Refused, match="in_cluster: there is no service account"):
-            await look(Sources(config=path), time.time())
+        async with service(load(ground.config())):
+            pass
+        path = ground.config(kubernetes=configured)
+        picture = await look(Sources(config=path), time.time())
+        lost = picture.layer(Layer.CLUSTER)
+        assert lost.unknown_since == picture.at
+        assert problem in lost.problem
+        assert f"--config {path} --kubeconfig" in lost.fix
+        assert picture.layer(Layer.SITE).unknown_since is None
+        with pytest.raises(Refused, match="no API server from"):
+            await look(Sources(config=path, kubeconfig=ground.directory / "none"), time.time())
 
-    (ground.directory / "home").mkdir()
-    (ground.directory / "home" / "site.db").touch()
+    asyncio.run(scenario())
+
+
+def test_imex_daemons_are_looked_for_where_the_configuration_says(ground):
+    async def scenario():
+        kube = FakeKube(seed=1)
+        labels = {COMPUTE_DOMAIN_LABEL: "some-domain"}
+        spec = {"containers": [{"name": DAEMON_CONTAINER}], "nodeName": "tray-1"}
+        meta = {"name": "daemon", "namespace": "imex", "labels": labels}
+        await DirectApi(kube, "admin").create(NAMESPACE, {"metadata": {"name": "imex"}})
+        await DirectApi(kube, "admin").create(POD, {"metadata": meta, "spec": spec})
+        server = ApiServer(kube, ground.directory)
+
+        async def meshes(said="", **named):
+            path = ground.config(kubernetes=f'kubeconfig = "{server.kubeconfig}"\n{said}')
+            async with service(load(path)):
+                pass
+            picture = await look(Sources(config=path, **named), time.time())
+            return [one.node for one in picture.meshes]
+
+        async with server.up():
+            assert await meshes() == []
+            assert await meshes('namespace = "imex"') == ["tray-1"]
+            assert await meshes('namespace = "imex"', namespace="rackloom-system") == []
+
     asyncio.run(scenario())

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from tests.claim.kube.world import KUBECONFIG
 
-from rackloom.claim.kube import kinds
+from rackloom.claim.kube import connection, kinds
 from rackloom.claim.kube.api import Conflict, Expired, Kind, KubeError, NotFound, Object, Rejected
 from rackloom.claim.kube.lightkube_api import LightkubeApi, connect
 from rackloom.claim.kube.pace import Pace
@@ -320,8 +320,12 @@ def test_of_lists_and_watches_is_given_what_is_wanted(kubeconfig: Path) -> None:
     event_loop.run(0, run)
 
 
-@pytest.mark.parametrize("script", ["exit 3", "echo none", "echo '{}'"])
-def test_a_credential_plugin_that_fails_is_no_answer(tmp_path: Path, script: str) -> None:
+@pytest.mark.parametrize("script", ["exit 3", "echo none", "echo '{}'", "exec sleep 600"])
+def test_a_credential_plugin_that_fails_or_hangs_is_no_answer(
+    tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "sleep" in script:
+        monkeypatch.setattr(connection, "PLUGIN_SECONDS", 0.5)
     plugin = tmp_path / "plugin"
     plugin.write_text(f"#!/bin/sh\n{script}\n")
     plugin.chmod(plugin.stat().st_mode | stat.S_IXUSR)
@@ -357,3 +361,17 @@ def test_what_no_api_server_wrote_is_no_answer(kubeconfig: Path, body: str) -> N
         assert (listed.value.code, watched.value.code) == (0, 0)
 
     asyncio.run(run())
+
+
+def test_a_credential_plugin_that_speaks_what_nobody_knows_is_refused(tmp_path: Path) -> None:
+    command = {"apiVersion": "client.authentication.k8s.io/v7", "command": "true"}
+    config = {
+        "clusters": [{"name": "c", "cluster": {"server": "http://fake.invalid"}}],
+        "users": [{"name": "u", "user": {"exec": command}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config))
+    with pytest.raises(Refused, match="io/v7 are not known"):
+        connect(path)

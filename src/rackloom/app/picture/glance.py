@@ -22,6 +22,7 @@ from rackloom.claim.node.imex.clique_label import owners
 from rackloom.prove.doctor.collectors.cluster import DAEMON_CONTAINER
 
 _META = ("namespace", "name", "uid", "resourceVersion")
+_POD_STATUS = ("phase", "startTime", "resourceClaimStatuses", "extendedResourceClaimStatus")
 _LABELS = (
     names.GPU_CLIQUE_LABEL,
     names.SIMULATED_LABEL,
@@ -32,7 +33,10 @@ _LABELS = (
 
 
 def glance(kind: Kind, obj: Object) -> Object | None:
-    """The part of an object of one of `KINDS` that makes a picture; None: the object is in none."""
+    """The part of an object of one of `KINDS` that makes a picture; None: the object is in none.
+
+    A glance at a glance is the same glance.
+    """
     return _GLANCES[kind](obj)
 
 
@@ -87,7 +91,7 @@ def _pod(obj: Object) -> Object | None:
             **_of(spec, "nodeName", "schedulingGates", "resourceClaims"),
             "containers": [{"name": DAEMON_CONTAINER} for _ in daemon],
         },
-        "status": _of(status, "phase", "startTime", "resourceClaimStatuses"),
+        "status": _of(status, *_POD_STATUS),
     }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 Object = dict[str, Any]
-"""One Kubernetes object as JSON."""
+"""One Kubernetes object as JSON. A value that nests too deeply to be read is `nesting.TOO_DEEP` instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,22 +4,27 @@ lightkube reads all of these; what it leaves open is closed here.
 """
 
 import json
+import os
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import httpx2
 import msgspec
 import yaml
-from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.client_adapter import AsyncClient, ConnectionParams, ExecAuth
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
-from lightkube.config.models import NameValue, User, UserExec
+from lightkube.config.models import User, UserExec
 from lightkube.core.exceptions import ConfigError
 
-from rackloom.errors import Refused
+from rackloom import programs
+from rackloom.errors import Refused, Retry
 
 TIMEOUT = httpx2.Timeout(10.0, read=60.0)
 """Seconds. The server ends a request that is not a watch after 60 (--request-timeout)."""
-_EXEC_READ = "client.authentication.k8s.io/v1beta1"
-_EXEC_STABLE = "client.authentication.k8s.io/v1"
+PLUGIN_SECONDS = 30.0
+"""After which a credential plugin is ended: lightkube would wait for it forever, and so would who asks."""
+_EXEC_VERSIONS = [f"client.authentication.k8s.io/{one}" for one in ("v1", "v1beta1", "v1alpha1")]
+"""They answer alike (kubernetes.io, client-go credential plugins)."""
 
 
 def http_client(
@@ -32,7 +37,7 @@ def http_client(
     """
     try:
         config = _config(kubeconfig, context)
-        return AsyncClient(config, ConnectionParams(timeout=TIMEOUT, transport=transport))  # type: ignore[arg-type]
+        return _client(config, transport)
     except yaml.YAMLError as error:
         # Without what it says, and without it as the cause: it quotes the line, which may hold a token.
         raise Refused(
@@ -54,6 +59,55 @@ def http_client(
         raise Refused(f"no API server from {where}: {told}", nearest_fix=fix) from error
 
 
+def _client(config: SingleConfig, transport: httpx2.AsyncBaseTransport | None) -> httpx2.AsyncClient:
+    client = AsyncClient(config, ConnectionParams(timeout=TIMEOUT, transport=transport))  # type: ignore[arg-type]
+    command = config.user.exec if config.user else None
+    if isinstance(client.auth, ExecAuth) and command is not None:
+        client.auth = Plugin(command)
+    return client
+
+
+class Plugin(httpx2.Auth):
+    """The bearer token of a credential plugin, which is asked again after a 401. Raises ConfigError."""
+
+    def __init__(self, command: UserExec) -> None:
+        if command.apiVersion not in _EXEC_VERSIONS:
+            raise ConfigError(f"credential plugins that speak {command.apiVersion} are not known")
+        self._command = (command.command, *(command.args or ()))
+        # Which v1 requires and lightkube 1.0.1 leaves out.
+        info = {"apiVersion": command.apiVersion, "kind": "ExecCredential", "spec": {"interactive": False}}
+        self._env = {one.name: one.value for one in command.env or ()} | {
+            "KUBERNETES_EXEC_INFO": json.dumps(info)
+        }
+        self._token: str | None = None
+
+    async def async_auth_flow(
+        self, request: httpx2.Request
+    ) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """Send the request with a token."""
+        if self._token is not None:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+            response = yield request
+            if response.status_code != 401:
+                return
+        self._token = await self._ask()
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        yield request
+
+    async def _ask(self) -> str:
+        name = self._command[0]
+        try:
+            ended = await programs.run(
+                *self._command, seconds=PLUGIN_SECONDS, again=0.0, env={**os.environ, **self._env}
+            )
+        except Retry as error:
+            raise ConfigError(f"credential plugin: {error.reason}") from error
+        if ended.code:
+            complaint = ended.complaint.decode(errors="replace")
+            raise ConfigError(f"credential plugin {name} ended with {ended.code}: {complaint}")
+        return str(msgspec.json.decode(ended.printed)["status"]["token"])
+
+
 def _at(error: yaml.YAMLError) -> str:
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     return "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
@@ -64,19 +118,4 @@ def _config(kubeconfig: Path | None, context: str | None) -> SingleConfig:
     config = found.get(context)
     if config is None:
         raise ConfigError("it names no context")
-    user = config.user or User()
-    if user.exec:
-        user = msgspec.structs.replace(user, exec=_readable(user.exec))
-    return config._replace(user=user)
-
-
-def _readable(command: UserExec) -> UserExec:
-    """A credential plugin as lightkube 1.0.1 runs it.
-
-    It knows v1beta1 only, whose answer a v1 plugin's equals, and leaves out KUBERNETES_EXEC_INFO, which v1
-    requires (kubernetes.io, client-go credential plugins).
-    """
-    info = {"apiVersion": command.apiVersion, "kind": "ExecCredential", "spec": {"interactive": False}}
-    told = NameValue(name="KUBERNETES_EXEC_INFO", value=json.dumps(info))
-    version = _EXEC_READ if command.apiVersion == _EXEC_STABLE else command.apiVersion
-    return msgspec.structs.replace(command, apiVersion=version, env=[*(command.env or ()), told])
+    return config._replace(user=config.user or User())

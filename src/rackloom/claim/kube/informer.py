@@ -22,10 +22,16 @@ LONGEST_PAUSE = 30.0
 """Seconds between attempts while the API server does not answer."""
 
 
+def _no_excuse(_: KubeError) -> bool:
+    return False
+
+
 class Informer:
     """What there is of one kind, as last seen. `run` keeps it up to date until it is cancelled.
 
-    `indexers` name the indexes of `cache`. `rng` draws the jitter of retries. Times are the running loop's.
+    `indexers` name the indexes of `cache`. `excuses` says of a refusal that it tells as much as an empty
+    list: it is observed, and asked for again. `rng` draws the jitter of retries. Times are of the running
+    loop.
     """
 
     def __init__(
@@ -37,6 +43,7 @@ class Informer:
         labels: str = "",
         fields: str = "",
         indexers: Mapping[str, Indexer] | None = None,
+        excuses: Callable[[KubeError], bool] = _no_excuse,
         rng: random.Random,
     ) -> None:
         self._api = api
@@ -44,6 +51,7 @@ class Informer:
         self._namespace = namespace
         self._labels = labels
         self._fields = fields
+        self._excuses = excuses
         self._random = rng
         self._handlers: list[Handler] = []
         self._version: str | None = None
@@ -60,7 +68,7 @@ class Informer:
 
     @property
     def is_synced(self) -> bool:
-        """Whether a first list has been taken in whole."""
+        """Whether a first list has been taken in whole, or was excused."""
         return self._synced.is_set()
 
     async def synced(self) -> None:
@@ -69,7 +77,7 @@ class Informer:
 
     @property
     def observed_at(self) -> float | None:
-        """Loop time of the newest answer of the API server (a list, a change or a bookmark)."""
+        """Loop time of the newest answer of the API server (a list, a change, a bookmark, an excuse)."""
         return self._observed_at
 
     @property
@@ -79,12 +87,12 @@ class Informer:
 
     @property
     def problem(self) -> KubeError | None:
-        """What the API server last answered, where the cache may be behind because of that."""
+        """What the API server last answered, where the cache may be behind or is excused because of that."""
         return self._problem
 
     async def run(self) -> None:
-        """Follow the API server until cancelled."""
-        self._unknown_since = asyncio.get_running_loop().time()
+        """Follow the API server until cancelled. Raises what a handler raises, and is behind since then."""
+        self._lose(self._problem)
         while True:
             try:
                 await self._follow()
@@ -92,7 +100,11 @@ class Informer:
                 self._version = None
                 await asyncio.sleep(self._random.uniform(0.0, SHORTEST_PAUSE))
             except KubeError as error:
+                self._hear(error)
                 await self._pause(error)
+            except Exception as error:
+                self._lose(KubeError(0, "Defect", f"what was told could not be taken in: {error!r}"))
+                raise
 
     async def _follow(self) -> None:
         """One watch, after a list where there is nothing to go on from."""
@@ -148,10 +160,25 @@ class Informer:
         self._observed_at = asyncio.get_running_loop().time()
         self._unknown_since = self._problem = None
 
-    async def _pause(self, error: KubeError) -> None:
-        self._problem = error
+    def _hear(self, error: KubeError) -> None:
+        """Take a refusal in."""
+        if not self._excuses(error):
+            self._lose(error)
+            return
+        for key in sorted(self.cache.keys()):
+            self._drop(key)
+        self._version, self._unknown_since, self._problem = None, None, error
+        self._observed_at = asyncio.get_running_loop().time()
+        self._synced.set()
+
+    def _lose(self, problem: KubeError | None) -> None:
+        """The cache may be behind from now on; it is since the newest answer."""
+        self._problem = problem
         if self._unknown_since is None:
-            self._unknown_since = self._observed_at
+            seen = self._observed_at
+            self._unknown_since = asyncio.get_running_loop().time() if seen is None else seen
+
+    async def _pause(self, error: KubeError) -> None:
         self._failures += 1
         ceiling = min(LONGEST_PAUSE, SHORTEST_PAUSE * 2.0 ** min(self._failures, 16))
         await asyncio.sleep(max(ceiling * self._random.uniform(0.5, 1.0), error.retry_after or 0.0))

@@ -1,6 +1,7 @@
 """`KubeApi` over the HTTP client that lightkube connects.
 
 Requests are plain JSON: nothing is decoded into models, so that fields which this code does not know survive.
+What nests too deeply to be read (`nesting`) is not written back.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -13,8 +14,8 @@ import httpx2
 import msgspec
 from lightkube.core.exceptions import ConfigError
 
-from rackloom.claim.kube import paths
-from rackloom.claim.kube.api import Expired, Kind, KubeError, Listed, Object, WatchEvent
+from rackloom.claim.kube import nesting, paths
+from rackloom.claim.kube.api import Expired, Kind, KubeError, Listed, Object, Rejected, WatchEvent
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.pace import Pace
 from rackloom.claim.kube.refusals import error_of, unreachable
@@ -221,6 +222,8 @@ class LightkubeApi:
     ) -> Object:
         await self._pace.step()
         content = None if body is None else msgspec.json.encode(body)
+        if content is not None and nesting.was_cut(content):
+            raise Rejected(422, "Invalid", f"{path}: it was not read whole, so it is not written")
         headers = {"Accept": _JSON} | ({} if body is None else {"Content-Type": content_type})
         try:
             response = await self._client.request(
@@ -253,16 +256,16 @@ def _given(**options: Any) -> dict[str, Any]:
 
 def _decoded(content: bytes) -> Object:
     try:
-        decoded: Object = msgspec.json.decode(content)
+        told: Object = nesting.decoded(content)
     except msgspec.DecodeError as error:
         raise unreachable(error) from error
-    return decoded
+    return told
 
 
 def _error(response: httpx2.Response) -> KubeError:
     """What a refusal says; proxies and overloaded servers answer without a Status."""
     try:
-        body = msgspec.json.decode(response.content)
+        body = nesting.decoded(response.content)
     except msgspec.DecodeError:
         body = None
     status = body if isinstance(body, Mapping) else {"message": response.text[:200] or None}

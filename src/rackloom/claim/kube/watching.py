@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from rackloom.claim.kube.api import WatchEvent
+from rackloom.claim.kube.nesting import decoded
 from rackloom.claim.kube.refusals import error_of, unreachable
 
 
@@ -31,7 +32,7 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
 
 def _event(line: bytes) -> WatchEvent:
     try:
-        event: dict[str, Any] = msgspec.json.decode(line)
+        event: dict[str, Any] = decoded(line)
     except msgspec.DecodeError as error:
         raise unreachable(error) from error
     if event["type"] == "ERROR":
