@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,11 @@ from rackloom.app.node import NodeOptions, host_of, pages, until_stopped
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.events import Recorder
 from rackloom.claim.node.checkpoint import Checkpoint
+from rackloom.claim.node.nic.dhcp import boot_seconds
 from rackloom.claim.node.nic.extras import read_extras
 from rackloom.claim.node.nic.filtering import everything, filter_of
+from rackloom.claim.node.nic.lease import Outlook
+from rackloom.claim.node.nic.leases import Leases
 from rackloom.claim.node.nic.lender import Lender
 from rackloom.claim.node.nic.loans import Loans
 from rackloom.claim.node.nic.look import Look
@@ -23,9 +26,12 @@ from rackloom.claim.node.nic.offered import LEFT_OUT_KINDS
 from rackloom.claim.node.nic.pci_names import read_pci_names
 from rackloom.claim.node.nic.plugin import DRIVER, NicPlugin, NicSettings
 from rackloom.claim.node.nic.profiles import NO_PROFILES, read_profiles
+from rackloom.claim.node.nic.renewing import Keeper, exchange
 from rackloom.claim.node.nic.sandboxes import Sandboxes
+from rackloom.claim.node.nic.standing import Standing, WallOf, standing
 from rackloom.claim.node.nic.status import StatusWriter
 from rackloom.claim.node.nic.telling import Teller
+from rackloom.claim.node.nic.telling_leases import LeaseTeller
 from rackloom.claim.node.nri.client import SOCKET, NriPlugin
 from rackloom.claim.node.nri.measured import Measured
 from rackloom.claim.node.run import Host, Running, running
@@ -57,7 +63,8 @@ class NicParts(msgspec.Struct, frozen=True, kw_only=True):
     plugin: NicPlugin
     lender: Lender
     sandboxes: Sandboxes
-    attachments: Counter
+    keeper: Keeper
+    counters: tuple[Counter, ...]
 
 
 def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: Host) -> NicParts:
@@ -65,17 +72,31 @@ def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: Host
     home = common.places.home(DRIVER)
     home.mkdir(parents=True, exist_ok=True, mode=0o750)
     look = Look(common.sysroot, nccl_topology=options.nccl_topology, declared=options.declared)
-    lender = Lender(Loans(home / "loans", host.boot_id))
+    lender = Lender(Loans(home / "loans", host.boot_id), Leases(home / "leases", host.boot_id))
     plugin = NicPlugin(_settings(common, options, look), look, lender, host.wall)
     plugin.remember(Checkpoint(home / "checkpoint.json", host.boot_id).claims.values())
-    status = StatusWriter(api, common.node, lender.loans, host.wall)
-    teller = Teller(status.told, Recorder(api, DRIVER, common.node, host.wall))
+    wall_of = partial(_wall_of, host)
+    status = StatusWriter(
+        api, common.node, lender.loans, partial(_standings, lender.leases, wall_of), host.wall
+    )
+    events = Recorder(api, DRIVER, common.node, host.wall)
+    teller = Teller(status.told, events)
+    keeper = Keeper(lender, exchange, LeaseTeller(status.told, events, wall_of).told, boot_seconds)
     return NicParts(
         plugin=plugin,
         lender=lender,
         sandboxes=Sandboxes(lender, plugin.prepared, teller.told),
-        attachments=teller.attachments,
+        keeper=keeper,
+        counters=(teller.attachments, keeper.requests),
     )
+
+
+def _wall_of(host: Host, at: float) -> float:
+    return host.wall() + at - boot_seconds()
+
+
+def _standings(leases: Leases, wall_of: WallOf, claim: str) -> Mapping[str, Standing]:
+    return {one.nic.device: standing(one.lease, wall_of) for one in leases.of_claim(claim)}
 
 
 def _settings(common: NodeOptions, options: NicOptions, look: Look) -> NicSettings:
@@ -104,7 +125,7 @@ async def nic_node(common: NodeOptions, options: NicOptions, api: KubeApi) -> As
         hooks = Measured(parts.sandboxes, one.meter.registry, time.perf_counter)
         nri = NriPlugin(DRIVER, hooks, options.nri_socket)
         _count(one, nri, parts)
-        await stack.enter_async_context(background(nri.run()))
+        await stack.enter_async_context(background(nri.run(), parts.keeper.run()))
         await stack.enter_async_context(pages(common, one))
         yield one
 
@@ -121,4 +142,12 @@ def _count(one: Running, nri: NriPlugin, parts: NicParts) -> None:
         "rackloom_nics_lent", "NICs in pods, or on their way there or back", registry=one.meter.registry
     )
     lent.set_function(lambda: len(parts.lender.loans.all()))
-    one.meter.registry.register(parts.attachments)
+    leases = Gauge("rackloom_nic_dhcp_leases", "DHCP leases of NICs", ("state",), registry=one.meter.registry)
+    for state in Outlook:
+        leases.labels(state).set_function(partial(_leases_that_are, parts.lender.leases, state))
+    for counter in parts.counters:
+        one.meter.registry.register(counter)
+
+
+def _leases_that_are(leases: Leases, state: Outlook) -> int:
+    return sum(one.lease.outlook is state for one in leases.all())

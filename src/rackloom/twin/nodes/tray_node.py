@@ -27,6 +27,7 @@ from rackloom.claim.node.imex.readiness import HostDaemon
 from rackloom.claim.node.imex.settings import ImexSettings
 from rackloom.claim.node.imex.view import FabricView
 from rackloom.claim.node.meter import Meter
+from rackloom.claim.node.nic.leases import Leases
 from rackloom.claim.node.nic.lender import Lender
 from rackloom.claim.node.nic.loans import Loans
 from rackloom.claim.node.nic.plugin import DRIVER as NIC_DRIVER
@@ -176,9 +177,10 @@ def _gpu_plugin(node: str, view: GpuView, places: Places, around: Surroundings) 
 
 
 def _nic_plugin(node: str, look: TrayLook, places: Places, boot_id: str, around: Surroundings) -> NicPlugin:
-    lender = Lender(Loans(places.home(NIC_DRIVER) / "loans", boot_id))
+    home = places.home(NIC_DRIVER)
+    lender = Lender(Loans(home / "loans", boot_id), Leases(home / "leases", boot_id))
     plugin = NicPlugin(NicSettings(node=node), look, lender, around.wall)
-    plugin.remember(Checkpoint(places.home(NIC_DRIVER) / "checkpoint.json", boot_id).claims.values())
+    plugin.remember(Checkpoint(home / "checkpoint.json", boot_id).claims.values())
     return plugin
 
 

@@ -4,25 +4,58 @@ import ipaddress
 import socket
 import struct
 import threading
+from contextlib import suppress
+from dataclasses import dataclass
 
+DISCOVER, OFFER, REQUEST, ACK, NAK, RELEASE = 1, 2, 3, 5, 6, 7
+MAC = b"\2\0\0\0\0\1"
 _IP = 0x0800
 _COOKIE = b"\x63\x82\x53\x63"
-_DISCOVER, _OFFER, _REQUEST, _ACK = 1, 2, 3, 5
 _OFFERED = ipaddress.ip_address("10.9.0.77").packed
 _ANOTHERS = ipaddress.ip_address("10.9.0.66").packed
 _SERVER = ipaddress.ip_address("10.9.0.1").packed
 
 
-class DhcpServer:
-    """Offers 10.9.0.77/24 to everybody, with `options` (code to bytes) beside; `asked` is what came."""
+def seconds(count):
+    """The value of option 51, 58 or 59."""
+    return struct.pack(">I", count)
 
-    def __init__(self, netns, link, **options):
-        self.asked = []
+
+@dataclass(frozen=True)
+class Heard:
+    """One message of a client."""
+
+    kind: int
+    options: dict
+    client: str
+    """The address that it says it has (ciaddr)."""
+    hardware: bytes
+    sender: str
+    to: str
+    to_mac: bytes
+
+
+class DhcpServer:
+    """Offers 10.9.0.77/24 to everybody, with `options` (code to bytes) beside; `heard` is what came.
+
+    `answers` says what becomes of requests: `ACK`, `NAK`, or None for silence. Frames with the options in
+    `before` come ahead of each answer, and of silence.
+    """
+
+    def __init__(self, netns, link, before=(), **options):
+        self.heard = []
+        self.answers = ACK
+        self.before = before
         self._options = {int(code.removeprefix("option")): value for code, value in options.items()}
         self._stopped = threading.Event()
         netns.call(lambda: self._open(link))
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
+
+    @property
+    def asked(self):
+        """Kinds and options of what came."""
+        return [(one.kind, one.options) for one in self.heard]
 
     def _open(self, link):
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_IP))
@@ -36,12 +69,11 @@ class DhcpServer:
 
     def _serve(self):
         while not self._stopped.is_set():
-            try:
+            # The link is down for the moment in which its other end moves.
+            with suppress(OSError):
                 frame, (_, _, direction, *_) = self._socket.recvfrom(4096)
-            except TimeoutError:
-                continue
-            if direction != socket.PACKET_OUTGOING and frame[23] == socket.IPPROTO_UDP:
-                self._answer(frame)
+                if direction != socket.PACKET_OUTGOING and frame[23] == socket.IPPROTO_UDP:
+                    self._answer(frame)
 
     def _answer(self, frame):
         if struct.unpack_from(">H", frame, 36)[0] != 67:
@@ -49,19 +81,35 @@ class DhcpServer:
         message = frame[42:]
         told = dict(_options(message[240:]))
         kind = told[53][0]
-        self.asked.append((kind, told))
-        answer = {_DISCOVER: _OFFER, _REQUEST: _ACK}[kind]
-        known = {
-            53: bytes([answer]),
-            54: _SERVER,
-            51: struct.pack(">I", 3600),
-            1: ipaddress.ip_address("255.255.255.0").packed,
-        }
+        self.heard.append(
+            Heard(
+                kind=kind,
+                options=told,
+                client=socket.inet_ntoa(message[12:16]),
+                hardware=message[28:34],
+                sender=socket.inet_ntoa(frame[26:30]),
+                to=socket.inet_ntoa(frame[30:34]),
+                to_mac=frame[0:6],
+            )
+        )
+        answers = {DISCOVER: OFFER, REQUEST: self.answers}
+        for options in self.before if kind in answers else ():
+            self._send(frame, message[4:8], _ANOTHERS, options)
+        answer = answers.get(kind)
+        if answer is None:
+            return
+        known = {53: bytes([answer]), 54: _SERVER}
+        if answer != NAK:
+            known |= {51: seconds(3600), 1: ipaddress.ip_address("255.255.255.0").packed, **self._options}
         # Somebody else's answer first: only the number of the exchange tells it from ours.
         for number, address in ((b"\0\0\0\7", _ANOTHERS), (message[4:8], _OFFERED)):
-            reply = b"\2" + message[1:4] + number + message[8:12] + bytes(4) + address + _SERVER + bytes(4)
-            reply += message[28:44] + bytes(192) + _COOKIE + _written({**known, **self._options})
-            self._socket.send(_framed(frame[6:12], reply))
+            self._send(frame, number, bytes(4) if answer == NAK else address, _written(known))
+
+    def _send(self, frame, number, address, options):
+        message = frame[42:]
+        reply = b"\2" + message[1:4] + number + message[8:12] + bytes(4) + address + _SERVER + bytes(4)
+        reply += message[28:44] + bytes(192) + _COOKIE + options
+        self._socket.send(_framed(frame[6:12], reply))
 
 
 def _options(data):
@@ -83,4 +131,4 @@ def _framed(to, payload):
     total = sum(struct.unpack(">10H", head))
     total = (total >> 16) + (total & 0xFFFF)
     head = head[:10] + struct.pack(">H", ~(total + (total >> 16)) & 0xFFFF) + head[12:]
-    return to + b"\2\0\0\0\0\1" + struct.pack(">H", _IP) + head + udp
+    return to + MAC + struct.pack(">H", _IP) + head + udp

@@ -14,7 +14,7 @@ from tests.claim.node.nic.nic_kit import held, needs_ipv6, needs_root
 from tests.fuzz import tries
 
 from rackloom.claim.allocate.objects import Device
-from rackloom.claim.node.nic import dhcp, moving, rdma
+from rackloom.claim.node.nic import dhcp, dhcp_answers, lender, moving, rdma
 from rackloom.claim.node.nic.links import read_links, sysctl_path
 from rackloom.claim.node.nic.look import OnLink
 from rackloom.claim.node.nic.netlink import Rtnetlink
@@ -34,7 +34,7 @@ READ = (
 
 
 def prepared(host, config):
-    """What a claim with `config` gets of nic0."""
+    """What a claim with `config` gets of nic0, without its lease."""
 
     def look():
         with Rtnetlink() as rtnetlink:
@@ -42,19 +42,66 @@ def prepared(host, config):
 
     one = Offered(name="nic0", on=OnLink(link=host.call(look)))
     wish = decode_network_config({"interface": config})
-    return hold(one, Device(name="nic0"), wish, Sysroot(), rdma.NetnsMode.SHARED)
+    return hold(one, Device(name="nic0"), wish, Sysroot(), rdma.NetnsMode.SHARED)[0]
 
 
 def test_routes_of_option_121_are_read():
-    assert dhcp.routes(ROUTES) == READ
+    assert dhcp_answers.routes(ROUTES) == READ
 
 
 @settings(max_examples=tries(100))
 @given(st.binary(max_size=40))
 def test_any_bytes_are_routes_or_refused(data):
     with contextlib.suppress(ValueError):
-        for one in dhcp.routes(data):
+        for one in dhcp_answers.routes(data):
             ipaddress.ip_network(one.destination)
+
+
+FOREVER = 2**32 - 1
+
+
+@given(st.integers(1, FOREVER), *[st.none() | st.integers(0, FOREVER)] * 2)
+def test_the_times_of_a_lease_are_in_order_whatever_the_server_says(seconds, renewal, rebinding):
+    renew, rebind = dhcp_answers.times(seconds, renewal, rebinding)
+    assert 0 < renew < rebind < seconds
+    if renewal is None and rebinding is None:
+        assert (renew, rebind) == (seconds * 0.5, seconds * 0.875)
+    elif renewal and rebinding and renewal < rebinding < seconds:
+        assert renew == max(renewal, min(60, seconds * 0.5))
+        assert rebind in (rebinding, seconds * 0.875)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "renewal", "rebinding", "read"),
+    [
+        (3600, 1, 3000, (60, 3000)),
+        (3600, 1, 2, (60, 3150)),
+        (3600, 1200, 1300, (1200, 1300)),
+        (3600, 1300, 1200, (1800, 3150)),
+        (8, 1, 3, (4, 7)),
+    ],
+)
+def test_no_server_has_a_lease_prolonged_all_the_time(seconds, renewal, rebinding, read):
+    assert dhcp_answers.times(seconds, renewal, rebinding) == read
+
+
+@given(st.floats(1, 1e6), st.floats(-10, 2.0**33))
+def test_the_kernel_keeps_an_address_for_as_long_as_its_lease_has_left(now, left):
+    seconds = lender.seconds_left(now + left, now)
+    assert (seconds > 0) == (now + left > now)
+    if 0 < left < lender.MOST_SECONDS - 1:
+        assert seconds - 1 <= now + left - now <= seconds
+    assert seconds < FOREVER
+
+
+@needs_root
+def test_frames_that_nobody_can_read_keep_no_answer_away(host):
+    host.veth("nic0", "tor0")
+    server = DhcpServer(host, "tor0", before=[bytes([53, 1, 2, 61, 0]), bytes([53, 1, 99]), b"\x35", b""])
+    try:
+        assert host.call(lambda: dhcp.ask("nic0")).lease.grant.address == "10.9.0.77/24"
+    finally:
+        server.close()
 
 
 @needs_root
@@ -86,6 +133,19 @@ def test_no_server_is_told_and_a_senseless_answer_is_refused(host):
     server = DhcpServer(host, "tor0", option1=b"")
     try:
         with pytest.raises(Refused, match=r"makes no sense.*; give interface\.addresses"):
+            prepared(host, {"dhcp": True})
+    finally:
+        server.close()
+
+
+@needs_root
+def test_a_lease_that_is_too_short_to_be_kept_up_is_refused(host):
+    host.veth("nic0", "tor0")
+    server = DhcpServer(host, "tor0", option51=bytes([0, 0, 0, 1]))
+    try:
+        with pytest.raises(
+            Refused, match=r"10\.9\.0\.77/24 on nic0 for 1 s only.*; have it lease for 5 s or more"
+        ):
             prepared(host, {"dhcp": True})
     finally:
         server.close()

@@ -229,7 +229,7 @@ def test_preparing_with_any_of_them_touches_no_device(host, monkeypatch):
         config = asked(parameters)
         if config is not None:
             one = Offered(name="nic0", on=OnLink(link=link))
-            held.append(hold(one, Device(name="nic0"), config, Sysroot(), rdma.NetnsMode.SHARED))
+            held.append(hold(one, Device(name="nic0"), config, Sysroot(), rdma.NetnsMode.SHARED)[0])
 
     attempt()
     assert held

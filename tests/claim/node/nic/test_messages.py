@@ -132,6 +132,10 @@ def test_neighbours_and_addresses():
     data = messages.address(7, "fd00::2/64").encode()
     assert data[16:20] == bytes([10, 64, 0x82, 0])
     assert attributes(data, 24)[8] == struct.pack("=I", 0x82)
+    data = messages.address(7, "10.0.0.2/24", seconds=2**32 - 2).encode()
+    found = attributes(data, 24)
+    assert (data[18], found[8]) == (0, bytes(4)), "it is not permanent"
+    assert found[6][:8] == struct.pack("=II", 2**32 - 2, 2**32 - 2)
 
 
 def test_programs_are_taken_off():

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.claim.node.conftest import NODE_NAME, NodeKit
 from tests.claim.node.crash_points import Fuse, FusedApi, Killed, fuse_the_disk
+from tests.claim.node.nic.dhcp_server import DhcpServer
 from tests.claim.node.nic.nic_kit import needs_root, own_host
 from tests.claim.node.nic.nic_node import DRIVER, POD, NicNode
 
@@ -59,9 +60,9 @@ class Lives:
         parts = nic_parts(common, NicOptions(left_out_kinds=frozenset()), kit.api, kit.host())
         return Running(parts.plugin, api, kit.host()), parts.sandboxes, parts
 
-    async def set_up(self):
+    async def set_up(self, config):
         await self.node.kit.boot()
-        self.claim = await self.node.claim("c1", "nic0", config=CONFIG)
+        self.claim = await self.node.claim("c1", "nic0", config=config)
 
     async def prepare(self, one):
         (answer,) = (await one.requests.prepare([self.claim.ref])).values()
@@ -90,7 +91,7 @@ def settings(netns, name):
 
 
 @contextmanager
-def a_life_until(death):
+def a_life_until(death, config=CONFIG):
     """A node on which the plugin dies at point `death`."""
     with ExitStack() as stack:
         host = stack.enter_context(own_host())
@@ -101,7 +102,7 @@ def a_life_until(death):
         host.ip(lambda ipr: ipr.route("add", dst="10.77.0.0/16", gateway="10.9.0.1", table=777))
         fuse = Fuse(None)
         lived = Lives(NicNode(NodeKit(Path(root)), host), fuse, patched)
-        asyncio.run(lived.set_up())
+        asyncio.run(lived.set_up(config))
         fuse.death = death
         yield lived
 
@@ -119,6 +120,27 @@ def test_killed_anywhere_the_nic_ends_whole_where_it_belongs(meanwhile):
                 assert death > 50
                 return
             asyncio.run(recover(lived, before, meanwhile))
+
+
+def test_killed_anywhere_no_lease_outlives_its_claim():
+    for death in itertools.count(1):
+        with a_life_until(None, {"interface": {"dhcp": True}}) as lived:
+            server = DhcpServer(lived.node.host, "tor0")
+            lived.fuse.death = death
+            try:
+                asyncio.run(lived.work())
+            except Killed:
+                lived.fuse.death = None
+            else:
+                assert death > 30
+                return
+            finally:
+                server.close()
+            one, sandboxes, parts = lived.start()
+            asyncio.run(sandboxes.synchronize(()))
+            asyncio.run(lived.unprepare(one))
+            assert parts.lender.leases.all() == ()
+            assert not list((lived.node.kit.places.home(DRIVER) / "leases").iterdir())
 
 
 def throw_out(lived):

@@ -10,6 +10,7 @@ import pytest
 from rackloom.claim.allocate.objects import Device
 from rackloom.claim.node.nic import lender as lending
 from rackloom.claim.node.nic import rdma
+from rackloom.claim.node.nic.leases import Leases
 from rackloom.claim.node.nic.lender import Lender
 from rackloom.claim.node.nic.loans import Held, Loans
 from rackloom.claim.node.nic.settings import Identity, LinkSettings
@@ -91,7 +92,7 @@ def test_rdma_leaves_after_the_interface_and_returns_before_it(tmp_path, monkeyp
         rdma="mlx5_0",
         moves_rdma=True,
     )
-    one = Lender(Loans(tmp_path / "loans", "boot"))
+    one = Lender(Loans(tmp_path / "loans", "boot"), Leases(tmp_path / "leases", "boot"))
     monkeypatch.setattr(one.loans, "put", lambda loan: one.loans._known.__setitem__(loan.key, loan))
     one._lend("uid", "pod", nic, tmp_path)
     one._take_back(one.loans.all()[0])

@@ -3,15 +3,18 @@
 import asyncio
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.allocate.objects import Device
+from rackloom.claim.node.nic.lease import Grant, Outlook, began
 from rackloom.claim.node.nic.loans import Held, Loan
 from rackloom.claim.node.nic.moving import Attached
 from rackloom.claim.node.nic.sandboxes import Prepared, Sandboxes, plan
 from rackloom.claim.node.nic.settings import Identity
+from rackloom.claim.node.nic.standing import standing
 from rackloom.claim.node.nic.status import claim_status
 from rackloom.claim.node.nri.hooks import Sandbox
 from rackloom.claim.node.values import ClaimRef
@@ -31,7 +34,7 @@ def conditions(told):
 def test_an_rdma_device_without_interface_is_named_in_the_data():
     held = nic("pci-0000-10-00-0", rdma="rdmap16s27")
     attached = Attached(name="", mac=None, addresses=())
-    (told,) = claim_status(REF, "n", {held.device: (held, attached)}, 0.0)["status"]["devices"]
+    (told,) = claim_status(REF, "n", {held.device: (held, attached)}, {}, 0.0)["status"]["devices"]
     assert told["data"] == {"rdmaDevice": "rdmap16s27"}
     assert "networkData" not in told
     assert conditions(told) == {"Ready": ("True", "RDMAOnlyDeviceReady")}
@@ -40,16 +43,46 @@ def test_an_rdma_device_without_interface_is_named_in_the_data():
 def test_an_interface_with_rdma_of_its_own_namespace_has_three_conditions():
     held = nic("d", identity=Identity(name="eth1"), rdma="mlx5_0", moves_rdma=True)
     attached = Attached(name="net1", mac="02:00:00:00:00:01", addresses=("10.0.0.2/24",))
-    (told,) = claim_status(REF, "n", {"d": (held, attached)}, 0.0)["status"]["devices"]
+    (told,) = claim_status(REF, "n", {"d": (held, attached)}, {}, 0.0)["status"]["devices"]
     assert told["networkData"] == {
         "interfaceName": "net1",
         "hardwareAddress": "02:00:00:00:00:01",
         "ips": ["10.0.0.2/24"],
     }
     assert set(conditions(told)) == {"Ready", "NetworkReady", "RDMALinkReady"}
-    (told,) = claim_status(REF, "n", {"d": (held, "no such file")}, 0.0)["status"]["devices"]
+    (told,) = claim_status(REF, "n", {"d": (held, "no such file")}, {}, 0.0)["status"]["devices"]
     assert set(conditions(told).values()) == {("False", "AttachFailed")}
     assert told["conditions"][0]["message"] == "no such file"
+
+
+@pytest.mark.parametrize(
+    ("outlook", "ready", "leased"),
+    [
+        (Outlook.HELD, ("True", "NetworkDeviceReady"), ("True", "DHCPLeaseHeld")),
+        (Outlook.SILENT, ("True", "NetworkDeviceReady"), ("Unknown", "DHCPRenewalFailed")),
+        (Outlook.EXPIRED, ("False", "DHCPLeaseExpired"), ("False", "DHCPLeaseExpired")),
+        (Outlook.REFUSED, ("False", "DHCPLeaseRefused"), ("False", "DHCPLeaseRefused")),
+    ],
+)
+def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(outlook, ready, leased):
+    grant = Grant(
+        address="10.0.0.2/24",
+        server="10.0.0.1",
+        server_mac="02:00:00:00:00:09",
+        seconds=100.0,
+        renew_after=50.0,
+        rebind_after=87.5,
+    )
+    one = msgspec.structs.replace(began(grant, "02:00:00:00:00:01", 0.0), outlook=outlook, silent_since=60.0)
+    held = nic("d", identity=Identity(name="eth1"))
+    attached = Attached(name="net1", mac=None, addresses=())
+    standings = {"d": standing(one, lambda at: 1_700_000_000 + at)}
+    (told,) = claim_status(REF, "n", {"d": (held, attached)}, standings, 0.0)["status"]["devices"]
+    assert conditions(told) == {"Ready": ready, "NetworkReady": ready, "DHCPLeaseReady": leased}
+    message = told["conditions"][-1]["message"]
+    assert ("since 2023-11-14T22:14:20Z" in message) == (outlook is Outlook.SILENT)
+    (told,) = claim_status(REF, "n", {"d": (held, "no such file")}, standings, 0.0)["status"]["devices"]
+    assert conditions(told)["Ready"] == ("False", "AttachFailed")
 
 
 def test_a_nic_that_is_not_back_yet_is_told_and_keeps_no_other_from_its_pod():

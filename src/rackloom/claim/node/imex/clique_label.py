@@ -96,5 +96,11 @@ def owners(obj: Object, label: str) -> tuple[str, ...]:
     return tuple(one["manager"] for one in fields if f"f:{label}" in _labels(one))
 
 
+def written(obj: Object, label: str) -> dict[str, str]:
+    """When each owner of `label` of `obj` last changed any of its fields, RFC 3339, where the object says."""
+    fields = obj["metadata"].get("managedFields", ())
+    return {one["manager"]: one["time"] for one in fields if "time" in one and f"f:{label}" in _labels(one)}
+
+
 def _labels(entry: Any) -> Any:
     return entry.get("fieldsV1", {}).get("f:metadata", {}).get("f:labels", {})

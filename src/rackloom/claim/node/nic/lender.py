@@ -1,6 +1,7 @@
 """Lending NICs to pods and taking them back, whatever happened in between."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -8,24 +9,29 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from rackloom.claim.node.nic import moving, rdma
+from rackloom.claim.node.nic import dhcp, moving, rdma
 from rackloom.claim.node.nic.fixes import fix_of
+from rackloom.claim.node.nic.lease import LOST
+from rackloom.claim.node.nic.leases import LeaseRecord, Leases
 from rackloom.claim.node.nic.loans import Held, Loan, Loans
 from rackloom.claim.node.nic.moving import Attached
-from rackloom.claim.node.nic.namespaces import identity
+from rackloom.claim.node.nic.namespaces import OWN, identity, inside
 from rackloom.errors import Refused, Retry
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 AGAIN_SECONDS = 1.0
+MOST_SECONDS = 2**32 - 2
+"""That the kernel counts for an address: one more is for ever."""
 
 
 class Lender:
     """Carries out loans, one at a time: the kernel has one lock for all links anyway."""
 
-    def __init__(self, loans: Loans) -> None:
+    def __init__(self, loans: Loans, leases: Leases) -> None:
         self.loans = loans
+        self.leases = leases
         self._turn = asyncio.Lock()
 
     async def lend(self, claim: str, pod: str, nic: Held, netns: Path) -> Attached:
@@ -42,7 +48,7 @@ class Lender:
     async def take_back_lost(self) -> None:
         """Take back what is in no living namespace any more, and what could not be taken back before."""
         for loan in self.loans.all():
-            if loan.returning or not _lives(loan):
+            if loan.returning or not lives(loan):
                 await self.try_take_back(loan)
 
     async def try_take_back(self, loan: Loan) -> None:
@@ -51,6 +57,25 @@ class Lender:
             await self.take_back(loan)
         except Retry as trouble:
             log.warning("nic.take-back-later", device=loan.nic.device, pod=loan.pod, reason=trouble.reason)
+
+    async def readdress(self, record: LeaseRecord, *, held: bool) -> None:
+        """Let the interface in the pod have its address until its lease ends, or take it off.
+
+        Raises `OSError`.
+        """
+        await self._alone(lambda: self._readdress(record, held=held))
+
+    async def end_leases(self, claim: str) -> None:
+        """Forget the leases of a claim whose NICs are back. Its servers are told, as far as that goes."""
+        for record in self.leases.of_claim(claim):
+            self.leases.drop(record)
+            if record.lease.outlook not in LOST and not self._has_another(record):
+                await asyncio.to_thread(_release, record)
+
+    def _has_another(self, record: LeaseRecord) -> bool:
+        """Whether the server has given the same address to the same NIC for another claim meanwhile."""
+        mac, address = record.lease.mac, record.lease.grant.address
+        return any(one.lease.mac == mac and one.lease.grant.address == address for one in self.leases.all())
 
     async def _alone(self, work: Callable[[], T]) -> T:
         """A move that was begun is ended, also when nobody waits for it any more."""
@@ -79,6 +104,7 @@ class Lender:
             boot_id=self.loans.boot_id,
         )
         self.loans.put(loan)
+        self._check_lease(loan)
         return self._attach(loan, netns)
 
     def _attach(self, loan: Loan, netns: Path) -> Attached:
@@ -98,6 +124,30 @@ class Lender:
         self.loans.put(msgspec.structs.replace(loan, attached=attached))
         return attached
 
+    def _check_lease(self, loan: Loan) -> None:
+        """An address whose lease is lost may be another's by now."""
+        record = self.leases.get(loan.claim, loan.nic.device)
+        if record is not None and record.lease.outlook in LOST:
+            self._undo(loan)
+            raise Refused(
+                f"NIC {loan.nic.device} was not attached to pod {loan.pod}: the DHCP lease of"
+                f" {record.lease.grant.address} is {record.lease.outlook}",
+                nearest_fix="delete the pod, so that another address is asked for",
+            )
+
+    def _readdress(self, record: LeaseRecord, *, held: bool) -> None:
+        """Where the interface is in no pod (any more), there is nothing to do."""
+        loan, nic = self.loans.get(record.ref.uid, record.nic.device), record.nic
+        if loan is None or loan.attached is None or loan.returning or not lives(loan):
+            return
+        if nic.identity is None or nic.pod is None:
+            return
+        address, until = record.lease.grant.address, record.lease.until if held else None
+        seconds = 0 if until is None else seconds_left(until, dhcp.boot_seconds())
+        found = moving.readdress(nic.identity, nic.pod, Path(loan.netns), address, seconds)
+        attached = msgspec.structs.replace(loan.attached, addresses=found)
+        self.loans.put(msgspec.structs.replace(loan, attached=attached, address_until=until))
+
     def _undo(self, loan: Loan) -> None:
         try:
             self._take_back(loan)
@@ -109,7 +159,7 @@ class Lender:
         if self.loans.get(loan.claim, loan.nic.device) is None:
             return
         self.loans.put(msgspec.structs.replace(loan, returning=True))
-        netns = Path(loan.netns) if _lives(loan) else None
+        netns = Path(loan.netns) if lives(loan) else None
         try:
             self._return(loan.nic, netns)
         except OSError as error:
@@ -130,8 +180,24 @@ class Lender:
         log.info("nic.gone", device=nic.device, reason="a virtual interface ends with its namespace")
 
 
-def _lives(loan: Loan) -> bool:
+def seconds_left(until: float, now: float) -> int:
+    """For the kernel, which counts whole seconds and none as never: whatever is left is one at least."""
+    return max(0, min(math.ceil(until - now), MOST_SECONDS))
+
+
+def lives(loan: Loan) -> bool:
+    """Whether the namespace that the loan is for is still there."""
     return identity(Path(loan.netns)) == loan.netns_id
+
+
+def _release(record: LeaseRecord) -> None:
+    """Without it the server keeps the address until the lease ends."""
+    try:
+        if record.nic.identity is not None:
+            link = moving.name_in(record.nic.identity, OWN)
+            inside(OWN, lambda: dhcp.release(link, record.lease))
+    except OSError as error:
+        log.warning("nic.lease-not-released", device=record.nic.device, reason=_told(error))
 
 
 def _told(error: OSError) -> str:

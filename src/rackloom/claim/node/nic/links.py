@@ -120,11 +120,11 @@ def _sysctls(link: str) -> Iterator[tuple[str, int]]:
             yield name, int(path.read_text())
 
 
-def read_addresses(rtnetlink: Rtnetlink, index: int) -> Iterator[str]:
-    """Addresses of universe scope, as CIDRs; those that the kernel derives and lets expire are left out."""
+def read_addresses(rtnetlink: Rtnetlink, index: int, *, also_expiring: bool = False) -> Iterator[str]:
+    """Addresses of universe scope, as CIDRs; those that the kernel will let expire only if asked for."""
     for one in rtnetlink.dump(Message("reading addresses", "address", messages.GETADDR)):
         lasting = (one.get_attr("IFA_FLAGS") or one["flags"]) & _PERMANENT
-        if one["index"] == index and one["scope"] == UNIVERSE and lasting:
+        if one["index"] == index and one["scope"] == UNIVERSE and (lasting or also_expiring):
             address = one.get_attr("IFA_LOCAL") or one.get_attr("IFA_ADDRESS")
             yield f"{address}/{one['prefixlen']}"
 

@@ -4,13 +4,10 @@ The file is there before anything is moved and goes once all is as it was, so th
 may be half done. It holds all that giving back needs; nothing else has to have survived.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from rackloom.claim.allocate.objects import Device
-from rackloom.claim.node.files import PARTIAL, remove, write_whole
+from rackloom.claim.node.nic.boot_files import BootFiles
 from rackloom.claim.node.nic.moving import Attached
 from rackloom.claim.node.nic.settings import Identity, LinkSettings, Setting
 
@@ -50,6 +47,8 @@ class Loan(Setting, frozen=True, kw_only=True):
     boot_id: str
     attached: Attached | None = None
     """Set once all of it is in the pod."""
+    address_until: float | None = None
+    """Until when (seconds since boot) the kernel leaves its leased address on it; None for ever."""
     returning: bool = False
 
     @property
@@ -58,19 +57,11 @@ class Loan(Setting, frozen=True, kw_only=True):
         return f"{self.claim}-{self.nic.device}"
 
 
-class Loans:
-    """The loans of this boot, in memory as on the disk."""
+class Loans(BootFiles[Loan]):
+    """The loans of this boot. After another one there are no pods, and the kernel has made all links anew."""
 
     def __init__(self, root: Path, boot_id: str) -> None:
-        root.mkdir(parents=True, exist_ok=True, mode=0o750)
-        self._root = root
-        self._boot_id = boot_id
-        self._known = {loan.key: loan for loan in self._read()}
-
-    @property
-    def boot_id(self) -> str:
-        """The boot that they are of."""
-        return self._boot_id
+        super().__init__(root, boot_id, Loan)
 
     def get(self, claim: str, device: str) -> Loan | None:
         """The loan of one device to one claim."""
@@ -79,31 +70,3 @@ class Loans:
     def of_claim(self, claim: str) -> tuple[Loan, ...]:
         """All loans of a claim."""
         return tuple(one for one in self._known.values() if one.claim == claim)
-
-    def all(self) -> tuple[Loan, ...]:
-        """All loans."""
-        return tuple(self._known.values())
-
-    def put(self, loan: Loan) -> None:
-        """Write a loan down, or what became of it."""
-        write_whole(self._path(loan.key), msgspec.json.encode(loan))
-        self._known[loan.key] = loan
-
-    def drop(self, loan: Loan) -> None:
-        """Forget a loan: the device is back."""
-        remove(self._path(loan.key))
-        self._known.pop(loan.key, None)
-
-    def _path(self, key: str) -> Path:
-        return self._root / f"{key}.json"
-
-    def _read(self) -> Iterator[Loan]:
-        """Files of this boot. After another one there are no pods and the kernel has made all links anew."""
-        for partial in self._root.glob(f".*{PARTIAL}"):
-            remove(partial)
-        for file in sorted(self._root.glob("*.json")):
-            loan = msgspec.json.decode(file.read_bytes(), type=Loan)
-            if loan.boot_id == self._boot_id:
-                yield loan
-            else:
-                remove(file)

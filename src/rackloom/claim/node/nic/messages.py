@@ -54,8 +54,11 @@ def of_link(index: int, wanted: LinkSettings) -> Iterator[Message]:
             yield _link(index, f"setting {name} of {wanted.name} to {size}", (f"IFLA_{name.upper()}", size))
 
 
-def address(index: int, cidr: str, *, remove: bool = False) -> Message:
-    """An address without duplicate address detection: it was in use on the host a moment ago."""
+def address(index: int, cidr: str, *, remove: bool = False, seconds: int | None = None) -> Message:
+    """An address without duplicate address detection: it was in use on the host a moment ago.
+
+    After `seconds` the kernel itself removes it; None lets it stay.
+    """
     one = ipaddress.ip_interface(cidr)
     fields = {"family": _family(one.version), "prefixlen": one.network.prefixlen, "index": index}
     attrs: tuple[tuple[str, Any], ...] = (("IFA_ADDRESS", str(one.ip)),)
@@ -66,8 +69,10 @@ def address(index: int, cidr: str, *, remove: bool = False) -> Message:
         return Message(
             f"removing address {cidr}", "address", DELADDR, fields=fields, attrs=attrs, already=gone
         )
-    flags = _PERMANENT | (_NO_DAD if one.version == 6 else 0)
+    flags = (_PERMANENT if seconds is None else 0) | (_NO_DAD if one.version == 6 else 0)
     attrs = (*attrs, ("IFA_FLAGS", flags))
+    if seconds is not None:
+        attrs = (*attrs, ("IFA_CACHEINFO", {"ifa_preferred": seconds, "ifa_valid": seconds}))
     doing = f"adding address {cidr}"
     return Message(doing, "address", NEWADDR, CREATE | REPLACE, {**fields, "flags": flags & _BYTE}, attrs)
 

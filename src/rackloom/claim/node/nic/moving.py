@@ -62,6 +62,36 @@ def detach(identity: Identity, host: LinkSettings, netns: Path | None) -> bool:
     return inside(OWN, lambda: _restore(identity, host))
 
 
+def readdress(
+    identity: Identity, wanted: LinkSettings, netns: Path, address: str, seconds: int
+) -> tuple[str, ...]:
+    """Let the link in `netns` have `address` for `seconds`, with what hangs on it; 0 takes it off.
+
+    Returns the addresses that it then has. Raises `OSError`. With its last address an interface loses its
+    routes too.
+    """
+
+    def work() -> tuple[str, ...]:
+        with Rtnetlink() as rtnetlink:
+            index = _found(rtnetlink, identity).index
+            rtnetlink.tell(messages.address(index, address, remove=not seconds, seconds=seconds))
+            for message in _when_up(index, wanted) if seconds else ():
+                rtnetlink.tell(message)
+            return tuple(read_addresses(rtnetlink, index, also_expiring=True))
+
+    return inside(netns, work)
+
+
+def name_in(identity: Identity, netns: Path) -> str:
+    """What the link is called in `netns`. Raises `OSError` where it is not there."""
+
+    def look() -> str:
+        with Rtnetlink() as rtnetlink:
+            return _found(rtnetlink, identity).name
+
+    return inside(netns, look)
+
+
 def _is_here(identity: Identity) -> bool:
     with Rtnetlink() as rtnetlink:
         return find(read_links(rtnetlink), identity) is not None
@@ -128,7 +158,7 @@ def _restore(identity: Identity, host: LinkSettings) -> bool:
 def _found(rtnetlink: Rtnetlink, identity: Identity) -> Link:
     link = find(read_links(rtnetlink), identity)
     if link is None:
-        raise FileNotFoundError(f"interface {identity.name} vanished while it was being configured")
+        raise FileNotFoundError(f"interface {identity.name} is not in this namespace any more")
     return link
 
 

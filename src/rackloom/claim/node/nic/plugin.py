@@ -17,6 +17,8 @@ from rackloom.claim.node.nic.attributes import device, merged
 from rackloom.claim.node.nic.condition import health_of
 from rackloom.claim.node.nic.extras import Extras, with_extras
 from rackloom.claim.node.nic.filtering import Filter, everything, kept
+from rackloom.claim.node.nic.lease import Lease
+from rackloom.claim.node.nic.leases import LeaseRecord
 from rackloom.claim.node.nic.lender import Lender
 from rackloom.claim.node.nic.loans import Held, Record
 from rackloom.claim.node.nic.look import Look, Seen
@@ -119,6 +121,7 @@ class NicPlugin:
         self.prepared.pop(entry.ref.uid, None)
         for loan in self._lender.loans.of_claim(entry.ref.uid):
             await self._lender.take_back(loan)
+        await self._lender.end_leases(entry.ref.uid)
 
     async def tidy(self, claims: Collection[Entry]) -> None:
         """Take back what is lent for claims that nobody knows any more."""
@@ -126,6 +129,10 @@ class NicPlugin:
         for loan in self._lender.loans.all():
             if loan.claim not in known:
                 await self._lender.try_take_back(loan)
+        lent = {loan.claim for loan in self._lender.loans.all()}
+        for record in self._lender.leases.all():
+            if record.ref.uid not in known | lent:
+                await self._lender.end_leases(record.ref.uid)
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Publish anew when a link changed and once a minute; take back what lost its pod meanwhile."""
@@ -156,6 +163,7 @@ class NicPlugin:
     async def _hold(
         self, claim: Claim, result: Result, found: Mapping[str, Offered], live: Mapping[str, Device]
     ) -> Held:
+        """Its lease is kept at once, so that it is given back also when the next NIC fails."""
         one = found.get(result.device)
         if one is None:
             raise Retry(f"there is no NIC {result.device} on this node now", after=SETTLE_SECONDS)
@@ -164,9 +172,21 @@ class NicPlugin:
         config = config_of(claim, result, self._settings.profiles)
         published = live.get(one.name) or Device(name=one.name)
         try:
-            return await asyncio.to_thread(hold, one, published, config, self._look.sysroot, self._mode)
+            work = asyncio.to_thread(hold, one, published, config, self._look.sysroot, self._mode)
+            nic, lease = await work
         except OSError as error:
             raise Refused(f"NIC {one.name} cannot be read: {error}") from error
+        if lease is not None:
+            self._keep(claim, nic, lease)
+        return nic
+
+    def _keep(self, claim: Claim, nic: Held, lease: Lease) -> None:
+        (pod,) = claim.consumers
+        leases = self._lender.leases
+        record = LeaseRecord(
+            ref=claim.ref, pod=pod.uid, pod_name=pod.name, nic=nic, lease=lease, boot_id=leases.boot_id
+        )
+        leases.put(record)
 
     def _device(self, result: Result, nic: Held) -> PreparedDevice:
         nodes = () if nic.rdma is None else rdma.device_nodes(self._look.sysroot, nic.rdma)

@@ -7,6 +7,7 @@ import msgspec
 from rackloom.claim.allocate.objects import Device
 from rackloom.claim.node.nic import dhcp, rdma
 from rackloom.claim.node.nic.ethtool import in_kernel_names
+from rackloom.claim.node.nic.lease import Lease
 from rackloom.claim.node.nic.links import Link, read_links, read_settings
 from rackloom.claim.node.nic.loans import Held
 from rackloom.claim.node.nic.namespaces import OWN, inside
@@ -23,8 +24,11 @@ AGAIN_SECONDS = 2.0
 
 def hold(
     one: Offered, published: Device, config: NetworkConfig, sysroot: Sysroot, mode: rdma.NetnsMode
-) -> Held:
-    """What a claim gets of a NIC. Raises `Refused` and, while its interface does not show, `Retry`."""
+) -> tuple[Held, Lease | None]:
+    """What a claim gets of a NIC, and the lease of its address where a DHCP server gave it.
+
+    Raises `Refused` and, while its interface does not show, `Retry`.
+    """
     if one.excluded is not None:
         raise Refused(f"NIC {one.name} is not for claims: it {_lower(one.excluded)}")
     bare = Held(
@@ -34,10 +38,12 @@ def hold(
         moves_rdma=one.rdma is not None and mode is rdma.NetnsMode.EXCLUSIVE,
     )
     if one.on is None:
-        return _without_interface(one, config, bare)
+        return _without_interface(one, config, bare), None
     _check_mtu(one, config, sysroot)
     _check_ipv6(one.on.link, config)
-    return _with_interface(one.on.link, _with_lease(one.on.link, config), bare)
+    given = _leased(one.on.link) if config.interface.asks_dhcp else None
+    asked = config if given is None else _with_lease(config, given)
+    return _with_interface(one.on.link, asked, bare), None if given is None else given.lease
 
 
 def _without_interface(one: Offered, config: NetworkConfig, bare: Held) -> Held:
@@ -94,10 +100,8 @@ def _check_ipv6(link: Link, config: NetworkConfig) -> None:
         )
 
 
-def _with_lease(link: Link, config: NetworkConfig) -> NetworkConfig:
-    """With the address that a DHCP server gives. It may take longer to answer than a runtime waits."""
-    if not config.interface.asks_dhcp:
-        return config
+def _leased(link: Link) -> dhcp.Leased:
+    """What a DHCP server gives. It may take longer to answer than a runtime waits."""
     if link.encapsulation != "ether":
         raise Refused(
             f"interface {link.name} is no Ethernet ({link.encapsulation}): DHCP is for Ethernet here",
@@ -105,8 +109,11 @@ def _with_lease(link: Link, config: NetworkConfig) -> NetworkConfig:
         )
     if not link.up:
         raise Retry(f"interface {link.name} is down: DHCP needs it up on the host", after=AGAIN_SECONDS)
-    given = inside(OWN, lambda: dhcp.ask(link.name))
-    interface = msgspec.structs.replace(config.interface, addresses=(given.address,))
+    return inside(OWN, lambda: dhcp.ask(link.name))
+
+
+def _with_lease(config: NetworkConfig, given: dhcp.Leased) -> NetworkConfig:
+    interface = msgspec.structs.replace(config.interface, addresses=(given.lease.grant.address,))
     return msgspec.structs.replace(config, interface=interface, routes=(*given.routes, *config.routes))
 
 

@@ -11,6 +11,7 @@ from rackloom.claim.kube.kinds import RESOURCE_CLAIM
 from rackloom.claim.kube.timestamps import whole_time
 from rackloom.claim.node.nic.loans import Held, Loans
 from rackloom.claim.node.nic.moving import Attached
+from rackloom.claim.node.nic.standing import Standing
 from rackloom.claim.node.values import ClaimRef
 
 log = structlog.get_logger(__name__)
@@ -18,21 +19,33 @@ log = structlog.get_logger(__name__)
 MANAGER = "dra.net"
 WRITE_SECONDS = 10.0
 READY, NETWORK_READY, RDMA_READY, SLAAC_READY = "Ready", "NetworkReady", "RDMALinkReady", "SLAACReady"
+DHCP_READY = "DHCPLeaseReady"
+"""Ours alone: DRANET does not renew leases, and tells nothing of them."""
 
 Outcome = Attached | str
 """What became of an attachment: how the NIC is in the pod, or why it is not."""
 
 
 def claim_status(
-    ref: ClaimRef, pool: str, outcomes: Mapping[str, tuple[Held, Outcome]], now: float
+    ref: ClaimRef,
+    pool: str,
+    outcomes: Mapping[str, tuple[Held, Outcome]],
+    standings: Mapping[str, Standing],
+    now: float,
 ) -> Object:
-    """The fields that are ours, of all NICs of a claim at once: what is left out would be taken back."""
+    """The fields that are ours, of all NICs of a claim at once: what is left out would be taken back.
+
+    `standings` are those of leases, by device.
+    """
     return {
         "apiVersion": RESOURCE_CLAIM.api_version,
         "kind": RESOURCE_CLAIM.kind,
         "metadata": {"namespace": ref.namespace, "name": ref.name, "uid": ref.uid},
         "status": {
-            "devices": [_device(held, outcome, pool, now) for held, outcome in outcomes.values()],
+            "devices": [
+                _device(held, outcome, standings.get(held.device), pool, now)
+                for held, outcome in outcomes.values()
+            ],
         },
     }
 
@@ -40,10 +53,19 @@ def claim_status(
 class StatusWriter:
     """Writes statuses beside all other work: a runtime does not wait for an API server."""
 
-    def __init__(self, api: KubeApi, pool: str, loans: Loans, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        api: KubeApi,
+        pool: str,
+        loans: Loans,
+        standings: Callable[[str], Mapping[str, Standing]],
+        wall: Callable[[], float],
+    ) -> None:
         self._api = api
         self._pool = pool
         self._loans = loans
+        self._standings = standings
+        """How the leases of a claim (UID) stand, by device."""
         self._wall = wall
         self._turn = asyncio.Lock()
         self._writing: set[asyncio.Task[None]] = set()
@@ -62,7 +84,8 @@ class StatusWriter:
                 for loan in self._loans.of_claim(ref.uid)
                 if loan.attached is not None
             }
-            status = claim_status(ref, self._pool, outcomes | {nic.device: (nic, outcome)}, self._wall())
+            outcomes |= {nic.device: (nic, outcome)}
+            status = claim_status(ref, self._pool, outcomes, self._standings(ref.uid), self._wall())
             try:
                 async with asyncio.timeout(WRITE_SECONDS):
                     await self._api.apply(
@@ -74,9 +97,9 @@ class StatusWriter:
                 )
 
 
-def _device(held: Held, outcome: Outcome, pool: str, now: float) -> Object:
+def _device(held: Held, outcome: Outcome, lease: Standing | None, pool: str, now: float) -> Object:
     told: Object = {"driver": MANAGER, "pool": pool, "device": held.device}
-    told["conditions"] = _conditions(held, outcome, whole_time(now))
+    told["conditions"] = _conditions(held, outcome, lease, whole_time(now))
     if isinstance(outcome, Attached) and outcome.name:
         told["networkData"] = _network(outcome)
     if held.rdma is not None:
@@ -91,8 +114,22 @@ def _network(attached: Attached) -> Object:
     return data
 
 
-def _conditions(held: Held, outcome: Outcome, at: str) -> list[Any]:
-    reason = "NetworkDeviceReady" if held.identity is not None else "RDMAOnlyDeviceReady"
+def _conditions(held: Held, outcome: Outcome, lease: Standing | None, at: str) -> list[Any]:
+    """A NIC without its leased address is there, and is not ready."""
+    status, reason, message = "True", "NetworkDeviceReady", ""
+    if held.identity is None:
+        reason = "RDMAOnlyDeviceReady"
+    if lease is not None and lease.lost:
+        status, reason, message = "False", lease.reason, lease.message
+    if isinstance(outcome, str):
+        status, reason, message = "False", "AttachFailed", outcome
+    told = [_condition(kind, status, reason, message, at) for kind in _kinds(held)]
+    if lease is not None:
+        told.append(_condition(DHCP_READY, lease.holds, lease.reason, lease.message, at))
+    return told
+
+
+def _kinds(held: Held) -> list[str]:
     kinds = [READY]
     if held.identity is not None:
         kinds.append(NETWORK_READY)
@@ -100,9 +137,7 @@ def _conditions(held: Held, outcome: Outcome, at: str) -> list[Any]:
         kinds.append(SLAAC_READY)
     if held.moves_rdma:
         kinds.append(RDMA_READY)
-    if isinstance(outcome, str):
-        return [_condition(kind, "False", "AttachFailed", outcome, at) for kind in kinds]
-    return [_condition(kind, "True", reason, "", at) for kind in kinds]
+    return kinds
 
 
 def _condition(kind: str, status: str, reason: str, message: str, at: str) -> Object:

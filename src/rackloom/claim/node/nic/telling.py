@@ -75,5 +75,10 @@ def kind_of(nic: Held) -> str:
 
 def pod_of(sandbox: Sandbox) -> Object:
     """As much of the pod as an Event has to know."""
-    metadata = {"namespace": sandbox.namespace, "name": sandbox.name, "uid": sandbox.pod}
+    return pod_object(sandbox.namespace, sandbox.name, sandbox.pod)
+
+
+def pod_object(namespace: str, name: str, uid: str) -> Object:
+    """The same, of a pod whose sandbox is not at hand."""
+    metadata = {"namespace": namespace, "name": name, "uid": uid}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
