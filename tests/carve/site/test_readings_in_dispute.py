@@ -147,9 +147,9 @@ def test_a_standby_that_shows_nothing_takes_nothing(pair: Any) -> None:
         assert pair.status() == "Ready"
         assert pair.tell(pair.first, pair.seen()) is None
         assert pair.status() == "Ready"
-    # Where nobody lists a GPU, there is none.
+    # Where nobody lists a GPU of those that are recorded, nobody knows.
     assert pair.tell(pair.first, pair.seen(gpus=(), partitions=())) is None
-    assert pair.status() == "Configuring"
+    assert pair.status() == "Unknown"
 
 
 def test_a_standby_does_not_say_that_all_is_gone_when_the_leader_is_lost(pair: Any) -> None:

@@ -17,7 +17,7 @@ from rackloom.carve.site.store import Store
 from rackloom.carve.site.store.sqlite import DATABASE
 from rackloom.carve.site.tables import metadata
 
-OLD = ["0001", "0002", "0003", "0004", "0005", "0006", "0007"]
+OLD = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"]
 Rows = dict[str, dict[str, Any]]
 
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from rackloom.carve.plan.values import GpuHealth, Observation
 from rackloom.carve.site import knowledge, machines, revisions, settle, taking_over
 from rackloom.carve.site.problems import Kind, Rejected, conflict, invalid, not_found
-from rackloom.carve.site.tables import cordon, drain, machine, machine_gpu
+from rackloom.carve.site.tables import cordon, drain, machine, machine_gpu, moved_gpu
 from rackloom.carve.site.values import Changed
 from rackloom.topology.facts import Source
 
@@ -141,7 +141,7 @@ def remove(conn: sa.Connection, machine_id: str, now: float) -> frozenset[str]:
     found = get(conn, machine_id)
     if found.instance_id is not None:
         raise conflict(f"machine {machine_id} carries instance {found.instance_id}")
-    for table in (machine_gpu, cordon, drain):
+    for table in (machine_gpu, moved_gpu, cordon, drain):
         conn.execute(sa.delete(table).where(table.c.machine_id == machine_id))
     conn.execute(sa.delete(machine).where(machine.c.id == machine_id))
     return _announce(conn, {found.domain}, now)

@@ -3,7 +3,7 @@
 Each function is one transaction when run through the store. Nothing here asks the fabric anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
 
@@ -13,6 +13,7 @@ from rackloom.carve.site import (
     blocks,
     disputes,
     drains,
+    emptied,
     holdings,
     intents,
     knowledge,
@@ -77,10 +78,16 @@ def record_observation(
     A reading older than the one already recorded teaches nothing and is dropped, and so does one by an
     endpoint that was given up while it was being read. One that another controller contradicts, of
     this domain or of another that lists the same hardware, is kept and teaches nothing: then returns the
-    dispute, in which nothing may be done.
+    dispute, in which nothing may be done. One that lists no GPU where some are recorded is none, and its
+    endpoint is lost.
     """
     standing = _endpoints.standing(conn, endpoint_id, observation.domain)
     if standing is None or observation.observed_at < (standing.observed_at or 0.0):
+        return None
+    why_not = emptied.why_no_reading(conn, [observation]).get(observation.domain)
+    if why_not is not None and not knowledge.is_standby(conn, endpoint_id, observation.domain):
+        _endpoints.set_domain(conn, endpoint_id, observation.domain, now)
+        _lose(conn, endpoint_id, why_not, now, {standing.domain, observation.domain})
         return None
     # Where several tell of a domain, one of the others may have told something else meanwhile.
     if not standing.is_shared and repeats.is_repeat(conn, endpoint_id, observation, now):
@@ -108,9 +115,15 @@ def record_unknown(conn: sa.Connection, endpoint_id: str, reason: str, now: floa
     standing = _endpoints.standing(conn, endpoint_id)
     if standing is None:
         return
+    _lose(conn, endpoint_id, reason, now, {standing.domain})
+
+
+def _lose(
+    conn: sa.Connection, endpoint_id: str, reason: str, now: float, domains: Collection[str | None]
+) -> None:
     knowledge.lose(conn, endpoint_id, reason, now)
-    if standing.domain is not None:
-        taking_over.give_up(conn, standing.domain, now)
+    for domain in sorted(one for one in domains if one is not None):
+        taking_over.give_up(conn, domain, now)
 
 
 def record_blocked(conn: sa.Connection, domain: str, blocked: Sequence[Blocked], now: float) -> None:

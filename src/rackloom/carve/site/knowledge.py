@@ -6,7 +6,7 @@ anybody has to hold in every reading that stands: of two controllers, the one th
 accepted a change.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rackloom.carve.plan.values import Observation
+from rackloom.carve.site import emptied
 from rackloom.carve.site.tables import domain_dispute, endpoint
 from rackloom.carve.site.tables import observation as table
 
@@ -38,6 +39,15 @@ _TOLD = (
     .join(endpoint, endpoint.c.id == table.c.endpoint_id)
     .join(domain_dispute, domain_dispute.c.domain == endpoint.c.domain, isouter=True)
     .where(endpoint.c.domain.in_(sa.bindparam("domains", expanding=True)))
+)
+_BESIDE = (
+    sa.select(table.c.facts)
+    .join(endpoint, endpoint.c.id == table.c.endpoint_id)
+    .where(
+        endpoint.c.domain == sa.bindparam("domain"),
+        endpoint.c.id != sa.bindparam("of"),
+        table.c.facts.is_not(None),
+    )
 )
 _mine = table.c.endpoint_id == sa.bindparam("through")
 _LOST = sa.select(table.c.unknown_since).where(_mine)
@@ -79,11 +89,19 @@ def of_domain(conn: sa.Connection, domain: str | None) -> Knowledge:
 
 
 def of_domains(conn: sa.Connection, domains: Collection[str]) -> dict[str, Knowledge]:
-    """What is known of each of `domains`, in one query."""
+    """What is known of each of `domains`, in one query; in two where one of them lists no GPU."""
     found: dict[str, list[sa.Row[Any]]] = {domain: [] for domain in domains}
     for row in conn.execute(_TOLD, {"domains": list(found)}):
         found[row.domain].append(row)
-    return {domain: _weigh(domain, told) for domain, told in found.items()}
+    known = {domain: _weigh(domain, told) for domain, told in found.items()}
+    return known | _of_standbys(conn, known)
+
+
+def _of_standbys(conn: sa.Connection, known: Mapping[str, Knowledge]) -> dict[str, Knowledge]:
+    """What is known of the domains of which a reading is left that is none: its leader was given up."""
+    seen = {domain: one.observation for domain, one in known.items() if one.observation is not None}
+    why_not = emptied.why_no_reading(conn, seen.values())
+    return {domain: _unknown(seen[domain].observed_at, SILENT, cause) for domain, cause in why_not.items()}
 
 
 def _weigh(domain: str, rows: Sequence[sa.Row[Any]]) -> Knowledge:
@@ -120,6 +138,12 @@ def that_stand(rows: Sequence[sa.Row[Any]]) -> list[sa.Row[Any]]:
     if good:
         return [row for row in good if row.observed_at >= good[0].observed_at - STANDS_SECONDS]
     return telling[:1] or best_first[:1]
+
+
+def is_standby(conn: sa.Connection, endpoint_id: str, domain: str) -> bool:
+    """Whether another endpoint listed GPUs of `domain`, also one that is lost since."""
+    told = conn.execute(_BESIDE, {"domain": domain, "of": endpoint_id}).scalars()
+    return any(decoded(facts).gpus for facts in told)
 
 
 def last_lost(rows: Iterable[sa.Row[Any]]) -> sa.Row[Any] | None:

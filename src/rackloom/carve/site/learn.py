@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rackloom.carve.plan.values import Observation, ObservedGpu
-from rackloom.carve.site import revisions
+from rackloom.carve.site import moved, revisions
 from rackloom.carve.site.tables import endpoint, endpoint_chassis, instance, machine, machine_gpu
 from rackloom.carve.site.tables import observation as reading
 from rackloom.topology.facts import Source
@@ -49,17 +49,15 @@ _given_up = sa.select(machine.c.id).where(
         sa.and_(machine.c.missing_since.is_not(None), ~_held),
     )
 )
-_TAKE = (
-    sa.update(machine_gpu)
-    .where(
-        machine_gpu.c.guid.in_(sa.bindparam("guids", expanding=True)),
-        sa.or_(
-            sa.func.coalesce(machine_gpu.c.source, "") != Source.NMX.value,
-            machine_gpu.c.machine_id.in_(_given_up),
-        ),
-    )
-    .values(guid=None, source=None)
+_taken = sa.and_(
+    machine_gpu.c.guid.in_(sa.bindparam("guids", expanding=True)),
+    sa.or_(
+        sa.func.coalesce(machine_gpu.c.source, "") != Source.NMX.value,
+        machine_gpu.c.machine_id.in_(_given_up),
+    ),
 )
+_TAKEN = sa.select(machine_gpu.c.machine_id, machine_gpu.c.module_id, machine_gpu.c.guid).where(_taken)
+_TAKE = sa.update(machine_gpu).where(_taken).values(guid=None, source=None)
 _IN_DOMAIN = sa.select(machine.c.id, machine.c.missing_since).where(
     machine.c.domain == sa.bindparam("domain")
 )
@@ -68,17 +66,21 @@ _IN_DOMAIN = sa.select(machine.c.id, machine.c.missing_since).where(
 def learn(conn: sa.Connection, observation: Observation, now: float) -> frozenset[str]:
     """Write the mapping that `observation` shows; returns the domains in which it differs from before."""
     machines = _machines(conn, observation)
-    moved = {row.domain for row in machines.values() if row.domain != observation.domain}
+    before = {row.domain for row in machines.values() if row.domain != observation.domain}
     known = _known(conn, [row.id for row in machines.values()])
     told = _told(observation, machines)
     changed = {at: gpu for at, gpu in told.items() if known.get(at) != (str(gpu.guid), int(gpu.health))}
-    if moved:
-        _move(conn, machines.values(), moved, observation.domain, now)
+    if before:
+        _move(conn, machines.values(), before, observation.domain, now)
     if changed:
+        guids = {at: str(gpu.guid) for at, gpu in changed.items()}
+        taken = conn.execute(_TAKEN, {"guids": list(guids.values()), "domain": observation.domain}).all()
+        had = {at: known[at][0] for at in guids if at in known}
+        moved.note(conn, had | {(row.machine_id, row.module_id): row.guid for row in taken}, guids, now)
         _write(conn, observation.domain, changed, known)
     _mark_missing(conn, observation, {row.id for row in machines.values()})
     rewired = any(known.get(at, (None, 0))[0] != str(gpu.guid) for at, gpu in changed.items())
-    return revisions.touch(conn, {observation.domain, *moved} if moved or rewired else ())
+    return revisions.touch(conn, {observation.domain, *before} if before or rewired else ())
 
 
 def _machines(conn: sa.Connection, observation: Observation) -> dict[GpuAt, sa.Row[Any]]:

@@ -113,6 +113,15 @@ machine_gpu = sa.Table(
     sa.Column("health", sa.Integer, nullable=False, index=True),
 )
 
+moved_gpu = sa.Table(
+    "moved_gpu",
+    metadata,
+    sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), primary_key=True),
+    sa.Column("module_id", sa.Integer, primary_key=True),
+    _text("guid"),
+    _time("since"),
+)
+
 allocation = sa.Table(
     "allocation",
     metadata,
