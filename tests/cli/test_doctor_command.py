@@ -117,10 +117,10 @@ WARNING   partition owned: partition by-hand
   it was made by somebody else: nobody asked for it
     switch controller: partition 9 of domain DOMAIN, with 4 GPUs
     records: nobody here made it
-  fix: rackloom admin partition release --domain DOMAIN --name by-hand --reason unknown  # or adopt it
+  fix: rackloom token --home HOME --org demo --role PROVIDER_ADMIN  # rackloom up serves REST alone: with this token it does what elsewhere does rackloom admin partition release --domain DOMAIN --name by-hand --reason unknown; or adopt it
 
 1 finding: 1 warning
-""")
+""")  # noqa: E501 (a line as it is printed)
     assert told.code == 1
     written = metrics.read_text()
     assert "rackloom_doctor_ok 0.0" in written
@@ -200,6 +200,12 @@ def test_a_folder_of_transfers_that_is_not_there_is_refused(site, told, tmp_path
 def test_two_sites_at_once_are_refused(tmp_path):
     with pytest.raises(Refused, match="two sites"):
         doctor(home=tmp_path, config=tmp_path / "site.toml")
+
+
+def test_two_sites_at_once_are_a_wrong_command_line(tmp_path):
+    done = rackloom("doctor", "--home", str(tmp_path), "--config", str(tmp_path / "site.toml"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--home and --config name two sites: give one of them" in done.stderr
 
 
 def test_a_home_without_a_site_is_refused(tmp_path):

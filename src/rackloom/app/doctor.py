@@ -13,18 +13,24 @@ from sqlalchemy import make_url
 
 from rackloom.app.config import load
 from rackloom.app.config_sections import ClusterConfig, DatabaseConfig
-from rackloom.app.doctor_host import OWN, findings_on, has_gpus, name_of
+from rackloom.app.doctor_host import findings_on, has_gpus, name_of
+from rackloom.app.doctor_ways import ways_to
 from rackloom.app.home import Home, default_home
 from rackloom.app.picture.fabric import Staleness
 from rackloom.app.picture.look import STALE_SECONDS, site_picture, stale_after
 from rackloom.app.picture.read_only import PostgresReader, Reader, SqliteReader, is_running
 from rackloom.app.site_cluster import connected
 from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
+from rackloom.claim.domain.names import COMPUTE_DOMAIN_LABEL
+from rackloom.claim.kube.api import KubeError, NotFound
+from rackloom.claim.kube.kinds import NAMESPACE
 from rackloom.claim.kube.lightkube_api import LightkubeApi, connect
 from rackloom.errors import Refused, Retry
+from rackloom.prove.doctor.commands import runnable
 from rackloom.prove.doctor.examine import examine
 from rackloom.prove.doctor.findings import Finding
 from rackloom.prove.picture.values import Layer, LayerSeen, Picture
+from rackloom.topology.discovery.sysroot import OWN
 
 _AGENT = "rackloom-doctor"
 
@@ -88,10 +94,11 @@ def diagnose(sources: Sources) -> Examined:
     """Read everything once and examine it. Raises Refused for sources that cannot be read at all."""
     sources = chosen(sources)
     picture = asyncio.run(look(sources, time.time()))
+    ways = ways_to(sources.home, sources.config, sources.kubeconfig)
     if sources.sysroot is None:
-        return Examined(picture, examine(picture))
+        return Examined(picture, runnable(examine(picture), ways))
     own = findings_on(sources.sysroot, picture)
-    return Examined(picture, examine(picture, host=own), name_of(sources.sysroot))
+    return Examined(picture, runnable(examine(picture, host=own), ways), name_of(sources.sysroot))
 
 
 async def look(sources: Sources, now: float) -> Picture:
@@ -105,6 +112,7 @@ async def look(sources: Sources, now: float) -> Picture:
         cluster = _cluster(sources, now)
         if isinstance(cluster, LightkubeApi):
             await stack.enter_async_context(cluster)
+            await _known_namespace(cluster, sources.namespace)
         others = partial(
             site_picture,
             now,
@@ -139,6 +147,22 @@ def _cluster(sources: Sources, now: float) -> LightkubeApi | LayerSeen | None:
             problem=f"the cluster cannot be read from here: {error.reason}",
             fix=f"rackloom doctor --config {config} --kubeconfig FILE  # one that serves on this machine",
         )
+
+
+async def _known_namespace(api: LightkubeApi, named: str | None) -> None:
+    """Raises Refused for one that the cluster has not: in it nobody would be heard of."""
+    if named is None:
+        return
+    try:
+        await api.get(NAMESPACE, named)
+    except NotFound as missing:
+        raise Refused(
+            f"the cluster has no namespace {named}",
+            nearest_fix="give --namespace the one of the IMEX daemons: kubectl get pods -A -l "
+            f"{COMPUTE_DOMAIN_LABEL}",
+        ) from missing
+    except KubeError:
+        return  # Whoever may not ask, or is not answered, is told so of the whole layer.
 
 
 def _configured_cluster(sources: Sources) -> ClusterConfig | None:
@@ -191,22 +215,33 @@ async def _records(sources: Sources) -> AsyncIterator[Reader | None]:
     if sources.home is not None:
         yield SqliteReader(sources.home)
     elif sources.config is not None:
-        async with _configured(load(sources.config).database) as reader:
+        async with _configured(load(sources.config).database, sources.config) as reader:
             yield reader
     else:
         yield None
 
 
 @asynccontextmanager
-async def _configured(database: DatabaseConfig) -> AsyncIterator[Reader]:
+async def _configured(database: DatabaseConfig, config: Path) -> AsyncIterator[Reader]:
     if database.sqlite is not None:
-        yield SqliteReader(database.sqlite)
+        yield _sqlite(database.sqlite, config)
         return
     reader = PostgresReader(database.postgresql or "")
     try:
         yield reader
     finally:
         await reader.close()
+
+
+def _sqlite(folder: Path, config: Path) -> SqliteReader:
+    try:
+        return SqliteReader(folder)
+    except Refused as missing:
+        raise Refused(
+            f"{missing.reason}, which [database] of {config} names",
+            nearest_fix=f"correct sqlite there, or start the site, which makes it: rackloom serve --config "
+            f"{quote(str(config))}",
+        ) from missing
 
 
 def _staleness(sources: Sources, now: float) -> Staleness:

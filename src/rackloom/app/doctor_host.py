@@ -16,8 +16,6 @@ from rackloom.topology.discovery.fuse import machine_of
 from rackloom.topology.discovery.read import read_host
 from rackloom.topology.discovery.sysroot import Sysroot
 
-OWN = Path("/")
-
 
 def has_gpus(root: Path) -> bool:
     """Whether NVIDIA's kernel module is loaded."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import ArgumentCollection, Group, Parameter
 
 from rackloom.cli.output import emit
 
@@ -11,10 +11,18 @@ if TYPE_CHECKING:
     from rackloom.app.doctor import Examined
 
 
+def _one_site(named: ArgumentCollection) -> None:
+    if sum(one.has_tokens for one in named) > 1:
+        raise ValueError("--home and --config name two sites: give one of them")
+
+
+_SITE = Group(validator=_one_site)
+
+
 def doctor(
     *,
-    home: Path | None = None,
-    config: Path | None = None,
+    home: Annotated[Path | None, Parameter(group=_SITE)] = None,
+    config: Annotated[Path | None, Parameter(group=_SITE)] = None,
     kubeconfig: Path | None = None,
     transfers: Path | None = None,
     namespace: str | None = None,

@@ -76,6 +76,14 @@ def test_a_cluster_that_is_not_reached_from_this_machine_is_unknown_and_all_else
     asyncio.run(scenario())
 
 
+def test_a_database_that_is_not_there_is_the_configurations_to_name(ground):
+    config = ground.config()
+    with pytest.raises(Refused, match=r"which \[database\] of .* names") as refused:
+        asyncio.run(look(Sources(config=config), time.time()))
+    assert "--home" not in refused.value.nearest_fix
+    assert f"rackloom serve --config {config}" in refused.value.nearest_fix
+
+
 def test_imex_daemons_are_looked_for_where_the_configuration_says(ground):
     async def scenario():
         kube = FakeKube(seed=1)
@@ -97,5 +105,7 @@ def test_imex_daemons_are_looked_for_where_the_configuration_says(ground):
             assert await meshes() == []
             assert await meshes('namespace = "imex"') == ["tray-1"]
             assert await meshes('namespace = "imex"', namespace="rackloom-system") == []
+            with pytest.raises(Refused, match="no namespace rackloom-sytem"):
+                await meshes(namespace="rackloom-sytem")
 
     asyncio.run(scenario())

@@ -108,7 +108,7 @@ def test_a_link_that_both_see_down_is_one_finding_with_both_sides(tmp_path):
     (found,) = examine_host(down(laid_out(tmp_path, host)), broken)
     assert (found.check, found.subject) == (names.NIC_LINK, f"NIC {NODE}/nic-0")
     assert {line.partition(":")[0] for line in found.evidence} == {"slice", "host"}
-    assert f"device {NODE}/nic-0" in found.where
+    assert f"device {NODE}/{NIC_DRIVER}/nic-0" in found.where
 
 
 def test_a_link_that_is_down_and_published_as_up_has_both_sides_too(tmp_path):
@@ -155,8 +155,20 @@ def test_a_nic_that_two_drivers_publish_is_held_by_a_claim_of_either(holder, tmp
     twice = msgspec.structs.replace(picture, devices=(*picture.devices, other), uses=(use,))
     (found,) = examine_host(down(laid_out(tmp_path, host)), twice)
     assert found.severity is Severity.ERROR
-    assert {f"device {NODE}/nic-0", f"device {NODE}/other-0"} <= set(found.where)
+    assert {f"device {NODE}/{NIC_DRIVER}/nic-0", f"device {NODE}/other.net/other-0"} <= set(found.where)
     assert {"nic-0", "other-0"} <= {word for line in found.evidence for word in line.split()}
+
+
+def test_two_nics_that_two_drivers_call_the_same_are_two(tmp_path):
+    """A driver's names are its own: dra.net's nic-0 and another driver's need not be one NIC."""
+    host = machine()
+    picture = with_nics(cluster(host), is_first, link="down", gbps=None)
+    second = next(one for one in picture.devices if one.name == "nic-1")
+    namesake = msgspec.structs.replace(second, driver="other.net", name="nic-0")
+    both = msgspec.structs.replace(picture, devices=(*picture.devices, namesake))
+    (found,) = examine_host(down(laid_out(tmp_path, host)), both)
+    assert f" of {host.nics[0].rdma_device} " in "".join(found.evidence)
+    assert f" of {host.nics[1].rdma_device} " not in "".join(found.evidence)
 
 
 def test_two_nics_are_two_findings(tmp_path):
@@ -191,7 +203,7 @@ def test_slices_that_are_left_of_a_node_that_is_gone_name_no_host(tmp_path):
     now = cluster(host)
     both = msgspec.structs.replace(now, devices=(*left, *now.devices))
     (found,) = examine_host(down(laid_out(tmp_path, host)), both)
-    assert f"device {NODE}/nic-0" in found.where
+    assert f"device {NODE}/{NIC_DRIVER}/nic-0" in found.where
 
 
 @pytest.mark.parametrize("node", [NODE, load_machine(SEEN).name])
@@ -210,7 +222,7 @@ def test_gpus_far_from_any_nic_are_one_finding_of_both_sides(tmp_path):
     (found,) = examine_host(laid_out(tmp_path, moved), cluster(moved))
     far = [gpu for gpu in moved.gpus if numa_of(gpu) == 1]
     assert found.check == names.NIC_ALIGNED
-    assert {f"device {NODE}/gpu-{gpu.index}" for gpu in far} <= set(found.where)
+    assert {f"device {NODE}/{GPU_DRIVER}/gpu-{gpu.index}" for gpu in far} <= set(found.where)
     assert {line.partition(":")[0] for line in found.evidence} == {"slice", "host"}
 
 

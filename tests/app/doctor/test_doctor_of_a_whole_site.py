@@ -126,7 +126,7 @@ async def healthy(ward: Ward) -> None:
         assert chain.conflicts == ()
         layers = (chain.machine, chain.fabric, chain.partition, chain.logical, chain.node, chain.device)
         assert None not in layers
-        assert chain.nic is not None
+        assert chain.nics
     assert picture.simulated == (Layer.FABRIC, Layer.SITE, Layer.CLUSTER)
     assert {one.runtime for one in picture.nodes} == {"containerd://2.0.0"}
     real = msgspec.structs.replace(picture, simulated=())

@@ -8,14 +8,18 @@ from tests.prove.picture.healthy import (
     clique,
     domain,
     guid,
+    machine,
+    node,
+    place,
     serial,
     with_changed,
     without,
 )
 
 from rackloom.prove.doctor import names
-from rackloom.prove.picture.values import LostPartition, PartitionSeen, SilentController
+from rackloom.prove.picture.values import LostPartition, MovedGpu, PartitionSeen, SilentController
 from rackloom.topology.facts import Fact, Source
+from rackloom.topology.identity import SlotKey
 
 
 def unreachable(picture):
@@ -164,6 +168,51 @@ def tray_out(picture):
     )
 
 
+def moved_to_nobody(picture):
+    """The tray of an instance sits where the site has no machine; its node has not looked since."""
+    away = with_changed(picture, "machines", lambda one: one.id == MACHINE, missing_since=NOW - 30)
+    for module in range(1, 5):
+        there = SlotKey(serial(0), 40, module)
+        away = with_changed(away, "fabric_gpus", is_module(module), place=there)
+    return with_changed(
+        away,
+        "instance_gpus",
+        lambda one: one.machine == MACHINE,
+        status="Pending",
+        problem="the switch controller does not report this GPU",
+        since=NOW - 600,
+    )
+
+
+def exchanged(picture):
+    """Two trays of one tenant sit in one another's slots; controller, records and nodes know it."""
+    seats = {place(0, tray, module): (tray, module) for tray in (TRAY, TRAY + 1) for module in range(1, 5)}
+    other = {at: place(0, 2 * TRAY + 1 - tray, module) for at, (tray, module) in seats.items()}
+
+    def rekeyed(key):
+        there = None if key.place is None else other.get(key.place.value)
+        return key if there is None else msgspec.structs.replace(key, place=Fact(there, key.place.source))
+
+    now = msgspec.structs.replace
+    machines = {one.id: one for one in picture.machines}
+    first, second = machines[MACHINE], machines[machine(0, TRAY + 1)]
+    held = {
+        one.id: now(one, gpus=tuple(map(rekeyed, of.gpus))) for one, of in ((first, second), (second, first))
+    }
+    left = tuple(
+        MovedGpu(machine=machine(0, tray), module_id=module, guid=guid(0, tray, module), since=NOW - 60)
+        for tray, module in seats.values()
+        if tray == TRAY
+    )
+    return now(
+        picture,
+        machines=tuple(held.get(one.id, one) for one in picture.machines),
+        fabric_gpus=tuple(now(one, place=other.get(one.place, one.place)) for one in picture.fabric_gpus),
+        devices=tuple(now(one, key=rekeyed(one.key)) for one in picture.devices),
+        moved_gpus=left,
+    )
+
+
 def names_forgotten(picture):
     """The switch has the partition still, and not its name: of what the records know, nothing is there."""
     nameless = with_changed(
@@ -173,7 +222,40 @@ def names_forgotten(picture):
     return msgspec.structs.replace(nameless, lost_partitions=(lost,))
 
 
+def spread(picture):
+    """The second rack's first tray became one of the first rack's logical partition, there being no room."""
+    there = machine(1, 0)
+    wished = with_changed(picture, "instance_gpus", lambda one: one.machine == there, logical="lp-0")
+    other = PartitionSeen(
+        domain=domain(1), id=8, name="rl-0b", healthy=True, logical="lp-0", default=False, owner="site"
+    )
+    moved = with_changed(
+        wished,
+        "fabric_gpus",
+        lambda one: one.place in {place(1, 0, module) for module in range(1, 5)},
+        partition=8,
+    )
+    label = f"{clique(1).rpartition('.')[0]}.8"
+    mine = with_changed(
+        moved, "machines", lambda one: one.id == there, tenant="tenant-0", held_since=NOW - 60
+    )
+    dated = with_changed(mine, "machines", lambda one: one.id == machine(0, 0), held_since=NOW - 900)
+    named = with_changed(dated, "nodes", lambda one: one.name == node(1, 0), clique=label)
+    devices = with_changed(
+        named, "devices", lambda one: one.node == node(1, 0) and one.clique is not None, clique=label
+    )
+    pod = "team-1/worker-0"
+    devices = without(devices, "uses", lambda one: pod in one.pods)
+    for field, name in (("pods", "worker-0"), ("claims", "worker-0-devices")):
+        devices = without(
+            devices, field, lambda one, name=name: (one.namespace, one.name) == ("team-1", name)
+        )
+    idle = without(devices, "meshes", lambda one: one.node == node(1, 0))
+    return msgspec.structs.replace(idle, partitions=(*picture.partitions, other))
+
+
 FAULTS = {
+    "logical-partition-spread": (spread, names.LOGICAL_SPREAD, "job-0"),
     "controller-unreachable": (unreachable, names.CONTROLLER, domain(0)),
     "controller-gone": (gone_for_good, names.CONTROLLER_AWAY, domain(0)),
     "one-controller-of-two-gone": (one_of_two_gone, names.CONTROLLER_AWAY, "https://switch-b:9370"),
@@ -195,6 +277,8 @@ FAULTS = {
         names.GPU_HEALTH,
         f"16 GPUs of domain {domain(0)}",
     ),
+    "tray-moved-to-nobody": (moved_to_nobody, names.TRAY_PLACE, MACHINE),
+    "trays-exchanged": (exchanged, names.TRAY_PLACE, MACHINE),
     "tray-out": (tray_out, names.MACHINE_PRESENT, MACHINE),
     "partition-sick": (
         lambda one: with_changed(one, "partitions", lambda p: p.domain == domain(1), healthy=False),

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from tests.prove.picture.healthy import NOW, domain, healthy, node, with_changed, without
 
+from rackloom.claim.domain.objects import Condition, Status
 from rackloom.prove.doctor import examine, names
 from rackloom.prove.doctor.acceptance import Outcome, acceptance
 from rackloom.prove.doctor.findings import fails
@@ -76,6 +77,37 @@ def test_a_fault_fails_its_test(test):
     assert outcomes(FAILING[test](WELL))[test] is Outcome.FAIL
 
 
+def without_power(picture, at):
+    return with_changed(picture, "nodes", lambda one: one.name == at, ready=None, ready_since=NOW - 600)
+
+
+def test_where_a_node_is_silent_no_daemon_of_it_counts():
+    """What its daemon said last is still written in the cluster."""
+    silent = outcomes(without_power(WELL, node(0, 1)))
+    assert (silent["SDN21"], silent["SDN25"]) == (Outcome.UNKNOWN, Outcome.UNKNOWN)
+    down = with_changed(WELL, "nodes", lambda one: one.name == node(0, 1), ready=False)
+    assert (outcomes(down)["SDN21"], outcomes(down)["SDN25"]) == (Outcome.FAIL, Outcome.FAIL)
+
+
+def test_a_domain_that_is_not_ready_has_no_full_matrix():
+    told = Condition(type="Ready", status="False", reason="NodesNotReady", message="host-98 is not ready")
+    status = Status(conditions=(told,))
+    found = outcomes(with_changed(WELL, "compute_domains", lambda one: one.uid == "uid-0", status=status))
+    assert (found["SDN21"], found["SDN25"]) == (Outcome.FAIL, Outcome.FAIL)
+
+
+def test_a_node_that_serves_no_domain_is_judged_by_neither():
+    idle = without(WELL, "meshes", lambda one: one.node == node(1, 2))
+    idle = without(idle, "pods", lambda one: one.node == node(1, 2))
+    found = outcomes(without_power(idle, node(1, 2)))
+    assert (found["SDN21"], found["SDN25"]) == (Outcome.PASS, Outcome.PASS)
+
+
+def test_where_no_daemon_was_read_nobody_knows_of_daemons():
+    found = outcomes(msgspec.structs.replace(WELL, meshes=(), daemons_in="rackloom-sytem"))
+    assert (found["SDN21"], found["SDN25"]) == (Outcome.UNKNOWN, Outcome.UNKNOWN)
+
+
 def test_a_silent_controller_leaves_its_tests_unknown():
     silent = with_changed(WELL, "domains", lambda one: True, unknown_since=NOW - 60, problem="no answer")
     found = outcomes(silent)
@@ -115,7 +147,7 @@ def test_what_is_only_a_consequence_still_fails_its_tests(cause, monkeypatch):
     """The page lists it under its cause; whoever buys the site asked for the thing itself."""
     effects = sorted(names.EXPLAINS[cause])
     found = [fails(one, "it", "is broken", "mend it", where=("here",)) for one in (cause, *effects)]
-    monkeypatch.setattr(examine, "_all", lambda view: iter(found))
+    monkeypatch.setattr(examine, "_all", lambda *_: iter(found))
     assert len(examine.examine(WELL)) == 1
     told = outcomes(WELL)
     expected = {id_ for one in effects for id_ in JUDGED.get(one, ())}

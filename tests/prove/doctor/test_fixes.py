@@ -7,11 +7,14 @@ import shlex
 from pathlib import Path
 
 import pytest
+from tests.prove.doctor.cluster_faults import FAULTS
+from tests.prove.doctor.ward import WELL
 
 import rackloom.app.doctor
 import rackloom.app.picture.look
 import rackloom.prove.doctor.checks as checks
 from rackloom.cli.main import app
+from rackloom.prove.doctor.examine import examine
 
 MODULES = (
     rackloom.app.doctor,
@@ -60,6 +63,13 @@ def test_there_are_fixes_of_all_kinds():
         "rackloom claim template",
         "rackloom up --home",
     }
+
+
+def test_what_explains_a_pending_claim_names_all_that_it_needs():
+    break_it, check, _ = FAULTS["claim-pending"]
+    (found,) = (one for one in examine(break_it(WELL)) if one.check == check)
+    (ours,) = (one for one in found.fix.split(" && ") if one.startswith("rackloom "))
+    app.parse_args(shlex.split(ours, comments=True)[1:], print_error=False, exit_on_error=False)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,5 +1,6 @@
 """One cause, one finding: what follows is named under it, and never makes it look better."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,51 @@ def test_what_others_rest_on_comes_first_among_what_is_as_bad():
     checks = (names.NIC_LINK, names.ACTIVE, names.GPU_HEALTH)
     told = [broken(check, f"node {place}") for place, check in enumerate(checks)]
     assert [one.check for one in fold(told)] == [names.GPU_HEALTH, names.ACTIVE, names.NIC_LINK]
+
+
+def apart(*sides):
+    where = ("ComputeDomain a/b", *(place for side in sides for place in side))
+    return msgspec.structs.replace(broken(names.ONE_CLIQUE, *where), sides=sides)
+
+
+def test_a_cause_explains_a_difference_only_when_it_takes_all_but_one_side_away():
+    label = broken(names.CLIQUE_LABEL, "node n")
+    rest = ("node a", "node b")
+    assert [one.check for one in fold([label, apart(rest, ("node n",))])] == [names.CLIQUE_LABEL]
+    assert [one.check for one in fold([label, apart(("node n",), ("node a",))])] == [names.CLIQUE_LABEL]
+    for sides in ((rest, ("node n",), ("node m",)), (rest, ("node m", "node n"))):
+        assert [one.check for one in fold([label, apart(*sides)])] == [names.CLIQUE_LABEL, names.ONE_CLIQUE]
+    other = broken(names.CLIQUE_LABEL, "node m")
+    assert {one.check for one in fold([label, other, apart(rest, ("node n",), ("node m",))])} == {
+        names.CLIQUE_LABEL
+    }
+
+
+def test_instances_in_the_dark_come_before_a_warning_and_after_an_error():
+    def dark(place, instances):
+        found = unknown(names.CONTROLLER, f"domain {place}", "it is silent", "rackloom fix", where=(place,))
+        return msgspec.structs.replace(found, instances=instances)
+
+    told = [
+        dark("empty", 0),
+        broken(names.NIC_LINK, "node n", severity=Severity.WARNING),
+        dark("full", 18),
+        broken(names.ACTIVE, "node m"),
+    ]
+    assert [one.subject for one in fold(told)] == [
+        f"{names.ACTIVE} at node m",
+        "domain full",
+        f"{names.NIC_LINK} at node n",
+        "domain empty",
+    ]
+
+
+def test_a_warning_under_which_something_is_dark_stays_a_warning():
+    waiting = msgspec.structs.replace(
+        unknown(names.MESH, "ComputeDomain a/b", "not read", "rackloom fix", where=("node n",)), instances=3
+    )
+    (found,) = fold([broken(names.HOST_IMEX, "node n", severity=Severity.WARNING), waiting])
+    assert (found.severity, found.instances) == (Severity.WARNING, 3)
 
 
 def test_no_check_explains_itself_not_even_around_a_corner():

@@ -2,10 +2,10 @@
 
 import msgspec
 from inline_snapshot import snapshot
-from tests.prove.picture.healthy import NOW, TRAYS, domain, healthy, machine, with_changed
+from tests.prove.picture.healthy import NOW, TRAYS, domain, healthy, machine, node, with_changed
 
 from rackloom.prove.doctor.examine import examine
-from rackloom.prove.doctor.page import MOST_FINDINGS, page
+from rackloom.prove.doctor.page import MOST_FINDINGS, MOST_LINES, page
 from rackloom.prove.picture.values import Layer
 
 WELL = healthy(racks=2, trays=2)
@@ -38,6 +38,7 @@ CRITICAL  tenants apart: partition rl-0
 UNKNOWN   switch controller: domain d0ma1n-1  since 2027-01-15T07:58:30Z
   GetPartitionInfoList: UNAVAILABLE
     asked through https://switch-1:9370
+    records: instances in it: 2
   fix: rackloom admin domain show d0ma1n-1  # then see to the switch tray of https://switch-1:9370
 
 2 findings: 1 critical, 1 unknown; begin with tenants apart: partition rl-0\
@@ -101,3 +102,22 @@ def test_what_is_simulated_says_so():
         "  cluster (simulated)",
         "what is simulated says nothing of real machines",
     ]
+
+
+def test_what_is_alike_is_told_once_with_the_fix_of_each():
+    alike = with_changed(
+        WELL, "nodes", lambda one: one.name in (node(0, 0), node(0, 1)), other_writers=("me",)
+    )
+    told = page(alike, examine(alike))
+    fixes = {
+        line.split(" -o yaml")[0].split()[-1] for line in told.splitlines() if "kubectl get node" in line
+    }
+    assert fixes == {node(0, 0), node(0, 1)}
+    assert told.count("the same of") == 1
+
+
+def test_of_many_fixes_the_first_are_told_and_the_others_counted():
+    alike = with_changed(healthy(racks=1), "nodes", lambda one: True, other_writers=("me",))
+    told = page(alike, examine(alike)).splitlines()
+    assert sum("kubectl get node" in line for line in told) == 1 + MOST_LINES
+    assert f"       and {TRAYS - 1 - MOST_LINES} more" in told

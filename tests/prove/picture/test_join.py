@@ -27,8 +27,9 @@ def test_every_gpu_has_one_chain_through_all_layers():
         assert chain.use.pods == (f"team-{rack}/worker-{tray}",)
         assert chain.compute_domain.key == f"team-{rack}/job"
         assert chain.channel == "channel-0"
-        assert chain.nic.node == chain.node.name
-        assert chain.nic.partner == chain.key.pci_address.value
+        (nic,) = chain.nics
+        assert nic.node == chain.node.name
+        assert nic.partner == chain.key.pci_address.value
         assert (chain.transfer is not None) == (chain.wanted.module_id == 1)
 
 
@@ -200,8 +201,7 @@ def test_whatever_is_missing_or_exchanged_no_chain_crosses_machines(data):
             assert chain.key.place == chain.device.key.place or (
                 chain.key.place.value == chain.device.key.place.value
             )
-        if chain.nic is not None:
-            assert chain.nic.node == chain.device.node
+        assert all(nic.node == chain.device.node for nic in chain.nics)
 
 
 def test_the_work_grows_with_the_records_and_not_with_their_pairs(monkeypatch):

@@ -5,6 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.prove.picture.healthy import healthy
 
+from rackloom.prove.picture import shares as module
 from rackloom.prove.picture.join import JoinedShares, chains, join
 from rackloom.prove.picture.shares import Shares, shares
 
@@ -19,7 +20,7 @@ FIELDS = [field for fields in LAYERS.values() for field in fields]
 EDITS = {
     "fabric_gpus": ("guid", "place", "partition", "healthy"),
     "machines": ("gpus", "tenant", "instance", "chassis_serial", "rack"),
-    "devices": ("key", "node", "pool", "kind"),
+    "devices": ("key", "node", "pool", "kind", "partner", "partner_address"),
     "uses": ("pods", "claim", "pool"),
     "partitions": ("logical", "id"),
     "claims": ("domain",),
@@ -97,3 +98,17 @@ def test_racks_that_one_record_ties_together_are_one_share_and_part_again():
     second = shares(tied, first)
     assert (len(first.pictures), len(second.pictures)) == (3, 2)
     assert shares(WHOLE, second).pictures == first.pictures
+
+
+def test_which_groups_are_tied_is_found_anew_only_when_one_names_other_parts_of_the_join_key(monkeypatch):
+    found, finds = [], module._homes
+    monkeypatch.setattr(module, "_homes", lambda parts: found.append(parts) or finds(parts))
+    first = shares(WHOLE, Shares())
+    published, *others = WHOLE.devices
+    moved = msgspec.structs.replace(published, pool="elsewhere")
+    second = shares(msgspec.structs.replace(WHOLE, devices=(moved, *others)), first)
+    assert (len(found), second.homes) == (1, first.homes)
+    assert second.pictures != first.pictures
+    gone = msgspec.structs.replace(WHOLE, devices=tuple(one for one in others if one.node != published.node))
+    assert shares(gone, second).pictures == shares(gone, Shares()).pictures
+    assert len(found) == 3

@@ -15,7 +15,17 @@ from rackloom.prove.transfer.lanes import Place
 from rackloom.prove.transfer.run import run_pair
 from rackloom.prove.transfer.values import Seat, TransferReport, TransferSpec, Ucx
 
-NO_GPU, NO_FABRIC = cuda.missing(), cuda.missing_fabric()
+
+def missing_fabric() -> str | None:
+    """Why no memory can be shared over multi-node NVLink here, or None."""
+    try:
+        DeviceMemory("fabric:0", 1).free()
+    except Refused as refused:
+        return refused.reason
+    return None
+
+
+NO_GPU, NO_FABRIC = cuda.missing(), missing_fabric()
 
 
 @given(st.integers(1, 5000), st.integers(0, 1 << 32))
@@ -72,8 +82,8 @@ def test_why_there_is_no_gpu_or_no_fabric_is_said() -> None:
     assert "no CUDA driver here" in str(cuda.missing(absent))
     assert cuda.missing(FakeCuda(gpus=0).load) == "the CUDA driver finds no GPU"
     assert cuda.missing(FakeCuda().load) is None
-    assert "no multi-node NVLink domain" in str(cuda.missing_fabric(FakeCuda().load))
-    assert cuda.missing_fabric(FakeCuda(fabric=True).load) is None
+    with pytest.raises(Refused, match="no multi-node NVLink domain"):
+        DeviceMemory("fabric:0", 1, FakeCuda().load)
 
 
 def test_a_full_gpu_is_refused_with_the_drivers_own_word() -> None:

@@ -5,13 +5,13 @@ something to be created, stopped or measured is not decided by looking, and says
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 
 import msgspec
 
 from rackloom.prove.doctor import names
-from rackloom.prove.doctor.checks.view import View
+from rackloom.prove.doctor.checks.view import View, at_node
 from rackloom.prove.doctor.examine import unfolded
 from rackloom.prove.doctor.findings import Finding, State
 from rackloom.prove.picture.values import Layer, Picture
@@ -57,6 +57,8 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeFabric, ...]
 
 
+_SERVING = (names.MESH, names.ACTIVE, names.NODE_READY)
+"""A daemon's last word is left in the cluster, also of a node that is without power since."""
 Judge = Callable[[View, Mapping[str, list[Finding]]], tuple[Outcome, tuple[str, ...]]]
 
 
@@ -126,7 +128,15 @@ def _ready(view: View, found: Mapping[str, list[Finding]]) -> tuple[Outcome, tup
 
 def _matrix(view: View, found: Mapping[str, list[Finding]]) -> tuple[Outcome, tuple[str, ...]]:
     told = f"{len(view.picture.meshes)} IMEX daemons reach all their peers"
-    return _decided(view, Layer.CLUSTER, bool(view.picture.meshes), found, (names.MESH,), told)
+    about = _of_nodes(found, {one.node for one in view.picture.meshes})
+    return _decided(view, Layer.CLUSTER, bool(view.picture.meshes), about, _SERVING, told)
+
+
+def _of_nodes(found: Mapping[str, list[Finding]], nodes: Collection[str]) -> Mapping[str, list[Finding]]:
+    """Of the findings about nodes themselves those about these; all others."""
+    places = {at_node(node) for node in nodes}
+    theirs = [one for one in found.get(names.NODE_READY, ()) if not places.isdisjoint(one.where)]
+    return {**found, names.NODE_READY: theirs}
 
 
 def _daemons(view: View, found: Mapping[str, list[Finding]]) -> tuple[Outcome, tuple[str, ...]]:
@@ -140,10 +150,11 @@ def _daemons(view: View, found: Mapping[str, list[Finding]]) -> tuple[Outcome, t
         if pod.node and (uid := domains.get(f"{pod.namespace}/{claim}"))
     }
     lacking = sorted(node for uid, node in needed if (uid, node) not in meshed)
-    if lacking:
+    if lacking and meshed:
         return Outcome.FAIL, tuple(f"no daemon on node {node}" for node in lacking)
     told = f"a daemon on each of {len(needed)} nodes"
-    return _decided(view, Layer.CLUSTER, bool(needed), found, (), told)
+    about = _of_nodes(found, {node for _, node in needed})
+    return _decided(view, Layer.CLUSTER, bool(needed), about, _SERVING, told)
 
 
 def _bandwidth(view: View, found: Mapping[str, list[Finding]]) -> tuple[Outcome, tuple[str, ...]]:

@@ -39,6 +39,8 @@ class ClusterSeen(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     claims: tuple[ClaimSeen, ...] = ()
     pods: tuple[PodSeen, ...] = ()
     daemons: tuple[DaemonSeen, ...] = ()
+    daemons_in: str = ""
+    """The namespace in which daemons were looked for."""
     cliques: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The clique label of each node that has one."""
 
@@ -57,6 +59,11 @@ class ClusterSeen(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def domains_in(self, namespace: str) -> list[ComputeDomain]:
         """A namespace's ComputeDomains."""
         return self._domains.get(namespace, [])
+
+    @cached_property
+    def nodes_of_daemons(self) -> frozenset[str]:
+        """Nodes of which any daemon was read: where cliques are kept warm, one serves many ComputeDomains."""
+        return frozenset(one.node for one in self.daemons)
 
     def daemons_of(self, uid: str) -> list[DaemonSeen]:
         """The daemons of a ComputeDomain."""

@@ -1,5 +1,6 @@
 """What a check says: it holds, it does not, or it is unknown; how bad that is, and what to do."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -48,10 +49,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     where: tuple[str, ...] = ()
     """Everything that it concerns, as `node n1`, `domain 5c1d`, `machine m-3`: findings that share one may
     have one cause."""
+    sides: tuple[tuple[str, ...], ...] = ()
+    """Where it is that places differ, those alike together. A cause that leaves one side only explains it."""
     since: float | None = None
     """Since when, seconds since the epoch; None: no layer tells."""
     fix: str = ""
     """A command that changes it, or leads to what must change; empty where it holds."""
+    instances: int = 0
+    """How many tenants' instances nobody can speak for because of it."""
     consequences: tuple[str, ...] = ()
     """What follows from it and is not listed by itself, as `check: subject`."""
 
@@ -128,11 +133,21 @@ def verdict(findings: tuple[Finding, ...]) -> State:
     return State.UNKNOWN if State.UNKNOWN in states or not findings else State.HOLDS
 
 
+def worst_severity(findings: Iterable[Finding]) -> Severity:
+    """Of one or more."""
+    return min((one.severity for one in findings), key=_RANKS.__getitem__)
+
+
 def worse(one: Finding, other: Finding) -> Finding:
     """The one that is worse, the first of equals."""
     return min((one, other), key=lambda finding: _RANKS[finding.severity])
 
 
-def badness(finding: Finding) -> tuple[int, int, str]:
-    """What findings are sorted by: the worst first, then what others rest on, then by subject."""
-    return _RANKS[finding.severity], _LAYERS.get(finding.check, len(_LAYERS)), finding.subject
+def badness(finding: Finding) -> tuple[float, int, str]:
+    """What findings are sorted by: the worst first, then what others rest on, then by subject.
+
+    What leaves instances in the dark may be an error, and comes before what is only a warning.
+    """
+    dark = finding.severity is Severity.UNKNOWN and finding.instances > 0
+    rank = _RANKS[Severity.WARNING] - 0.5 if dark else _RANKS[finding.severity]
+    return rank, _LAYERS.get(finding.check, len(_LAYERS)), finding.subject

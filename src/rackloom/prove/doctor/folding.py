@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from rackloom.prove.doctor.findings import Finding, State, badness
+from rackloom.prove.doctor.findings import Finding, State, badness, worst_severity
 from rackloom.prove.doctor.names import EXPLAINS, SILENT
 
 _CAUSES: Mapping[str, tuple[str, ...]] = {
@@ -43,12 +43,28 @@ def _index(findings: list[Finding]) -> Mapping[tuple[str, str], int]:
 
 
 def _cause(one: Finding, ordered: list[Finding], index: Mapping[tuple[str, str], int]) -> int | None:
+    found = {
+        place: cause for place in one.where if (cause := _cause_at(place, one, ordered, index)) is not None
+    }
+    unexplained = [side for side in one.sides if not found.keys() >= set(side)]
+    if len(unexplained) > 1:
+        return None
+    return min(found.values(), key=lambda cause: _order_of(ordered[cause], one), default=None)
+
+
+def _cause_at(
+    place: str, one: Finding, ordered: list[Finding], index: Mapping[tuple[str, str], int]
+) -> int | None:
+    """The first check in order that explains it there."""
     for check in _CAUSES.get(one.check, ()):
-        for place in one.where:
-            cause = index.get((check, place))
-            if cause is not None and _explains(ordered[cause], one):
-                return cause
+        cause = index.get((check, place))
+        if cause is not None and _explains(ordered[cause], one):
+            return cause
     return None
+
+
+def _order_of(cause: Finding, effect: Finding) -> int:
+    return _CAUSES[effect.check].index(cause.check)
 
 
 def _explains(cause: Finding, effect: Finding) -> bool:
@@ -64,5 +80,10 @@ def _below(root: int, under: Mapping[int, list[int]]) -> Iterator[int]:
 
 def _with_consequences(cause: Finding, effects: list[Finding]) -> Finding:
     told = tuple(dict.fromkeys(f"{one.check}: {one.subject}" for one in effects))
-    worst = min((cause, *effects), key=badness).severity
-    return msgspec.structs.replace(cause, consequences=told, severity=worst)
+    every = (cause, *effects)
+    return msgspec.structs.replace(
+        cause,
+        consequences=told,
+        severity=worst_severity(every),
+        instances=max(one.instances for one in every),
+    )

@@ -6,6 +6,7 @@ LAYER = "layer readable"
 CONTROLLER = "switch controller"
 CONTROLLER_AWAY = "switch controller away"
 DOMAIN_PAUSED = "domain at work"
+TRAY_PLACE = "tray in its place"
 MACHINE_PRESENT = "machine present"
 GPU_HEALTH = "GPU health"
 PARTITION_HEALTH = "partition health"
@@ -15,6 +16,7 @@ PARTITION_THERE = "partition present"
 PARTITION_OWNED = "partition owned"
 DEFAULT_GONE = "default partition removed"
 INTERFACE = "GPU in its partition"
+LOGICAL_SPREAD = "logical partition in one domain"
 MAPPING = "machine GPU mapping"
 IDENTITY = "one identity per GPU"
 SPLIT = "tray in one partition"
@@ -43,6 +45,7 @@ EXPLAINS: Mapping[str, frozenset[str]] = {
     LAYER: frozenset({CONTROLLER}),
     CONTROLLER: frozenset({INTERFACE, MAPPING}),
     CONTROLLER_AWAY: frozenset({CONTROLLER, INTERFACE, MAPPING}),
+    TRAY_PLACE: frozenset({MACHINE_PRESENT, INTERFACE, MAPPING, IDENTITY}),
     MACHINE_PRESENT: frozenset({INTERFACE, MAPPING}),
     GPU_HEALTH: frozenset({INTERFACE, PARTITION_HEALTH, DEVICE_TAINT}),
     ISOLATION: frozenset({INTERFACE}),
@@ -79,6 +82,7 @@ ALL: tuple[str, ...] = (
     CONTROLLER,
     CONTROLLER_AWAY,
     DOMAIN_PAUSED,
+    TRAY_PLACE,
     MACHINE_PRESENT,
     GPU_HEALTH,
     PARTITION_HEALTH,
@@ -88,6 +92,7 @@ ALL: tuple[str, ...] = (
     PARTITION_OWNED,
     DEFAULT_GONE,
     INTERFACE,
+    LOGICAL_SPREAD,
     MAPPING,
     IDENTITY,
     SPLIT,

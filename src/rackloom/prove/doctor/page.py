@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from rackloom.prove.doctor.findings import Finding, Severity
-from rackloom.prove.doctor.words import some
+from rackloom.prove.doctor.words import some, unique
 from rackloom.prove.picture.values import Layer, LayerSeen, Picture
 
 MOST_LINES = 6
@@ -104,11 +104,18 @@ def _finding(alike: list[Finding]) -> Iterator[str]:
     consequences = tuple(told for other in alike for told in other.consequences)
     if consequences:
         yield "  and therefore:"
-        yield from _some(tuple(_by_check(consequences)), "    ")
-    yield f"  fix: {one.fix}"
+        yield from _some(tuple(by_check(consequences)), "    ")
+    yield from _fixes(unique(*(other.fix for other in alike)))
 
 
-def _by_check(consequences: tuple[str, ...]) -> Iterator[str]:
+def _fixes(fixes: tuple[str, ...]) -> Iterator[str]:
+    """Each of its own, where those that are alike have several."""
+    yield f"  fix: {fixes[0]}"
+    yield from _some(fixes[1:], "       ")
+
+
+def by_check(consequences: Iterable[str]) -> Iterator[str]:
+    """What follows from something, a line for each check, in which the first subjects are named."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for told in consequences:
         check, _, subject = told.partition(": ")

@@ -137,7 +137,7 @@ def _with_device(chain: GpuChain, device: DeviceSeen, lookups: Lookups) -> GpuCh
         chain,
         device=device,
         node=lookups.node(device.node),
-        nic=lookups.nic_of(device),
+        nics=lookups.nics_of(device),
         use=use,
         compute_domain=None if use is None else lookups.compute_domain_of(use),
         channel=None if use is None else lookups.channel_of(use),

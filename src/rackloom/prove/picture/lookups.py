@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import ComputeDomain
+from rackloom.prove.picture.rails import Rails
 from rackloom.prove.picture.values import (
     DeviceSeen,
     DeviceUse,
@@ -34,7 +35,7 @@ class Lookups:
         self._domains = {one.uid: one for one in picture.compute_domains}
         self._domain_of_claim = {f"{one.namespace}/{one.name}": one.domain for one in picture.claims}
         self._uses_of_pod = _by_pod(picture.uses)
-        self._nics = dict(_nics(picture.devices))
+        self._rails = Rails(picture.devices)
         self._transfers = dict(_transfers(picture.transfers))
 
     def partition_of(self, gpu: FabricGpu) -> PartitionSeen | None:
@@ -67,13 +68,9 @@ class Lookups:
         devices = (one.device for one in self._beside(use) if one.driver == names.IMEX_DRIVER)
         return next((device for device in devices if device.startswith("channel-")), None)
 
-    def nic_of(self, gpu: DeviceSeen) -> DeviceSeen | None:
-        """The NIC that either plugin pairs with the GPU. Addresses are those of one node."""
-        address = gpu.key.pci_address
-        own = None if address is None else self._nics.get((gpu.node, "gpu", address.value))
-        if own is not None or gpu.partner_address is None:
-            return own
-        return self._nics.get((gpu.node, "nic", gpu.partner_address))
+    def nics_of(self, gpu: DeviceSeen) -> tuple[DeviceSeen, ...]:
+        """The NICs that serve a GPU, first the one that it is paired with."""
+        return self._rails.of(gpu)
 
     def transfer_of(self, key: GpuKey, node: str | None) -> TransferSeen | None:
         """The newest transfer from a GPU; PCI addresses name it only on its own node."""
@@ -96,15 +93,6 @@ def _by_pod(uses: Iterable[DeviceUse]) -> dict[str, list[DeviceUse]]:
         for pod in use.pods:
             found[pod].append(use)
     return found
-
-
-def _nics(devices: Iterable[DeviceSeen]) -> Iterator[tuple[tuple[str, str, str], DeviceSeen]]:
-    """By node and the GPU that it serves, and by node and its own address."""
-    for one in devices:
-        if one.kind == "nic" and one.partner is not None:
-            yield (one.node, "gpu", one.partner), one
-        if one.kind == "nic" and one.key.pci_address is not None:
-            yield (one.node, "nic", one.key.pci_address.value), one
 
 
 def _transfers(transfers: Iterable[TransferSeen]) -> Iterator[tuple[tuple[str, str], TransferSeen]]:

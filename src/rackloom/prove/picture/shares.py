@@ -6,7 +6,7 @@ itself, and one whose records are as they were need not be joined again.
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from itertools import chain, groupby
+from itertools import chain, groupby, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -48,6 +48,8 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
     """The shares of one picture, and what the next picture is compared with."""
 
     kinds: Kept[str, _Told, _Grouped] = msgspec.field(default_factory=dict)
+    parts: Mapping[Name, frozenset[Hashable]] = msgspec.field(default_factory=dict)
+    """What each group names that others may name too."""
     homes: Mapping[Name, Name] = msgspec.field(default_factory=dict)
     """The share of each group, named by its first group."""
     at_home: Kept[str, _Stood, Mapping[Name, tuple[Any, ...]]] = msgspec.field(default_factory=dict)
@@ -63,7 +65,8 @@ def shares(picture: Picture, before: Shares) -> Shares:
     told = {kind: _Told(kind, getattr(picture, one.field)) for kind, one in _KINDS.items()}
     kinds = again(known, told, lambda one: _grouped(one, known[one.kind][1].groups if known else {}))
     ties = _ties(kinds)
-    homes = before.homes if ties == _ties(known) else _homes(ties)
+    parts = {name: one.parts for name, one in ties.items()}
+    homes = before.homes if parts == before.parts else _homes(parts)
     stood = {kind: _Stood(grouped, homes) for kind, (_, grouped) in kinds.items()}
     at_home = again(before.at_home, stood, _in_shares)
     belongings = Belongings(picture, before.indexes)
@@ -78,7 +81,9 @@ def shares(picture: Picture, before: Shares) -> Shares:
             [name for kind, name in names if kind == "node"],
             [ties[name] for name in names],
         )
-    return Shares(kinds=kinds, homes=homes, at_home=at_home, indexes=belongings.indexes, pictures=pictures)
+    return Shares(
+        kinds=kinds, parts=parts, homes=homes, at_home=at_home, indexes=belongings.indexes, pictures=pictures
+    )
 
 
 def _grouped(told: _Told, before: Kept[Name, tuple[Any, ...], Ties]) -> _Grouped:
@@ -139,10 +144,10 @@ def _ties(kinds: Kept[str, _Told, _Grouped]) -> Mapping[Name, Ties]:
     return {name: ties for _, grouped in kinds.values() for name, (_, ties) in grouped.groups.items()}
 
 
-def _homes(ties: Mapping[Name, Ties]) -> dict[Name, Name]:
+def _homes(parts: Mapping[Name, frozenset[Hashable]]) -> dict[Name, Name]:
     """The first group of all that are tied to one another, directly or through others."""
-    above: dict[Name, Name] = {name: name for name in ties}
-    order = {name: number for number, name in enumerate(ties)}
+    above: dict[Name, Name] = {name: name for name in parts}
+    order = {name: number for number, name in enumerate(parts)}
 
     def home(name: Name) -> Name:
         while above[name] != name:
@@ -150,11 +155,12 @@ def _homes(ties: Mapping[Name, Ties]) -> dict[Name, Name]:
         return name
 
     first: dict[Hashable, Name] = {}
-    for name, tied in ties.items():
-        for part in tied.parts:
-            ends = home(name), home(first.setdefault(part, name))
+    for name, named in parts.items():
+        # A site names tens of thousands of parts, and a group shares them with few others.
+        for other in set(map(first.setdefault, named, repeat(name))):
+            ends = home(name), home(other)
             above[max(ends, key=order.__getitem__)] = min(ends, key=order.__getitem__)
-    return {name: home(name) for name in ties}
+    return {name: home(name) for name in parts}
 
 
 def _members(homes: Mapping[Name, Name]) -> Mapping[Name, list[Name]]:

@@ -71,6 +71,11 @@ class DomainSeen(msgspec.Struct, frozen=True, kw_only=True):
     default_policy: str = ""
     """What the site does with the factory's partition: keep, tray or none; empty: not known."""
 
+    @property
+    def answers(self) -> bool:
+        """Whether what its controllers showed is how things are."""
+        return self.observed_at is not None and self.unknown_since is None
+
 
 class FabricGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One GPU, as its switch controller names it."""
@@ -152,6 +157,16 @@ class MachineSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     vpc: str | None = None
 
 
+class MovedGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU that an instance had in a place of its machine, until a switch controller listed it elsewhere."""
+
+    machine: str
+    module_id: int
+    guid: int
+    """64-bit fabric GUID."""
+    since: float
+
+
 class InstanceGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One NVLink interface of an instance: the GPU and the logical partition that it was asked into."""
 
@@ -176,6 +191,8 @@ class NodeSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Label nvidia.com/gpu.clique, `<clusterUUID>.<cliqueId>`; None: there is none."""
     clique_writer: str = ""
     """Who wrote it, as far as the object says."""
+    clique_since: float | None = None
+    """When that one last wrote any of what it owns, seconds since the epoch."""
     other_writers: tuple[str, ...] = ()
     """Further field managers that own the label."""
     taints: tuple[str, ...] = ()
@@ -272,12 +289,15 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     logicals: tuple[LogicalSeen, ...] = ()
     machines: tuple[MachineSeen, ...] = ()
     instance_gpus: tuple[InstanceGpu, ...] = ()
+    moved_gpus: tuple[MovedGpu, ...] = ()
     nodes: tuple[NodeSeen, ...] = ()
     pools: tuple[PoolSeen, ...] = ()
     devices: tuple[DeviceSeen, ...] = ()
     uses: tuple[DeviceUse, ...] = ()
     compute_domains: tuple[ComputeDomain, ...] = ()
     meshes: tuple[MeshSeen, ...] = ()
+    daemons_in: str = ""
+    """Namespace of the pods whose word on IMEX counts; empty: the cluster was not asked."""
     transfers: tuple[TransferSeen, ...] = ()
     templates: tuple[TemplateSeen, ...] = ()
     claims: tuple[ClaimSeen, ...] = ()
@@ -315,7 +335,8 @@ class GpuChain(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     compute_domain: ComputeDomain | None = None
     channel: str | None = None
     """The IMEX channel of the pods that use it."""
-    nic: DeviceSeen | None = None
+    nics: tuple[DeviceSeen, ...] = ()
+    """Those that serve it, first the one that its own plugin pairs it with."""
     transfer: TransferSeen | None = None
     conflicts: tuple[str, ...] = ()
     """Where two layers name different GPUs in one place, in words with both sides."""

@@ -24,6 +24,8 @@ class ClaimSeen(msgspec.Struct, frozen=True, kw_only=True):
     allocated: bool
     reserved_for: tuple[str, ...]
     """UIDs of pods."""
+    since: float | None = None
+    """When it was made, seconds since the epoch."""
 
 
 class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,5 +40,9 @@ class PodSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Claim templates that it names, by the name of the claim in the pod."""
     claims: Mapping[str, str] = msgspec.field(default_factory=dict)
     """ResourceClaims that it has, named or made for it, by the name of the claim in the pod."""
+    owner: str = ""
+    """Who makes it anew when it goes, as `Job team/train`; empty: nobody."""
+    since: float | None = None
+    """When it was made, seconds since the epoch."""
     gated: bool = False
     """Whether it has scheduling gates: it waits for whoever put them there."""

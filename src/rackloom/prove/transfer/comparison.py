@@ -51,7 +51,9 @@ def compare_records(before: Record, after: Record) -> tuple[Compared, ...]:
     compared = tuple(_compare(old, new) for old, new in pairs if new is not None)
     if not compared:
         names = " and ".join(", ".join(arm.name for arm in one.report.arms) for one in (before, after))
-        raise Refused(f"the two records have no arm in common: {names}")
+        raise Refused(
+            f"the two records have no arm in common: {names}", nearest_fix="measure the same pairs again"
+        )
     return compared
 
 

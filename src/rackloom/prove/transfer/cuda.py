@@ -70,17 +70,6 @@ def missing(load: Load = ctypes.CDLL) -> str | None:
     return None if driver.count() else "the CUDA driver finds no GPU"
 
 
-def missing_fabric(load: Load = ctypes.CDLL) -> str | None:
-    """Why no memory can be shared over multi-node NVLink here, or None; allocates a little to see."""
-    if reason := missing(load):
-        return reason
-    try:
-        DeviceMemory("fabric:0", 1, load).free()
-    except Refused as refused:
-        return refused.reason
-    return None
-
-
 class Driver:
     """The CUDA driver, initialised; every call that fails is a Refused that names it.
 

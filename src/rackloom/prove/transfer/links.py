@@ -41,8 +41,13 @@ def pci_address(device: Path) -> str | None:
     return owner_address(PurePosixPath(device.resolve()))
 
 
+def children(directory: Path) -> list[Path]:
+    """What is in a directory of sysfs, by name; nothing where there is no such directory."""
+    return sorted(directory.iterdir()) if directory.is_dir() else []
+
+
 def _netdevs(directory: Path) -> Iterator[Link]:
-    for device in _children(directory):
+    for device in children(directory):
         if device.name == "lo" or not device.is_dir():  # bonding_masters is a file
             continue
         virtual = "virtual" in device.resolve().parts
@@ -58,8 +63,8 @@ def _netdevs(directory: Path) -> Iterator[Link]:
 
 
 def _ports(directory: Path) -> Iterator[Link]:
-    for hca in _children(directory):
-        for port in _children(hca / "ports"):
+    for hca in children(directory):
+        for port in children(hca / "ports"):
             rate = (_text(port / "rate") or "").split(" ", 1)[0]
             link = Link(
                 name=f"{hca.name}:{port.name}",
@@ -86,10 +91,6 @@ def _with_pci(link: Link, device: Path) -> Link:
 def _pcie(function: Path, which: str) -> str | None:
     speed, width = _text(function / f"{which}_link_speed"), _text(function / f"{which}_link_width")
     return f"{speed.removesuffix(' PCIe')} x{width}" if speed and width else None
-
-
-def _children(directory: Path) -> list[Path]:
-    return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
 def _text(file: Path) -> str | None:

@@ -34,7 +34,9 @@ def pair_up(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple
         )
     for index, devices in ((max(gpus, default=0), machine.gpus), (max(nics, default=0), machine.nics)):
         if index >= len(devices):
-            raise Refused(f"{machine.name} has no device {index} of {len(devices)}")
+            raise Refused(
+                f"{machine.name} has no device {index} of {len(devices)}", nearest_fix="count from 0"
+            )
     matrix = classes(machine)
     # A pair of one class costs more than one pair for every GPU of the class before it.
     steps = {path_class: (len(gpus) + 1) ** k for k, path_class in enumerate(PathClass)}
@@ -144,7 +146,10 @@ def _pair(machine: Machine, gpu: int, nic: int) -> Pair:
     device = machine.nics[nic]
     name = f"{device.rdma_device}:1" if device.rdma_device else device.if_name
     if name is None:
-        raise Refused(f"NIC {nic} of {machine.name} has no name that UCX could be pinned to")
+        raise Refused(
+            f"NIC {nic} of {machine.name} has no name that UCX could be pinned to",
+            nearest_fix="leave it out, or bind its driver",
+        )
     gpu_name = machine.gpus[gpu].pci_address or gpu  # CUDA's own order is by speed, not by slot
     return msgspec.structs.replace(_classified(machine, gpu, nic), device=f"cuda:{gpu_name}", nic=name)
 

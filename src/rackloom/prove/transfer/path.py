@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from rackloom.prove.transfer.links import SYS, children
 from rackloom.prove.transfer.values import DeviceTraffic, Op, PathProof, Verdict
 
 Kind = Literal["netdev", "rdma"]
@@ -26,15 +27,15 @@ ACCOUNTED = 0.95
 _WORD = 4
 
 
-def read_counters(sysroot: Path = Path("/sys")) -> Counters:
+def read_counters(sys: Path = SYS) -> Counters:
     """The byte counters of all devices visible here; devices that vanish while reading are left out."""
     counters: dict[tuple[Kind, str], tuple[int, int]] = {}
-    for device in _children(sysroot / "class/net"):
+    for device in children(sys / "class/net"):
         with suppress(OSError, ValueError):
             statistics = device / "statistics"
             counters["netdev", device.name] = _pair(statistics / "tx_bytes", statistics / "rx_bytes", 1)
-    for hca in _children(sysroot / "class/infiniband"):
-        for port in _children(hca / "ports"):
+    for hca in children(sys / "class/infiniband"):
+        for port in children(hca / "ports"):
             with suppress(OSError, ValueError):
                 words = port / "counters"
                 pair = _pair(words / "port_xmit_data", words / "port_rcv_data", _WORD)
@@ -115,10 +116,6 @@ def _judge(
     if carried == (promised,) or carried == (f"{promised}:1",):
         return "holds", evidence
     return "does not hold", f"{evidence}, {promised} was promised"
-
-
-def _children(directory: Path) -> list[Path]:
-    return sorted(directory.iterdir()) if directory.is_dir() else []
 
 
 def _pair(sent: Path, received: Path, unit: int) -> tuple[int, int]:

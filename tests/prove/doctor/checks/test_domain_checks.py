@@ -122,8 +122,10 @@ def test_each_illness_is_found_once_with_what_to_change(case):
 def test_what_is_said():
     lines = [f"{case}: {one.message} -- {one.fix}" for case in ILL for one in [first_failure(*ILL[case])]]
     assert "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines) == snapshot("""\
-pending: ResourceClaim claim-0 is pending: no device is allocated -- kubectl -n team describe pod
-  worker-0  # rackloom claim explain names the nearest fix
+pending: ResourceClaim claim-0 is pending: no device is allocated -- kubectl get
+  resourceclaims,deviceclasses,nodes -A -o yaml > claims.yaml && kubectl get resourceslices -o yaml
+  > slices.yaml && rackloom claim explain -f claims.yaml --slices slices.yaml  # the scheduler's own
+  words: kubectl -n team describe pod worker-0
 not-reserved: ResourceClaim claim-0 is allocated, but not reserved for it -- kubectl -n team delete
   pod worker-0  # so that it is scheduled anew
 full: ResourceClaim claim-0 is allocated, but not reserved for it -- kubectl -n team describe
@@ -178,3 +180,28 @@ def test_what_was_not_observed_is_unknown(case):
 def test_a_domain_without_a_fabric_has_no_mesh_to_check():
     seen = changed(daemons=(DaemonSeen(domain="cd-1", node="n0", clique="", meshed=None),))
     assert not of(MESH, seen)
+
+
+def test_pods_of_one_job_that_wait_are_one_finding():
+    """Four pods of two claims each, of one job that finds no room, and one pod of nobody."""
+    pods = tuple(
+        replaced(
+            pod(number, ""),
+            owner="" if number == 4 else "Job team/train",
+            claims={"channel": f"channel-{number}", "gpus": f"gpus-{number}"},
+            since=100.0 + number,
+        )
+        for number in range(5)
+    )
+    claims = tuple(
+        replaced(claim(number), name=name, allocated=False, reserved_for=())
+        for number, one in enumerate(pods)
+        for name in one.claims.values()
+    )
+    job, alone = of(CLAIMS, changed(pods=pods, claims=claims))
+    assert (job.subject, job.since) == ("Job team/train", 100.0)
+    assert job.message == "ResourceClaims channel, gpus of 4 pods are pending: no device is allocated"
+    assert len(job.evidence) == 4
+    assert {f"pod team/worker-{number}" for number in range(4)} <= set(job.where)
+    assert alone.subject == "Pod team/worker-4"
+    assert alone.message == "ResourceClaims channel-4, gpus-4 are pending: no device is allocated"

@@ -39,16 +39,43 @@ def _node(node: NodeSeen, gpus: tuple[GpuChain, ...], clusters: Mapping[str, str
             names.CLIQUE_LABEL,
             f"node {node.name}",
             said,
-            f"kubectl get pods -A -o wide --field-selector spec.nodeName={node.name}{_writer(node)}",
+            _put_right(node, clusters, gpus),
             evidence=(f"cluster: {_label(node)}", *_fabric(gpus), *_slices(gpus)),
             where=around(gpus),
+            since=node.clique_since if _by_hand(node) else None,
         )
 
 
-def _writer(node: NodeSeen) -> str:
-    if node.clique is None:
-        return "  # is what writes the label there: GPU Feature Discovery, or Rackloom's IMEX plugin?"
-    return f"  # restart what writes the label: {node.clique_writer or 'GFD, or the IMEX plugin'}"
+def _put_right(node: NodeSeen, clusters: Mapping[str, str], gpus: tuple[GpuChain, ...]) -> str:
+    """Write what is right, and stop who wrote the other: or else see to whoever should have written."""
+    right = _right(gpus, clusters)
+    if node.clique is None or right in (None, node.clique):
+        look = f"kubectl get pods -A -o wide --field-selector spec.nodeName={node.name}"
+        return f"{look}  # are its plugins well: GPU Feature Discovery, or Rackloom's for GPUs and IMEX?"
+    value = f"{GPU_CLIQUE_LABEL}={right} --overwrite" if right else f"{GPU_CLIQUE_LABEL}-"
+    return f"kubectl label node {node.name} {value}  # {_stop(node)}"
+
+
+def _stop(node: NodeSeen) -> str:
+    writer = node.clique_writer or "GFD, or the IMEX plugin"
+    if _by_hand(node):
+        leave = f"kubectl label node {node.name} {GPU_CLIQUE_LABEL}-"
+        return f"{writer} wrote it by hand: {leave} leaves it to its plugin again"
+    return f"and restart what writes it, or it is written again: {writer}"
+
+
+def _by_hand(node: NodeSeen) -> bool:
+    """By a person, and not by a plugin, which also writes other things of its own now and then."""
+    return node.clique is not None and node.clique_writer.startswith("kubectl")
+
+
+def _right(gpus: tuple[GpuChain, ...], clusters: Mapping[str, str]) -> str | None:
+    """The clique of a tray that is whole; empty where it is in no partition; None where it cannot be told."""
+    domain, partition = _partition(gpus[0])
+    if partition is None:
+        return ""
+    named = sorted(cluster for cluster, meant in clusters.items() if meant == domain)
+    return f"{named[0]}.{partition}" if len(named) == 1 else None
 
 
 def _difference(

@@ -1,8 +1,10 @@
 """Switch controllers: whether each domain has one that answers, and does what is asked."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from shlex import quote
+
+import msgspec
 
 from rackloom.prove.doctor import names
 from rackloom.prove.doctor.checks.view import View, at_domain, at_machine
@@ -17,8 +19,9 @@ _NEW = "--endpoint https://SWITCH-CONTROLLER:9370"
 
 def check_controllers(view: View) -> Iterator[Finding]:
     """All findings about switch controllers."""
+    held = Counter(one.domain for one in view.picture.machines if one.instance is not None)
     for domain in view.picture.domains:
-        yield from _answers(domain)
+        yield from _answers(domain, held[domain.uuid])
         yield from _paused(domain)
     if view.can_see(Layer.FABRIC):
         for domain in view.picture.domains:
@@ -27,23 +30,27 @@ def check_controllers(view: View) -> Iterator[Finding]:
             yield _none_left(uuid, machines)
 
 
-def _answers(domain: DomainSeen) -> Iterator[Finding]:
+def _answers(domain: DomainSeen, held: int) -> Iterator[Finding]:
     if domain.unknown_since is not None:
-        yield unknown(
+        found = unknown(
             names.CONTROLLER,
             f"domain {domain.uuid}",
             _silence(domain),
             f"{_SHOW} {quote(domain.uuid)}  # then see to the switch tray of {', '.join(domain.endpoints)}",
-            evidence=tuple(f"asked through {url}" for url in domain.endpoints),
+            evidence=(
+                *(f"asked through {url}" for url in domain.endpoints),
+                *((f"records: instances in it: {held}",) if held else ()),
+            ),
             where=(at_domain(domain.uuid),),
             since=domain.unknown_since,
         )
+        yield msgspec.structs.replace(found, instances=held)
 
 
 def _silence(domain: DomainSeen) -> str:
     if domain.disputed or not domain.silent:
         return domain.problem or "it cannot be read"
-    return f"no switch controller of it answers: {domain.problem}"
+    return f"no switch controller of it can be read: {domain.problem}"
 
 
 def _paused(domain: DomainSeen) -> Iterator[Finding]:
@@ -63,12 +70,12 @@ def _away(domain: DomainSeen, now: float) -> Iterator[Finding]:
     """Those that do not come back: together where all of them are away, else each by itself."""
     away = [one for one in domain.silent if now - one.since >= AWAY_SECONDS]
     if away and len(away) == len(domain.endpoints):
-        said = "none of its switch controllers answers any more: nothing that tenants ask for is done"
+        said = "none of its switch controllers can be read any more: nothing that tenants ask for is done"
         yield _gone(domain, away, said, Severity.ERROR)
         return
     answering = len(domain.endpoints) - len(domain.silent)
     for one in away:
-        said = f"it answers no more; of its domain's {len(domain.endpoints)} controllers {answering} do"
+        said = f"it can be read no more; of its domain's {len(domain.endpoints)} controllers {answering} can"
         yield _gone(domain, [one], said, Severity.WARNING)
 
 

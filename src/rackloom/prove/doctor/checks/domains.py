@@ -1,12 +1,16 @@
 """ComputeDomains from the template that pods name to the mesh of their daemons."""
 
 import difflib
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime
+
+import msgspec
 
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import ComputeDomain, Condition
 from rackloom.prove.doctor.checks.view import at_node, at_pod
+from rackloom.prove.doctor.checks.waiting import check_waiting
 from rackloom.prove.doctor.evidence import ClusterSeen, DaemonSeen
 from rackloom.prove.doctor.findings import Finding, fails, holds, unknown
 from rackloom.prove.doctor.names import ACTIVE, CLAIMS, MESH, ONE_CLIQUE, TEMPLATES
@@ -17,6 +21,7 @@ from rackloom.prove.picture.workloads import ClaimSeen, PodSeen
 def check_domains(seen: ClusterSeen) -> tuple[Finding, ...]:
     """All findings about a cluster, in the order in which things come about."""
     pods = [finding for pod in seen.pods for finding in (*_templates(pod, seen), *_claims(pod, seen))]
+    pods += check_waiting(seen)
     domains = [finding for one in seen.domains for finding in _domain(one, seen)]
     return (*pods, *domains)
 
@@ -48,7 +53,8 @@ def _templates(pod: PodSeen, seen: ClusterSeen) -> Iterator[Finding]:
             f"pod: template {name}",
             f"templates in {pod.namespace}: {', '.join(sorted(here)) or '-'}",
         )
-        yield fails(TEMPLATES, _of(pod), said, fix, evidence=evidence, where=_where(pod))
+        where, since = _where(pod), pod.since
+        yield fails(TEMPLATES, _of(pod), said, fix, evidence=evidence, where=where, since=since)
 
 
 def _rename(wanted: str, namespace: str, known: set[str], seen: ClusterSeen) -> str:
@@ -66,23 +72,23 @@ def _claims(pod: PodSeen, seen: ClusterSeen) -> Iterator[Finding]:
     # A gated pod is held back on purpose: the scheduler has not looked at it yet.
     for name in () if pod.gated else pod.claims.values():
         claim = seen.claim(pod.namespace, name)
-        if claim is not None and claim.allocated and pod.uid in claim.reserved_for:
+        if claim is not None and not claim.allocated:
+            continue
+        if claim is not None and pod.uid in claim.reserved_for:
             yield holds(CLAIMS, _of(pod), f"ResourceClaim {name} is allocated,reserved")
         else:
             said, fix = _claim_trouble(pod, name, claim)
             evidence = (f"pod: ResourceClaim {name}", f"claim: {_claim_state(claim)}")
-            yield fails(CLAIMS, _of(pod), said, fix, evidence=evidence, where=_where(pod))
+            where, since = _where(pod), pod.since
+            yield fails(CLAIMS, _of(pod), said, fix, evidence=evidence, where=where, since=since)
 
 
 def _claim_trouble(pod: PodSeen, name: str, claim: ClaimSeen | None) -> tuple[str, str]:
-    """What is wrong with a claim that a pod cannot use, and the fix."""
+    """What is wrong with a claim that a pod cannot use though it is not the scheduler's turn, and the fix."""
     here = f"kubectl -n {pod.namespace}"
     if claim is None:
         said = f"its ResourceClaim {name} does not exist"
         return said, f"{here} get resourceclaims  # create it, or name a template, from which it is made"
-    if not claim.allocated:
-        fix = f"{here} describe pod {pod.name}  # rackloom claim explain names the nearest fix"
-        return f"ResourceClaim {name} is pending: no device is allocated", fix
     full = len(claim.reserved_for) >= names.PODS_PER_CLAIM
     fix = (
         f"{here} describe resourceclaim {name}  # one claim serves 256 pods: split the job"
@@ -161,7 +167,8 @@ def _one_clique(domain: ComputeDomain, seen: ClusterSeen) -> Iterator[Finding]:
         )
         said = f"its pods are in cliques {', '.join(cliques)}"
         told = tuple(f"cluster: node {node} is in {seen.cliques.get(node, '-')}" for node in sorted(nodes))
-        yield fails(ONE_CLIQUE, subject, said, fix, evidence=told, where=_where_domain(domain, seen))
+        found = fails(ONE_CLIQUE, subject, said, fix, evidence=told, where=_where_domain(domain, seen))
+        yield msgspec.structs.replace(found, sides=_sides(nodes, seen))
     elif unlabelled:
         fix = f"kubectl get nodes -L {names.GPU_CLIQUE_LABEL}  # run rackloom node imex with --clique-label"
         said = f"no clique is known of {', '.join(unlabelled)}: label {names.GPU_CLIQUE_LABEL} is missing"
@@ -170,10 +177,40 @@ def _one_clique(domain: ComputeDomain, seen: ClusterSeen) -> Iterator[Finding]:
         yield holds(ONE_CLIQUE, subject, f"{len(nodes)} nodes in clique {cliques[0]}")
 
 
+def _sides(nodes: set[str], seen: ClusterSeen) -> tuple[tuple[str, ...], ...]:
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for node in sorted(nodes):
+        if seen.cliques.get(node):
+            found[seen.cliques[node]].append(at_node(node))
+    return tuple(tuple(found[clique]) for clique in sorted(found))
+
+
 def _mesh(domain: ComputeDomain, seen: ClusterSeen) -> Iterator[Finding]:
     daemons = [one for one in seen.daemons_of(domain.uid) if one.clique != ""]
     if daemons:
         yield _mesh_of(f"ComputeDomain {domain.key}", daemons)
+    else:
+        yield from _unread(domain, seen)
+
+
+def _unread(domain: ComputeDomain, seen: ClusterSeen) -> Iterator[Finding]:
+    """It is at work, and nobody was heard of its mesh."""
+    nodes = {pod.node for pod in seen.users(domain.uid) if pod.node and seen.cliques.get(pod.node)}
+    ready = domain.status.condition("Ready")
+    by_host = ready is not None and ready.reason == "HostManaged"
+    if nodes and not by_host and not nodes & seen.nodes_of_daemons:
+        yield unknown(
+            MESH,
+            f"ComputeDomain {domain.key}",
+            f"no IMEX daemon of it was read in namespace {seen.daemons_in}: nobody knows of its mesh",
+            f"kubectl get pods -A -o wide -l {names.COMPUTE_DOMAIN_LABEL}"
+            "  # name the namespace that they are in: rackloom doctor --namespace",
+            evidence=(
+                f"cluster: pods that use it are on {some(sorted(nodes))}",
+                f"namespace {seen.daemons_in}: no daemon on any of these {len(nodes)} nodes",
+            ),
+            where=_where_domain(domain, seen),
+        )
 
 
 def _mesh_of(subject: str, daemons: list[DaemonSeen]) -> Finding:

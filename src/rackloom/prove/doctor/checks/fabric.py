@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from shlex import quote
 
+import msgspec
+
 from rackloom.prove.doctor import names
 from rackloom.prove.doctor.checks.gpus import check_gpus
 from rackloom.prove.doctor.checks.view import View, at_domain, at_machine, at_node, at_partition
@@ -20,15 +22,18 @@ def check_layers(view: View) -> Iterator[Finding]:
     for one in view.picture.layers:
         if one.unknown_since is not None:
             lost[one.problem].append(one)
+    held = sum(one.instance is not None for one in view.picture.machines)
     for problem, layers in lost.items():
-        yield unknown(
+        fabric = any(one.layer is Layer.FABRIC for one in layers)
+        found = unknown(
             names.LAYER,
             f"layer {' and '.join(one.layer for one in layers)}",
             problem,
             layers[0].fix,
-            where=domains if any(one.layer is Layer.FABRIC for one in layers) else (),
+            where=domains if fabric else (),
             since=layers[0].unknown_since,
         )
+        yield msgspec.structs.replace(found, instances=held if fabric else 0)
 
 
 def check_fabric(view: View) -> Iterator[Finding]:

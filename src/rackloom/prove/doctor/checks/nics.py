@@ -1,7 +1,7 @@
 """NICs: whether their links are up, as fast as their siblings', and used together with their own GPUs."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rackloom.prove.doctor import names
 from rackloom.prove.doctor.checks.view import View, at_device, at_node, at_pod
@@ -17,15 +17,14 @@ _UP, _UNTOLD = ("up", "active"), "unknown"
 
 def check_nics(view: View) -> Iterator[Finding]:
     """All findings about NICs that serve GPUs. A NIC that serves none is nobody's rail."""
-    serving = [one for one in view.picture.devices if one.kind == "nic" and one.partner is not None]
-    fastest = _fastest(serving)
-    for nic in serving:
+    fastest = _fastest(view.rails.nics)
+    for nic in view.rails.nics:
         yield from _link(nic, fastest.get(nic.node, 0), view)
     yield from _far(view)
     yield from _mismatched(view)
 
 
-def _fastest(nics: list[DeviceSeen]) -> Mapping[str, int]:
+def _fastest(nics: Iterable[DeviceSeen]) -> Mapping[str, int]:
     """The rate of each node's fastest rail: the rails of one tray are alike."""
     found: dict[str, int] = {}
     for nic in nics:
@@ -58,7 +57,7 @@ def _link(nic: DeviceSeen, fastest: int, view: View) -> Iterator[Finding]:
     told = (
         told_by_slice(nic),
         f"slice: the fastest rail of node {nic.node} has {fastest} Gb/s",
-        f"slice: it serves the GPU at {nic.partner}",
+        f"slice: it serves the GPU at {view.rails.served_by(nic)}",
     )
     look = f"kubectl debug node/{nic.node} -it --image=busybox -- chroot /host sh -c 'rdma link; ip -br link'"
     fix = f"{look}  # then its cable and switch port"
@@ -75,25 +74,31 @@ def _far(view: View) -> Iterator[Finding]:
     """GPUs whose own NIC, the nearest there is, is at another processor; those of one processor together."""
     far: defaultdict[tuple[str, int | None], list[tuple[DeviceSeen, DeviceSeen]]] = defaultdict(list)
     for chain in view.chains:
-        gpu, nic = chain.device, chain.nic
-        if gpu is None or nic is None:
-            continue
-        if are_apart(gpu.numa, nic.numa, (gpu.partner_class, nic.partner_class)):
-            far[gpu.node, gpu.numa].append((gpu, nic))
+        gpu, nics = chain.device, chain.nics
+        if gpu is not None and is_far(gpu, nics):
+            far[gpu.node, gpu.numa].extend((gpu, nic) for nic in nics)
     for (node, _), pairs in far.items():
         yield _far_apart(node, pairs, view)
 
 
 def _far_apart(node: str, pairs: list[tuple[DeviceSeen, DeviceSeen]], view: View) -> Finding:
     devices = tuple(dict.fromkeys(device for pair in pairs for device in pair))
+    gpus = dict.fromkeys(gpu.name for gpu, _ in pairs)
     return fails(
         names.NIC_ALIGNED,
-        f"GPU {', '.join(gpu.name for gpu, _ in pairs)} of node {node}",
+        f"GPU {', '.join(gpus)} of node {node}",
         FAR_APART,
         "rackloom topology discover  # on the node: is a nearer NIC missing or excluded?",
         severity=Severity.WARNING,
         evidence=tuple(map(_place, devices)),
         where=(*map(at_device, devices), *view.at_tray(node)),
+    )
+
+
+def is_far(gpu: DeviceSeen, nics: Sequence[DeviceSeen]) -> bool:
+    """Whether a GPU has NICs, and the nearest of them is at another processor."""
+    return bool(nics) and all(
+        are_apart(gpu.numa, nic.numa, (gpu.partner_class, nic.partner_class)) for nic in nics
     )
 
 
@@ -116,18 +121,19 @@ def _place(device: DeviceSeen) -> str:
 
 def _mismatched(view: View) -> Iterator[Finding]:
     """Pods that were given a NIC of somebody else's GPU while their own GPU's NIC went elsewhere."""
-    own = {_name(chain.device): chain.nic for chain in view.chains if chain.device and chain.nic}
+    own = {
+        _name(chain.device): set(map(_name, chain.nics))
+        for chain in view.chains
+        if chain.device and chain.nics
+    }
+    rails = set(map(_name, view.rails.nics))
     for pod, devices in sorted(_devices_of_pods(view).items()):
         gpus = [one for one in devices if one.kind == "gpu" and _name(one) in own]
-        theirs = {_name(nic) for one in gpus if (nic := own[_name(one)]) is not None}
-        strange = [one for one in devices if _is_rail(one) and _name(one) not in theirs]
+        theirs = {nic for one in gpus for nic in own[_name(one)]}
+        strange = [one for one in devices if _name(one) in rails - theirs]
         given = {_name(one) for one in devices}
-        if gpus and strange and not theirs <= given:
+        if strange and any(given.isdisjoint(own[_name(one)]) for one in gpus):
             yield _strangers(pod, gpus, strange)
-
-
-def _is_rail(device: DeviceSeen) -> bool:
-    return device.kind == "nic" and device.partner is not None
 
 
 def _devices_of_pods(view: View) -> Mapping[str, list[DeviceSeen]]:

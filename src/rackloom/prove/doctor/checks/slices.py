@@ -4,11 +4,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from rackloom.prove.doctor import names
+from rackloom.prove.doctor.checks.mending import delete, mend, stands_still
+from rackloom.prove.doctor.checks.reach import Reach, kept_off
 from rackloom.prove.doctor.checks.view import View, at_device, at_node, at_pod
 from rackloom.prove.doctor.findings import Finding, Severity, fails, unknown
-from rackloom.prove.picture.values import DeviceSeen, DeviceUse, NodeSeen
-
-_EFFECTIVE = ("NoSchedule", "NoExecute")
+from rackloom.prove.picture.values import DeviceUse, NodeSeen
 
 
 def check_slices(view: View) -> Iterator[Finding]:
@@ -19,11 +19,12 @@ def check_slices(view: View) -> Iterator[Finding]:
         yield from _ready(node, view)
         yield from _publishes(node, [one for one in expected if (one, node.name) not in published], view)
     yield from _gone(view)
-    yield from _taints(view)
+    reach = Reach(view)
+    yield from _taints(view, reach)
     drivers = {one.driver for one in view.picture.pools}
     for use in view.picture.uses:
         if use.driver in drivers:
-            yield from _allocated(use, view)
+            yield from _allocated(use, view, reach)
 
 
 def _ready(node: NodeSeen, view: View) -> Iterator[Finding]:
@@ -88,9 +89,9 @@ def _gone(view: View) -> Iterator[Finding]:
         )
 
 
-def _taints(view: View) -> Iterator[Finding]:
+def _taints(view: View, reach: Reach) -> Iterator[Finding]:
     for device in view.picture.devices:
-        kept = [one for one in device.taints if one.rpartition(":")[2] in _EFFECTIVE]
+        kept = kept_off(device.taints)
         if kept and device.node in view.nodes:
             use = view.uses.get((device.driver, device.pool, device.name))
             held = "it is free" if use is None else f"claim {use.claim} has it"
@@ -98,25 +99,14 @@ def _taints(view: View) -> Iterator[Finding]:
                 names.DEVICE_TAINT,
                 f"device {device.node}/{device.name}",
                 f"its plugin keeps workloads off it: {', '.join(kept)}",
-                _mend(device, use),
+                mend(device, use, reach),
                 severity=Severity.WARNING if use is None else Severity.ERROR,
                 evidence=(f"slice: {', '.join(kept)}", f"claims: {held}"),
                 where=(at_device(device), *view.at_tray(device.node)),
             )
 
 
-def _mend(device: DeviceSeen, use: DeviceUse | None) -> str:
-    then = "see to the device: its plugin takes the taint away when it is well"
-    if use is not None and use.pods:
-        return f"{_delete(use)}  # made anew, it gets another one; then {then}"
-    return f"kubectl get resourceslices -o yaml --field-selector spec.nodeName={device.node}  # {then}"
-
-
-def _delete(use: DeviceUse) -> str:
-    return "; ".join(f"kubectl -n {pod.replace('/', ' delete pod ')}" for pod in use.pods)
-
-
-def _allocated(use: DeviceUse, view: View) -> Iterator[Finding]:
+def _allocated(use: DeviceUse, view: View, reach: Reach) -> Iterator[Finding]:
     if (use.driver, use.pool, use.device) in view.devices:
         return
     namespace, _, name = use.claim.partition("/")
@@ -124,7 +114,19 @@ def _allocated(use: DeviceUse, view: View) -> Iterator[Finding]:
         names.DEVICE_THERE,
         f"ResourceClaim {use.claim}",
         f"it was given {use.device} of {use.pool}, which {use.driver} no longer publishes",
-        _delete(use) or f"kubectl -n {namespace} delete resourceclaim {name}",
+        _let_go(use, reach) or f"kubectl -n {namespace} delete resourceclaim {name}",
         evidence=(f"claim: {use.driver}/{use.pool}/{use.device}", f"slices: no such device in {use.pool}"),
         where=(at_node(use.pool), *map(at_pod, use.pods)),
+    )
+
+
+def _let_go(use: DeviceUse, reach: Reach) -> str:
+    """Its pods hold what is not there: they go on nowhere, unless made anew elsewhere."""
+    if not use.pods:
+        return ""
+    places = [reach.place_for(pod, use.pool) for pod in use.pods]
+    if all(places):
+        return f"{delete(use)}  # made anew, it gets {places[0]}"
+    return (
+        f"{delete(use)}  # {stands_still(use, use.pool, reach)}: first bring {use.device} of {use.pool} back"
     )

@@ -13,12 +13,12 @@ _AGAIN = "rackloom transfer run --save transfer.json  # and rackloom transfer re
 def check_transfers(view: View) -> Iterator[Finding]:
     """All findings about transfers. One that nothing was promised of is no finding."""
     nics = {
-        _key(chain.transfer): at_device(chain.nic)
+        _key(chain.transfer): tuple(map(at_device, chain.nics))
         for chain in view.chains
-        if chain.transfer is not None and chain.nic is not None
+        if chain.transfer is not None and chain.nics
     }
     for one in view.picture.transfers:
-        where = (nics.get(_key(one), at_node(one.node)),)
+        where = nics.get(_key(one), (at_node(one.node),))
         subject = f"transfer on {one.node} through {one.device or 'no device'}"
         rate = f"record: {one.gigabytes_per_second:.2f} GB/s{' (emulated)' if one.emulated else ''}"
         if one.verdict == "fails":

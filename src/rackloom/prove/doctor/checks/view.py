@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
 from rackloom.prove.picture.join import chains
+from rackloom.prove.picture.rails import Rails
 from rackloom.prove.picture.values import (
     DeviceSeen,
     DeviceUse,
@@ -63,6 +64,11 @@ class View:
         return {one.name: one for one in self.picture.nodes}
 
     @cached_property
+    def rails(self) -> Rails:
+        """Which NICs serve which GPU."""
+        return Rails(self.picture.devices)
+
+    @cached_property
     def devices(self) -> Mapping[tuple[str, str, str], DeviceSeen]:
         """Devices by driver, pool and name."""
         return {(one.driver, one.pool, one.name): one for one in self.picture.devices}
@@ -114,8 +120,8 @@ def _around(chain: GpuChain) -> Iterator[str]:
 
 
 def at_device(device: DeviceSeen) -> str:
-    """How `Finding.where` names a device."""
-    return f"device {device.node}/{device.name}"
+    """How `Finding.where` names a device: each driver has names of its own for the devices of a node."""
+    return f"device {device.node}/{device.driver}/{device.name}"
 
 
 def at_node(name: str) -> str:
@@ -136,6 +142,11 @@ def at_machine(id_: str) -> str:
 def at_partition(domain: str, name: str) -> str:
     """How `Finding.where` names a physical partition."""
     return f"partition {domain}/{name}"
+
+
+def at_logical(id_: str) -> str:
+    """How `Finding.where` names a logical partition."""
+    return f"logical partition {id_}"
 
 
 def at_pod(key: str) -> str:

@@ -1,6 +1,7 @@
 """Reading a cluster for the checks of ComputeDomains: seven lists, and nothing is changed."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -63,6 +64,7 @@ async def collect_cluster(reader: ClusterReader, namespace: str, each: Each = ma
         claims=tuple(each(_claim, await reader.read(CLAIMS))),
         pods=tuple(each(_pod, users)),
         daemons=tuple(each(_daemon, daemons)),
+        daemons_in=namespace,
         cliques=dict(_cliques(await reader.read(NODES))),
     )
 
@@ -92,6 +94,7 @@ def _claim(obj: Json) -> ClaimSeen:
         domain=_domain_of_claim(obj),
         allocated="allocation" in status,
         reserved_for=tuple(one["uid"] for one in status.get("reservedFor") or ()),
+        since=_made(obj),
     )
 
 
@@ -124,6 +127,8 @@ def _pod(obj: Json) -> PodSeen:
         name=meta["name"],
         uid=meta["uid"],
         node=spec.get("nodeName", ""),
+        owner=_owner(obj),
+        since=_made(obj),
         gated=bool(spec.get("schedulingGates")),
         templates={
             one["name"]: one["resourceClaimTemplateName"]
@@ -133,6 +138,17 @@ def _pod(obj: Json) -> PodSeen:
         claims=named
         | {one["name"]: one["resourceClaimName"] for one in made if one.get("resourceClaimName")},
     )
+
+
+def _owner(obj: Json) -> str:
+    meta = obj["metadata"]
+    found = (one for one in meta.get("ownerReferences") or () if one.get("controller"))
+    return next((f"{one['kind']} {meta['namespace']}/{one['name']}" for one in found), "")
+
+
+def _made(obj: Json) -> float | None:
+    told = obj["metadata"].get("creationTimestamp")
+    return None if told is None else datetime.fromisoformat(told).timestamp()
 
 
 def _daemon_of(pod: Json, namespace: str) -> str:
