@@ -77,6 +77,17 @@ async def test_what_others_do_leaves_a_tenant_its_timeline(store):
     assert [one.tenant for one in told] == [*["blue"] * HAPPENINGS, "acme"]
 
 
+async def test_an_operation_says_what_it_was_asked_of_and_how_long_it_took(store):
+    await store.run(_operations, "acme", "blue")
+    await store.run(lambda conn: conn.execute(sa.update(operation).values(finished=NOW + 3).where(_BLUES)))
+    blue, acme = (await SiteSource(store, lambda: NOW).read()).happenings
+    assert (blue.at, blue.seconds, acme.at, acme.seconds) == (NOW + 3, 3, NOW, None)
+    assert blue.places == ("partition d/p", "domain d")
+
+
+_BLUES = operation.c.asked_by == "blue"
+
+
 def test_a_reading_is_old_after_three_intervals():
     assert stale_after(timedelta(seconds=10)) == 30.0
 

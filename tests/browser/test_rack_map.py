@@ -7,7 +7,9 @@ import msgspec
 import pytest
 from tests.web.pictures import AT, picture
 
+from rackloom.prove.doctor.checks.view import around, at_domain
 from rackloom.prove.doctor.findings import fails, unknown
+from rackloom.prove.picture.join import JoinedShares, join
 from rackloom.web.reading import Happening, Reading
 
 GPU = "rect[role=gridcell]"
@@ -265,13 +267,78 @@ SEEN = """one => {
 def test_a_narrow_screen_holds_it_without_a_sideways_scroll(open_map, pictures_folder):
     with open_map(story(4), width=390, height=844) as (page, _):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        one, other = (page.locator(".rack").nth(n).bounding_box() for n in (0, 1))
-        assert one["y"] == other["y"]
+        assert page.locator(".gpu").evaluate("one => getComputedStyle(one).position") == "static"
+        assert min(page.evaluate(SIZES)) >= 24, "a finger needs as much (WCAG 2.2, 2.5.8)"
         page.click(f"{GPU} >> nth=5")
         page.wait_for_selector("#chain table")
         page.screenshot(path=pictures_folder / "rack-map-narrow.png")
         assert page.locator("#chain h3").evaluate(SEEN), "what was chosen is told where nobody looks"
         assert page.evaluate(CLIPPED) == []
+
+
+SIZES = """[...document.querySelectorAll("rect[role=gridcell]")].flatMap((one) => {
+  const box = one.getBoundingClientRect();
+  return [box.width, box.height];
+})"""
+WHOLLY_SEEN = """one => {
+  const box = one.getBoundingClientRect();
+  return box.top >= 0 && box.bottom <= innerHeight && box.left >= 0 && box.right <= innerWidth;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("racks", [1, 2, 3])
+def test_few_racks_fill_the_screen_and_a_chosen_gpu_hides_nothing(open_map, pictures_folder, racks, scheme):
+    with open_map(story(racks), scheme=scheme) as (page, _):
+        page.click(f"{GPU} >> nth=5")
+        page.wait_for_selector("#chain table")
+        page.screenshot(path=pictures_folder / f"rack-map-{racks}-racks-{scheme}.png")
+        for seen in ("#room", "#legend", *(f".rack:nth-child({n + 1}) svg" for n in range(racks))):
+            assert page.locator(seen).evaluate(WHOLLY_SEEN), seen
+        gpu, room, rack = (page.locator(one).bounding_box() for one in (".gpu", "#room", ".rack:last-child"))
+        assert rack["x"] + rack["width"] <= gpu["x"] < gpu["x"] + gpu["width"] <= room["x"]
+        assert min(page.evaluate(SIZES)) > 17, "as small as in a room of a hundred racks"
+        assert page.evaluate(CLIPPED) == []
+
+
+def test_a_finding_leads_to_its_gpu_by_mouse_and_by_keys(open_map):
+    reading = story(2)
+    chains = join(reading.picture, JoinedShares()).chains
+    there = next(one for one in chains if one.machine.id == "acme-machine-0-6")
+    broken = fails("GPU health", "GPU 1 of acme-machine-0-6", "is sick", "mend it", where=around((there,)))
+    paused = unknown(
+        "domain at work", "domain domain-1", "is paused", "go on", where=(at_domain("domain-1"),)
+    )
+    with open_map(msgspec.structs.replace(reading, findings=(broken, paused), examined_at=AT)) as (
+        page,
+        served,
+    ):
+        links = page.locator("#findings a")
+        assert links.all_inner_texts() == ["rack-00, slot 6, GPU 1", "rack-01"]
+        links.nth(0).click()
+        page.wait_for_selector("#chain >> text=acme-machine-0-6")
+        first = page.locator("[aria-selected=true]").get_attribute("id")
+        assert focused(page) == first
+        assert "slot 6 GPU 1" in page.locator(f"#{first}").get_attribute("aria-label")
+        links.nth(1).focus()
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.closest('.rack').getAttribute('id')") == page.locator(
+            ".rack"
+        ).nth(1).get_attribute("id")
+        links.nth(0).focus()
+        page.keyboard.press("Enter")
+        assert focused(page) == first
+        assert page.complaints == []
+        assert all(url.startswith(served.url) for url in page.asked)
+
+
+def test_the_signs_stay_unfolded_when_the_colours_change(open_map):
+    with open_map(story(1)) as (page, served):
+        assert not page.locator("#signs ul").first.is_visible()
+        page.click("#signs summary")
+        served.show(story(2))
+        page.wait_for_selector(".rack:nth-child(2)")
+        assert page.locator("#signs ul").first.is_visible()
 
 
 @pytest.mark.parametrize(("width", "height"), [(1500, 700), (390, 844)])

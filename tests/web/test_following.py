@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.web.pictures import GPUS, picture
 
+from rackloom.prove.doctor.checks.view import around, at_partition
+from rackloom.prove.doctor.findings import fails
 from rackloom.prove.picture import join, shares
 from rackloom.prove.picture.values import Layer
 from rackloom.web import parts, render
@@ -13,7 +15,7 @@ from rackloom.web import scene as scenes
 from rackloom.web.colouring import Mode, State
 from rackloom.web.live import Now
 from rackloom.web.parts import Painter
-from rackloom.web.reading import Reading
+from rackloom.web.reading import Happening, Reading
 from rackloom.web.scene import Seated, next_scene, scene
 
 RACKS, TRAYS = 3, 2
@@ -103,6 +105,29 @@ KINDS = (
 STORIES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 999)), min_size=1, max_size=6)
 
 
+FIRST = picture(RACKS, TRAYS, HOLDERS)
+FINDINGS = tuple(
+    fails("check", f"GPU {number}", "is sick", "mend it", where=around((seat.chain,)))
+    for number, seat in enumerate(scene(Reading(picture=FIRST)).seats)
+)
+HAPPENED = tuple(
+    Happening(
+        at=FIRST.at,
+        tenant=holder,
+        what="",
+        where="",
+        places=(at_partition("domain-0", name),),
+        outcome="done",
+    )
+    for holder, name in (("acme", "acme-0-nvl"), ("blue", "blue-0-nvl"))
+)
+
+
+def told_of(seen):
+    """Findings and operations name things that move, change hands and go."""
+    return Reading(picture=seen, findings=FINDINGS, examined_at=FIRST.at, happenings=HAPPENED)
+
+
 @settings(max_examples=60, deadline=None)
 @given(story=STORIES, org=st.sampled_from([None, "acme", "blue"]), mode=st.sampled_from(Mode))
 def test_following_gives_what_drawing_anew_gives(story, org, mode):
@@ -110,8 +135,9 @@ def test_following_gives_what_drawing_anew_gives(story, org, mode):
     following, forgetful = Painter(org, mode, 9), Painter(org, mode, 9)
     for number, (change, with_) in enumerate([(lambda seen, _: seen, 0), *story], 1):
         seen = change(seen, with_)
-        whole, seated = next_scene(Reading(picture=seen), seated)
-        anew = scene(Reading(picture=seen))
+        reading = told_of(seen)
+        whole, seated = next_scene(reading, seated)
+        anew = scene(reading)
         assert whole == anew
         forgetful._own, forgetful._drawn = {}, {}
         drawn = following.follow(Now(number=number, whole=whole))

@@ -100,6 +100,19 @@ def test_the_server_rests_half_as_long_as_the_last_reading_took(monkeypatch):
     assert rested >= took / 2
 
 
+def test_the_server_rests_no_longer_than_a_change_may_wait(monkeypatch):
+    monkeypatch.setattr(live, "LONGEST_PAUSE", 0.0)
+
+    async def scenario():
+        site = SlowSite(Reading(picture=picture(1, 1)))
+        feed = Live(site, lambda: 0.0)
+        await feed.fresh()
+        await feed.fresh()
+        return len(site.times)
+
+    assert run(scenario()) == 2
+
+
 class SlowSite(ShownSite):
     """One whose reading takes a while."""
 

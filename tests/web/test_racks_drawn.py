@@ -181,6 +181,47 @@ def test_a_sick_gpu_and_a_cordoned_tray_are_told_in_words_too():
     assert markup.count("cordoned") == 2
 
 
+@pytest.mark.parametrize("ready", [False, None])
+def test_a_lost_node_has_a_mark_of_its_own(ready):
+    seen = picture(1, 2, ("acme",))
+    nodes = (msgspec.structs.replace(seen.nodes[0], ready=ready), *seen.nodes[1:])
+    (one,) = drawn(msgspec.structs.replace(seen, nodes=nodes))
+    assert [tray.lost for tray in one.trays] == [False, True]
+    assert rendered(one, 9).count('<rect class="lost"') == 1
+    (unread,) = drawn(without(msgspec.structs.replace(seen, nodes=nodes), Layer.CLUSTER))
+    assert "lost" not in rendered(unread, 9)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_gpu_in_no_group_is_not_called_free(mode):
+    seen = picture(1, 1, ("acme",))
+    machines = tuple(msgspec.structs.replace(one, tenant=None) for one in seen.machines)
+    gpus = tuple(msgspec.structs.replace(one, partition=None) for one in seen.fabric_gpus)
+    nodes = tuple(msgspec.structs.replace(one, clique=None) for one in seen.nodes)
+    devices = tuple(msgspec.structs.replace(one, clique=None) for one in seen.devices)
+    seen = msgspec.structs.replace(
+        seen, machines=machines, fabric_gpus=gpus, nodes=nodes, devices=devices, uses=()
+    )
+    sheet = Painter(None, mode, 9).follow(Now(number=1, whole=scene(Reading(picture=seen))))
+    (part,) = sheet.racks.values()
+    assert all(f": no {mode}, " in cell.get("aria-label") for cell in cells(part.markup))
+    assert f"<span>no {mode}</span>" in sheet.panels["legend"].markup
+
+
+def test_what_somebody_elses_seat_is_called_that_nobody_has():
+    whole = scene(Reading(picture=picture(1, 1)))
+    sheet = Painter("acme", Mode.WORKLOAD, 9).follow(Now(number=1, whole=whole))
+    (part,) = sheet.racks.values()
+    assert all(cell.get("aria-label").endswith(": free") for cell in cells(part.markup))
+    assert "<span>no workload, or free</span>" in sheet.panels["legend"].markup
+
+
+def test_the_legend_says_what_frames_of_one_number_have_in_common():
+    whole = scene(Reading(picture=picture(1, 4, ("acme", "blue"))))
+    legend = Painter(None, Mode.PARTITION, 9).follow(Now(number=1, whole=whole)).panels["legend"].markup
+    assert "All frames with one number are one ComputeDomain" in legend
+
+
 def test_trays_of_one_compute_domain_that_stand_together_share_an_outline():
     (one,) = drawn(picture(1, 4, ("acme", "acme", "blue", None)))
     assert [(outline.name, outline.height) for outline in drawing(one, 0).outlines] == [

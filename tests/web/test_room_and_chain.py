@@ -1,10 +1,16 @@
 """What is left of a site, and what is said of one GPU."""
 
 import msgspec
+import pytest
 from tests.web.pictures import AT, GPUS, picture
 
+from rackloom.prove.doctor.checks.view import around
+from rackloom.prove.doctor.findings import fails
 from rackloom.prove.picture.values import Layer, LayerSeen
-from rackloom.web.details import Said, said
+from rackloom.web.colouring import Colours, Mode
+from rackloom.web.details import Said, objections, said
+from rackloom.web.frames import frames
+from rackloom.web.racks import drawn_rack
 from rackloom.web.reading import Reading
 from rackloom.web.render import chain, findings, moment
 from rackloom.web.room_left import RoomLeft, rack_room, room_left
@@ -45,6 +51,29 @@ def test_trays_that_nobody_can_vouch_for_are_not_free():
     )
     found = left(msgspec.structs.replace(seen, layers=lost))
     assert (found.free_trays, found.unknown_trays) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "doubt", [{"unknown_since": AT - 9}, {"observed_at": None}], ids=["silent", "never read"]
+)
+def test_a_tray_whose_controllers_do_not_answer_is_not_free(doubt):
+    seen = picture(2, 3, (None, None, "acme"))
+    domains = (msgspec.structs.replace(seen.domains[0], **doubt), seen.domains[1])
+    silent = msgspec.structs.replace(seen, domains=domains)
+    found = left(silent)
+    assert (found.free_trays, found.unknown_trays, found.gang_trays) == (2, 2, 2)
+    assert left(msgspec.structs.replace(seen, domains=seen.domains[1:])) == found
+    racks = [
+        drawn_rack(one, Mode.TENANT, Colours()) for one in frames(scene(Reading(picture=silent))).values()
+    ]
+    assert [rack.free for rack in racks] == [None, 2]
+
+
+def test_a_site_that_was_asked_of_no_fabric_has_the_room_that_its_cluster_tells_of():
+    seen = picture(1, 2)
+    layers = tuple(one for one in seen.layers if one.layer is not Layer.FABRIC)
+    bare = msgspec.structs.replace(seen, layers=layers, domains=(), fabric_gpus=(), machines=())
+    assert left(bare).free_trays == 2
 
 
 def told(seen) -> dict[str, Said]:
@@ -150,8 +179,28 @@ def test_where_two_layers_contradict_each_other_both_are_quoted():
 def test_findings_say_of_which_moment_they_are():
     reading = Reading(picture=picture(1, 1, ("acme",)), findings=(), examined_at=AT - 7)
     whole = scene(reading)
-    assert f"as of {moment(AT - 7)}" in findings(whole)
-    assert "as of" not in findings(next_own(whole, "acme", {})[0])
+    assert f"as of {moment(AT - 7)}" in findings(whole, {})
+    assert "as of" not in findings(next_own(whole, "acme", {})[0], {})
+
+
+def test_a_gpu_says_what_the_doctor_objects_to_there_and_what_follows_from_it():
+    seen = picture(1, 2, ("acme",))
+    here, elsewhere = scene(Reading(picture=seen)).seats[0], scene(Reading(picture=seen)).seats[-1]
+    broken = fails("CHECK", "<it>", "is broken", "mend it", where=around([here.chain])[:1])
+    broken = msgspec.structs.replace(
+        broken, consequences=("pod runs: team/one", "pod runs: team/two", "IMEX: <all>")
+    )
+    reading = Reading(picture=seen, findings=(broken,), examined_at=AT)
+    whole = scene(reading)
+    assert (objections(whole, here), objections(whole, elsewhere)) == ((broken,), ())
+    panel = chain(here, said(whole, here), objections(whole, here))
+    for markup in (panel, findings(whole, {})):
+        assert "&lt;it&gt;: is broken" in markup
+        assert "pod runs: team/one, team/two</li>" in markup
+        assert "IMEX: &lt;all&gt;</li>" in markup
+    assert "and therefore" not in chain(elsewhere, said(whole, elsewhere), objections(whole, elsewhere))
+    tenants = next_own(whole, "acme", {})[0]
+    assert objections(tenants, tenants.seats[0]) == ()
 
 
 def test_a_controller_that_lists_other_gpus_in_the_same_places_makes_no_room_and_takes_none():

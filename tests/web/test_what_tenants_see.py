@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.web.pictures import AT, picture
 
+from rackloom.prove.doctor.checks.view import around
 from rackloom.prove.doctor.findings import fails
+from rackloom.prove.picture.join import JoinedShares, join
 from rackloom.prove.picture.values import Layer, LayerSeen
 from rackloom.web.colouring import Mode, State
-from rackloom.web.details import said
+from rackloom.web.details import objections, said
 from rackloom.web.live import Now
 from rackloom.web.parts import Painter
 from rackloom.web.reading import Happening, Reading
@@ -33,10 +35,16 @@ def reading(holders, swapped=False):
         )
         seen = msgspec.structs.replace(seen, partitions=moved)
     found = fails(
-        "check", f"node {THEIRS}-node-0-0", f"{THEIRS} is wrong", f"fix {THEIRS}", evidence=(THEIRS,)
+        "check", f"node {THEIRS}-node-0-0", f"{THEIRS} is wrong", f"fix {THEIRS}", evidence=(THEIRS,),
+        where=tuple(around(join(seen, JoinedShares()).chains)),
+    )  # fmt: skip
+    found = msgspec.structs.replace(found, consequences=(f"check: {THEIRS}",))
+    happened = Happening(
+        at=AT, tenant=THEIRS, what=f"made {THEIRS}", where=THEIRS, places=found.where, outcome="done"
     )
-    happened = Happening(at=AT, tenant=THEIRS, what=f"made {THEIRS}", where=THEIRS, outcome="done")
-    return Reading(picture=seen, findings=(found,), happenings=(happened,))
+    # One of the tenant's own may be of a partition that others have GPUs in too.
+    own = msgspec.structs.replace(happened, tenant=MINE, what="made mine", where="mine")
+    return Reading(picture=seen, findings=(found,), happenings=(happened, own))
 
 
 def seen_by(whole, org):
@@ -47,7 +55,9 @@ def shown(whole, org, mode):
     """All that a viewer can be sent: the page, and the chain of each GPU."""
     sheet = Painter(org, mode, 9).follow(Now(number=1, whole=whole))
     page = "".join(markup for _, markup in sheet.all())
-    return page + "".join(chain(seat, said(sheet.whole, seat)) for seat in sheet.whole.seats)
+    return page + "".join(
+        chain(seat, said(sheet.whole, seat), objections(sheet.whole, seat)) for seat in sheet.whole.seats
+    )
 
 
 @settings(max_examples=40)

@@ -20,7 +20,9 @@ from rackloom.carve.site.problems import Rejected
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.tables import domain_revision, operation, provider, site, status_history
 from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
+from rackloom.prove.doctor.checks.view import at_domain, at_partition
 from rackloom.prove.picture.join import JoinedShares, join
+from rackloom.prove.picture.values import Picture
 from rackloom.web.door import Doorman, Viewer
 from rackloom.web.pages import create_pages
 from rackloom.web.reading import Happening, Reading
@@ -98,8 +100,22 @@ class SiteSource:
     async def read(self) -> Reading:
         """The whole site now."""
         self._seen = await self._version()
+        with self._examiner.halted():
+            picture = await self._picture()
+            self._joined = joined = await asyncio.to_thread(join, picture, self._joined)
+            happenings = await self._store.survey(_happenings)
+        examined = await self._examiner.newest(picture, joined)
+        return Reading(
+            picture=picture,
+            joined=joined,
+            findings=examined.findings,
+            examined_at=examined.at,
+            happenings=happenings,
+        )
+
+    async def _picture(self) -> Picture:
         now, folder = self._clock(), self._transfers
-        picture = await site_picture(
+        return await site_picture(
             now,
             records=_Survey(self._store),
             stale=Staleness(now, self._stale_seconds),
@@ -108,16 +124,6 @@ class SiteSource:
             transfers=folder if folder is not None and folder.is_dir() else None,
             known=self._known,
             namespace=self._namespace,
-        )
-        self._joined = joined = await asyncio.to_thread(join, picture, self._joined)
-        examined = await self._examiner.newest(picture, joined)
-        happenings = await self._store.survey(_happenings)
-        return Reading(
-            picture=picture,
-            joined=joined,
-            findings=examined.findings,
-            examined_at=examined.at,
-            happenings=happenings,
         )
 
     async def changed(self) -> None:
@@ -154,9 +160,11 @@ def _happenings(conn: sa.Connection) -> tuple[Happening, ...]:
     return tuple(
         Happening(
             at=row.finished or row.started,
+            seconds=None if row.finished is None else row.finished - row.started,
             tenant=None if row.asked_by == SITE else row.asked_by,
             what=f"{row.kind.replace('-', ' ')} {row.partition_name}: {row.reason}",
-            where=f"domain {row.domain}",
+            where=at_domain(row.domain),
+            places=(at_partition(row.domain, row.partition_name), at_domain(row.domain)),
             outcome=row.state,
         )
         for row in conn.execute(_LAST)

@@ -4,9 +4,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from rackloom.prove.picture.values import DomainSeen, GpuChain, Layer, LayerSeen, PartitionSeen
+from rackloom.prove.doctor.checks.nics import LINK_UNTOLD
+from rackloom.prove.doctor.checks.view import around
+from rackloom.prove.doctor.findings import Finding
+from rackloom.prove.picture.values import DeviceSeen, DomainSeen, GpuChain, Layer, LayerSeen, PartitionSeen
 from rackloom.web.scene import Scene, Seat
-from rackloom.web.wiring import Wiring, link_down, wiring
+from rackloom.web.wiring import Wiring, fastest, link_trouble, link_untold, wiring
 
 _WHO = {
     Layer.FABRIC: "switch controller",
@@ -47,10 +50,22 @@ def said(whole: Scene, seat: Seat) -> tuple[Said, ...]:
     links = {
         Layer.SITE: _by_site(whole, chain),
         Layer.FABRIC: _by_fabric(chain),
-        Layer.CLUSTER: _by_cluster(chain),
+        Layer.CLUSTER: _by_cluster(chain, fastest(_in_tray(whole, seat))),
         Layer.TRANSFER: _by_transfer(chain),
     }
     return tuple(_said(whole, seat, layer, tuple(told)) for layer, told in links.items())
+
+
+def _in_tray(whole: Scene, seat: Seat) -> Iterator[GpuChain]:
+    """What is shown of the GPUs beside a seat, and of its own."""
+    trays = (tray for rack in whole.racks if rack.name == seat.place.rack for tray in rack.trays)
+    return (one.chain for tray in trays if seat in tray for one in tray if one.chain is not None)
+
+
+def objections(whole: Scene, seat: Seat) -> tuple[Finding, ...]:
+    """What the doctor objects to that concerns a seat's GPU, the worst first; a tenant is told of none."""
+    here = frozenset() if seat.chain is None else frozenset(around((seat.chain,)))
+    return tuple(one for one in whole.findings or () if not here.isdisjoint(one.where))
 
 
 def _said(whole: Scene, seat: Seat, layer: Layer, links: tuple[Link, ...]) -> Said:
@@ -90,8 +105,8 @@ def _by_fabric(chain: GpuChain) -> Iterator[Link]:
     yield "Fabric GPU", f"{gpu.guid:#018x}" if gpu else None, note
 
 
-def _by_cluster(chain: GpuChain) -> Iterator[Link]:
-    node, use, domain, nic = chain.node, chain.use, chain.compute_domain, chain.nic
+def _by_cluster(chain: GpuChain, siblings: int) -> Iterator[Link]:
+    node, use, domain = chain.node, chain.use, chain.compute_domain
     yield "GPU", chain.key.gpu_uuid.value if chain.key.gpu_uuid else None, ""
     yield "Clique", clique(chain), ""
     yield "Node", node.name if node else None, _both(_READY[node.ready], *node.taints) if node else ""
@@ -100,7 +115,10 @@ def _by_cluster(chain: GpuChain) -> Iterator[Link]:
     yield "Pod", ", ".join(use.pods) if use else None, hidden
     yield "ComputeDomain", domain.key if domain else None, domain.status.status.value if domain else hidden
     yield "Channel", chain.channel, hidden
-    yield "NIC", nic.name if nic else None, _nic_note(chain)
+    for nic in chain.nics:
+        yield "NIC", nic.name, _nic_note(chain, nic, siblings)
+    if not chain.nics:
+        yield "NIC", None, ""
 
 
 def _seen(whole: Scene, seat: Seat, layer: Layer) -> tuple[float | None, float | None]:
@@ -158,10 +176,9 @@ def clique(chain: GpuChain) -> str | None:
     return (chain.device.clique if chain.device else None) or (chain.node.clique if chain.node else None)
 
 
-def _nic_note(chain: GpuChain) -> str:
-    if chain.nic is None or chain.device is None:
-        return ""
-    return _both(_WIRED[wiring(chain.device, chain.nic)], "link down" if link_down(chain.nic) else "")
+def _nic_note(chain: GpuChain, nic: DeviceSeen, siblings: int) -> str:
+    near = "" if chain.device is None else _WIRED[wiring(chain.device, nic)]
+    return _both(near, link_trouble(nic, siblings) or (LINK_UNTOLD if link_untold(nic) else ""))
 
 
 _WIRED = {

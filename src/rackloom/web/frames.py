@@ -33,6 +33,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """Layers of which what they say is current."""
     answering: frozenset[str]
     """Those of its domains of which what the controllers show is how things are."""
+    named: tuple[str, ...]
+    """UUIDs of its domains; none for a tenant, who is not told."""
     fabric: Fabric
     problems: tuple[str, ...]
     """Why the others are not known, in words; a tenant is not told."""
@@ -55,11 +57,12 @@ def frames(whole: Scene) -> dict[str, Frame]:
 
 def _frame(whole: Scene, known: frozenset[Layer], over: Mapping[str, Laid], rack: RackSeats) -> Frame:
     seen = [whole.domains[uuid] for uuid in sorted(rack.domains) if uuid in whole.domains]
-    answering = [one for one in seen if _answers(one)]
+    answering = [one for one in seen if one.answers]
     return Frame(
         rack=rack,
         known=known,
         answering=frozenset(one.uuid for one in answering),
+        named=tuple(sorted(rack.domains - {""})) if whole.operator else (),
         fabric=_fabric(seen, all_answer=len(answering) == len(rack.domains)),
         problems=tuple(dict.fromkeys(one.problem for one in seen if one.problem)),
         tenants={id_: whole.tenants[id_] for id_ in rack.tenants if id_ in whole.tenants},
@@ -73,7 +76,3 @@ def _fabric(seen: Sequence[DomainSeen], *, all_answer: bool) -> Fabric:
     if not all_answer:
         return Fabric.SILENT
     return Fabric.PAUSED if any(one.paused for one in seen) else Fabric.READ
-
-
-def _answers(seen: DomainSeen) -> bool:
-    return seen.observed_at is not None and seen.unknown_since is None

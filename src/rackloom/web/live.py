@@ -1,9 +1,10 @@
 """The newest reading, kept fresh while somebody looks, and which racks changed since which revision.
 
 Those who look share one reading: it is begun when something changed, and also without a change every
-`AT_LEAST` seconds, because what is known grows old by itself. Between two readings there is a pause of
-`PAUSE` seconds, or of half as long as the last took, so that a large site does more than be looked at. Who
-asks while it is kept fresh gets what is known: a page that is told of a change asks for its chosen GPU.
+`AT_LEAST` seconds, because what is known grows old by itself. Between two readings there is a pause of half
+as long as the last took, so that a large site does more than be looked at; at least `PAUSE` seconds, and at
+most `LONGEST_PAUSE`, because a change waits for its end. Who asks while it is kept fresh gets what is known:
+a page that is told of a change asks for its chosen GPU.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ log = structlog.get_logger(__name__)
 
 Expected = (Retry, Unknown, OSError)
 PAUSE = 0.1
+LONGEST_PAUSE = 0.2
 AT_LEAST = 5.0
 
 
@@ -100,7 +102,7 @@ class Live:
                 await self._read()
 
     def _rest(self) -> float:
-        return max(PAUSE, self._took / 2)
+        return min(max(PAUSE, self._took / 2), LONGEST_PAUSE)
 
     async def _read(self) -> None:
         begun = asyncio.get_running_loop().time()

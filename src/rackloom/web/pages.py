@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from rackloom.web import door, render
 from rackloom.web.colouring import Mode
-from rackloom.web.details import said
+from rackloom.web.details import objections, said
 from rackloom.web.door import Doorman, Viewer
 from rackloom.web.headers import SafeHeaders
 from rackloom.web.live import Live
@@ -129,8 +129,10 @@ class _Pages:
         kind = _kind(viewer, _mode(request))
         sheet = await self._painters.sheet(kind, await self._live.fresh())
         seat = find(sheet.whole, spot)
-        told = () if seat is None else said(sheet.whole, seat)
-        return HTMLResponse(render.chain(seat, told), 404 if seat is None else 200)
+        if seat is None:
+            return HTMLResponse(render.chain(None, ()), 404)
+        told, found = said(sheet.whole, seat), objections(sheet.whole, seat)
+        return HTMLResponse(render.chain(seat, told, found))
 
     async def live(self, request: Request, viewer: Viewer) -> Response:
         """What changes on the page, as it changes, until the token ends."""

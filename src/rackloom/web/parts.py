@@ -13,6 +13,7 @@ from rackloom.web import render
 from rackloom.web.colouring import Colours, Group, Mode
 from rackloom.web.frames import Frame, frames
 from rackloom.web.live import Now
+from rackloom.web.locating import Places, among, rack_places
 from rackloom.web.racks import Rack, badges, drawn_rack, groups, legend
 from rackloom.web.room_left import RackRoom, rack_room, room_left
 from rackloom.web.scene import Scene
@@ -63,6 +64,7 @@ class Drawn(msgspec.Struct, frozen=True):
     rack: Rack
     groups: Counter[Group]
     room: RackRoom
+    places: Places
 
 
 class Painter:
@@ -104,7 +106,7 @@ class Painter:
 
     def _draw(self, frame: Frame) -> Drawn:
         rack = drawn_rack(frame, self._mode, self._colours)
-        return Drawn(rack, groups(frame, self._mode), rack_room(frame.rack))
+        return Drawn(rack, groups(frame, self._mode), rack_room(frame.rack), rack_places(frame.rack))
 
     def _rack(self, drawn: Rack, number: int) -> Part:
         before = self.sheet.racks.get(drawn.id)
@@ -121,7 +123,17 @@ class Painter:
     def _texts(self, now: Now, whole: Scene, drawn: Sequence[Drawn]) -> Iterator[tuple[str, str]]:
         entries = legend((one.groups for one in drawn), self._colours)
         yield "reading", render.reading(msgspec.structs.replace(now, whole=whole))
-        yield "legend", render.legend(self._mode, entries, badges(whole, self._colours))
+        yield (
+            "legend",
+            render.legend(self._mode, entries, badges(whole, self._colours), operator=whole.operator),
+        )
         yield "room", render.room(room_left([one.room for one in drawn]))
-        yield "findings", render.findings(whole)
-        yield "timeline", render.timeline(whole)
+        places = among([one.places for one in drawn], _named(whole))
+        yield "findings", render.findings(whole, places)
+        yield "timeline", render.timeline(whole, places)
+
+
+def _named(whole: Scene) -> set[str]:
+    """All that findings and operations are about."""
+    findings = (place for one in whole.findings or () for place in one.where)
+    return {*findings, *(place for one in whole.happenings for place in one.places)}

@@ -10,7 +10,7 @@ from rackloom.prove.picture.values import GpuChain, Layer
 from rackloom.web.colouring import Colours, Group, Mode, Shade, State, hue, letter, shade
 from rackloom.web.frames import Fabric, Frame
 from rackloom.web.scene import Scene, Seat
-from rackloom.web.wiring import Wiring, link_down, wiring
+from rackloom.web.wiring import Wiring, fastest, link_down, link_trouble, link_untold, nearest
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -20,12 +20,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     hue: int = 0
     letter: str = ""
     name: str = ""
-    """Of its group."""
+    """Of its group, or what it is without one."""
     sick: bool = False
     busy: bool = False
     """Whether a pod uses it."""
     nic: str = "unknown"
-    """aligned, astray (at another NUMA node), down, none, unknown; empty: not shown."""
+    """aligned, astray (at another NUMA node), down, slow, none, unknown; empty: not shown."""
 
     @property
     def look(self) -> str:
@@ -36,7 +36,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def words(self) -> str:
         """The drawing in words, for those who cannot see it."""
-        said = self.name if self.state is State.GROUP else _WORDS[self.state]
+        said = self.name if self.state in (State.GROUP, State.FREE) else _WORDS[self.state]
         if self.state is State.UNKNOWN and self.name:
             said += f", last known {self.name}"
         notes = ["unhealthy"] * self.sick + ["used by a pod"] * self.busy
@@ -44,7 +44,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 _LOOKS = {State.FREE: "f", State.OTHERS: "o", State.UNKNOWN: "q"}
-_WORDS = {State.FREE: "free", State.OTHERS: "in use by somebody else", State.UNKNOWN: "unknown"}
+_WORDS = {State.OTHERS: "in use by somebody else", State.UNKNOWN: "unknown"}
 
 
 class Tray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -57,6 +57,8 @@ class Tray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether a whole tray could be had here."""
     notes: tuple[str, ...] = ()
     """What people should know of it: cordoned, not ready..."""
+    lost: bool = False
+    """Whether its node is not known to be ready."""
     laid_over: str = ""
     """The ComputeDomain that it is a member of."""
     badge: int | None = None
@@ -68,6 +70,8 @@ class Rack(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
+    domains: tuple[str, ...]
+    """UUIDs of its NVLink domains, for operators."""
     above: tuple[Tray, ...]
     """Above the switches, top first."""
     below: tuple[Tray, ...]
@@ -110,6 +114,7 @@ def drawn_rack(frame: Frame, mode: Mode, colours: Colours) -> Rack:
     return Rack(
         id=rack_id(frame.rack.name),
         name=frame.rack.name,
+        domains=frame.named,
         above=drawn[: len(drawn) - lower],
         below=drawn[len(drawn) - lower :],
         switches=frame.fabric,
@@ -120,13 +125,15 @@ def drawn_rack(frame: Frame, mode: Mode, colours: Colours) -> Rack:
 
 def _drawn_tray(frame: Frame, mode: Mode, colours: Colours, seats: tuple[Seat, ...]) -> Tray:
     chain = next((seat.chain for seat in seats if seat.chain is not None), None)
+    siblings = fastest(seat.chain for seat in seats if seat.chain is not None)
     laid = frame.over.get(chain.node.name) if chain is not None and chain.node is not None else None
     return Tray(
         slot=seats[0].place.slot,
         title=_title(seats[0], chain),
-        cells=tuple(_cell(frame, mode, colours, seat) for seat in seats),
+        cells=tuple(_cell(frame, mode, colours, seat, siblings) for seat in seats),
         free=tray_free(seats),
         notes=_notes(frame, chain),
+        lost=chain is not None and _is_lost(frame, chain),
         laid_over=laid[1] if laid else "",
         badge=None if laid is None else colours.badges.number(Group(*laid)),
     )
@@ -155,28 +162,40 @@ def _notes(frame: Frame, chain: GpuChain | None) -> tuple[str, ...]:
         found.append("cordoned")
     if machine is not None and machine.health:
         found.append("machine unhealthy")
-    if node is not None and Layer.CLUSTER in frame.known and node.ready is not True:
+    if chain is not None and node is not None and _is_lost(frame, chain):
         found.append("node not ready" if node.ready is False else "node unknown")
     if node is not None and node.unschedulable:
         found.append("unschedulable")
     return tuple(found)
 
 
-def _cell(frame: Frame, mode: Mode, colours: Colours, seat: Seat) -> Cell:
+def _is_lost(frame: Frame, chain: GpuChain) -> bool:
+    return chain.node is not None and Layer.CLUSTER in frame.known and chain.node.ready is not True
+
+
+def _cell(frame: Frame, mode: Mode, colours: Colours, seat: Seat, siblings: int) -> Cell:
+    """One GPU, in a tray whose fastest rail has so many Gb/s."""
     chain = seat.chain
     found: Shade = shade(frame, mode, seat)
     if chain is None:
-        return Cell(state=found.state, nic="")
+        return Cell(state=found.state, name="free" if found.state is State.FREE else "", nic="")
     number = None if found.group is None else colours.groups.number(found.group)
     return Cell(
         state=found.state,
         hue=0 if number is None else hue(number),
         letter="" if number is None else letter(number),
-        name="" if found.group is None else found.group.name,
+        name=_name(found, mode),
         sick=_is_sick(chain),
         busy=chain.use is not None,
-        nic=_nic(frame, chain),
+        nic=_nic(frame, chain, siblings),
     )
+
+
+def _name(found: Shade, mode: Mode) -> str:
+    """A GPU that is in no group may be somebody's all the same."""
+    if found.group is not None:
+        return found.group.name
+    return f"no {mode}" if found.state is State.FREE else ""
 
 
 def _is_sick(chain: GpuChain) -> bool:
@@ -186,13 +205,17 @@ def _is_sick(chain: GpuChain) -> bool:
     return by_fabric or kept_off
 
 
-def _nic(frame: Frame, chain: GpuChain) -> str:
-    """How the NIC of a GPU is wired, as their plugins published it."""
+def _nic(frame: Frame, chain: GpuChain, siblings: int) -> str:
+    """How the NICs of a GPU are wired, as their plugins published it: of several links the worst is drawn."""
     if chain.device is None or Layer.CLUSTER not in frame.known:
         return "unknown"
-    if chain.nic is None:
+    if not chain.nics:
         return "none"
-    return "down" if link_down(chain.nic) else _WIRED[wiring(chain.device, chain.nic)]
+    if any(map(link_down, chain.nics)):
+        return "down"
+    if any(link_trouble(nic, siblings) for nic in chain.nics):
+        return "slow"
+    return "unknown" if any(map(link_untold, chain.nics)) else _WIRED[nearest(chain.device, chain.nics)]
 
 
 _WIRED = {

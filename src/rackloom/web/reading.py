@@ -13,11 +13,15 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True):
     """One operation on a fabric, as a line of the timeline."""
 
     at: float
-    """Seconds since the epoch."""
+    """When it ended, or began where it has not; seconds since the epoch."""
+    seconds: float | None = None
+    """How long it took; None: it has not ended."""
     tenant: str | None
     """The organisation that asked for it; None: the site itself."""
     what: str
     where: str
+    places: tuple[str, ...] = ()
+    """What it was asked of, as `Finding.where` names things."""
     outcome: str
     """As the audit says it: done, refused, pending, unknown."""
 

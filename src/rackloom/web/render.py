@@ -1,16 +1,20 @@
 """Markup, by templates that escape whatever they are given."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from rackloom.prove.doctor.findings import Finding
+from rackloom.prove.doctor.page import by_check
 from rackloom.prove.picture.values import Layer
 from rackloom.web.colouring import COLOURS, Mode
 from rackloom.web.details import Said
 from rackloom.web.live import Now
+from rackloom.web.locating import Locations, Places, locations
 from rackloom.web.racks import Entry, Rack
 from rackloom.web.room_left import RoomLeft
 from rackloom.web.scene import Scene, Seat
@@ -30,6 +34,32 @@ def moment(at: float | None) -> Markup:
     )
 
 
+def day(at: float) -> Markup:
+    """A date and time, in UTC."""
+    when = datetime.fromtimestamp(at, UTC)
+    return Markup('<time datetime="{}">{} UTC</time>').format(
+        when.strftime("%Y-%m-%dT%H:%M:%SZ"), when.strftime("%Y-%m-%d %H:%M:%S")
+    )
+
+
+def lasted(seconds: float) -> str:
+    """How long something took, to the digits that matter."""
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def short(text: str) -> Markup:
+    """Words in which only the first eight digits of each UUID are seen; all are in its title."""
+    parts = _UUID.split(text)
+    found = (
+        Markup('<abbr title="{}">{}</abbr>').format(part, part[:8]) if number % 2 else escape(part)
+        for number, part in enumerate(parts)
+    )
+    return Markup("").join(found)
+
+
+_UUID = re.compile("([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
+
+
 @cache
 def _templates() -> Environment:
     found = Environment(
@@ -40,7 +70,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    found.filters["moment"] = moment
+    found.filters.update(moment=moment, day=day, lasted=lasted, short=short, by_check=by_check)
     found.globals.update(LEFT=LEFT, CELL=CELL, COLOURS=COLOURS, modes=tuple(Mode), layers=tuple(Layer))
     return found
 
@@ -64,9 +94,9 @@ def reading(now: Now) -> str:
     return _written("reading.html", now=now, operator=now.whole.operator)
 
 
-def legend(mode: Mode, groups: Sequence[Entry], badges: Sequence[Entry]) -> str:
-    """What the colours, letters, numbers and patterns mean."""
-    return _written("legend.html", mode=mode, groups=groups, badges=badges)
+def legend(mode: Mode, groups: Sequence[Entry], badges: Sequence[Entry], *, operator: bool) -> str:
+    """What the colours, letters and numbers mean."""
+    return _written("legend.html", mode=mode, groups=groups, badges=badges, operator=operator)
 
 
 def room(left: RoomLeft) -> str:
@@ -74,21 +104,25 @@ def room(left: RoomLeft) -> str:
     return _written("room.html", left=left)
 
 
-def findings(whole: Scene) -> str:
-    """What the doctor objects to."""
-    return _written(
-        "findings.html", operator=whole.operator, findings=whole.findings, examined_at=whole.examined_at
-    )
+def findings(whole: Scene, places: Places) -> str:
+    """What the doctor objects to, and where that is."""
+    found = None if whole.findings is None else _listed(whole.findings, places)
+    return _written("findings.html", operator=whole.operator, findings=found, examined_at=whole.examined_at)
 
 
-def timeline(whole: Scene) -> str:
-    """What was lately asked of the fabrics."""
-    return _written("timeline.html", happenings=whole.happenings[:HAPPENINGS])
+def timeline(whole: Scene, places: Places) -> str:
+    """What was lately asked of the fabrics, and where that is."""
+    told = whole.happenings[:HAPPENINGS]
+    return _written("timeline.html", happenings=[(one, locations(one.places, places)) for one in told])
 
 
-def chain(seat: Seat | None, said: Sequence[Said]) -> str:
-    """One GPU through all layers."""
-    return _written("chain.html", seat=seat, said=said)
+def chain(seat: Seat | None, said: Sequence[Said], objections: Sequence[Finding] = ()) -> str:
+    """One GPU through all layers, and what the doctor objects to there."""
+    return _written("chain.html", seat=seat, said=said, objections=_listed(objections, {}))
+
+
+def _listed(found: Sequence[Finding], places: Places) -> list[tuple[Finding, Locations]]:
+    return [(one, locations(one.where, places)) for one in found]
 
 
 def page(org: str, mode: Mode, position: str, parts: Mapping[str, str]) -> str:

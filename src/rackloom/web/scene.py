@@ -138,6 +138,8 @@ class _Told(msgspec.Struct, frozen=True):
     known: frozenset[Layer]
     closed: frozenset[str]
     """Those of its domains in which nothing is given away."""
+    silent: frozenset[str]
+    """Those of its domains of which no controller says how they are now."""
 
 
 _Seats = Mapping[str, tuple[Seat, ...]]
@@ -185,10 +187,11 @@ def _told(bare: Scene, joined: JoinedShares) -> Iterator[tuple[Name, _Told]]:
     asked = frozenset(one.layer for one in bare.layers)
     known = frozenset(layer for layer in asked if bare.known(layer))
     closed = frozenset(one.uuid for one in bare.domains.values() if one.paused or one.disputed)
+    answering = frozenset(one.uuid for one in bare.domains.values() if one.answers)
     for name, (share, chains) in joined.joined.items():
         chassis = {one.chassis_serial: one.rack for one in share.machines}
-        here = closed.intersection(map(_domain, chains)) if closed else closed
-        yield name, _Told(chains, chassis, asked, known, here)
+        here = frozenset(map(_domain, chains))
+        yield name, _Told(chains, chassis, asked, known, here & closed, here - answering)
 
 
 def _seats(told: _Told) -> _Seats:
@@ -253,10 +256,13 @@ def _domain(chain: GpuChain) -> str:
 def _taken(told: _Told, chain: GpuChain) -> bool | None:
     """Whether an instance or a pod has a GPU. None where a layer that would say so was not read.
 
-    A layer that was asked and not read knows GPUs that it could not tell of.
+    A layer that was asked and not read knows GPUs that it could not tell of; of the fabric, the controllers
+    of the GPU's own domain are asked.
     """
     if chain.use is not None or (chain.machine is not None and chain.machine.instance is not None):
         return True
+    if Layer.FABRIC in told.asked and (Layer.FABRIC not in told.known or _domain(chain) in told.silent):
+        return None
     tells = {Layer.SITE: chain.machine is not None, Layer.CLUSTER: chain.device is not None}
     known = all(layer in told.known for layer, does in tells.items() if does or layer in told.asked)
     return False if known and any(tells.values()) else None

@@ -105,6 +105,7 @@ _STROKES = {
     "aligned": "M{x} 5v7",
     "astray": "M{x} 5l3 3.5l-3 3.5l-3 -3.5z",
     "down": "M{left} 5.5l6 6m0 -6l-6 6",
+    "slow": "M{x} 9v3",
     "unknown": "M{left} 8.5h5",
     "none": "M{left} 11.5h5",
 }

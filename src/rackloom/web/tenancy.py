@@ -118,7 +118,7 @@ def _without_controllers(whole: Scene, chain: GpuChain) -> GpuChain:
     """A chain that says that a domain is not known, and names neither controllers nor other domains."""
     wanted = chain.wanted
     domain = whole.domains.get(chain.machine.domain) if chain.machine is not None else None
-    known = domain is not None and domain.observed_at is not None and domain.unknown_since is None
+    known = domain is not None and domain.answers
     if wanted is None or not wanted.problem or (known and _ADDRESS not in wanted.problem):
         return chain
     doubt = _DISPUTED if domain is not None and domain.disputed else _SILENT

@@ -67,11 +67,42 @@ async def test_old_findings_are_not_shown_beside_a_new_picture():
     assert (found.at, found.findings) == (NOW + OLDEST + 1, examine(SICK))
 
 
+async def test_an_examination_stands_still_while_the_next_picture_is_made(monkeypatch):
+    checks, examiner = [], Examiner()
+    monkeypatch.setattr(examined, "LONGEST_HALT", 60.0)
+    monkeypatch.setattr(examined, "AFTER", 0.0)
+
+    def examining(*_, between):
+        checks.append("begun")
+        between()
+        checks.append("checked")
+        return ()
+
+    await newest(examiner, at(WELL, 0))
+    monkeypatch.setattr(examined, "examine", examining)
+    with examiner.halted():
+        await newest(examiner, at(WELL, EVERY))
+        while not checks:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert checks == ["begun"]
+    while (await newest(examiner, at(WELL, EVERY + 1))).at == NOW:
+        await asyncio.sleep(0.01)
+    assert checks == ["begun", "checked"]
+
+
+async def test_a_picture_that_is_never_finished_holds_no_examination_up_for_ever(monkeypatch):
+    monkeypatch.setattr(examined, "LONGEST_HALT", 0.0)
+    examiner = Examiner()
+    with examiner.halted():
+        assert (await newest(examiner, at(SICK, 0))).findings == examine(SICK)
+
+
 async def test_an_examination_that_fails_is_not_silent(monkeypatch):
     examiner = Examiner()
     await newest(examiner, at(WELL, 0))
 
-    def fails(*_):
+    def fails(*_, **__):
         raise ValueError("no such check")
 
     monkeypatch.setattr(examined, "examine", fails)

@@ -30,8 +30,14 @@ OBJECTS = st.fixed_dictionaries(
                 "labels": LABELS,
                 "annotations": st.dictionaries(st.sampled_from(["x", names.MESH_ANNOTATION]), WORDS),
                 "managedFields": st.lists(
-                    st.fixed_dictionaries({"manager": WORDS, "fieldsV1": OWNED}), max_size=3
+                    st.fixed_dictionaries(
+                        {"manager": WORDS, "fieldsV1": OWNED},
+                        optional={"time": st.just("2027-01-15T07:00:00Z")},
+                    ),
+                    max_size=3,
                 ),
+                "creationTimestamp": st.just("2027-01-15T07:00:00Z"),
+                "ownerReferences": st.just([{"kind": "Job", "name": "a", "controller": True}]),
             },
         ),
         "spec": some(

@@ -1,10 +1,11 @@
 """How much a reading makes again: what grows with the site is looking, not making."""
 
 import pytest
+import sqlalchemy as sa
 from tests.app.picture.test_fabric_reading import DOMAIN, FRESH, NOW, observed, seeded
 from tests.app.picture.test_remembering import Cluster, told_of
 
-from rackloom.app.picture import devices, fabric, site
+from rackloom.app.picture import devices, fabric, row_groups, site
 from rackloom.app.picture.cluster import read_cluster
 from rackloom.app.picture.fabric import read_fabrics
 from rackloom.app.picture.known import Known
@@ -12,6 +13,7 @@ from rackloom.app.picture.site import read_records
 from rackloom.carve.plan.values import GpuHealth
 from rackloom.carve.site import fabric_book
 from rackloom.carve.site.store import Store
+from rackloom.carve.site.tables import machine
 from rackloom.claim.kube.kinds import RESOURCE_SLICE
 
 pytestmark = pytest.mark.anyio
@@ -44,19 +46,26 @@ def counted(monkeypatch, module, name):
     return calls
 
 
-async def test_one_gpu_that_falls_sick_is_one_machine_made_again(store, monkeypatch):
-    known = Known()
-    rows, made = (counted(monkeypatch, site, name) for name in ("_gpu_rows", "_machine"))
+async def test_one_gpu_that_falls_sick_is_one_chassis_fetched_and_made_again(store, monkeypatch):
+    await store.run(_stand_elsewhere, DOMAIN.trays[0].slot)
+    known, made = Known(), counted(monkeypatch, site, "_machine")
     first = await store.survey(lambda conn: read_records(conn, known))
-    assert (len(rows), len(made)) == (1, len(DOMAIN.trays))
+    assert len(made) == len(DOMAIN.trays)
+    fetched = counted(monkeypatch, row_groups, "_in_groups")
     assert await store.survey(lambda conn: read_records(conn, known)) == first
-    assert (len(rows), len(made)) == (1, len(DOMAIN.trays))
+    assert (len(fetched), len(made)) == (0, len(DOMAIN.trays))
     await store.run(told_of, DOMAIN.trays[2].slot, 2, GpuHealth.DEGRADED)
     later = await store.survey(lambda conn: read_records(conn, known))
-    assert (len(rows), len(made)) == (2, len(DOMAIN.trays) + 1)
+    beside = len(DOMAIN.trays) - 1
+    assert ([len(rows) for rows in fetched], len(made)) == ([4 * beside], len(DOMAIN.trays) + beside)
     sick = [one.health for one in later.machines if one.health]
     assert sick == ["GPU 2 is DEGRADED"]
+    assert next(one for one in later.machines if one.chassis_serial == "elsewhere") is first.machines[-1]
     assert later == await store.survey(read_records)
+
+
+def _stand_elsewhere(conn, slot):
+    conn.execute(sa.update(machine).where(machine.c.slot == slot).values(chassis_serial="elsewhere"))
 
 
 async def test_a_fabric_that_shows_what_it_showed_is_not_made_again(store, monkeypatch):

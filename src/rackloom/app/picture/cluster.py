@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rackloom.app.picture.devices import taint_text
 from rackloom.app.picture.known import Known
 from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 from rackloom.claim.domain import names
@@ -20,7 +21,7 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
 )
-from rackloom.claim.node.imex.clique_label import MANAGER, owners
+from rackloom.claim.node.imex.clique_label import MANAGER, owners, written
 from rackloom.prove.doctor.collectors.cluster import (
     CLAIMS,
     COMPUTE_DOMAINS,
@@ -166,8 +167,9 @@ def _node(obj: Json) -> NodeSeen:
         ready_since=since,
         clique=labels.get(names.GPU_CLIQUE_LABEL) or None,
         clique_writer=writer,
+        clique_since=_moment(written(obj, names.GPU_CLIQUE_LABEL).get(writer)),
         other_writers=tuple(one for one in writers if one != writer),
-        taints=tuple(f"{one['key']}:{one.get('effect', '')}" for one in spec.get("taints") or ()),
+        taints=tuple(map(taint_text, spec.get("taints") or ())),
         unschedulable=bool(spec.get("unschedulable")),
         runtime=info.get("containerRuntimeVersion") or None,
         simulated=labels.get(names.SIMULATED_LABEL) == "true",

@@ -4,7 +4,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,8 +18,6 @@ from rackloom.topology.identity import GpuKey, SlotKey, merge
 
 Json = dict[str, Any]
 Attributes = Mapping[str, Any]
-Version = tuple[str, str]
-"""UID and resourceVersion of a slice; empty: the API server did not say."""
 _ROOT, _NUMA, _ADDRESS = f"{STANDARD}/pcieRoot", f"{STANDARD}/numaNode", f"{STANDARD}/pciBusID"
 _MODULE_UUID = re.compile(r"module(0|[1-9][0-9]?)UUID")
 _KINDS = {"gpu": "gpu", "mig": "mig", "channel": "channel", "daemon": "daemon"}
@@ -34,9 +31,9 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Node(NamedTuple):
-    """What the slices of one node show, and which versions of them."""
+    """The slices of one node, and what they show."""
 
-    versions: tuple[Version, ...]
+    slices: list[Json]
     published: Published
 
 
@@ -44,19 +41,23 @@ class KnownDevices:
     """Devices that were read before: a node whose slices are as they were is not read again."""
 
     def __init__(self) -> None:
-        self._newest: tuple[dict[str, _Node], Published] = ({}, Published())
+        self._newest: tuple[list[Json], dict[str, _Node], Published] = ([], {}, Published())
 
     def of(self, slices: Iterable[Json]) -> Published:
-        """The pools of all nodes, and the devices of complete ones by node, driver and name.
+        """The pools of all nodes, and the devices of complete ones, both by node, driver and name.
 
         Old generations of a pool do not count.
         """
         # Of itself it reads and writes its memory once: a reading that was given up may go on in a thread.
-        before, published = self._newest
-        nodes = {node: _read(told, before.get(node)) for node, told in _by_node(slices).items()}
+        same, before, published = self._newest
+        told = list(slices)
+        # Who is asked often hands out the very objects that it has, and they are compared by address.
+        if told == same:
+            return published
+        nodes = {node: _read(some, before.get(node)) for node, some in _by_node(told).items()}
         if len(nodes) != len(before) or any(one is not before.get(node) for node, one in nodes.items()):
             published = _together(nodes)
-        self._newest = nodes, published
+        self._newest = told, nodes, published
         return published
 
 
@@ -68,30 +69,27 @@ def _by_node(slices: Iterable[Json]) -> Mapping[str, list[Json]]:
 
 
 def _read(slices: list[Json], before: _Node | None) -> _Node:
-    versions = tuple([_version(one["metadata"]) for one in slices])
-    if before is not None and before.versions == versions and all(version for _, version in versions):
+    if before is not None and before.slices == slices:
         return before
     newest = list(_newest(slices))
     trays = dict(_tray_keys(newest))
     found = (device for one in newest for device in _devices(one, trays))
     devices = tuple(sorted(found, key=lambda one: (one.driver, one.pool, one.name)))
-    return _Node(versions, Published(devices=devices, pools=_pools(slices)))
-
-
-def _version(meta: Json) -> Version:
-    return meta.get("uid") or "", meta.get("resourceVersion") or ""
+    return _Node(slices, Published(devices=devices, pools=_pools(slices)))
 
 
 def _together(nodes: Mapping[str, _Node]) -> Published:
     told = [nodes[name].published for name in sorted(nodes)]
-    pools = sorted((pool for one in told for pool in one.pools), key=attrgetter("driver", "node", "name"))
-    return Published(devices=tuple(chain.from_iterable(one.devices for one in told)), pools=tuple(pools))
+    return Published(
+        devices=tuple(chain.from_iterable([one.devices for one in told])),
+        pools=tuple(chain.from_iterable([one.pools for one in told])),
+    )
 
 
 def _pools(slices: Iterable[Json]) -> tuple[PoolSeen, ...]:
     """Those of one node."""
-    found = {(one["spec"]["driver"], one["spec"].get("nodeName") or "", _pool(one)[1]) for one in slices}
-    return tuple(PoolSeen(driver=driver, name=pool, node=node) for driver, node, pool in found)
+    found = {(*_pool(one), one["spec"].get("nodeName") or "") for one in slices}
+    return tuple(PoolSeen(driver=driver, name=pool, node=node) for driver, pool, node in sorted(found))
 
 
 def _newest(slices: Iterable[Json]) -> Iterator[Json]:
@@ -129,7 +127,7 @@ def _devices(one: Json, trays: Mapping[tuple[str, str], GpuKey]) -> Iterator[Dev
             partner_class=attributes.get("nicPartnerClass") or attributes.get("gpuPartnerClass"),
             link=attributes.get("rdmaState") or attributes.get("state"),
             gbps=attributes.get("linkSpeedGbps"),
-            taints=tuple(map(_taint, device.get("taints") or ())),
+            taints=tuple(map(taint_text, device.get("taints") or ())),
         )
 
 
@@ -207,6 +205,7 @@ def _both(key: GpuKey, tray: GpuKey) -> GpuKey:
         return key
 
 
-def _taint(taint: Json) -> str:
+def taint_text(taint: Json) -> str:
+    """`key=value:effect` of a device's taint, or a node's."""
     value = f"={taint['value']}" if taint.get("value") else ""
     return f"{taint['key']}{value}:{taint['effect']}"

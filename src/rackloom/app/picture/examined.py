@@ -1,10 +1,13 @@
 """What the doctor says of pictures that come faster than it examines: its newest findings, and their moment.
 
-All checks look at all racks, so they take longer than a reading in which little changed; they run beside the
-readings and hold none of them up.
+All checks look at all racks, so they take longer than a reading in which little changed. They run beside what
+is drawn, stand still while the next picture is made, and hold no reading up.
 """
 
 import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -19,6 +22,8 @@ OLDEST = 30.0
 """Findings of a picture so much older are not shown beside a newer one: it waits for its own."""
 AFTER = 0.25
 """Seconds that a picture is left to those who draw it, before it is examined beside what they do next."""
+LONGEST_HALT = 1.0
+"""Seconds for which a check waits for the next picture, at most: one that takes longer is not made soon."""
 
 
 class Examined(msgspec.Struct, frozen=True):
@@ -35,6 +40,17 @@ class Examiner:
         self.news = 0
         self._newest: Examined | None = None
         self._work: asyncio.Task[Examined] | None = None
+        self._may_go_on = threading.Event()
+        self._may_go_on.set()
+
+    @contextmanager
+    def halted(self) -> Iterator[None]:
+        """While the context is entered, an examination begins no check: a change waits to be drawn."""
+        self._may_go_on.clear()
+        try:
+            yield
+        finally:
+            self._may_go_on.set()
 
     async def newest(self, picture: Picture, joined: JoinedShares) -> Examined:
         """The newest findings. An examination of `picture` is begun when they are not of late.
@@ -62,11 +78,14 @@ class Examiner:
 
     async def _examine(self, picture: Picture, joined: JoinedShares, after: float) -> Examined:
         await asyncio.sleep(after)
-        found = Examined(picture.at, await asyncio.to_thread(_look, picture, joined))
+        found = Examined(picture.at, await asyncio.to_thread(_look, picture, joined, self._wait))
         self.news += self._newest is None or self._newest.findings != found.findings
         self._newest = found
         return found
 
+    def _wait(self) -> None:
+        self._may_go_on.wait(LONGEST_HALT)
 
-def _look(picture: Picture, joined: JoinedShares) -> tuple[Finding, ...]:
-    return examine(picture, joined.chains)
+
+def _look(picture: Picture, joined: JoinedShares, between: Callable[[], None]) -> tuple[Finding, ...]:
+    return examine(picture, joined.chains, between=between)

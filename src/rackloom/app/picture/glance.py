@@ -18,10 +18,11 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
 )
-from rackloom.claim.node.imex.clique_label import owners
+from rackloom.claim.node.imex.clique_label import owners, written
 from rackloom.prove.doctor.collectors.cluster import DAEMON_CONTAINER
 
 _META = ("namespace", "name", "uid", "resourceVersion")
+_POD_META = ("creationTimestamp", "ownerReferences")
 _POD_STATUS = ("phase", "startTime", "resourceClaimStatuses", "extendedResourceClaimStatus")
 _LABELS = (
     names.GPU_CLIQUE_LABEL,
@@ -56,7 +57,8 @@ def _metadata(obj: Object) -> Object:
 
 
 def _node(obj: Object) -> Object:
-    writers = [_owner(one) for one in owners(obj, names.GPU_CLIQUE_LABEL)]
+    times = written(obj, names.GPU_CLIQUE_LABEL)
+    writers = [_owner(one, times.get(one)) for one in owners(obj, names.GPU_CLIQUE_LABEL)]
     status = obj.get("status") or {}
     return {
         "metadata": {**_metadata(obj), "managedFields": writers},
@@ -73,9 +75,10 @@ def _said(condition: Object) -> Object:
     return _of(condition, "type", "status", "lastTransitionTime")
 
 
-def _owner(manager: str) -> Object:
+def _owner(manager: str, time: str | None) -> Object:
     owned: Object = {"f:metadata": {"f:labels": {f"f:{names.GPU_CLIQUE_LABEL}": {}}}}
-    return {"manager": manager, "fieldsV1": owned}
+    told: Object = {"manager": manager, "fieldsV1": owned}
+    return told if time is None else {**told, "time": time}
 
 
 def _pod(obj: Object) -> Object | None:
@@ -86,7 +89,7 @@ def _pod(obj: Object) -> Object | None:
         return None
     mesh = _of(obj["metadata"].get("annotations") or {}, names.MESH_ANNOTATION)
     return {
-        "metadata": {**_metadata(obj), "annotations": mesh},
+        "metadata": {**_metadata(obj), **_of(obj["metadata"], *_POD_META), "annotations": mesh},
         "spec": {
             **_of(spec, "nodeName", "schedulingGates", "resourceClaims"),
             "containers": [{"name": DAEMON_CONTAINER} for _ in daemon],

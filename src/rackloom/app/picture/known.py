@@ -1,6 +1,6 @@
 """What earlier readings were made of: a reading makes only what is told otherwise than before."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from rackloom.app.picture.devices import KnownDevices
@@ -19,8 +19,8 @@ class Known:
     def __init__(self) -> None:
         self.devices = KnownDevices()
         self._made: dict[Callable[..., Any], Kept[Any, Any, Any]] = {}
-        self._decoded: dict[Callable[..., Any], dict[tuple[str, str], Any]] = {}
-        self._read: dict[Callable[..., Any], tuple[str, Any]] = {}
+        self._decoded: dict[Callable[..., Any], tuple[list[Json], list[Any], dict[tuple[str, str], Any]]] = {}
+        self._read: dict[Callable[..., Any], dict[str, tuple[str, Any]]] = {}
 
     def again(self, told: Mapping[K, I], make: Callable[[I], V]) -> list[V]:
         """`make` of everything that is told, in its order; the same values where the same was told before."""
@@ -30,23 +30,34 @@ class Known:
 
     def each(self, decode: Callable[[Json], V], objects: Iterable[Json]) -> list[V]:
         """`decode` of each object of a cluster; an object of a version that is known is not read again."""
-        before, now, found = self._decoded.get(decode, {}), {}, []
-        for one in objects:
+        told = list(objects)
+        same, found, before = self._decoded.get(decode, ([], [], {}))
+        if told == same:
+            # Mostly the very same objects, which are compared by address.
+            return list(found)
+        now, found = {}, []
+        for one in told:
             version = one["metadata"].get("uid", ""), one["metadata"].get("resourceVersion", "")
             value = before[version] if version in before else decode(one)
             if all(version):
                 now[version] = value
             found.append(value)
-        self._decoded[decode] = now
-        return found
+        self._decoded[decode] = told, found, now
+        return list(found)
 
-    def unless(self, digest: str, read: Callable[[S], V], source: S) -> V:
-        """`read` of the source; while the digest is as it was, the very value that it gave then.
+    def unless(
+        self,
+        digests: Mapping[str, str],
+        read: Callable[[S, Collection[str]], Mapping[str, V]],
+        source: S,
+    ) -> dict[str, V]:
+        """What `read` tells of each name; while a digest is as it was, the very value that there was then.
 
-        `digest` is equal only where what is read is equal.
+        A digest is equal only where what is read is equal. `read` is asked of all others at once.
         """
-        known = self._read.get(read)
-        if known is None or known[0] != digest:
-            known = self._read[read] = digest, read(source)
-        value: V = known[1]
-        return value
+        before = self._read.get(read, {})
+        other = [name for name, told in digests.items() if name not in before or before[name][0] != told]
+        found = read(source, other) if other else {}
+        now = {name: (told, found[name]) if name in found else before[name] for name, told in digests.items()}
+        self._read[read] = now
+        return {name: value for name, (_, value) in now.items()}

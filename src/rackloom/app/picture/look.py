@@ -103,7 +103,7 @@ async def _with_cluster(
             layer=Layer.CLUSTER,
             unknown_since=picture.at if seen.unknown_since is None else seen.unknown_since,
             problem=f"the cluster cannot be read: {error.message}",
-            fix="kubectl get --raw /readyz  # with the same kubeconfig",
+            fix="kubectl get --raw /readyz",
         )
         return _with(picture, lost)
     return _with(
@@ -114,6 +114,7 @@ async def _with_cluster(
         devices=cluster.devices,
         uses=cluster.uses,
         meshes=cluster.meshes,
+        daemons_in=namespace,
         compute_domains=cluster.seen.domains,
         templates=cluster.seen.templates,
         claims=cluster.seen.claims,

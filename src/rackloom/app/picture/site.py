@@ -1,18 +1,20 @@
 """The site service's own records as values: tenants, machines, instances, logical partitions."""
 
 from collections.abc import Iterator, Mapping
-from itertools import groupby
-from operator import itemgetter
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
 from rackloom.app.picture.known import Known
+from rackloom.app.picture.row_groups import RowGroups, Rows
 from rackloom.carve.plan.values import GpuHealth
-from rackloom.carve.site import machines
+from rackloom.carve.site import machines, moved
 from rackloom.carve.site.tables import (
     blocked_gpu,
+    cordon,
     instance,
     logical_partition,
     machine,
@@ -22,7 +24,7 @@ from rackloom.carve.site.tables import (
     vpc,
 )
 from rackloom.carve.site.values import Status
-from rackloom.prove.picture.values import InstanceGpu, LogicalSeen, MachineSeen
+from rackloom.prove.picture.values import InstanceGpu, LogicalSeen, MachineSeen, MovedGpu
 from rackloom.topology.facts import Fact, Source
 from rackloom.topology.identity import GpuKey, SlotKey
 
@@ -34,6 +36,7 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
 
     machines: tuple[MachineSeen, ...]
     instance_gpus: tuple[InstanceGpu, ...]
+    moved_gpus: tuple[MovedGpu, ...]
     logicals: tuple[LogicalSeen, ...]
     tenants: Mapping[str, str]
     vpcs: Mapping[str, str]
@@ -44,8 +47,9 @@ def read_records(conn: sa.Connection, known: Known | None = None) -> Records:
     known = known or Known()
     fixes = _pairs(conn, blocked_gpu.c.guid, blocked_gpu.c.fix)
     return Records(
-        machines=tuple(known.again(_trays(conn, known), _machine)),
-        instance_gpus=tuple(known.again(_wishes(conn, fixes), _instance_gpu)),
+        machines=tuple(chain.from_iterable(known.again(_trays(conn, known), _machines))),
+        instance_gpus=tuple(chain.from_iterable(known.again(_wishes(conn, known, fixes), _instance_gpus))),
+        moved_gpus=tuple(_moved(conn)),
         logicals=tuple(_logicals(conn)),
         tenants=_pairs(conn, tenant.c.id, tenant.c.org),
         vpcs=_pairs(conn, vpc.c.id, vpc.c.name),
@@ -57,52 +61,86 @@ def _pairs(conn: sa.Connection, key: sa.Column[str], value: sa.Column[str]) -> d
     return {row[0]: row[1] for row in conn.execute(sa.select(key, value))}
 
 
-class _Tray(msgspec.Struct, frozen=True):
-    """The rows of one machine. Rows are equal when their values are."""
-
-    row: Any
-    gpus: tuple[Any, ...]
-    held: Any | None
-    """That of its instance: VPC, and when it was made."""
-
-
-def _trays(conn: sa.Connection, known: Known) -> dict[str, _Tray]:
-    gpus = known.unless(conn.execute(_GPUS_AS_TEXT).scalar_one() or "", _gpu_rows, conn)
-    held = conn.execute(sa.select(instance.c.machine_id, instance.c.vpc_id, instance.c.created)).all()
-    holders = {row.machine_id: row for row in held}
-    order = (machine.c.chassis_serial, machine.c.slot)
-    rows = conn.execute(machines.listing().order_by(*order)).all()
-    return {row.id: _Tray(row, gpus.get(row.id, ()), holders.get(row.id)) for row in rows}
-
-
-def _word(column: sa.Column[Any]) -> sa.ColumnElement[str]:
-    return sa.func.coalesce(sa.cast(column, sa.Text), "-") + " "
-
-
-_of_gpu = machine_gpu.c
-_GPUS_AS_TEXT = sa.select(
-    sa.func.aggregate_strings(
-        _word(_of_gpu.health)
-        + _word(_of_gpu.module_id)
-        + _word(_of_gpu.guid)
-        + _word(_of_gpu.source)
-        # Last, since whoever names machines may have put anything in their names.
-        + _word(_of_gpu.machine_id),
-        "\n",
+_MACHINES = RowGroups(
+    machines.listing()
+    .with_only_columns(
+        machine.c.chassis_serial,
+        machine.c.id,
+        machine.c.slot,
+        machine.c.tray_index,
+        machine.c.rack,
+        machine.c.domain,
+        machine.c.missing_since,
+        machines.shown_status.label("shown_status"),
+        cordon.c.reason.label("cordon_reason"),
+        instance.c.id.label("instance_id"),
+        instance.c.tenant_id,
+        instance.c.vpc_id,
+        instance.c.created.label("held_since"),
     )
+    .order_by(machine.c.chassis_serial, machine.c.slot)
 )
-"""All GPUs of all machines in one row: to fetch thousands is dear, and they hardly ever tell anything new."""
+"""By chassis, and so are their GPUs, and what is asked for these."""
+_GPUS = RowGroups(
+    sa.select(
+        machine.c.chassis_serial,
+        machine_gpu.c.machine_id,
+        machine_gpu.c.module_id,
+        machine_gpu.c.guid,
+        machine_gpu.c.source,
+        machine_gpu.c.health,
+    )
+    .join(machine_gpu, machine_gpu.c.machine_id == machine.c.id)
+    .order_by(machine.c.chassis_serial, machine_gpu.c.machine_id, machine_gpu.c.module_id)
+)
+_INTERFACES = RowGroups(
+    sa.select(
+        machine.c.chassis_serial,
+        instance.c.machine_id,
+        nvlink_interface.c.instance_id,
+        nvlink_interface.c.device_instance,
+        nvlink_interface.c.logical_partition_id,
+        nvlink_interface.c.status,
+        nvlink_interface.c.updated,
+        nvlink_interface.c.reason,
+        machine_gpu.c.guid,
+    )
+    .select_from(
+        nvlink_interface.join(instance, instance.c.id == nvlink_interface.c.instance_id)
+        .join(machine, machine.c.id == instance.c.machine_id)
+        .join(
+            machine_gpu,
+            sa.and_(
+                machine_gpu.c.machine_id == instance.c.machine_id,
+                machine_gpu.c.module_id == nvlink_interface.c.device_instance + 1,
+            ),
+            isouter=True,
+        )
+    )
+    .where(nvlink_interface.c.status != Status.DELETING)
+    .order_by(machine.c.chassis_serial, instance.c.id, nvlink_interface.c.device_instance)
+)
 
 
-def _gpu_rows(conn: sa.Connection) -> Mapping[str, tuple[Any, ...]]:
-    order = (machine_gpu.c.machine_id, machine_gpu.c.module_id)
-    rows = conn.execute(sa.select(machine_gpu).order_by(*order)).all()
-    return {id_: tuple(some) for id_, some in groupby(rows, key=itemgetter(0))}
+class _Trays(msgspec.Struct, frozen=True):
+    """The rows of the machines of a chassis, and of their GPUs. Rows are equal when their values are."""
+
+    machines: Rows
+    gpus: Rows
 
 
-def _machine(tray: _Tray) -> MachineSeen:
-    row = tray.row
-    sick = [f"GPU {g.module_id} is {GpuHealth(g.health).name}" for g in tray.gpus if g.health not in _WELL]
+def _trays(conn: sa.Connection, known: Known) -> dict[str, _Trays]:
+    gpus = _GPUS.of(conn, known)
+    return {name: _Trays(rows, gpus.get(name, ())) for name, rows in _MACHINES.of(conn, known).items()}
+
+
+def _machines(trays: _Trays) -> tuple[MachineSeen, ...]:
+    gpus = {id_: tuple(some) for id_, some in groupby(trays.gpus, key=attrgetter("machine_id"))}
+    return tuple(_machine(row, gpus.get(row.id, ())) for row in trays.machines)
+
+
+def _machine(row: Any, gpus: Rows) -> MachineSeen:
+    sick = [f"GPU {g.module_id} is {GpuHealth(g.health).name}" for g in gpus if g.health not in _WELL]
     return MachineSeen(
         id=row.id,
         rack=row.rack,
@@ -110,15 +148,15 @@ def _machine(tray: _Tray) -> MachineSeen:
         chassis_serial=row.chassis_serial,
         slot=row.slot,
         tray_index=row.tray_index,
-        gpus=tuple(_key(row, one) for one in tray.gpus),
+        gpus=tuple(_key(row, one) for one in gpus),
         status=row.shown_status,
         health=", ".join(sick),
         cordoned=row.cordon_reason is not None,
         missing_since=row.missing_since,
         instance=row.instance_id,
-        held_since=None if tray.held is None else tray.held.created,
+        held_since=row.held_since,
         tenant=row.tenant_id,
-        vpc=None if tray.held is None else tray.held.vpc_id,
+        vpc=row.vpc_id,
     )
 
 
@@ -130,30 +168,25 @@ def _key(tray: Any, gpu: Any) -> GpuKey:
     )
 
 
-class _Wish(msgspec.Struct, frozen=True):
-    """The row of one interface of an instance, and what would let its GPU be had."""
+class _Wishes(msgspec.Struct, frozen=True):
+    """The rows of the interfaces of instances in a chassis, and what would let their GPUs be had."""
 
-    row: Any
-    fix: str
-
-
-def _wishes(conn: sa.Connection, fixes: Mapping[str, str]) -> dict[str, _Wish]:
-    gpu = sa.and_(
-        machine_gpu.c.machine_id == instance.c.machine_id,
-        machine_gpu.c.module_id == nvlink_interface.c.device_instance + 1,
-    )
-    joined = nvlink_interface.join(instance, instance.c.id == nvlink_interface.c.instance_id)
-    asked = (
-        sa.select(nvlink_interface, instance.c.machine_id, machine_gpu.c.guid)
-        .select_from(joined.join(machine_gpu, gpu, isouter=True))
-        .where(nvlink_interface.c.status != Status.DELETING)
-        .order_by(instance.c.id, nvlink_interface.c.device_instance)
-    )
-    return {row.id: _Wish(row, fixes.get(row.guid) or "") for row in conn.execute(asked).all()}
+    rows: Rows
+    fixes: tuple[str, ...]
 
 
-def _instance_gpu(wish: _Wish) -> InstanceGpu:
-    row = wish.row
+def _wishes(conn: sa.Connection, known: Known, fixes: Mapping[str, str]) -> dict[str, _Wishes]:
+    found = _INTERFACES.of(conn, known)
+    return {
+        name: _Wishes(rows, tuple(fixes.get(row.guid) or "" for row in rows)) for name, rows in found.items()
+    }
+
+
+def _instance_gpus(wishes: _Wishes) -> tuple[InstanceGpu, ...]:
+    return tuple(_instance_gpu(row, fix) for row, fix in zip(wishes.rows, wishes.fixes, strict=True))
+
+
+def _instance_gpu(row: Any, fix: str) -> InstanceGpu:
     return InstanceGpu(
         instance=row.instance_id,
         machine=row.machine_id,
@@ -162,8 +195,15 @@ def _instance_gpu(wish: _Wish) -> InstanceGpu:
         status=row.status,
         since=row.updated,
         problem=row.reason or "",
-        fix=wish.fix,
+        fix=fix,
     )
+
+
+def _moved(conn: sa.Connection) -> Iterator[MovedGpu]:
+    for lost in moved.of_instances(conn):
+        yield MovedGpu(
+            machine=lost.machine_id, module_id=lost.module_id, guid=int(lost.guid), since=lost.since
+        )
 
 
 def _logicals(conn: sa.Connection) -> Iterator[LogicalSeen]:

@@ -89,9 +89,20 @@ document.addEventListener("keydown", (event) => {
   move();
 });
 
+// What a finding or an operation is about: a GPU is chosen, a rack is walked to.
+function follow(link, event) {
+  const there = document.getElementById(link.dataset.shows);
+  if (!there) return;
+  event.preventDefault();
+  if (there.matches("rect")) choose(there);
+  else go(there.querySelector("rect[role=gridcell]"));
+}
+
 document.addEventListener("click", (event) => {
   const cell = event.target.closest?.("rect[role=gridcell]");
+  const link = event.target.closest?.("a[data-shows]");
   if (cell) choose(cell);
+  if (link) follow(link, event);
 });
 
 document.addEventListener("htmx:sse:after:connection", heardOf);

@@ -1,0 +1,68 @@
+"""Draws rack-map.png: the demo's racks in headless Chromium, a job over one of them, the GPU that it lost.
+
+Needs chromium on PATH, or RACKLOOM_CHROMIUM.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+from playwright.async_api import Page, async_playwright
+
+from rackloom.app.demo.breaking import Accident
+from rackloom.app.demo.carving import Tenant, Tenants
+from rackloom.app.demo.tell import PART_OF_A_RACK, PROFILE, RACKS, WHOLE_RACK
+from rackloom.app.demo.working import RackJob
+from rackloom.app.home import Home
+from rackloom.app.whole.site import Whole, whole_site
+from rackloom.carve.api.auth import Role
+from rackloom.carve.site.seed import DEMO_ORG
+
+PICTURE = Path(__file__).with_name("rack-map.png")
+LOST_GPU = "#findings a[data-shows]"
+WIDTH, HEIGHT = 1400, 1000
+TOKEN_SECONDS = 600.0
+PATIENCE_MS = 60_000.0
+
+
+async def draw(chromium: str) -> None:
+    """Tell the demo's story up to the accident, and look at it."""
+    with tempfile.TemporaryDirectory() as directory:
+        async with (
+            whole_site(Home(Path(directory)), port=0, racks=RACKS, profile=PROFILE) as whole,
+            Tenant(whole.site, *WHOLE_RACK) as blue,
+            Tenant(whole.site, *PART_OF_A_RACK) as green,
+            async_playwright() as running,
+        ):
+            found = await _happened(whole, Tenants(blue, green))
+            browser = await running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page = await browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+            await _look(page, whole, found)
+
+
+async def _happened(whole: Whole, tenants: Tenants) -> str:
+    job, accident = RackJob(whole, WHOLE_RACK[0]), Accident(whole)
+    for act in (tenants.create_partitions, tenants.create_instances, job.place, job.run, accident.happen):
+        await act()
+    return next(iter(await accident.be_found()))
+
+
+async def _look(page: Page, whole: Whole, found: str) -> None:
+    token = whole.site.issuer.mint(DEMO_ORG, [Role.PROVIDER_ADMIN], now=time.time(), ttl=TOKEN_SECONDS)
+    await page.goto(whole.site.url)
+    await page.fill("input[name=org]", DEMO_ORG)
+    await page.fill("input[name=token]", token)
+    await page.keyboard.press("Enter")
+    await page.wait_for_selector(f"#findings li:has-text('{found}')", timeout=PATIENCE_MS)
+    await page.click(LOST_GPU)
+    await page.wait_for_selector("#chain table")
+    await page.screenshot(path=PICTURE)
+
+
+if __name__ == "__main__":
+    program = os.environ.get("RACKLOOM_CHROMIUM") or shutil.which("chromium")
+    sys.exit("no chromium on PATH" if program is None else uvloop.run(draw(program)))
