@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from rackloom.claim.kube.api import NotFound, Object
 from rackloom.claim.kube.kinds import EVENT, LEASE, NODE, POD, RESOURCE_CLAIM
+from rackloom.claim.kube.pods import is_ready
 from rackloom.errors import Refused, Retry
 from rackloom.twin.kube import DirectApi, FakeKube, Fault
 from rackloom.twin.nodes.hooks import Containers, Idle
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.node_objects import HEARTBEAT_SECONDS, LEASE_NAMESPACE, LEASE_SECONDS, NodeSpec
-from rackloom.twin.nodes.pod_objects import is_ready
 from rackloom.twin.virtual import event_loop
 
 SPACE = "default"

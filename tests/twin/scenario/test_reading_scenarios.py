@@ -54,8 +54,8 @@ def test_no_steps():
 def test_an_unknown_key_of_the_head():
     assert refusal(HEAD + 'speed = "fast"\n' + END) == snapshot(
         "incident.toml: it has the unknown key `speed` / "
-        "its keys are title, seen, racks (optional), profile (optional), processes (optional), "
-        "candidates (optional), controller (optional)"
+        "its keys are title, seen, faults (optional), racks (optional), profile (optional), "
+        "processes (optional), candidates (optional), controller (optional)"
     )
 
 

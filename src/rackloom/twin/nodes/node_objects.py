@@ -1,10 +1,10 @@
 """Node objects as kubelets write them: who they are, what they hold, and that they are alive."""
 
-import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rackloom.claim.kube.api import Object
+from rackloom.claim.kube.timestamps import micro_time, whole_time
 
 LEASE_NAMESPACE = "kube-node-lease"
 LEASE_SECONDS = 40
@@ -44,7 +44,7 @@ def node_object(spec: NodeSpec) -> Object:
 
 def node_status(spec: NodeSpec, now: float) -> Object:
     """The status of a node that is ready since `now` (seconds since the epoch)."""
-    since = stamp(now)
+    since = whole_time(now)
     ready = {
         "type": "Ready",
         "status": "True",
@@ -83,17 +83,8 @@ def lease_spec(name: str, now: float) -> Object:
     return {
         "holderIdentity": name,
         "leaseDurationSeconds": LEASE_SECONDS,
-        "renewTime": _moment(now).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "renewTime": micro_time(now),
     }
-
-
-def stamp(now: float) -> str:
-    """`now` as metav1.Time: RFC 3339 with seconds."""
-    return _moment(now).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _moment(now: float) -> dt.datetime:
-    return dt.datetime.fromtimestamp(now, dt.UTC)
 
 
 def _node_info(spec: NodeSpec) -> Object:

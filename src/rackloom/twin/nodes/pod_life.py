@@ -9,15 +9,14 @@ from typing import TypeVar
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Object, Rejected
 from rackloom.claim.kube.kinds import EVENT, POD, RESOURCE_CLAIM
+from rackloom.claim.kube.pods import has_ended, is_ready
 from rackloom.errors import Refused, Retry
 from rackloom.twin.nodes.hooks import Containers, Devices
 from rackloom.twin.nodes.pod_objects import (
     claim_names,
     ended_status,
     is_leaving,
-    is_ready,
     is_reserved_for,
-    needs_kubelet,
     running_status,
     warning,
 )
@@ -80,10 +79,10 @@ class PodLife:
 
     async def live(self) -> None:
         """Lead the pod to its end; cancelled where the kubelet dies."""
-        code = await self._until_leaving(self._start_and_run()) if needs_kubelet(self._pod) else None
+        code = await self._until_leaving(self._start_and_run()) if not has_ended(self._pod) else None
         exit_code = _KILLED if code is None else code
         await self._unprepare()
-        if needs_kubelet(self._pod):
+        if not has_ended(self._pod):
             await self._write(lambda pod: ended_status(pod, self._host.wall(), exit_code))
         await self._leaving.wait()
         if not self._gone:

@@ -4,14 +4,10 @@ import ipaddress
 from collections.abc import Iterator
 
 from rackloom.claim.kube.api import Object
-from rackloom.twin.nodes.node_objects import stamp
+from rackloom.claim.kube.pods import has_ended
+from rackloom.claim.kube.timestamps import whole_time
 
 _FIRST = ipaddress.IPv4Address("10.0.0.0")
-
-
-def needs_kubelet(pod: Object) -> bool:
-    """Whether a bound pod has not ended."""
-    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 
 
 def is_leaving(pod: Object) -> bool:
@@ -19,15 +15,9 @@ def is_leaving(pod: Object) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def is_ready(pod: Object) -> bool:
-    """Whether its status says so."""
-    conditions = pod.get("status", {}).get("conditions", ())
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-
-
 def has_work(pod: Object) -> bool:
     """Whether there is anything to do for a bound pod."""
-    return needs_kubelet(pod) or is_leaving(pod)
+    return not has_ended(pod) or is_leaving(pod)
 
 
 def claim_names(pod: Object) -> Iterator[str]:
@@ -50,7 +40,7 @@ def is_reserved_for(claim: Object, pod: Object) -> bool:
 
 def running_status(pod: Object, now: float, address: str, *, ready: bool) -> Object:
     """The status of a pod all of whose containers run."""
-    since = stamp(now)
+    since = whole_time(now)
     states = {"running": {"startedAt": since}}
     return {
         "phase": "Running",
@@ -65,7 +55,7 @@ def running_status(pod: Object, now: float, address: str, *, ready: bool) -> Obj
 
 def ended_status(pod: Object, now: float, exit_code: int) -> Object:
     """The status of a pod whose containers ended with `exit_code`."""
-    since = stamp(now)
+    since = whole_time(now)
     reason = "Completed" if exit_code == 0 else "Error"
     states = {"terminated": {"exitCode": exit_code, "reason": reason, "finishedAt": since}}
     return {
@@ -78,7 +68,7 @@ def ended_status(pod: Object, now: float, exit_code: int) -> Object:
 def warning(pod: Object, now: float, reason: str, message: str) -> Object:
     """A warning about a pod by the kubelet of its node."""
     meta = pod["metadata"]
-    since = stamp(now)
+    since = whole_time(now)
     return {
         "apiVersion": "v1",
         "kind": "Event",

@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 
 import structlog
 
@@ -47,8 +48,8 @@ class Nodes:
         for one in self._nodes.values():
             self._of_domain[one.domain].append(one)
         for fabric in self._fabrics.values():
-            self._hear(fabric.snapshot())
-            fabric.on_change(self._hear)
+            self._hear(fabric.domain, fabric.snapshot())
+            fabric.on_change(partial(self._hear, fabric.domain))
 
     def __getitem__(self, name: str) -> TrayNode:
         """A node. Raises `KeyError`."""
@@ -98,8 +99,9 @@ class Nodes:
         await self.lose(name)
         await self.heal(name)
 
-    def _hear(self, snapshot: FabricSnapshot) -> None:
-        self._news[snapshot.domain] = snapshot
+    def _hear(self, domain: str, snapshot: FabricSnapshot) -> None:
+        """Trays stay where they are when their domain goes by another uuid: `domain` is its first."""
+        self._news[domain] = snapshot
         self._settled.clear()
         self._told.set()
 
@@ -107,14 +109,14 @@ class Nodes:
         while True:
             while self._news:
                 domain = next(iter(self._news))
-                await self._bring(self._news.pop(domain))
+                await self._bring(domain, self._news.pop(domain))
             self._settled.set()
             self._told.clear()
             await self._told.wait()
 
-    async def _bring(self, news: FabricSnapshot) -> None:
+    async def _bring(self, domain: str, news: FabricSnapshot) -> None:
         seats = seats_of(news)
-        for node in self._of_domain[news.domain]:
+        for node in self._of_domain[domain]:
             changed = node.gpus.follow(tray_fabric(news.domain, node.tray, seats, self._names))
             if changed and node.name not in self.off:
                 await self._insist(TrayNode.look, node)

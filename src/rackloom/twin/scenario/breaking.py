@@ -33,6 +33,7 @@ class Breaking:
         self._stopped: set[int] = set()
         self._pulled: dict[str, tuple[Switch, tuple[FabricGpu, ...]]] = {}
         self._uuids = {number: one.fabric.domain for number, one in enumerate(ground.switches, 1)}
+        self._moved: list[tuple[str, str]] = []
         self._read_lists: dict[str, tuple[Switch, FabricPartition]] = {}
         self._new_guids = itertools.count(0xF000_0000_0000_0001)
 
@@ -102,6 +103,17 @@ class Breaking:
         if machine not in self._pulled:
             raise NotSeen(f"the tray of {step.instance} was not pulled: write a tray-pulled step before")
         return self._put_back(machine, swapped=step.swapped)
+
+    async def move_tray(self, step: actions.TrayMoved) -> str:
+        """Two trays change places, with the GPUs that are in them."""
+        machine = self._machine(step.instance)
+        switch, _ = self._ground.seat(machine)
+        other = self._ground.machine(self._ground.switches.index(switch) + 1, step.tray)
+        if other == machine:
+            raise NotSeen(f"{step.instance} is in tray {step.tray} already: name another tray")
+        self._exchange(machine, other)
+        self._moved.append((machine, other))
+        return f"the trays of machines {machine} and {other} are in one another's places"
 
     async def change_health(self, step: actions.GpuHealthChanges) -> str:
         """A GPU gets worse or better."""
@@ -185,6 +197,8 @@ class Breaking:
             await self._heal_switch(number, switch)
         for machine in list(self._pulled):
             self._put_back(machine, swapped=False)
+        while self._moved:
+            self._exchange(*self._moved.pop())
         for name in list(self._ground.by_hand):
             await self.let_go(actions.HandLetsGo(name=name))
         self._site.mend()
@@ -228,6 +242,12 @@ class Breaking:
         which = "other" if swapped else "the same"
         return f"{which} {len(gpus)} GPUs are in machine {machine}"
 
+    def _exchange(self, machine: str, other: str) -> None:
+        switch, gpus = self._ground.seat(machine)
+        _, others = self._ground.seat(other)
+        with self._ground.hand():
+            switch.fabric.insert_gpus([*map(_put, gpus, others), *map(_put, others, gpus)])
+
     def _machine(self, instance: str) -> str:
         return self._tenants.instance(instance).machine
 
@@ -239,6 +259,11 @@ class Breaking:
         return switch, switch.fabric.partitions[number]
 
 
+def _put(gpu: FabricGpu, there: FabricGpu) -> FabricGpu:
+    """A GPU in the place of another."""
+    return msgspec.structs.replace(there, guid=gpu.guid, health=gpu.health)
+
+
 def _forget_names(switch: Switch) -> None:
     for one in list(switch.fabric.partitions.values()):
         if one.id != DEFAULT_PARTITION_ID:
@@ -246,7 +271,7 @@ def _forget_names(switch: Switch) -> None:
 
 
 def _forget_domain(switch: Switch) -> None:
-    switch.fabric.domain = str(uuid.uuid5(uuid.UUID(switch.fabric.domain), "reborn"))
+    switch.fabric.rename(str(uuid.uuid5(uuid.UUID(switch.fabric.domain), "reborn")))
 
 
 _FORGET: dict[str, Callable[[Switch], None]] = {

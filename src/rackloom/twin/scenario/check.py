@@ -49,7 +49,12 @@ _USED: dict[tuple[type[Step] | None, str], str] = {
 
 _DRIVERS = (GPU_DRIVER, IMEX_DRIVER, NIC_DRIVER)
 """Those whose devices the nodes of a scenario publish."""
-_OF_KIND = (cluster_values.DeleteObject, cluster_values.ExpectObject, cluster_values.ExpectGone)
+_OF_KIND = (
+    cluster_values.DeleteObject,
+    cluster_values.ExpectObject,
+    cluster_values.ExpectCondition,
+    cluster_values.ExpectGone,
+)
 _OF_LEADERS = (cluster_values.LeaderAction, cluster_values.ExpectLeader)
 _OF_ONE_PROCESS = (cluster_values.SoleAction, cluster_values.ExpectControllersEnded)
 _CHECKS = {told for name, told in vars(names).items() if name.isupper() and isinstance(told, str)}
@@ -90,6 +95,8 @@ def faults_of(scenario: Scenario) -> Iterator[Fault]:
 
 
 def _whole(scenario: Scenario) -> Iterator[Fault]:
+    if scenario.faults == "none" and scenario.without_faults != scenario:
+        yield Fault(0, 'something breaks, and faults = "none" is said', "leave that out")
     if scenario.racks > MOST_RACKS:
         yield Fault(0, f"{scenario.racks} racks are too many for one process", f"use up to {MOST_RACKS}")
     if not isinstance(scenario.steps[-1], values.Expectation):

@@ -7,6 +7,7 @@ from typing import Any
 from rackloom.claim.kube.api import NotFound, Object
 from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
 from rackloom.claim.node.gpu.settings import GPU_DRIVER
+from rackloom.twin.imex.memory import MemoryImex
 from rackloom.twin.scenario import cluster_values as values
 from rackloom.twin.scenario.cluster_ground import ClusterGround
 from rackloom.twin.scenario.cluster_objects import kind_named
@@ -22,6 +23,10 @@ class ClusterLooking:
         """What nodes published when a `gpus` step last looked."""
         self._gpus_before: dict[int, set[str | None] | None] = {}
         """By step, what its node published when the one before it last looked."""
+        self._known_imex: list[MemoryImex] = []
+        """Those that ran when an `imex-mesh` step last saw what it must."""
+        self._imex_before: dict[int, list[MemoryImex]] = {}
+        """By step, those of the one before it."""
 
     async def object(self, step: values.ExpectObject) -> str:
         """A field of an object."""
@@ -32,6 +37,17 @@ class ClusterLooking:
         seen = None if found is None else str(found)
         told = f"{'.'.join(step.path)} of {step.kind} {step.name} is {seen}"
         _require(seen == step.equals, told)
+        return told
+
+    async def condition(self, step: values.ExpectCondition) -> str:
+        """One of those that its status says."""
+        found = await self._found(step) or {}
+        said = (found.get("status") or {}).get("conditions") or ()
+        one: Object = next((one for one in said if one["type"] == step.type), {})
+        told = f"{step.type} of {step.kind} {step.name} is {one.get('status')}, {one.get('reason')}"
+        told = f"{told}: {one['message']}" if one.get("message") else told
+        _require(one.get("status") == step.status, told)
+        _require(step.reason in (None, one.get("reason")), told)
         return told
 
     async def gone(self, step: values.ExpectGone) -> str:
@@ -113,14 +129,21 @@ class ClusterLooking:
             _require(not unknown, f"{one.address} does not know {_told(unknown)}")
             cut = {peer for peer in domain - {one.address} if not network.links(one, peer)}
             _require(not cut, f"{one.address} does not reach {_told(cut)}")
-        return f"{len(running)} nvidia-imex run, each connected with all of its domain and no other"
+        before = self._imex_before.setdefault(id(step), self._known_imex)
+        begun = sum(all(one is not other for other in before) for one in running)
+        _require(step.begun in (None, begun), f"{len(running)} nvidia-imex run, {begun} of them since before")
+        self._known_imex = running
+        told = f"{len(running)} nvidia-imex run, each connected with all of its domain and no other"
+        return f"{told}; {begun} of them began since"
 
     async def _devices(self, node: str, driver: str) -> list[Object]:
         slices = [one["spec"] for one in (await self._ground.api.list(RESOURCE_SLICE)).items]
         own = [one for one in slices if one.get("nodeName") == node and one["driver"] == driver]
         return [device for one in own for device in one.get("devices", ())]
 
-    async def _found(self, step: values.ExpectObject | values.ExpectGone) -> Object | None:
+    async def _found(
+        self, step: values.ExpectObject | values.ExpectCondition | values.ExpectGone
+    ) -> Object | None:
         kind = kind_named(step.kind)
         try:
             return await self._ground.api.get(kind, step.name, step.namespace if kind.namespaced else None)

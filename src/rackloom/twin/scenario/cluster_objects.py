@@ -8,9 +8,10 @@ import yaml
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Kind, Object
 from rackloom.errors import Refused
+from rackloom.twin.kube.controllers.mpi_jobs import MPI_JOB
 
 KINDS: Mapping[tuple[str, str], Kind] = {
-    (kind.api_version, kind.kind): kind for kind in vars(kinds).values() if isinstance(kind, Kind)
+    (kind.api_version, kind.kind): kind for kind in (*vars(kinds).values(), MPI_JOB) if isinstance(kind, Kind)
 }
 
 

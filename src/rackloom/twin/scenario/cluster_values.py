@@ -27,14 +27,20 @@ class TrayAction(ClusterAction, frozen=True, kw_only=True):
     rack: int = 1
 
 
-class Submit(ClusterAction, frozen=True, kw_only=True, tag="submit"):
+class UserAction(ClusterAction, frozen=True, kw_only=True):
+    """A user asks the API server for something."""
+
+    breaks: ClassVar[bool] = False
+
+
+class Submit(UserAction, frozen=True, kw_only=True, tag="submit"):
     """A user creates the objects of a manifest (YAML)."""
 
     manifest: str
     namespace: str = "default"
 
 
-class DeleteObject(ClusterAction, frozen=True, kw_only=True, tag="delete-object"):
+class DeleteObject(UserAction, frozen=True, kw_only=True, tag="delete-object"):
     """A user deletes an object."""
 
     kind: str
@@ -121,6 +127,8 @@ class ApiServerStale(ClusterAction, frozen=True, kw_only=True, tag="api-server-s
 class ApiServerGood(ClusterAction, frozen=True, kw_only=True, tag="api-server-good"):
     """Everything reaches it and is answered again. Fails if what was bad has struck nothing."""
 
+    breaks: ClassVar[bool] = False
+
 
 class WatchesDrop(ClusterAction, frozen=True, kw_only=True, tag="watches-drop"):
     """All watches break; the API server still has what comes meanwhile."""
@@ -192,9 +200,13 @@ class ExpectControllersEnded(ClusterExpectation, frozen=True, kw_only=True, tag=
 
 
 class ExpectImexMesh(ClusterExpectation, frozen=True, kw_only=True, tag="imex-mesh"):
-    """So many nvidia-imex truly run, and each knows and reaches those of its own domain, and no other."""
+    """So many nvidia-imex truly run, and each knows and reaches those of its own domain, and no other.
+
+    `begun`: so many of them did not run when the last such step looked.
+    """
 
     count: int
+    begun: int | None = None
 
 
 class ExpectGpus(ClusterExpectation, frozen=True, kw_only=True, tag="gpus"):
@@ -213,6 +225,38 @@ class ExpectObject(ClusterExpectation, frozen=True, kw_only=True, tag="object"):
     path: tuple[str, ...]
     equals: str | None = None
     namespace: str = "default"
+
+
+class ExpectCondition(ClusterExpectation, frozen=True, kw_only=True, tag="condition"):
+    """A condition of an object has this status, and `reason`."""
+
+    kind: str
+    name: str
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: str | None = None
+    namespace: str = "default"
+
+
+class ExpectGang(ClusterExpectation, frozen=True, kw_only=True, tag="gang"):
+    """A gang's record has so many `seats` and `spares`; so many members are `running` on reserved seats.
+
+    `moved`: so many have another seat than the last such step saw; `plans`: so many were recorded in all.
+    """
+
+    name: str
+    seats: int
+    spares: int = 0
+    running: int | None = None
+    moved: int | None = None
+    plans: int | None = None
+    namespace: str = "default"
+
+
+class ExpectReserved(ClusterExpectation, frozen=True, kw_only=True, tag="reserved-trays"):
+    """So many trays are reserved for gangs."""
+
+    count: int
 
 
 class ExpectGone(ClusterExpectation, frozen=True, kw_only=True, tag="gone"):

@@ -10,6 +10,7 @@ from rackloom.twin.scenario.cluster_ground import ClusterGround
 from rackloom.twin.scenario.cluster_hands import ClusterHands
 from rackloom.twin.scenario.cluster_looking import ClusterLooking
 from rackloom.twin.scenario.controller_hands import ControllerHands
+from rackloom.twin.scenario.gang_looking import GangLooking
 from rackloom.twin.scenario.ground import Ground
 from rackloom.twin.scenario.leader_hands import LeaderHands
 from rackloom.twin.scenario.looking import Looking
@@ -105,6 +106,7 @@ def _breaking(site: Site, breaking: Breaking, leaders: SwitchLeaders) -> dict[ty
         actions.SwitchHides: breaking.hide,
         actions.TrayPulled: breaking.pull_tray,
         actions.TrayReturned: breaking.return_tray,
+        actions.TrayMoved: breaking.move_tray,
         actions.GpuHealthChanges: breaking.change_health,
         actions.PartitionByHand: breaking.make_by_hand,
         actions.PartitionGone: breaking.delete_partition,
@@ -153,6 +155,7 @@ def cluster_hands(ground: ClusterGround) -> dict[type[Step], Do]:
         **_of_the_server(server),
         **_of_controllers(controllers),
         **_seen_of(ClusterLooking(ground)),
+        **_seen_of_gangs(GangLooking(ground)),
         values.Heal: heal,
     }
     if ground.stage.candidates is not None:
@@ -216,6 +219,7 @@ def _seen_of(eyes: ClusterLooking) -> dict[type[Step], Do]:
         cluster.ExpectImexMesh: eyes.imex_mesh,
         cluster.ExpectGpus: eyes.gpus,
         cluster.ExpectObject: eyes.object,
+        cluster.ExpectCondition: eyes.condition,
         cluster.ExpectGone: eyes.gone,
         cluster.ExpectPods: eyes.pods,
         cluster.ExpectOneClique: eyes.one_clique,
@@ -223,6 +227,10 @@ def _seen_of(eyes: ClusterLooking) -> dict[type[Step], Do]:
         cluster.ExpectNode: eyes.node,
         cluster.ExpectDevices: eyes.devices,
     }
+
+
+def _seen_of_gangs(eyes: GangLooking) -> dict[type[Step], Do]:
+    return {cluster.ExpectGang: eyes.gang, cluster.ExpectReserved: eyes.reserved}
 
 
 def both(first: dict[type[Step], Do], second: dict[type[Step], Do]) -> dict[type[Step], Do]:

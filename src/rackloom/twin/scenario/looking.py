@@ -21,6 +21,10 @@ class Looking:
         self._ground = ground
         self._tenants = tenants
         self._read_at: dict[int, str | None] = {}
+        self._domains: dict[str, frozenset[str]] = {}
+        """By group, the uuids that a `domain` step saw last."""
+        self._domains_before: dict[int, frozenset[str]] = {}
+        """By step, those of the one before it."""
 
     async def instances(self, step: expectations.ExpectInstances) -> str:
         """REST's status of each."""
@@ -57,12 +61,18 @@ class Looking:
 
     async def domain(self, step: expectations.ExpectDomain) -> str:
         """REST's domain uuid of each GPU, against the controller's."""
+        trues = set()
         for one in self._tenants.groups[step.group]:
             true = self._ground.seat(one.machine)[0].fabric.domain
+            trues.add(true)
             shown = await self._tenants.shown(one)
             told = {gpu["nvLinkDomainId"] for gpu in shown["nvLinkInterfaces"]} if shown else set()
             _require(told == {true}, f"{one.machine} is in {true}, REST says {told}")
-        return f"every GPU of {step.group} is in domain {true}"
+        before = self._domains_before.setdefault(id(step), self._domains.get(step.group, frozenset(trues)))
+        seen = f"every GPU of {step.group} is in domain {', '.join(sorted(trues))}"
+        _require(not step.changed or not trues & before, f"{seen}, as before")
+        self._domains[step.group] = frozenset(trues)
+        return seen
 
     async def read_again(self, step: expectations.ExpectReadAgain) -> str:
         """A reading that is not the one of the first look."""

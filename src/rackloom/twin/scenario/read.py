@@ -20,6 +20,7 @@ _ROOMS = (values, site_actions, site_expectations, cluster_values)
 class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: str
     seen: str
+    faults: values.Faults = "seen"
     racks: int = 1
     profile: str = "gb200-nvl72"
     processes: Literal[1, 2] = 1
@@ -52,6 +53,7 @@ def parse(text: str, name: str, where: str) -> Scenario:
         name=name,
         title=head.title,
         seen=head.seen,
+        faults=head.faults,
         racks=head.racks,
         profile=head.profile,
         processes=head.processes,

@@ -15,18 +15,15 @@ class ServerHands:
 
     def __init__(self, kube: FakeKube) -> None:
         self._kube = kube
-        self._is_bad = False
 
     async def down(self, _: values.ApiServerDown) -> str:
         """Nobody reaches it."""
-        self._is_bad = True
         self._kube.faults.add(Fault())
         self._kube.store.hang_up()
         return "the API server cannot be reached"
 
     async def bad(self, step: values.ApiServerBad) -> str:
         """What our processes ask or hear goes wrong."""
-        self._is_bad = True
         match step.how:
             case "conflict":
                 for verb in _CHANGES:
@@ -42,16 +39,14 @@ class ServerHands:
 
     async def stale(self, _: values.ApiServerStale) -> str:
         """Our processes are stuck with a server that does not follow the others."""
-        self._is_bad = True
         self._kube.lag.begin(self._kube.store, self._kube.shapes, OURS)
         return f"Rackloom's processes hear nothing that comes after version {self._kube.store.version}"
 
     async def good(self, _: values.ApiServerGood) -> str:
         """All is answered. Not seen where nobody has noticed that it was bad."""
         struck = self._end()
-        if self._is_bad and not struck:
+        if not struck:
             raise NotSeen("nothing was struck by what was bad: the scenario shows nothing")
-        self._is_bad = False
         return f"the API server answers; {struck} calls and changes were struck"
 
     async def drop_watches(self, _: values.WatchesDrop) -> str:
@@ -68,7 +63,6 @@ class ServerHands:
     async def heal(self) -> str:
         """Whatever is bad is over."""
         self._end()
-        self._is_bad = False
         return "the API server answers"
 
     def _end(self) -> int:

@@ -7,14 +7,20 @@ from rackloom.twin.scenario.values import ONLY_VIRTUAL, Action, Speed
 # What tenants do, through REST.
 
 
-class MakeLogicalPartition(Action, frozen=True, kw_only=True, tag="make-logical-partition"):
+class TenantAction(Action, frozen=True, kw_only=True):
+    """Somebody asks REST for something."""
+
+    breaks: ClassVar[bool] = False
+
+
+class MakeLogicalPartition(TenantAction, frozen=True, kw_only=True, tag="make-logical-partition"):
     """A tenant makes a logical partition."""
 
     name: str
     tenant: str = "red"
 
 
-class MakeVpc(Action, frozen=True, kw_only=True, tag="make-vpc"):
+class MakeVpc(TenantAction, frozen=True, kw_only=True, tag="make-vpc"):
     """A tenant makes a VPC, whose instances join `logical_partition`; without it, `set-interfaces` says."""
 
     name: str
@@ -22,7 +28,7 @@ class MakeVpc(Action, frozen=True, kw_only=True, tag="make-vpc"):
     tenant: str = "red"
 
 
-class MakeInstances(Action, frozen=True, kw_only=True, tag="make-instances"):
+class MakeInstances(TenantAction, frozen=True, kw_only=True, tag="make-instances"):
     """A tenant asks for a batch of whole trays; `group` names them from then on."""
 
     group: str
@@ -31,7 +37,7 @@ class MakeInstances(Action, frozen=True, kw_only=True, tag="make-instances"):
     tenant: str = "red"
 
 
-class SetInterfaces(Action, frozen=True, kw_only=True, tag="set-interfaces"):
+class SetInterfaces(TenantAction, frozen=True, kw_only=True, tag="set-interfaces"):
     """A tenant puts each GPU of one instance into a logical partition; an empty name: into none."""
 
     instance: str
@@ -40,7 +46,7 @@ class SetInterfaces(Action, frozen=True, kw_only=True, tag="set-interfaces"):
     """By GPU, first to last."""
 
 
-class ReleaseInstances(Action, frozen=True, kw_only=True, tag="release-instances"):
+class ReleaseInstances(TenantAction, frozen=True, kw_only=True, tag="release-instances"):
     """A tenant gives a group back."""
 
     group: str
@@ -159,6 +165,13 @@ class TrayReturned(Action, frozen=True, kw_only=True, tag="tray-returned"):
 
     instance: str
     swapped: bool = False
+
+
+class TrayMoved(Action, frozen=True, kw_only=True, tag="tray-moved"):
+    """The tray of an instance is put where another one of its rack was, and that one where it was."""
+
+    instance: str
+    tray: int
 
 
 class GpuHealthChanges(Action, frozen=True, kw_only=True, tag="gpu-health"):

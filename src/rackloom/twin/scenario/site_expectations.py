@@ -36,9 +36,13 @@ class ExpectLogicalPartition(Expectation, frozen=True, kw_only=True, tag="logica
 
 
 class ExpectDomain(Expectation, frozen=True, kw_only=True, tag="domain"):
-    """REST names, for every GPU of a group, the domain uuid that its controller says now."""
+    """REST names, for every GPU of a group, the uuid that its controller says; `changed`: a new one.
+
+    New is what the last such step of the group did not see.
+    """
 
     group: str
+    changed: bool = False
 
 
 class ExpectReadAgain(Expectation, frozen=True, kw_only=True, tag="read-again"):

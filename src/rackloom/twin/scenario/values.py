@@ -11,6 +11,7 @@ import msgspec
 Layer = Literal["carve", "cluster", "doctor"]
 Speed = Literal["real", "virtual"]
 Controller = Literal["nmx-c", "nmx-m"]
+Faults = Literal["seen", "unnoticed", "none"]
 BOTH: frozenset[Speed] = frozenset({"real", "virtual"})
 ONLY_VIRTUAL: frozenset[Speed] = frozenset({"virtual"})
 
@@ -25,6 +26,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unk
 
 class Action(Step, frozen=True, kw_only=True, tag_field="do"):
     """Something is done, or breaks."""
+
+    breaks: ClassVar[bool] = True
+    """False: somebody only asks for something, as on any other day."""
 
 
 class Expectation(Step, frozen=True, kw_only=True, tag_field="expect"):
@@ -48,6 +52,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     seen: str
+    faults: Faults = "seen"
+    """`seen`: on a day on which nothing breaks, one expectation is not met. `unnoticed`: all are, since what
+    breaks is borne or repaired before anybody has to see it. `none`: nothing breaks in it."""
     racks: int
     profile: str
     processes: int = 1
@@ -57,6 +64,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     controller: Controller = "nmx-c"
     """What the racks are behind: each an NMX-C, or all of them one NMX-M (only in virtual time)."""
     steps: tuple[Step, ...]
+
+    @property
+    def without_faults(self) -> "Scenario":
+        """The same on a day on which nothing breaks, and so nothing is repaired."""
+        kept = tuple(step for step in self.steps if not isinstance(step, Action) or not step.breaks)
+        return msgspec.structs.replace(self, steps=kept)
 
     @property
     def layers(self) -> frozenset[Layer]:

@@ -5,11 +5,9 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from rackloom.carve.api.app import ApiDeps, create_app
 from rackloom.carve.api.auth import Role
 from rackloom.carve.api.local_tokens import LocalIssuer
 from rackloom.carve.site.seed import seed_embedded_site
@@ -26,7 +24,7 @@ from rackloom.twin.scenario.values import Scenario
 from rackloom.twin.switches.fabric import FabricLimits, SimulatedFabric
 from rackloom.twin.switches.faults import Faults
 from rackloom.twin.virtual.life import Life
-from rackloom.twin.virtual.plane import EPOCH, NOBODY_THERE, SimPlane
+from rackloom.twin.virtual.plane import EPOCH, NOBODY_THERE, SimPlane, application
 from rackloom.twin.virtual.wire import Trip
 from rackloom.twin.virtual.world import SimNetwork, SimRack, SimWorld
 
@@ -236,7 +234,7 @@ async def virtual_site(
         make = NmxmPlane
     issuer, backend = LocalIssuer(keys), SqliteBackend.inline(None)
     records = Store(backend)
-    apps = [_application(records, issuer) for _ in range(scenario.processes)]
+    apps = [application(records, issuer) for _ in range(scenario.processes)]
     plane = make(world, apps, backend, rng, INTERVAL)
     await records.run(
         seed_embedded_site, world.site, profile, world.endpoints, now=EPOCH, ids=plane.ids, org=OPERATOR
@@ -256,15 +254,3 @@ async def _all_open(plane: SimPlane) -> None:
     """Each process has read the domains that are its to carve."""
     while not all(one.is_open for one in plane.processes):  # noqa: ASYNC110 (a plane tells of the first only)
         await asyncio.sleep(NOBODY_THERE)
-
-
-def _application(records: Store, issuer: LocalIssuer) -> Any:
-    deps = ApiDeps(
-        store=records,
-        clock=lambda: EPOCH,
-        ids=str,
-        wake=lambda _: None,
-        verifier=issuer.verifier(lambda: EPOCH),
-        auto_tenant=True,
-    )
-    return create_app(deps)

@@ -80,6 +80,11 @@ class SimulatedFabric:
         """Call `listener` after every change, before it is answered."""
         self._listeners.append(listener)
 
+    def rename(self, domain: str) -> None:
+        """The domain goes by another uuid from now on: its controller says so, and so do its GPUs."""
+        self.domain = domain
+        self._changed()
+
     def snapshot(self) -> FabricSnapshot:
         """What the controller remembers now."""
         return FabricSnapshot(

@@ -49,9 +49,8 @@ class NmxmService:
         username: str,
         password: str,
         seconds: float = 0.0,
-        faults: NmxmFaults | None = None,
     ) -> None:
-        self.faults = faults or NmxmFaults()
+        self.faults = NmxmFaults()
         self.username, self.password = username, password
         self.operations = OperationBook(seconds)
         self._fabrics = fabrics
