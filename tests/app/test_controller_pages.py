@@ -4,7 +4,9 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from rackloom.app.controller import Leadership, Pages, check_supported
+from rackloom.app.controller import check_supported
+from rackloom.app.controller_pages import ControllerPages
+from rackloom.app.leadership import Leadership
 from rackloom.claim.cluster.settings import DaemonSettings, Settings
 from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.errors import Refused
@@ -23,7 +25,7 @@ def test_channels_need_daemons_of_ours():
 
 def test_a_replica_that_waits_is_healthy_and_counts_nothing():
     leadership = Leadership(DirectApi(FakeKube(), "controller"), SETTINGS, "one")
-    client = TestClient(Pages(leadership))
+    client = TestClient(ControllerPages(leadership))
     assert client.get("/healthz").status_code == 200
     page = client.get("/metrics").text
     assert "rackloom_controller_leading 0.0" in page

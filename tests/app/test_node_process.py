@@ -18,7 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.ports import reserved_ports
 from tests.waiting import PATIENCE, until
 
-from rackloom.app.node import ImexOptions, NodeOptions, imex_node, until_stopped
+from rackloom.app.node import NodeOptions, until_stopped
+from rackloom.app.node_imex import ImexOptions, imex_node
 from rackloom.claim.domain.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, ISOLATION_LABEL
 from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
 from rackloom.claim.node.imex.plugin import ImexPlugin

@@ -250,3 +250,22 @@ def test_files_are_for_their_owner_only(tmp_path):
     kept = tmp_path / "secrets" / PATH / "password"
     assert kept.stat().st_mode & 0o777 == 0o600
     assert Path(kept.parent).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("kept_in", ["file", "kubernetes"])
+def test_a_secret_that_is_no_text_is_refused_and_not_told(tmp_path, account, kept_in):
+    der = b"\x30\x82hush\xff"
+    if kept_in == "file":
+        field = tmp_path / "secrets" / PATH / "key"
+        field.parent.mkdir(parents=True)
+        field.write_bytes(der)
+        field.chmod(0o600)
+        provider = FileSecrets(tmp_path / "secrets")
+    else:
+        cluster = FakeCluster()
+        cluster.secrets["rackloom-nmxm-default-auth"] = {"data": {"key": base64.b64encode(der).decode()}}
+        provider = KubernetesSecrets("https://cluster", "site", account, cluster)
+    with pytest.raises(Refused, match=r"key is not text .*as PEM") as trouble:
+        asyncio.run(provider.read(PATH))
+    assert "hush" not in str(trouble.value)
+    assert trouble.value.__cause__ is None

@@ -18,7 +18,8 @@ from rackloom.app.metrics import SiteMetrics
 from rackloom.app.secrets.kubernetes import name_of
 from rackloom.app.serve import service
 from rackloom.app.site_counts import DomainCounts, SiteCounts
-from rackloom.app.switch_secrets import DEFAULT_LOGIN, FAMILY
+from rackloom.app.switch_secrets import FAMILY
+from rackloom.carve.admin.credentials import NMX_M
 from rackloom.carve.site import endpoint_registry, endpoints
 from rackloom.carve.site import migrate as migrate_module
 from rackloom.carve.site.controllers import ControllerKind
@@ -108,9 +109,9 @@ def test_the_role_allows_every_secret_that_a_chassis_may_have():
     for kind in FAMILY.values():
         assert may_read(f"{kind}/SERIAL-1/tls")
     assert may_read("nmxm/SERIAL-1/auth")
-    assert may_read(DEFAULT_LOGIN)
+    assert may_read(NMX_M)
     writing = [rule for rule in role["rules"] if {"update", "delete"} & set(rule["verbs"])]
-    assert [rule["resourceNames"] for rule in writing] == [[name_of(DEFAULT_LOGIN)]]
+    assert [rule["resourceNames"] for rule in writing] == [[name_of(NMX_M)]]
 
 
 def test_every_resource_that_is_named_is_there():

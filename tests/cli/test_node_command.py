@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from rackloom.app import node, node_gpu, node_nic
-from rackloom.app.node import ImexOptions, NodeOptions
+from rackloom.app import node_gpu, node_imex, node_nic
+from rackloom.app.node import NodeOptions
 from rackloom.app.node_gpu import GpuOptions
+from rackloom.app.node_imex import ImexOptions
 from rackloom.claim.node.gpu.shares import Shares
 from rackloom.claim.node.run import Places
 from rackloom.cli.node import app
@@ -66,7 +67,7 @@ def test_shares_are_read_before_anything_is_served(gpu):
 def heard(monkeypatch):
     """What the process of each plugin is told: what is alike for all, and its own."""
     told = []
-    for module, name in ((node, "run_imex"), (node_gpu, "run_gpu"), (node_nic, "run_nic")):
+    for module, name in ((node_imex, "run_imex"), (node_gpu, "run_gpu"), (node_nic, "run_nic")):
         monkeypatch.setattr(module, name, lambda common, options, _announce: told.append((common, options)))
 
     def run(*words):

@@ -1,4 +1,4 @@
-"""Nodes as the H100 machine of seed 003, with our GPU and NIC plugins at work on its files."""
+"""Nodes as the H100 machine of the NIXL example, with our GPU and NIC plugins at work on its files."""
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack

@@ -20,7 +20,7 @@ from tests.cluster.kubectl import LEAVE, kubectl
 from tests.cluster.policies import DRIVER, policies_count
 from tests.waiting import until
 
-from rackloom.app.controller import Leadership
+from rackloom.app.leadership import Leadership
 from rackloom.app.webhook import Options, webhook
 from rackloom.claim.cluster.admission.desk import AdmissionSettings
 from rackloom.claim.cluster.controller import Controller

@@ -21,9 +21,10 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.policies import DRIVER
 from tests.cluster.story_trays import Tray
 
-from rackloom.app.controller import Leadership
 from rackloom.app.imex import place_from
-from rackloom.app.node import ImexOptions, NodeOptions, imex_node
+from rackloom.app.leadership import Leadership
+from rackloom.app.node import NodeOptions
+from rackloom.app.node_imex import ImexOptions, imex_node
 from rackloom.app.webhook import Options, webhook
 from rackloom.claim.cluster.admission.desk import AdmissionSettings
 from rackloom.claim.cluster.admission.modes import Mode

@@ -1,4 +1,4 @@
-"""Seed 003 on two nodes whose slices are those of our own plugins: predicted, allocated, prepared.
+"""The claims of nixl-kv-transfer on two H100 nodes with our own plugins: predicted, allocated, prepared.
 
 Nothing of the cluster is written by hand but the device classes: the GPU and the NIC plugin publish what they
 find in the files of the H100 machine, the real scheduler allocates, the plugins prepare over their sockets.
@@ -53,7 +53,7 @@ def devices(kubelets_of_plugins: dict[str, Kubelet]) -> PluginDevices:
 async def h100_nodes(
     api: KubeApi, add_nodes: AddNodes, kubelets_of_plugins: dict[str, Kubelet]
 ) -> AsyncIterator[dict[str, Files]]:
-    """Two nodes with both plugins, and the classes that the seed's templates name."""
+    """Two nodes with both plugins, and the classes that the example's templates name."""
     nodes = await add_nodes(2)
     classes = device_classes()
     for one in classes:
@@ -114,8 +114,8 @@ async def predicted(template: Path, slices: Path) -> Devices:
 
 
 async def templates(folder: Path, slices: Path) -> dict[str, tuple[str, Path]]:
-    """The seed's two templates and those that the command writes for the same slices, each with its arm."""
-    found = {f"seed-{arm}": (arm, EXAMPLE / f"resource-claim-template-{arm}.yaml") for arm in NIC_NUMA}
+    """The example's two templates and those the command writes for the same slices, with their arms."""
+    found = {f"example-{arm}": (arm, EXAMPLE / f"resource-claim-template-{arm}.yaml") for arm in NIC_NUMA}
     for arm, more in (("aligned", ()), ("unaligned", ("--unaligned",))):
         made = await rackloom("claim", "template", *FOUR, *more, "--slices", slices)
         found[f"ours-{arm}"] = (arm, written(made, folder / f"{arm}.yaml"))

@@ -1,4 +1,4 @@
-"""Members of a gang that succeed before the others, on a real control plane: their trays are given back."""
+"""Members of a gang that succeed before the others, on a real control plane: nobody waits for them."""
 
 from collections.abc import AsyncIterator
 
@@ -125,3 +125,62 @@ async def test_the_last_index_comes_back_to_its_tray_when_all_others_have_succee
 
     await until(is_free, "the job is complete, and the last tray is given back", PATIENCE)
     await api.delete(JOB, "ends", namespace)
+
+
+def half(namespace: str, group: str) -> Object:
+    """One of two Jobs that are a gang together."""
+    made = indexed_job(namespace)
+    made["metadata"]["name"] = group
+    made["spec"] |= {"parallelism": 2, "completions": 2}
+    meta = made["spec"]["template"]["metadata"]
+    meta["labels"][marks.GROUP_LABEL] = group
+    meta["annotations"] = {marks.SIZE_ANNOTATION: "a=2,b=2"}
+    return made
+
+
+async def test_two_jobs_go_on_after_a_pause_with_the_members_that_are_left(
+    driver: None, add_nodes: AddNodes, api: KubeApi, namespace: str
+) -> None:
+    await two_racks(add_nodes, 4)
+    for group in ("a", "b"):
+        await api.create(JOB, half(namespace, group))
+
+    async def run(count: int) -> set[str]:
+        pods = (await api.list(POD, namespace, labels="job=ends")).items
+        found = {one["metadata"]["name"] for one in pods if one["status"].get("phase") == "Running"}
+        return found if len(found) == count else set()
+
+    async def both_run() -> set[str]:
+        return await run(4)
+
+    first = min(await until(both_run, "both jobs run", PATIENCE))
+    await end(api, namespace, first, "Succeeded")
+
+    async def is_counted() -> bool:
+        return (await api.get(JOB, "a", namespace))["status"].get("succeeded") == 1
+
+    await until(is_counted, "job a has counted its first pod", PATIENCE)
+    await api.delete(POD, first, namespace)
+    await suspend(api, namespace, True)
+
+    async def is_over() -> bool:
+        return not await held(api) and await record(api, namespace, "ends") is None
+
+    await until(is_over, "all trays are given back", PATIENCE)
+    await suspend(api, namespace, False)
+
+    async def the_rest_runs() -> set[str]:
+        return await run(3)
+
+    await until(the_rest_runs, "the three that are left run", PATIENCE)
+    plan = await record(api, namespace, "ends")
+    assert plan is not None
+    assert set(plan.reserved) == await held(api)
+    assert len(plan.reserved) == 3
+    for group in ("a", "b"):
+        await api.delete(JOB, group, namespace)
+
+
+async def suspend(api: KubeApi, namespace: str, is_suspended: bool) -> None:
+    for group in ("a", "b"):
+        await api.patch(JOB, group, namespace, {"spec": {"suspend": is_suspended}})

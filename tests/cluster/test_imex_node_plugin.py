@@ -11,7 +11,8 @@ from tests.cluster.conftest import AddNodes
 from tests.cluster.custom import serve, withdraw
 from tests.waiting import until
 
-from rackloom.app.node import ImexOptions, NodeOptions, imex_node
+from rackloom.app.node import NodeOptions
+from rackloom.app.node_imex import ImexOptions, imex_node
 from rackloom.claim.domain import names
 from rackloom.claim.domain.configs import ChannelConfig, config_json
 from rackloom.claim.domain.objects import Clique, DaemonInfo, Readiness, clique_json

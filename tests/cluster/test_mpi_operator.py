@@ -25,7 +25,7 @@ class LaunchersEnd:
 
     async def run(self, node: str, pod: Object, ready: Callable[[], Awaitable[None]]) -> int:
         await ready()
-        if pod["metadata"]["labels"][ROLE] == "launcher":
+        if pod["metadata"].get("labels", {}).get(ROLE) == "launcher":
             await self.done.wait()
             return 0
         return await Idle().run(node, pod, ready)

@@ -69,7 +69,7 @@ def load(path: Path) -> Config:
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror}", nearest_fix="name it with --config") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Refused(f"{path} is not TOML: {error}") from error
+        raise Refused(f"{path} is not TOML: {error}", nearest_fix="correct that line") from error
     try:
         return Config(**content)
     except ValidationError as error:

@@ -1,7 +1,6 @@
 """`rackloom imex run` and `check`: one IMEX daemon, as a container of a ComputeDomain's DaemonSet."""
 
 import asyncio
-import contextlib
 import os
 import random
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from rackloom.app.stopping import told_to_stop
+from rackloom.app.stopping import told_to_stop, work_until
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import Ref
 from rackloom.claim.imex.config import ImexConfig, Tls
@@ -87,13 +86,7 @@ async def _run(settings: ImexSettings, place: Place) -> None:
             ImexControl(settings.control_program, config_file(settings.directory)),
             random.Random(),  # noqa: S311
         )
-        running = asyncio.create_task(daemon.run())
-        stopping = asyncio.create_task(stopped.wait())
-        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        await work_until(stopped, daemon.run())
 
 
 def _supervisor(settings: ImexSettings, place: Place) -> Supervisor:

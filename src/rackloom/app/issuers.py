@@ -73,7 +73,10 @@ def trusted_keys(jwks: bytes, issuer: Issuer) -> list[TrustedKey]:
         if (algorithm := _algorithm(key, issuer)) is not None and key.key_id
     ]
     if not keys:
-        raise Refused(f"the key set of {issuer.issuer} has no key for {', '.join(issuer.algorithms)}")
+        raise Refused(
+            f"the key set of {issuer.issuer} has no key for {', '.join(issuer.algorithms)}",
+            nearest_fix="let `algorithms` name what its signing keys are for, each with a kid and an alg",
+        )
     return keys
 
 
@@ -90,7 +93,10 @@ async def _fetch(issuer: Issuer) -> bytes:
     async with httpx2.AsyncClient(timeout=SECONDS) as client:
         reply = (await client.get(str(issuer.jwks_url))).raise_for_status()
         if len(reply.content) > MAX_BYTES:
-            raise Refused(f"the key set of {issuer.issuer} is larger than {MAX_BYTES} bytes")
+            raise Refused(
+                f"the key set of {issuer.issuer} is larger than {MAX_BYTES} bytes",
+                nearest_fix="let jwks_url name the JWK set itself",
+            )
         return reply.content
 
 

@@ -49,7 +49,10 @@ async def listening(
         server.config.load()
         server.config.ssl = tls or server.config.ssl
     except OSError as error:
-        raise Refused(f"cannot use certificate {cert} with key {key}: {error}") from error
+        raise Refused(
+            f"cannot use certificate {cert} with key {key}: {error}",
+            nearest_fix="name a certificate and its own key, both as PEM",
+        ) from error
     with _bound(listen) as bound:
         task = asyncio.create_task(server.serve(sockets=[bound]))
         try:

@@ -1,30 +1,26 @@
-"""The plain HTTP pages for machines that watch this one: /metrics, /healthz and /readyz."""
+"""The pages of the site service for probes and Prometheus: /metrics, /healthz and /readyz."""
 
 import asyncio
 from collections.abc import Callable
 
 import sqlalchemy as sa
-from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from rackloom.app import site_counts
 from rackloom.app.metrics import SiteMetrics
+from rackloom.app.plain_pages import PlainPages, metrics, unwell, well
 from rackloom.carve.site.store import Store
 from rackloom.errors import Retry, Unknown
 
 
-class MetricsPage:
-    """An ASGI application. `started` is set once the reconciler knows its share of the site."""
+class MetricsPage(PlainPages):
+    """An ASGI application on what is counted, and on the records."""
 
-    def __init__(
-        self, metrics: SiteMetrics, store: Store, clock: Callable[[], float], started: asyncio.Event
-    ) -> None:
-        self._metrics = metrics
+    def __init__(self, counted: SiteMetrics, store: Store, clock: Callable[[], float]) -> None:
+        super().__init__({"/metrics": self._page, "/healthz": self._alive, "/readyz": self._ready})
+        self._metrics = counted
         self._store = store
         self._clock = clock
-        self._started = started
         self._history = 0
         # Two scrapes at once would count the same turns to Ready twice.
         self._one_at_a_time = asyncio.Lock()
@@ -33,30 +29,20 @@ class MetricsPage:
         """Count from now on."""
         self._history = await self._store.read(site_counts.newest_history)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != "http":
-            return
-        request = Request(scope, receive)
-        pages = {"/metrics": self._page, "/healthz": self._alive, "/readyz": self._ready}
-        page = pages.get(request.url.path)
-        reply = PlainTextResponse("not found\n", 404) if page is None else await page()
-        await reply(scope, receive, send)
-
     async def _page(self) -> Response:
         async with self._one_at_a_time:
             counts = await self._store.read(site_counts.count, self._history)
             self._history = counts.newest_history
             page = self._metrics.page(counts, self._clock())
-        return Response(page, media_type=CONTENT_TYPE_LATEST)
+        return metrics(page)
 
     async def _alive(self) -> Response:
-        return PlainTextResponse("ok\n")
+        return well()
 
     async def _ready(self) -> Response:
         """Ready when the records can be read: requests can be answered though a switch cannot be reached."""
         try:
             await self._store.read(lambda conn: conn.execute(sa.select(1)).scalar_one())
         except (Retry, Unknown) as trouble:
-            return PlainTextResponse(f"{trouble.reason}\n", 503)
-        return PlainTextResponse("ok\n")
+            return unwell(trouble.reason)
+        return well()

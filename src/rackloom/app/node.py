@@ -1,39 +1,24 @@
-"""A node plugin as a process: the API server, the plugin and its pages for probes and Prometheus."""
+"""What every node plugin has as a process: the API server, signals, and pages for probes and Prometheus."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import grpc.aio
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from rackloom.app.listeners import listening
+from rackloom.app.plain_pages import PlainPages, metrics, unwell, well
 from rackloom.app.stopping import told_to_stop
-from rackloom.claim.domain.isolation import ImexMode, Isolation
-from rackloom.claim.domain.names import IMEX_DRIVER
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.lightkube_api import connect
 from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.health import probe_handler
-from rackloom.claim.node.imex.base import base_edits
-from rackloom.claim.node.imex.clique_label import CliqueLabel
-from rackloom.claim.node.imex.declared import read_declared
-from rackloom.claim.node.imex.fabric import NodeFabric, check_driver
-from rackloom.claim.node.imex.host import Kernel
-from rackloom.claim.node.imex.nvml import read_nvml
-from rackloom.claim.node.imex.plugin import ImexPlugin
-from rackloom.claim.node.imex.readiness import HostDaemon
-from rackloom.claim.node.imex.settings import ImexSettings
-from rackloom.claim.node.imex.view import FabricView
-from rackloom.claim.node.run import Host, Places, Running, running
-from rackloom.claim.node.tasks import background, beside
+from rackloom.claim.node.run import Host, Places, Running
+from rackloom.claim.node.tasks import beside
 from rackloom.claim.node.values import Edits
 from rackloom.errors import Refused
 
@@ -53,27 +38,6 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`host:port` of the gRPC health service, which kubelet probes at the pod's address; None for none."""
     kubeconfig: Path | None = None
     """None: the cluster that this pod runs in."""
-
-
-class ImexOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What only the IMEX plugin has."""
-
-    namespace: str
-    mode: ImexMode = ImexMode.DRIVER_MANAGED
-    isolation: Isolation = Isolation.DOMAIN
-    clique_label: bool = False
-    fabric_file: Path | None = None
-    driver_root: Path = Path("/")
-    """Where NVIDIA's driver is seen from here."""
-    host_driver_root: Path = Path("/")
-    """Where the host has it."""
-    proc_devices: Path | None = None
-    host_socket: str = "/etc/nvidia-imex/imex_ctrl.sock"
-
-
-def run_imex(common: NodeOptions, options: ImexOptions, announce: Callable[[str], None]) -> None:
-    """Serve IMEX channels until SIGTERM or SIGINT."""
-    asyncio.run(until_stopped(common, IMEX_DRIVER, partial(imex_node, common, options), announce))
 
 
 async def until_stopped(
@@ -97,57 +61,6 @@ async def _failing(one: Running, stopped: asyncio.Event) -> None:
     with suppress(Exception):
         await one.background.fails()
     stopped.set()
-
-
-@asynccontextmanager
-async def imex_node(common: NodeOptions, options: ImexOptions, api: KubeApi) -> AsyncIterator[Running]:
-    """The IMEX plugin of one node, serving while the context is entered."""
-    read = (
-        partial(read_nvml, options.driver_root)
-        if options.fabric_file is None
-        else partial(read_declared, options.fabric_file)
-    )
-    settings = await _settings(common, options, read)
-    view = FabricView(read, time.time)
-    plugin = ImexPlugin(api, settings, view, HostDaemon(root=options.driver_root, socket=options.host_socket))
-    await plugin.start()
-    async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(running(plugin, api, host_of(common)))
-        if options.clique_label:
-            keep = settings.isolation is Isolation.CHANNEL
-            label = CliqueLabel(api, common.node, view, keep=keep)
-            await stack.enter_async_context(background(label.run()))
-        await stack.enter_async_context(pages(common, one))
-        yield one
-
-
-async def _settings(
-    common: NodeOptions, options: ImexOptions, read: Callable[[], NodeFabric]
-) -> ImexSettings:
-    """Raises `Refused` for a node that cannot serve IMEX as it is."""
-    if options.mode is ImexMode.DRIVER_MANAGED:
-        check_driver(await asyncio.to_thread(read))
-    home = common.places.home(IMEX_DRIVER)
-    kernel = _kernel(common.sysroot, options)
-    kernel.channel_major()
-    return ImexSettings(
-        node=common.node,
-        namespace=options.namespace,
-        domains=home / "domains",
-        mode=options.mode,
-        isolation=options.isolation,
-        kernel=kernel,
-        daemon_cdi_ids=driver_spec(
-            common, IMEX_DRIVER, base_edits(options.driver_root, options.host_driver_root)
-        ),
-    )
-
-
-def _kernel(sysroot: Path, options: ImexOptions) -> Kernel:
-    return Kernel(
-        proc_devices=options.proc_devices or sysroot / "proc/devices",
-        imex_capability=sysroot / "proc/driver/nvidia/capabilities/fabric-imex-mgmt",
-    )
 
 
 def driver_spec(common: NodeOptions, driver: str, edits: Edits) -> tuple[str, ...]:
@@ -189,23 +102,16 @@ async def _probes(listen: str, one: Running) -> AsyncIterator[None]:
         await server.stop(None)
 
 
-class PluginPages:
+class PluginPages(PlainPages):
     """An ASGI application: /metrics, and /healthz, which asks the plugin over its own sockets."""
 
     def __init__(self, one: Running) -> None:
+        super().__init__({"/metrics": self._metrics, "/healthz": self._health})
         self._one = one
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] == "http":
-            reply = await self._page(Request(scope, receive).url.path)
-            await reply(scope, receive, send)
+    async def _metrics(self) -> Response:
+        return metrics(self._one.metrics())
 
-    async def _page(self, path: str) -> Response:
-        if path == "/metrics":
-            return Response(self._one.metrics(), media_type=CONTENT_TYPE_LATEST)
-        if path != "/healthz":
-            return PlainTextResponse("not found\n", 404)
-        if await self._one.is_serving():
-            return PlainTextResponse("ok\n")
-        return PlainTextResponse("the plugin does not answer on its sockets\n", 503)
+    async def _health(self) -> Response:
+        serves = await self._one.is_serving()
+        return well() if serves else unwell("the plugin does not answer on its sockets")

@@ -25,6 +25,7 @@ from rackloom.twin.switches.nmxc_server import NmxcServer
 TOKEN_SECONDS = 86_400.0
 PATIENCE = 30.0
 """Seconds for one REST request."""
+_VIRTUAL = "play it with --speed virtual"
 
 
 @asynccontextmanager
@@ -94,15 +95,15 @@ class RealSite:
 
     def kill_at(self, point: int) -> None:
         """Only in virtual time is it known what the next write or call is."""
-        raise Refused("a point of death needs --speed virtual")
+        raise Refused("no process dies at a given point in real time", nearest_fix=_VIRTUAL)
 
     def set_clock(self, by: float) -> None:
         """The machine's clock is not ours."""
-        raise Refused("setting the clock needs --speed virtual")
+        raise Refused("a real clock is not set", nearest_fix=_VIRTUAL)
 
     def spoil(self, switch: int, how: NetworkBad) -> None:
         """Real sockets on loopback lose and double nothing."""
-        raise Refused("a bad network needs --speed virtual")
+        raise Refused("a real network is not spoiled", nearest_fix=_VIRTUAL)
 
     def untaken(self) -> list[str]:
         """Nothing of this can be asked for."""

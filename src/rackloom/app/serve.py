@@ -24,7 +24,7 @@ from rackloom.app.rack_map import SiteSource
 from rackloom.app.site_cluster import site_cluster
 from rackloom.app.site_nmxm import SiteNmxm
 from rackloom.app.site_parts import Parts, assembled, new_id
-from rackloom.app.stopping import told_to_stop
+from rackloom.app.stopping import stopped_or_ended, told_to_stop
 from rackloom.app.taking_turns import take_short_turns
 from rackloom.carve.reconcile.loop import Reconciler
 from rackloom.carve.site.store import Store
@@ -150,13 +150,8 @@ async def _running(jobs: Iterable[Job]) -> "AsyncIterator[tuple[asyncio.Task[Non
 
 async def _first(stopped: asyncio.Event, background: "Iterable[asyncio.Task[None]]") -> None:
     """Return when the service was told to stop. Raises what a part of it has failed with."""
-    waiting = asyncio.create_task(_wait(stopped))
-    await asyncio.wait({waiting, *background}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    for task in background:
+    tasks = tuple(background)
+    await stopped_or_ended(stopped, *tasks)
+    for task in tasks:
         if task.done():
             task.result()
-
-
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()

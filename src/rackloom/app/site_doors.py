@@ -68,7 +68,10 @@ def _admin_tls(config: AdminConfig) -> AdminTls:
             client_ca=config.client_ca.read_bytes(),
         )
     except OSError as error:
-        raise Refused(f"[admin]: cannot read {error.filename}: {error.strerror}") from error
+        raise Refused(
+            f"[admin]: cannot read {error.filename}: {error.strerror}",
+            nearest_fix="name files that are there and that this process may read",
+        ) from error
 
 
 class _Keeper:

@@ -71,7 +71,7 @@ async def _on(store: Store, config: Config) -> Parts:
     reconciler = _reconciler(config, store, switches, metrics, site_id, clock)
     issuers = Issuers(config.auth.issuers, clock)
     await issuers.load()
-    page = MetricsPage(metrics, store, clock, reconciler.started)
+    page = MetricsPage(metrics, store, clock)
     await page.begin()
     return Parts(
         config=config,
@@ -105,7 +105,10 @@ async def _open_store(config: Config) -> Store:
     try:
         return Store.open(config.database.sqlite)
     except OSError as error:
-        raise Refused(f"cannot use {config.database.sqlite}: {error.strerror}") from error
+        raise Refused(
+            f"cannot use {config.database.sqlite}: {error.strerror}",
+            nearest_fix="name a directory that this process may write in",
+        ) from error
 
 
 async def _recorded(config: Config, store: Store, clock: Callable[[], float]) -> str:

@@ -4,6 +4,9 @@ import asyncio
 import faulthandler
 import signal
 import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
 
 
 def told_to_stop() -> asyncio.Event:
@@ -17,6 +20,26 @@ def told_to_stop() -> asyncio.Event:
         loop.add_signal_handler(number, stopped.set)
     _tell_stacks(loop)
     return stopped
+
+
+async def work_until(stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Let `work` go on until told to stop, and then end it. Raises what it fails with."""
+    task = asyncio.create_task(work)
+    await stopped_or_ended(stopped, task)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def stopped_or_ended(stopped: asyncio.Event, *work: "asyncio.Task[None]") -> None:
+    """Return when told to stop, or when any of `work` has ended, however it did."""
+    waiting = asyncio.create_task(_wait(stopped))
+    await asyncio.wait({waiting, *work}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
 
 
 def _tell_stacks(loop: asyncio.AbstractEventLoop) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rackloom.app.config_sections import NvlinkConfig
 from rackloom.app.secrets.values import Secret, SecretProvider
+from rackloom.carve.admin.credentials import NMX_M
 from rackloom.carve.fabric.nmxm.session import Login
 from rackloom.carve.fabric.ports import FabricUnavailable
 from rackloom.carve.fabric.tls import TlsMaterial
@@ -19,8 +20,6 @@ from rackloom.carve.site.controllers import ControllerKind
 from rackloom.errors import Refused, Retry
 
 FAMILY = {ControllerKind.NMX_C: "nmxc", ControllerKind.NMX_M: "nmxm"}
-DEFAULT_LOGIN = "nmxm/default/auth"
-"""Upstream's path."""
 
 
 class SwitchSecrets:
@@ -50,14 +49,12 @@ class SwitchSecrets:
     async def login(self, serials: Sequence[str]) -> Login:
         """Name and password for the NMX-M of these chassis. Raises FabricUnavailable without any."""
         try:
-            for path in (*(f"nmxm/{serial}/auth" for serial in serials), DEFAULT_LOGIN):
+            for path in (*(f"nmxm/{serial}/auth" for serial in serials), NMX_M):
                 if fields := await self._secrets.read(path):
                     return _login(path, fields)
         except (Refused, Retry) as error:
             raise FabricUnavailable(error.reason) from error
-        raise FabricUnavailable(
-            f"no secret {DEFAULT_LOGIN}: keep it with rackloom admin credential add nmx-m"
-        )
+        raise FabricUnavailable(f"no secret {NMX_M}: keep it with rackloom admin credential add nmx-m")
 
     def _common(self) -> TlsMaterial:
         config = self._config

@@ -49,7 +49,7 @@ def imex(
     host_socket
         Command socket of the host's nvidia-imex, in mode hostManaged.
     """
-    from rackloom.app.node import ImexOptions, run_imex
+    from rackloom.app.node_imex import ImexOptions, run_imex
     from rackloom.claim.domain.isolation import ImexMode, Isolation
 
     options = ImexOptions(

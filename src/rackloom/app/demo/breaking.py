@@ -44,10 +44,10 @@ class Accident:
         return {one.check: _told(one) for one in about}
 
     async def be_healed(self) -> Evidence:
-        """The GPU answers again, as after a reset, and the doctor is content."""
+        """The GPU answers again, as after the reboot that the fix asks for, and the doctor is content."""
         self._whole.nodes[self._node].gpus.find(_MODULE)
         await self._whole.nodes.look(self._node)
-        return await self.look_well()
+        return {"simulated": "the GPU answers again, as after a reboot", **await self.look_well()}
 
     async def _findings(self) -> tuple[Finding, ...]:
         site = self._whole.site

@@ -10,7 +10,7 @@ from rackloom.prove.transfer.sockets import LABEL, run_sockets
 from rackloom.prove.transfer.values import Arm, TransferSpec
 
 SPEC = TransferSpec(block_size=64 << 20, iters=5, warmup_iters=1)
-"""Small, so that the demo ends within a minute on two cores; the seed moves 1 GiB, 20 + 100 times."""
+"""Small, so that the demo ends within a minute on two cores; the example moves 1 GiB, 20 + 100 times."""
 SIZE = "64 MiB x 5 (the benchmark's own size is 1 GiB x 100)"
 
 

@@ -11,10 +11,12 @@ from rackloom.app.demo.story import Evidence, NotSeen
 from rackloom.app.examples import example
 from rackloom.app.picture.cluster import ORG_LABEL
 from rackloom.app.whole.site import Whole
+from rackloom.claim.cluster.gang.marks import TAINT
 from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
 from rackloom.claim.kube.api import Kind, Object
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
+    GANG_PLAN,
     NODE,
     POD,
     RESOURCE_CLAIM,
@@ -69,33 +71,33 @@ class RackJob:
         return {"clique": self._clique, "workers": self.workers, "because": plan.reason}
 
     async def run(self) -> Evidence:
-        """Apply it, pinned to that clique, and see all of it run there with a channel of its own."""
+        """Apply it, and see all of it run as a gang in the planned clique, with a channel of its own."""
         began = time.monotonic()
         await self._whole.api.create(NAMESPACES, namespace_of(self._org))
-        for role in self._roles.values():
-            role["template"]["spec"]["nodeSelector"] = {GPU_CLIQUE_LABEL: self._clique}
         for one in self._objects:
             one["metadata"]["namespace"] = NAMESPACE
             await self._whole.api.create(_KINDS[one["kind"]], one)
         pods = await until(self._running, "the job does not run")
         status = await until(self._ready, "the ComputeDomain is not Ready")
         held = await self._held()
+        nodes = await self._nodes_of(pods)
         return {
             "running": f"{self.workers} workers and the launcher, after {time.monotonic() - began:.1f} s",
             "namespace": f"{NAMESPACE}, labelled {ORG_LABEL}={await self._labelled()}",
-            "nodes": f"{len({pod['spec']['nodeName'] for pod in pods})} of clique {self._clique}",
+            "nodes": f"{len(nodes)} of clique {self._clique}",
+            "gang": await until(self._bound, "the gang is not bound"),
             "computeDomain": status,
             "claims": f"{held} allocated,reserved: a channel and 4 GPUs for each worker",
             "simulated": "API server, kubelets, containers, nvidia-imex; our programs are the real ones",
         }
 
     async def end(self) -> Evidence:
-        """Delete it, and see that no pod, claim, ComputeDomain, label or daemon of it is left."""
+        """Delete it, and see that no pod, claim, ComputeDomain, plan, taint or daemon of it is left."""
         for one in reversed(self._objects):
             await self._whole.api.delete(_KINDS[one["kind"]], one["metadata"]["name"], NAMESPACE)
         await self._whole.api.delete(NAMESPACES, NAMESPACE)
         await until(self._nothing_left, "something of the job is left")
-        return {"pods": 0, "claims": 0, "computeDomains": 0}
+        return {"pods": 0, "claims": 0, "computeDomains": 0, "gangPlans": 0, "reservedTrays": 0}
 
     async def _plan(self) -> Plan:
         nodes = (await self._whole.api.list(NODE)).items
@@ -120,6 +122,22 @@ class RackJob:
         said = {one["type"]: one for one in conditions if one["status"] == "True"}
         return str(said["Ready"]["message"]) if {"Ready", "Meshed"} <= said.keys() else None
 
+    async def _bound(self) -> str | None:
+        """What the GangPlan says once every pod is where it was planned."""
+        plan = await self._whole.api.get(GANG_PLAN, self._job["metadata"]["name"], NAMESPACE)
+        said = {one["type"]: one for one in (plan.get("status") or {}).get("conditions") or ()}
+        bound = said.get("Bound", {})
+        return str(bound["message"]) if bound.get("status") == "True" else None
+
+    async def _nodes_of(self, pods: list[Object]) -> set[str]:
+        """Where they run. Raises NotSeen where that is not the clique that was chosen before they existed."""
+        names = {str(pod["spec"]["nodeName"]) for pod in pods}
+        nodes = [one for one in (await self._whole.api.list(NODE)).items if one["metadata"]["name"] in names]
+        cliques = {one["metadata"]["labels"].get(GPU_CLIQUE_LABEL) for one in nodes}
+        if cliques != {self._clique}:
+            raise NotSeen(f"the job runs in {sorted(map(str, cliques))}, and was placed in {self._clique}")
+        return names
+
     async def _held(self) -> int:
         claims = (await self._whole.api.list(RESOURCE_CLAIM, NAMESPACE)).items
         held = [one for one in claims if {"allocation", "reservedFor"} <= (one.get("status") or {}).keys()]
@@ -134,15 +152,19 @@ class RackJob:
         return str(found["metadata"]["labels"][ORG_LABEL])
 
     async def _nothing_left(self) -> bool:
-        for kind in (POD, RESOURCE_CLAIM, COMPUTE_DOMAIN):
+        for kind in (POD, RESOURCE_CLAIM, COMPUTE_DOMAIN, GANG_PLAN):
             if (await self._whole.api.list(kind)).items:
                 return False
-        return True
+        return not any(_is_reserved(node) for node in (await self._whole.api.list(NODE)).items)
 
     @property
     def _domain(self) -> str:
         names = [one["metadata"]["name"] for one in self._objects if one["kind"] == "ComputeDomain"]
         return str(names[0])
+
+
+def _is_reserved(node: Object) -> bool:
+    return any(taint["key"] == TAINT for taint in (node.get("spec") or {}).get("taints") or ())
 
 
 def namespace_of(org: str) -> Object:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rackloom.app.home import write_durably
-from rackloom.app.secrets.values import Secret, parts
+from rackloom.app.secrets.values import Secret, parts, secret_of
 from rackloom.errors import Refused
 
 
@@ -39,7 +39,9 @@ class FileSecrets:
         try:
             found = {file.name: _content(file) for file in sorted(place.iterdir()) if _is_field(file)}
         except OSError as error:
-            raise Refused(f"cannot read {error.filename}: {error.strerror}") from error
+            raise Refused(
+                f"cannot read {error.filename}: {error.strerror}", nearest_fix="let this process read it"
+            ) from error
         return found or None
 
     def _write(self, path: str, fields: Mapping[str, Secret]) -> None:
@@ -53,7 +55,9 @@ class FileSecrets:
                 if _is_field(file) and file.name not in fields:
                     file.unlink()
         except OSError as error:
-            raise Refused(f"cannot write {place}: {error.strerror}") from error
+            raise Refused(
+                f"cannot write {place}: {error.strerror}", nearest_fix="let this process write there"
+            ) from error
 
 
 def _is_field(file: Path) -> bool:
@@ -68,4 +72,4 @@ def _content(file: Path) -> Secret:
             raise Refused(
                 f"{file} can be read by everybody", nearest_fix=f"chmod o-rwx {file}, and replace the secret"
             )
-        return Secret(opened.read().decode().removesuffix("\n"))
+        return secret_of(opened.read().removesuffix(b"\n"), str(file))

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from rackloom.app.secrets.values import Secret, parts
+from rackloom.app.secrets.values import Secret, parts, secret_of
 from rackloom.errors import Refused, Retry
 
 SECONDS = 10.0
@@ -31,11 +31,15 @@ class KubernetesSecrets:
 
     async def read(self, path: str) -> Mapping[str, Secret] | None:
         """The data of the Secret."""
-        reply = await self._ask("GET", f"/{name_of(path)}")
+        name = name_of(path)
+        reply = await self._ask("GET", f"/{name}")
         if reply.status_code == HTTPStatus.NOT_FOUND:
             return None
         data = _good(reply).json().get("data") or {}
-        return {field: Secret(base64.b64decode(value).decode()) for field, value in data.items()}
+        return {
+            field: secret_of(base64.b64decode(value), f"Secret {name}, field {field}")
+            for field, value in data.items()
+        }
 
     async def write(self, path: str, fields: Mapping[str, Secret]) -> None:
         """Replace the Secret, or make it."""
@@ -64,7 +68,10 @@ class KubernetesSecrets:
                     timeout=SECONDS,
                 )
         except OSError as error:
-            raise Refused(f"no service account at {self._account}: {error.strerror}") from error
+            raise Refused(
+                f"no service account at {self._account}: {error.strerror}",
+                nearest_fix="run this in a pod that has one, or choose another provider of secrets",
+            ) from error
         except httpx2.HTTPError as error:
             raise Retry(f"the API server cannot be asked for secrets: {error}", after=SECONDS) from error
 

@@ -58,6 +58,16 @@ class SecretProvider(Protocol):
         ...
 
 
+def secret_of(content: bytes, where: str) -> Secret:
+    """What is kept at `where`. Refused for bytes that are no text, which are not told."""
+    try:
+        return Secret(content.decode())
+    except UnicodeDecodeError:
+        raise Refused(
+            f"{where} is not text (UTF-8)", nearest_fix="keep certificates and keys as PEM"
+        ) from None
+
+
 def parts(path: str) -> list[str]:
     """The words of a path. Refused for one that could mean another place than it says (`..`)."""
     words = path.split("/")

@@ -91,4 +91,6 @@ class VaultSecrets:
             # The text of the error may repeat what was sent.
             raise Retry(f"Vault cannot be asked: {type(error).__name__}", after=SECONDS) from None
         except OSError as error:
-            raise Refused(f"cannot read {error.filename}: {error.strerror}") from error
+            raise Refused(
+                f"cannot read {error.filename}: {error.strerror}", nearest_fix="let this process read it"
+            ) from error

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from rackloom.claim.cluster.admission.desk import AdmissionSettings, Desk
 from rackloom.claim.cluster.admission.gatekeeper import Gatekeeper
 from rackloom.claim.cluster.admission.reviews import Request, Resource, Verdict
+from rackloom.claim.cluster.admission.serving import NAME
 from rackloom.claim.cluster.admission.surroundings import Known
 from rackloom.claim.kube.api import KubeApi, Object, Rejected
 from rackloom.claim.kube.events import Recorder
@@ -14,7 +15,6 @@ from rackloom.claim.kube.kinds import POD, RESOURCE_CLAIM, RESOURCE_CLAIM_TEMPLA
 from rackloom.twin.kube import FakeKube, Review
 from rackloom.twin.kube.patches import json_patch
 
-NAME = "rackloom-webhook"
 Question = Callable[[Request], Awaitable[Verdict]]
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rackloom.app.controller import LEASE
+from rackloom.app.leadership import LEASE
 from rackloom.app.whole.ground import Chance
 from rackloom.app.whole.link import Link
 from rackloom.app.whole.ours import Lead, OurControllers

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from rackloom.app.controller import Leadership
+from rackloom.app.leadership import LEASE, Leadership
 from rackloom.app.whole.addresses import AddressedKubelets
 from rackloom.app.whole.admission import Admission
 from rackloom.app.whole.candidates import Candidates
@@ -27,6 +27,7 @@ from rackloom.app.whole.discovery import Discovery
 from rackloom.app.whole.ground import Chance, ControllersClock, Racks, true_chance
 from rackloom.app.whole.ours import Lead, OurControllers
 from rackloom.app.whole.programs import Programs
+from rackloom.claim.cluster.admission.serving import NAME as WEBHOOK
 from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE, DaemonSettings, Settings
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.kinds import DEVICE_CLASS, NODE
@@ -85,10 +86,10 @@ async def twin_cluster(
     planned: dict[str, str] = {}
     kubelets = partial(AddressedKubelets, planned)
     nodes = _nodes(twin, folder, api, imex, chance.wall, kubelets)
-    lead, user = _lead(clock, chance.rng), api("rackloom-controller")
+    lead, user = _lead(clock, chance.rng), api(LEASE)
     candidates = Candidates(lead, user, Chance(clock, chance.rng)) if elected else None
     ours = OurControllers(lead, user) if candidates is None else candidates.first
-    admission = Admission(kube, api("rackloom-webhook"), chance.wall, chance.rng)
+    admission = Admission(kube, api(WEBHOOK), chance.wall, chance.rng)
     control = (candidates or ours).run()
     work = asyncio.create_task(_together(control, admission.run(), *_theirs(kube, chance), nodes.run()))
     try:

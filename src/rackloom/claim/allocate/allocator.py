@@ -46,38 +46,34 @@ def allocate(
     state: InUse = InUse(),  # noqa: B008 (a frozen value)
     features: Features = Features(),  # noqa: B008
     proceed: Callable[[], bool] = always,
-    new_id: Callable[[], str] | None = None,
     selectors: Selectors | None = None,
 ) -> Outcome:
     """Devices for all `claims` of a pod on `node`, a refusal, or a fault.
 
     `proceed` is asked before every step; when it says no, the outcome is an undecided fault, or in mode best
-    the best answer so far, whose standing says that it is not proved. `new_id` makes
-    the UUIDs of shares. Pass a SliceIndex and one Selectors for all calls where there are many: they keep
-    what is the same from call to call.
+    the best answer so far, whose standing says that it is not proved. Pass a SliceIndex and one Selectors
+    for all calls where there are many: they keep what is the same from call to call.
     """
     index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
     try:
         offer = offer_of(node, index, features)
         named = {one.metadata.name: one for one in classes}
         desk = Desk(offer, named, claims, state, features, selectors or Selectors())
-        return answer_at(desk, proceed, new_id or numbered_ids(), mode)
+        return _answer_at(desk, proceed, mode)
     except Stop as stop:
         return fault_of(node, stop, 0)
 
 
-def answer_at(
-    desk: Desk, proceed: Callable[[], bool], new_id: Callable[[], str], mode: Mode = "exact"
-) -> Outcome:
+def _answer_at(desk: Desk, proceed: Callable[[], bool], mode: Mode) -> Outcome:
     """The answer for what lies on the desk."""
     search = desk.search(proceed)
     try:
         if not search.run():
             return refusal_at(desk, search.steps)
         found = Found(tuple(search.chosen), tuple(desk.ledger.entries))
-        best = improved(desk, found, proceed) if mode == "best" else None
+        best = _improved(desk, found, proceed) if mode == "best" else None
         answer = best.found if best else found
-        results = results_of(desk.node, desk.claims, answer.chosen, answer.entries, new_id)
+        results = results_of(desk.node, desk.claims, answer.chosen, answer.entries, numbered_ids())
     except Stop as stop:
         return fault_of(desk.node, stop, search.steps)
     return Allocation(
@@ -88,7 +84,7 @@ def answer_at(
     )
 
 
-def improved(desk: Desk, first: Found, proceed: Callable[[], bool]) -> Best:
+def _improved(desk: Desk, first: Found, proceed: Callable[[], bool]) -> Best:
     """The search for something better than the first fit, when it is over."""
     desk.ledger.clear()
     best = Best(desk, first, proceed)

@@ -44,7 +44,6 @@ class Fleet:
         slices: Iterable[ResourceSlice],
         *,
         features: Features = Features(),  # noqa: B008 (a frozen value)
-        new_id: Callable[[], str] | None = None,
     ) -> None:
         """Raises Stop for slices that do not name their node."""
         index = SliceIndex(slices)
@@ -56,7 +55,7 @@ class Fleet:
         self._classes = {one.metadata.name: one for one in classes}
         self._features = features
         self._selectors = Selectors()
-        self._new_id = new_id or numbered_ids()
+        self._new_id = numbered_ids()
         self._views: dict[bytes, View[Pattern | Refusal | Fault]] = {}
 
     def place(self, claims: Sequence[ResourceClaim], *, proceed: Callable[[], bool] = always) -> Outcome:

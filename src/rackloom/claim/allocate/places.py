@@ -1,8 +1,7 @@
 """Where a device sits, as far as its driver publishes it: NUMA node, PCIe root, NVLink clique.
 
-Standard attribute names are those of resource.kubernetes.io (pcieRoot since Kubernetes 1.34, numaNode since
-1.37); DRANET published dra.net/numaNode before. Cliques have no standard name: drivers call them clique or
-cliqueID in their own domain. A list of cliques may name single links, each a clique of two.
+Cliques have no standard name: drivers call them clique or cliqueID in their own domain. A list of cliques may
+name single links, each a clique of two.
 """
 
 from collections.abc import Hashable, Iterable
@@ -11,9 +10,8 @@ import msgspec
 
 from rackloom.claim.allocate.candidates import Candidate
 from rackloom.claim.allocate.constraints import Values, values_of
+from rackloom.claim.allocate.names import NIC_NUMA_NODE, NUMA_NODE, PCIE_ROOT
 
-PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
-_NUMA_NODES = ("resource.kubernetes.io/numaNode", "dra.net/numaNode")
 _CLIQUES = ("cliqueID", "clique")
 
 Unit = tuple[Hashable, ...]
@@ -50,7 +48,7 @@ def units_of(one: Candidate) -> tuple[Unit, ...]:
 
 def _numa(one: Candidate) -> Values:
     """The device's own node: a list names that first, then its neighbours (KEP-6072)."""
-    for name in _NUMA_NODES:
+    for name in (NUMA_NODE, NIC_NUMA_NODE):
         found = one.attribute(name)
         if found is not None:
             return frozenset([("int", found.ints[0])]) if found.ints else values_of(found, lists=False)

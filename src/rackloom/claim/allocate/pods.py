@@ -21,7 +21,7 @@ from rackloom.claim.allocate.objects import (
 from rackloom.claim.allocate.outcome import Allocation, Fault, Scope
 from rackloom.claim.allocate.pools import SliceIndex
 from rackloom.claim.allocate.requests import title
-from rackloom.claim.allocate.use import in_use_by
+from rackloom.claim.allocate.use import InUse, in_use_by
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True, tag="placed", tag_field="outcome"):
@@ -90,7 +90,7 @@ class _Cluster:
                 self._index,
                 [claim],
                 mode=self._mode,
-                state=in_use_by(self._holding, shares=self._features.consumable_capacity),
+                state=self._in_use(),
                 features=self._features,
                 proceed=self._proceed,
                 selectors=self._selectors,
@@ -107,6 +107,9 @@ class _Cluster:
             nearest_fix=self._fix(claim),
         )
 
+    def _in_use(self) -> InUse:
+        return in_use_by(self._holding, shares=self._features.consumable_capacity)
+
     def _hold(self, claim: ResourceClaim, outcome: Allocation) -> Placed:
         status = ResourceClaimStatus(allocation=outcome.results[0])
         self._holding.append(msgspec.structs.replace(claim, status=status))
@@ -115,7 +118,7 @@ class _Cluster:
         )
 
     def _explained(self, claim: ResourceClaim) -> tuple[Explanation, ...]:
-        state = in_use_by(self._holding, shares=self._features.consumable_capacity)
+        state = self._in_use()
         return tuple(
             explain(
                 node,
@@ -130,7 +133,7 @@ class _Cluster:
         )
 
     def _fix(self, claim: ResourceClaim) -> str | None:
-        state = in_use_by(self._holding, shares=self._features.consumable_capacity)
+        state = self._in_use()
         for node in self._nodes:
             fix = nearest_fix(
                 node,

@@ -9,6 +9,7 @@ drivers in use do not publish yet.
 import re
 from collections.abc import Iterable
 
+from rackloom.claim.allocate.names import NIC_NUMA_NODE, NUMA_NODE, PCIE_ROOT
 from rackloom.claim.allocate.objects import (
     CelSelector,
     Device,
@@ -28,8 +29,6 @@ from rackloom.topology.machine import Gpu, Machine, Nic, PciePath, numa_of
 GPU_DRIVER = "gpu.nvidia.com"
 NIC_DRIVER = "dra.net"
 _PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
-_PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
-_NUMA_NODE = "resource.kubernetes.io/numaNode"
 
 Attributes = dict[str, DeviceAttribute]
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -82,7 +81,7 @@ def _gpu(gpu: Gpu) -> Device:
             "uuid": gpu.uuid,
             "productName": gpu.product,
             _PCI_BUS_ID: gpu.pci_address,
-            _PCIE_ROOT: _root(gpu.pcie),
+            PCIE_ROOT: _root(gpu.pcie),
         }
     )
     if gpu.driver_version is not None:
@@ -98,14 +97,14 @@ def _nic(nic: Nic) -> Device:
             "dra.net/rdmaDevice": nic.rdma_device,
             "dra.net/pciAddress": nic.pci_address,
             "dra.net/pciDevice": nic.model,
-            _PCIE_ROOT: _root(nic.pcie),
+            PCIE_ROOT: _root(nic.pcie),
         }
     )
     if nic.rdma_device is not None or nic.excluded is not None:
         attributes["dra.net/rdma"] = DeviceAttribute(bool_=nic.rdma_device is not None)
     numa = numa_of(nic)
     if numa is not None:
-        attributes |= {name: DeviceAttribute(int_=numa) for name in ("dra.net/numaNode", _NUMA_NODE)}
+        attributes |= {name: DeviceAttribute(int_=numa) for name in (NIC_NUMA_NODE, NUMA_NODE)}
     return Device(name=_nic_name(nic), attributes=attributes)
 
 

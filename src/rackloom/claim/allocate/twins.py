@@ -13,7 +13,7 @@ from rackloom.claim.allocate.candidates import Candidate
 from rackloom.claim.allocate.constraints import Constraint
 from rackloom.claim.allocate.eligibility import Eligibility
 from rackloom.claim.allocate.ledger import Ledger
-from rackloom.claim.allocate.places import PCIE_ROOT
+from rackloom.claim.allocate.names import PCIE_ROOT
 from rackloom.claim.allocate.ranking import Ranking
 from rackloom.claim.allocate.requests import Choice
 

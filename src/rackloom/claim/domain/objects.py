@@ -95,10 +95,6 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     last_transition_time: str = ""
     """RFC 3339; empty until it is written."""
 
-    def says_the_same_as(self, other: "Condition") -> bool:
-        """Whether the two differ in nothing but the time of the change."""
-        return msgspec.structs.replace(self, last_transition_time=other.last_transition_time) == other
-
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A ComputeDomain's status."""

@@ -52,7 +52,7 @@ _Loader.yaml_implicit_resolvers = {
 def read_documents(path: Path) -> list[Document]:
     """The objects of a file, or of the manifests right in a directory, as `kubectl -f` takes them.
 
-    The items of `kind: List` come one by one. Refused with file and line.
+    The items of `kind: List`, and of a PodList and its like, come one by one. Refused with file and line.
     """
     if path.is_dir():
         return [one for file in _manifests_in(path) for one in read_documents(file)]
@@ -136,15 +136,29 @@ def _unfolded(document: Document) -> Iterator[Document]:
             f"{document.where()}: an object is a mapping, not a {type(value).__name__}",
             nearest_fix="begin each object with apiVersion and kind, and part them with ---",
         )
-    if value.get("kind") != "List":
+    items = value.get("items")
+    if not _is_list(value):
         yield document
         return
-    items = value.get("items")
     if not isinstance(items, list):
         raise Refused(f"{document.where(('items',))}: a List has items")
+    each = _of_each(value)
     inner: dict[str | int, dict[FieldPath, int]] = {}
     for path, line in document.lines.items():
         if path[:1] == ("items",) and len(path) > 1:
             inner.setdefault(path[1], {})[path[2:]] = line
     for number, item in enumerate(items):
-        yield from _unfolded(Document(file=document.file, value=item, lines=inner.get(number, {})))
+        value = each | item if isinstance(item, dict) else item
+        yield from _unfolded(Document(file=document.file, value=value, lines=inner.get(number, {})))
+
+
+def _is_list(value: dict[str, Any]) -> bool:
+    """`kind: List`, or the list of one kind (PodList) as the API serves it."""
+    kind = value.get("kind")
+    return kind == "List" or (isinstance(kind, str) and kind.endswith("List") and "items" in value)
+
+
+def _of_each(value: dict[str, Any]) -> dict[str, Any]:
+    """What the API leaves out in the items of the list of one kind: theirs are all the same."""
+    kind = value["kind"].removesuffix("List")
+    return {"apiVersion": value.get("apiVersion"), "kind": kind} if kind else {}

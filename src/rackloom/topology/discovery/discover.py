@@ -7,10 +7,8 @@ from rackloom.topology.discovery.fuse import machine_of, unmatched
 from rackloom.topology.discovery.nvml import read_nvml
 from rackloom.topology.discovery.read import read_host
 from rackloom.topology.discovery.statements import NOTHING_DECLARED, read_declared, read_nccl_topology
-from rackloom.topology.discovery.sysroot import Sysroot, content_of
+from rackloom.topology.discovery.sysroot import OWN, Sysroot, content_of
 from rackloom.topology.machine import Machine
-
-OWN = Path("/")
 
 
 def discover(

@@ -1,14 +1,15 @@
-"""From what was read to a machine profile: what is a GPU, what is a NIC, and which source a fact is from.
+"""From what was read to a machine profile: what is a GPU, and which source a fact is from.
 
 Of two sources that know a fact, the kernel's own is kept; a file fills in what the kernel hides, and a
 declaration overrides both, since somebody wrote it because the machine was wrong.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from rackloom.topology.discovery.host import DriverGpu, Host, NetDevice, PciFunction, RdmaDevice
+from rackloom.topology.discovery.host import DriverGpu, Host, PciFunction
+from rackloom.topology.discovery.nics import Reasons, candidates_of
 from rackloom.topology.discovery.nvml import NvmlGpu
 from rackloom.topology.discovery.statements import (
     NOTHING_DECLARED,
@@ -19,12 +20,8 @@ from rackloom.topology.discovery.statements import (
 from rackloom.topology.facts import Fact, Source
 from rackloom.topology.machine import ClassRow, Gpu, Machine, Nic, PathClass, PciePath
 
-NVIDIA, AMD, MELLANOX, AMAZON = 0x10DE, 0x1002, 0x15B3, 0x1D0F
-_DISPLAY, _NETWORK, _ACCELERATOR = 0x03, 0x02, 0x12
-_INFINIBAND = 0x0207
-"""Class and subclass of an InfiniBand controller."""
-_PASSED_ON = frozenset({"vfio-pci", "uio_pci_generic", "igb_uio", "pci-stub"})
-"""Drivers that hold a function for somebody else (a virtual machine, DPDK)."""
+NVIDIA, AMD = 0x10DE, 0x1002
+_DISPLAY, _ACCELERATOR = 0x03, 0x12
 _NOTHING = DeclaredDevice()
 
 
@@ -119,36 +116,12 @@ def _gpu(
 def _is_gpu(function: PciFunction) -> bool:
     """NVIDIA's are display or 3D controllers; AMD's accelerators have a class of their own."""
     base = function.class_code >> 16
-    return function.vendor in (NVIDIA, AMD) and base in (_DISPLAY, _ACCELERATOR) and not _is_lent(function)
-
-
-def _is_lent(function: PciFunction) -> bool:
-    return function.driver in _PASSED_ON
-
-
-class _Candidate(msgspec.Struct, frozen=True):
-    """One NIC to be: a PCI function, or a device that has none."""
-
-    function: PciFunction | None
-    rdma: RdmaDevice | None
-    netdev: NetDevice | None
-
-    @property
-    def address(self) -> str | None:
-        if self.function is not None:
-            return self.function.address
-        return self.rdma.pci_address if self.rdma is not None else None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """By what a declaration may call it."""
-        named = (self.address, self.rdma and self.rdma.name, self.netdev and self.netdev.name)
-        return tuple(name for name in named if name)
+    return function.vendor in (NVIDIA, AMD) and base in (_DISPLAY, _ACCELERATOR) and not function.is_lent
 
 
 def _nics(host: Host, vendor: VendorTopology, declared: Declared) -> Iterator[Nic]:
-    candidates = _candidates(host)
-    reasons = _Reasons(host, candidates)
+    candidates = candidates_of(host)
+    reasons = Reasons(host, candidates)
     for index, candidate in enumerate(candidates):
         said = next((declared.nics[name] for name in candidate.names if name in declared.nics), _NOTHING)
         sources = _Sources(candidate.function, vendor, said)
@@ -159,76 +132,12 @@ def _nics(host: Host, vendor: VendorTopology, declared: Declared) -> Iterator[Ni
             if_name=None if candidate.netdev is None else candidate.netdev.name,
             rdma_device=None if candidate.rdma is None else candidate.rdma.name,
             model=said.product,
-            line_rate_gbps=said.line_rate_gbps or _line_rate(candidate),
+            line_rate_gbps=said.line_rate_gbps or candidate.line_rate_gbps,
             numa_node=sources.numa_node(candidate.address),
             pcie=sources.pcie(),
             vendor_switch=sources.switch(candidate.address),
             excluded=said.excluded or reasons.against(candidate),
         )
-
-
-def _candidates(host: Host) -> tuple[_Candidate, ...]:
-    """NICs by PCI address; then RDMA devices whose function has another class (some are 0x00ff)."""
-    rdma = {device.pci_address: device for device in host.rdma if device.pci_address}
-    netdevs = {device.pci_address: device for device in host.netdevs if device.pci_address}
-    functions = [one for one in host.pci if _is_nic(one) or (one.address in rdma and not _is_lent(one))]
-    found = [_Candidate(one, rdma.get(one.address), netdevs.get(one.address)) for one in functions]
-    seen = {one.address for one in functions}
-    return (*found, *(_Candidate(None, one, None) for one in host.rdma if one.pci_address not in seen))
-
-
-def _is_nic(function: PciFunction) -> bool:
-    """A network controller with a driver; its interface may be away, in the namespace of a pod."""
-    return function.class_code >> 16 == _NETWORK and function.driver is not None and not _is_lent(function)
-
-
-def _line_rate(candidate: _Candidate) -> int | None:
-    """Gb/s: the fastest port of the RDMA device, or the interface's negotiated speed."""
-    ports = () if candidate.rdma is None else candidate.rdma.ports
-    rates = [port.rate_gbps for port in ports if port.rate_gbps]
-    if rates:
-        return int(min(max(rates), 1e6))
-    speed = None if candidate.netdev is None else candidate.netdev.speed_mbps
-    return None if speed is None else speed // 1000 or None
-
-
-class _Reasons:
-    """Why a NIC must not carry tenant data."""
-
-    def __init__(self, host: Host, candidates: Iterable[_Candidate]) -> None:
-        everyone = tuple(candidates)
-        self._uplinks = _with_members(host)
-        self._any_rdma = any(one.rdma is not None for one in everyone)
-        self._any_efa = any(_is_efa(one) for one in everyone)
-
-    def against(self, one: _Candidate) -> str | None:
-        """The first reason that applies; None: it may."""
-        if one.netdev is not None and one.netdev.name in self._uplinks:
-            return "carries the default route"
-        if self._any_efa and _is_infiniband(one):
-            # Amazon's machines have no InfiniBand fabric: on HGX B200 boards it is how the NVLink switches
-            # are managed.
-            return "carries NVLink management"
-        if self._any_rdma and one.rdma is None and one.netdev is not None:
-            return "Ethernet without RDMA"
-        return None
-
-
-def _with_members(host: Host) -> frozenset[str]:
-    """Uplinks, and what carries their traffic below them: the members of a bond or bridge."""
-    found = set(host.uplinks)
-    while more := {one.name for one in host.netdevs if one.master in found} - found:
-        found |= more
-    return frozenset(found)
-
-
-def _is_efa(one: _Candidate) -> bool:
-    return one.function is not None and one.function.vendor == AMAZON and one.rdma is not None
-
-
-def _is_infiniband(one: _Candidate) -> bool:
-    function = one.function
-    return function is not None and function.vendor == MELLANOX and function.class_code >> 8 == _INFINIBAND
 
 
 def _rows(gpus: Sequence[Gpu], nics: Sequence[Nic], declared: Declared) -> Iterator[ClassRow]:

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from rackloom.topology.machine import PciePath
 
+_PASSED_ON = frozenset({"vfio-pci", "uio_pci_generic", "igb_uio", "pci-stub"})
+
 
 @dataclass(frozen=True, slots=True)
 class PciFunction:
@@ -30,6 +32,11 @@ class PciFunction:
         """`vendor:device` in lower-case hex."""
         return f"{self.vendor:04x}:{self.device:04x}"
 
+    @property
+    def is_lent(self) -> bool:
+        """Whether its driver only holds it for somebody else (a virtual machine, DPDK)."""
+        return self.driver in _PASSED_ON
+
 
 @dataclass(frozen=True, slots=True)
 class RdmaPort:
@@ -52,7 +59,6 @@ class RdmaDevice:
 
     name: str
     pci_address: str | None
-    node_guid: str | None
     ports: tuple[RdmaPort, ...]
 
 

@@ -54,7 +54,6 @@ def _rdma_device(sysroot: Sysroot, name: str) -> RdmaDevice:
     return RdmaDevice(
         name=name,
         pci_address=None if device is None else owner_address(device),
-        node_guid=sysroot.text(f"{at}/node_guid"),
         ports=tuple(_port(sysroot, f"{at}/ports/{number}", int(number)) for number in ports),
     )
 

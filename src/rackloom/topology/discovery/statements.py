@@ -12,6 +12,7 @@ from rackloom.topology.facts import Source
 from rackloom.topology.machine import PathClass, PciePath
 
 LARGEST_FILE = 4 * 1024 * 1024
+_AS_NCCL_HAS_IT = "give the file that NCCL_TOPO_FILE names"
 
 
 class VendorTopology(msgspec.Struct, frozen=True):
@@ -74,11 +75,12 @@ def read_nccl_topology(content: bytes, name: str) -> VendorTopology:
         text = content.decode()
         if len(content) > LARGEST_FILE or "\0" in text or "<!" in text.replace("<!--", ""):
             raise Refused(
-                f"{name}: over {LARGEST_FILE} bytes, not UTF-8, or with a document type declaration"
+                f"{name}: over {LARGEST_FILE} bytes, not UTF-8, or with a document type declaration",
+                nearest_fix=_AS_NCCL_HAS_IT,
             )
         root = ET.fromstring(text)  # noqa: S314 - declarations are refused above
     except (ET.ParseError, UnicodeDecodeError) as error:
-        raise Refused(f"{name}: {error}", nearest_fix="give the file that NCCL_TOPO_FILE names") from error
+        raise Refused(f"{name}: {error}", nearest_fix=_AS_NCCL_HAS_IT) from error
     switches: dict[str, str] = {}
     numa: dict[str, int] = {}
     for cpu in root.iter("cpu"):

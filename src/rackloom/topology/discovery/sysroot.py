@@ -8,6 +8,8 @@ from pathlib import Path, PurePosixPath
 
 from rackloom.errors import Refused, why
 
+OWN = Path("/")
+"""Where this machine itself is found."""
 LONGEST = 64 * 1024
 """Bytes; a sysfs attribute has at most a page."""
 LONGEST_TABLE = 16 * 1024 * 1024
@@ -19,7 +21,7 @@ MOST_LINKS = 40
 class Sysroot:
     """A directory that holds `sys` and `proc` as a kernel shows them."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
+    def __init__(self, root: Path = OWN) -> None:
         self.root = root
 
     def text(self, path: str) -> str | None:

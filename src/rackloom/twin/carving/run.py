@@ -16,7 +16,6 @@ import msgspec
 import sqlalchemy as sa
 import structlog
 
-from rackloom.carve.api.app import ApiDeps, create_app
 from rackloom.carve.api.auth import Role
 from rackloom.carve.api.local_tokens import LocalIssuer
 from rackloom.carve.plan.values import DefaultPartition
@@ -35,7 +34,7 @@ from rackloom.twin.carving.operator import ORG, Operator
 from rackloom.twin.carving.tenants import Broken, Tenant
 from rackloom.twin.switches.fabric import FabricSnapshot
 from rackloom.twin.virtual import event_loop
-from rackloom.twin.virtual.plane import EPOCH, SimPlane
+from rackloom.twin.virtual.plane import EPOCH, SimPlane, application
 from rackloom.twin.virtual.world import Executed, SimRack, SimWorld
 
 TENANTS = ("red", "blue")
@@ -284,15 +283,8 @@ def _service_parts() -> tuple[SqliteBackend, tuple[Any, ...], LocalIssuer]:
     with tempfile.TemporaryDirectory() as keys:
         issuer = LocalIssuer(Path(keys))
     backend = SqliteBackend.inline(None)
-    deps = ApiDeps(
-        store=Store(backend),
-        clock=lambda: EPOCH,
-        ids=str,
-        wake=lambda _: None,
-        verifier=issuer.verifier(lambda: EPOCH),
-        auto_tenant=True,
-    )
-    return backend, (create_app(deps), create_app(deps)), issuer
+    records = Store(backend)
+    return backend, (application(records, issuer), application(records, issuer)), issuer
 
 
 def _empty(conn: sa.Connection) -> None:

@@ -63,10 +63,10 @@ class Tenant:
             await action(self)
             self.operations += 1
 
-    async def must(self, method: str, path: str, body: Any = None) -> Any:
+    async def must(self, method: str, path: str) -> Any:
         """Ask until answered; anything but success is a defect."""
         while True:
-            answer = await self.ask(method, path, body)
+            answer = await self.ask(method, path)
             if answer is not None:
                 status, shown = answer
                 if status >= 300:

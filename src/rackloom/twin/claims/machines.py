@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.domain.objects import Ref
@@ -23,7 +24,7 @@ from rackloom.twin.claims.life import Life
 from rackloom.twin.claims.processes import Kept
 from rackloom.twin.claims.seen import Seen
 from rackloom.twin.claims.steps import Steps, stepped
-from rackloom.twin.claims.tray import DRIVER_NAMESPACE, Tray
+from rackloom.twin.claims.tray import Tray
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kubelet.claims import PodClaim
 from rackloom.twin.nodes.claim_devices import ClaimDevices
@@ -143,10 +144,10 @@ class Machine:
         return Place(
             compute_domain=meta["labels"][names.COMPUTE_DOMAIN_LABEL],
             clique_id=self.tray.clique,
-            namespace=DRIVER_NAMESPACE,
+            namespace=DEFAULT_NAMESPACE,
             node=self.tray.name,
             address=pod["status"]["podIP"],
-            pod=Ref(meta["name"], meta["uid"], DRIVER_NAMESPACE),
+            pod=Ref(meta["name"], meta["uid"], DEFAULT_NAMESPACE),
             max_nodes=names.MAX_NODES_PER_IMEX_DOMAIN,
         )
 
@@ -174,7 +175,7 @@ class Machines:
         """As `Containers` has it."""
         machine = self._machine(node)
         await asyncio.sleep(POD_START)
-        if pod["metadata"]["namespace"] == DRIVER_NAMESPACE:
+        if pod["metadata"]["namespace"] == DEFAULT_NAMESPACE:
             await machine.run_daemon(pod, ready)
             return 1
         specs = self._specs(machine, pod)

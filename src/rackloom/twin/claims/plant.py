@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rackloom.claim.cluster.controller import Controller
-from rackloom.claim.cluster.settings import DaemonSettings, Settings
+from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE, DaemonSettings, Settings
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.api import KubeError, NotFound, Object
 from rackloom.claim.kube.events import Recorder
@@ -18,14 +18,15 @@ from rackloom.twin.claims.machines import Machine, Machines
 from rackloom.twin.claims.processes import Kept
 from rackloom.twin.claims.seen import Seen
 from rackloom.twin.claims.steps import Steps, stepped
-from rackloom.twin.claims.tray import DRIVER_NAMESPACE, Tray, install_kernel
+from rackloom.twin.claims.tray import Tray, install_kernel
 from rackloom.twin.kube import DirectApi, FakeKube, Fault
 from rackloom.twin.kube.controllers import DaemonSets, PodClaims, Scheduler
 from rackloom.twin.kube.times import loop_time
 from rackloom.twin.nodes.kubelets import Kubelets
-from rackloom.twin.nodes.node_objects import NodeSpec
+from rackloom.twin.nodes.node_objects import LEASE_NAMESPACE, NodeSpec
 
 TEAM = "team"
+TRAYS = 3
 API_SECONDS = 0.005
 CONTROLLER_RESTART = 5.0
 SERVER_DOWN = 2.0
@@ -46,7 +47,7 @@ class Death(StrEnum):
 
 
 class Plant:
-    """One cluster of `trays` in one clique. `death` comes at step `at`."""
+    """One cluster of three trays in one clique. `death` comes at step `at`."""
 
     def __init__(
         self,
@@ -54,16 +55,15 @@ class Plant:
         classes: Sequence[Object],
         isolation: Isolation,
         *,
-        trays: int = 3,
         death: Death | None = None,
         at: int = 0,
     ) -> None:
         install_kernel(root)
         self.isolation = isolation
-        self.kube = FakeKube(namespaces=("default", "kube-node-lease", TEAM, DRIVER_NAMESPACE))
+        self.kube = FakeKube(namespaces=("default", LEASE_NAMESPACE, TEAM, DEFAULT_NAMESPACE))
         self.kube.faults.delay(API_SECONDS)
         self.user = DirectApi(self.kube, "user")
-        self.trays = {tray.name: tray for tray in (Tray(root, 1, number) for number in range(trays))}
+        self.trays = {tray.name: tray for tray in (Tray(root, 1, number) for number in range(TRAYS))}
         self.seen = Seen()
         self.machines = Machines(self.kube, self.seen)
         self.steps = Steps(self._strike)

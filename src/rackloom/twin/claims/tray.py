@@ -5,6 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.api import KubeApi
@@ -18,7 +19,6 @@ from rackloom.claim.node.run import Host, Places, Running
 from rackloom.twin.kube.times import loop_time
 
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
-DRIVER_NAMESPACE = "rackloom-system"
 
 
 def install_kernel(root: Path) -> None:
@@ -74,7 +74,7 @@ class Tray:
             fabric.write_text(json.dumps(declared))
         settings = ImexSettings(
             node=self.name,
-            namespace=DRIVER_NAMESPACE,
+            namespace=DEFAULT_NAMESPACE,
             domains=self.domains,
             isolation=isolation,
             kernel=Kernel(proc_devices=self.root / "devices", imex_capability=self.root / "capability"),

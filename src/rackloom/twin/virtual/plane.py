@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from rackloom.carve.api.app import ApiDeps
+from rackloom.carve.api.app import ApiDeps, create_app
+from rackloom.carve.api.local_tokens import LocalIssuer
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.fabric.ports import FabricDriver, FabricUnavailable
 from rackloom.carve.plan.values import Observation, Operation
@@ -256,6 +257,19 @@ class SimPlane:
     def _switch_at(self, url: str) -> SimSwitch:
         liar = self.liars.get(url)
         return self.world.rack_at(url).switch_at(url) if liar is None else liar.switch
+
+
+def application(records: Store, issuer: LocalIssuer) -> Any:
+    """The REST door of one process, which gives it its own clock, ids and wake-ups when it starts."""
+    deps = ApiDeps(
+        store=records,
+        clock=lambda: EPOCH,
+        ids=str,
+        wake=lambda _: None,
+        verifier=issuer.verifier(lambda: EPOCH),
+        auto_tenant=True,
+    )
+    return create_app(deps)
 
 
 def _now() -> float:

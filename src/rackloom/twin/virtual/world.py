@@ -27,7 +27,6 @@ from rackloom.twin.switches.racks import fabrics_of
 from rackloom.twin.virtual.wire import SimSwitch, Trip
 
 MUTATIONS = frozenset({"CreatePartition", "DeletePartition", "AddGpusToPartition", "RemoveGpusFromPartition"})
-HEALED = Trip()
 CRAMPED = 0.2
 """How often a domain holds no more than one to three partitions."""
 

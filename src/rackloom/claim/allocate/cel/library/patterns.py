@@ -1,15 +1,22 @@
 """Regular expressions: matches, find and findAll."""
 
+from typing import TYPE_CHECKING
+
 from rackloom.claim.allocate.cel.errors import EvaluationError
 from rackloom.claim.allocate.cel.overloads import Library
-from rackloom.claim.allocate.cel.regex import Regex, compiled
+
+if TYPE_CHECKING:
+    from rackloom.claim.allocate.cel.regex import Regex
 
 PATTERNS = Library()
 _add = PATTERNS.add
 
 
-def regex(pattern: str) -> Regex:
+def regex(pattern: str) -> "Regex":
     """The compiled pattern. Raises EvaluationError where RE2 would refuse it."""
+    # Few selectors have patterns, and what reads them takes longest to load of the whole library.
+    from rackloom.claim.allocate.cel.regex import compiled
+
     try:
         return compiled(pattern)
     except ValueError as error:
