@@ -19,7 +19,7 @@ What can be set or read on the way:
 - `kube.store.compact()` makes old resourceVersions answer 410, `kube.store.hang_up()` ends every watch.
 
 Time is the running loop's: under `twin.virtual.event_loop` it is virtual. Garbage of ownerReferences is
-collected in a later turn of the loop (after `collect_after` seconds). Pods of DaemonSets, scheduling and a
+collected in a later turn of the loop. Pods of DaemonSets, scheduling and a
 kubelet are not the server's business: `twin.kube.controllers` has small ones.
 """
 

@@ -85,6 +85,11 @@ def bad_request(message: str) -> Rejected:
     return Rejected(400, "BadRequest", message)
 
 
+def too_large(message: str) -> KubeError:
+    """More than a server reads."""
+    return KubeError(413, "RequestEntityTooLarge", message)
+
+
 def forbidden(kind: Kind, name: str, why: str) -> Rejected:
     """An admission plugin, or who asked, does not allow it."""
     return Rejected(403, "Forbidden", f'{resource(kind)} "{name}" is forbidden: {why}')

@@ -14,18 +14,19 @@ from rackloom.twin.kube.history import Feed, Scope
 from rackloom.twin.kube.options import ListOptions, WatchOptions, starts_with_all
 from rackloom.twin.kube.ownership import clone
 from rackloom.twin.kube.selectors import check_fields, matcher, required_fields
-from rackloom.twin.kube.server import FakeKube
+from rackloom.twin.kube.server import Change, FakeKube
 
 _FIRST_END = "k8s.io/initial-events-end"
 """On the bookmark after everything that was there when a watch began."""
 
 
 class DirectApi:
-    """What `user` may ask of a fake server. `user` is also the field manager of its creates and patches."""
+    """What `user` may ask of a fake server. `manager`, or else `user`, has the fields that it writes."""
 
-    def __init__(self, kube: FakeKube, user: str) -> None:
+    def __init__(self, kube: FakeKube, user: str, manager: str = "") -> None:
         self._kube = kube
         self._user = user
+        self._manager = manager or user
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         """Read one object."""
@@ -126,7 +127,9 @@ class DirectApi:
     async def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:
         """Create an object."""
         call = await self._enter("create", kind)
-        return self._leave(call, await self._kube.create(kind, obj, self._user, dry_run=dry_run))
+        return self._leave(
+            call, await self._kube.create(kind, obj, self._user, manager=self._manager, dry_run=dry_run)
+        )
 
     async def replace(
         self, kind: Kind, obj: Object, *, subresource: str = "", dry_run: bool = False
@@ -143,7 +146,9 @@ class DirectApi:
         def change(old: Object) -> Object:
             return _written(old, whole)
 
-        written = await self._kube.change(kind, key, change, self._user, subresource, dry_run=dry_run)
+        written = await self._kube.change(
+            kind, key, change, self._user, subresource, manager=self._manager, dry_run=dry_run
+        )
         return self._leave(call, written)
 
     async def apply(
@@ -175,8 +180,6 @@ class DirectApi:
         dry_run: bool = False,
     ) -> Object:
         """Change an object by a merge patch or a JSON patch."""
-        call = await self._enter("patch", kind, subresource)
-        key = self._kube.key(kind, namespace, name)
 
         def change(old: Object) -> Object:
             if isinstance(patch, Mapping):
@@ -185,7 +188,24 @@ class DirectApi:
                 changed = patches.json_patch(old, clone(list(patch)))
             return changed
 
-        patched = await self._kube.change(kind, key, change, self._user, subresource, dry_run=dry_run)
+        return await self.modify(kind, name, namespace, change, subresource=subresource, dry_run=dry_run)
+
+    async def modify(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None,
+        change: Change,
+        *,
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> Object:
+        """Patch an object: `change` makes of it what it shall be."""
+        call = await self._enter("patch", kind, subresource)
+        key = self._kube.key(kind, namespace, name)
+        patched = await self._kube.change(
+            kind, key, change, self._user, subresource, manager=self._manager, dry_run=dry_run
+        )
         return self._leave(call, patched)
 
     async def bind(

@@ -4,11 +4,36 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from rackloom.claim.kube.api import Kind, Object
+from rackloom.claim.kube.kinds import POD
 from rackloom.twin.kube.shapes import Shape
 
 VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.4+simulated", "platform": "linux/amd64"}
 _VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
-_SHORT = {"pods": ["po"], "nodes": ["no"], "namespaces": ["ns"], "events": ["ev"], "daemonsets": ["ds"]}
+_SHORT = {
+    "configmaps": ["cm"],
+    "customresourcedefinitions": ["crd", "crds"],
+    "daemonsets": ["ds"],
+    "events": ["ev"],
+    "namespaces": ["ns"],
+    "nodes": ["no"],
+    "pods": ["po"],
+    "serviceaccounts": ["sa"],
+    "services": ["svc"],
+}
+_POLICY: tuple[str, str] = ("policy", "v1")
+"""Has no resources here, but `kubectl drain` evicts only where the group of Eviction is served."""
+_OF_PODS: list[Object] = [
+    {"name": "pods/binding", "singularName": "", "namespaced": True, "kind": "Binding", "verbs": ["create"]},
+    {
+        "name": "pods/eviction",
+        "singularName": "",
+        "namespaced": True,
+        "group": _POLICY[0],
+        "version": _POLICY[1],
+        "kind": "Eviction",
+        "verbs": ["create"],
+    },
+]
 _FIELD_VALIDATION = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
 
 
@@ -35,6 +60,7 @@ def discovery(path: str, shapes: Mapping[Kind, Shape]) -> Object | None:
 
 def _groups(shapes: Iterable[Kind]) -> list[Object]:
     versions: dict[str, set[str]] = defaultdict(set)
+    versions[_POLICY[0]].add(_POLICY[1])
     for kind in shapes:
         versions[kind.group].add(kind.version)
     return [_group(name, sorted(found)) for name, found in sorted(versions.items()) if name]
@@ -47,13 +73,13 @@ def _group(name: str, versions: list[str]) -> Object:
 
 def _resources(group: str, version: str, shapes: Mapping[Kind, Shape]) -> Object | None:
     kinds = [kind for kind in shapes if (kind.group, kind.version) == (group, version)]
-    if not kinds:
+    if not kinds and (group, version) != _POLICY:
         return None
     told = [one for kind in kinds for one in _resource(kind, shapes[kind])]
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
-        "groupVersion": kinds[0].api_version,
+        "groupVersion": f"{group}/{version}" if group else version,
         "resources": told,
     }
 
@@ -68,7 +94,7 @@ def _resource(kind: Kind, shape: Shape) -> list[Object]:
         "shortNames": _SHORT.get(kind.plural, []),
     }
     status = {**own, "name": f"{kind.plural}/status", "verbs": ["get", "patch", "update"], "shortNames": []}
-    return [own, status] if shape.status else [own]
+    return [own, *([status] if shape.status else ()), *(_OF_PODS if kind == POD else ())]
 
 
 def _versions(shapes: Iterable[Kind]) -> set[str]:

@@ -10,7 +10,9 @@ from typing import Any
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Kind, Object
+from rackloom.claim.kube.pods import has_ended
 from rackloom.twin.kube import answers
+from rackloom.twin.kube import metadata as metadata_rules
 from rackloom.twin.kube.shapes import Shape
 
 FOREGROUND = "foregroundDeletion"
@@ -20,6 +22,7 @@ NAMESPACE = "kubernetes"
 _PROPAGATION = {"Foreground": FOREGROUND, "Orphan": ORPHAN}
 _KEPT = ("uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds")
 _OF_THE_SERVER = (*_KEPT, "managedFields", "selfLink")
+_GIVEN = (*_OF_THE_SERVER, "namespace")
 POD_GRACE_SECONDS = 30
 
 
@@ -34,6 +37,7 @@ class Birth:
 
 def created(kind: Kind, obj: Object, namespace: str | None, shape: Shape, birth: Birth) -> Object:
     """The object as it is first stored, without resourceVersion and managedFields."""
+    metadata_rules.check(kind, obj)
     given: dict[str, Any] = dict(obj.get("metadata") or {})
     if given.get("resourceVersion"):
         message = "resourceVersion should not be set on objects to be created"
@@ -44,7 +48,7 @@ def created(kind: Kind, obj: Object, namespace: str | None, shape: Shape, birth:
     identity = {"name": name, "uid": birth.uid, "creationTimestamp": birth.time}
     if kind.namespaced:
         identity["namespace"] = namespace
-    metadata = {key: value for key, value in given.items() if key not in _OF_THE_SERVER} | identity
+    metadata = {key: value for key, value in given.items() if key not in _GIVEN} | identity
     if shape.generation:
         metadata["generation"] = 1
     body = {key: value for key, value in obj.items() if key != "status" or keeps_status(shape)}
@@ -58,6 +62,7 @@ def keeps_status(shape: Shape) -> bool:
 
 def changed(kind: Kind, old: Object, new: Object, shape: Shape, subresource: str) -> Object:
     """`new` as it may replace `old` through this subresource ("" is the object itself)."""
+    metadata_rules.check(kind, new)
     _same_identity(kind, old, new)
     new = _settled(old, new, shape, subresource)
     metadata = dict(new["metadata"])
@@ -77,6 +82,10 @@ def _same_identity(kind: Kind, old: Object, new: Object) -> None:
     have, given = old["metadata"], new.get("metadata") or {}
     if given.get("uid", have["uid"]) != have["uid"]:
         raise answers.another(kind, have["name"], given["uid"], have["uid"])
+    for field in ("name", "namespace"):
+        if (given.get(field) or None) != have.get(field):
+            problem = f'metadata.{field}: Invalid value: "{given.get(field, "")}": field is immutable'
+            raise answers.invalid(kind, have["name"], problem)
     version = given.get("resourceVersion")
     if version and version != have["resourceVersion"]:
         raise answers.stale(kind, have["name"])
@@ -146,6 +155,12 @@ def doomed(obj: Object, ending: str, grace: int, propagation: str | None) -> Obj
     return held(marked, wanted) if wanted else marked
 
 
+def in_phase(namespace: Object) -> Object:
+    """A namespace that says whether it is being deleted."""
+    phase = "Terminating" if "deletionTimestamp" in namespace["metadata"] else "Active"
+    return {**namespace, "status": {**(namespace.get("status") or {}), "phase": phase}}
+
+
 def held(obj: Object, finalizer: str) -> Object:
     """`obj` with a finalizer more."""
     metadata = obj["metadata"] | {"finalizers": [*finalizers(obj), finalizer]}
@@ -163,8 +178,7 @@ def grace_of(kind: Kind, obj: Object, asked: int | None) -> int:
     """Seconds until the object may go: only a pod that is on a node and has not ended gets any."""
     if kind != kinds.POD:
         return 0
-    ended = obj.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    if ended or not obj.get("spec", {}).get("nodeName"):
+    if has_ended(obj) or not obj.get("spec", {}).get("nodeName"):
         return 0
     default = obj["spec"].get("terminationGracePeriodSeconds", POD_GRACE_SECONDS)
     return int(default if asked is None else asked)

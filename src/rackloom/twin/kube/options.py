@@ -1,8 +1,7 @@
 """What may be asked beside objects and selectors: the options of Kubernetes 1.36."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rackloom.claim.kube.api import Kind
 from rackloom.twin.kube import answers
@@ -13,6 +12,10 @@ _EXACT, _NOT_OLDER = "Exact", "NotOlderThan"
 _MATCH, _INITIAL = "resourceVersionMatch", "sendInitialEvents"
 _OF_LISTS = f'Unsupported value: "{{}}": supported values: "{_EXACT}", "{_NOT_OLDER}", ""'
 _OF_WATCHES = f'Unsupported value: "{{}}": supported values: "{_NOT_OLDER}"'
+
+
+_DIGITS = 20
+"""Of the largest number of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +73,9 @@ def starts_with_all(version: str) -> bool:
     return version in ("", "0")
 
 
-def is_dry_run(params: Mapping[str, str], options: Any = None) -> bool:
+def is_dry_run(params: Mapping[str, str], options: Iterable[str] = ()) -> bool:
     """Whether a write shall change nothing: in the query, or in the DeleteOptions. Raises `Rejected`."""
-    told = options.get("dryRun") if isinstance(options, dict) else None
-    asked = [*([params["dryRun"]] if "dryRun" in params else ()), *(told or ())]
+    asked = [*([params["dryRun"]] if "dryRun" in params else ()), *options]
     if any(one != "All" for one in asked):
         raise answers.invalid(_OF_WRITES, "", 'dryRun: Unsupported value: supported values: "All"')
     return bool(asked)
@@ -91,14 +93,18 @@ def _number(params: Mapping[str, str], name: str) -> int | None:
     text = params.get(name)
     if not text:
         return None
-    if not text.removeprefix("-").isdecimal():
+    if not _is_number(text.removeprefix("-")):
         raise answers.bad_request(f'strconv.ParseInt: parsing "{text}": invalid syntax')
     return int(text)
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _DIGITS
+
+
 def _version(params: Mapping[str, str]) -> str:
     version = params.get("resourceVersion", "")
-    if version and not version.isdigit():
+    if version and not _is_number(version):
         raise answers.unreadable_version(version)
     return version
 

@@ -7,6 +7,7 @@ import msgspec
 
 from rackloom.claim.kube.api import Object
 from rackloom.twin.kube import answers, fields
+from rackloom.twin.kube.client_applied import handed_over
 from rackloom.twin.kube.fields import ABSENT, Fields, Path
 from rackloom.twin.kube.shapes import Shape
 
@@ -63,7 +64,7 @@ def holdings_of(obj: Object) -> Holdings:
 
 def _decode(entry: Object) -> Holding:
     writer = Writer(entry["manager"], entry["operation"], entry["apiVersion"], entry.get("subresource", ""))
-    return Holding(writer, fields.decode(entry["fieldsV1"]), entry["time"], entry)
+    return Holding(writer, fields.decode(entry["fieldsV1"]), entry.get("time", ""), entry)
 
 
 def _encode(holding: Holding) -> Object:
@@ -74,10 +75,12 @@ def _encode(holding: Holding) -> Object:
         "manager": writer.manager,
         "operation": writer.operation,
         "apiVersion": writer.api_version,
-        "time": holding.time,
         "fieldsType": "FieldsV1",
         "fieldsV1": fields.encode(holding.fields),
     }
+    # What kubectl hands over to itself has no time.
+    if holding.time:
+        entry["time"] = holding.time
     if writer.subresource:
         entry["subresource"] = writer.subresource
     return entry
@@ -94,8 +97,21 @@ def updated(old: Object | None, new: Object, writer: Writer, shape: Shape, now: 
     before = {} if old is None else fields.owned_values(old, shape)
     values = fields.owned_values(new, shape)
     changed = frozenset(path for path in values if before.get(path, ABSENT) != values[path])
-    holdings = () if old is None else holdings_of(old)
+    holdings = () if old is None else _kept(old, new)
     return with_holdings(new, _taken(holdings, writer, changed, frozenset(values), now))
+
+
+def _kept(old: Object, new: Object) -> Holdings:
+    """The owners before a write: a patch may have changed them, as `kubectl apply --server-side` does.
+
+    As a real server does, what cannot be read is passed over.
+    """
+    if new["metadata"].get("managedFields") == old["metadata"].get("managedFields"):
+        return holdings_of(old)
+    try:
+        return holdings_of(new)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return holdings_of(old)
 
 
 def _taken(holdings: Holdings, writer: Writer, changed: Fields, present: Fields, now: str) -> Holdings:
@@ -115,7 +131,9 @@ def applied(old: Object, wanted: Object, writer: Writer, shape: Shape, now: str,
     holdings = holdings_of(old)
     others = tuple(one for one in holdings if not one.writer.same_owner(writer))
     lost = _contested(old, wanted, asked, others)
-    if lost and not force:
+    first = len(others) == len(holdings)
+    yielding = handed_over(old, writer.manager, shape) if first else frozenset()
+    if not force and not {path for _, path in lost} <= yielding:
         raise answers.owned([(str(one.writer), fields.told(path)) for one, path in lost])
     mine = next((one for one in holdings if one.writer.same_owner(writer)), Holding(writer, frozenset(), now))
     taken = frozenset(path for _, path in lost)

@@ -3,7 +3,22 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from rackloom.twin.kube import answers
+
+OPERATIONS = 10_000
+COPIED_BYTES = 3 << 20
+"""The operations of a JSON patch, and what they may copy in sum (k8s.io/apiserver, handlers/patch.go)."""
+
+
+class _Operation(msgspec.Struct, frozen=True):
+    """One of RFC 6902. A `value` that is not given is null."""
+
+    op: str
+    path: str
+    value: Any = None
+    source: str = msgspec.field(name="from", default="")
 
 
 def merge(target: Any, patch: Any) -> Any:
@@ -20,23 +35,43 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def json_patch(target: Any, operations: Sequence[Mapping[str, Any]]) -> Any:
-    """What the operations make of `target`. Raises `Rejected` (422) where one does not apply."""
-    for operation in operations:
+    """What the operations make of `target`.
+
+    Raises:
+        Rejected: (400) they are no operations; (422) one does not apply, or they copy too much.
+        KubeError: (413) there are too many.
+    """
+    copied = 0
+    for operation in _read(operations):
+        if operation.op == "copy":
+            copied += len(msgspec.json.encode(_at(target, _parts(operation.source))))
+            if copied > COPIED_BYTES:
+                raise _refused(f"what it copies, {copied} bytes, exceeds the limit {COPIED_BYTES}")
         target = _one(target, operation)
     return target
 
 
-def _one(target: Any, operation: Mapping[str, Any]) -> Any:
-    op, path = operation.get("op"), _parts(operation.get("path", ""))
+def _read(operations: Sequence[Mapping[str, Any]]) -> list[_Operation]:
+    if len(operations) > OPERATIONS:
+        told = f"the allowed maximum operations in a JSON patch is {OPERATIONS}, got {len(operations)}"
+        raise answers.too_large(told)
+    try:
+        return msgspec.convert(operations, list[_Operation])
+    except msgspec.ValidationError as error:
+        raise answers.bad_request(f"the body of the request is no JSON patch: {error}") from error
+
+
+def _one(target: Any, operation: _Operation) -> Any:
+    op, path = operation.op, _parts(operation.path)
     match op:
         case "add" | "replace" | "remove":
-            return _edit(target, path, _EDITS[op], operation.get("value"))
+            return _edit(target, path, _EDITS[op], operation.value)
         case "test":
-            if _at(target, path) != operation.get("value"):
-                raise _refused(f"testing path {operation['path']!r} failed")
+            if _at(target, path) != operation.value:
+                raise _refused(f"testing path {operation.path!r} failed")
             return target
         case "copy" | "move":
-            source = _parts(operation.get("from", ""))
+            source = _parts(operation.source)
             value = _at(target, source)
             kept = _edit(target, source, _remove, None) if op == "move" else target
             return _edit(kept, path, _add, value)
@@ -44,6 +79,8 @@ def _one(target: Any, operation: Mapping[str, Any]) -> Any:
 
 
 def _parts(pointer: str) -> list[str]:
+    if pointer and not pointer.startswith("/"):
+        raise _refused(f"the path {pointer!r} does not begin with a slash")
     return [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
 
 
@@ -61,17 +98,21 @@ def _at(target: Any, path: list[str]) -> Any:
 
 def _child(target: Any, part: str) -> Any:
     try:
-        return target[int(part)] if isinstance(target, list) else target[part]
-    except (KeyError, IndexError, ValueError, TypeError):
+        return target[_place(target, part)]
+    except (KeyError, IndexError, TypeError):
         raise _refused(f"the path has no {part!r}") from None
 
 
+_DIGITS = 9
+"""Of the index of a list: no list is longer."""
 _Edit = Callable[[Any, str, Any], None]
 
 
 def _edit(target: Any, path: list[str], edit: _Edit, value: Any) -> Any:
     if not path:
         return value
+    if not isinstance(target, list | Mapping):
+        raise _refused(f"the path has no {path[0]!r}")
     changed = list(target) if isinstance(target, list) else dict(target)
     head, rest = path[0], path[1:]
     if rest:
@@ -92,19 +133,23 @@ def _add(target: Any, part: str, value: Any) -> None:
 
 
 def _index(part: str, limit: int) -> int:
-    if not part.isdigit() or int(part) > limit:
-        raise _refused(f"index {part} is out of bounds")
+    if not (part.isascii() and part.isdigit() and len(part) <= _DIGITS and int(part) <= limit):
+        raise _refused(f"index {part[:_DIGITS]} is out of bounds")
     return int(part)
+
+
+def _place(target: Any, part: str) -> Any:
+    return _index(part, len(target) - 1) if isinstance(target, list) else part
 
 
 def _replace(target: Any, part: str, value: Any) -> None:
     _child(target, part)
-    target[int(part) if isinstance(target, list) else part] = value
+    target[_place(target, part)] = value
 
 
 def _remove(target: Any, part: str, _: Any) -> None:
     _child(target, part)
-    del target[int(part) if isinstance(target, list) else part]
+    del target[_place(target, part)]
 
 
 _EDITS: Mapping[str, _Edit] = {"add": _add, "replace": _replace, "remove": _remove}

@@ -40,7 +40,7 @@ class Removal:
         ending = whole_time(self._now() + seconds)
         marked = lifecycle.doomed(obj, ending, seconds, propagation)
         if kind == kinds.NAMESPACE and not lifecycle.finalizers(marked):
-            marked = lifecycle.held(marked, lifecycle.NAMESPACE)
+            marked = lifecycle.in_phase(lifecycle.held(marked, lifecycle.NAMESPACE))
         if lifecycle.is_done(marked):
             gone = self.store.drop(kind, key)
             self._follow(kind, gone)

@@ -4,12 +4,14 @@ Only rules that our controllers can run into are here, with the wording of a rea
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Kind, Object
-from rackloom.twin.kube import answers
+from rackloom.twin.kube import answers, lifecycle
 from rackloom.twin.kube.pod_rules import pod
 
+_REQUESTS = "spec.devices.requests"
 Rule = Callable[[Object, Object | None], Object]
 """(new, old) -> new with defaults; `old` is None for a create. Raises `Rejected`."""
 
@@ -47,6 +49,11 @@ def _has(obj: Object, path: str) -> bool:
     return True
 
 
+def namespace_phase(new: Object, _: Object | None) -> Object:
+    """Its phase is the server's own to say."""
+    return lifecycle.in_phase(new)
+
+
 def channel_mode(new: Object, _: Object | None) -> Object:
     """The CRD's default of spec.channel.allocationMode."""
     channel = new.get("spec", {}).get("channel")
@@ -56,6 +63,19 @@ def channel_mode(new: Object, _: Object | None) -> Object:
     return {**new, "spec": spec}
 
 
+def _mapping(value: Any, path: str) -> Object:
+    if not isinstance(value, dict):
+        raise answers.bad_request(f"{path} is not an object but: {type(value).__name__}")
+    return value
+
+
+def _mappings(value: Any, path: str) -> list[Object]:
+    """The objects of a list; of one that is not given none."""
+    if value is not None and not isinstance(value, list):
+        raise answers.bad_request(f"{path} is not a list but: {type(value).__name__}")
+    return [_mapping(one, f"{path}[{place}]") for place, one in enumerate(value or ())]
+
+
 def _counted(request: Object) -> Object:
     asked = {"allocationMode": "ExactCount"} | request
     return {"count": 1} | asked if asked["allocationMode"] == "ExactCount" else asked
@@ -63,13 +83,16 @@ def _counted(request: Object) -> Object:
 
 def _with_counts(claim: Object) -> Object:
     """A claim's spec with the modes and counts that its requests leave out."""
-    devices = claim.get("devices") or {}
+    given = _mapping(claim, "spec").get("devices")
+    devices = {} if given is None else _mapping(given, "spec.devices")
     requests = []
-    for request in devices.get("requests") or ():
-        if "exactly" in request:
-            request = {**request, "exactly": _counted(request["exactly"])}
+    for request in _mappings(devices.get("requests"), _REQUESTS):
+        if request.get("exactly") is not None:
+            exactly = _mapping(request["exactly"], f"{_REQUESTS}.exactly")
+            request = {**request, "exactly": _counted(exactly)}
         elif "firstAvailable" in request:
-            request = {**request, "firstAvailable": [_counted(one) for one in request["firstAvailable"]]}
+            ways = _mappings(request["firstAvailable"], f"{_REQUESTS}.firstAvailable")
+            request = {**request, "firstAvailable": [_counted(one) for one in ways]}
         requests.append(request)
     return {**claim, "devices": {**devices, "requests": requests}} if requests else claim
 
@@ -85,6 +108,7 @@ def template_counts(new: Object, _: Object | None) -> Object:
 
 
 RULES: Mapping[Kind, tuple[Rule, ...]] = {
+    kinds.NAMESPACE: (namespace_phase,),
     kinds.POD: (required(kinds.POD, "spec"), pod),
     kinds.DAEMON_SET: (required(kinds.DAEMON_SET, "spec.selector", "spec.template"),),
     kinds.RESOURCE_CLAIM: (

@@ -13,6 +13,7 @@ from rackloom.claim.kube.api import Kind, Object
 from rackloom.claim.kube.timestamps import whole_time
 from rackloom.twin.kube import answers, lifecycle, ownership
 from rackloom.twin.kube.binding import bound
+from rackloom.twin.kube.client_applied import remembered
 from rackloom.twin.kube.collector import Collector
 from rackloom.twin.kube.faults import Call, Faults
 from rackloom.twin.kube.lifecycle import Birth
@@ -68,7 +69,6 @@ class FakeKube:
         window: int = 1000,
         bookmark_seconds: float = 60.0,
         watch_seconds: float = 1800.0,
-        collect_after: float = 0.0,
     ) -> None:
         self.store = Store(window)
         self.faults = Faults(seed)
@@ -82,7 +82,6 @@ class FakeKube:
         self.watch_seconds = watch_seconds
         self._random = random.Random(seed)  # noqa: S311 (reproducible on purpose)
         self._now = now
-        self._collect_after = collect_after
         self._removal = Removal(self.store, now, self._collect_later)
         self._collector = Collector(self._removal)
         for kind, rules in RULES.items():
@@ -96,6 +95,10 @@ class FakeKube:
     def writes(self, user: str | None = None) -> int:
         """How many writes were sent, by one user or by all; those that failed too."""
         return sum(n for call, n in self.calls.items() if call.is_write and user in (None, call.user))
+
+    def now(self) -> float:
+        """Seconds since 1970, as this server tells time."""
+        return self._now()
 
     def shape(self, kind: Kind) -> Shape:
         """What is known of a type. Raises `NotFound` for one that is not served."""
@@ -111,9 +114,11 @@ class FakeKube:
             raise answers.bad_request("an empty namespace may not be set when a resource name is provided")
         return (namespace if kind.namespaced else None), name
 
-    async def create(self, kind: Kind, obj: Object, user: str, *, dry_run: bool = False) -> Object:
-        """Create an object as `user`."""
-        writer = Writer(user, "Update", kind.api_version)
+    async def create(
+        self, kind: Kind, obj: Object, user: str, *, manager: str = "", dry_run: bool = False
+    ) -> Object:
+        """Create an object as `user`; its fields are the `manager`'s, or theirs."""
+        writer = Writer(manager or user, "Update", kind.api_version)
         born = self._born(kind, obj)
         born = await self._admit(Review("CREATE", kind, user, born, None, dry_run=dry_run))
         return self._insert(kind, born, writer, dry_run=dry_run)
@@ -146,10 +151,14 @@ class FakeKube:
         user: str,
         subresource: str = "",
         *,
+        manager: str = "",
         dry_run: bool = False,
     ) -> Object:
-        """Replace or patch an object as `user`: what `change` makes of it is stored, unless in a dry run."""
-        writer = Writer(user, "Update", kind.api_version, subresource)
+        """Replace or patch an object as `user`: what `change` makes of it is stored, unless in a dry run.
+
+        The fields that changed are the `manager`'s, or theirs.
+        """
+        writer = Writer(manager or user, "Update", kind.api_version, subresource)
 
         def owned(old: Object) -> Object:
             new = self._settled(kind, old, change(clone(old)), subresource)
@@ -179,6 +188,7 @@ class FakeKube:
 
         def owned(old: Object) -> Object:
             merged = ownership.applied(old, wanted, writer, shape, self._time(), force=force)
+            merged = remembered(merged, wanted, manager)
             return self._settled(kind, old, merged, subresource)
 
         return await self._commit(kind, key, owned, user, subresource, dry_run=dry_run)
@@ -276,12 +286,12 @@ class FakeKube:
         """The first request finds the namespaces there: only then is there a loop, and so a time."""
         names, self._first_namespaces = self._first_namespaces, ()
         for name in names:
-            obj = {"metadata": {"name": name}, "status": {"phase": "Active"}}
+            obj: Object = {"metadata": {"name": name}}
             self._insert(kinds.NAMESPACE, self._born(kinds.NAMESPACE, obj), Writer("kube", "Update", "v1"))
 
     def _collect_later(self, kind: Kind, obj: Object) -> None:
         loop = asyncio.get_running_loop()
-        loop.call_later(self._collect_after, self._collector.follow, kind, obj)
+        loop.call_later(0.0, self._collector.follow, kind, obj)
 
     def _time(self) -> str:
         return whole_time(self._now())

@@ -13,12 +13,13 @@ from starlette.types import Receive, Scope, Send
 
 from rackloom.claim.kube.api import KubeError
 from rackloom.twin.kube import answers
+from rackloom.twin.kube.bodies import LARGEST
 from rackloom.twin.kube.discovery import discovery
 from rackloom.twin.kube.server import FakeKube
 from rackloom.twin.kube.transport import KubeTransport, status_of
 
 _UNAUTHORIZED = KubeError(401, "Unauthorized", "Unauthorized")
-_PASSED_ON = ("content-type", "user-agent")
+_PASSED_ON = ("accept", "content-type", "user-agent")
 
 
 class KubeServing:
@@ -57,7 +58,7 @@ class KubeServing:
             request.method,
             str(request.url),
             headers={name: request.headers[name] for name in _PASSED_ON if name in request.headers},
-            content=await request.body(),
+            content=await _body(request),
         )
         try:
             answer = await self._transport.handle_async_request(asked)
@@ -67,6 +68,15 @@ class KubeServing:
         if asked.url.params.get("watch") in ("true", "1"):
             return StreamingResponse(answer.aiter_raw(), answer.status_code, headers, "application/json")
         return Response(await answer.aread(), answer.status_code, headers, "application/json")
+
+
+async def _body(request: Request) -> bytes:
+    """What was sent; of what is beyond the limit only enough that it is refused."""
+    content = bytearray()
+    async for part in request.stream():
+        if len(content) <= LARGEST:
+            content += part
+    return bytes(content)
 
 
 def _refusal(error: KubeError) -> Response:

@@ -73,9 +73,6 @@ class Shape:
         return self.lists.get(path, _METADATA.get(path))
 
 
-CUSTOM = Shape(generation=True)
-"""A custom resource without a status subresource."""
-
 SHAPES: Mapping[Kind, Shape] = {
     kinds.POD: Shape(
         status=True,

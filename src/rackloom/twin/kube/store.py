@@ -6,6 +6,7 @@ the fronts hand out copies.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from rackloom.claim.kube.api import Kind, Object
 from rackloom.twin.kube import answers, lifecycle
@@ -21,6 +22,8 @@ class Store(History):
     def __init__(self, window: int) -> None:
         super().__init__(window)
         self._objects: dict[Kind, dict[Key, Object]] = defaultdict(dict)
+        self._unsorted: set[Kind] = set()
+        """Kinds to which an object was added since they were last put in order."""
         self._by_uid: dict[str, tuple[Kind, Key]] = {}
         self._dependents: dict[str, set[tuple[Kind, Key]]] = defaultdict(set)
         self._by_node: dict[tuple[Kind, str], set[Key]] = defaultdict(set)
@@ -38,8 +41,10 @@ class Store(History):
 
     def all(self, kind: Kind) -> list[Object]:
         """Every object of a kind, by namespace and name."""
-        objects = self._objects[kind]
-        return [objects[key] for key in sorted(objects, key=lambda key: (key[0] or "", key[1]))]
+        if kind in self._unsorted:
+            self._unsorted.discard(kind)
+            self._objects[kind] = _sorted(self._objects[kind])
+        return list(self._objects[kind].values())
 
     def at(self, kind: Kind, version: int) -> list[Object]:
         """Every object of a kind as it was at a version. Raises `Expired` where that is too long ago."""
@@ -50,7 +55,7 @@ class Store(History):
             objects.pop(key_of(entry.object), None)
             if entry.before is not None:
                 objects[key_of(entry.before)] = entry.before
-        return [objects[key] for key in sorted(objects, key=lambda key: (key[0] or "", key[1]))]
+        return list(_sorted(objects).values())
 
     def narrowed(self, kind: Kind, fields: Mapping[str, str]) -> list[Object]:
         """Every object of a kind that may have these fields: a server has indexes for the common ones."""
@@ -64,33 +69,38 @@ class Store(History):
         """Store an object as it is now, under a new resourceVersion; returns it with that."""
         key = key_of(obj)
         before = self._objects[kind].get(key)
+        stored = _versioned(obj, self.version + 1)
+        # All that can fail comes before the first change: a write is stored whole or not at all.
+        left, taken = _places(before), _places(stored)
         self.version += 1
-        stored = _versioned(obj, self.version)
         self._objects[kind][key] = stored
-        self._reindex(kind, key, before, stored)
+        if before is None:
+            self._unsorted.add(kind)
+        self._reindex(kind, key, left, taken)
         self.add(kind, "ADDED" if before is None else "MODIFIED", stored, before)
         return stored
 
     def drop(self, kind: Kind, key: Key) -> Object:
         """Remove an object; what watches see of it carries the version of its removal."""
-        before = self._objects[kind].pop(key)
+        before = self._objects[kind][key]
+        gone, left = _versioned(before, self.version + 1), _places(before)
         self.version += 1
-        gone = _versioned(before, self.version)
-        self._reindex(kind, key, before, None)
+        del self._objects[kind][key]
+        self._reindex(kind, key, left, None)
         self.add(kind, "DELETED", gone, before)
         return gone
 
-    def _reindex(self, kind: Kind, key: Key, before: Object | None, after: Object | None) -> None:
-        if before is not None:
-            self._by_uid.pop(before["metadata"]["uid"], None)
-            for owner in lifecycle.owners(before):
-                self._dependents[owner["uid"]].discard((kind, key))
-            self._by_node[kind, _node_of(before)].discard(key)
-        if after is not None:
-            self._by_uid[after["metadata"]["uid"]] = (kind, key)
-            for owner in lifecycle.owners(after):
-                self._dependents[owner["uid"]].add((kind, key))
-            self._by_node[kind, _node_of(after)].add(key)
+    def _reindex(self, kind: Kind, key: Key, left: "_Places | None", taken: "_Places | None") -> None:
+        if left is not None:
+            self._by_uid.pop(left.uid, None)
+            for owner in left.owners:
+                self._dependents[owner].discard((kind, key))
+            self._by_node[kind, left.node].discard(key)
+        if taken is not None:
+            self._by_uid[taken.uid] = (kind, key)
+            for owner in taken.owners:
+                self._dependents[owner].add((kind, key))
+            self._by_node[kind, taken.node].add(key)
 
     def is_alive(self, uid: str) -> bool:
         """Whether an object of this uid is stored."""
@@ -112,9 +122,29 @@ class Store(History):
                 yield kind, key
 
 
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the indexes have an object."""
+
+    uid: str
+    owners: frozenset[str]
+    node: str
+
+
+def _places(obj: Object | None) -> _Places | None:
+    if obj is None:
+        return None
+    owners = frozenset(owner["uid"] for owner in lifecycle.owners(obj))
+    return _Places(obj["metadata"]["uid"], owners, _node_of(obj))
+
+
 def key_of(obj: Object) -> Key:
     """Under what an object is stored."""
     return obj["metadata"].get("namespace"), obj["metadata"]["name"]
+
+
+def _sorted(objects: dict[Key, Object]) -> dict[Key, Object]:
+    return dict(sorted(objects.items(), key=lambda one: (one[0][0] or "", one[0][1])))
 
 
 def _node_of(obj: Object) -> str:

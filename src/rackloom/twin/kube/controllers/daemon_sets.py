@@ -5,8 +5,10 @@ from collections.abc import Iterable
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Conflict, Kind, NotFound, Object
+from rackloom.claim.kube.pods import has_ended, is_ready
+from rackloom.claim.place.reading.node_rules import REQUIRED, is_selected
 from rackloom.twin.kube.controllers.loops import work_on_changes
-from rackloom.twin.kube.controllers.node_fit import REQUIRED, is_selected
+from rackloom.twin.kube.controllers.owning import owned_by, owner_keys
 from rackloom.twin.kube.direct import DirectApi
 from rackloom.twin.kube.ownership import clone
 from rackloom.twin.kube.server import FakeKube
@@ -35,9 +37,7 @@ class DaemonSets:
             return self._all()
         if kind == kinds.DAEMON_SET:
             return [key_of(obj)]
-        owners = obj["metadata"].get("ownerReferences", ()) if kind == kinds.POD else ()
-        namespace = obj["metadata"].get("namespace")
-        return [(namespace, owner["name"]) for owner in owners if owner["kind"] == "DaemonSet"]
+        return owner_keys(obj, kinds.DAEMON_SET) if kind == kinds.POD else ()
 
     async def _do(self, key: Key) -> None:
         daemon_set = self._store.find(kinds.DAEMON_SET, key)
@@ -46,7 +46,7 @@ class DaemonSets:
         wanted = self._wanted(daemon_set)
         for node, pods in self._pods(daemon_set).items():
             surplus = pods[1:] if node in wanted else pods
-            for pod in [*surplus, *(one for one in pods[:1] if _has_failed(one))]:
+            for pod in [*surplus, *(one for one in pods[:1] if has_ended(one))]:
                 await self._remove(pod)
         for node in sorted(wanted - self._pods(daemon_set).keys()):
             await self._api.create(kinds.POD, _pod(daemon_set, node))
@@ -78,7 +78,7 @@ class DaemonSets:
         if daemon_set is None:
             return
         pods = [pods[0] for node, pods in self._pods(daemon_set).items() if node in wanted]
-        ready = sum(_is_ready(pod) for pod in pods)
+        ready = sum(is_ready(pod) for pod in pods)
         status = {
             "currentNumberScheduled": len(pods),
             "desiredNumberScheduled": len(wanted),
@@ -103,20 +103,10 @@ def _pod(daemon_set: Object, node: str) -> Object:
     spec.setdefault("tolerations", []).append({"operator": "Exists"})
     metadata |= {"generateName": f"{owner['name']}-", "namespace": owner["namespace"]}
     metadata["labels"] = (metadata.get("labels") or {}) | {_GENERATION: str(owner["generation"])}
-    reference = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": owner["name"], "uid": owner["uid"]}
-    metadata["ownerReferences"] = [reference | {"controller": True, "blockOwnerDeletion": True}]
+    metadata["ownerReferences"] = owned_by(kinds.DAEMON_SET, daemon_set)
     return {"metadata": metadata, "spec": spec}
 
 
 def _node_of(pod: Object) -> str:
     terms = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     return str(terms[0]["matchFields"][0]["values"][0])
-
-
-def _has_failed(pod: Object) -> bool:
-    return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
-
-
-def _is_ready(pod: Object) -> bool:
-    conditions = pod.get("status", {}).get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

@@ -5,7 +5,9 @@ from collections.abc import Iterable
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Kind, Object
+from rackloom.claim.kube.pods import has_ended, is_ready, phase
 from rackloom.twin.kube.controllers.loops import work_on_changes
+from rackloom.twin.kube.controllers.owning import owned_by, owner_keys
 from rackloom.twin.kube.direct import DirectApi
 from rackloom.twin.kube.ownership import clone
 from rackloom.twin.kube.server import FakeKube
@@ -33,12 +35,11 @@ class Jobs:
     def _keys_of(self, kind: Kind, obj: Object) -> Iterable[Key]:
         if kind == kinds.JOB:
             return [key_of(obj)]
-        owners = obj["metadata"].get("ownerReferences", ()) if kind == kinds.POD else ()
-        return [(obj["metadata"]["namespace"], one["name"]) for one in owners if one["kind"] == "Job"]
+        return owner_keys(obj, kinds.JOB) if kind == kinds.POD else ()
 
     async def _do(self, key: Key) -> None:
         job = self._store.find(kinds.JOB, key)
-        if job is None or "deletionTimestamp" in job["metadata"] or _has_ended(job):
+        if job is None or "deletionTimestamp" in job["metadata"] or _is_over(job):
             return
         for pod in missing_pods(job, self._pods(job)):
             await self._api.create(kinds.POD, pod)
@@ -64,8 +65,8 @@ def missing_pods(job: Object, pods: Iterable[Object]) -> list[Object]:
     spec = job["spec"]
     if spec.get("suspend") or _failures(pods) > spec.get("backoffLimit", _BACKOFF_LIMIT):
         return []
-    kept = {_index(pod) for pod in pods if _phase(pod) != "Failed"}
-    active = sum(_phase(pod) not in ("Failed", "Succeeded") for pod in pods)
+    kept = {_index(pod) for pod in pods if phase(pod) != "Failed"}
+    active = sum(not has_ended(pod) for pod in pods)
     free = [index for index in range(_completions(spec)) if index not in kept]
     return [_pod(job, index) for index in free[: max(spec.get("parallelism", 1) - active, 0)]]
 
@@ -73,11 +74,11 @@ def missing_pods(job: Object, pods: Iterable[Object]) -> list[Object]:
 def job_status(job: Object, pods: Iterable[Object]) -> Object:
     """What has become of a Job, by its pods."""
     pods = list(pods)
-    phases = [_phase(pod) for pod in pods]
+    phases = [phase(pod) for pod in pods]
     succeeded, failed = phases.count("Succeeded"), _failures(pods)
     status: Object = {
         "active": len(phases) - succeeded - failed,
-        "ready": sum(_is_ready(pod) for pod in pods),
+        "ready": sum(is_ready(pod) for pod in pods),
         "succeeded": succeeded,
         "failed": failed,
     }
@@ -99,8 +100,7 @@ def _pod(job: Object, index: int) -> Object:
     labels = {label: owner[field] for label, field in _LABELS.items()} | {INDEX: str(index)}
     metadata["labels"] = (metadata.get("labels") or {}) | labels
     metadata["annotations"] = (metadata.get("annotations") or {}) | {INDEX: str(index)}
-    reference = {"apiVersion": "batch/v1", "kind": "Job", "name": owner["name"], "uid": owner["uid"]}
-    metadata["ownerReferences"] = [reference | {"controller": True, "blockOwnerDeletion": True}]
+    metadata["ownerReferences"] = owned_by(kinds.JOB, job)
     return {"metadata": metadata, "spec": template["spec"]}
 
 
@@ -108,19 +108,10 @@ def _index(pod: Object) -> int:
     return int(pod["metadata"]["annotations"][INDEX])
 
 
-def _phase(pod: Object) -> str:
-    return str(pod.get("status", {}).get("phase", "Pending"))
-
-
 def _failures(pods: Iterable[Object]) -> int:
-    return sum(_phase(pod) == "Failed" for pod in pods)
+    return sum(phase(pod) == "Failed" for pod in pods)
 
 
-def _is_ready(pod: Object) -> bool:
-    conditions = pod.get("status", {}).get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-
-
-def _has_ended(job: Object) -> bool:
+def _is_over(job: Object) -> bool:
     conditions = (job.get("status") or {}).get("conditions") or ()
     return any(one["type"] in ("Complete", "Failed") and one["status"] == "True" for one in conditions)

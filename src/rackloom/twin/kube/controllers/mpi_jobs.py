@@ -11,7 +11,9 @@ from typing import Any
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Conflict, Kind, NotFound, Object
+from rackloom.claim.kube.pods import phase
 from rackloom.twin.kube.controllers.loops import work_on_changes
+from rackloom.twin.kube.controllers.owning import owned_by, owner_keys
 from rackloom.twin.kube.direct import DirectApi
 from rackloom.twin.kube.ownership import clone
 from rackloom.twin.kube.server import FakeKube
@@ -60,7 +62,7 @@ class MpiJobs:
     async def _clean(self, job: Object, workers: dict[int, Object]) -> None:
         policy = (job["spec"].get("runPolicy") or {}).get("cleanPodPolicy", "None")
         for pod in workers.values():
-            if policy == "All" or (policy == "Running" and _phase(pod) in ("Pending", "Running")):
+            if policy == "All" or (policy == "Running" and phase(pod) in ("Pending", "Running")):
                 meta = pod["metadata"]
                 try:
                     await self._api.delete(kinds.POD, meta["name"], meta["namespace"], uid=meta["uid"])
@@ -92,9 +94,7 @@ class MpiJobs:
 def _keys_of(kind: Kind, obj: Object) -> Iterable[Key]:
     if kind == MPI_JOB:
         return [key_of(obj)]
-    owners = obj["metadata"].get("ownerReferences", ()) if kind in (kinds.POD, kinds.JOB) else ()
-    namespace = obj["metadata"].get("namespace")
-    return [(namespace, owner["name"]) for owner in owners if owner["kind"] == "MPIJob"]
+    return owner_keys(obj, MPI_JOB) if kind in (kinds.POD, kinds.JOB) else ()
 
 
 def _service(job: Object) -> Object:
@@ -142,20 +142,19 @@ def _metadata(
     job: Object, name: str, labels: dict[str, str] | None = None, template: Object | None = None
 ) -> Object:
     meta = job["metadata"]
-    owner = {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "name": meta["name"], "uid": meta["uid"]}
     annotations = ((template or {}).get("metadata") or {}).get("annotations") or {}
     return {
         "name": name,
         "namespace": meta["namespace"],
         "labels": labels or {"app": meta["name"]},
         "annotations": annotations,
-        "ownerReferences": [owner | {"controller": True, "blockOwnerDeletion": True}],
+        "ownerReferences": owned_by(MPI_JOB, job),
     }
 
 
 def _conditions(job: Object, workers: dict[int, Object], launcher: Object | None) -> Iterator[dict[str, Any]]:
     ended = _ended(launcher)
-    failed = any(_phase(pod) == "Failed" for pod in workers.values()) and ended is None
+    failed = any(phase(pod) == "Failed" for pod in workers.values()) and ended is None
     running = ended is None and not failed and _all_ready(job, workers) and _is_active(launcher)
     yield _condition("Created", True, "MPIJobCreated")
     yield _condition("Running", running, "MPIJobRunning")
@@ -182,7 +181,7 @@ def _is_active(launcher: Object | None) -> bool:
 
 
 def _all_ready(job: Object, workers: dict[int, Object]) -> bool:
-    return len(workers) == _count(job) and all(_phase(pod) == "Running" for pod in workers.values())
+    return len(workers) == _count(job) and all(phase(pod) == "Running" for pod in workers.values())
 
 
 def _count(job: Object) -> int:
@@ -191,7 +190,3 @@ def _count(job: Object) -> int:
 
 def _creation(job: Object) -> str:
     return str(job["spec"].get("launcherCreationPolicy", "AtStartup"))
-
-
-def _phase(pod: Object) -> str:
-    return str((pod.get("status") or {}).get("phase", "Pending"))

@@ -3,31 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from rackloom.claim.allocate.nodes import reaches
-from rackloom.claim.allocate.objects import Node, NodeSelector, ObjectMeta
+from rackloom.claim.allocate.objects import Node, ObjectMeta
 from rackloom.claim.kube.api import Object
-
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+from rackloom.claim.place.reading.neighbours import required_terms, selects
 
 
 def node_value(node: Object) -> Node:
     """The part of a node that selectors read."""
     metadata = node["metadata"]
     return Node(metadata=ObjectMeta(name=metadata["name"], labels=metadata.get("labels") or {}))
-
-
-def is_selected(spec: Mapping[str, Any], node: Object) -> bool:
-    """Whether a pod spec's nodeSelector and required node affinity hold on a node."""
-    labels = node["metadata"].get("labels") or {}
-    if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
-        return False
-    required = (spec.get("affinity") or {}).get("nodeAffinity", {}).get(REQUIRED)
-    if required is None:
-        return True
-    selector = msgspec.convert(required, NodeSelector)
-    return reaches(node_value(node), node_name=None, all_nodes=None, selector=selector)
 
 
 def is_tolerated(spec: Mapping[str, Any], node: Object) -> bool:
@@ -55,7 +39,7 @@ def allowed_topologies(pod: Object, placed: Iterable[tuple[Object, Object]]) -> 
     `placed` are pods with their nodes. A pod that matches its own term may be the first anywhere: such a term
     is left out.
     """
-    terms = (pod["spec"].get("affinity") or {}).get("podAffinity", {}).get(REQUIRED) or ()
+    terms = required_terms(pod["spec"], "podAffinity")
     others = list(placed) if terms else []
     allowed = []
     for term in terms:
@@ -78,22 +62,5 @@ def is_near(node: Object, allowed: Sequence[tuple[str, set[str]]]) -> bool:
 
 def _is_meant(term: Mapping[str, Any], pod: Object, other: Object) -> bool:
     namespaces = term.get("namespaces") or [pod["metadata"]["namespace"]]
-    return other["metadata"]["namespace"] in namespaces and _matches(term.get("labelSelector") or {}, other)
-
-
-def _matches(selector: Mapping[str, Any], pod: Object) -> bool:
-    labels = pod["metadata"].get("labels") or {}
-    equal = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
-    return equal and all(_holds(need, labels) for need in selector.get("matchExpressions") or ())
-
-
-def _holds(need: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    present, values = need["key"] in labels, need.get("values") or ()
-    match need["operator"]:
-        case "Exists":
-            return present
-        case "DoesNotExist":
-            return not present
-        case "In":
-            return present and labels[need["key"]] in values
-    return not present or labels[need["key"]] not in values
+    labels = other["metadata"].get("labels") or {}
+    return other["metadata"]["namespace"] in namespaces and selects(term.get("labelSelector"), labels)

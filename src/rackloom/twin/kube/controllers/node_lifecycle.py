@@ -4,12 +4,13 @@ Its pods stay where they are: eviction after tolerationSeconds is not simulated.
 """
 
 import asyncio
-import datetime as dt
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import KubeError, Object
+from rackloom.claim.kube.timestamps import whole_time
 from rackloom.twin.kube.direct import DirectApi
 from rackloom.twin.kube.server import FakeKube
 
@@ -54,7 +55,7 @@ class NodeLifecycle:
             await self._api.patch(kinds.NODE, node["metadata"]["name"], None, patch)
 
     async def _say_unknown(self, node: Object) -> None:
-        since = dt.datetime.fromtimestamp(self._wall(), dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        since = whole_time(self._wall())
         others = [one for one in node["status"]["conditions"] if one["type"] != "Ready"]
         told = {
             "type": "Ready",
@@ -69,7 +70,7 @@ class NodeLifecycle:
 
 def is_late(lease: Object, now: float) -> bool:
     """Whether a heartbeat is older than it counts."""
-    renewed = dt.datetime.fromisoformat(lease["spec"]["renewTime"]).timestamp()
+    renewed = datetime.fromisoformat(lease["spec"]["renewTime"]).timestamp()
     return now - renewed > float(lease["spec"]["leaseDurationSeconds"])
 
 

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Conflict, Kind, NotFound, Object
+from rackloom.claim.kube.pods import has_ended
 from rackloom.twin.kube.controllers.loops import work_on_changes
+from rackloom.twin.kube.controllers.owning import owned_by, owner_keys
 from rackloom.twin.kube.direct import DirectApi
 from rackloom.twin.kube.ownership import clone
 from rackloom.twin.kube.server import FakeKube
@@ -14,11 +16,6 @@ from rackloom.twin.kube.store import Key, key_of
 FINALIZER = "resource.kubernetes.io/delete-protection"
 """On a claim from its allocation until nobody uses it."""
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
-
-
-def has_ended(pod: Object) -> bool:
-    """Whether a pod runs no more and never will."""
-    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 class PodClaims:
@@ -135,8 +132,7 @@ class PodClaims:
             await self._api.patch(kinds.RESOURCE_CLAIM, metadata["name"], metadata["namespace"], patch)
 
     def _was_made_for_an_ended_pod(self, claim: Object) -> bool:
-        owners = claim["metadata"].get("ownerReferences") or ()
-        pods = [self._store.find(kinds.POD, (claim["metadata"]["namespace"], one["name"])) for one in owners]
+        pods = [self._store.find(kinds.POD, key) for key in owner_keys(claim, kinds.POD)]
         return any(pod is not None and has_ended(pod) for pod in pods)
 
     async def _delete(self, claim: Object) -> None:
@@ -168,6 +164,5 @@ def _claim(pod: Object, entry: str, template: Object) -> Object:
     owner = pod["metadata"]
     metadata |= {"generateName": f"{owner['name']}-{entry}-", "namespace": owner["namespace"]}
     metadata["annotations"] = (metadata.get("annotations") or {}) | {POD_CLAIM_NAME: entry}
-    reference = {"apiVersion": "v1", "kind": "Pod", "name": owner["name"], "uid": owner["uid"]}
-    metadata["ownerReferences"] = [reference | {"controller": True, "blockOwnerDeletion": True}]
+    metadata["ownerReferences"] = owned_by(kinds.POD, pod)
     return {"metadata": metadata, "spec": clone(template["spec"]["spec"])}

@@ -16,17 +16,18 @@ from rackloom.claim.allocate.objects import AllocationResult, NodeSelector, Reso
 from rackloom.claim.allocate.outcome import Allocation
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Kind, Object
+from rackloom.claim.kube.pods import has_ended
 from rackloom.claim.kube.queue import WorkQueue
+from rackloom.claim.place.reading.node_rules import is_selected
 from rackloom.twin.kube.controllers.inventory import Inventory, decoded
 from rackloom.twin.kube.controllers.node_fit import (
     allowed_topologies,
     is_near,
-    is_selected,
     is_tolerated,
     node_value,
 )
 from rackloom.twin.kube.controllers.node_room import NOTHING, PODS, Amounts, has_room, minus, needs, plus
-from rackloom.twin.kube.controllers.pod_claims import FINALIZER, claim_names, has_ended
+from rackloom.twin.kube.controllers.pod_claims import FINALIZER, claim_names
 from rackloom.twin.kube.direct import DirectApi
 from rackloom.twin.kube.ownership import clone
 from rackloom.twin.kube.server import FakeKube
