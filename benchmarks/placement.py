@@ -8,8 +8,9 @@ One JSON object a row. `rules`: racks of 18 trays of which 1 % are down, request
 (40, 15, 20, 13, 12 %) that arrive at random, last for an exponential time of mean 1, and are lost where they
 are refused: no queue, no preemption. `rack_wide` is the share of 16-tray requests that are accepted, `busy`
 the share of trays in use over time, `idle_at_refusal` the share of all trays that are free when a 16-tray
-request is refused. Rules: `most_free` (the emptiest domain), `first_pod` (a pod on any free tray; the others
-must follow it into its rack), `first_fit`, `best_fit`, and `rackloom`, the planner itself.
+request is refused, `plans_per_s` how many requests one processor decides in a second. Rules: `most_free`
+(the emptiest domain), `first_pod` (a pod on any free tray; the others must follow it into its rack),
+`first_fit`, `best_fit`, and `rackloom`, the planner itself.
 `optimum` compares with a bound; where that proves nothing, HiGHS (highspy, optional) is asked about the same
 gangs for at most `limit` seconds.
 """
@@ -110,6 +111,7 @@ class Tally:
     busy: list[float] = field(default_factory=list)
     idle_at_refusal: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    """Of the processor, for choosing alone."""
 
 
 def trace(load: float, span: float, seed: int) -> Iterator[tuple[float, int, float]]:
@@ -130,9 +132,9 @@ def replay(choose: Choose, load: float, span: float, seed: int, tally: Tally) ->
         while ending and ending[0][0] <= now:
             _, rack, trays = heapq.heappop(ending)
             free[rack] += trays
-        start = time.perf_counter()
+        start = time.process_time()
         rack_or_none = choose(free, size, chance)
-        tally.seconds += time.perf_counter() - start
+        tally.seconds += time.process_time() - start
         if now >= WARM_UP:
             count(tally, free, size, rack_or_none is not None)
         tally.requests += 1
@@ -186,13 +188,15 @@ def speed(nodes: int, plans: int) -> Iterator[dict[str, Any]]:
     gangs = [gang_of(chance.choice(SIZES[:4])) for _ in range(plans * 9 // 10)]
     gangs += [gang_of(128, segment=4) for _ in range(plans - len(gangs))]
     yield timed("one gang", site, gangs)
-    yield timed("explained refusal", site, [gang_of(trays) for trays in (16, 17, 18, 36)] * (plans // 20))
+    yield timed(
+        "explained refusal", site, [gang_of(trays) for trays in (16, 17, 18, 36)] * max(1, plans // 20)
+    )
     mixed, kinds = site_in_parts(nodes), [(4, 4), (10, 12), (12, 12), (16, 16), (18, 18)]
     serving = [unlike(*some, spares=spares) for some in kinds for spares in (0, 1)]
     serving += [unlike(*some, segment=8) for some in kinds]
-    yield timed("two device kinds", mixed, serving * (plans // 100))
+    yield timed("two device kinds", mixed, serving * max(1, plans // 100))
     refused = [unlike(*some, spares=spares) for some in ((20, 30), (36, 36)) for spares in (0, 1)]
-    yield timed("two device kinds, explained refusal", mixed, refused * (plans // 100))
+    yield timed("two device kinds, explained refusal", mixed, refused * max(1, plans // 100))
 
 
 def site_in_parts(nodes: int) -> Site:

@@ -30,12 +30,10 @@ def option_of(field):
 
 
 def test_options_of_gangs_reach_the_controller(started):
-    words = ["--gang-max-spares", "2", "--gang-tolerated-taints", "dedicated,spot", "--gang-lost-after", "60"]
+    words = ["--gang-max-spares", "2", "--gang-clique-label", "topo/domain", "--gang-lost-after", "60"]
     app(["controller", "--image", "i:1", *words], result_action="return_value")
     (settings,) = started
-    assert settings.gangs == GangSettings(
-        max_spares=2, tolerated_taints=("dedicated", "spot"), lost_after=60.0
-    )
+    assert settings.gangs == GangSettings(max_spares=2, clique_label="topo/domain", lost_after=60.0)
 
 
 def test_variables_of_a_deployment_do_too(started, monkeypatch):

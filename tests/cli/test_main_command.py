@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import PATIENCE
 
+from rackloom import __version__
 from rackloom.cli.main import COMMANDS, app
 
 RACKLOOM = [sys.executable, "-m", "rackloom.cli.main"]
@@ -116,7 +117,30 @@ def test_a_job_that_fits_loads_nothing_that_explains_moves_or_packs():
     assert "rackloom.claim.place.search.fit" in done.stdout
     for module in ("refusal.fixes", "refusal.shortage", "defrag", "many.whole", "many.exact", "render"):
         assert f"rackloom.claim.place.{module}" not in done.stdout
+    assert "rackloom.claim.allocate.objects" in done.stdout
+    assert "rackloom.claim.allocate.cel" not in done.stdout
     assert "cel_expr_python" not in done.stdout
+
+
+def test_the_version_is_told_without_typesetting():
+    code = (
+        "import atexit, sys; from rackloom.cli.main import main; sys.argv = ['rackloom', '--version'];"
+        "atexit.register(lambda: print([name for name in sys.modules if name.startswith('rich')])); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (0, f"{__version__}\n[]\n")
+
+
+def test_claims_without_patterns_load_nothing_that_reads_patterns():
+    claims = Path(__file__).parents[2] / "examples" / "nixl-kv-transfer"
+    code = (
+        "import sys; from rackloom.cli.main import app;"
+        f"app(['claim', 'allocate', '--profile', 'gb200-nvl72', '--file', {str(claims)!r}]);"
+        "print(list(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert "'rackloom.claim.allocate.cel'" in done.stdout
+    assert "rackloom.claim.allocate.cel.regex" not in done.stdout
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["in blocks", "at once"])

@@ -1,49 +1,17 @@
-"""`rackloom place`: the full-rack job of the seeds, what is in its way, each scheduler's rendering."""
+"""`rackloom place`: the full-rack job of the examples, what is in its way, each scheduler's rendering."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from inline_snapshot import snapshot
+from tests.cli.place_objects import job, node, pod, ran, saved
 
-from rackloom.cli.main import app
 from rackloom.errors import Refused
 
 MPI_JOB = str(Path(__file__).parents[2] / "examples" / "imex-mpijob" / "mpijob.yaml")
 RACKS = ["--profile", "gb200-nvl72", "--racks"]
-
-
-def ran(*words: str) -> object:
-    return app(["place", *words], result_action="return_value")
-
-
-def saved(folder: Path, *objects: dict[str, Any]) -> str:
-    path = folder / "saved.yaml"
-    path.write_text(yaml.safe_dump_all(objects))
-    return str(path)
-
-
-def node(name: str, clique: str, **spec: Any) -> dict[str, Any]:
-    metadata = {"name": name, "labels": {"nvidia.com/gpu.clique": clique}}
-    status = {"allocatable": {"nvidia.com/gpu": "4"}}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec, "status": status}
-
-
-def pod(name: str, on: str | None, gpus: int = 4, **metadata: Any) -> dict[str, Any]:
-    limits = {"limits": {"nvidia.com/gpu": gpus}}
-    spec = {"containers": [{"name": "main", "resources": limits}]} | ({"nodeName": on} if on else {})
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, **metadata}, "spec": spec}
-
-
-def job(name: str, members: int, gpus: int = 4) -> dict[str, Any]:
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name},
-        "spec": {"parallelism": members, "template": {"spec": pod("x", None, gpus)["spec"]}},
-    }
 
 
 def test_the_full_rack_job_is_refused_beside_a_small_one_with_a_move_as_the_fix(
@@ -102,7 +70,9 @@ def test_a_drain_says_what_moves_and_the_job_avoids_the_tray(
     pods = [pod("a", "r0-0", annotations={"rackloom.dev/movable": "true"}), pod("b", "r1-0")]
     where = saved(tmp_path, *nodes, *pods)
     assert ran("--site", where, "--drain", "r0-0") == 0
-    assert capsys.readouterr().out == "first move a from r0-0 to r0-1 (4 GPUs restart)\n"
+    assert capsys.readouterr().out == (
+        "first move a from r0-0 to r0-1 (4 GPUs restart): holes of 2 trays 2 -> 1, holes of 1 trays 4 -> 3\n"
+    )
     with pytest.raises(Refused, match="b cannot leave r1-0: it is not marked as movable"):
         ran("--site", where, "--drain", "r1-0")
 
@@ -116,7 +86,8 @@ def test_defragmentation_makes_room_for_the_job(tmp_path: Path, capsys: pytest.C
     assert ran(where, "--defrag") == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "first move a from r0-0 to r1-1 (4 GPUs restart)\n\nwhole: 8 trays of clique clique-0"
+        "first move a from r0-0 to r1-1 (4 GPUs restart): holes of 8 trays 0 -> 1, holes of 4 trays 2 -> 3,"
+        " holes of 2 trays 6 -> 7\n\nwhole: 8 trays of clique clique-0"
     )
 
 
@@ -230,7 +201,7 @@ def test_a_cluster_is_asked_through_kubectl(
     items = [node(f"r0-{tray}", "clique-0") for tray in range(2)]
     (tmp_path / "list.json").write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
     program = tmp_path / "kubectl"
-    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\ncat {tmp_path}/list.json\n')
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncat {tmp_path}/list.json\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert ran(saved(tmp_path, job("train", 2)), "--cluster", "-o", "json") == 0

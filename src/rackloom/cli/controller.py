@@ -28,7 +28,6 @@ def controller(
     daemon_guaranteed: Annotated[bool, _env("CD_DAEMON_GUARANTEED")] = False,
     gang_max_spares: Annotated[int, _env("GANG_MAX_SPARES")] = 8,
     gang_clique_label: Annotated[str, _env("GANG_CLIQUE_LABEL")] = "nvidia.com/gpu.clique",
-    gang_tolerated_taints: Annotated[str, _env("GANG_TOLERATED_TAINTS")] = "",
     gang_settle: Annotated[float, _env("GANG_SETTLE_SECONDS")] = 2.0,
     gang_lost_after: Annotated[float, _env("GANG_LOST_AFTER_SECONDS")] = 300.0,
     gang_bind_after: Annotated[float, _env("GANG_BIND_AFTER_SECONDS")] = 120.0,
@@ -72,8 +71,6 @@ def controller(
         Spare trays that all whole-rack jobs of a namespace may keep together; 0 for none.
     gang_clique_label
         Label of nodes that says which of them share memory over NVLink.
-    gang_tolerated_taints
-        Keys of taints, separated by commas, that keep no whole-rack job away, because its pods tolerate them.
     gang_settle
         Seconds between the reservation of trays and the look whether somebody came to them meanwhile.
     gang_lost_after
@@ -112,7 +109,6 @@ def controller(
             again=gang_retry,
             max_spares=gang_max_spares,
             clique_label=gang_clique_label,
-            tolerated_taints=_listed(gang_tolerated_taints),
         )
     )
     settings = Settings(

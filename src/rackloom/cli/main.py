@@ -51,7 +51,7 @@ def main() -> None:
     _have_somewhere_to_write()
     _tell_in_full(sys.argv[1:2])
     try:
-        result = app()
+        result = _called()
         sys.stdout.flush()  # A pipe is written in blocks: whether anybody reads the last shows here.
     except Refused as refused:
         _complain(refused.reason, refused.nearest_fix)
@@ -70,6 +70,14 @@ def main() -> None:
         _complain(f"what this writes has no room: {error.strerror}", "make room on that disk")
         sys.exit(1)
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _called() -> object:
+    """Do what was asked for. A version needs no typesetting, which takes as long to load as all else."""
+    if sys.argv[1:] == ["--version"]:
+        print(__version__)
+        return 0
+    return app()
 
 
 def _tell_in_full(called: list[str]) -> None:

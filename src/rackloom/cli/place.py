@@ -28,7 +28,7 @@ def place(
     without_tray: Names = None,
     drain: Names = None,
     defrag: Flag = False,
-    down: float = 0.01,
+    down: float | None = None,
     label: Names = None,
     render: Target | None = None,
     output: Output = "table",
@@ -48,7 +48,8 @@ def place(
     racks
         How many racks (or machines) of the profile there are.
     site
-        A saved cluster (`kubectl get nodes,pods,resourceslices,deviceclasses,resourceclaims -A -o yaml`).
+        A saved cluster (`kubectl get nodes,pods,resourceslices,deviceclasses,resourceclaims,priorityclasses
+        -A -o yaml`).
     cluster
         Ask the cluster that kubectl talks to.
     context
@@ -68,11 +69,12 @@ def place(
     defrag
         Move what may move first, so that larger holes open, and print the cost.
     down
-        Share of trays that are down, for the price of a segment size.
+        Share of trays that are down (0.01), for the price of a segment size; without --segment, of all
+        sizes.
     label
         A name that differs here, such as clique=accelerator.topograph.run/domain.
     render
-        Print the job for a scheduler instead.
+        Print the job for a scheduler, with what else its files have, and on stderr what the plan rests on.
     output
         How to print.
     """
@@ -91,6 +93,7 @@ def place(
         drain=tuple(drain or ()),
         defrag=defrag,
         down=down,
+        alone=render == "lws",
     )
     source = Source(
         profile=profile,

@@ -20,21 +20,45 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """What segments of one size use of a clique."""
+
+    trays: int
+    outside: int
+    """Trays of a clique that is whole which no segment takes."""
+    usable: float
+    """Share (0 to 1) of all trays that whole segments use, with some of them down."""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What is printed."""
 
     moves: tuple[Move, ...]
     """What has to move first."""
     jobs: tuple[Answer, ...]
+    segments: tuple[Segment, ...] = ()
+    """Where their price was asked for."""
 
 
-def page(report: Report) -> str:
-    """Moves first, then each job: where it goes and why, or what blocks it."""
-    moves = [f"first {move.told()}" for move in report.moves]
-    parts = ["\n".join(moves)] if moves else []
+def page(report: Report, *, seats: bool = True) -> str:
+    """Moves first, then each job: where it goes and why, or what blocks it. `seats`: tray by tray."""
+    parts = ["\n".join(_move(move) for move in report.moves)] if report.moves else []
     parts += [_together(report.jobs)] if len(report.jobs) > 1 else []
-    parts += ["\n".join(_job(one)) for one in report.jobs]
+    parts += ["\n".join(_job(one, seats)) for one in report.jobs]
+    parts += [columns(("SEGMENT", "OUTSIDE", "USABLE"), map(_segment, report.segments))] * bool(
+        report.segments
+    )
     return "\n\n".join(parts) or "nothing has to move"
+
+
+def _move(move: Move) -> str:
+    """What it costs and what it opens."""
+    gain = move.gain()
+    return f"first {move.told()}: {gain}" if gain else f"first {move.told()}"
+
+
+def _segment(one: Segment) -> tuple[str, str, str]:
+    return str(one.trays), str(one.outside), f"{one.usable:.1%}"
 
 
 def _together(jobs: Sequence[Answer]) -> str:
@@ -46,14 +70,15 @@ def _together(jobs: Sequence[Answer]) -> str:
     return f"{len(plans)} of {len(jobs)} jobs fit together; refused: {refused}"
 
 
-def _job(one: Answer) -> Iterator[str]:
+def _job(one: Answer, seats: bool) -> Iterator[str]:
     if one.plan is None:
         yield f"refused: {one.blocked}"
         yield f"nearest fix: {one.fixes[0] if one.fixes else 'none was found'}"
         yield from (f"or: {fix}" for fix in one.fixes[1:])
         return
     yield f"{one.job}: {one.plan.reason}"
-    yield columns(("GROUP", "MEMBERS", "TRAY"), _rows(one.plan))
+    if seats:
+        yield columns(("GROUP", "MEMBERS", "TRAY"), _rows(one.plan))
     if one.plan.spares:
         yield f"spare trays: {', '.join(one.plan.spares)}"
     if one.plan.price:

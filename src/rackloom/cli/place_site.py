@@ -11,6 +11,7 @@ from rackloom.claim.allocate.slices import device_classes, slices_of
 from rackloom.claim.manifests.documents import Document, read_documents
 from rackloom.claim.manifests.read import Manifests, gathered
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.reading import shapes
 from rackloom.claim.place.reading.devices import Devices
 from rackloom.errors import Refused
 from rackloom.topology import profiles
@@ -20,8 +21,13 @@ from rackloom.topology.rack import RackProfile
 _KINDS = (
     "nodes,pods,resourceslices.resource.k8s.io,deviceclasses.resource.k8s.io,resourceclaims.resource.k8s.io"
 )
+_MADE_FOR_JOBS = ("resourceclaimtemplates.resource.k8s.io", "computedomains.resource.nvidia.com")
 _DEFAULT_PARTITION = 32766
 """The clique id of a domain that nobody partitioned."""
+
+
+TEMPLATES = ("ResourceClaimTemplate", "ComputeDomain")
+"""Kinds that make claims for the pods of jobs."""
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +48,45 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     devices: Devices
 
 
-def found_in(source: Source, jobs: Sequence[Document], labels: Labels, *, with_devices: bool) -> Found:
-    """The site of the source; nodes in the job files count too. Raises Refused where there is none.
+class Told(msgspec.Struct, frozen=True):
+    """The objects of a saved or a live cluster."""
+
+    documents: tuple[Document, ...] = ()
+    has_classes: bool = False
+    """A cluster was asked for its priority classes and told them."""
+
+
+def told_by(source: Source, *, templates: bool) -> Told:
+    """What the source tells; nothing of a profile. `templates`: a job names some that its file lacks.
+
+    Raises Refused for a file, or a cluster, that cannot be read.
+    """
+    documents = [one for path in source.files for one in read_documents(path)]
+    if not source.cluster:
+        return Told(tuple(documents))
+    from rackloom.claim.manifests.cluster import ask_cluster
+
+    documents += ask_cluster(_KINDS, source.context)
+    classes = _if_told("priorityclasses.scheduling.k8s.io", "PriorityClass", source)
+    documents += classes or ()
+    if templates:
+        for resource, kind in zip(_MADE_FOR_JOBS, TEMPLATES, strict=True):
+            documents += _if_told(resource, kind, source) or ()
+    return Told(tuple(documents), classes is not None)
+
+
+def _if_told(resource: str, kind: str, source: Source) -> list[Document] | None:
+    """None where the cluster does not have the resource, or does not let us see it."""
+    from rackloom.claim.manifests.cluster import ask_cluster
+
+    try:
+        return [one for one in ask_cluster(resource, source.context) if one.value.get("kind") == kind]
+    except Refused:
+        return None
+
+
+def found_in(source: Source, documents: Sequence[Document], labels: Labels, *, with_devices: bool) -> Found:
+    """The site of a profile, else of the documents, the jobs' own too. Raises Refused where there is none.
 
     `with_devices`: what the machines of a profile publish is looked at, not only how many GPUs they have.
     """
@@ -54,16 +97,14 @@ def found_in(source: Source, jobs: Sequence[Document], labels: Labels, *, with_d
         )
     if source.profile is not None:
         return _of_profile(source.profile, source.racks, labels, with_devices)
-    documents = [*jobs, *(one for path in source.files for one in read_documents(path))]
-    if source.cluster:
-        from rackloom.claim.manifests.cluster import ask_cluster
-
-        documents += ask_cluster(_KINDS, source.context)
     nodes = tuple(one.value for one in documents if one.value.get("kind") == "Node")
     if not nodes:
         fix = "name a --profile and --racks, files of a --site, or ask with --cluster"
         raise Refused("there is no node to place on", nearest_fix=fix)
     pods = tuple(one.value for one in documents if one.value.get("kind") == "Pod")
+    for shape, objects in ((shapes.Node, nodes), (shapes.Pod, pods)):
+        for one in objects:
+            shapes.check_shape(one, shape, shapes.called(one))
     return Found(nodes=nodes, pods=pods, devices=_devices(gathered(documents), pods))
 
 

@@ -40,8 +40,12 @@ def _free(site: Site, tray: Tray) -> int:
     return tray.gpus - sum(hold.gpus for hold in site.holds if hold.tray == tray.name)
 
 
+def _is_untouched(site: Site, tray: Tray) -> bool:
+    return not any(hold.tray == tray.name and (hold.gpus or hold.channel) for hold in site.holds)
+
+
 def _empty(site: Site, trays: Sequence[Tray]) -> int:
-    return sum(not tray.shut and 0 < tray.gpus == _free(site, tray) for tray in trays)
+    return sum(not tray.shut and tray.gpus > 0 and _is_untouched(site, tray) for tray in trays)
 
 
 def _opened(site: Site, gang: Gang, trays: Sequence[Tray], blocks: Sequence[Block]) -> int | None:
@@ -56,7 +60,7 @@ def _opened(site: Site, gang: Gang, trays: Sequence[Tray], blocks: Sequence[Bloc
         allowed = [loads[tray.name] for tray in spares]
         rest = [tray for tray in trays if tray not in spares]
         options = tuple(
-            (loads[tray.name].intersection(*allowed), not tray.shut and tray.gpus == _free(site, tray))
+            (loads[tray.name].intersection(*allowed), not tray.shut and _is_untouched(site, tray))
             for tray in rest
         )
         found = _fewest(options, tuple(members.values()))
@@ -90,12 +94,23 @@ def can_carry(site: Site, gang: Gang, tray: Tray, load: Sequence[tuple[Group, in
     """Whether so many members of each group can be on the tray."""
     some = [(group, count) for group, count in load if count]
     free, kinds = _free(site, tray), {group.devices for group, _ in some}
+    untouched = _is_untouched(site, tray)
     return not some or (
         not tray.shut
         and len(kinds) == 1
-        and not (gang.exclusive and free != tray.gpus)
+        and not (gang.exclusive and not untouched)
+        and not _is_barred(site, tray, some)
         and sum(group.gpus * count for group, count in some) <= free
-        and _served(tray, kinds.pop(), sum(count for _, count in some), free == tray.gpus)
+        and _served(tray, kinds.pop(), sum(count for _, count in some), untouched)
+    )
+
+
+def _is_barred(site: Site, tray: Tray, some: Sequence[tuple[Group, int]]) -> bool:
+    """Whether what members ask for keeps one of them off the tray, or off each other."""
+    members = [group.terms for group, count in some for _ in range(count) if group.terms is not None]
+    linked = any(hold.channel and hold.tray == tray.name for hold in site.holds)
+    return any(one.where in tray.closed or (one.channel and linked) for one in members) or any(
+        one.bar(other) for one, other in combinations(members, 2)
     )
 
 

@@ -1,9 +1,12 @@
 """Moves that empty a tray or open holes: each is possible, and its cost is said."""
 
 from collections import Counter
+from operator import sub
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.claim.place.place_sites import busy_sites, held, outcome_of, site
 
 from rackloom.claim.place.defrag import defragmented, drained
@@ -25,8 +28,20 @@ def gpus_of(where: Site) -> Counter[str]:
     return found
 
 
+@st.composite
+def bound_sites(draw: st.DrawFn) -> Site:
+    """Jobs that are kept off some trays, but not off those that they are on."""
+    where = draw(busy_sites())
+    off: dict[str, frozenset[str]] = {}
+    for owner in sorted({hold.owner for hold in where.holds}):
+        own = {hold.tray for hold in where.holds if hold.owner == owner}
+        names = [tray.name for tray in where.trays if tray.name not in own]
+        off[owner] = draw(st.frozensets(st.sampled_from(names))) if names else frozenset()
+    return Site(where.trays, tuple(replace(hold, kept_off=off[hold.owner]) for hold in where.holds))
+
+
 def is_sound(before: Site, after: Site) -> bool:
-    """Nobody lost a GPU, what is pinned stayed, no tray has more than it holds."""
+    """Nobody lost a GPU, what is pinned stayed, no tray is overfull or has whom it keeps off."""
     room = {tray.name: tray.gpus for tray in after.trays}
     used: Counter[str] = Counter()
     for hold in after.holds:
@@ -36,20 +51,26 @@ def is_sound(before: Site, after: Site) -> bool:
         gpus_of(before) == gpus_of(after)
         and pinned <= set(after.holds)
         and all(used[name] <= room[name] for name in used)
+        and not any(hold.tray in hold.kept_off for hold in after.holds)
     )
 
 
 @settings(max_examples=150, deadline=None)
-@given(busy_sites())
+@given(bound_sites())
 def test_defragmentation_opens_larger_holes_or_moves_nothing(where: Site) -> None:
     found = defragmented(where)
     assert is_sound(where, found.site)
     assert (holes(found.site) > holes(where)) == bool(found.moves)
     assert all(move.gpus > 0 for move in found.moves)
+    change = Counter[int]()
+    for move in found.moves:
+        change.update({hole.trays: hole.after - hole.before for hole in move.holes})
+    told = tuple(change[size] for size in SIZES)
+    assert told == tuple(map(sub, holes(found.site), holes(where)))
 
 
 @settings(max_examples=150, deadline=None)
-@given(busy_sites())
+@given(bound_sites())
 def test_a_drained_tray_is_empty_or_somebody_is_named_who_cannot_leave(where: Site) -> None:
     tray = where.trays[0].name
     found = outcome_of(lambda: drained(where, tray))

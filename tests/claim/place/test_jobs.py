@@ -9,6 +9,7 @@ from rackloom.claim.allocate.objects import ResourceClaim
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.reading.asks import claims_by_kind, gang_of
 from rackloom.claim.place.reading.jobs import Job, jobs_of
+from rackloom.claim.place.reading.node_rules import NodeRule
 from rackloom.claim.place.reading.observed import site_of
 from rackloom.claim.place.reading.pods import Toleration
 from rackloom.claim.place.values import Gang, Hold
@@ -147,16 +148,16 @@ def test_a_pod_on_its_own_is_a_gang_of_one_and_a_bound_pod_is_none() -> None:
         ),
         (
             {"kind": "Job", "metadata": {"name": {"x": 1}}, "spec": {"template": template(1)}},
-            "a name is {'x': 1}",
+            "metadata.name: expected text, got a map",
         ),
-        ({"kind": "Pod", "metadata": {"name": {"x": 1}}, **template(1)}, "a name is {'x': 1}"),
+        ({"kind": "Pod", "metadata": {"name": {"x": 1}}, **template(1)}, "metadata.name: expected text"),
         (
             {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template(1, nodeSelector="x")}},
-            "not shaped",
+            "Job j: spec.template.spec.nodeSelector: expected a map, got text",
         ),
-        ({"kind": "Pod", "metadata": {"name": "p"}, **template(1, nodeSelector="x")}, "not shaped"),
-        ({"kind": "Pod", "metadata": {"name": "p"}, **template(1, priority="high")}, "not shaped"),
-        ({"kind": "Pod", "metadata": {"name": "p"}, **template(1, resourceClaims=["x"])}, "not shaped"),
+        ({"kind": "Pod", "metadata": {"name": "p"}, **template(1, nodeSelector="x")}, "p: spec.nodeSelector"),
+        ({"kind": "Pod", "metadata": {"name": "p"}, **template(1, priority="high")}, "p: spec.priority: "),
+        ({"kind": "Pod", "metadata": {"name": "p"}, **template(1, resourceClaims=["x"])}, "resourceClaims"),
         ({"kind": "JobSet", "metadata": {"name": "s"}, "spec": {"replicatedJobs": ["x"]}}, "not shaped"),
         (
             {
@@ -168,7 +169,7 @@ def test_a_pod_on_its_own_is_a_gang_of_one_and_a_bound_pod_is_none() -> None:
         ),
         (
             {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template(1, tolerations=["x"])}},
-            "not shaped",
+            "tolerations",
         ),
     ],
 )
@@ -183,7 +184,7 @@ def test_a_claim_of_which_nothing_is_known_is_refused() -> None:
     (job,) = jobs_of([{"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": pod}}], LABELS)
     with pytest.raises(Refused, match="claims nope"):
         claims_by_kind(job, {}, ())
-    assert claims_by_kind(job, {}, {"nope"}) == {}
+    assert claims_by_kind(job, {}, {("default", "nope")}) == {}
 
 
 def test_templates_of_other_namespaces_are_others() -> None:
@@ -220,12 +221,12 @@ def test_a_node_is_shut_for_pods_that_may_not_go_there() -> None:
         node("tainted", spec={"taints": [taint, {"key": "soft", "effect": "PreferNoSchedule"}]}),
         node("down", status={"conditions": [{"type": "Ready", "status": "Unknown"}]}),
     ]
-    found = site_of(nodes, [], LABELS, selector={"kind": "gb200"})
+    found = site_of(nodes, [], LABELS, rule=NodeRule({"kind": "gb200"}))
     assert [tray.shut for tray in found.trays] == [None, "cordoned", "taint team=a", "not ready"]
     assert [tray.gpus for tray in found.trays] == [4, 4, 4, 0]
     tolerant = site_of(nodes, [], LABELS, tolerations=(Toleration(key="team", value="a"),))
     assert tolerant.trays[2].shut is None
-    assert site_of(nodes, [], LABELS, selector={"kind": "h100"}).trays[0].shut == "not kind=h100"
+    assert site_of(nodes, [], LABELS, rule=NodeRule({"kind": "h100"})).trays[0].shut == "not kind=h100"
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,13 @@ from tests.claim.place.place_sites import site
 
 from rackloom.claim.place.gang import plan_gang
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.many.alone import plan_alone
 from rackloom.claim.place.reading.asks import gang_of
 from rackloom.claim.place.reading.jobs import jobs_of
+from rackloom.claim.place.reading.node_rules import REQUIRED
+from rackloom.claim.place.reading.observed import site_of
 from rackloom.claim.place.render.targets import Rendered, rendered
+from rackloom.claim.place.search.effort import Effort
 from rackloom.claim.place.segments import told, usable_share
 from rackloom.errors import Refused
 
@@ -30,7 +34,9 @@ def render(target: str, value: dict[str, Any], **asked: Any) -> Rendered:
     (job,) = jobs_of([value], LABELS)
     gang = gang_of(job, {}, priorities={}, **asked)
     where = site(2, 6)
-    return rendered(target, job, gang, plan_gang(where, gang), where, LABELS)
+    plan = plan_alone(where, gang, Effort()) if target == "lws" else plan_gang(where, gang)
+    assert plan is not None
+    return rendered(target, job, gang, plan, where, LABELS)
 
 
 def worker(found: Rendered) -> dict[str, Any]:
@@ -47,6 +53,28 @@ def test_affinity_names_the_trays_and_keeps_the_job_to_itself() -> None:
     (rule,) = spec["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert rule == {"topologyKey": CLIQUE, "labelSelector": {"matchLabels": {"rackloom.dev/job": "m"}}}
     assert job == mpi_job(), "the manifest that was read is not changed"
+
+
+def test_a_template_whose_metadata_are_null_is_marked() -> None:
+    job = mpi_job()
+    job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["metadata"] = None
+    assert worker(render("affinity", job))["metadata"] == {"labels": {"rackloom.dev/job": "m"}}
+
+
+def test_affinity_calls_a_tray_as_its_label_does() -> None:
+    (job,) = jobs_of([mpi_job(1)], LABELS)
+    marks = {CLIQUE: "c", LABELS.host: "ip-10-0-0-1"}
+    node = {
+        "metadata": {"name": "i-1", "labels": marks},
+        "status": {"allocatable": {"nvidia.com/gpu": "4"}},
+    }
+    where, gang = site_of([node], [], LABELS), gang_of(job, {}, priorities={})
+    plan = plan_gang(where, gang)
+    assert plan is not None
+    assert plan.trays == ("i-1",)
+    spec = worker(rendered("affinity", job, gang, plan, where, LABELS))["spec"]
+    (term,) = spec["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": LABELS.host, "operator": "In", "values": ["ip-10-0-0-1"]}]
 
 
 def test_affinity_adds_to_what_the_job_requires_already() -> None:
@@ -144,6 +172,7 @@ def test_a_leader_worker_set_gets_exclusive_topology_on_the_trays_of_the_plan() 
     (trays,) = required["nodeSelectorTerms"][0]["matchExpressions"]
     assert trays["values"] == [f"n{clique}-{tray}" for clique in (0, 1) for tray in range(4)]
     assert "podAffinity" not in spec, "LWS adds its own"
+    value["spec"]["replicas"] = 1  # type: ignore[index]
     cut = render("lws", value, segment=2).objects[0]
     assert cut["spec"]["leaderWorkerTemplate"]["subGroupPolicy"] == {"subGroupSize": 2}
     with pytest.raises(Refused, match="MPIJob"):

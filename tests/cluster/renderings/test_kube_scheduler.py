@@ -6,7 +6,7 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.renderings.applied import apply, landed, planned, rendered, spread
 from tests.cluster.renderings.conftest import TRAYS, AddRack
-from tests.cluster.renderings.jobs import job, occupy
+from tests.cluster.renderings.jobs import job, occupy, pods
 
 from rackloom.claim.kube.api import KubeApi
 
@@ -25,8 +25,8 @@ async def test_a_full_rack_job_lands_in_the_one_clique_that_is_whole(
 
     apply(cluster, rendered(cluster, file, target))
 
-    pods = await landed(api, namespace, TRAYS)
-    assert await spread(api, pods) == {(whole,): TRAYS}
+    found = await landed(api, namespace, TRAYS)
+    assert await spread(api, found) == {(whole,): TRAYS}
 
 
 async def test_segments_land_on_the_trays_of_the_plan(
@@ -34,11 +34,12 @@ async def test_segments_land_on_the_trays_of_the_plan(
 ) -> None:
     racks = [await add_rack() for _ in range(3)]
     await occupy(api, namespace, racks[0], 3)
-    file = job(tmp_path, namespace, 2 * SEGMENT)
+    file = pods(tmp_path, namespace, 2 * SEGMENT)
     plan = planned(cluster, file, "--segment", str(SEGMENT))
 
     apply(cluster, rendered(cluster, file, "affinity", "--segment", str(SEGMENT)))
 
-    pods = await landed(api, namespace, 2 * SEGMENT)
-    assert {pod["spec"]["nodeName"] for pod in pods} == {seat["tray"] for seat in plan["seats"]}
-    assert await spread(api, pods) == {(racks[1],): SEGMENT, (racks[2],): SEGMENT}
+    found = await landed(api, namespace, 2 * SEGMENT)
+    trays = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in found}
+    assert trays == {f"rack-{seat['member']}": seat["tray"] for seat in plan["seats"]}
+    assert await spread(api, found) == {(racks[1],): SEGMENT, (racks[2],): SEGMENT}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.reading.jobs import Job, part
 from rackloom.claim.place.segments import told
+from rackloom.claim.place.unhonoured import unhonoured
 from rackloom.claim.place.values import Gang, Plan, Site
 
 _RULES = ("spec", "affinity", "podAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
@@ -31,6 +32,7 @@ def notes_on(job: Job, gang: Gang, plan: Plan, site: Site, labels: Labels, down:
         )
     if part(job.objects[0], ("spec", "launcherCreationPolicy")) == "WaitForWorkersReady":
         yield "its launcher waits for the workers: a gang scheduler must count the workers only"
+    yield from unhonoured(job, plan, labels)
 
 
 def _picks_by_affinity(job: Job, labels: Labels) -> Iterator[bool]:

@@ -20,9 +20,17 @@ def reserved(site: Site, gang: Gang, plan: Plan) -> Site:
             gpus[seat.tray] = min(gpus[seat.tray] + group.gpus, whole[seat.tray])
     gpus |= {spare: whole[spare] for spare in plan.spares}
     taken = {*plan.spares, *(seat.tray for seat in plan.seats if groups[seat.group].devices is not None)}
+    linked = {seat.tray for seat in plan.seats if groups[seat.group].has_channel}
     mine = tuple(
-        Hold(owner=gang.name, tray=tray, gpus=count, priority=gang.priority, is_whole=tray in taken)
+        Hold(
+            owner=gang.name,
+            tray=tray,
+            gpus=count,
+            priority=gang.priority,
+            is_whole=tray in taken,
+            channel=tray in linked,
+        )
         for tray, count in gpus.items()
-        if count or tray in taken
+        if count or tray in taken or tray in linked
     )
     return Site(site.trays, (*site.holds, *mine))

@@ -23,10 +23,16 @@ class Tray(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     clique: str | None
     """None: the node has no clique (no NVLink fabric, or GPUs in two partitions)."""
+    host: str | None = None
+    """By what node affinity knows it (`Labels.host`), where that is not its name."""
     gpus: int
     """GPUs that it offers when nothing is in use."""
     shut: str | None = None
     """Why nothing new may go there, whoever asks: cordoned, not ready, a taint, reserved for somebody."""
+    is_unfit: bool = False
+    """It is shut because it is not what the job asks for: no service of the tray changes that."""
+    closed: Mapping[str, str] = {}
+    """By `Terms.where`: why members that ask for that may not go there, where others may."""
     rooms: Mapping[str, Room] = {}
     """By `Group.devices`; a kind that is missing cannot be served."""
 
@@ -48,6 +54,12 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """It may be restarted elsewhere; what is pinned, or unknown, may not."""
     is_whole: bool = False
     """Nothing else goes on the tray, whatever its GPUs (a tray may have none, only NICs)."""
+    channel: bool = False
+    """It has the IMEX channel of the tray, of which there is one."""
+    kept_off: frozenset[str] = frozenset()
+    """Trays that it may not use when it moves: labels of nodes, taints, and pods that it is never beside."""
+    apart: frozenset[str] = frozenset()
+    """Owners, perhaps its own, with which it is on no tray wherever they move."""
 
 
 class Site(msgspec.Struct, frozen=True):
@@ -55,6 +67,23 @@ class Site(msgspec.Struct, frozen=True):
 
     trays: tuple[Tray, ...]
     holds: tuple[Hold, ...] = ()
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What a member asks of its tray, and of who else of the gang is there, beside devices."""
+
+    where: str = ""
+    """What `Tray.closed` answers; "": any tray that is open."""
+    channel: bool = False
+    """It has the IMEX channel of its tray: a node has one, and belongs to one ComputeDomain at a time."""
+    likeness: str = ""
+    """What `apart` knows it by."""
+    apart: tuple[str, ...] = ()
+    """Likenesses, perhaps its own, that are on no tray with it; each of them says the same of this one."""
+
+    def bar(self, other: "Terms") -> bool:
+        """Whether two members with these terms are never on one tray."""
+        return (self.channel and other.channel) or other.likeness in self.apart
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,11 +97,18 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of claims (GPUs, NICs) that each member has, which `Tray.rooms` answers for."""
     share: str = ""
     """Groups with the same word here are in one clique (prefill here, decode there); segments come first."""
+    terms: Terms | None = None
+    """None: it asks for nothing but that."""
+
+    @property
+    def has_channel(self) -> bool:
+        """Each member has an IMEX channel."""
+        return self.terms is not None and self.terms.channel
 
     @property
     def is_helper(self) -> bool:
         """It takes no device (an MPI launcher), so it stands beside the first member that does."""
-        return self.gpus == 0 and self.devices is None
+        return self.gpus == 0 and self.devices is None and not self.has_channel
 
 
 class Gang(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +117,8 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     groups: tuple[Group, ...]
     priority: int = 0
+    preempts: bool = True
+    """What has a lower priority may be ended for it."""
     segment: int | None = None
     """Members that must share a clique: each group is cut into segments of this many. None: all groups
     of the same `share` are in one clique."""

@@ -69,7 +69,9 @@ def _takes_whole_trays(site: Site, gang: Gang) -> bool:
     """Whether each member takes a tray whole, so that counting trays is enough."""
     sizes = {tray.gpus for tray in site.trays}
     serious = [group for group in gang.groups if not group.is_helper]
-    return gang.spares == 0 and all(group.devices is None and {group.gpus} == sizes for group in serious)
+    choosy = any(group.terms is not None and group.terms.where for group in serious)
+    counted = all(group.devices is None and {group.gpus} == sizes for group in serious)
+    return gang.spares == 0 and counted and not choosy
 
 
 def _planned(site: Site, gang: Gang, where: Where) -> Plan:

@@ -14,6 +14,7 @@ from rackloom.claim.allocate.objects import (
     ResourceClaim,
     ResourceSlice,
 )
+from rackloom.claim.domain import names
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.reading.jobs import in_namespace
 from rackloom.claim.place.reading.observed import hold_of
@@ -56,13 +57,18 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def holds(self, labels: Labels) -> tuple[Hold, ...]:
-        """GPUs that claims hold, as the pod that uses the claim would."""
+        """GPUs and IMEX channels that claims hold, as the pod that uses the claim would."""
         nodes, users = self.gpus(labels), self.users(labels)
-        return tuple(
+        found = list(zip(self.claims, users, strict=True))
+        gpus = (
             replace(user, tray=node, gpus=gpus)
-            for claim, user in zip(self.claims, users, strict=True)
+            for claim, user in found
             for node, gpus in _held(claim, nodes).items()
         )
+        channels = (
+            replace(user, tray=node, gpus=0, channel=True) for claim, user in found for node in _linked(claim)
+        )
+        return (*gpus, *channels)
 
     def users(self, labels: Labels) -> list[Hold]:
         """Who has each claim, as a hold on no tray; whoever is not known is not to be preempted or moved."""
@@ -90,6 +96,17 @@ def _is_whole(device: Device) -> bool:
     return kind is None or kind.string in (None, "gpu")
 
 
+def is_channel(driver: str, device: str) -> bool:
+    """Whether a device is the IMEX channel of its node, after which its pool is called."""
+    return (driver, device) == (names.IMEX_DRIVER, names.CHANNEL_DEVICE)
+
+
+def _linked(claim: ResourceClaim) -> list[str]:
+    """The nodes of which it has the channel."""
+    results = claim.status.allocation.devices.results if claim.status.allocation else ()
+    return [one.pool for one in results if is_channel(one.driver, one.device)]
+
+
 def _held(claim: ResourceClaim, nodes: Mapping[DeviceId, str]) -> Counter[str]:
     results = claim.status.allocation.devices.results if claim.status.allocation else ()
     devices = ((one.driver, one.pool, one.device) for one in results if not one.admin_access)
@@ -98,12 +115,12 @@ def _held(claim: ResourceClaim, nodes: Mapping[DeviceId, str]) -> Counter[str]:
 
 def _user(claim: ResourceClaim, pods: Mapping[tuple[str, str], Json], labels: Labels) -> Hold:
     meta = claim.metadata
-    names = [str(one["name"]) for one in claim.status.reserved_for if one.get("name")]
-    known = next((pod for name in names if (pod := pods.get((meta.namespace or "default", name)))), None)
+    users = [str(one["name"]) for one in claim.status.reserved_for if one.get("name")]
+    known = next((pod for name in users if (pod := pods.get((meta.namespace or "default", name)))), None)
     if known is not None:
         return hold_of(known, labels)
     # No word with a space is a name, so it is not taken for a job that is to be placed.
-    called = f"pod {names[0]}" if names else f"claim {meta.name}"
+    called = f"pod {users[0]}" if users else f"claim {meta.name}"
     return Hold(owner=in_namespace({"namespace": meta.namespace}, called), tray="", gpus=0, priority=HIGHEST)
 
 

@@ -36,7 +36,7 @@ Remedy = Callable[[Site, Site, Gang, Effort], Cured | None]
 
 def returned(site: Site, clique: Site, gang: Gang, effort: Effort) -> Cured | None:
     """Trays that are shut go back into service."""
-    shut = [tray for tray in clique.trays if tray.shut is not None]
+    shut = [tray for tray in clique.trays if tray.shut is not None and not tray.is_unfit]
     chosen = fewest(shut, lambda some: fits(Site(_opened(clique, some), clique.holds), gang, effort))
     if not chosen:
         return None
@@ -63,7 +63,9 @@ def moved_away(site: Site, clique: Site, gang: Gang, effort: Effort) -> Cured | 
 
 
 def preempted(site: Site, clique: Site, gang: Gang, effort: Effort) -> Cured | None:
-    """Jobs of lower priority make way."""
+    """Jobs of lower priority make way, where the gang may preempt."""
+    if not gang.preempts:
+        return None
     lower = [unit for unit in units_of(clique) if all(one.priority < gang.priority for one in unit.holds)]
     return _ended(site, clique, gang, effort, lower, "preempt {} (lower priority, {} GPUs)")
 

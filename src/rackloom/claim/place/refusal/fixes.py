@@ -18,6 +18,7 @@ from rackloom.claim.place.refusal.cures import (
     returned,
 )
 from rackloom.claim.place.refusal.moves import Move
+from rackloom.claim.place.refusal.shortage import has_cliques
 from rackloom.claim.place.search.effort import Effort
 from rackloom.claim.place.search.fit import fits_on
 from rackloom.claim.place.search.ground import Ground, ground_of
@@ -46,7 +47,9 @@ def fixes(ground: Ground, gang: Gang, effort: Effort) -> Iterator[Fix]:
     cliques = cliques_by_lack(ground.site, gang)
     for remedy in (returned, moved_away):
         yield from _cured(ground.site, cliques, gang, remedy, effort)
-    yield from _eased(ground, [*_apart(gang), *_segmented(gang)], effort)
+    # Where no node tells its clique, segments of one would hide that its label is missing.
+    segmented = _segmented(gang) if has_cliques(ground.site) else ()
+    yield from _eased(ground, [*_apart(gang), *segmented], effort)
     yield from _cured(ground.site, cliques, gang, preempted, effort)
     yield from _eased(ground, _fewer_members(ground, gang), effort)
     yield from _cured(ground.site, cliques, gang, awaited, effort)

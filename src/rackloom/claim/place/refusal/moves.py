@@ -1,13 +1,16 @@
 """Running jobs as things that can move: what one owner holds in one clique goes to another clique whole."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.claim.place.search.effort import Effort
 from rackloom.claim.place.search.fit import try_gang
-from rackloom.claim.place.values import Gang, Group, Hold, Site
+from rackloom.claim.place.values import Gang, Group, Hold, Hole, Site, Terms
+
+_APART = "each on a tray of its own"
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -34,6 +37,8 @@ class Move(msgspec.Struct, frozen=True):
     from_trays: tuple[str, ...]
     to_trays: tuple[str, ...]
     gpus: int
+    holes: tuple[Hole, ...] = ()
+    """What it opens of each size, and what it closes."""
 
     def told(self) -> str:
         """In words, with the cost."""
@@ -41,6 +46,10 @@ class Move(msgspec.Struct, frozen=True):
             f"move {self.owner} from {listed(self.from_trays)} to {listed(self.to_trays)}"
             f" ({self.gpus} GPUs restart)"
         )
+
+    def gain(self) -> str:
+        """In words, the holes before and after it; empty where there are as many."""
+        return ", ".join(f"holes of {one.trays} trays {one.before} -> {one.after}" for one in self.holes)
 
 
 def units_of(site: Site) -> list[Unit]:
@@ -61,31 +70,46 @@ def without(site: Site, units: Iterable[Unit]) -> Site:
 
 
 def moved(site: Site, unit: Unit, avoid: Collection[str], effort: Effort) -> tuple[Site, Move] | None:
-    """The unit in a clique where it fits beside what is there, on none of the trays `avoid`."""
+    """The unit in a clique where it fits beside what is there, on no tray to `avoid` or it is kept off."""
     if not all(hold.movable for hold in unit.holds):
         return None
-    rest = closed_to(without(site, [unit]), avoid, "to be emptied")
-    plan = try_gang(rest, _as_gang(unit), effort)
+    emptied = without(site, [unit])
+    barred = frozenset(avoid).union(*(hold.kept_off for hold in unit.holds), _beside_foes(emptied, unit))
+    rest = closed_to(emptied, barred, "to be emptied, or not to be used by it")
+    gang = _as_gang(unit)
+    plan = try_gang(rest, gang, effort)
     if plan is None:
         return None
-    like = unit.holds[0]
+    like, groups = unit.holds[0], {group.name: group for group in gang.groups}
     holds = tuple(
-        msgspec.structs.replace(like, tray=seat.tray, gpus=int(seat.group.partition(" ")[0]))
+        replace(like, tray=seat.tray, gpus=group.gpus, channel=group.has_channel)
         for seat in plan.seats
+        for group in [groups[seat.group]]
     )
-    now = Site(site.trays, (*without(site, [unit]).holds, *holds))
+    now = Site(site.trays, (*emptied.holds, *holds))
     return now, Move(unit.owner, unit.trays, plan.trays, unit.gpus)
+
+
+def _beside_foes(site: Site, unit: Unit) -> Iterator[str]:
+    """Trays where those are by now that it is never beside."""
+    foes = frozenset[str]().union(*(hold.apart for hold in unit.holds))
+    return (hold.tray for hold in site.holds if hold.owner in foes)
 
 
 def closed_to(site: Site, trays: Collection[str], why: str) -> Site:
     """The site with nothing new on `trays`."""
     return Site(
-        tuple(
-            msgspec.structs.replace(tray, shut=tray.shut or why) if tray.name in trays else tray
-            for tray in site.trays
-        ),
+        tuple(replace(tray, shut=tray.shut or why) if tray.name in trays else tray for tray in site.trays),
         site.holds,
     )
+
+
+def _members(unit: Unit) -> Iterator[tuple[int, bool]]:
+    """GPUs of each hold, and whether it has a channel: all on a tray that has one go where one is."""
+    linked = {hold.tray for hold in unit.holds if hold.channel}
+    yield from ((hold.gpus, False) for hold in unit.holds if hold.tray not in linked)
+    for tray in linked:
+        yield sum(hold.gpus for hold in unit.holds if hold.tray == tray), True
 
 
 def listed(names: Collection[str], most: int = 3) -> str:
@@ -96,9 +120,21 @@ def listed(names: Collection[str], most: int = 3) -> str:
 
 def _as_gang(unit: Unit) -> Gang:
     """Members that look like the holds: that is all that is known of a running job."""
-    sizes = Counter(hold.gpus for hold in unit.holds)
+    is_apart = any(hold.owner in hold.apart for hold in unit.holds)
     groups = tuple(
-        Group(name=f"{gpus} GPUs", members=members, gpus=gpus) for gpus, members in sorted(sizes.items())
+        Group(
+            name=f"{gpus} GPUs{' and a channel' * linked}",
+            members=members,
+            gpus=gpus,
+            terms=_terms(linked, is_apart),
+        )
+        for (gpus, linked), members in sorted(Counter(_members(unit)).items())
     )
     # Its own name would have the other holds of the job overlooked.
     return Gang(name=f"{unit.owner}, moving", groups=groups)
+
+
+def _terms(linked: bool, is_apart: bool) -> Terms | None:
+    if is_apart:
+        return Terms(channel=linked, likeness=_APART, apart=(_APART,))
+    return Terms(channel=True) if linked else None

@@ -36,7 +36,7 @@ class Draft:
 
     def mark(self, template: Object, kind: str, values: Mapping[str, str]) -> None:
         """Add `labels` or `annotations`."""
-        metadata = template.setdefault("metadata", {})
+        metadata = inside(template, "metadata")
         metadata[kind] = {**(metadata.get(kind) or {}), **values}
 
 

@@ -1,6 +1,7 @@
 """For LeaderWorkerSet's exclusive topology, and for Kubernetes' own PodGroup."""
 
 from rackloom.claim.place.labels import Labels
+from rackloom.claim.place.many.alone import shares_a_clique
 from rackloom.claim.place.render.affinity import pin_to_trays
 from rackloom.claim.place.render.edit import Draft, Object, inside
 from rackloom.claim.place.render.names import as_object, as_object_of
@@ -21,6 +22,7 @@ def for_lws(draft: Draft, gang: Gang, plan: Plan, labels: Labels) -> list[Object
             f"{gang.name} is a {draft.job.kind}: exclusive topology is a feature of LeaderWorkerSet",
             nearest_fix="use --render affinity",
         )
+    _check_cliques(gang, plan)
     pin_to_trays(draft, plan, labels)
     if gang.segment is None:
         draft.mark(draft.main, "annotations", {f"{_LWS}/exclusive-topology": labels.clique})
@@ -28,6 +30,23 @@ def for_lws(draft: Draft, gang: Gang, plan: Plan, labels: Labels) -> list[Object
     draft.mark(draft.main, "annotations", {f"{_LWS}/subgroup-exclusive-topology": labels.clique})
     inside(draft.main, "spec", "leaderWorkerTemplate", "subGroupPolicy")["subGroupSize"] = gang.segment
     return []
+
+
+def _check_cliques(gang: Gang, plan: Plan) -> None:
+    """By exclusive topology a replica never starts in a clique that another one has."""
+    uneven = [one for one in gang.groups if gang.segment and not one.is_helper and one.members % gang.segment]
+    if uneven:
+        raise Refused(
+            f"{gang.name}: subgroups of a LeaderWorkerSet are alike, and {uneven[0].members} {uneven[0].name}"
+            f" are no whole segments of {gang.segment}",
+            nearest_fix=f"use a --segment that divides {uneven[0].members}, or leave it out",
+        )
+    if shares_a_clique(gang, plan):
+        what = "replicas" if gang.segment is None else f"segments of {gang.segment}"
+        raise Refused(
+            f"{gang.name}: the plan has two {what} in one clique, and exclusive topology keeps them apart",
+            nearest_fix="plan them a clique each, as `rackloom place --render lws` does",
+        )
 
 
 def for_pod_groups(draft: Draft, gang: Gang, _plan: Plan, labels: Labels) -> list[Object]:
@@ -40,7 +59,7 @@ def for_pod_groups(draft: Draft, gang: Gang, _plan: Plan, labels: Labels) -> lis
         raise Refused(
             f"{gang.name}: a PodGroup has one kind of pods and one topology key, so it cannot tell segments"
             " or two groups in one clique",
-            nearest_fix="use --render affinity",
+            nearest_fix="use --render kueue" if gang.segment else "use --render affinity",
         )
     _check_templates(draft, gang)
     made = []

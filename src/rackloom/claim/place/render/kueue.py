@@ -43,7 +43,7 @@ def _slices(gang: Gang, labels: Labels) -> dict[str, str]:
     if uneven:
         raise Refused(
             f"{gang.name}: Kueue takes no slices of {segment} from {uneven[0].members} {uneven[0].name}",
-            nearest_fix=f"use a --segment that divides {uneven[0].members}, or --render affinity",
+            nearest_fix=f"use a --segment that divides {uneven[0].members}",
         )
     return {
         f"{_KUEUE}/podset-slice-required-topology": labels.clique,

@@ -31,7 +31,7 @@ def _segment(gang: Gang) -> int:
         told = " and ".join(map(str, sorted(sizes)))
         raise Refused(
             f"{gang.name}: the segments of a Slurm job are alike, and here {told} members share a clique",
-            nearest_fix="use a --segment that divides the members of every group, or --render affinity",
+            nearest_fix="use a --segment that divides the members of every group",
         )
     return sizes.pop()
 

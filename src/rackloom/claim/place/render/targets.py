@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from rackloom.claim.place.labels import Labels
 from rackloom.claim.place.reading.jobs import Job
@@ -38,10 +39,17 @@ def rendered(target: str, job: Job, gang: Gang, plan: Plan, site: Site, labels: 
     """The job for `target`, the name of a scheduler of the command line. Refused where it cannot be told."""
     if target == "slurm":
         return Rendered(objects=(topology(site),), script=options(gang, plan))
-    draft = Draft(job)
+    draft, plan = Draft(job), _by_hosts(plan, site)
     more: list[Object] = []
     if target == "affinity":
         with_affinity(draft, gang, plan, labels)
     else:
         more = _RENDERERS[target](draft, gang, plan, labels)
     return Rendered(objects=(*more, *draft.objects))
+
+
+def _by_hosts(plan: Plan, site: Site) -> Plan:
+    """The plan with its trays called as the label that node affinity reads calls them."""
+    hosts = {tray.name: tray.host for tray in site.trays if tray.host}
+    seats = tuple(replace(seat, tray=hosts.get(seat.tray, seat.tray)) for seat in plan.seats)
+    return replace(plan, seats=seats)

@@ -22,6 +22,8 @@ Block = tuple[Part, ...]
 """Parts that must share a clique."""
 Wanted = Mapping[Need, int]
 """Members of each need."""
+Inside = Mapping[str, Wanted]
+"""The members in each clique that is used."""
 Shape = tuple[tuple[Need, int], ...]
 """The same as a key."""
 

@@ -1,5 +1,6 @@
 """A site while one gang is being placed: members are put on its trays and taken off again."""
 
+from collections import Counter
 from typing import NamedTuple
 
 from rackloom.claim.place.search.ground import Ground
@@ -25,6 +26,8 @@ class Board:
         self.ground = ground
         self._uses: dict[str, dict[int, _Use]] = {}
         """By clique, then by tray."""
+        self._choosy: dict[int, Counter[Need]] = {}
+        """Members with terms, by tray."""
 
     def capacity(self, clique: str, need: Need) -> int:
         """Members that the clique can serve."""
@@ -43,17 +46,15 @@ class Board:
 
     def slots(self, at: int, need: Need) -> int:
         """Members that the tray can serve."""
-        use = self._use(at)
+        use, most = self._use(at), self.ground.slots(need)[at]
         if not use.members:
-            return self.ground.slots(need)[at]
-        if use.devices != need.devices:
-            # Claims of two kinds are not mixed on a tray: whether both fit was not asked.
+            return most
+        # Claims of two kinds are not mixed on a tray: whether both fit was not asked.
+        if use.devices != need.devices or self._is_barred(at, need):
             return 0
-        by_gpus = self.free(at) // need.gpus if need.gpus else None
-        if need.devices is None:
-            return by_gpus or 0
-        by_room = self.ground.rooms(need.devices)[at] - use.members
-        return by_room if by_gpus is None else min(by_gpus, by_room)
+        by_gpus = self.free(at) // need.gpus if need.gpus else most
+        by_room = most if need.devices is None else self.ground.rooms(need)[at] - use.members
+        return min(most, by_gpus, by_room)
 
     def free(self, at: int) -> int:
         """GPUs of the tray that nobody has."""
@@ -68,6 +69,8 @@ class Board:
         use = self._use(at)
         now = _Use(use.gpus + members * need.gpus, need.devices, use.members + members)
         self._uses.setdefault(self.ground.clique[at], {})[at] = now
+        if need.terms is not None:
+            self._choosy.setdefault(at, Counter())[need] += members
 
     def put_back(self, at: int, need: Need, members: int) -> None:
         """Undo a `take`."""
@@ -76,6 +79,14 @@ class Board:
             uses[at] = _Use(use.gpus - members * need.gpus, use.devices, use.members - members)
         else:
             del uses[at]
+        if need.terms is not None:
+            self._choosy[at][need] -= members
+
+    def _is_barred(self, at: int, need: Need) -> bool:
+        """Whether somebody of the gang on the tray keeps such a member off."""
+        return need.terms is not None and any(
+            members and need.bars(other) for other, members in self._choosy.get(at, Counter()).items()
+        )
 
     def _use(self, at: int) -> _Use:
         return self._uses.get(self.ground.clique[at], {}).get(at, _NOTHING)

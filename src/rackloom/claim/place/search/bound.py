@@ -6,13 +6,10 @@ heaviest load, and no trays together more than all of theirs.
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
-from rackloom.claim.place.search.blocks import Wanted
-from rackloom.claim.place.search.ground import Ground
-from rackloom.claim.place.search.loads import NEEDS, Load, Need, Vacancy, in_order, largest, loads_of
+from rackloom.claim.place.search.loads import Load, Need, Vacancy, largest, loads_of
 
 REMEMBERED = 1024
 """Mixtures of trays whose loads are remembered: cliques differ more in how many they have of each."""
@@ -24,6 +21,8 @@ class Carried(NamedTuple):
     loads: Mapping[Vacancy, tuple[Load, ...]]
     """Those to which nobody can be added."""
     heaviest: Mapping[Vacancy, int]
+    weights: Load
+    """Of one member of each need."""
     asked: int
     """What all members weigh."""
 
@@ -42,36 +41,14 @@ def carried_by(
     return Carried(loads, *_weighed(loads, members))
 
 
-def fewest_cliques(ground: Ground, wanted: Wanted) -> int:
-    """So many cliques the members take at least: by each need alone, and by what they weigh together."""
-    by_need = [
-        _how_many([outlook.capacity for outlook in ground.outlooks(need).values()], asked)
-        for need, asked in wanted.items()
-    ]
-    return max(by_need if len(wanted) > NEEDS else [*by_need, _by_weight(ground, wanted)])
-
-
-def _by_weight(ground: Ground, wanted: Wanted) -> int:
-    needs = in_order(wanted)
-    cliques = [ground.vacancies(clique, needs) for clique in ground.cliques]
-    alike = frozenset([tray for trays in cliques for tray in trays])
-    carried = carried_by(alike, frozenset(), needs, tuple([wanted[need] for need in needs]))
-    return _how_many([sum([carried.heaviest[tray] for tray in trays]) for trays in cliques], carried.asked)
-
-
-def _how_many(numbers: Iterable[int], asked: int) -> int:
-    """So many of the numbers, the largest ones, make up what is asked; one more where all are too few."""
-    return 1 + sum(total < asked for total in accumulate(sorted(numbers, reverse=True)))
-
-
-def _weighed(loads: Mapping[Vacancy, Sequence[Load]], members: Load) -> tuple[dict[Vacancy, int], int]:
-    """The heaviest load of each tray, and what the members weigh."""
+def _weighed(loads: Mapping[Vacancy, Sequence[Load]], members: Load) -> tuple[dict[Vacancy, int], Load, int]:
+    """The heaviest load of each tray, what one member of each need weighs, and what all members do."""
     most = [max(column) for column in zip(*(load for some in loads.values() for load in some), strict=True)]
     if not most or not all(most):
-        return dict.fromkeys(loads, 0), 1
-    weights = [prod(most) // here for here in most]
+        return dict.fromkeys(loads, 0), (1,) * len(members), 1
+    weights = tuple([prod(most) // here for here in most])
     heaviest = {one: max((_weight(load, weights) for load in some), default=0) for one, some in loads.items()}
-    return heaviest, _weight(members, weights)
+    return heaviest, weights, _weight(members, weights)
 
 
 def _weight(load: Load, weights: Sequence[int]) -> int:

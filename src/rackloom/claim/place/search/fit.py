@@ -69,7 +69,7 @@ def _spares(board: Board, clique: str, chosen: Sequence[Chosen]) -> list[int]:
 
 
 def _seats(gang: Gang, board: Board, chosen: Sequence[Chosen]) -> tuple[Seat, ...]:
-    """All seats in the order of the gang; helpers stand beside the first member and open no tray."""
+    """All seats in the order of the gang; helpers stand beside the first member of their share."""
     taken = sorted(
         (
             Seat(place.part.group.name, member, board.ground.trays[place.at].name)
@@ -80,10 +80,12 @@ def _seats(gang: Gang, board: Board, chosen: Sequence[Chosen]) -> tuple[Seat, ..
         key=lambda seat: seat.member,
     )
     by_group = {group.name: [seat for seat in taken if seat.group == group.name] for group in gang.groups}
-    first = next(seats[0].tray for seats in by_group.values() if seats)
+    serious = [group for group in gang.groups if not group.is_helper]
     for group in gang.groups:
         if group.is_helper:
-            by_group[group.name] = [Seat(group.name, member, first) for member in range(group.members)]
+            beside = next((one for one in serious if one.share == group.share), serious[0])
+            tray = by_group[beside.name][0].tray
+            by_group[group.name] = [Seat(group.name, member, tray) for member in range(group.members)]
     return tuple(seat for seats in by_group.values() for seat in seats)
 
 

@@ -1,10 +1,10 @@
 """What one tray can carry of members that are unlike."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from rackloom.claim.place.values import Group
+from rackloom.claim.place.values import Group, Terms
 
 REMEMBERED = 4096
 """Trays whose loads are remembered: those of a site are mostly alike."""
@@ -15,11 +15,16 @@ class Need(NamedTuple):
 
     gpus: int
     devices: str | None
+    terms: Terms | None = None
 
     @classmethod
     def of(cls, group: Group) -> "Need":
         """The need of each member of a group."""
-        return cls(group.gpus, group.devices)
+        return cls(group.gpus, group.devices, group.terms)
+
+    def bars(self, other: "Need") -> bool:
+        """Whether a member with this need and one with the other are never on one tray."""
+        return self.terms is not None and other.terms is not None and self.terms.bar(other.terms)
 
 
 NEEDS = 8
@@ -37,12 +42,14 @@ class Vacancy(NamedTuple):
     free: int
     """GPUs; 0 where nothing may go."""
     rooms: tuple[int, ...]
-    """By need: members that its devices can serve, whatever their GPUs."""
+    """By need: members that its devices can serve, whatever their GPUs; 0 where none may go."""
 
 
 def in_order(wanted: Mapping[Need, int]) -> tuple[Need, ...]:
     """The needs, those of most members last: the others make the states of a search."""
-    return tuple(sorted(wanted, key=lambda need: (wanted[need], need.gpus, need.devices or "")))
+    return tuple(
+        sorted(wanted, key=lambda need: (wanted[need], need.gpus, need.devices or "", str(need.terms)))
+    )
 
 
 @lru_cache(REMEMBERED)
@@ -52,7 +59,9 @@ def loads_of(vacancy: Vacancy, needs: tuple[Need, ...], most: Load) -> frozenset
     Claims of two kinds are not mixed on a tray: whether both fit was not asked.
     """
     kinds = {need.devices for need in needs}
-    return frozenset(load for kind in kinds for load in _of_kind(kind, vacancy, needs, most))
+    foes = [(a, b) for b in range(len(needs)) for a in range(b + 1) if needs[a].bars(needs[b])]
+    loads = (load for kind in kinds for load in _of_kind(kind, vacancy, needs, most))
+    return frozenset(load for load in loads if not foes or _is_at_peace(load, foes))
 
 
 @lru_cache(REMEMBERED)
@@ -66,10 +75,12 @@ def largest(loads: frozenset[Load]) -> tuple[Load, ...]:
 
 
 def _of_kind(kind: str | None, vacancy: Vacancy, needs: tuple[Need, ...], most: Load) -> Iterator[Load]:
-    room = next(room for need, room in zip(needs, vacancy.rooms, strict=True) if need.devices == kind)
-    loads: list[tuple[Load, int, int]] = [((), vacancy.free, room)]
-    for need, members in zip(needs, most, strict=True):
-        top = members if need.devices == kind else 0
+    rooms = [room if need.devices == kind else 0 for need, room in zip(needs, vacancy.rooms, strict=True)]
+    # What is counted shares GPUs alone.
+    shared = max(rooms) if kind is not None else sum(most)
+    loads: list[tuple[Load, int, int]] = [((), vacancy.free, shared)]
+    for need, members, room in zip(needs, most, rooms, strict=True):
+        top = min(members, room)
         loads = [
             ((*load, here), gpus - here * need.gpus, seats - here)
             for load, gpus, seats in loads
@@ -77,3 +88,8 @@ def _of_kind(kind: str | None, vacancy: Vacancy, needs: tuple[Need, ...], most: 
             if here * need.gpus <= gpus
         ]
     return (load for load, _, _ in loads)
+
+
+def _is_at_peace(load: Load, foes: Sequence[tuple[int, int]]) -> bool:
+    """No two of its members bar each other."""
+    return not any(load[a] > 1 if a == b else load[a] and load[b] for a, b in foes)

@@ -69,13 +69,13 @@ def is_exact(outlooks: Outlooks, wanted: Iterable[Need], spares: int) -> bool:
     if spares or not all(outlooks[need].is_level for need in needs):
         return False
     sizes = sorted(need.gpus for need in needs)
-    counted = all(need.devices is None for need in needs)
+    counted = all(need.devices is None and need.terms is None for need in needs)
     return len(needs) == 1 or (counted and all(large % small == 0 for small, large in pairwise(sizes)))
 
 
 def _places(need: Need, wanted: Mapping[Need, int]) -> int:
     """Places for a member of `need` that members of its size, and of multiples of it, take."""
-    if need.devices is not None:
+    if need.devices is not None or need.terms is not None:
         return wanted.get(need, 0)
     return sum(
         members * (other.gpus // need.gpus)

@@ -1,15 +1,15 @@
 """In which order the cliques are tried for a block: one in use first, fewest holes closed, tightest fit."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from rackloom.claim.place.search.blocks import Shape, Wanted, both
+from rackloom.claim.place.search.blocks import Block, Shape, Wanted, both, shape_of, wanted_by
 from rackloom.claim.place.search.board import Board
 from rackloom.claim.place.search.effort import Effort
 from rackloom.claim.place.search.holes import closed
-from rackloom.claim.place.search.loads import Need
 from rackloom.claim.place.search.outlook import count_that_fit, is_exact, opened
+from rackloom.claim.place.search.scales import Scale
 from rackloom.claim.place.search.sit import ways_together
 
 
@@ -39,48 +39,66 @@ class _Rank(NamedTuple):
 class Ranking:
     """What is known of the cliques while the blocks of one gang come and go."""
 
-    def __init__(self, board: Board, needs: Collection[Need], spares: int, effort: Effort) -> None:
+    def __init__(self, board: Board, blocks: Sequence[Block], spares: int, effort: Effort) -> None:
         """The board has nobody of the gang yet."""
         self._board = board
+        self._shapes = [shape_of(block) for block in blocks]
+        self._scales: Sequence[Scale] = ()
         self._spares = spares
         self._effort = effort
         ground = board.ground
-        by_need = {need: ground.outlooks(need) for need in needs}
+        by_need = {need: ground.outlooks(need) for need in wanted_by(blocks)}
         self._outlooks = {
             clique: {need: outlooks[clique] for need, outlooks in by_need.items()}
             for clique in ground.cliques
         }
         self._empty = ground.empty
-        self._inside: dict[str, Wanted] = {}
+        self.inside: dict[str, Wanted] = {}
+        """Who is in each clique that is used."""
         self._order = {clique: order for order, clique in enumerate(ground.cliques)}
         self._known: dict[str, dict[Shape, _Standing | None]] = {clique: {} for clique in ground.cliques}
 
     def changed(self, clique: str, inside: Wanted) -> None:
         """The clique has these members of the gang now, on the board too."""
         if inside:
-            self._inside[clique] = inside
+            self.inside[clique] = inside
         else:
-            del self._inside[clique]
+            del self.inside[clique]
         self._known[clique] = {}
 
     def counts(self, clique: str, wanted: Wanted) -> bool:
         """Whether counting tells if members fit there, however they are seated."""
         return is_exact(self._outlooks[clique], wanted, self._spares)
 
-    def best_first(self, shape: Shape, waiting: int, most: int | None) -> Iterator[str]:
-        """The cliques that can take a block; new ones only if all blocks `waiting` can sit with them.
+    def weigh(self, scales: Sequence[Scale]) -> None:
+        """From now on cliques that are too weak by one of the scales are left out."""
+        self._scales = scales
+
+    def best_first(self, block: int, most: int | None) -> Iterator[str]:
+        """The cliques that can take a block; new ones only if all waiting that are alike can sit with them.
 
         `most` cliques may be used.
         """
-        used = self._ranks(list(self._inside), shape, waiting)
+        may_begin = (len(self._known) if most is None else most) - len(self.inside)
+        if not all(scale.is_enough(self.inside, block, may_begin) for scale in self._scales):
+            return
+        shape = self._shapes[block]
+        waiting = self._shapes[block:].count(shape)
+        used = self._ranks(list(self.inside), shape, waiting)
         seats = -sum(rank.unlike for rank in used)
         yield from self._ordered(used, shape)
-        may_begin = None if most is None else most - len(self._inside)
         if may_begin == 0:
             return
-        new = self._ranks([clique for clique in self._known if clique not in self._inside], shape, waiting)
+        new = self._ranks(self._fresh(block, may_begin), shape, waiting)
         if seats - sum(sorted(rank.unlike for rank in new)[:may_begin]) >= waiting:
             yield from self._ordered(new, shape)
+
+    def _fresh(self, block: int, may_begin: int) -> list[str]:
+        """The cliques that may be begun for a block."""
+        fresh = [clique for clique in self._known if clique not in self.inside]
+        for scale in self._scales:
+            fresh = scale.able(fresh, self.inside, block, may_begin)
+        return fresh
 
     def _ordered(self, ranks: list[_Rank], shape: Shape) -> Iterator[str]:
         """Best first. What counting leaves open is looked at when the clique would come next."""
@@ -106,7 +124,7 @@ class Ranking:
         return ranks
 
     def _counted(self, clique: str, shape: Shape) -> _Standing | None:
-        outlooks, inside = self._outlooks[clique], self._inside.get(clique, {})
+        outlooks, inside = self._outlooks[clique], self.inside.get(clique, {})
         many = count_that_fit(outlooks, inside, dict(shape))
         if many <= 0:
             return None
@@ -118,7 +136,7 @@ class Ranking:
         return _Standing(self._closes(clique, trays), left, many, self.counts(clique, wanted))
 
     def _looked_at(self, clique: str, shape: Shape, counted: _Standing) -> _Standing | None:
-        wanted = both(self._inside.get(clique, {}), shape)
+        wanted = both(self.inside.get(clique, {}), shape)
         answer = ways_together(self._board, clique, wanted, self._spares, self._effort)
         if answer is None:
             return None
