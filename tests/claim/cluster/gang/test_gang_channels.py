@@ -28,14 +28,15 @@ def hgx(count, **spec):
     return [node(f"h{number}", gpus=8, clique="h.1", **spec) for number in range(count)]
 
 
-def answered(nodes, plan=OPENED, *, size=2, gpus=4, claims=("channel",)):
+def answered(nodes, plan=OPENED, *, size=2, gpus=4, claims=("channel",), others=(), **spec):
     meta = {"labels": {GANG_LABEL: "big"}, "annotations": {marks.SIZE_ANNOTATION: str(size)}}
     names = {f"w{number}": meta | {"name": f"w{number}", "uid": f"w{number}"} for number in range(size)}
     pods = [
-        pod(name, claims=claims, gpus=gpus, meta=one | {"namespace": "team"}) for name, one in names.items()
+        pod(name, claims=claims, gpus=gpus, meta=one | {"namespace": "team"}, **spec)
+        for name, one in names.items()
     ]
     templates = (template("channel", [CHANNEL]),)
-    objects = Objects(nodes=tuple(nodes), pods=tuple(pods), templates=templates)
+    objects = Objects(nodes=tuple(nodes), pods=(*pods, *others), templates=templates)
     record = record_of(plan)
     look = Look(objects=objects, running=running_on(objects, SETTINGS), counted=Counted())
     view = View(key=KEY, now=0.0, record=record, members=tuple(map(member_of, pods)))
@@ -57,6 +58,13 @@ def nodes_of(nodes, names):
 def test_a_clique_with_larger_trays_keeps_no_gang_from_the_one_where_it_fits(larger):
     placed = record_of(answered([*RACK, *larger], size=4))
     assert len(set(placed.plan.trays)) == 4
+
+
+def test_a_whole_tray_is_one_of_those_that_the_members_may_go_to():
+    choosing = {"nodeSelector": {"nvidia.com/gpu.clique": "h.1"}}
+    placed = record_of(answered([*RACK, *hgx(2)], **choosing))
+    assert set(placed.plan.trays) == {"h0", "h1"}
+    assert {one.gpus for one in placed.gang.groups} == {8}
 
 
 def test_no_two_members_share_a_larger_tray():
@@ -82,3 +90,21 @@ def test_a_gang_that_asks_for_something_else_by_now_is_placed_anew():
     shared = answered(RACK, gpus=2, claims=())
     assert len(set(record_of(shared).plan.trays)) == 1
     assert answered(RACK, shared, gpus=2).checked is None
+
+
+def test_in_a_clique_of_mixed_trays_a_whole_tray_is_whatever_it_has():
+    mixed = [node("gb0"), node("gb1"), node("gb2", gpus=2), node("gb3", gpus=2)]
+    placed = record_of(answered(mixed, size=4, gpus=2))
+    assert len(set(placed.plan.trays)) == 4
+    assert sorted(set(record_of(answered(mixed, size=2, gpus=2)).plan.trays)) == ["gb0", "gb1"], "no weak one"
+    with pytest.raises(Refused):
+        answered(mixed, size=4, gpus=3)
+
+
+def test_a_tray_that_lost_gpus_is_taken_where_too_few_others_are_free():
+    weak = [*RACK[:3], node("gb3", gpus=3), *(node(f"b{at}", clique="u.2") for at in range(4))]
+    other = [pod(f"b{at}", nodeName=f"b{at}", gpus=4) for at in range(4)]
+    assert set(record_of(answered(weak, size=4, gpus=1)).plan.trays) == {f"b{at}" for at in range(4)}
+    assert set(record_of(answered(weak, size=4, gpus=1, others=other)).plan.trays) == {
+        f"gb{at}" for at in range(4)
+    }

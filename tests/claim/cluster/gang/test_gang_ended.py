@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from rackloom.claim.cluster.admission.marks import GANG_LABEL
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.ended import awaits_last, may_have_unused, without_unused
-from rackloom.claim.cluster.gang.makers import Finished, Maker, finished, maker_of
+from rackloom.claim.cluster.gang.makers import Finished, Maker
 from rackloom.claim.cluster.gang.members import member_of
+from rackloom.claim.cluster.gang.owners import finished, maker_of
 from rackloom.claim.cluster.gang.record import GangKey, Record
 from rackloom.claim.cluster.gang.view import View
 from rackloom.claim.place.values import Gang, Group, Hole, Plan, Seat
@@ -193,6 +194,41 @@ def test_trays_of_an_mpi_job_that_is_over_are_free_and_before_it_is_none():
         assert rest(pods, makers, seats) is None
 
 
+def test_trays_of_pods_that_an_mpi_job_that_is_over_has_deleted_are_free_where_the_gang_is_all_its_own():
+    seats = [("launcher", "t0"), *THREE]
+    pods = [pod("w2", "t2", "Running", job="mpi", kind="MPIJob")]
+    replicas = {("big", "launcher"): 1, ("big", "worker"): 3}
+    assert may_have_unused(view_of(pods, seats), record_of(seats).plan)
+    assert rest(pods, {"mpi": Finished(uid="mpi", seats=replicas)}, seats) == ([("worker", "t2")], (), ())
+    for more in (
+        {("big", "worker"): 2},
+        {("big", "launcher"): 0},
+        {("big", "launcher"): 0, ("other", "launcher"): 1},
+    ):
+        assert rest(pods, {"mpi": Finished(uid="mpi", seats=replicas | more)}, seats) is None
+
+
+def test_an_mpi_job_says_how_many_pods_of_which_group_it_had():
+    def role(gang, group, **replicas):
+        return {
+            "template": {"metadata": {"labels": {GANG_LABEL: gang, marks.GROUP_LABEL: group}}},
+            **replicas,
+        }
+
+    roles = {"Launcher": role("big", "launcher"), "Worker": role("big", "worker", replicas=18)}
+    status = {
+        "conditions": [{"type": "Succeeded", "status": "True"}],
+        "completionTime": "2001-01-01T00:00:00Z",
+    }
+    mpi_job = {"metadata": {"name": "m", "uid": "m"}, "spec": {"mpiReplicaSpecs": roles}, "status": status}
+    assert finished(mpi_job).seats == {("big", "launcher"): 1, ("big", "worker"): 18}
+    mpi_job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = None
+    assert finished(mpi_job).seats == {("big", "launcher"): 1, ("big", "worker"): 0}
+    mpi_job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = 18
+    mpi_job["spec"]["mpiReplicaSpecs"]["Launcher"] = {"template": {"spec": {}}}
+    assert finished(mpi_job).seats == {("big", "worker"): 18}
+
+
 def test_what_nobody_owns_and_ended_stays_ended():
     bare = [
         pod(f"p{at}", f"t{at}", phase, kind=None)
@@ -222,7 +258,8 @@ ENDED = [pod("a", "t0", "Succeeded"), pod("b", "t1", "Succeeded"), pod("c", "t2"
     [
         ({"completions": 3}, True),
         ({"completions": 3, "is_owned": True}, True),
-        ({"completions": 3, "is_still": True}, False),
+        ({"completions": 3, "is_ending": True}, False),
+        ({"completions": 3, "is_suspended": True}, False),
         ({"completions": 3, "succeeded": 3}, False),
         ({"completions": 6}, False),
         ({"completions": 3, "parallelism": 2}, False),
@@ -316,6 +353,27 @@ def test_a_job_says_what_is_over_and_whether_it_makes_pods():
             assert maker_of(job(completions=3) | ended).is_still is still
     going = {"metadata": {"name": "j", "deletionTimestamp": "2001-01-01T00:00:00Z"}}
     assert maker_of(job(completions=3) | going).is_still
+
+
+@pytest.mark.parametrize(
+    ("type_", "is_owned", "is_over"),
+    [
+        ("Complete", False, True),
+        ("Complete", True, True),
+        ("Failed", False, True),
+        ("Failed", True, False),
+        ("SuccessCriteriaMet", False, False),
+        ("Suspended", False, False),
+    ],
+)
+def test_a_job_is_over_for_good_unless_its_owner_may_make_it_anew(type_, is_owned, is_over):
+    owner = {"kind": "JobSet", "name": "set", "uid": "u", "controller": True}
+    meta = {"name": "j"} | ({"ownerReferences": [owner]} if is_owned else {})
+    condition = {"type": type_, "status": "True", "lastTransitionTime": "2001-01-01T00:00:00Z"}
+    ended = job(completions=3) | {"metadata": meta, "status": {"conditions": [condition]}}
+    assert maker_of(ended).over_since == ("2001-01-01T00:00:00Z" if is_over else None)
+    ended["metadata"] = meta | {"deletionTimestamp": "2001-01-01T00:00:01Z"}
+    assert maker_of(ended).over_since is None
 
 
 @pytest.mark.parametrize(

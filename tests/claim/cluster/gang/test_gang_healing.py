@@ -85,7 +85,8 @@ def test_a_pod_that_is_kept_from_a_free_tray_is_made_anew():
         def stubborn(group, number):
             pod = honest(group, number)
             if number == 1:
-                pod["spec"]["nodeSelector"] = {"nobody": "has-this"}
+                # Of what it counts, the planner knows GPUs alone.
+                pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1000"}
             return pod
 
         job.pod = stubborn

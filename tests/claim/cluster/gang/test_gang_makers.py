@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.claim.cluster.gang.test_gang_ended import pod
 
-from rackloom.claim.cluster.gang.makers import makers_of
+from rackloom.claim.cluster.gang.owners import makers_of
 from rackloom.claim.kube.api import NotFound
 
 
@@ -29,10 +29,11 @@ class Asked:
             [("Job", "launcher"), ("MPIJob", "mpi")],
         ),
         ([pod(f"p{at}", "t0", "Succeeded", job=f"job-{at}") for at in range(1000)], []),
-        ([pod("p", "t0", "Running", job="one")], []),
+        ([pod("p", "t0", "Running", job="one")], [("Job", "one")]),
+        ([pod("p", "t0", "Running", kind=None)], []),
     ],
 )
-def test_at_most_two_owners_are_asked_since_more_prove_nothing(members, asked):
+def test_the_owners_of_pods_are_asked_once_each_and_none_of_very_many(members, asked):
     api = Asked()
     assert asyncio.run(makers_of(api, "team", members)) == {}
     assert api.names == asked

@@ -156,12 +156,10 @@ def template(name, requests):
 
 
 def test_a_site_has_trays_with_gpus_and_who_has_them():
-    taint = {"key": "maintenance", "effect": "NoSchedule"}
-    ours = {"key": marks.TAINT, "effect": "NoSchedule", "value": "other-plan"}
     nodes = (
         node("n1"),
-        node("n2", taints=[ours, {"key": "nvidia.com/gpu", "effect": "NoSchedule"}]),
-        node("n3", taints=[taint]),
+        node("n2"),
+        node("n3"),
         node("n4", unschedulable=True),
         node("n5", ready="Unknown"),
         node("n6", gpus=0),
@@ -187,7 +185,7 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
     assert shut == {
         "n1": None,
         "n2": None,
-        "n3": "tainted maintenance",
+        "n3": None,
         "n4": "cordoned",
         "n5": "not ready",
         "n7": None,
@@ -201,15 +199,14 @@ def test_a_site_has_trays_with_gpus_and_who_has_them():
     }
 
 
-def test_an_operator_names_the_clique_and_the_taints_of_his_nodes():
-    tainted = node("n1", taints=[{"key": "dedicated", "effect": "NoSchedule"}])
-    tainted["metadata"]["labels"] |= {"topo/domain": "d7"}
-    objects = Objects(nodes=(tainted,), pods=())
+def test_an_operator_names_the_clique_of_his_nodes():
+    labelled = node("n1")
+    labelled["metadata"]["labels"] |= {"topo/domain": "d7"}
+    objects = Objects(nodes=(labelled,), pods=())
     (plain,) = site_of(objects, [], SETTINGS).trays
-    assert (plain.clique, plain.shut) == ("c.1", "tainted dedicated")
-    chosen = GangSettings(clique_label="topo/domain", tolerated_taints=("dedicated",))
-    (named,) = site_of(objects, [], chosen).trays
-    assert (named.clique, named.shut) == ("d7", None)
+    assert plain.clique == "c.1"
+    (named,) = site_of(objects, [], GangSettings(clique_label="topo/domain")).trays
+    assert named.clique == "d7"
 
 
 @pytest.mark.parametrize(

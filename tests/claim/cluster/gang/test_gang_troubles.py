@@ -4,11 +4,12 @@ import asyncio
 import threading
 
 from tests.claim.cluster.gang.gang_site import TEAM, planned, run
-from tests.claim.cluster.gang.gang_stories import at_work, bound_job, opened, over
+from tests.claim.cluster.gang.gang_stories import at_work, bound_job, holds, opened, over
 
 from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.planner import PlacePlanner
 from rackloom.claim.kube.kinds import GANG_PLAN, POD
+from rackloom.twin.kube.faults import Fault
 
 
 def test_a_gang_on_which_the_planner_fails_keeps_no_other_waiting(monkeypatch):
@@ -27,6 +28,37 @@ def test_a_gang_on_which_the_planner_fails_keeps_no_other_waiting(monkeypatch):
         await asyncio.sleep(5)
         await bound_job(site, "fine", {"worker": 2})
         assert "planner failed" in (await site.record("cursed")).condition("Placed").message
+        await site.end()
+
+    run(story)
+
+
+def test_a_gang_whose_job_cannot_be_read_keeps_no_other_waiting():
+    async def story():
+        site = await at_work(racks=1, trays=2)
+        site.kube.faults.add(Fault(verb="get", resource="jobs", code=500, reason="InternalError"))
+        ill = site.job("ill", {"worker": 3})
+        await site.until(lambda: site.says("ill", "Placed", "DoesNotFit"))
+        await ill.fail("ill-worker-0")
+        await ill.again("ill-worker-0")
+        await bound_job(site, "fine", {"worker": 2})
+        assert site.kube.faults.hits
+        await site.end()
+
+    run(story)
+
+
+def test_a_gang_whose_job_cannot_be_read_is_placed_itself():
+    async def story():
+        site = await opened(racks=1, trays=2)
+        site.kube.faults.add(Fault(verb="get", resource="jobs", code=500, reason="InternalError"))
+        ill = site.job("ill", {"worker": 2})
+        await site.until(lambda: site.has_pods("ill", 2))
+        await ill.fail("ill-worker-0")
+        await ill.again("ill-worker-0")
+        site.start()
+        await site.until(holds(site, ["r0-t0", "r0-t1"]))
+        assert site.kube.faults.hits
         await site.end()
 
     run(story)

@@ -32,7 +32,15 @@ def waiting(view: View, wish: Wish) -> Condition | None:
     missing = [f"{name} {here[name]} of {size}" for name, size in wish.sizes if here[name] < size]
     if not missing:
         return None
-    return said(PLACED, "False", "WaitingForMembers", f"pods that are there: {', '.join(missing)}")
+    there = f"pods that are there: {', '.join(missing)}"
+    return said(PLACED, "False", "WaitingForMembers", there + (_unproven(view) if view.is_answered else ""))
+
+
+def _unproven(view: View) -> str:
+    """Why a gang waits on, though its owners were asked."""
+    ended = [one.name for one in view.members if one.ended and not one.is_done]
+    failed = f"; {listed(ended)} ended, and may be made anew" if ended else ""
+    return f"; their owners do not say that fewer are to come{failed}"
 
 
 def waiting_for_claims(view: View) -> Condition | None:

@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
-from msgspec.structs import replace
 
 from rackloom.claim.cluster.actions import Patch
 from rackloom.claim.cluster.admission.marks import GANG_LABEL
@@ -13,10 +12,10 @@ from rackloom.claim.cluster.gang.conditions import API_REFUSED
 from rackloom.claim.cluster.gang.decision import Decision
 from rackloom.claim.cluster.gang.desk import PlacementDesk
 from rackloom.claim.cluster.gang.ended import is_rest
-from rackloom.claim.cluster.gang.makers import makers_of
 from rackloom.claim.cluster.gang.members import seconds_of
 from rackloom.claim.cluster.gang.meter import GangMeter
 from rackloom.claim.cluster.gang.observe import Confirmed, gang_of, holders_of
+from rackloom.claim.cluster.gang.owners import with_makers
 from rackloom.claim.cluster.gang.placing import Planner
 from rackloom.claim.cluster.gang.reconcile import reconcile
 from rackloom.claim.cluster.gang.record import GangKey, record_of, status_json
@@ -120,7 +119,7 @@ class GangController:
             view = await self._confirmed(key)
             decision = reconcile(view, self._settings)
             if not decision.takes_back:
-                self._desk.needs_all(view)
+                self._desk.looked_at(view)
         self._ask(key, decision)
         try:
             await self._bench.act(key, decision.actions)
@@ -139,7 +138,7 @@ class GangController:
             plan = None
         pods = (await self._api.list(POD, key.namespace, labels=f"{GANG_LABEL}={key.name}")).items
         view = self._desk.view(Confirmed(self.caches, plan, pods), key)
-        return replace(view, makers=await makers_of(self._api, key.namespace, view.members))
+        return await with_makers(self._api, view)
 
     def _count(self, view: View, decision: Decision) -> None:
         self._meter.acted(decision.actions)

@@ -61,6 +61,7 @@ def _gang() -> Schema:
             "members": _COUNT,
             "gpus": _COUNT,
             "devices": _TEXT,
+            "terms": _terms(),
         },
         required=["name", "members", "gpus"],
     )
@@ -75,6 +76,10 @@ def _gang() -> Schema:
         "exclusive": flag,
     }
     return _object(properties, required=["name", "groups"])
+
+
+def _terms() -> Schema:
+    return _object({"where": _TEXT, "likeness": _TEXT, "apart": _list(_TEXT), "channel": {"type": "boolean"}})
 
 
 def _plan() -> Schema:

@@ -5,7 +5,7 @@ whose pods ask for something else is placed anew. What claims get where is the a
 planner counts the members that a tray can serve, whatever their classes are called (`place/reading/rooms`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -55,25 +55,47 @@ def group_demand(members: Iterable[Member], known: Known) -> Demand:
     return Demand(max((one.gpus for one in asked), default=0), any(one.whole for one in asked))
 
 
-def whole_tray(trays: Sequence[Tray], members: int, gpus: int) -> int:
+class _Trays(msgspec.Struct, frozen=True):
+    """The largest trays of a clique, as many as there are members to share it."""
+
+    gpus: int
+    """What each of them has, or more."""
+    count: int
+    are_mixed: bool
+
+
+def whole_tray(trays: Sequence[Tray], members: int, gpus: int, taken: Collection[str] = ()) -> int:
     """GPUs of the tray that a member takes whole: `members` share a clique, and one counts `gpus`.
 
-    It is the smallest of the cliques that could hold them, or the most of them: what other cliques have must
-    not keep a gang from the one where it fits. Channels are where cliques are, and not on a larger node
-    without one (no NVLink fabric).
+    It is what each of the largest trays has of the clique where they fit; without the trays that are `taken`
+    by others, as far as there are enough. A clique of like trays is before a mixed one, and one of smaller
+    trays before one of larger: what other cliques have must not keep a gang from the one where it fits.
+    Channels are where cliques are, and not on a larger node without one (no NVLink fabric).
     """
+    candidates = _candidates(trays)
+    free = _best([one for one in candidates if one.name not in taken], members, gpus)
+    return (free if _fits(free, members, gpus) else _best(candidates, members, gpus)).gpus
+
+
+def _best(trays: Sequence[Tray], members: int, gpus: int) -> _Trays:
     cliques: dict[str, list[int]] = {}
-    for tray in _candidates(trays):
+    for tray in trays:
         cliques.setdefault(tray.clique or tray.name, []).append(tray.gpus)
-    sizes = [_usual(found) for found in cliques.values()]
-    best = min(sizes, key=lambda one: (one[0] < gpus, -min(one[1], members), one[0]), default=(0, 0))
-    return best[0]
+    found = [_largest(sizes, members) for sizes in cliques.values()]
+    return min(
+        found,
+        key=lambda one: (one.gpus < gpus, -one.count, one.are_mixed, one.gpus),
+        default=_Trays(0, 0, are_mixed=False),
+    )
 
 
-def _usual(clique: list[int]) -> tuple[int, int]:
-    """What most trays of a clique have, and how many have that: one that lost a GPU is not whole."""
-    size = max(clique, key=lambda one: (clique.count(one), one))
-    return size, sum(one >= size for one in clique)
+def _largest(sizes: list[int], members: int) -> _Trays:
+    chosen = sorted(sizes, reverse=True)[:members]
+    return _Trays(chosen[-1], len(chosen), are_mixed=chosen[0] != chosen[-1])
+
+
+def _fits(found: _Trays, members: int, gpus: int) -> bool:
+    return found.count == members and found.gpus >= gpus
 
 
 def _candidates(trays: Sequence[Tray]) -> Sequence[Tray]:

@@ -11,16 +11,17 @@ from msgspec.structs import replace
 
 from rackloom.claim.cluster.executor import carry_out
 from rackloom.claim.cluster.gang.counted import Counted
-from rackloom.claim.cluster.gang.makers import makers_of
 from rackloom.claim.cluster.gang.meter import GangMeter
 from rackloom.claim.cluster.gang.observe import Listing, Seen, view_of
+from rackloom.claim.cluster.gang.owners import with_makers
 from rackloom.claim.cluster.gang.placing import Planner, answer
 from rackloom.claim.cluster.gang.reconcile import reconcile
 from rackloom.claim.cluster.gang.record import GangKey
+from rackloom.claim.cluster.gang.remaining import are_fewer
 from rackloom.claim.cluster.gang.scene import Look, scene_of
 from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.gang.site import Objects, running_on
-from rackloom.claim.cluster.gang.view import Use, View
+from rackloom.claim.cluster.gang.view import Looked, View
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.kinds import (
     DEVICE_CLASS,
@@ -66,7 +67,7 @@ class PlacementDesk:
         self._refusals: dict[GangKey, str] = {}
         self._unfounded: set[GangKey] = set()
         self._checked: dict[GangKey, Plan] = {}
-        self._all_used: dict[GangKey, Use] = {}
+        self._looked: dict[GangKey, Looked] = {}
         self._counted = Counted()
 
     @property
@@ -88,11 +89,13 @@ class PlacementDesk:
         """There is no such gang any more."""
         self.forget(key)
         self._checked.pop(key, None)
-        self._all_used.pop(key, None)
+        self._looked.pop(key, None)
 
-    def needs_all(self, view: View) -> None:
-        """Its Job was looked at, and no tray of the gang can be given back as it is now."""
-        self._all_used[view.key] = view.use
+    def looked_at(self, view: View) -> None:
+        """The owners of its pods were asked, and nothing is taken back for what they said."""
+        before, use = self._looked.get(view.key), view.use
+        since = before.since if before is not None and before.use == use else view.now
+        self._looked[view.key] = Looked(use, since, view.now, are_fewer(view))
 
     def view(self, seen: Seen, key: GangKey) -> View:
         """A gang as it is seen, and what is known of it here."""
@@ -103,7 +106,7 @@ class PlacementDesk:
             view,
             refusal=self._refusals.get(key, ""),
             checked=self._checked.get(key),
-            all_used=self._all_used.get(key),
+            looked=self._looked.get(key),
         )
 
     def pause(self, key: GangKey) -> float:
@@ -157,8 +160,7 @@ class PlacementDesk:
         self._unfounded.add(view.key)
         if view.record is None:
             return
-        makers = await makers_of(self._api, view.key.namespace, view.members)
-        asking = replace(view, makers=makers)
+        asking = await self._with_makers(view)
         if not any(reconcile(one, self._settings).asks_planner for one in (view, asking)):
             return
         self._unfounded.discard(view.key)
@@ -176,6 +178,14 @@ class PlacementDesk:
             if written is not None:
                 listing.record(written)
         self._meter.acted(found.actions)
+
+    async def _with_makers(self, view: View) -> View:
+        """With nothing proven where an owner cannot be read: the other gangs wait for none of them."""
+        try:
+            return await with_makers(self._api, view)
+        except KubeError as error:
+            log.warning("gangs.owners_not_read", gang=view.key.called, why=str(error))
+            return replace(view, makers={})
 
 
 def _turn(view: View) -> tuple[int, str, GangKey]:

@@ -6,7 +6,8 @@ A pod that failed or was deleted may be made anew, and then it needs its tray. W
   Which of them does not matter, as a pod that is made anew takes any that is free. A gang of several groups
   has several owners, also while a pod of one of them is between two lives and cannot be seen; and whoever is
   among them beside the Job may make another one for the same seats.
-- All pods are of one MPIJob that is over: no pod of it that ended comes back.
+- All pods are of one MPIJob that is over: no pod of it that ended comes back; nor one that was deleted, where
+  the MPIJob has as many replicas as the gang has members.
 - Nobody owns any of the pods: one that ended stays ended, and there is nobody to make another.
 """
 
@@ -79,12 +80,23 @@ def longest_wait(settings: GangSettings) -> float:
 
 
 def may_have_unused(view: View, plan: Plan) -> bool:
-    """Whether it is worth asking for proof: once for each use of the trays."""
+    """Whether a tray is idle, and somebody may say that it is to stay so."""
     used = _used(view)
-    idle = any(one.ended and one.tray in plan.trays and one.tray not in used for one in view.members)
-    if not idle or view.record is None or not _may_be_proven(view, view.record.gang):
-        return False
-    return view.all_used is None or view.all_used != view.use
+    idle = {tray for tray in plan.trays if tray not in used}
+    # While pods wait at their gate, trays are idle that they go to.
+    if any(one.gate is not None for one in view.living):
+        idle &= {one.tray for one in view.members if one.ended}
+    return bool(idle) and view.record is not None and _may_be_proven(view, view.record.gang)
+
+
+def proof_is_sought_at(view: View, settings: GangSettings) -> float:
+    """When the owners of the pods are asked: at once for each use of the trays, then ever less often.
+
+    What they say is behind the pods: an MPIJob is over some seconds after its launcher.
+    """
+    if view.looked is None or view.looked.use != view.use:
+        return view.now
+    return view.looked.again_at(settings.again)
 
 
 def without_unused(view: View, found: Record) -> Plan | None:
@@ -132,7 +144,11 @@ def _over(view: View, gang: Gang) -> Counter[str]:
     if maker is not None and (awaits_last(view) or not maker.is_owned):
         more = max(maker.completions - _size(gang), 0)
         return Counter({gang.groups[0].name: max(maker.over(view.members) - more, 0)})
-    if _are_bare(view) or _are_of_one_finished(view):
+    finished = _finished(view)
+    sizes = {one.name: one.members for one in gang.groups}
+    if finished is not None and finished.makes_all_of(view.key.name, sizes):
+        return Counter(sizes) - Counter(one.group for one in view.living)
+    if _are_bare(view) or finished is not None:
         return Counter(one.group for one in view.members if one.ended)
     return Counter()
 
@@ -148,10 +164,12 @@ def _are_bare(view: View) -> bool:
     return all(one.is_bare for one in view.members)
 
 
-def _are_of_one_finished(view: View) -> bool:
+def _finished(view: View) -> Finished | None:
+    """The MPIJob that is over, of which all pods are."""
     makers = view.makers or {}
-    found = {None if one.owner is None else makers.get(one.owner.uid) for one in view.members}
-    return len(found) == 1 and isinstance(next(iter(found)), Finished)
+    found = [None if one.owner is None else makers.get(one.owner.uid) for one in view.members]
+    first = found[0] if found else None
+    return first if isinstance(first, Finished) and all(one == first for one in found) else None
 
 
 def _maker(view: View, job: Owner) -> Maker | None:

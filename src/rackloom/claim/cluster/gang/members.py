@@ -23,6 +23,8 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One pod of a gang."""
 
     pod: Pod
+    obj: Object
+    """As it is stored: its rules about nodes and neighbours are read where it is placed."""
     namespace: str
     tolerations: int | None
     """How many it has; None where the field is missing."""
@@ -123,6 +125,7 @@ def member_of(obj: Object) -> Member:
     tolerations, waits = spec.get("tolerations"), _not_scheduled(status)
     return Member(
         pod=read(obj, Pod),
+        obj=obj,
         namespace=meta["namespace"],
         tolerations=None if tolerations is None else len(tolerations),
         ended=status.get("phase") in _ENDED,

@@ -1,11 +1,14 @@
 """What the planner is asked about a gang, and what follows from its answer. Pure."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from rackloom.claim.cluster.actions import Action
+from rackloom.claim.cluster.gang.helpers import helpers_seated, plan_for_all
+from rackloom.claim.cluster.gang.members import Member
 from rackloom.claim.cluster.gang.pins import send_away
 from rackloom.claim.cluster.gang.record import Record, planned, withdrawn
 from rackloom.claim.cluster.gang.request import (
@@ -18,8 +21,10 @@ from rackloom.claim.cluster.gang.request import (
 from rackloom.claim.cluster.gang.scene import Scene
 from rackloom.claim.cluster.gang.seating import seating, stuck
 from rackloom.claim.cluster.gang.settings import GangSettings
+from rackloom.claim.cluster.gang.terms import own_terms
 from rackloom.claim.cluster.gang.view import View
 from rackloom.claim.place.values import Gang, Plan, Site, Tray
+from rackloom.errors import Refused
 
 
 class Planner(Protocol):
@@ -47,7 +52,9 @@ def answer(view: View, scene: Scene, planner: Planner, settings: GangSettings) -
     record = view.record
     if record is None or record.gang is None or record.plan is None:
         return Answer(actions=(place(view, scene, planner, settings),))
-    site = scene.furnished(claimed_by_groups(view, record.gang, scene))
+    own = [own_terms(one) for one in view.let_go if one.is_unschedulable]
+    met = scene.met(view.living, [*(one.terms for one in record.gang.groups), *own])
+    site = scene.furnished(met, claimed_by_groups(view, record.gang, scene))
     if view.let_go or view.lost(settings.lost_after):
         return Answer(actions=mend(view, site, planner, settings))
     if taken(view, site) or not is_asked_by(request_of(view, scene), record.gang, record.plan):
@@ -59,10 +66,14 @@ def place(view: View, scene: Scene, planner: Planner, settings: GangSettings) ->
     """Plan a gang whose members are all there. Raises Refused."""
     assert view.record is not None  # noqa: S101 (only recorded gangs ask)
     asked = request_of(view, scene)
-    site = site_for(asked, scene.furnished(asked.kinds))
+    site = site_for(asked, scene.furnished(asked.met, asked.kinds))
     room = max(settings.max_spares - scene.spares, 0)
-    plan = planned_within(room, asked.gang, lambda gang: planner.plan_gang(site, gang))
+    plan = plan_for_all(site, asked.gang, lambda where: _planned(room, where, asked.gang, planner))
     return planned(view.record, asked.gang, plan, site)
+
+
+def _planned(room: int, site: Site, gang: Gang, planner: Planner) -> Plan:
+    return planned_within(room, gang, lambda one: planner.plan_gang(site, one))
 
 
 def mend(view: View, site: Site, planner: Planner, settings: GangSettings) -> tuple[Action, ...]:
@@ -79,16 +90,33 @@ def mend(view: View, site: Site, planner: Planner, settings: GangSettings) -> tu
         return (_moved(record, record.gang, record.plan, site, lost[0], planner),)
     seats = seating(view, record.plan)
     late = stuck(view, seats, settings)
-    trays = (one.tray for one in late if one.tray is not None)
-    full = next((tray for tray in trays if not _has_room(site, view, tray)), None)
-    if full is not None:
-        return (_moved(record, record.gang, record.plan, site, full, planner),)
-    return tuple(send_away(one) for one in late)
+    for tray in dict.fromkeys(one.tray for one in late if one.tray is not None):
+        if (why := _why_no_room(site, view, tray)) is not None:
+            try:
+                return (_moved(record, record.gang, record.plan, site, tray, planner),)
+            except Refused as refused:
+                raise Refused(
+                    f"{tray} ({why}): {refused.reason}", nearest_fix=refused.nearest_fix
+                ) from refused
+    return _made_anew(late, site)
+
+
+def _made_anew(late: Sequence[Member], site: Site) -> tuple[Action, ...]:
+    """The next pod may be bound; but not one that asks for another node by itself. Raises Refused."""
+    closed = {one.name: one.closed for one in site.trays}
+    others = {one.uid: closed.get(one.tray or "", {}).get(own_terms(one).where) for one in late}
+    gone = tuple(send_away(one) for one in late if others[one.uid] is None)
+    if gone or not late:
+        return gone
+    reason = f"pod {late[0].name} asks for another node than {late[0].tray} ({others[late[0].uid]})"
+    fix = "end the job and make it anew: the gang was placed for pods that asked for something else"
+    raise Refused(reason, nearest_fix=fix)
 
 
 def _moved(record: Record, gang: Gang, plan: Plan, site: Site, tray: str, planner: Planner) -> Action:
     whole = _with_lost(site, record, tray)
-    return planned(record, gang, planner.replace_member(whole, gang, plan, tray), whole)
+    found = planner.replace_member(whole, gang, plan, tray)
+    return planned(record, gang, helpers_seated(found, gang, whole), whole)
 
 
 def _with_lost(site: Site, record: Record, tray: str) -> Site:
@@ -102,20 +130,27 @@ def _with_lost(site: Site, record: Record, tray: str) -> Site:
 def taken(view: View, site: Site) -> tuple[str, ...]:
     """Reserved trays on which there is no room for the gang: somebody was faster than the taint."""
     trays = () if view.record is None else view.record.reserved
-    return tuple(tray for tray in trays if not _has_room(site, view, tray))
+    return tuple(tray for tray in trays if _why_no_room(site, view, tray) is not None)
 
 
-def _has_room(site: Site, view: View, tray: str) -> bool:
+def _why_no_room(site: Site, view: View, tray: str) -> str | None:
+    """What keeps members of the gang off one of its trays; None where nothing does."""
     here = next((one for one in site.trays if one.name == tray), None)
-    others = (one for one in site.holds if one.tray == tray and one.owner != view.key.called)
-    return here is not None and here.shut is None and not any(others) and _serves(here, view)
+    if here is None:
+        return "its node is gone"
+    others = (one.owner for one in site.holds if one.tray == tray and one.owner != view.key.called)
+    other = next(others, None)
+    return here.shut or (None if other is None else f"in use by {other}") or _why_not_served(here, view)
 
 
-def _serves(tray: Tray, view: View) -> bool:
-    """Whether it has what the members claim that are to sit there."""
+def _why_not_served(tray: Tray, view: View) -> str | None:
+    """Why members that are to sit there may not, or that it lacks what they claim."""
     if view.record is None or view.record.gang is None or view.record.plan is None:
-        return False
-    kinds = {group.name: group.devices for group in view.record.gang.groups}
-    seats = Counter(kinds[seat.group] for seat in view.record.plan.seats if seat.tray == tray.name)
+        return "the gang has no plan"
+    groups = {group.name: group for group in view.record.gang.groups}
+    here = [groups[seat.group] for seat in view.record.plan.seats if seat.tray == tray.name]
+    closed = (tray.closed.get(one.terms.where) for one in here if one.terms is not None)
     rooms = {kind: room.now for kind, room in tray.rooms.items()}
-    return all(rooms.get(kind, 0) >= members for kind, members in seats.items() if kind is not None)
+    seats = Counter(group.devices for group in here)
+    lacks = any(rooms.get(kind, 0) < count for kind, count in seats.items() if kind is not None)
+    return next((why for why in closed if why is not None), "too few devices" if lacks else None)

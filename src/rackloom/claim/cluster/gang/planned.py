@@ -14,6 +14,7 @@ from rackloom.claim.cluster.gang.ended import (
     is_rest,
     longest_wait,
     may_have_unused,
+    proof_is_sought_at,
     without_unused,
 )
 from rackloom.claim.cluster.gang.members import seconds_of
@@ -83,8 +84,8 @@ def decide_planned(view: View, found: Record, plan: Plan, settings: GangSettings
         _said(view, found, plan, progress, settings),
         (*_reserving(view, progress.missing), *freed, *sent, *_letting_go(view, progress, settings)),
         asks_planner=broken or (progress.is_to_be_checked and not settling),
-        again=settling or _again(view, found, progress, settings),
-        takes_back=bool(freed or sent) or (view.makers is None and may_have_unused(view, plan)),
+        again=settling or _again(view, found, plan, progress, settings),
+        takes_back=bool(freed or sent) or (may_have_unused(view, plan) and _seeks_proof(view, settings)),
     )
 
 
@@ -211,7 +212,13 @@ def _reserved(view: View, found: Record, missing: tuple[str, ...]) -> Condition:
     return said(RESERVED, "True", "Reserved", f"{len(found.reserved)} trays are reserved")
 
 
-def _again(view: View, found: Record, progress: _Progress, settings: GangSettings) -> float | None:
+def _seeks_proof(view: View, settings: GangSettings) -> bool:
+    return view.makers is None and view.now >= proof_is_sought_at(view, settings)
+
+
+def _again(
+    view: View, found: Record, plan: Plan, progress: _Progress, settings: GangSettings
+) -> float | None:
     """The next moment at which a tray is lost, a pod late, or the plan of pods that are gone given up."""
     since = (one.not_ready_since for one in view.nodes.values())
     due = [moment + settings.lost_after for moment in since if moment is not None]
@@ -220,5 +227,6 @@ def _again(view: View, found: Record, progress: _Progress, settings: GangSetting
     due += [moment + settings.bind_after for moment in late if moment is not None]
     # No event tells that a Job has given up.
     due += [view.now + settings.again, awaited_until(view, settings)] if progress.awaits else []
+    due += [view.now + settings.again] if may_have_unused(view, plan) else []
     ahead = [moment - view.now for moment in due if moment > view.now]
     return min(ahead) + 0.1 if ahead else None

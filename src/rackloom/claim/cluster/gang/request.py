@@ -1,7 +1,7 @@
 """A gang as the planner takes it: from what its pods ask for. Pure."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -13,9 +13,10 @@ from rackloom.claim.cluster.gang.demand import Demand, group_demand, whole_tray
 from rackloom.claim.cluster.gang.members import Member
 from rackloom.claim.cluster.gang.remaining import wish_of
 from rackloom.claim.cluster.gang.scene import Scene
+from rackloom.claim.cluster.gang.terms import terms_of
 from rackloom.claim.cluster.gang.view import View
 from rackloom.claim.cluster.gang.wishes import Wish
-from rackloom.claim.place.values import Gang, Group, Plan, Site
+from rackloom.claim.place.values import Gang, Group, Plan, Site, Terms
 from rackloom.errors import Refused
 
 
@@ -27,22 +28,29 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What each member claims, by `Group.devices`."""
     whole: Mapping[str, int]
     """Groups whose members take a tray each, and the GPUs that one of them counts."""
+    met: Site
+    """The site as it is to its members."""
 
 
 def request_of(view: View, scene: Scene) -> Request:
     """Read the pods of a gang; its trays are reserved whole, so it wants empty ones. Raises Refused."""
     wish, known = wish_of(view), scene.known
-    demands = {name: group_demand(_of_group(view, name), known) for name, _ in wish.sizes}
-    whole = _whole(wish, demands, scene.site)
+    members = {name: _of_group(view, name) for name, _ in wish.sizes}
+    terms = terms_of(members)
+    demands = {name: group_demand(some, known) for name, some in members.items()}
+    met = scene.met(view.living, terms.values())
+    whole = _whole(
+        view, wish, demands, _as_closed(met, [terms[name] for name, one in demands.items() if one.whole])
+    )
     groups, kinds = [], {}
     for name, size in wish.sizes:
-        claimed = wanted(_of_group(view, name), known)
+        claimed = wanted(members[name], known)
         if claimed is not None:
             kinds[claimed.kind] = claimed.claims
         asked = demands[name]
         gpus = max(asked.gpus, whole) if asked.whole else asked.gpus
         devices = None if claimed is None else claimed.kind
-        groups.append(Group(name=name, members=size, gpus=gpus, devices=devices))
+        groups.append(Group(name=name, members=size, gpus=gpus, devices=devices, terms=terms[name]))
     gang = Gang(
         name=view.key.called,
         groups=tuple(groups),
@@ -52,7 +60,7 @@ def request_of(view: View, scene: Scene) -> Request:
         exclusive=True,
     )
     counted = {name: one.gpus for name, one in demands.items() if one.whole}
-    return Request(gang=gang, kinds=kinds, whole=counted)
+    return Request(gang=gang, kinds=kinds, whole=counted, met=met)
 
 
 def site_for(asked: Request, site: Site) -> Site:
@@ -80,11 +88,22 @@ def _as_placed(group: Group, had: int, asked: Request) -> Group:
     return replace(group, gpus=had) if has_room else group
 
 
-def _whole(wish: Wish, demands: Mapping[str, Demand], site: Site) -> int:
+def _whole(view: View, wish: Wish, demands: Mapping[str, Demand], site: Site) -> int:
     """GPUs of a tray that is taken whole."""
+    taken = {one.tray for one in site.holds if one.owner != view.key.called}
     members = sum(size for name, size in wish.sizes if demands[name].whole)
     together = members if wish.segment is None else min(wish.segment, members)
-    return whole_tray(site.trays, together, max((one.gpus for one in demands.values()), default=0))
+    gpus = max((one.gpus for one in demands.values()), default=0)
+    return whole_tray(site.trays, together, gpus, taken) if together else 0
+
+
+def _as_closed(site: Site, terms: Iterable[Terms | None]) -> Site:
+    """The site with the trays shut that are closed to members with one of the terms."""
+    wheres = {one.where for one in terms if one is not None}
+    trays = (
+        replace(one, shut=one.shut or "closed") if wheres & one.closed.keys() else one for one in site.trays
+    )
+    return Site(tuple(trays), site.holds)
 
 
 def claimed_by_groups(view: View, gang: Gang, scene: Scene) -> dict[str, Claims]:

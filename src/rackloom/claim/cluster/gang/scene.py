@@ -6,10 +6,14 @@ import msgspec
 
 from rackloom.claim.cluster.gang.claimed import Known
 from rackloom.claim.cluster.gang.counted import Claims, Counted
+from rackloom.claim.cluster.gang.members import Member
+from rackloom.claim.cluster.gang.neighbours import kept_away
+from rackloom.claim.cluster.gang.observe import gang_of
 from rackloom.claim.cluster.gang.offers import furnished
 from rackloom.claim.cluster.gang.record import GangKey, Record
 from rackloom.claim.cluster.gang.site import Objects, seen_from, with_plans
-from rackloom.claim.place.values import Site
+from rackloom.claim.cluster.gang.where import as_met
+from rackloom.claim.place.values import Site, Terms
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,9 +33,15 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
         """The claims and templates of its namespace."""
         return Known(self.objects, self.key.namespace)
 
-    def furnished(self, kinds: Mapping[str, Claims]) -> Site:
-        """The site as the gang may see it, with the room for its claims on each tray. Raises Refused."""
-        site = furnished(self.site, self.objects, kinds, self.key.called, self.counted)
+    def met(self, members: Iterable[Member], terms: Iterable[Terms | None]) -> Site:
+        """The site as such members of the gang with these terms meet it. Raises Refused."""
+        others = (pod for pod in self.objects.pods if gang_of(pod) != self.key)
+        nodes = {one["metadata"]["name"]: one for one in self.objects.nodes}
+        return as_met(kept_away(self.site, members, others, nodes.values()), terms, nodes)
+
+    def furnished(self, met: Site, kinds: Mapping[str, Claims]) -> Site:
+        """That as the gang may see it, with the room for its claims on each tray. Raises Refused."""
+        site = furnished(met, self.objects, kinds, self.key.called, self.counted)
         return seen_from(site, self.key.namespace)
 
 

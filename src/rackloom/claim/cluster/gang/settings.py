@@ -20,14 +20,13 @@ class GangSettings(msgspec.Struct, frozen=True, kw_only=True):
     let go is given up when some are missing for so long; and the last pods of a Job, for so long beyond its
     longest pause."""
     again: float = 15.0
-    """Between two attempts to place a gang that does not fit: pods of others end without telling us."""
+    """Between two attempts to place a gang that does not fit: pods of others end without telling us. And, at
+    least, between two looks at what the owners of its pods say."""
     max_spares: int = 8
     """Spare trays that all gangs of a namespace may keep together: no ResourceQuota counts them, since nobody
     runs on them."""
     clique_label: str = names.GPU_CLIQUE_LABEL
     """On nodes: which of them share memory over NVLink."""
-    tolerated_taints: tuple[str, ...] = ()
-    """Keys of taints that keep no gang away, because the pods of gangs tolerate them (`dedicated`)."""
 
 
 def checked(settings: GangSettings) -> GangSettings:

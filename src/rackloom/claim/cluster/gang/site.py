@@ -1,12 +1,11 @@
 """The cluster as the planner takes it: trays with GPUs, and who has them."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 from msgspec.structs import replace
 
-from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.members import GPU_RESOURCE, counted_gpus
 from rackloom.claim.cluster.gang.observe import gang_of
 from rackloom.claim.cluster.gang.record import Record
@@ -14,12 +13,10 @@ from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Object
 from rackloom.claim.place.reading.counts import count_of
+from rackloom.claim.place.reading.devices import is_channel
 from rackloom.claim.place.values import Hold, Site, Tray
 
 _ENDED = ("Succeeded", "Failed")
-_TOLERATED = (GPU_RESOURCE, marks.TAINT)
-"""Taints that keep no gang away: pods that use GPUs tolerate the one, and reservations are told by plans."""
-_HARMLESS = "PreferNoSchedule"
 OTHER = "another job"
 
 
@@ -117,19 +114,16 @@ def _tray(node: Object, published: Mapping[str, int], settings: GangSettings) ->
     name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
     counted = count_of(((node.get("status") or {}).get("allocatable") or {}).get(GPU_RESOURCE, 0))
     gpus = max(counted, published.get(name, 0))
-    shut = _shut(node, (*_TOLERATED, *settings.tolerated_taints))
-    return Tray(name=name, clique=labels.get(settings.clique_label), gpus=gpus, shut=shut)
+    return Tray(name=name, clique=labels.get(settings.clique_label), gpus=gpus, shut=_shut(node))
 
 
-def _shut(node: Object, tolerated: Collection[str]) -> str | None:
+def _shut(node: Object) -> str | None:
+    """What keeps everybody away; of taints, pods say themselves."""
     if (node.get("spec") or {}).get("unschedulable"):
         return "cordoned"
     conditions = (node.get("status") or {}).get("conditions") or ()
     if not any((one["type"], one["status"]) == ("Ready", "True") for one in conditions):
         return "not ready"
-    for taint in (node.get("spec") or {}).get("taints") or ():
-        if taint["effect"] != _HARMLESS and taint["key"] not in tolerated:
-            return f"tainted {taint['key']}"
     return None
 
 
@@ -164,7 +158,7 @@ def _devices(allocation: Object, size: Mapping[str, int]) -> Counter[str]:
     for one in (allocation.get("devices") or {}).get("results") or ():
         if one["driver"] == names.GPU_DRIVER:
             found[one["pool"]] += 1
-        elif (one["driver"], one["device"]) == (names.IMEX_DRIVER, names.CHANNEL_DEVICE):
+        elif is_channel(one["driver"], one["device"]):
             found[one["pool"]] += size.get(one["pool"], 0)
     return found
 

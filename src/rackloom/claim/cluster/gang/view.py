@@ -30,6 +30,21 @@ class Use(msgspec.Struct, frozen=True):
     """UID, tray, node; whether it is done, is going, has ended."""
 
 
+class Looked(msgspec.Struct, frozen=True):
+    """When the owners of the pods were asked last."""
+
+    use: Use
+    since: float
+    """When they were asked first while the use was this one; seconds since the epoch, as `at`."""
+    at: float
+    are_fewer: bool
+    """Fewer pods are to come than the gang had at first."""
+
+    def again_at(self, pause: float) -> float:
+        """When they are asked again: no event tells of it when they say something else."""
+        return self.at + max(pause, self.at - self.since)
+
+
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """One gang."""
 
@@ -45,10 +60,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """The plan whose trays were seen empty of others after they were reserved."""
     makers: Makers | None = None
     """Who makes the members; None where nobody asked."""
-    all_used: Use | None = None
-    """What the seats were used for when the Jobs were looked at last, and every tray was needed."""
+    looked: Looked | None = None
+    """None where the owners were not asked since the controller began."""
     refusal: str = ""
     """Why the planner could not help when it was asked last; empty if it could, or was not asked."""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the owners of the pods were asked about just this use of the trays."""
+        return self.makers is not None or (self.looked is not None and self.looked.use == self.use)
 
     @property
     def uid(self) -> str:
