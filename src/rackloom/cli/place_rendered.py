@@ -1,18 +1,20 @@
 """Placed jobs as a scheduler takes them, and what of their files goes with them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from rackloom.claim.manifests.documents import Document
 from rackloom.claim.place.reading.jobs import Job
-from rackloom.claim.place.render.targets import Rendered
+
+if TYPE_CHECKING:
+    from rackloom.claim.place.render.targets import Rendered
 
 _OF_THE_SITE = ("Node", "Pod", "ResourceSlice")
 
 
-def manifests(done: Sequence[Rendered], beside: Iterable[Any]) -> str:
+def manifests(done: "Sequence[Rendered]", beside: Iterable[Any]) -> str:
     """Scripts first, then all objects, those that several jobs need once."""
     scripts = "\n".join(one.script for one in done if one.script)
     objects: list[Any] = []

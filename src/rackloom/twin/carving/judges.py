@@ -151,7 +151,7 @@ class Judge:
         if liar := self.plane.liar_of(rack):
             self._contradicted(shown, liar)
             return
-        if shown["unknownSince"] is not None and all(one.observation for one in outcomes):
+        if shown["unknownSince"] is not None and all(_is_good(one) for one in outcomes):
             raise Broken(f"L5 instance {shown['name']} is Unknown after a good observation")
         for row in shown["nvLinkInterfaces"]:
             if row["status"] == "Ready":
@@ -256,6 +256,11 @@ class Judge:
 def _asked_after(booked: BookedInstance, device: int, outcome: Outcome) -> bool:
     sure = booked.state == "live" and not booked.in_doubt
     return sure and outcome.begun < booked.wish_since(device) - SAME_MOMENT
+
+
+def _is_good(outcome: Outcome) -> bool:
+    """The racks of a run have GPUs on record: a reading that lists none of them is none."""
+    return outcome.observation is not None and bool(outcome.observation.gpus)
 
 
 def _candidates(outcomes: list[Outcome], now: float) -> list[Outcome]:
