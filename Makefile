@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := requirements/uv.txt requirements/dev.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: venv demo test test-cluster lint simulate format proto pins clean
+.PHONY: venv demo test test-cluster image image-lock lint simulate format proto pins clean
 
 venv: $(VENV)/.complete
 
@@ -27,6 +27,14 @@ test: venv
 test-cluster: venv
 	$(BIN)/python tests/cluster/build.py
 	RACKLOOM_TEST_CLUSTER=1 $(BIN)/python -m pytest tests/cluster
+
+# The container image as an OCI archive below build/image: ARCH=amd64 or arm64 (this machine's), TARGET=site or transfer.
+image: venv
+	$(BIN)/python -m deploy.image.build $(if $(ARCH),--arch $(ARCH)) $(if $(TARGET),--target $(TARGET))
+
+# When an archive no longer has a package of deploy/image/packages.lock: what it has now.
+image-lock: venv
+	$(BIN)/python -m deploy.image.build --lock
 
 lint: venv
 	$(BIN)/ruff check .
