@@ -61,6 +61,15 @@ CONTROL_PLANE = Tools(
         "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
     },
 )
+NODE = Tools(
+    HERE,
+    {
+        "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+        "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
+        "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+    },
+)
+"""What a real node and its user run, beside the control plane and of the same release."""
 MPI_OPERATOR = Tools(HERE / "mpi", {"mpi-operator": "."})
 
 

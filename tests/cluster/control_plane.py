@@ -1,4 +1,8 @@
-"""A real control plane on loopback: etcd, kube-apiserver, kube-scheduler and kube-controller-manager."""
+"""A real control plane: etcd, kube-apiserver, kube-scheduler and kube-controller-manager.
+
+By default it serves on loopback, for simulated nodes. With an address of its own it serves real nodes (tests/node): it can
+be reached through the Service `kubernetes`, calls kubelets, and calls webhooks at the addresses of their pods.
+"""
 
 import json
 import ssl
@@ -18,6 +22,11 @@ _READY_WITHIN = 300.0
 """Seconds for the API server to be ready; a machine with nothing else to do needs about five."""
 _ISSUER = "https://kubernetes.default.svc"
 _SERVICES = "10.96.0.0/16"
+_NAMES = ("kubernetes", "kubernetes.default", "kubernetes.default.svc")
+_SERVICE = "10.96.0.1"
+"""The address of the Service `kubernetes`."""
+_TOWARDS_NOBODY = ["--endpoint-reconciler-type=none"]
+"""An endpoint on loopback is not valid, and nothing reaches such a server through a Service."""
 _PER_SECOND = 2000
 """Calls that the scheduler and the controllers may make: their own limits are meant for larger machines."""
 
@@ -29,15 +38,17 @@ class NotReady(Exception):
 class ControlPlane:
     """Four processes in one folder. Every one of them can be killed and started again."""
 
-    def __init__(self, binaries: Path, folder: Path) -> None:
+    def __init__(self, binaries: Path, folder: Path, *, address: str = "", port: int = 0) -> None:
         self._binaries = binaries
         self._folder = folder
         self.logs = folder / "logs"
         self.logs.mkdir()
         self.credentials = Credentials(folder)
         self._reserved = ExitStack()
-        self._port = self._reserved.enter_context(reserved_ports())
-        self.url = f"https://127.0.0.1:{self._port}"
+        self._serves_nodes = bool(address)
+        self._address = address or "127.0.0.1"
+        self._port = port or self._reserved.enter_context(reserved_ports())
+        self.url = f"https://{self._address}:{self._port}"
         self.admin = self.kubeconfig("admin", MASTERS)
         self._children: dict[str, Child] = {}
 
@@ -135,14 +146,14 @@ class ControlPlane:
         ]
 
     def _apiserver(self) -> list[str]:
-        serving = self.credentials.server("kube-apiserver", "kubernetes.default.svc")
+        names = (*_NAMES, _SERVICE, self._address)
+        serving = self.credentials.server("kube-apiserver", *names)
         signing = self.credentials.service_accounts
         return [
             f"--etcd-servers={self._store}",
-            "--bind-address=127.0.0.1",
+            f"--bind-address={self._address}",
             f"--secure-port={self._port}",
-            # An endpoint on loopback is not valid, and nothing here reaches the server through a Service.
-            "--endpoint-reconciler-type=none",
+            *(self._towards_nodes() if self._serves_nodes else _TOWARDS_NOBODY),
             f"--tls-cert-file={serving.certificate}",
             f"--tls-private-key-file={serving.key}",
             f"--client-ca-file={self.credentials.authority}",
@@ -155,6 +166,17 @@ class ControlPlane:
             f"--service-account-signing-key-file={signing.key}",
             f"--service-cluster-ip-range={_SERVICES}",
             "--profiling=false",
+        ]
+
+    def _towards_nodes(self) -> list[str]:
+        caller = self.credentials.client("kube-apiserver-kubelet-client", MASTERS)
+        return [
+            f"--advertise-address={self._address}",
+            f"--kubelet-client-certificate={caller.certificate}",
+            f"--kubelet-client-key={caller.key}",
+            "--kubelet-preferred-address-types=InternalIP",
+            # Webhooks are called at the addresses of their pods: the server's own network has no kube-proxy.
+            "--enable-aggregator-routing=true",
         ]
 
     def _scheduler(self) -> list[str]:

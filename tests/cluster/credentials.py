@@ -16,7 +16,6 @@ MASTERS = "system:masters"
 """The group that the API server asks nothing."""
 _LIFE = dt.timedelta(days=2)
 _SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
-_LOOPBACK = ipaddress.ip_address("127.0.0.1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +40,10 @@ class Credentials:
         self.authority.write_bytes(_pem(signed.sign(self._signer, hashes.SHA256())))
 
     def server(self, name: str, *hosts: str) -> Pair:
-        """For a server on loopback that is also called by `hosts`."""
-        names = [x509.DNSName(host) for host in ("localhost", *hosts)]
-        alternatives = x509.SubjectAlternativeName([*names, x509.IPAddress(_LOOPBACK)])
+        """For a server on loopback that is also called by `hosts`, which are names and addresses."""
+        alternatives = x509.SubjectAlternativeName(
+            [_alternative(host) for host in dict.fromkeys(("localhost", "127.0.0.1", *hosts))]
+        )
         return self._issue(name, _subject(name), _SERVER, alternatives)
 
     def client(self, user: str, *groups: str) -> Pair:
@@ -118,6 +118,13 @@ class Credentials:
         builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key)
         builder = builder.serial_number(x509.random_serial_number())
         return builder.not_valid_before(now - dt.timedelta(hours=1)).not_valid_after(now + _LIFE)
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def _subject(name: str, *groups: str) -> x509.Name:

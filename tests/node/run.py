@@ -1,0 +1,134 @@
+"""`make test-node`: the tests of this folder on real nodes, and nothing of them left behind.
+
+python tests/node/run.py [--all] [words for pytest]
+
+It says what this machine lacks, builds what is not built yet (Kubernetes, CoreDNS, the images; all of it cached), and runs
+pytest as a child of process 1 of new namespaces. When those end, however they end, the kernel ends every process of the
+nodes and undoes their mounts and networks. The cgroups are removed here, also those of an earlier run that was killed.
+
+Exit status: that of pytest; 3 where this machine cannot run real nodes.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.cluster.build import CONTROL_PLANE, MPI_OPERATOR, NODE, NotBuilt, cache, made  # noqa: E402
+from tests.node.images import write_test_images  # noqa: E402
+from tests.node.nodes import COREDNS  # noqa: E402
+
+CONTAINERD = "RACKLOOM_CONTAINERD_ROOT"
+CANNOT = 3
+_PREFIX = "rackloom-node-"
+_PROGRAMS = {
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "ip": "iproute2",
+    "nft": "nftables",
+    "busybox": "busybox-static",
+    "cc": "gcc libc6-dev",
+    "pkill": "procps",
+}
+_BRIDGE = Path("/usr/lib/cni/bridge")
+
+
+def missing() -> list[str]:
+    """What this machine lacks, each with what to do about it."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return ["real nodes need root on Linux"]
+    lacking = [
+        f"no {program}: apt-get install {package}"
+        for program, package in _PROGRAMS.items()
+        if shutil.which(program) is None
+    ]
+    if not _BRIDGE.exists():
+        lacking.append(f"no {_BRIDGE}: apt-get install containernetworking-plugins")
+    if not (containerd_root() / "usr/bin/containerd").exists():
+        lacking.append(f"no containerd: tests/claim/node/nic/fetch_containerd.sh {containerd_root().parent}")
+    return lacking
+
+
+def containerd_root() -> Path:
+    """Where containerd and runc are unpacked."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get(CONTAINERD) or base / "rackloom-containerd" / "root")
+
+
+def images() -> Path:
+    """The folder of the archives that nodes import."""
+    folder = cache().parent / "node-images"
+    write_test_images(folder)
+    subprocess.run(["make", "--no-print-directory", "-C", str(ROOT), "image"], check=True, stdout=sys.stderr)
+    built = ROOT / "build/image/rackloom-0.1.0-amd64.tar"
+    link = folder / "rackloom.tar"
+    link.unlink(missing_ok=True)
+    os.link(built, link) if built.stat().st_dev == folder.stat().st_dev else shutil.copy(built, link)
+    return folder
+
+
+def sweep() -> None:
+    """Remove the cgroups of runs that are over."""
+    for tree in {*Path("/sys/fs/cgroup").glob(f"*/{_PREFIX}*"), *Path("/sys/fs/cgroup").glob(f"{_PREFIX}*")}:
+        runner = tree.name.removeprefix(_PREFIX).partition("-")[0]
+        if runner != str(os.getpid()) and Path(f"/proc/{runner}").exists():
+            continue
+        for folder in sorted((path for path in tree.rglob("*") if path.is_dir()), reverse=True):
+            _remove(folder)
+        _remove(tree)
+
+
+def _remove(cgroup: Path) -> None:
+    """The kernel takes a moment to let go of a cgroup whose last process has ended."""
+    for _ in range(50):
+        try:
+            cgroup.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+
+
+def main(words: list[str]) -> int:
+    if lacking := missing():
+        print("test-node: this machine cannot run real nodes:", *lacking, sep="\n  ", file=sys.stderr)
+        return CANNOT
+    try:
+        for tools in (CONTROL_PLANE, NODE, COREDNS, MPI_OPERATOR):
+            made(tools)
+    except NotBuilt as error:
+        print(f"test-node: {error}", file=sys.stderr)
+        return CANNOT
+    sweep()
+    environment = {
+        **os.environ,
+        "RACKLOOM_TEST_NODE": "all" if "--all" in words else "core",
+        "RACKLOOM_NODE_CGROUP": f"{_PREFIX}{os.getpid()}",
+        "RACKLOOM_NODE_IMAGES": str(images()),
+        CONTAINERD: str(containerd_root()),
+    }
+    chosen = [word for word in words if word != "--all"]
+    if not any(word.startswith("tests/") for word in chosen):
+        chosen.append("tests/node")
+    inside = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *chosen]
+    namespaces = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    # Process 1 is a shell, which reaps what is left to it.
+    command = ["unshare", *namespaces, "--", "bash", "-c", '"$@"; exit $?', "test-node", *inside]
+    try:
+        return subprocess.run(command, cwd=ROOT, env=environment).returncode
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        sweep()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
