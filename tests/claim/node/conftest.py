@@ -4,10 +4,13 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.claim.node import cdi_library
+from tests.claim.node.cdi_library import ReadSpecs
 
 from rackloom.claim.allocate.objects import Device, DeviceAttribute
 from rackloom.claim.kube.kinds import NODE, RESOURCE_CLAIM
@@ -158,3 +161,9 @@ def allocation(
 def kit() -> Iterator[NodeKit]:
     with tempfile.TemporaryDirectory(prefix="rl") as root:
         yield NodeKit(Path(root))
+
+
+@pytest.fixture(scope="session")
+def read_specs() -> ReadSpecs:
+    """Reads a directory of CDI specs the way containerd does."""
+    return partial(cdi_library.read_specs, cdi_library.program())

@@ -86,11 +86,7 @@ def minimum_version(kind: str, devices: dict[str, Edits]) -> str:
     """The oldest CDI version that knows what is used, so that old runtimes accept it."""
     if "." in kind.partition("/")[2]:
         return "0.6.0"
-    nodes = [node for edits in devices.values() for node in edits.device_nodes]
-    digit_first = any(not name[0].isalpha() for name in devices)
-    if digit_first or any(node.host_path is not None for node in nodes):
-        return "0.5.0"
-    return "0.3.0"
+    return "0.5.0" if any(name[0].isdigit() for name in devices) else "0.3.0"
 
 
 def _name(uid: str, device: PreparedDevice) -> str:

@@ -76,16 +76,21 @@ class Claim(Value, frozen=True, kw_only=True):
         return tuple(config for config in self.configs if config.applies_to(result))
 
 
-class DeviceNode(Value, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A device node to make in the container (CDI deviceNodes)."""
+class DeviceNode(Value, frozen=True, kw_only=True, rename="camel"):
+    """A character device to make in the container (CDI deviceNodes), always written in full.
+
+    Where the type or the major number is missing, a runtime looks at the host's file. The host has none for
+    IMEX channels and capabilities until somebody makes one. There is no owner: CDI then takes the user of the
+    container, who can so open what its owner alone may.
+    """
 
     path: str
-    host_path: str | None = None
-    type: Literal["c", "b"] = "c"
+    type: Literal["c"] = "c"
     major: int
     minor: int
-    file_mode: int | None = None
-    permissions: str | None = None
+    file_mode: int
+    permissions: str = "rwm"
+    """What the cgroup allows: read, write, mknod."""
 
 
 class Mount(Value, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):

@@ -1,6 +1,8 @@
 """The GPU plugin, a kubelet and an API server."""
 
 import asyncio
+import stat
+from pathlib import Path
 
 import pytest
 from tests.waiting import until, until_so
@@ -35,7 +37,7 @@ def uuid(gpus, index):
     return gpus.inventory.gpus[index].uuid
 
 
-def test_a_gpu_is_given_by_its_device_files_and_given_back(gpus):
+def test_a_gpu_is_given_by_its_device_files_and_given_back(gpus, read_specs):
     async def work(one, kubelet):
         claim = await gpus.claim("c", "gpu-3")
         (device,) = (await kubelet.prepare(claim))[claim.uid]
@@ -51,6 +53,10 @@ def test_a_gpu_is_given_by_its_device_files_and_given_back(gpus):
             "/dev/nvidia-modeset": (195, 254),
         }
         assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+        # This host has none of these files.
+        (container,) = read_specs(gpus.kit.places.cdi, [own]).containers
+        assert {made["path"]: (made["major"], made["minor"]) for made in container.devices} == nodes
+        assert container.allowed == {(*numbers, "rwm") for numbers in nodes.values()}
         await kubelet.unprepare(claim)
         assert one.checkpoint.claims == {}
         assert gpus.log == []
@@ -232,7 +238,7 @@ def test_mig_devices_take_the_place_of_their_gpu(gpus):
     told(gpus, work)
 
 
-def test_a_gpu_for_a_virtual_machine_is_given_by_its_group(gpus):
+def test_a_gpu_for_a_virtual_machine_is_given_by_its_group(gpus, read_specs):
     at = gpus.root / "vfio-host/sys/devices/pci0000:40/0000:41:00.0"
     at.mkdir(parents=True)
     for name, value in (("class", "0x030200"), ("vendor", "0x10de"), ("device", "0x2330")):
@@ -247,13 +253,18 @@ def test_a_gpu_for_a_virtual_machine_is_given_by_its_group(gpus):
     # Not everybody may make device files; any character device will do.
     (gpus.root / "dev/vfio").mkdir(parents=True)
     (gpus.root / "dev/vfio/17").symlink_to("/dev/null")
+    null_mode = stat.S_IMODE(Path("/dev/null").stat().st_mode)
 
     async def work(one, kubelet):
         claim = await gpus.claim("c", "gpu-vfio-0")
         (device,) = (await kubelet.prepare(claim))[claim.uid]
         assert device.cdi_ids == (f"k8s.gpu.nvidia.com/claim={claim.uid}-gpu-vfio-0",)
         (edits,) = gpus.edits(claim.uid)
-        assert edits["deviceNodes"] == [{"path": "/dev/vfio/17", "major": 1, "minor": 3}]
+        (node,) = edits["deviceNodes"]
+        assert (node["path"], node["major"], node["minor"]) == ("/dev/vfio/17", 1, 3)
+        assert node["fileMode"] == null_mode
+        (container,) = read_specs(gpus.kit.places.cdi, device.cdi_ids).containers
+        assert container.allowed == {(1, 3, "rwm")}
         assert one.checkpoint.claims[claim.uid].devices[0].kind == "vfio"
         health = await anext(kubelet.plugins[GPU_DRIVER].health())
         assert health["gpu-vfio-0"][0] == 0

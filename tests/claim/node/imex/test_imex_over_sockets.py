@@ -13,8 +13,22 @@ from rackloom.twin.kubelet.calls import NotPrepared
 CHANNELS = "/dev/nvidia-caps-imex-channels"
 
 
+def node_of(path, major, minor, mode):
+    """A device node of a CDI spec, in full."""
+    return {
+        "path": path,
+        "type": "c",
+        "major": major,
+        "minor": minor,
+        "fileMode": mode,
+        "permissions": "rwm",
+    }
+
+
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
-def test_a_channel_waits_while_the_daemon_that_it_waits_for_is_prepared_by_the_same_plugin(imex, version):
+def test_a_channel_waits_while_the_daemon_that_it_waits_for_is_prepared_by_the_same_plugin(
+    imex, version, read_specs
+):
     async def story():
         await imex.kit.boot()
         uid = await imex.domain()
@@ -40,14 +54,19 @@ def test_a_channel_waits_while_the_daemon_that_it_waits_for_is_prepared_by_the_s
             options = ["rw", "nosuid", "nodev", "bind"]
             assert edits["mounts"] == [{"hostPath": str(home), "containerPath": "/imexd", "options": options}]
             assert home.is_dir()
-            cap = {"path": "/dev/nvidia-caps/nvidia-cap512", "major": 236, "minor": 512, "fileMode": 438}
-            assert edits["deviceNodes"] == [cap]
+            assert edits["deviceNodes"] == [node_of("/dev/nvidia-caps/nvidia-cap512", 236, 512, 0o666)]
+            (container,) = read_specs(imex.kit.places.cdi, prepared.cdi_ids[1:]).containers
+            assert container.allowed == {(236, 512, "rwm")}
 
             await imex.ready(uid)
             (device,) = (await waiting)[channel.uid]
             assert device.cdi_ids == (f"k8s.compute-domain.nvidia.com/claim={channel.uid}-channel-0",)
-            node = {"path": f"{CHANNELS}/channel0", "major": 235, "minor": 0, "fileMode": 0o666}
+            node = node_of(f"{CHANNELS}/channel0", 235, 0, 0o666)
             assert imex.edits(channel.uid) == {"deviceNodes": [node]}
+            # Nobody made the channel's file here, as on a host.
+            (container,) = read_specs(imex.kit.places.cdi, device.cdi_ids).containers
+            assert [made["path"] for made in container.devices] == [f"{CHANNELS}/channel0"]
+            assert container.allowed == {(235, 0, "rwm")}
 
             await kubelet.unprepare(channel)
             assert await imex.label() is None
@@ -80,7 +99,7 @@ def test_the_slice_names_the_clique_and_the_gpus_as_the_fabric_knows_them(imex):
     asyncio.run(story())
 
 
-def test_all_channels_when_the_domain_says_so(imex):
+def test_all_channels_when_the_domain_says_so(imex, read_specs):
     async def story():
         await imex.kit.boot()
         uid = await imex.domain()
@@ -88,9 +107,10 @@ def test_all_channels_when_the_domain_says_so(imex):
         claim = await imex.channel("work", uid, "All")
         async with imex.kit.plugin(imex.plugin()), imex.kit.kubelet() as kubelet:
             await kubelet.registered(names.IMEX_DRIVER)
-            await kubelet.prepare(claim)
-        nodes = imex.edits(claim.uid)["deviceNodes"]
-        assert [one["path"] for one in nodes] == [f"{CHANNELS}/channel{number}" for number in range(2048)]
+            (device,) = (await kubelet.prepare(claim))[claim.uid]
+        (container,) = read_specs(imex.kit.places.cdi, device.cdi_ids).containers
+        paths = [node["path"] for node in container.devices]
+        assert paths == [f"{CHANNELS}/channel{number}" for number in range(2048)]
 
     asyncio.run(story())
 

@@ -8,12 +8,14 @@ import struct
 import pytest
 
 from rackloom.claim.allocate.objects import Device
+from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.nic import lender as lending
 from rackloom.claim.node.nic import rdma
 from rackloom.claim.node.nic.leases import Leases
 from rackloom.claim.node.nic.lender import Lender
 from rackloom.claim.node.nic.loans import Held, Loans
 from rackloom.claim.node.nic.settings import Identity, LinkSettings
+from rackloom.claim.node.values import Edits, Prepared, PreparedDevice, Result
 from rackloom.topology.discovery.sysroot import Sysroot
 
 
@@ -74,6 +76,17 @@ def test_a_pod_gets_the_character_devices_of_its_own_hca_only(machine):
         "/dev/infiniband/umad1": (231, 1),
         "/dev/infiniband/issm1": (231, 65),
     }
+
+
+def test_containerd_makes_the_character_devices_of_a_pod(machine, tmp_path, read_specs):
+    result = Result(request="r", pool="p", device="eth1")
+    edits = Edits(device_nodes=rdma.device_nodes(machine, "mlx5_1"))
+    device = PreparedDevice(result=result, kind="nic", edits=edits)
+    cdi = CdiDirectory(tmp_path / "cdi", "dra.net")
+    cdi.write("u", Prepared(devices=(device,)))
+    (container,) = read_specs(tmp_path / "cdi", cdi.ids("u", device)).containers
+    assert container.allowed == {(10, 58, "rw"), (231, 193, "rw"), (231, 1, "rw"), (231, 65, "rw")}
+    assert {made["fileMode"] for made in container.devices} == {0o666}
 
 
 def test_rdma_leaves_after_the_interface_and_returns_before_it(tmp_path, monkeypatch):

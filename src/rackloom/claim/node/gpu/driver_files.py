@@ -4,13 +4,12 @@ Source: /proc/devices names the major numbers; minor numbers are fixed in NVIDIA
 255, nvidia-modeset 254, uvm 0, uvm-tools 1); capabilities say theirs below /proc/driver/nvidia/capabilities.
 """
 
-import os
 import re
 import stat
 from pathlib import Path
 
 from rackloom.claim.node.gpu.inventory import Gpu, Mig
-from rackloom.claim.node.imex.base import PROGRAM_PLACES, found, mount_of
+from rackloom.claim.node.imex.base import PROGRAM_PLACES, device_node, found, mount_of
 from rackloom.claim.node.imex.host import CAPS_DRIVER
 from rackloom.claim.node.values import DeviceNode, Edits, Hook, Value
 from rackloom.errors import Refused, Retry
@@ -76,7 +75,7 @@ class DriverFiles(Value, frozen=True, kw_only=True):
             raise Retry(f"{path} is not there: {error.strerror}", after=1.0) from error
         if not stat.S_ISCHR(info.st_mode):
             raise Retry(f"{path} is no device file", after=1.0)
-        return DeviceNode(path=path, major=os.major(info.st_rdev), minor=os.minor(info.st_rdev))
+        return device_node(path, info)
 
     def _majors(self) -> dict[str, int]:
         return {name: major for major, name in character_devices(self.proc_devices.read_text())}

@@ -44,14 +44,19 @@ def mount_of(relative: Path, host_root: Path) -> Mount:
     return Mount(host_path=str(host_root / relative), container_path=f"/{relative}", options=_OPTIONS)
 
 
+def device_node(path: str, info: os.stat_result) -> DeviceNode:
+    """A character device as the host has it."""
+    return DeviceNode(
+        path=path,
+        major=os.major(info.st_rdev),
+        minor=os.minor(info.st_rdev),
+        file_mode=stat.S_IMODE(info.st_mode),
+    )
+
+
 def _device_nodes(directory: Path) -> Iterator[DeviceNode]:
     for pattern in _DEVICES:
         for path in sorted(directory.glob(pattern)):
             info = path.stat()
             if stat.S_ISCHR(info.st_mode):
-                yield DeviceNode(
-                    path=f"/dev/{path.name}",
-                    major=os.major(info.st_rdev),
-                    minor=os.minor(info.st_rdev),
-                    file_mode=stat.S_IMODE(info.st_mode),
-                )
+                yield device_node(f"/dev/{path.name}", info)

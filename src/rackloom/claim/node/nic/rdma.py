@@ -27,6 +27,8 @@ _CLASSES = {
     "/sys/class/infiniband_mad": ("umad", "issm"),
     "/sys/class/infiniband_cm": ("ucm",),
 }
+_MODE = 0o666
+"""Whoever is in the container may use its HCA."""
 _CONNECTION_MANAGER = "/sys/class/misc/rdma_cm"
 
 
@@ -51,7 +53,13 @@ def _node(sysroot: Sysroot, at: str, name: str) -> DeviceNode | None:
     major, _, minor = (sysroot.text(f"{at}/dev") or "").partition(":")
     if not (major.isdigit() and minor.isdigit()):
         return None
-    return DeviceNode(path=f"/dev/infiniband/{name}", major=int(major), minor=int(minor), permissions="rw")
+    return DeviceNode(
+        path=f"/dev/infiniband/{name}",
+        major=int(major),
+        minor=int(minor),
+        file_mode=_MODE,
+        permissions="rw",
+    )
 
 
 def ask_mode() -> bytes:

@@ -1,0 +1,66 @@
+"""CDI specs read by the library that containerd has, in a small Go program that is built once."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.cluster.build import NotBuilt, Tools, at_hand, download, made
+
+READER = Tools(Path(__file__).parent / "cdi_reader", {"cdi-reader": "."})
+
+
+class Container(msgspec.Struct, frozen=True):
+    """What became of one container: its OCI spec, or why there is none."""
+
+    refused: str
+    spec: dict[str, Any] | None
+
+    @property
+    def devices(self) -> list[dict[str, Any]]:
+        assert self.spec is not None, self.refused
+        return list(self.spec["linux"].get("devices", ()))
+
+    @property
+    def allowed(self) -> set[tuple[int, int, str]]:
+        """What the cgroup lets through: major, minor, access."""
+        assert self.spec is not None, self.refused
+        rules = self.spec["linux"].get("resources", {}).get("devices", ())
+        return {(rule["major"], rule["minor"], rule["access"]) for rule in rules if rule["allow"]}
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What the library makes of a directory of specs."""
+
+    minimum: dict[str, str]
+    """By file: the oldest version that it may carry."""
+    errors: dict[str, list[str]]
+    """By file."""
+    containers: list[Container]
+
+
+ReadSpecs = Callable[..., Reading]
+
+
+def program() -> Path:
+    """The reader, built where it is not at hand. Skips where there is no Go, or no sources for it."""
+    if at_hand(READER) is None:
+        if shutil.which("go") is None:
+            pytest.skip("NEEDS GO: containerd's CDI library is built with it")
+        try:
+            download(READER)
+        except NotBuilt as error:
+            pytest.skip(f"NEEDS THE GO MODULE PROXY, or the modules of tests/claim/node/cdi_reader: {error}")
+    return made(READER) / "cdi-reader"
+
+
+def read_specs(binary: Path, directory: Path, *containers: Sequence[str]) -> Reading:
+    """Load the specs of `directory`, and make each container with the CDI IDs that it is given."""
+    done = subprocess.run(
+        [binary, directory, *(",".join(ids) for ids in containers)], capture_output=True, check=True
+    )
+    return msgspec.convert(json.loads(done.stdout), Reading)
