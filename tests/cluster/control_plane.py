@@ -1,7 +1,8 @@
 """A real control plane: etcd, kube-apiserver, kube-scheduler and kube-controller-manager.
 
-By default it serves on loopback, for simulated nodes. With an address of its own it serves real nodes (tests/node): it can
-be reached through the Service `kubernetes`, calls kubelets, and calls webhooks at the addresses of their pods.
+By default it serves on loopback, for simulated nodes. With an address of its own it serves real nodes
+(tests/node): it can be reached through the Service `kubernetes`, calls kubelets, and calls webhooks at the
+addresses of their pods.
 """
 
 import json

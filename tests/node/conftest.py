@@ -1,15 +1,22 @@
 """Two real nodes for all tests of this folder, and what deploy/kubernetes installs on them.
 
-`make test-node` sets RACKLOOM_TEST_NODE; without it the tests are collected and skipped, so that `make test` starts no nodes.
+`make test-node` sets RACKLOOM_TEST_NODE; without it the tests are collected and skipped, so that `make test`
+starts no nodes.
 """
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from tests.node.nodes import NodeCluster
+from tests.node.workloads import claiming, pod
+from tests.waiting import until_seen
 
+ROOT = Path(__file__).parents[2]
+SLICES = 3
+"""Each node's GPUs, NICs, and IMEX devices."""
 STAGE = os.environ.get("RACKLOOM_TEST_NODE", "")
 
 
@@ -34,3 +41,45 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeCluster]:
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def installed(nodes: NodeCluster) -> NodeCluster:
+    """The nodes with deploy/kubernetes/base, unchanged, once every plugin has published its devices."""
+    nodes.kubectl("apply", "-k", str(ROOT / "deploy/kubernetes/base"))
+    wanted = SLICES * len(nodes.nodes)
+    until_seen(lambda: len(nodes.get("resourceslices")["items"]) >= wanted, "every plugin has published", 120)
+    for workload in (
+        "deployment/rackloom-controller",
+        *(f"daemonset/rackloom-node-{kind}" for kind in ("gpu", "imex", "nic")),
+    ):
+        nodes.kubectl("rollout", "status", "-n", "rackloom-system", workload, "--timeout=120s")
+    return nodes
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what the cluster looked like: its pods, events, and the logs of our programs."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("nodes") or getattr(item, "funcargs", {}).get("installed")
+    if report.failed and isinstance(cluster, NodeCluster):
+        report.sections.append(("the cluster", cluster.situation()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def admission(installed: NodeCluster) -> NodeCluster:
+    """The nodes with deploy/kubernetes/webhook on them, and the webhook asked about pods."""
+    installed.kubectl("apply", "-k", str(ROOT / "deploy/kubernetes/webhook"))
+    installed.kubectl(
+        "rollout", "status", "-n", "rackloom-system", "deployment/rackloom-webhook", "--timeout=120s"
+    )
+    until_seen(lambda: _asked(installed), "the webhook is asked", 60)
+    return installed
+
+
+def _asked(cluster: NodeCluster) -> bool:
+    """The API server hears of webhooks, and of their certificate, a moment after they were written."""
+    probe = claiming(pod("probe"), "none-such")
+    done = cluster.tried("create", "--dry-run=server", "-o", "json", "-f", "-", given=json.dumps(probe))
+    return done.returncode == 0 and "schedulingGates" in done.stdout

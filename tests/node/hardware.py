@@ -1,9 +1,10 @@
 """The hardware of a real node, as the files that kernel and driver would show of it.
 
-A node is one H100 machine of the NIXL example (its sysfs: GPUs, RDMA NICs, NUMA nodes) that is at the same time a tray of
-an NVLink rack (NVML: one clique, IMEX channels), so that one node serves all examples. Our programs are the real ones, and
-find all of it where they find it on a host: NVIDIA's libraries and programs below the root, /proc/devices,
-/proc/driver/nvidia, /sys and /dev. The stand-ins are driver/nvml.c and driver/imex.c.
+A node is one H100 machine of the NIXL example (its sysfs: GPUs, RDMA NICs, NUMA nodes) that is at the same
+time a tray of an NVLink rack (NVML: one clique, IMEX channels), so that one node serves all examples. Our
+programs are the real ones, and find all of it where they find it on a host: NVIDIA's libraries and programs
+below the root, /proc/devices, /proc/driver/nvidia, /sys and /dev. The stand-ins are driver/nvml.c and
+driver/imex.c.
 """
 
 import os
@@ -44,7 +45,8 @@ _FIRST_VERBS_MINOR = 192
 def lay_out(folder: Path, index: int, *, clique: int = 1, driver: bool = True) -> None:
     """Write the hardware of node `index` (1 for the first) below `folder`, for boot.sh.
 
-    `clique` is its NVLink clique; without `driver` NVIDIA's driver is not installed, and `install_driver` adds it.
+    `clique` is its NVLink clique; without `driver` NVIDIA's driver is not installed, and `install_driver`
+    adds it.
     """
     machine = profiles.load_machine(MACHINE)
     files = folder / "files"

@@ -1,7 +1,7 @@
 """The images of the real nodes: Rackloom's own, which `make image` builds, and two that tests need beside it.
 
-`localhost/pause:1` is what containerd starts every pod with, `busybox:1` what pods of tests run. Both are made here of one
-file system layer each, in the format of `docker save`, which containerd imports.
+`localhost/pause:1` is what containerd starts every pod with, `busybox:1` what pods of tests run. Both are
+made here of one file system layer each, in the format of `docker save`, which containerd imports.
 """
 
 import hashlib
@@ -14,7 +14,10 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-_APPLETS = "cat chmod cp date echo env false getent grep head hostname id ifconfig ip kill ls mkdir mount nc nslookup ping ps rm sed sh sleep sort stat tail test touch true wc wget"
+_APPLETS = (
+    "cat chmod cp date echo env false getent grep head hostname id ip kill ls mkdir mount nc nslookup ping ps rm "
+    "sed sh sleep sort stat tail test touch true wc wget"
+)
 
 
 def write_test_images(folder: Path) -> None:
@@ -24,16 +27,16 @@ def write_test_images(folder: Path) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             program = Path(scratch) / "pause"
             subprocess.run(["cc", "-O2", "-static", "-o", program, HERE / "driver/pause.c"], check=True)
-            _pack(pause, "localhost/pause:1", {"pause": program.read_bytes()}, ["/pause"])
+            _pack(pause, ["localhost/pause:1"], {"pause": program.read_bytes()}, ["/pause"])
     if not (busybox := folder / "busybox.tar").exists():
         static = shutil.which("busybox")
         assert static is not None, "there is no busybox"
         files: dict[str, bytes | str] = {"bin/busybox": Path(static).read_bytes(), "tmp/.keep": b""}
         files |= {f"bin/{applet}": "busybox" for applet in _APPLETS.split()}
-        _pack(busybox, "docker.io/library/busybox:1", files, ["/bin/sh"])
+        _pack(busybox, [f"docker.io/library/busybox:{tag}" for tag in ("1", "1.37")], files, ["/bin/sh"])
 
 
-def _pack(archive: Path, name: str, files: dict[str, bytes | str], command: list[str]) -> None:
+def _pack(archive: Path, names: list[str], files: dict[str, bytes | str], command: list[str]) -> None:
     """An image of `files` by path: their content, or what a symbolic link points to."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
@@ -52,7 +55,7 @@ def _pack(archive: Path, name: str, files: dict[str, bytes | str], command: list
         "config": {"Cmd": command, "Env": ["PATH=/bin"]},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
     }
-    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": "config.json", "RepoTags": names, "Layers": ["layer.tar"]}]
     whole = {
         "config.json": json.dumps(config).encode(),
         "manifest.json": json.dumps(manifest).encode(),

@@ -1,9 +1,10 @@
 """Real Kubernetes nodes on one machine, joined to the control plane of tests/cluster.
 
-Each node is a set of namespaces (network, mounts, process ids, hostname) in which boot.sh runs containerd, kubelet and
-kube-proxy on hardware that hardware.py lays out. The control plane and CoreDNS run in the network namespace of the tests,
-which is the switch between the nodes. `make test-node` (run.py) puts all of it below one process id namespace and one mount
-namespace of its own, so that whatever ends the tests ends all of it; only cgroups are left, and run.py removes those.
+Each node is a set of namespaces (network, mounts, process ids, hostname) in which boot.sh runs containerd,
+kubelet and kube-proxy on hardware that hardware.py lays out. The control plane and CoreDNS run in the network
+namespace of the tests, which is the switch between the nodes. `make test-node` (run.py) puts all of it below
+one process id namespace and one mount namespace of its own, so that whatever ends the tests ends all of it;
+only cgroups are left, and run.py removes those.
 
 A node that reboots loses its processes, network, /run and boot id, and keeps its disk, as a machine does.
 """
@@ -15,12 +16,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from tests.cluster.build import CONTROL_PLANE, NODE, Tools, made
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.processes import Child, start
-from tests.node.hardware import kubelet_configuration, lay_out
+from tests.node.hardware import CLUSTER_UUID, kubelet_configuration, lay_out
 from tests.waiting import until_seen
 
 HERE = Path(__file__).parent
@@ -30,7 +32,7 @@ HUB, PREFIX = "172.30.0.1", 24
 API_PORT = 6443
 DNS = "10.96.0.10"
 GPU_LABEL = "nvidia.com/gpu.present=true"
-KEPT_LABEL = "rackloom.dev/test=node"
+"""As Node Feature Discovery and GPU Feature Discovery label a node; its clique they write too."""
 _BRIDGE, _FABRIC = "nodes", "fabric"
 _COREFILE = """.:53 {{
     bind {hub}
@@ -49,6 +51,7 @@ class RealNode:
     def __init__(self, cluster: "NodeCluster", index: int, *, driver: bool = True, clique: int = 1) -> None:
         self.name = f"node-{index}"
         self.address = f"172.30.0.{10 + index}"
+        self.clique = f"{UUID(CLUSTER_UUID)}.{clique}"
         self.pods = f"10.244.{index}.0/24"
         self.state = cluster.folder / self.name
         self.disk = self.state / "disk"
@@ -56,7 +59,8 @@ class RealNode:
         self._index = index
         (self.state / "logs").mkdir(parents=True)
         self.disk.mkdir()
-        # What lies over the machine's files, and the copies of those that are written, may not lie among them.
+        # What lies over the machine's files, and the copies of those that are written, may not lie among
+        # them.
         _run("mount", "-t", "tmpfs", "tmpfs", str(self.disk))
         self._hardware = self.disk / "hardware"
         self._hardware.mkdir()
@@ -118,7 +122,7 @@ class RealNode:
         return int(until_seen(lambda: children.read_text().split(), f"{self.name} has a process 1")[0])
 
     def _plug_in(self, pid: int) -> None:
-        """Give the node its two cables: eth0 for the cluster, and one to the fabric that tests move NICs of."""
+        """Give the node its two cables: eth0 for the cluster, and one to the fabric for NICs that move."""
         own = Path("/proc/self/ns/net").readlink()
         until_seen(lambda: Path(f"/proc/{pid}/ns/net").readlink() != own, f"{self.name} has a network")
         for bridge, inside in ((_BRIDGE, "eth0"), (_FABRIC, "cable0")):
@@ -141,12 +145,13 @@ class RealNode:
             "POD_NETWORK": self.pods,
             "ROUTES": " ".join(f"{node.pods}@{node.address}" for node in others),
             "CGROUP": self.cgroup,
-            "LABELS": f"{KEPT_LABEL},{GPU_LABEL}",
+            "LABELS": f"{GPU_LABEL},nvidia.com/gpu.clique={self.clique}",
         }
 
     def _path(self) -> str:
         containerd = self._cluster.containerd
-        return f"{self._cluster.binaries}:{containerd}/usr/bin:{containerd}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+        ours = f"{self._cluster.binaries}:{containerd}/usr/bin:{containerd}/usr/sbin"
+        return f"{ours}:/usr/sbin:/usr/bin:/sbin:/bin"
 
     def _write_configuration(self) -> None:
         plane = self._cluster.plane
@@ -214,11 +219,21 @@ class NodeCluster:
         corefile = self.folder / "Corefile"
         kubeconfig = self.plane.kubeconfig("coredns", "system:masters")
         corefile.write_text(_COREFILE.format(hub=HUB, kubeconfig=kubeconfig))
-        self._dns = start("coredns", [made(COREDNS) / "coredns", "-conf", corefile], self.plane.logs)
+        dns = self._dns = start("coredns", [made(COREDNS) / "coredns", "-conf", corefile], self.plane.logs)
+        until_seen(lambda: "CoreDNS-" in dns.tail() or dns.ended(), "CoreDNS has started")
+        assert not dns.ended(), dns.tail()
         self.apply(*_dns_service())
-        until_seen(lambda: self.ready_nodes() == {node.name for node in self.nodes}, "all nodes are Ready", 120)
+        until_seen(
+            lambda: self.ready_nodes() == {node.name for node in self.nodes}, "all nodes are Ready", 120
+        )
         for node in self.nodes:
-            self.kubectl("patch", "node", node.name, "-p", f'{{"spec": {{"podCIDR": "{node.pods}", "podCIDRs": ["{node.pods}"]}}}}')
+            self.kubectl(
+                "patch",
+                "node",
+                node.name,
+                "-p",
+                f'{{"spec": {{"podCIDR": "{node.pods}", "podCIDRs": ["{node.pods}"]}}}}',
+            )
 
     def stop(self) -> None:
         """End all of it, the nodes first."""
@@ -237,7 +252,11 @@ class NodeCluster:
 
     def tried(self, *words: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
         """How kubectl ended: a test may want a refusal."""
-        command = [str(self.binaries / "kubectl"), f"--kubeconfig={self.plane.admin}", f"--cache-dir={self.folder / 'kubectl'}"]
+        command = [
+            str(self.binaries / "kubectl"),
+            f"--kubeconfig={self.plane.admin}",
+            f"--cache-dir={self.folder / 'kubectl'}",
+        ]
         return subprocess.run([*command, *words], input=given, capture_output=True, text=True, timeout=300)
 
     def get(self, *words: str) -> Any:
@@ -257,6 +276,23 @@ class NodeCluster:
             for condition in node["status"].get("conditions", [])
             if condition["type"] == "Ready" and condition["status"] == "True"
         }
+
+    def situation(self) -> str:
+        """What somebody who looks for a fault wants to see."""
+        shown = [
+            self.tried(
+                "get", "pods,resourceclaims,computedomains,computedomaincliques", "-A", "-o", "wide"
+            ).stdout,
+            self.tried("get", "events", "-A", "--sort-by=.lastTimestamp").stdout[-6000:],
+        ]
+        for pod in self.get("pods", "-A")["items"]:
+            if not pod["metadata"]["namespace"].startswith("rackloom"):
+                continue
+            name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+            log = self.tried("logs", "-n", namespace, name, "--tail=25", "--all-containers", "--prefix")
+            shown.append(f"{log.stdout}{log.stderr}")
+        shown += [f"{node.name}: {node.log('kubelet')[-3000:]}" for node in self.nodes]
+        return "\n".join(shown)
 
     def node(self, name: str) -> RealNode:
         """The node of this name."""

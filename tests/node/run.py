@@ -1,16 +1,20 @@
 """`make test-node`: the tests of this folder on real nodes, and nothing of them left behind.
 
 python tests/node/run.py [--all] [words for pytest]
+python tests/node/run.py --hold                     two nodes to look at by hand, until Ctrl-C
+python tests/node/run.py --benchmark [--rounds N]   how long they take (benchmarks/nodes.py)
 
-It says what this machine lacks, builds what is not built yet (Kubernetes, CoreDNS, the images; all of it cached), and runs
-pytest as a child of process 1 of new namespaces. When those end, however they end, the kernel ends every process of the
-nodes and undoes their mounts and networks. The cgroups are removed here, also those of an earlier run that was killed.
+It says what this machine lacks, builds what is not built yet (Kubernetes, CoreDNS, the images; all of it
+cached), and runs pytest as a child of process 1 of new namespaces. When those end, however they end, the
+kernel ends every process of the nodes and undoes their mounts and networks. The cgroups are removed here,
+also those of an earlier run that was killed.
 
 Exit status: that of pytest; 3 where this machine cannot run real nodes.
 """
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -97,7 +101,18 @@ def _remove(cgroup: Path) -> None:
             return
 
 
+def _program(words: list[str]) -> list[str]:
+    """What runs in the namespaces."""
+    if words[:1] == ["--hold"]:
+        return ["tests/node/hold.py"]
+    if words[:1] == ["--benchmark"]:
+        return ["benchmarks/nodes.py", *words[1:]]
+    where = [] if any(word.startswith("tests/") for word in words) else ["tests/node"]
+    return ["-m", "pytest", "-p", "no:cacheprovider", *words, *where]
+
+
 def main(words: list[str]) -> int:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if lacking := missing():
         print("test-node: this machine cannot run real nodes:", *lacking, sep="\n  ", file=sys.stderr)
         return CANNOT
@@ -115,10 +130,7 @@ def main(words: list[str]) -> int:
         "RACKLOOM_NODE_IMAGES": str(images()),
         CONTAINERD: str(containerd_root()),
     }
-    chosen = [word for word in words if word != "--all"]
-    if not any(word.startswith("tests/") for word in chosen):
-        chosen.append("tests/node")
-    inside = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *chosen]
+    inside = [sys.executable, *_program([word for word in words if word != "--all"])]
     namespaces = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     # Process 1 is a shell, which reaps what is left to it.
     command = ["unshare", *namespaces, "--", "bash", "-c", '"$@"; exit $?', "test-node", *inside]

@@ -8,7 +8,7 @@
 
 int main(int number, char **words)
 {
-	static char *pythons[] = {"/opt/rackloom/bin/python3", "/usr/local/bin/python3", "/usr/bin/python3", 0};
+	static char *pythons[] = {"/usr/bin/python3", "/usr/bin/python3.11", "/usr/bin/python3.13", 0};
 	char *name = strrchr(words[0], '/') ? strrchr(words[0], '/') + 1 : words[0];
 	int is_control = strstr(name, "-ctl") != 0;
 	char real[64], *command[number + 4];
@@ -29,8 +29,10 @@ int main(int number, char **words)
 	if (strcmp(command[0], "python3"))
 		execv(real, command);
 	else
-		for (char **python = pythons; *python; python++)
+		for (char **python = pythons; *python; python++) {
+			command[0] = *python; /* Python finds its modules by its own path */
 			execv(*python, command);
+		}
 	perror(name);
 	return 127;
 }
