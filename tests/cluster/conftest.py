@@ -9,6 +9,7 @@ import contextlib
 import gc
 import itertools
 import os
+import random
 import time
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -134,7 +135,7 @@ def kubelets_of_plugins() -> dict[str, Kubelet]:
 @pytest.fixture
 async def kubelets(api: KubeApi, devices: Devices, containers: Containers) -> AsyncIterator[Kubelets]:
     """Kubelets at work, of no node yet."""
-    at_work = Kubelets(api, time.time, devices=devices, containers=containers)
+    at_work = Kubelets(api, time.time, random.Random(1), devices=devices, containers=containers)
     task = asyncio.create_task(at_work.run())
     yield at_work
     task.cancel()

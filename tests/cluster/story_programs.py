@@ -45,11 +45,11 @@ from rackloom.claim.kube.kinds import POD, RESOURCE_CLAIM, SECRET
 from rackloom.claim.kube.leader import Election
 from rackloom.claim.kube.lightkube_api import LightkubeApi
 from rackloom.claim.kube.pace import Pace
+from rackloom.claim.kube.pods import claim_names
 from rackloom.errors import Retry
 from rackloom.twin.imex.inside import InsideChild, InsideControl
 from rackloom.twin.imex.settings import Surroundings
 from rackloom.twin.nodes.hooks import Idle
-from rackloom.twin.nodes.pod_objects import claim_names
 
 DAEMON_ACCOUNT = "compute-domain-daemon-service-account"
 _PACE = Pace(400.0, 2000)

@@ -28,10 +28,11 @@ from rackloom.claim.node.values import (
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kubelet.claims import PodClaim, pod_claim
 from rackloom.twin.kubelet.kubelet import Kubelet, Timing, kubelet_on
+from rackloom.twin.nodes.node_objects import LEASE_NAMESPACE
 
 DRIVER = "toy.example.com"
 NODE_NAME = "node-a"
-HURRY = Timing(look=0.01, call=60.0, again=0.05, wipe=0.2)
+HURRY = Timing(look=0.01, call=60.0, wipe=0.2)
 
 
 class Toys:
@@ -101,7 +102,7 @@ class NodeKit:
 
     def __init__(self, root: Path) -> None:
         self.places = Places(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
-        self.kube = FakeKube(namespaces=("default", "rackloom-system"), seed=1)
+        self.kube = FakeKube(namespaces=("default", "rackloom-system", LEASE_NAMESPACE), seed=1)
         self.api = DirectApi(self.kube, "plugin")
         self.boot_id = "boot-1"
         self.now = 1000.0

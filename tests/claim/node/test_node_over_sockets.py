@@ -9,8 +9,9 @@ import pytest
 from tests.claim.node.conftest import HURRY
 from tests.waiting import until, until_so
 
-from rackloom.claim.kube.kinds import RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.claim.kube.kinds import POD, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.claim.node import dra
+from rackloom.claim.node.pod_sync import ANNOTATION
 from rackloom.claim.node.registration import registrar_path
 from rackloom.claim.node.run import running
 from rackloom.errors import Refused, Retry
@@ -70,9 +71,63 @@ def test_what_did_not_end_in_time_is_answered_with_its_last_error(kit, monkeypat
                 await kubelet.prepare(claim)
             assert len(kit.toys.prepared) > 1
             del kit.toys.trouble["slow"]
-            assert (await kubelet.start(claim))[claim.uid][0].name == "toy-0"
+            assert (await kubelet.prepare(claim))[claim.uid][0].name == "toy-0"
 
     asyncio.run(story())
+
+
+def test_what_did_not_end_in_time_goes_on_without_kubelet(kit, monkeypatch):
+    monkeypatch.setattr(dra, "_MARGIN", HURRY.call - 1.0)
+
+    async def story():
+        await kit.boot()
+        claim = await kit.claim("slow")
+        pod = await waiting_pod(kit, "slow")
+        kit.toys.trouble["slow"] = Retry("the daemon is not ready", after=0.0)
+        async with kit.plugin() as one, kit.kubelet() as kubelet:
+            await kubelet.registered(kit.driver)
+            with pytest.raises(NotPrepared, match=r"^the daemon is not ready$"):
+                await kubelet.prepare(claim)
+            before = await retry_annotation(kit, pod)
+            kit.now += 1
+            del kit.toys.trouble["slow"]
+            await until_so(lambda: one.checkpoint.claims[claim.uid].devices, "the claim is prepared")
+
+            async def synced():
+                return await retry_annotation(kit, pod) != before
+
+            await until(synced, "kubelet is made to ask again")
+
+    asyncio.run(story())
+
+
+def test_pods_that_came_before_the_plugin_are_synced_when_it_is_registered(kit):
+    async def story():
+        await kit.boot()
+        await kit.claim("early")
+        pod = await waiting_pod(kit, "early")
+        async with kit.plugin():
+            await asyncio.sleep(0.2)
+            assert await retry_annotation(kit, pod) == ""
+            async with kit.kubelet():
+                await until(lambda: retry_annotation(kit, pod), "the pod is synced")
+
+    asyncio.run(story())
+
+
+async def waiting_pod(kit, claim):
+    spec = {
+        "nodeName": kit.node,
+        "containers": [{"name": "main", "image": "none"}],
+        "resourceClaims": [{"name": "toy", "resourceClaimName": claim}],
+    }
+    made = await kit.api.create(POD, {"metadata": {"name": claim, "namespace": "default"}, "spec": spec})
+    return made["metadata"]["name"]
+
+
+async def retry_annotation(kit, pod):
+    found = await kit.api.get(POD, pod, "default")
+    return found["metadata"].get("annotations", {}).get(ANNOTATION, "")
 
 
 def test_a_waiting_claim_is_tried_again_when_something_changed(kit):

@@ -17,7 +17,7 @@ from rackloom.twin.kubelet.claims import PodClaim
 from rackloom.twin.kubelet.kubelet import Timing, kubelet_on
 
 DRIVER = "toy.example.com"
-HURRY = Timing(look=0.01, call=5.0, again=0.05, wipe=0.3)
+HURRY = Timing(look=0.01, call=5.0, wipe=0.3)
 CLAIM = PodClaim(ref=ClaimRef(namespace="n", name="c", uid="u"), drivers=frozenset({DRIVER}))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,15 +33,18 @@ class Plugins:
 
     refusal: Exception | None = None
     calls: list[str] = field(default_factory=list)
+    takes: float = 0.0
+    """Seconds of each call."""
 
     async def prepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        self._note("prepare", claims)
+        await self._note("prepare", claims)
 
     async def unprepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
-        self._note("unprepare", claims)
+        await self._note("unprepare", claims)
 
-    def _note(self, what: str, claims: Sequence[Object]) -> None:
+    async def _note(self, what: str, claims: Sequence[Object]) -> None:
         self.calls += [f"{what} {claim['metadata']['name']}" for claim in claims]
+        await asyncio.sleep(self.takes)
         if self.refusal is not None:
             raise self.refusal
 
@@ -78,16 +82,16 @@ class Cluster:
 async def one_node(containers: Containers | None = None, seed: int = 1) -> AsyncIterator[Cluster]:
     kube = FakeKube(namespaces=(SPACE, LEASE_NAMESPACE), seed=seed)
     api, plugins = DirectApi(kube, "test"), Plugins()
-    async with play(kube, api, plugins, containers or Idle()) as cluster:
+    async with play(kube, api, plugins, containers or Idle(), seed) as cluster:
         yield cluster
 
 
 @asynccontextmanager
 async def play(
-    kube: FakeKube, api: DirectApi, plugins: Plugins, containers: Containers
+    kube: FakeKube, api: DirectApi, plugins: Plugins, containers: Containers, seed: int = 1
 ) -> AsyncIterator[Cluster]:
-    loop = asyncio.get_running_loop()
-    kubelets = Kubelets(DirectApi(kube, "kubelet"), loop.time, devices=plugins, containers=containers)
+    loop, rng = asyncio.get_running_loop(), random.Random(seed)
+    kubelets = Kubelets(DirectApi(kube, "kubelet"), loop.time, rng, devices=plugins, containers=containers)
     await kubelets.register(NodeSpec("n"))
     task = asyncio.create_task(kubelets.run())
     yield Cluster(kube, api, plugins, kubelets, task)
@@ -157,22 +161,78 @@ def test_a_pod_ends_as_its_containers_do(code: int, phase: str) -> None:
     event_loop.run(1, run)
 
 
-@pytest.mark.parametrize("error", [Retry("not yet", after=1.0), Refused("never")])
-def test_a_claim_that_is_not_prepared_is_one_event_and_is_tried_again(error: Exception) -> None:
+@given(seed=st.integers(0, 10_000), error=st.sampled_from([Retry("not yet", after=1.0), Refused("never")]))
+@settings(max_examples=20)
+def test_after_a_failed_prepare_a_pod_waits_for_its_resync(seed: int, error: Exception) -> None:
+    """60 s, times 1 to 1.5 (SyncPod returns no error), however soon the plugin would be there again."""
+
     async def run() -> None:
-        async with one_node() as cluster:
+        async with one_node(seed=seed) as cluster:
             cluster.plugins.refusal = error
             await bind_pod(cluster, "c")
             await asyncio.sleep(A_WHILE)
+            cluster.plugins.refusal = None
+            await asyncio.sleep(60.0 - 2 * A_WHILE)
+            assert cluster.plugins.calls == ["prepare c"]
             assert await cluster.phase() != "Running"
-            assert cluster.plugins.calls.count("prepare c") > 1
             (event,) = (await cluster.api.list(EVENT, SPACE)).items
             assert (event["reason"], event["message"]) == ("FailedPrepareDynamicResources", str(error))
-            cluster.plugins.refusal = None
-            await asyncio.sleep(A_WHILE)
+            await asyncio.sleep(30.0 + 2 * A_WHILE)
+            assert cluster.plugins.calls == ["prepare c", "prepare c"]
             assert await cluster.phase() == "Running"
 
+    event_loop.run(seed, run)
+
+
+CHANGES: list[tuple[Object, str, bool]] = [
+    ({"metadata": {"annotations": {"a": "b"}}}, "", True),
+    ({"metadata": {"labels": {"a": "b"}}}, "", True),
+    ({"spec": {"activeDeadlineSeconds": 9000}}, "", True),
+    ({"metadata": {"finalizers": ["example.com/keep"]}}, "", False),
+    ({"status": {"conditions": [{"type": "Mine", "status": "True"}]}}, "status", False),
+]
+"""Of a pod, and whether a kubelet syncs it for that (podsDifferSemantically)."""
+
+
+@pytest.mark.parametrize(("change", "subresource", "syncs"), CHANGES)
+def test_what_syncs_a_pod_whose_claims_were_not_prepared(
+    change: Object, subresource: str, syncs: bool
+) -> None:
+    async def run() -> None:
+        async with one_node() as cluster:
+            cluster.plugins.refusal = Retry("not yet", after=1.0)
+            await bind_pod(cluster, "c")
+            await asyncio.sleep(A_WHILE)
+            cluster.plugins.refusal = None
+            await cluster.api.patch(POD, "p", SPACE, change, subresource=subresource)
+            await asyncio.sleep(A_WHILE)
+            assert (await cluster.phase() == "Running") is syncs
+
     event_loop.run(1, run)
+
+
+@in_virtual_time
+async def test_a_change_during_a_sync_brings_another_sync_after_it() -> None:
+    async with one_node() as cluster:
+        cluster.plugins.takes, cluster.plugins.refusal = 2 * A_WHILE, Retry("not yet", after=1.0)
+        await bind_pod(cluster, "c")
+        await asyncio.sleep(A_WHILE)
+        await cluster.api.patch(POD, "p", SPACE, {"metadata": {"annotations": {"a": "b"}}})
+        await asyncio.sleep(2 * A_WHILE)
+        assert cluster.plugins.calls == ["prepare c"] * 2
+
+
+@in_virtual_time
+async def test_after_a_failed_unprepare_a_kubelet_backs_off() -> None:
+    async with one_node() as cluster:
+        await bind_pod(cluster, "c")
+        await asyncio.sleep(A_WHILE)
+        cluster.plugins.refusal = Retry("in use", after=1.0)
+        await cluster.api.delete(POD, "p", SPACE)
+        await asyncio.sleep(9.0)
+        assert cluster.plugins.calls.count("unprepare c") == 1
+        await asyncio.sleep(7.0)
+        assert cluster.plugins.calls.count("unprepare c") == 2
 
 
 @in_virtual_time
@@ -199,7 +259,7 @@ async def test_a_deleted_pod_goes_when_its_claims_are_given_back() -> None:
         await asyncio.sleep(A_WHILE)
         assert (await cluster.pod())["metadata"]["deletionTimestamp"]
         cluster.plugins.refusal = None
-        await asyncio.sleep(A_WHILE)
+        await asyncio.sleep(15.0 + A_WHILE)
         with pytest.raises(NotFound):
             await cluster.pod()
 
@@ -324,7 +384,7 @@ async def test_a_pod_that_a_finalizer_keeps_has_had_its_life() -> None:
 async def test_a_node_that_is_lost_before_its_first_heartbeat_has_a_lease_that_runs_out() -> None:
     kube = FakeKube(namespaces=(SPACE, LEASE_NAMESPACE))
     api = DirectApi(kube, "test")
-    kubelets = Kubelets(DirectApi(kube, "kubelet"), asyncio.get_running_loop().time)
+    kubelets = Kubelets(DirectApi(kube, "kubelet"), asyncio.get_running_loop().time, random.Random(1))
     await kubelets.register(NodeSpec("n"))
     await kubelets.lose("n")
     assert (await api.get(LEASE, "n", LEASE_NAMESPACE))["spec"]["holderIdentity"] == "n"
@@ -339,7 +399,8 @@ def test_an_api_server_that_fails_delays_pods_and_loses_none(
         async with one_node(seed=seed) as cluster:
             cluster.kube.faults.add(Fault(rate=0.3, user="kubelet", lost=lost))
             await bind_pod(cluster, "c")
-            await asyncio.sleep(20 * A_WHILE)
+            # Each request of its claims that fails costs a pod a resync.
+            await asyncio.sleep(20 * 90.0)
             assert await cluster.phase() == "Running"
             await cluster.api.delete(POD, "p", SPACE)
             await asyncio.sleep(20 * A_WHILE)

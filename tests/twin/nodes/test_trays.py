@@ -61,8 +61,8 @@ class Rack:
         )
         names = TrayNames("seed")
         made = {one.name: one for one in tray_nodes(self.site, names, around)}
-        kubelets = Kubelets(self.api, loop_time, devices=ClaimDevices(made.__getitem__))
-        self.nodes = Nodes(made.values(), kubelets, [self.fabric], names)
+        kubelets = Kubelets(self.api, loop_time, random.Random(1), devices=ClaimDevices(made.__getitem__))
+        self.nodes = Nodes(made.values(), kubelets, [self.fabric], names, self.api)
         first = self.site.domains[0].trays[0]
         self.first = self.nodes.name_of(first.chassis_serial, first.slot)
 

@@ -1,5 +1,6 @@
 """Kubelets in whose cluster the address of a pod that went is given to another."""
 
+import random
 from collections.abc import Callable
 
 from rackloom.claim.domain.names import COMPUTE_DOMAIN_LABEL
@@ -16,11 +17,12 @@ class AddressedKubelets(Kubelets):
         planned: dict[str, str],
         api: KubeApi,
         wall: Callable[[], float],
+        rng: random.Random,
         *,
         devices: Devices,
         containers: Containers,
     ) -> None:
-        super().__init__(api, wall, devices=devices, containers=containers)
+        super().__init__(api, wall, rng, devices=devices, containers=containers)
         self._planned = planned
 
     def _address(self, pod: Object) -> str:

@@ -8,7 +8,6 @@ Nothing of it outlives the process.
 import asyncio
 import random
 import shutil
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -85,7 +84,7 @@ async def twin_cluster(
         await api("kubectl").create(DEVICE_CLASS, one)
     planned: dict[str, str] = {}
     kubelets = partial(AddressedKubelets, planned)
-    nodes = _nodes(twin, folder, api, imex, chance.wall, kubelets)
+    nodes = _nodes(twin, folder, api, imex, chance, kubelets)
     lead, user = _lead(clock, chance.rng), api(LEASE)
     candidates = Candidates(lead, user, Chance(clock, chance.rng)) if elected else None
     ours = OurControllers(lead, user) if candidates is None else candidates.first
@@ -114,7 +113,7 @@ async def twin_nodes(twin: Racks, folder: Path, api: KubeApi) -> AsyncIterator["
 
     They leave the cluster at the end. The task ends only when something is wrong.
     """
-    nodes = _nodes(twin, folder, lambda user: api, ImexNetwork(), time.time, Kubelets)
+    nodes = _nodes(twin, folder, lambda user: api, ImexNetwork(), true_chance(), Kubelets)
     work = asyncio.create_task(nodes.run())
     try:
         yield work
@@ -136,7 +135,7 @@ def _nodes(
     folder: Path,
     api: Api,
     imex: ImexNetwork,
-    wall: Callable[[], float],
+    chance: Chance,
     make: Callable[..., Kubelets],
 ) -> Nodes:
     shutil.rmtree(folder, ignore_errors=True)
@@ -149,15 +148,16 @@ def _nodes(
         host=TrayHost(folder / "host", machine),
         gpus=declared_inventory(machine),
         namespace=DEFAULT_NAMESPACE,
-        wall=wall,
+        wall=chance.wall,
         meter=Meter("simulated", "simulated", ()),
     )
     made = {one.name: one for one in tray_nodes(twin.site, names, around)}
     programs = Programs(
         api("compute-domain-daemon"), folder / "pods", lambda node, claim: made[node].cdi_files(claim), imex
     )
-    kubelets = make(api("kubelet"), wall, devices=ClaimDevices(made.__getitem__), containers=programs)
-    return Nodes(made.values(), kubelets, twin.fabrics, names)
+    devices = ClaimDevices(made.__getitem__)
+    kubelets = make(api("kubelet"), chance.wall, chance.rng, devices=devices, containers=programs)
+    return Nodes(made.values(), kubelets, twin.fabrics, names, around.plugins)
 
 
 def _theirs(kube: FakeKube, chance: Chance) -> Iterator[Coroutine[Any, Any, None]]:

@@ -28,10 +28,10 @@ from rackloom.claim.imex.steps import Layout
 from rackloom.claim.imex.supervisor import Child, Supervisor
 from rackloom.claim.kube.api import KubeApi, NotFound, Object
 from rackloom.claim.kube.kinds import RESOURCE_CLAIM, SECRET
+from rackloom.claim.kube.pods import claim_names
 from rackloom.errors import Retry
 from rackloom.twin.imex.memory import ImexNetwork, MemoryControl, MemoryImex
 from rackloom.twin.imex.settings import Surroundings
-from rackloom.twin.nodes.pod_objects import claim_names
 
 RUN_ANNOTATION = "rackloom.dev/simulated-seconds"
 """On a workload pod of the twin: how long its containers run before they end with 0; without it, for ever."""

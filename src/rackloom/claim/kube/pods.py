@@ -1,4 +1,6 @@
-"""What the status of a Pod says, for whoever asks no more of it than this."""
+"""What a Pod says, for whoever asks no more of it than this."""
+
+from collections.abc import Iterator
 
 from rackloom.claim.kube.api import Object
 
@@ -17,3 +19,20 @@ def is_ready(pod: Object) -> bool:
     """Whether its Ready condition holds."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def claim_names(pod: Object) -> Iterator[str]:
+    """The ResourceClaims of a pod, in its namespace, as far as they have been made.
+
+    A claim that is made from a template is named in the pod's status, and so is the one that the scheduler
+    makes for extended resources (KEP-5004). A template without requests needs none.
+    """
+    status = pod.get("status") or {}
+    made = {one["name"]: one for one in status.get("resourceClaimStatuses") or ()}
+    for wanted in pod["spec"].get("resourceClaims") or ():
+        name = wanted.get("resourceClaimName") or made.get(wanted["name"], {}).get("resourceClaimName")
+        if name:
+            yield name
+    extended = (status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
+    if extended:
+        yield extended

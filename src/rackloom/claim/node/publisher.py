@@ -1,6 +1,7 @@
 """Keeps the API server's slices equal to the plugin's devices."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
@@ -22,9 +23,19 @@ ROUNDS = 3
 
 
 class Publisher:
-    """Publishes the pools of one plugin. `published` is set while the API server shows what is wanted."""
+    """Publishes the pools of one plugin. `published` is set while the API server shows what is wanted.
 
-    def __init__(self, plugin: Plugin, api: KubeApi, node: str, meter: Meter) -> None:
+    `on_recovery` is called when the API server answers again after a time when it did not.
+    """
+
+    def __init__(
+        self,
+        plugin: Plugin,
+        api: KubeApi,
+        node: str,
+        meter: Meter,
+        on_recovery: Callable[[], None] = lambda: None,
+    ) -> None:
         self._plugin = plugin
         self._api = api
         self._node = node
@@ -32,6 +43,8 @@ class Publisher:
         self._wake = asyncio.Event()
         self._owner: Owner | None = None
         self._kept = Kept()
+        self._on_recovery = on_recovery
+        self._is_cut_off = False
         self.published = asyncio.Event()
 
     def wake(self) -> None:
@@ -45,11 +58,15 @@ class Publisher:
                 listed = await self.publish()
                 self.published.set()
             except (Retry, Refused, KubeError) as trouble:
+                self._is_cut_off |= _no_answer(trouble)
                 self.published.clear()
                 self._meter.not_published()
                 log.warning("node.not-published", driver=self._plugin.driver, reason=str(trouble))
                 await self._rest(RETRY_SECONDS)
                 continue
+            if self._is_cut_off:
+                self._is_cut_off = False
+                self._on_recovery()
             await self._until_changed(listed)
 
     async def publish(self) -> Listed:
@@ -110,6 +127,7 @@ class Publisher:
                     self.wake()
         except KubeError as error:
             log.info("node.slice-watch-ended", driver=self._plugin.driver, reason=error.message)
+            self._is_cut_off |= _no_answer(error)
             await asyncio.sleep(RETRY_SECONDS)
         self.wake()
 
@@ -118,3 +136,8 @@ class Publisher:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
         self._wake.clear()
+
+
+def _no_answer(trouble: Exception) -> bool:
+    """Whether the API server could not be reached, or could not serve."""
+    return isinstance(trouble, KubeError) and (trouble.code == 0 or trouble.code >= 500)

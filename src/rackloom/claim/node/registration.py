@@ -2,6 +2,7 @@
 
 import hashlib
 from base64 import urlsafe_b64encode
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,17 @@ def registrar_path(directory: Path, driver: str) -> Path:
 
 
 class Registrar:
-    """The registration service of one plugin. `registered` is what kubelet said last; None: nothing yet."""
+    """The registration service of one plugin. `registered` is what kubelet said last; None: nothing yet.
 
-    def __init__(self, driver: str, endpoint: Path) -> None:
+    `on_registered` is called whenever kubelet says that it has the plugin: also after a restart of kubelet.
+    """
+
+    def __init__(self, driver: str, endpoint: Path, on_registered: Callable[[], None] = lambda: None) -> None:
         self._info = wire.PluginInfo(
             type="DRAPlugin", name=driver, endpoint=str(endpoint), supported_versions=SUPPORTED
         )
         self.registered: bool | None = None
+        self._on_registered = on_registered
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What to serve."""
@@ -52,6 +57,7 @@ class Registrar:
         self.registered = status.plugin_registered
         if status.plugin_registered:
             log.info("node.registered", driver=self._info.name)
+            self._on_registered()
         else:
             log.error("node.not-registered", driver=self._info.name, reason=status.error)
         return wire.RegistrationStatusResponse()

@@ -3,6 +3,11 @@
 Every claim has a task of its own. A channel claim waits here for a daemon whose own claim arrives at this
 same plugin meanwhile, so nothing that another claim needs is held between two attempts: the lock of a claim
 lasts one attempt, and no other lock exists.
+
+A prepare that kubelet went away without, because of an error that may pass or because it hung up, is repeated
+in the background (`BackgroundRetries`). Once the claim is prepared, kubelet is made to ask again (`PodSync`),
+since by itself it would not for up to 90 s. kubelet's next call for the claim and its unprepare end the
+repeating.
 """
 
 import asyncio
@@ -18,8 +23,9 @@ from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.node.claims import api_trouble, fetch_claim
 from rackloom.claim.node.meter import Meter
 from rackloom.claim.node.plugin import Plugin
+from rackloom.claim.node.pod_sync import PodSync
 from rackloom.claim.node.preparing import Preparing
-from rackloom.claim.node.retrying import persist
+from rackloom.claim.node.retrying import BackgroundRetries, persist
 from rackloom.claim.node.values import ClaimRef, ReadyDevice
 from rackloom.errors import Refused, Retry
 
@@ -40,11 +46,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Requests:
     """Answers kubelet for one plugin."""
 
-    def __init__(self, plugin: Plugin, api: KubeApi, preparing: Preparing, meter: Meter) -> None:
+    def __init__(
+        self, plugin: Plugin, api: KubeApi, preparing: Preparing, meter: Meter, pods: PodSync
+    ) -> None:
         self._plugin = plugin
         self._api = api
         self._preparing = preparing
         self._meter = meter
+        self._pods = pods
+        self._retries = BackgroundRetries(self._prepare_unasked)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(self, refs: Sequence[ClaimRef], patience: float = PATIENCE) -> dict[str, Answer]:
@@ -56,6 +66,10 @@ class Requests:
         """Give claims back; an answer for every UID, within `patience` seconds."""
         deadline = asyncio.get_running_loop().time() + patience
         return await self._all("unprepare", refs, lambda ref: self._unprepare(ref, deadline))
+
+    async def close(self) -> None:
+        """Stop what goes on without kubelet. No call may be under way, nor come any more."""
+        await self._retries.close()
 
     async def _all(
         self, operation: str, refs: Sequence[ClaimRef], work: Callable[[ClaimRef], Awaitable[Answer]]
@@ -87,9 +101,28 @@ class Requests:
         return answer
 
     async def _prepare(self, ref: ClaimRef, deadline: float) -> Answer:
+        was_missed = self._retries.stop(ref.uid)
+        try:
+            devices = await self._devices(ref, deadline)
+        except Refused:
+            raise
+        except (Exception, asyncio.CancelledError):
+            self._retries.begin(ref)
+            raise
+        if was_missed:
+            # The call that went without an answer may have been for another pod with the same claim.
+            self._retries.begin(ref)
+        return Answer(devices=devices)
+
+    async def _prepare_unasked(self, ref: ClaimRef) -> None:
+        """As a call of kubelet does it, with a claim that is read anew; then have kubelet call."""
+        await self._devices(ref, asyncio.get_running_loop().time() + PATIENCE)
+        await self._pods.of_claim(ref)
+
+    async def _devices(self, ref: ClaimRef, deadline: float) -> tuple[ReadyDevice, ...]:
         devices = self._preparing.ready(ref.uid)
         if devices is not None:
-            return Answer(devices=devices)
+            return devices
         claim = await persist(lambda: fetch_claim(self._api, ref, self._plugin.driver), deadline=deadline)
 
         async def attempt() -> tuple[ReadyDevice, ...]:
@@ -98,9 +131,11 @@ class Requests:
                 return await _asking(self._preparing.prepare(claim)) if ready is None else ready
 
         changes = self._plugin.changes(claim)
-        return Answer(devices=await persist(attempt, deadline=deadline, changes=changes))
+        return await persist(attempt, deadline=deadline, changes=changes)
 
     async def _unprepare(self, ref: ClaimRef, deadline: float) -> Answer:
+        self._retries.stop(ref.uid)
+
         async def attempt() -> Answer:
             async with self._attempt(ref):
                 await _asking(self._preparing.unprepare(ref.uid))

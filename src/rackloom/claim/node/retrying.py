@@ -1,22 +1,34 @@
-"""Repeating an attempt until it succeeds, is refused, or its caller goes away."""
+"""Repeating an attempt: until it succeeds, is refused, or its caller goes away, and then in the background.
+
+kubelet waits 45 s for an answer. `persist` repeats an attempt for as long as kubelet waits. What has not
+succeeded by then is taken over by `BackgroundRetries`, which repeats it until it succeeds, so that the plugin
+knows when kubelet's next call would be answered, and does not leave that to the time of the call.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
 import structlog
 
 from rackloom.claim.kube.api import KubeError
-from rackloom.claim.node.tasks import beside
-from rackloom.errors import Retry
+from rackloom.claim.node.tasks import beside, end
+from rackloom.claim.node.values import ClaimRef
+from rackloom.errors import Refused, Retry
 
 T = TypeVar("T")
+Work = Callable[[ClaimRef], Awaitable[None]]
 log = structlog.get_logger(__name__)
 
 FIRST_PAUSE, LAST_PAUSE = 0.25, 3.0
 """Seconds between attempts: doubling from the first to the last."""
 NOT_ANSWERED = "the first attempt did not end in time"
+UNASKED_SECONDS = 900.0
+"""How long a claim is retried for which kubelet does not call: while a pod waits, it calls every 90 s."""
+MOST_CLAIMS = 512
+"""Claims that are retried at once. A node takes 110 pods by default; the claims of more wait for kubelet."""
 
 
 async def persist(
@@ -78,3 +90,68 @@ async def _pause(seconds: float, woken: asyncio.Event) -> None:
         async with asyncio.timeout(seconds):
             await woken.wait()
     woken.clear()
+
+
+class BackgroundRetries:
+    """Claims that are to be prepared although no call of kubelet waits for them, each in a task.
+
+    `work` is one round for a claim, which ends when nothing is left to do for it. It raises `Retry` where the
+    next round may have a chance, after pauses of its own, and `Refused` where none will.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, ref: ClaimRef) -> None:
+        """Retry a claim until that succeeds, it is refused, or `stop`."""
+        self.stop(ref.uid)
+        if len(self._tasks) >= MOST_CLAIMS:
+            log.warning(
+                "node.claim-not-retried", **_about(ref), reason=f"{MOST_CLAIMS} claims are being retried"
+            )
+            return
+        task = self._tasks[ref.uid] = asyncio.create_task(self._retry(ref))
+        task.add_done_callback(partial(self._forget, ref.uid))
+
+    def stop(self, uid: str) -> bool:
+        """Leave a claim to whoever comes now; returns whether it was being retried."""
+        task = self._tasks.get(uid)
+        return task is not None and task.cancel()
+
+    async def close(self) -> None:
+        """Stop all, and wait until they have ended."""
+        tasks = [*self._tasks.values()]
+        # All before any is awaited: a second cancellation while we wait must not leave one of them at work.
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            await end(task)
+
+    def _forget(self, uid: str, task: "asyncio.Task[None]") -> None:
+        if self._tasks.get(uid) is task:
+            del self._tasks[uid]
+
+    async def _retry(self, ref: ClaimRef) -> None:
+        loop = asyncio.get_running_loop()
+        deadline, reported = loop.time() + UNASKED_SECONDS, ""
+        while loop.time() < deadline:
+            try:
+                await self._work(ref)
+            except Retry:
+                await asyncio.sleep(FIRST_PAUSE)
+            except Refused as refused:
+                log.info("node.claim-not-retried", **_about(ref), reason=str(refused))
+                return
+            except Exception as error:
+                # A full disk, for example: it may pass as well, and each kind is worth one report.
+                if repr(error) != reported:
+                    log.exception("node.claim-broke", operation="retry", **_about(ref))
+                reported = repr(error)
+                await asyncio.sleep(LAST_PAUSE)
+            else:
+                return
+
+
+def _about(ref: ClaimRef) -> dict[str, str]:
+    return {"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid}

@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from rackloom.claim.node.checkpoint import Checkpoint
 from rackloom.claim.node.health import answers_kubelet, device_health_handler
 from rackloom.claim.node.meter import Meter
 from rackloom.claim.node.plugin import Plugin
+from rackloom.claim.node.pod_sync import PodSync
 from rackloom.claim.node.preparing import Preparing
 from rackloom.claim.node.publisher import Publisher
 from rackloom.claim.node.registration import Registrar, registrar_path
@@ -61,11 +62,22 @@ class Running:
         self.meter = Meter(plugin.driver, host.node, plugin.kinds)
         cdi = CdiDirectory(host.places.cdi, plugin.driver)
         preparing = Preparing(plugin, self.checkpoint, cdi, host.wall)
-        self.requests = Requests(plugin, api, preparing, self.meter)
-        self.publisher = Publisher(plugin, api, host.node, self.meter)
-        self.registrar = Registrar(plugin.driver, self.dra_socket)
+        self.pods = PodSync(api, host.node, plugin.driver, lambda: self.checkpoint.claims, host.wall)
+        self.requests = Requests(plugin, api, preparing, self.meter, self.pods)
+        self.publisher = Publisher(plugin, api, host.node, self.meter, on_recovery=self.pods.wake)
+        self.registrar = Registrar(plugin.driver, self.dra_socket, on_registered=self.pods.wake)
         self.sweeper = Sweeper(plugin, api, self.checkpoint, preparing, self.requests)
         self.background = Background([])
+        self._plugin = plugin
+
+    def work(self) -> tuple[Coroutine[None, None, None], ...]:
+        """What goes on for as long as the plugin runs."""
+        return (
+            self.publisher.run(),
+            self.sweeper.run(),
+            self.pods.run(),
+            self._plugin.run(self.publisher.wake),
+        )
 
     def metrics(self) -> bytes:
         """The page that Prometheus reads."""
@@ -90,12 +102,12 @@ async def running(plugin: Plugin, api: KubeApi, host: Host) -> AsyncIterator[Run
     with _alone(home / "plugin.lock", plugin.driver):
         one = Running(plugin, api, host)
         async with AsyncExitStack() as stack:
+            # After the last call has ended: a call that is cut off leaves its claims to the background.
+            stack.push_async_callback(one.requests.close)
             handlers = (*dra.handlers(one.requests), device_health_handler(plugin))
             await stack.enter_async_context(serving(one.dra_socket, handlers))
             await stack.enter_async_context(serving(one.registrar_socket, (one.registrar.handler(),)))
-            one.background = await stack.enter_async_context(
-                background(one.publisher.run(), one.sweeper.run(), plugin.run(one.publisher.wake))
-            )
+            one.background = await stack.enter_async_context(background(*one.work()))
             yield one
 
 

@@ -15,6 +15,7 @@ from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import Place
 from rackloom.claim.kube.api import KubeError, Object
 from rackloom.claim.kube.kinds import RESOURCE_CLAIM
+from rackloom.claim.kube.pods import claim_names
 from rackloom.claim.node.requests import Answer
 from rackloom.claim.node.run import Running
 from rackloom.claim.node.tasks import background
@@ -28,7 +29,6 @@ from rackloom.twin.claims.tray import Tray
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kubelet.claims import PodClaim
 from rackloom.twin.nodes.claim_devices import ClaimDevices
-from rackloom.twin.nodes.pod_objects import claim_names
 
 POD_START, IMEX_READY = 1.0, 0.5
 """Declared latencies: seconds from a prepared pod to its running containers, and from those to READY."""
@@ -44,7 +44,7 @@ class Machine:
         tray: Tray,
         isolation: Isolation,
         steps: Steps,
-        defects: list[str],
+        seen: Seen,
         *,
         boot: int,
     ) -> None:
@@ -57,10 +57,10 @@ class Machine:
         self._kube = kube
         self._isolation = isolation
         self._steps = steps
-        self._defects = defects
+        self._seen = seen
         life = Life(f"plugin on {tray.name}", tray.name)
         # It reads its node before it serves, and is started again where nobody answers.
-        self.plugin = Kept(life, self._serve, PLUGIN_RESTART, defects, may_fail=(KubeError,))
+        self.plugin = Kept(life, self._serve, PLUGIN_RESTART, seen.broken, may_fail=(KubeError,))
         self.keeper = asyncio.create_task(self.plugin.run())
 
     async def _serve(self, life: Life) -> None:
@@ -68,12 +68,15 @@ class Machine:
         plugin = self.tray.plugin(api, self._isolation)
         await plugin.start()
         self.running = one = self.tray.running(plugin, api, str(self.boot))
+        self._seen.changed()
+        # As kubelet's registration does.
+        one.pods.wake()
         try:
-            work = (one.publisher.run(), one.sweeper.run(), plugin.run(one.publisher.wake))
-            async with background(*work) as beside:
+            async with background(*one.work()) as beside:
                 await beside.fails()
         finally:
             self.running = None
+            await one.requests.close()
 
     @property
     def drivers(self) -> tuple[str, ...]:
@@ -133,7 +136,7 @@ class Machine:
         uid = pod["metadata"]["uid"]
         # A daemon that ends takes the memory of running jobs with it: no answer of a server is worth that.
         life = Life(f"daemon on {self.tray.name}", self.tray.name)
-        kept = self.daemons[uid] = Kept(life, serve, DAEMON_RESTART, self._defects)
+        kept = self.daemons[uid] = Kept(life, serve, DAEMON_RESTART, self._seen.broken)
         try:
             await kept.run()
         finally:

@@ -64,14 +64,23 @@ class Plant:
         self.kube.faults.delay(API_SECONDS)
         self.user = DirectApi(self.kube, "user")
         self.trays = {tray.name: tray for tray in (Tray(root, 1, number) for number in range(TRAYS))}
-        self.seen = Seen()
+        self.seen = Seen(loop_time)
+        self.kube.store.listeners.append(self.seen.written)
         self.machines = Machines(self.kube, self.seen)
         self.steps = Steps(self._strike)
         self.died = False
         self._death, self._at = death, at
         self._classes = classes
         api = DirectApi(self.kube, "kubelet")
-        self._kubelets = Kubelets(api, loop_time, devices=self.machines.devices, containers=self.machines)
+        rng = random.Random(1)  # noqa: S311 (reproducible on purpose)
+        self._kubelets = Kubelets(
+            api,
+            loop_time,
+            rng,
+            devices=self.machines.devices,
+            containers=self.machines,
+            on_resync=self.seen.resynced,
+        )
         self._controller = Kept(Life("controller"), self._control, CONTROLLER_RESTART, self.seen.broken)
         self._work: list[asyncio.Task[None]] = []
 
@@ -108,7 +117,7 @@ class Plant:
 
     async def _boot(self, tray: Tray, boot: int) -> None:
         self.machines.on[tray.name] = Machine(
-            self.kube, tray, self.isolation, self.steps, self.seen.broken, boot=boot
+            self.kube, tray, self.isolation, self.steps, self.seen, boot=boot
         )
         spec = NodeSpec(tray.name, labels=tray.labels, boot_id=str(boot))
         await insist(lambda: self._kubelets.register(spec))
@@ -155,6 +164,7 @@ class Plant:
 
     def _start_server(self) -> None:
         self.steps.server_is_down = False
+        self.seen.changed()
         self.kube.faults.clear()
 
     def _cut(self, machine: Machine) -> None:

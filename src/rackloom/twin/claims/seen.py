@@ -1,19 +1,29 @@
-"""What the containers of jobs see, as it is: the ground truth against which S8 is judged."""
+"""Ground truth of a simulation: what the containers of jobs see, for S8, and which pods started too late."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rackloom.claim.kube.api import Object
+from rackloom.claim.kube.api import Kind, Object
+from rackloom.claim.kube.kinds import EVENT, LEASE
 from rackloom.twin.claims.tray import Tray
 
+MOST_WAIT = 10.0
+"""Seconds that a pod may wait after a failure that has cleared."""
 JOB_LABEL = "job"
 """On pods of jobs: whose memory they may share."""
 
 
 class Seen:
-    """The channels of all running containers. `broken` says what must never have been."""
+    """The channels of all running containers. `broken` says what must never have been.
 
-    def __init__(self) -> None:
+    No pod may need kubelet's resync to start. Where the resync did start one, whatever its claims had lacked
+    was there before; and where nothing has changed in the cluster for `MOST_WAIT` seconds, it was there for
+    that long.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._changed_at = 0.0
         self._held: dict[tuple[str, str], dict[str, str]] = {}
         """(where memory is shared, channel) -> pod UID -> job."""
         self.broken: list[str] = []
@@ -32,6 +42,24 @@ class Seen:
         finally:
             for channel in channels:
                 del self._held[_scope(tray, channel), channel][uid]
+
+    def written(self, kind: Kind, obj: Object) -> None:
+        """An object was written. Heartbeats and events help no pod to start."""
+        if kind not in (EVENT, LEASE):
+            self.changed()
+
+    def changed(self) -> None:
+        """Something changed for which a pod may have waited."""
+        self._changed_at = self._now()
+
+    def resynced(self, pod: Object) -> None:
+        """Only the resync interval of its kubelet had the claims of a pod prepared."""
+        quiet = self._now() - self._changed_at
+        if quiet > MOST_WAIT:
+            name = pod["metadata"]["name"]
+            self.broken.append(
+                f"{name} waited for the resync of its kubelet, {quiet:.0f} s after the last change"
+            )
 
     def _enter(self, key: tuple[str, str], uid: str, job: str) -> None:
         users = self._held.setdefault(key, {})

@@ -2,6 +2,9 @@
 
 It looks into the registry directory, dials every socket there, asks who it is and says that the plugin is
 registered; a socket that went away unregisters its plugin, whose slices are wiped when it stays away.
+
+It has no pods. When a pod whose claims were not prepared is tried again is the business of
+`twin.nodes.pod_life`, which calls it through `twin.nodes.plugins`.
 """
 
 import asyncio
@@ -29,8 +32,6 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Between two looks into the registry directory (kubelet is notified instead)."""
     call: float = 45.0
     """Timeout of a prepare or unprepare call."""
-    again: float = 90.0
-    """Until a pod whose claims were not prepared is tried again."""
     wipe: float = 30.0
     """Until the slices of a plugin that went away are deleted."""
 
@@ -62,14 +63,6 @@ class Kubelet:
             for uid, found in (await self._plugin(driver).prepare(mine)).items():
                 devices[uid] += found
         return devices
-
-    async def start(self, *claims: PodClaim) -> dict[str, tuple[Device, ...]]:
-        """Prepare the claims of one pod, as often as it takes."""
-        while True:
-            try:
-                return await self.prepare(*claims)
-            except NotPrepared:
-                await asyncio.sleep(self._timing.again)
 
     async def unprepare(self, *claims: PodClaim) -> None:
         """Give back the claims of a pod that ended. Raises `NotPrepared`."""

@@ -7,6 +7,7 @@ pod's steps are in order and no pod waits for another.
 import asyncio
 import contextlib
 import functools
+import random
 from collections.abc import Callable
 
 from rackloom.claim.kube.api import Conflict, Expired, KubeApi, KubeError, NotFound, Object, WatchEvent
@@ -22,7 +23,7 @@ from rackloom.twin.nodes.node_objects import (
     node_object,
     node_status,
 )
-from rackloom.twin.nodes.pod_life import Host, PodLife
+from rackloom.twin.nodes.pod_life import REAL_TIMING, Host, PodLife, SyncTiming
 from rackloom.twin.nodes.pod_objects import address_number, has_work, pod_address
 
 _CALLS_AT_ONCE = 50
@@ -34,20 +35,28 @@ _RETRY_S = 1.0
 
 
 class Kubelets:
-    """The kubelets of simulated nodes. `wall` is seconds since the epoch."""
+    """The kubelets of simulated nodes. `wall` is seconds since the epoch, `rng` draws the jitter of syncs.
+
+    `on_resync` is called with each pod whose claims were prepared only because its resync interval was over.
+    """
 
     def __init__(
         self,
         api: KubeApi,
         wall: Callable[[], float],
+        rng: random.Random,
         *,
         devices: Devices | None = None,
         containers: Containers | None = None,
+        timing: SyncTiming = REAL_TIMING,
+        on_resync: Callable[[Object], None] = lambda pod: None,
     ) -> None:
         self._api = api
         self._wall = wall
         turns = asyncio.Semaphore(_CALLS_AT_ONCE)
-        self._host = Host(api, wall, devices or NoDevices(), containers or Idle(), turns)
+        self._host = Host(
+            api, wall, devices or NoDevices(), containers or Idle(), turns, rng, timing, on_resync
+        )
         self._nodes: dict[str, NodeSpec] = {}
         self._beats: dict[str, float] = {}
         self._pods: dict[str, Object] = {}

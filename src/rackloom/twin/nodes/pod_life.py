@@ -1,7 +1,20 @@
-"""One pod on a simulated node, from being bound to being gone."""
+"""One pod on a simulated node, from being bound to being gone.
+
+When a pod is tried again is kubelet's rule (k8s.io/kubernetes v1.34 to v1.37, pkg/kubelet), not a pause of
+our choice:
+
+- After a failed prepare, SyncPod records an event and returns no error (kuberuntime_manager.go), so the pod
+  worker takes the sync for done and queues the next one after the resync interval: 60 s, times 1 to 1.5
+  (pod_workers.go, completeWork).
+- A change of the pod's spec, labels or annotations syncs it at once (config.go, podsDifferSemantically). A
+  change of its status does not. One that comes during a sync is handled after it.
+- Between two syncs of a pod the runtime's state is listed anew, which happens once a second (GetNewerThan).
+- After a failed unprepare, SyncTerminatingPod returns the error: the next one comes after 10 to 15 s.
+"""
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,11 +22,11 @@ from typing import TypeVar
 
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Object, Rejected
 from rackloom.claim.kube.kinds import EVENT, POD, RESOURCE_CLAIM
-from rackloom.claim.kube.pods import has_ended, is_ready
+from rackloom.claim.kube.pods import claim_names, has_ended, is_ready
 from rackloom.errors import Refused, Retry
 from rackloom.twin.nodes.hooks import Containers, Devices
 from rackloom.twin.nodes.pod_objects import (
-    claim_names,
+    differs_in_meaning,
     ended_status,
     is_leaving,
     is_reserved_for,
@@ -22,12 +35,29 @@ from rackloom.twin.nodes.pod_objects import (
 )
 
 _RETRY_S = 1.0
-"""Between attempts: about as often as a kubelet syncs a pod that does not start."""
+"""Between attempts to write what happened to an API server that does not answer."""
 _NOT_PREPARED = "FailedPrepareDynamicResources"
 """The kubelet's reason for an event about a claim that is not prepared."""
 _KILLED = 137
 """The exit code of a container that was killed."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SyncTiming:
+    """Seconds between two syncs of a pod. The defaults are kubelet's; a test that sets others says why."""
+
+    resync: float = 60.0
+    """After one without an error (KubeletConfiguration.syncFrequency)."""
+    backoff: float = 10.0
+    """After one that failed (backOffPeriod)."""
+    jitter: float = 0.5
+    """Either is longer by up to this part of itself."""
+    relist: float = 1.0
+    """Between two lists of what the container runtime runs."""
+
+
+REAL_TIMING = SyncTiming()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +70,14 @@ class Host:
     containers: Containers
     turns: asyncio.Semaphore
     """How many calls for pods may be under way: a heartbeat must not wait behind a thousand of them."""
+    rng: random.Random
+    timing: SyncTiming = REAL_TIMING
+    on_resync: Callable[[Object], None] = lambda pod: None
+    """Called with each pod whose claims were prepared only because the resync interval was over."""
+
+    def jittered(self, seconds: float) -> float:
+        """As long, or longer by up to the jitter."""
+        return seconds * (1.0 + self.timing.jitter * self.rng.random())
 
 
 class PodLife:
@@ -51,6 +89,7 @@ class PodLife:
         self._claims: tuple[Object, ...] = ()
         self._leaving = asyncio.Event()
         self._seen = asyncio.Event()
+        self._changed = asyncio.Event()
         self._pod = pod
         self._told = ""
         self._gone = False
@@ -67,6 +106,8 @@ class PodLife:
         """Take note of the pod's state, unless a newer one is known (versions are ordered, KEP-5504)."""
         if _version(pod) < _version(self._pod):
             return
+        if differs_in_meaning(self._pod, pod):
+            self._changed.set()
         self._pod = pod
         self._seen.set()
         if is_leaving(pod):
@@ -125,16 +166,32 @@ class PodLife:
         return running_status(pod, self._host.wall(), self._address, ready=ready)
 
     async def _prepare(self) -> None:
-        """Ask until the pod's claims are prepared, as a kubelet does whatever the error is."""
+        """Ask at each sync until the pod's claims are prepared, whatever the error is."""
+        is_resync = False
         while True:
+            self._changed.clear()
             try:
                 self._claims = await self._read_claims()
                 await self._host.devices.prepare(self.node, self._pod, self._claims)
             except (Retry, Refused, KubeError) as error:
                 await self._warn(str(error))
-                await asyncio.sleep(_RETRY_S)
+                is_resync = await self._next_sync()
             else:
+                if is_resync:
+                    self._host.on_resync(self._pod)
                 return
+
+    async def _next_sync(self) -> bool:
+        """Until the resync interval is over (True), or something of the pod that counts has changed."""
+        relisted = asyncio.create_task(asyncio.sleep(self._host.timing.relist))
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._host.jittered(self._host.timing.resync)):
+                    await self._changed.wait()
+            await relisted
+            return not self._changed.is_set()
+        finally:
+            relisted.cancel()
 
     async def _read_claims(self) -> tuple[Object, ...]:
         """The pod's claims as they are now, each reserved for it: a kubelet asks the API server itself."""
@@ -145,7 +202,7 @@ class PodLife:
         async with self._host.turns:
             claim = await self._host.api.get(RESOURCE_CLAIM, name, self._pod["metadata"]["namespace"])
         if not is_reserved_for(claim, self._pod):
-            raise Retry(f"resource claim {name} is not reserved for this pod", after=_RETRY_S)
+            raise Retry(f"resource claim {name} is not reserved for this pod", after=self._host.timing.resync)
         return claim
 
     async def _unprepare(self) -> None:
@@ -155,7 +212,7 @@ class PodLife:
                 await self._host.devices.unprepare(self.node, self._pod, claims)
             except (Retry, Refused) as error:
                 await self._warn(str(error))
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(self._host.jittered(self._host.timing.backoff))
             else:
                 return
 

@@ -1,7 +1,6 @@
 """What kubelets read in a Pod and write into its status; pure."""
 
 import ipaddress
-from collections.abc import Iterator
 
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.pods import has_ended
@@ -20,16 +19,12 @@ def has_work(pod: Object) -> bool:
     return not has_ended(pod) or is_leaving(pod)
 
 
-def claim_names(pod: Object) -> Iterator[str]:
-    """The ResourceClaims of a pod, as its status names those that were made from templates.
-
-    A pod that is bound has them all; a template without requests needs none.
-    """
-    made = {one["name"]: one for one in pod.get("status", {}).get("resourceClaimStatuses", ())}
-    for wanted in pod["spec"].get("resourceClaims", ()):
-        name = wanted.get("resourceClaimName") or made.get(wanted["name"], {}).get("resourceClaimName")
-        if name:
-            yield name
+def differs_in_meaning(known: Object, seen: Object) -> bool:
+    """Whether a kubelet that knows a pod would sync it for this: its status does not count."""
+    return known["spec"] != seen["spec"] or any(
+        (known["metadata"].get(part) or {}) != (seen["metadata"].get(part) or {})
+        for part in ("labels", "annotations")
+    )
 
 
 def is_reserved_for(claim: Object, pod: Object) -> bool:

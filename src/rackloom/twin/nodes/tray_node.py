@@ -2,8 +2,10 @@
 
 The plugins' own loops (looking every few seconds, a watch each) do not run: thousands of them share a
 process. Whoever changes something about a tray has it looked at, which is when those loops would find out.
+What a plugin does after a failed prepare, and for the pods that wait meanwhile, does run.
 """
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -93,8 +95,23 @@ class TrayNode:
         self._plugins = {one.driver: one for one in plugins}
         self._publishers = [Publisher(one, around.plugins, self.name, around.meter) for one in plugins]
         self._running: dict[str, Running] = {}
+        self._work: list[asyncio.Task[None]] = []
         self._label: str | None = ""
         """What the node was labelled with since this boot; "" before it was."""
+
+    async def power_off(self) -> None:
+        """The node's plugins end where they are."""
+        for task in self._work:
+            task.cancel()
+        for running in self._running.values():
+            await running.requests.close()
+        self._work.clear()
+        self._running.clear()
+
+    def notice_api_server(self) -> None:
+        """The API server answers again after a time when it did not, which each plugin's watch would show."""
+        for running in self._running.values():
+            running.pods.wake()
 
     @property
     def drivers(self) -> Collection[str]:
@@ -142,7 +159,9 @@ class TrayNode:
         if driver not in self._running:
             host = Host(node=self.name, boot_id=self._boot_id, places=self._places, wall=self._around.wall)
             host.places.home(driver).mkdir(parents=True, exist_ok=True)
-            self._running[driver] = Running(self._plugins[driver], self._around.plugins, host)
+            running = Running(self._plugins[driver], self._around.plugins, host)
+            self._running[driver] = running
+            self._work.append(asyncio.create_task(running.pods.run()))
         return self._running[driver].requests
 
     async def _write_label(self) -> None:

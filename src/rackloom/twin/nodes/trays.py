@@ -8,7 +8,9 @@ from functools import partial
 import structlog
 
 from rackloom.claim.domain.names import SIMULATED_LABEL
-from rackloom.claim.kube.api import KubeError
+from rackloom.claim.kube.api import Expired, KubeApi, KubeError
+from rackloom.claim.kube.kinds import RESOURCE_SLICE
+from rackloom.claim.node.publisher import RETRY_SECONDS
 from rackloom.topology.rack import Site
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.node_objects import NodeSpec
@@ -19,13 +21,16 @@ from rackloom.twin.switches.fabric import FabricSnapshot, SimulatedFabric
 
 _LABELS = {SIMULATED_LABEL: "true", "nvidia.com/gpu.present": "true"}
 _AGAIN_S = 1.0
+_NOTHING = "spec.nodeName=none"
+"""Selects no slice: the watch is there to break."""
 log = structlog.get_logger(__name__)
 
 
 class Nodes:
     """The nodes by name, their kubelets, and who brings news from the switches to them.
 
-    `off` are the names of those without power. `up` is set once all have been registered.
+    `api` is the API server as the plugins ask it. `off` are the names of those without power. `up` is set
+    once all have been registered.
     """
 
     def __init__(
@@ -34,11 +39,13 @@ class Nodes:
         kubelets: Kubelets,
         fabrics: Iterable[SimulatedFabric],
         names: TrayNames,
+        api: KubeApi,
     ) -> None:
         self.kubelets = kubelets
         self.off: set[str] = set()
         self.up = asyncio.Event()
         self._names = names
+        self._api = api
         self._nodes = {one.name: one for one in nodes}
         self._fabrics = {one.domain: one for one in fabrics}
         self._of_domain: dict[str, list[TrayNode]] = defaultdict(list)
@@ -65,14 +72,18 @@ class Nodes:
 
     async def run(self) -> None:
         """Register all nodes and keep them in step with their switches, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.kubelets.run())
-            for node in self:
-                await self._insist(self._register, node)
-                # Registering does not wait for anything: others have to get their turn.
-                await asyncio.sleep(0)
-            self.up.set()
-            await self._follow()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.kubelets.run())
+                tasks.create_task(self._notice_api_server())
+                for node in self:
+                    await self._insist(self._register, node)
+                    # Registering does not wait for anything: others have to get their turn.
+                    await asyncio.sleep(0)
+                self.up.set()
+                await self._follow()
+        finally:
+            await asyncio.gather(*(node.power_off() for node in self))
 
     async def settle(self) -> None:
         """Wait until everything that switches have told reached labels and slices."""
@@ -86,6 +97,7 @@ class Nodes:
         """The power of a node fails: it says nothing to anybody any more."""
         self.off.add(name)
         await self.kubelets.lose(name)
+        await self._nodes[name].power_off()
 
     async def heal(self, name: str) -> None:
         """A node that was lost starts again. Raises `KubeError`."""
@@ -120,6 +132,26 @@ class Nodes:
             changed = node.gpus.follow(tray_fabric(news.domain, node.tray, seats, self._names))
             if changed and node.name not in self.off:
                 await self._insist(TrayNode.look, node)
+
+    async def _notice_api_server(self) -> None:
+        """Tell the plugins when the API server is back: each has a watch for that, and here all have one."""
+        is_cut_off = False
+        while True:
+            try:
+                listed = await self._api.list(RESOURCE_SLICE, fields=_NOTHING)
+                if is_cut_off:
+                    for node in self:
+                        node.notice_api_server()
+                is_cut_off = False
+                async for _ in self._api.watch(
+                    RESOURCE_SLICE, resource_version=listed.resource_version, fields=_NOTHING
+                ):
+                    pass
+            except Expired:
+                continue
+            except KubeError:
+                is_cut_off = True
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _register(self, node: TrayNode) -> None:
         await self.kubelets.register(

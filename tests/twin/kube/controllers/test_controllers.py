@@ -22,7 +22,7 @@ class Cluster:
     def __init__(self, kube: FakeKube) -> None:
         self.kube = kube
         self.api = DirectApi(kube, "test")
-        self.kubelets = Kubelets(DirectApi(kube, "kubelet"), loop_time)
+        self.kubelets = Kubelets(DirectApi(kube, "kubelet"), loop_time, random.Random(1))
 
     async def make(self, kind: Kind, name: str, **more: Any) -> Object:
         metadata = {"name": name} | ({"namespace": "default"} if kind.namespaced else {})

@@ -1,6 +1,7 @@
 """A node whose heartbeat stops becomes unknown and unreachable, and is itself again when it comes back."""
 
 import asyncio
+import random
 
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import NODE
@@ -23,7 +24,7 @@ def test_a_lost_node_is_told_apart_and_comes_back() -> None:
     async def run() -> None:
         kube = FakeKube()
         api = DirectApi(kube, "test")
-        kubelets = Kubelets(api, loop_time)
+        kubelets = Kubelets(api, loop_time, random.Random(1))
         work = [asyncio.create_task(one.run()) for one in (kubelets, NodeLifecycle(kube, loop_time))]
         for name in ("a", "b"):
             await kubelets.register(NodeSpec(name))
