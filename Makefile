@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PINS := requirements/uv.txt requirements/dev.txt requirements/nixl.txt pyproject.toml
+PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
 .PHONY: venv demo test test-cluster image image-lock lint simulate format proto pins clean
 
@@ -11,7 +11,7 @@ venv: $(VENV)/.complete
 $(VENV)/.complete: $(PINS)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/uv.txt
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r requirements/dev.txt -r requirements/build.txt
 	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --require-hashes -r requirements/nixl.txt \
 	  || echo "venv: no NIXL wheel for this platform; the transfer step of the demo will say so"
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --no-build-isolation --editable .
@@ -63,6 +63,7 @@ UV_COMPILE := $(BIN)/uv pip compile --universal --generate-hashes --no-header --
 pins: venv
 	$(UV_COMPILE) pyproject.toml -o requirements/runtime.txt
 	$(UV_COMPILE) --extra dev -c requirements/runtime.txt pyproject.toml -o requirements/dev.txt
+	$(UV_COMPILE) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 	$(UV_COMPILE) requirements/uv.in -o requirements/uv.txt
 	$(UV_COMPILE) --no-deps requirements/nixl.in -o requirements/nixl.txt
 

@@ -1,20 +1,23 @@
-"""The container image, without a builder, a daemon or a base image: `python -m deploy.image.build`, or `make image`.
+"""The container image, without a builder, a daemon or a base image: `make image`.
 
-Three layers, the one that changes most on top:
+Its layers, from the one that changes least to the one that changes most:
 
-1. debian: the locked packages, unpacked (see `debian`), and what their maintainer scripts would have made of them.
-2. python: the wheels of requirements/runtime.txt for the architecture, and for the target `transfer` those of
-   requirements/nixl.txt besides, in a layer of their own.
-3. rackloom: the wheel of this source tree, and the program `rackloom` on PATH.
+- debian: the locked packages (see `debian`), and what their maintainer scripts would have written
+- python: the wheels of requirements/runtime.txt, by hash, for the architecture of the image
+- nixl: those of requirements/nixl.txt, in the target `transfer` only
+- rackloom: the wheel of this source tree, and the program `rackloom`
 
-uv chooses and unpacks wheels of the other architecture as well as of our own; nothing that goes into the image is run.
-Bytecode is compiled here when this Python has the image's minor version, for an image without starts slowly. The
-result is an OCI layout in a tar, and the layers for deploy/site/Containerfile beside it. What was downloaded, and the
-layers of locked inputs, stay in ${XDG_CACHE_HOME:-~/.cache}/rackloom/image.
+uv chooses wheels for any architecture and unpacks them; the build runs nothing of what it puts into the
+image. A Python of the image's minor version on this machine compiles the bytecode, since a program without
+it takes many times longer to start. The result is an OCI image layout in a tar (OCI image specification
+1.1). Its layers are not compressed: digests then depend on no compressor, and a registry's client
+compresses on the way. They also lie beside it, for deploy/site/Containerfile. The same inputs and the same
+compiler give the same digests.
+
+Downloads and layers of pinned inputs are kept in ${XDG_CACHE_HOME:-~/.cache}/rackloom/image.
 """
 
 import argparse
-import contextlib
 import hashlib
 import io
 import json
@@ -28,36 +31,44 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 from deploy.image import debian
 from deploy.image.trees import (
     FILE,
-    MERGED,
     BuildError,
     Entry,
     Tree,
     check_machine,
-    folder,
+    compiler,
+    directory,
     link,
-    python_version,
     read_folder,
     sha256,
     text,
     with_bytecode,
-    without_host,
+    without,
     write_tar,
 )
 
 ROOT = Path(__file__).parents[2]
-OUT = ROOT / "build" / "image"
+NAMES = {"site": "rackloom", "transfer": "rackloom-transfer"}
+"""What the image of a target is called."""
 USER = 10001
-_UNAMES = {"x86_64": "amd64", "aarch64": "arm64"}
-_PLATFORMS = {"amd64": "x86_64-manylinux_2_36", "arm64": "aarch64-manylinux_2_36"}
-"""What uv calls an architecture with the C library of Debian 12."""
-_NAMES = {"site": "rackloom", "transfer": "rackloom-transfer"}
-_KEPT_LAYERS = 4
-_CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
+CONFIG = {
+    # A number and no name: Kubernetes checks runAsNonRoot against the number.
+    "User": f"{USER}:{USER}",
+    # Manifests, probes and IMEX daemon pods say `rackloom`.
+    "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+    "Entrypoint": ["rackloom"],
+    "Cmd": ["serve", "--config", "/etc/rackloom/site.toml"],
+    "Volumes": {"/var/lib/rackloom": {}},
+    "ExposedPorts": {"8443/tcp": {}, "1079/tcp": {}, "9108/tcp": {}},
+    "WorkingDir": "/",
+}
+"""How a container starts; deploy/site/Containerfile says the same."""
 _PROGRAM = """\
 #!/usr/bin/python{python}
 import sys
@@ -66,213 +77,202 @@ from rackloom.cli.main import main
 
 sys.exit(main())
 """
-_CONFIG = {
-    # A number and no name: Kubernetes checks runAsNonRoot against the number.
-    "User": f"{USER}:{USER}",
-    "Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
-    "Entrypoint": ["rackloom"],
-    "Cmd": ["serve", "--config", "/etc/rackloom/site.toml"],
-    "Volumes": {"/var/lib/rackloom": {}},
-    "ExposedPorts": {"8443/tcp": {}, "1079/tcp": {}, "9108/tcp": {}},
-    "WorkingDir": "/",
-}
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""What uname and wheels call the architectures."""
+_CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
+_KEPT = 4
+"""Layers of one name and architecture that stay in the cache: other checkouts of this project share it."""
 
 
-def build(arch: str, target: str, out: Path) -> Path:
-    """Write the layers of an image, and the image as an OCI archive; its path.
+@dataclass(frozen=True)
+class Layer:
+    """A layer of pinned inputs: a file of the cache, made when it is first needed."""
 
-    Raises:
-        BuildError: an input is lacking, or does not have its hash.
-    """
-    layers = [_debian_layer(arch), _wheels_layer(arch, "runtime.txt")]
-    if target == "transfer":
-        layers.append(_wheels_layer(arch, "nixl.txt"))
-    folder_of_layers = out / f"{target}-{arch}"
-    folder_of_layers.mkdir(parents=True, exist_ok=True)
-    own = folder_of_layers / "rackloom.tar"
-    write_tar(_own_tree(), own)
-    placed = []
-    for name, path in zip(("debian", "python", "nixl"), layers, strict=False):
-        # A link where it can be: layers are large, and nobody writes into them.
-        there = folder_of_layers / f"{name}.tar"
-        there.unlink(missing_ok=True)
-        try:
-            there.hardlink_to(path)
-        except OSError:
-            shutil.copyfile(path, there)
-        placed.append(there)
-    version = _project()["version"]
-    archive = out / f"{_NAMES[target]}-{version}-{arch}.tar"
-    _write_archive(archive, f"docker.io/library/{_NAMES[target]}:{version}", arch, [*placed, own])
-    return archive
+    name: str
+    arch: str
+    inputs: tuple[str, ...]
+    make: Callable[[], Tree]
 
+    @property
+    def path(self) -> Path:
+        """Where it is: a file named by all that it is made of."""
+        programs = [path.read_text() for path in sorted(Path(__file__).parent.iterdir()) if path.is_file()]
+        key = hashlib.sha256("\0".join([*self.inputs, *programs, _compiler()]).encode()).hexdigest()
+        return _cache() / "layers" / f"{self.name}-{self.arch}-{key[:32]}.tar"
 
-def _debian_layer(arch: str) -> Path:
-    want = debian.wanted()
-    packages = debian.locked(arch)
-
-    def make() -> Tree:
-        tree = debian.unpack(debian.fetch(packages, _cache() / "packages"), want.leave)
-        bundle = b"".join(
-            tree[path].data.rstrip() + b"\n"
-            for path in sorted(tree)
-            if path.startswith("usr/share/ca-certificates/") and path.endswith(".crt")
+    def file(self) -> Path:
+        """Its file. Raises `BuildError` where an input cannot be had."""
+        path = self.path
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tree = _finished(self.make())
+            check_machine(tree, self.arch)
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                written = Path(scratch) / path.name
+                write_tar(tree, written)
+                written.rename(path)
+        path.touch()
+        kept = sorted(
+            path.parent.glob(f"{self.name}-{self.arch}-*.tar"), key=lambda file: -file.stat().st_mtime
         )
-        tree |= {name: link(f"usr/{name}") for name in MERGED}
-        tree |= {
-            _CERTIFICATES: Entry(FILE, 0o644, bundle),
-            # Where Debian's libssl looks; its package openssl would link it.
-            "usr/lib/ssl/cert.pem": link(f"/{_CERTIFICATES}"),
-            "etc/passwd": text(
-                "root:x:0:0:root:/root:/usr/sbin/nologin\n"
-                "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
-                f"rackloom:x:{USER}:{USER}:rackloom:/nonexistent:/usr/sbin/nologin\n"
-            ),
-            "etc/group": text(f"root:x:0:\nnogroup:x:65534:\nrackloom:x:{USER}:\n"),
-            "etc/nsswitch.conf": text("passwd: files\ngroup: files\nhosts: files dns\n"),
-            "tmp": folder(0o1777),
-            "var/tmp": folder(0o1777),
-            "var/lib/rackloom": folder(0o750, USER),
-        }
-        return _compiled(tree)
-
-    return _layer(f"debian-{arch}", [repr(want), *map(repr, packages)], make, arch)
+        for old in kept[_KEPT:]:
+            old.unlink(missing_ok=True)
+        return path
 
 
-def _wheels_layer(arch: str, requirements: str) -> Path:
-    pins = ROOT / "requirements" / requirements
-    python = debian.wanted().python
-
-    def make() -> Tree:
-        with tempfile.TemporaryDirectory() as scratch:
-            place = Path(scratch)
-            command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", scratch]
-            command += [
-                "--python-platform",
-                _PLATFORMS[arch],
-                "--python-version",
-                python,
-                "--link-mode",
-                "copy",
-            ]
-            command += ["--only-binary", ":all:", "--no-deps", "--require-hashes", "-r", str(pins)]
-            command += ["--cache-dir", str(_cache() / "wheels"), "--no-config"]
-            if subprocess.run([*command, "--offline"], capture_output=True, check=False).returncode:
-                try:
-                    subprocess.run(command, check=True)
-                except subprocess.CalledProcessError as error:
-                    raise BuildError(f"cannot install the wheels of {requirements} for {arch}") from error
-            # Scripts name the interpreter of this machine; ours is written below. Nobody compiles against headers.
-            for name in ("bin", "include", "share"):
-                shutil.rmtree(place / name, ignore_errors=True)
-            place.joinpath(".lock").unlink(missing_ok=True)
-            for record in place.glob("*.dist-info/RECORD"):
-                lines = record.read_text().splitlines(keepends=True)
-                record.write_text(
-                    "".join(x for x in lines if not x.startswith(("bin/", "include/", "share/")))
-                )
-            return _compiled(read_folder(place, _packages_folder()))
-
-    return _layer(f"{pins.stem}-{arch}", [pins.read_text(), python], make, arch)
+def layers(arch: str, target: str) -> list[Layer]:
+    """The layers of pinned inputs, from the bottom."""
+    packages = debian.locked(arch)
+    wheels = {"python": "runtime.txt"} | ({"nixl": "nixl.txt"} if target == "transfer" else {})
+    pins = {name: ROOT / "requirements" / file for name, file in wheels.items()}
+    return [
+        Layer("debian", arch, tuple(map(str, packages)), lambda: _debian(packages)),
+        *(
+            Layer(name, arch, (path.read_text(),), partial(_wheels, arch, path))
+            for name, path in pins.items()
+        ),
+    ]
 
 
-def _own_tree() -> Tree:
-    """The wheel of this source tree: it is pure Python, and so the same for each architecture."""
-    tree: Tree = {}
+def own_tree() -> Tree:
+    """The layer of this source tree: its wheel, which is pure Python, and the program."""
+    tree = {"usr/local/bin/rackloom": text(_PROGRAM.format(python=debian.needs().python), 0o755)}
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", scratch]
-        env = {**os.environ, "SOURCE_DATE_EPOCH": "315532800"}
-        subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL)
+        _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", scratch)
         (wheel,) = Path(scratch).glob("*-none-any.whl")
         with zipfile.ZipFile(wheel) as content:
             for name in content.namelist():
-                if not name.endswith("/"):
-                    tree[f"{_packages_folder()}/{name}"] = Entry(FILE, 0o644, content.read(name))
-    tree["usr/local/bin/rackloom"] = text(_PROGRAM.format(python=debian.wanted().python), 0o755)
-    return _compiled(tree)
+                tree[f"{_packages()}/{name}"] = Entry(FILE, 0o644, content.read(name))
+    return _finished(tree)
 
 
-def _layer(name: str, inputs: list[str], make: Callable[[], Tree], arch: str) -> Path:
-    """The tar of a layer, made unless it was made of the same inputs by the same program before."""
-    programs = [(Path(__file__).parent / part).read_text() for part in ("build.py", "debian.py", "trees.py")]
-    key = hashlib.sha256("\0".join([*inputs, *programs, sys.version]).encode()).hexdigest()[:32]
-    place = _cache() / "layers"
+def build(arch: str, target: str, out: Path) -> Path:
+    """Write the layers and the archive of an image; where the archive is.
+
+    Raises:
+        BuildError: an input cannot be had.
+    """
+    place = out / arch
     place.mkdir(parents=True, exist_ok=True)
-    path = place / f"{name}-{key}.tar"
-    if not path.exists():
-        tree = make()
-        check_machine(tree, arch)
-        without_host(tree, [ROOT])
-        with tempfile.TemporaryDirectory(dir=place) as scratch:
-            written = Path(scratch) / "layer.tar"
-            write_tar(tree, written)
-            written.rename(path)
-    path.touch()
-    for old in sorted(place.glob(f"{name}-*.tar"), key=lambda file: -file.stat().st_mtime)[_KEPT_LAYERS:]:
-        old.unlink(missing_ok=True)
-    return path
+    files = [_copy(layer.file(), place / f"{layer.name}.tar") for layer in layers(arch, target)]
+    own = place / "rackloom.tar"
+    write_tar(own_tree(), own)
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    archive = out / f"{NAMES[target]}-{version}-{arch}.tar"
+    _write_archive(archive, f"docker.io/library/{NAMES[target]}:{version}", arch, [*files, own])
+    return archive
 
 
-def _compiled(tree: Tree) -> Tree:
-    if python_version() != debian.wanted().python:
-        return tree
-    return with_bytecode(tree)
+def _debian(packages: list[debian.Package]) -> Tree:
+    """The packages, and what their scripts, and those of base-passwd, would have written."""
+    tree = debian.unpack(debian.fetch(packages, _cache() / "packages"))
+    certificates = [tree[path].data for path in sorted(tree) if path.startswith("usr/share/ca-certificates/")]
+    return tree | {
+        _CERTIFICATES: Entry(FILE, 0o644, b"".join(data.rstrip() + b"\n" for data in certificates if data)),
+        # Debian's libssl looks here.
+        "usr/lib/ssl/cert.pem": link(f"/{_CERTIFICATES}"),
+        "etc/passwd": text(
+            "root:x:0:0:root:/root:/usr/sbin/nologin\n"
+            f"rackloom:x:{USER}:{USER}::/nonexistent:/usr/sbin/nologin\n"
+            "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+        ),
+        "etc/group": text(f"root:x:0:\nrackloom:x:{USER}:\nnogroup:x:65534:\n"),
+        "etc/nsswitch.conf": text("passwd: files\ngroup: files\nhosts: files dns\n"),
+        "tmp": directory(0o1777),
+        "var/tmp": directory(0o1777),
+        "var/lib/rackloom": directory(0o750, USER),
+    }
 
 
-def _write_archive(archive: Path, name: str, arch: str, layers: list[Path]) -> None:
-    """An OCI image layout in a tar, with the name that a runtime imports it by (OCI image specification 1.1)."""
-    digests = [sha256(layer) for layer in layers]
+def _wheels(arch: str, pins: Path) -> Tree:
+    """What the wheels of a requirements file install."""
+    machine = next(machine for machine, name in _MACHINES.items() if name == arch)
+    need = debian.needs()
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [
+            *(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-config"),
+            *("--cache-dir", str(_cache() / "wheels"), "--link-mode", "copy", "--target", scratch),
+            *("--python-platform", f"{machine}-manylinux_{need.glibc.replace('.', '_')}"),
+            *("--python-version", need.python, "--no-deps", "--only-binary", ":all:"),
+            *("--require-hashes", "-r", str(pins)),
+        ]
+        try:
+            _run(*command, "--offline")
+        except BuildError:
+            _run(*command)
+        tree = read_folder(Path(scratch), _packages())
+    # Scripts name the interpreter of this machine, and nobody compiles against headers here.
+    tree = without(tree, [f"{_packages()}/{name}" for name in (".lock", "bin/*", "include/*", "share/*")])
+    for path, entry in tree.items():
+        if path.endswith(".dist-info/RECORD"):
+            lines = entry.data.decode().splitlines(keepends=True)
+            there = [line for line in lines if f"{_packages()}/{line.partition(',')[0]}" in tree]
+            tree[path] = text("".join(there))
+    return tree
+
+
+def _finished(tree: Tree) -> Tree:
+    """The tree with bytecode, and without what no program reads."""
+    need = debian.needs()
+    python = compiler(need.python)
+    return without(tree if python is None else with_bytecode(tree, python), need.leave, need.keep)
+
+
+def _write_archive(archive: Path, name: str, arch: str, files: list[Path]) -> None:
+    """Write the image with the name by which a runtime imports it."""
+    media = "application/vnd.oci.image"
+    digests = [sha256(file) for file in files]
+    variant = {"variant": "v8"} if arch == "arm64" else {}
     config = _json(
         {
             "architecture": arch,
+            **variant,
             "os": "linux",
-            **({"variant": "v8"} if arch == "arm64" else {}),
             "created": "1970-01-01T00:00:00Z",
-            "config": _CONFIG,
+            "config": CONFIG,
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}" for digest in digests]},
-            "history": [{"created_by": f"deploy/image: {layer.stem}"} for layer in layers],
+            "history": [{"created_by": f"{file.stem}; bytecode: {_compiler() or 'none'}"} for file in files],
         }
     )
-    media = "application/vnd.oci.image."
+    described = [
+        {"mediaType": f"{media}.layer.v1.tar", "digest": f"sha256:{digest}", "size": file.stat().st_size}
+        for digest, file in zip(digests, files, strict=True)
+    ]
     manifest = _json(
         {
             "schemaVersion": 2,
-            "mediaType": f"{media}manifest.v1+json",
-            "config": _described(f"{media}config.v1+json", config),
-            "layers": [
-                {
-                    "mediaType": f"{media}layer.v1.tar",
-                    "digest": f"sha256:{digest}",
-                    "size": layer.stat().st_size,
-                }
-                for digest, layer in zip(digests, layers, strict=True)
-            ],
+            "mediaType": f"{media}.manifest.v1+json",
+            "config": _described(f"{media}.config.v1+json", config),
+            "layers": described,
         }
     )
-    annotations = {
-        "io.containerd.image.name": name,
-        "org.opencontainers.image.ref.name": name.rpartition(":")[2],
-    }
     entry = {
-        **_described(f"{media}manifest.v1+json", manifest),
-        "platform": {"architecture": arch, "os": "linux"},
-        "annotations": annotations,
+        **_described(f"{media}.manifest.v1+json", manifest),
+        "platform": {"architecture": arch, **variant, "os": "linux"},
+        "annotations": {
+            "io.containerd.image.name": name,
+            "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+        },
     }
-    index = _json({"schemaVersion": 2, "mediaType": f"{media}index.v1+json", "manifests": [entry]})
-    small = {"oci-layout": _json({"imageLayoutVersion": "1.0.0"}), "index.json": index}
-    small |= {f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}": blob for blob in (config, manifest)}
+    index = _json({"schemaVersion": 2, "mediaType": f"{media}.index.v1+json", "manifests": [entry]})
     written = archive.with_suffix(".part")
     with tarfile.open(written, "w", format=tarfile.PAX_FORMAT) as tar:
-        for path, blob in small.items():
-            info = tarfile.TarInfo(path)
-            info.size = len(blob)
-            tar.addfile(info, io.BytesIO(blob))
-        for digest, layer in zip(digests, layers, strict=True):
+        _put(tar, "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
+        _put(tar, "index.json", index)
+        for blob in (manifest, config):
+            _put(tar, f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}", blob)
+        for digest, file in zip(digests, files, strict=True):
             info = tarfile.TarInfo(f"blobs/sha256/{digest}")
-            info.size = layer.stat().st_size
-            with layer.open("rb") as file:
-                tar.addfile(info, file)
+            info.size = file.stat().st_size
+            with file.open("rb") as content:
+                tar.addfile(info, content)
     written.rename(archive)
+
+
+def _put(tar: tarfile.TarFile, name: str, blob: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(blob)
+    tar.addfile(info, io.BytesIO(blob))
 
 
 def _json(value: object) -> bytes:
@@ -287,45 +287,63 @@ def _described(media_type: str, blob: bytes) -> dict[str, object]:
     }
 
 
-def _packages_folder() -> str:
-    return f"usr/local/lib/python{debian.wanted().python}/dist-packages"
+def _copy(source: Path, target: Path) -> Path:
+    """The file under another name: linked where it can be, for it is large and nobody writes into it."""
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
+    return target
+
+
+def _run(*command: str) -> None:
+    try:
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        raise BuildError(f"`{' '.join(command[:5])} ...` failed:\n{error.stderr}", again=True) from error
+
+
+@cache
+def _compiler() -> str:
+    """Which Python compiles; nothing where none is there."""
+    python = compiler(debian.needs().python)
+    return subprocess.check_output([python, "-VV"], text=True).strip() if python else ""
+
+
+def _packages() -> str:
+    """Where the image's Python looks for packages that are not Debian's."""
+    return f"usr/local/lib/python{debian.needs().python}/dist-packages"
 
 
 def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "rackloom" / "image"
 
 
-def _project() -> dict[str, str]:
-    project: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return project
-
-
 def main() -> int:
-    """The command line. Ends with 1 where the same again may help, with 3 where it will not."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.image.build", description=__doc__.splitlines()[0])
-    parser.add_argument("--arch", choices=debian.ARCHITECTURES, default=_UNAMES.get(platform.machine()))
-    parser.add_argument("--target", choices=tuple(_NAMES), default="site")
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--lock", action="store_true", help="write packages.lock, and build nothing")
-    given = parser.parse_args()
+    """The command line. It ends with 1 where the same once more may help, and with 3 where it will not."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.image.build")
+    parser.add_argument("--arch", choices=debian.ARCHITECTURES, default=_MACHINES.get(platform.machine()))
+    parser.add_argument("--target", choices=sorted(NAMES), default="site")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "image")
+    parser.add_argument("--lock", action="store_true", help="write packages.lock and build nothing")
+    asked = parser.parse_args()
     try:
-        if given.lock:
+        if asked.lock:
             debian.relock()
             return 0
-        if python_version() != debian.wanted().python:
+        if not _compiler():
+            python = debian.needs().python
             print(
-                f"image: NO BYTECODE: this is Python {python_version()} and the image has {debian.wanted().python}: "
-                "its programs start slowly",
+                f"image: NO PYTHON {python}: built without bytecode, its programs start slowly",
                 file=sys.stderr,
             )
-        archive = build(given.arch, given.target, given.out)
+        archive = build(asked.arch, asked.target, asked.out)
     except BuildError as error:
         print(f"image: {error}", file=sys.stderr)
         return 1 if error.again else 3
-    with contextlib.suppress(ValueError):
-        archive = archive.relative_to(Path.cwd())
-    print(f"{archive} {archive.stat().st_size / 1e6:.0f} MB")
+    print(f"{archive}: {archive.stat().st_size / 1e6:.0f} MB")
     return 0
 
 
