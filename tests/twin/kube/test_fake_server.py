@@ -157,6 +157,29 @@ def test_a_namespace_takes_what_is_in_it_along() -> None:
     event_loop.run(0, run)
 
 
+def test_a_definition_takes_its_objects_along() -> None:
+    async def run() -> None:
+        kube = FakeKube()
+        api = DirectApi(kube, "tenant")
+        name = f"{kinds.COMPUTE_DOMAIN.plural}.{kinds.COMPUTE_DOMAIN.group}"
+        await api.create(kinds.CRD, {"metadata": {"name": name}})
+        held = {"metadata": {"name": "held", "namespace": "default", "finalizers": ["example.com/f"]}}
+        await api.create(kinds.COMPUTE_DOMAIN, held)
+        await api.create(kinds.COMPUTE_DOMAIN, named("free"))
+        await api.delete(kinds.CRD, name)
+        await asyncio.sleep(1)
+        (left,) = (await api.list(kinds.COMPUTE_DOMAIN)).items
+        assert left["metadata"]["name"] == "held"
+        assert "deletionTimestamp" in left["metadata"]
+        assert "deletionTimestamp" in (await api.get(kinds.CRD, name))["metadata"]
+        await api.patch(kinds.COMPUTE_DOMAIN, "held", "default", {"metadata": {"finalizers": None}})
+        await asyncio.sleep(1)
+        assert not (await api.list(kinds.COMPUTE_DOMAIN)).items
+        assert not (await api.list(kinds.CRD)).items
+
+    event_loop.run(0, run)
+
+
 def test_a_pod_on_a_node_gets_its_grace_and_any_other_goes_at_once() -> None:
     async def run() -> None:
         api = DirectApi(FakeKube(), "x")

@@ -93,6 +93,10 @@ class LightkubeApi:
         """Close all connections."""
         await self._client.aclose()
 
+    async def document(self, path: str) -> Object:
+        """Read what is no object: a document of discovery (`discovery.served`)."""
+        return await self._send("GET", path)
+
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         """Read one object."""
         return await self._send("GET", paths.item(kind, _named(name, namespace)))

@@ -1,4 +1,4 @@
-"""What follows a deletion: dependents go after their owners, and a namespace takes what is in it along.
+"""What follows a deletion: dependents go after their owners, namespaces and definitions take theirs along.
 
 The real ones are controllers of kube-controller-manager.
 """
@@ -11,7 +11,7 @@ from rackloom.twin.kube.store import Key, key_of
 
 
 class Collector:
-    """Garbage collection by ownerReferences, and namespaces."""
+    """Garbage collection by ownerReferences, namespaces, and definitions of custom resources."""
 
     def __init__(self, removal: Removal) -> None:
         self._removal = removal
@@ -23,8 +23,11 @@ class Collector:
         if self._store.find(kind, key) is None:
             self._owner_gone(obj)
             self._empty((None, key[0] or ""))
+            self._undefine((None, f"{kind.plural}.{kind.group}"))
         elif kind == kinds.NAMESPACE:
             self._empty(key)
+        elif kind == kinds.CRD:
+            self._undefine(key)
         elif "deletionTimestamp" in obj["metadata"]:
             self._lift(kind, key)
         else:
@@ -87,6 +90,16 @@ class Collector:
             self._removal.delete(kind, inside)
         if not any(True for _ in self._store.inside(key[1])):
             self._removal.unhold(kinds.NAMESPACE, key, lifecycle.NAMESPACE)
+
+    def _undefine(self, key: Key) -> None:
+        """A definition that was deleted goes when none of its objects is left; its type stays served here."""
+        definition = self._store.find(kinds.CRD, key)
+        if definition is None or "deletionTimestamp" not in definition["metadata"]:
+            return
+        for kind, defined in list(self._store.defined_by(key[1])):
+            self._removal.delete(kind, defined)
+        if not any(True for _ in self._store.defined_by(key[1])):
+            self._removal.unhold(kinds.CRD, key, lifecycle.CUSTOM_RESOURCES)
 
 
 def _blocks(obj: Object, uid: str) -> bool:

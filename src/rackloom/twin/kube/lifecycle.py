@@ -18,6 +18,7 @@ from rackloom.twin.kube.shapes import Shape
 FOREGROUND = "foregroundDeletion"
 ORPHAN = "orphan"
 NAMESPACE = "kubernetes"
+CUSTOM_RESOURCES = "customresourcecleanup.apiextensions.k8s.io"
 """Finalizers of the server's own controllers (on a real one, a namespace has its in spec.finalizers)."""
 _PROPAGATION = {"Foreground": FOREGROUND, "Orphan": ORPHAN}
 _KEPT = ("uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds")

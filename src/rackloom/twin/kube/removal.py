@@ -41,6 +41,8 @@ class Removal:
         marked = lifecycle.doomed(obj, ending, seconds, propagation)
         if kind == kinds.NAMESPACE and not lifecycle.finalizers(marked):
             marked = lifecycle.in_phase(lifecycle.held(marked, lifecycle.NAMESPACE))
+        if kind == kinds.CRD and not lifecycle.finalizers(marked):
+            marked = lifecycle.held(marked, lifecycle.CUSTOM_RESOURCES)
         if lifecycle.is_done(marked):
             gone = self.store.drop(kind, key)
             self._follow(kind, gone)

@@ -1,7 +1,6 @@
 """The fake API server over HTTP, for kubectl and other programs of this machine: an ASGI application.
 
-Whoever has the bearer token may do everything. Requests and answers are those of `KubeTransport`; here are
-only the discovery documents that clients ask for first.
+Whoever has the bearer token may do everything. Requests and answers are those of `KubeTransport`.
 """
 
 import hmac
@@ -12,9 +11,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from rackloom.claim.kube.api import KubeError
-from rackloom.twin.kube import answers
 from rackloom.twin.kube.bodies import LARGEST
-from rackloom.twin.kube.discovery import discovery
 from rackloom.twin.kube.server import FakeKube
 from rackloom.twin.kube.transport import KubeTransport, status_of
 
@@ -26,7 +23,6 @@ class KubeServing:
     """An application for one server. Everybody is `user` to it."""
 
     def __init__(self, kube: FakeKube, token: str, user: str) -> None:
-        self._kube = kube
         self._token = token
         self._transport = KubeTransport(kube, user)
 
@@ -40,13 +36,6 @@ class KubeServing:
     async def _reply(self, request: Request) -> Response:
         if not self._is_admitted(request):
             return _refusal(_UNAUTHORIZED)
-        path = request.url.path
-        if request.method == "GET":
-            found = discovery(path, self._kube.shapes)
-            if found is not None:
-                return JSONResponse(found)
-        if not path.startswith(("/api/", "/apis/")):
-            return _refusal(answers.not_served())
         return await self._passed_on(request)
 
     def _is_admitted(self, request: Request) -> bool:

@@ -121,6 +121,13 @@ class Store(History):
             for key in [key for key in objects if key[0] == namespace]:
                 yield kind, key
 
+    def defined_by(self, definition: str) -> Iterator[tuple[Kind, Key]]:
+        """Every object of the type that a CustomResourceDefinition of this name defines."""
+        for kind, objects in self._objects.items():
+            if f"{kind.plural}.{kind.group}" == definition:
+                for key in list(objects):
+                    yield kind, key
+
 
 @dataclass(frozen=True, slots=True)
 class _Places:

@@ -15,6 +15,7 @@ from rackloom.twin.kube import answers
 from rackloom.twin.kube.binding import SUBRESOURCE
 from rackloom.twin.kube.bodies import read_body
 from rackloom.twin.kube.direct import DirectApi
+from rackloom.twin.kube.discovery import discovery
 from rackloom.twin.kube.options import is_dry_run, list_options, manager_of, watch_options
 from rackloom.twin.kube.pages import Page, Pages
 from rackloom.twin.kube.patching import APPLY, change_of
@@ -53,6 +54,9 @@ class KubeTransport(httpx2.AsyncBaseTransport):
         user = self._user or request.headers.get("User-Agent", "").split("/")[0]
         api = DirectApi(self._kube, user, request.url.params.get("fieldManager", ""))
         try:
+            document = discovery(request.url.path, self._kube.shapes) if request.method == "GET" else None
+            if document is not None:
+                return _json(200, document)
             target = self._target(request.url.path)
             if request.url.params.get("watch") in ("true", "1"):
                 return httpx2.Response(200, stream=self._events(api, target, request))
