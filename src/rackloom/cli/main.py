@@ -37,6 +37,11 @@ COMMANDS = (
     ("admin", "rackloom.cli.admin:app", "Operate a site: endpoints, machines, partitions, plans."),
     ("controller", "rackloom.cli.controller:controller", "Control the ComputeDomains of a cluster."),
     ("webhook", "rackloom.cli.webhook:webhook", "Admit claims and pods: validate, keep together, hold back."),
+    (
+        "uninstall",
+        "rackloom.cli.uninstall:uninstall",
+        "Remove all of it from a cluster, in order.",
+    ),
     ("node", "rackloom.cli.node:app", "Kubelet plugins: serve the devices of this node to pods."),
     ("imex", "rackloom.cli.imex:app", "Supervise the IMEX daemon of a ComputeDomain on one node."),
 )

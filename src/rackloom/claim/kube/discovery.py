@@ -1,7 +1,7 @@
 """Which resource types an API server serves: from its groups down to their resources.
 
-Source: Kubernetes' API discovery (`/api/v1`, `/apis`, `/apis/<group>/<version>`), in the plain form that every
-version of it answers.
+Source: Kubernetes' API discovery (`/api/v1`, `/apis`, `/apis/<group>/<version>`), in the plain form that
+every version of it answers.
 """
 
 import asyncio
@@ -35,11 +35,14 @@ async def served(api: Documents) -> Served:
     """Ask an API server for its types. Raises KubeError where it does not answer itself."""
     groups = (await api.document("apis"))["groups"]
     preferred = [group["preferredVersion"]["groupVersion"] for group in groups]
+    versions = ["v1", *preferred]
     paths = ["api/v1", *(f"apis/{version}" for version in preferred)]
     found = await asyncio.gather(*(_resources(api, path) for path in paths))
-    silent = [version for version, document in zip(["v1", *preferred], found, strict=True) if document is None]
     kinds = (kind for document in found if document is not None for kind in kinds_in(document))
-    return Served(kinds=tuple(dict.fromkeys(kinds)), silent=tuple(silent))
+    return Served(
+        kinds=tuple(dict.fromkeys(kinds)),
+        silent=tuple(version for version, one in zip(versions, found, strict=True) if one is None),
+    )
 
 
 def kinds_in(document: Object) -> tuple[Kind, ...]:

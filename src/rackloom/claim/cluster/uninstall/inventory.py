@@ -1,0 +1,391 @@
+"""One look at a cluster, and whose each object of it is. Pure.
+
+A name proves nothing. An object is ours by one of these marks:
+
+- *installed*: it carries the label `app.kubernetes.io/part-of: rackloom`, which deploy/kubernetes puts on all
+  that it installs, and is of the whole cluster or in a namespace of ours (one that carries the label, or the
+  one that was named). What a Helm release says is its own is not ours, whatever else it carries.
+- *made at work*: one of our programs wrote it. The API server records the writer of each field in
+  `metadata.managedFields`, by the name that our programs send: each begins with `rackloom`.
+- *of a ComputeDomain*: it carries the label with the UID of a ComputeDomain of ours, or of none that exists.
+
+NVIDIA's DRA driver uses the same CRDs, classes, labels and finalizers. It is here if somebody else publishes
+devices of `compute-domain.nvidia.com`, or runs its programs. Then a ComputeDomain is ours only if our
+controller wrote it and its daemons are in our namespaces.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from rackloom.claim.cluster.observe import INDEXES
+from rackloom.claim.cluster.things import claimed_domain
+from rackloom.claim.domain import names
+from rackloom.claim.kube.api import Kind, Object
+from rackloom.claim.kube.kinds import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    CRD,
+    DAEMON_SET,
+    DEPLOYMENT,
+    DEVICE_CLASS,
+    NAMESPACE,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
+    SECRET,
+)
+from rackloom.claim.kube.pods import has_ended, is_ready
+
+PART_OF_LABEL = "app.kubernetes.io/part-of"
+PART_OF = "rackloom"
+COMPONENT_LABEL = "app.kubernetes.io/component"
+FIELD_MANAGERS = "rackloom"
+"""What the names of our programs at the API server begin with."""
+PLUGINS: Mapping[str, str] = {
+    names.IMEX_DRIVER: "node-imex",
+    names.GPU_DRIVER: "node-gpu",
+    "dra.net": "node-nic",
+}
+"""The driver that each node plugin serves, and its component label."""
+COMPONENTS = frozenset({"controller", "webhook", *PLUGINS.values()})
+"""Our programs, by the component label of their Deployments and DaemonSets."""
+OF_DOMAINS = (RESOURCE_CLAIM_TEMPLATE, DAEMON_SET, SECRET, RESOURCE_CLAIM, NODE, COMPUTE_DOMAIN_CLIQUE, POD)
+"""Kinds whose objects carry the UID of a ComputeDomain as a label."""
+_HELM = "meta.helm.sh/release-name"
+_FOREIGN_PROGRAMS = ("compute-domain-controller", "compute-domain-kubelet-plugin")
+_EVERY_NAMESPACE_HAS = frozenset({("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "default")})
+_OF_KUBERNETES = frozenset({"Event", "Endpoints", "EndpointSlice"})
+
+
+class Use(msgspec.Struct, frozen=True):
+    """A pod that holds devices of one of our drivers through a claim."""
+
+    pod: Object
+    claim: Object
+    driver: str
+    domain: str | None
+    """UID of the ComputeDomain whose channel it holds; None for a GPU or a NIC."""
+    clique: str | None
+    """Clique of the pool that the channel is from, in channel mode."""
+
+
+class Inventory:
+    """The objects that were read; a `Cluster` to what the controller decides.
+
+    `namespace` is the driver's; `now` is seconds since the epoch; `unread`: types that could not be listed.
+    """
+
+    def __init__(
+        self,
+        objects: Mapping[Kind, Iterable[Object]],
+        *,
+        namespace: str,
+        now: float,
+        unread: Sequence[str] = (),
+    ) -> None:
+        self._objects = {kind: {uid_of(obj): obj for obj in found} for kind, found in objects.items()}
+        self._index: dict[tuple[Kind, str], dict[str, list[Object]]] = {}
+        self.now = now
+        self.unread = tuple(unread)
+        labelled = {name_of(obj) for obj in self.all(NAMESPACE) if is_part(obj)}
+        self.homes = frozenset({namespace, *labelled})
+        """Our namespaces."""
+
+    def all(self, kind: Kind) -> list[Object]:
+        """Every object of a kind that was read."""
+        return list(self._objects.get(kind, {}).values())
+
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds that were read."""
+        return tuple(self._objects)
+
+    def at(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+        """The object of this name."""
+        found = self._indexed(kind, "", _place).get(f"{namespace or ''}/{name}", ())
+        return next(iter(found), None)
+
+    def by(self, kind: Kind, index: str, value: str) -> Sequence[Object]:
+        """The objects that an indexer of `observe.INDEXES` files under a value."""
+        return self._indexed(kind, index, INDEXES[kind][index]).get(value, ())
+
+    def _indexed(self, kind: Kind, index: str, values: Any) -> dict[str, list[Object]]:
+        key = (kind, index)
+        if key not in self._index:
+            filed: dict[str, list[Object]] = defaultdict(list)
+            for obj in self.all(kind):
+                for value in values(obj):
+                    filed[value].append(obj)
+            self._index[key] = dict(filed)
+        return self._index[key]
+
+    # What was installed.
+
+    @cached_property
+    def installed(self) -> tuple[tuple[Kind, Object], ...]:
+        """Everything with our label that is ours to delete, of any kind."""
+        return tuple(
+            (kind, obj)
+            for kind in self.kinds()
+            for obj in self.all(kind)
+            if is_part(obj) and self.is_at_home(obj) and release_of(obj) is None
+        )
+
+    def is_at_home(self, obj: Object) -> bool:
+        """Whether an object is of the whole cluster, or in a namespace of ours."""
+        namespace = namespace_of(obj)
+        return namespace is None or namespace in self.homes
+
+    def pods_of(self, component: str) -> list[Object]:
+        """Pods of one of our programs, by the label of its Deployment or DaemonSet."""
+        return [
+            pod
+            for pod in self.all(POD)
+            if namespace_of(pod) in self.homes and labels_of(pod).get(COMPONENT_LABEL) == component
+        ]
+
+    def runs(self, component: str) -> bool:
+        """Whether a pod of one of our programs is ready."""
+        return any(is_ready(pod) and not is_going(pod) for pod in self.pods_of(component))
+
+    def serves(self, driver: str) -> bool:
+        """Whether our plugin of a driver is installed and is to stay, so that it can give devices back."""
+        return any(
+            kind == DAEMON_SET
+            and labels_of(obj).get(COMPONENT_LABEL) == PLUGINS[driver]
+            and not is_going(obj)
+            for kind, obj in self.installed
+        )
+
+    def strange_content(self, namespace: str) -> tuple[tuple[Kind, Object], ...]:
+        """What a namespace of ours holds that is not ours, is not in every namespace, and has no owner."""
+        return tuple(
+            (kind, obj)
+            for kind in self.kinds()
+            if kind.kind not in _OF_KUBERNETES
+            for obj in self.all(kind)
+            if namespace_of(obj) == namespace and not self._belongs_at_home(kind, obj)
+        )
+
+    def _belongs_at_home(self, kind: Kind, obj: Object) -> bool:
+        return (
+            (is_part(obj) and release_of(obj) is None)
+            or bool(obj["metadata"].get("ownerReferences"))
+            or names.COMPUTE_DOMAIN_LABEL in labels_of(obj)
+            or (kind.kind, name_of(obj)) in _EVERY_NAMESPACE_HAS
+            or (is_ours_by_writer(obj) and kind != POD)
+        )
+
+    # ComputeDomains.
+
+    @cached_property
+    def foreign_drivers(self) -> frozenset[str]:
+        """Drivers of ours of which somebody else publishes devices."""
+        slices = (obj for obj in self.all(RESOURCE_SLICE) if not is_ours_by_writer(obj))
+        return frozenset(PLUGINS.keys() & {obj["spec"].get("driver", "") for obj in slices})
+
+    @cached_property
+    def has_foreign_controller(self) -> bool:
+        """Whether NVIDIA's driver handles ComputeDomains here too."""
+        programs = (
+            obj
+            for kind in (DEPLOYMENT, DAEMON_SET)
+            for obj in self.all(kind)
+            if not is_part(obj) and namespace_of(obj) not in self.homes
+        )
+        return names.IMEX_DRIVER in self.foreign_drivers or any(map(_runs_foreign, programs))
+
+    def is_shared(self, kind: Kind, obj: Object) -> bool:
+        """Whether another driver that is at work here uses a definition or a device class too."""
+        if kind == CRD:
+            return self.has_foreign_controller and obj["spec"].get("group") == names.GROUP
+        selectors = str((obj.get("spec") or {}).get("selectors") or ()) if kind == DEVICE_CLASS else ""
+        return any(f"'{driver}'" in selectors for driver in self.foreign_drivers)
+
+    @cached_property
+    def domains(self) -> tuple[Object, ...]:
+        """The ComputeDomains that are ours: our controller looks after them, or they go with our CRD."""
+        name = f"{COMPUTE_DOMAIN.plural}.{COMPUTE_DOMAIN.group}"
+        goes = any(
+            kind == CRD and name_of(obj) == name and not self.is_shared(kind, obj)
+            for kind, obj in self.installed
+        )
+        return tuple(obj for obj in self.all(COMPUTE_DOMAIN) if goes or self._is_ours(obj))
+
+    def _is_ours(self, domain: Object) -> bool:
+        if not is_ours_by_writer(domain) or not (self.installed or is_going(domain)):
+            return False
+        if not self.has_foreign_controller:
+            return True
+        return any(namespace_of(obj) in self.homes for obj in self.by(DAEMON_SET, "domain", uid_of(domain)))
+
+    def is_warm(self, domain: Object) -> bool:
+        """Whether the controller made a ComputeDomain itself, for a clique in channel mode."""
+        return names.WARM_CLIQUE_LABEL in labels_of(domain) and namespace_of(domain) in self.homes
+
+    @cached_property
+    def outlived(self) -> tuple[str, ...]:
+        """UIDs of ComputeDomains that are gone, of which something of ours is left."""
+        living = {uid_of(obj) for obj in self.all(COMPUTE_DOMAIN)}
+        found: dict[str, bool] = {}
+        for kind in OF_DOMAINS:
+            for obj in self.all(kind):
+                uid = labels_of(obj).get(names.COMPUTE_DOMAIN_LABEL)
+                if kind == POD and namespace_of(obj) not in self.daemon_namespaces:
+                    continue
+                if uid and uid not in living:
+                    found[uid] = found.get(uid, False) or self._was_ours(obj)
+        return tuple(sorted(uid for uid, was_ours in found.items() if was_ours))
+
+    def _was_ours(self, obj: Object) -> bool:
+        return is_ours_by_writer(obj) or not self.has_foreign_controller or namespace_of(obj) in self.homes
+
+    @cached_property
+    def daemon_namespaces(self) -> tuple[str, ...]:
+        """Where IMEX daemons of ours are: our namespaces, and those of installations that we took over."""
+        kinds = () if self.has_foreign_controller else (DAEMON_SET, SECRET)
+        held = (obj for kind in kinds for obj in self.all(kind) if _is_of_domain(obj))
+        others = {obj["metadata"]["namespace"] for obj in held}
+        return (*sorted(self.homes), *sorted(others - self.homes))
+
+    def daemons(self, uid: str) -> list[Object]:
+        """The daemon pods of a ComputeDomain."""
+        return [pod for pod in self.by(POD, "domain", uid) if namespace_of(pod) in self.daemon_namespaces]
+
+    def warm_domain(self, clique: str) -> Object | None:
+        """The ComputeDomain that keeps a clique's IMEX domain up."""
+        return next(filter(self.is_warm, self.by(COMPUTE_DOMAIN, "clique", clique)), None)
+
+    # Who uses what.
+
+    @cached_property
+    def uses(self) -> tuple[Use, ...]:
+        """Pods that have not ended and hold devices of our drivers, but for our own daemons."""
+        return tuple(use for claim in self.all(RESOURCE_CLAIM) for use in self._uses_of(claim))
+
+    def _uses_of(self, claim: Object) -> Iterator[Use]:
+        status = claim.get("status") or {}
+        results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+        pools = {result["driver"]: result["pool"] for result in results if self._is_published(result)}
+        for pod in filter(None, (self._holder(claim, entry) for entry in status.get("reservedFor") or ())):
+            for driver, pool in pools.items():
+                is_channel = driver == names.IMEX_DRIVER
+                yield Use(
+                    pod=pod,
+                    claim=claim,
+                    driver=driver,
+                    domain=claimed_domain(claim) or "" if is_channel else None,
+                    clique=names.clique_of_pool(pool) if is_channel else None,
+                )
+
+    def _is_published(self, result: Mapping[str, Any]) -> bool:
+        """Whether a device is ours. If its slice is gone it is, unless somebody else has the driver now."""
+        driver = result["driver"]
+        if_gone = driver not in self.foreign_drivers
+        return driver in PLUGINS and self._pools.get((driver, result["pool"]), if_gone)
+
+    @cached_property
+    def _pools(self) -> dict[tuple[str, str], bool]:
+        return {
+            (obj["spec"]["driver"], obj["spec"]["pool"]["name"]): is_ours_by_writer(obj)
+            for obj in self.all(RESOURCE_SLICE)
+        }
+
+    def _holder(self, claim: Object, entry: Mapping[str, Any]) -> Object | None:
+        """The pod that a claim is reserved for; None if it is gone or has ended, or is one of our daemons."""
+        pod = self._objects.get(POD, {}).get(entry.get("uid", ""))
+        if pod is None or has_ended(pod):
+            return None
+        is_at_home = namespace_of(pod) in self.daemon_namespaces
+        return None if is_at_home and names.COMPUTE_DOMAIN_LABEL in labels_of(pod) else pod
+
+
+def is_part(obj: Object) -> bool:
+    """Whether an object carries the label of what deploy/kubernetes installs."""
+    return labels_of(obj).get(PART_OF_LABEL) == PART_OF
+
+
+def release_of(obj: Object) -> str | None:
+    """The Helm release that says an object is its own."""
+    found: str | None = (obj["metadata"].get("annotations") or {}).get(_HELM)
+    return found
+
+
+def is_ours_by_writer(obj: Object) -> bool:
+    """Whether one of our programs wrote any field of an object."""
+    return any(writer.startswith(FIELD_MANAGERS) for writer in _writers(obj))
+
+
+def sole_writer_of_label(obj: Object, label: str) -> bool:
+    """Whether our programs, and nobody else, own a label of an object."""
+    owners = [
+        entry.get("manager", "")
+        for entry in obj["metadata"].get("managedFields") or ()
+        if f"f:{label}" in entry.get("fieldsV1", {}).get("f:metadata", {}).get("f:labels", {})
+    ]
+    return bool(owners) and all(owner.startswith(FIELD_MANAGERS) for owner in owners)
+
+
+def labels_of(obj: Object) -> Mapping[str, str]:
+    """The labels of an object."""
+    return obj["metadata"].get("labels") or {}
+
+
+def name_of(obj: Object) -> str:
+    """The name of an object."""
+    return str(obj["metadata"]["name"])
+
+
+def namespace_of(obj: Object) -> str | None:
+    """The namespace of an object; None for one of the whole cluster."""
+    found: str | None = obj["metadata"].get("namespace")
+    return found
+
+
+def uid_of(obj: Object) -> str:
+    """The UID of an object."""
+    return str(obj["metadata"]["uid"])
+
+
+def called(kind: Kind, obj: Object) -> str:
+    """Kind and name, as people write them."""
+    namespace = namespace_of(obj)
+    return f"{kind.kind} {namespace}/{name_of(obj)}" if namespace else f"{kind.kind} {name_of(obj)}"
+
+
+def is_going(obj: Object) -> bool:
+    """Whether the deletion of an object was asked for."""
+    return "deletionTimestamp" in obj["metadata"]
+
+
+def seconds_overdue(obj: Object, now: float) -> float:
+    """Seconds since an object that is being deleted should have been gone; negative before."""
+    asked = obj["metadata"].get("deletionTimestamp")
+    return float("-inf") if asked is None else now - datetime.fromisoformat(asked).timestamp()
+
+
+def _writers(obj: Object) -> Iterator[str]:
+    for entry in obj["metadata"].get("managedFields") or ():
+        yield entry.get("manager", "")
+
+
+def _is_of_domain(obj: Object) -> bool:
+    """Whether an object was made for a ComputeDomain: it has the finalizer too, not only the label."""
+    held = obj["metadata"].get("finalizers") or ()
+    return names.COMPUTE_DOMAIN_LABEL in labels_of(obj) and names.FINALIZER in held
+
+
+def _place(obj: Object) -> tuple[str, ...]:
+    return (f"{namespace_of(obj) or ''}/{name_of(obj)}",)
+
+
+def _runs_foreign(workload: Object) -> bool:
+    containers = workload["spec"].get("template", {}).get("spec", {}).get("containers") or ()
+    words = (word for one in containers for word in (*(one.get("command") or ()), *(one.get("args") or ())))
+    return any(program in word for word in words for program in _FOREIGN_PROGRAMS)

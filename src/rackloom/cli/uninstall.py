@@ -1,0 +1,167 @@
+"""`rackloom uninstall`: what would be removed from a cluster, or its removal, step by step."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from rackloom.cli.output import Output, emit
+
+if TYPE_CHECKING:
+    from rackloom.claim.cluster.uninstall.plan import Plan, Step
+    from rackloom.claim.cluster.uninstall.run import Done, Outcome
+
+_SHOWN = 4
+"""Objects of a step on its line; JSON and YAML have all of them."""
+_PATIENCE = 1.0
+"""Seconds after which a terminal shows what is waited for."""
+
+
+def uninstall(
+    *,
+    kubeconfig: Path | None = None,
+    context: str | None = None,
+    namespace: str = "rackloom-system",
+    yes: Annotated[bool, Parameter(negative="")] = False,
+    timeout: Annotated[float, Parameter(validator=Number(gt=0, lte=86_400))] = 120.0,
+    output: Output = "table",
+) -> int:
+    """Remove from a cluster what deploy/kubernetes installed and what came of it.
+
+    Prints the plan, and changes nothing; with --yes it acts, and reports each step once a look at the cluster
+    finds nothing more of it. What pods still use is never taken away: it is reported with the command that
+    ends the use. What is not ours stays, and is listed with the reason. It may be interrupted at any point
+    and called again, also after `kubectl delete -k`. Exit code 0 when nothing blocks it, or when all is done.
+
+    - `rackloom uninstall` prints what would be removed, and what blocks it
+    - `rackloom uninstall --yes` removes it
+    - `rackloom uninstall --context lab -o json` prints the plan for another cluster, for a program
+
+    Parameters
+    ----------
+    kubeconfig
+        How to reach the API server, as an administrator of the whole cluster; default: $KUBECONFIG,
+        ~/.kube/config, or the service account of this pod.
+    context
+        Another context of the kubeconfig than its current one.
+    namespace
+        The driver's namespace; others of ours are found by their label.
+    yes
+        Act.
+    timeout
+        Seconds for which a step may stand still before it is given up.
+    output
+        How to print.
+    """
+    from rackloom.app.uninstall import Target, Watcher, carried_out, planned
+
+    target = Target(kubeconfig=kubeconfig, context=context, namespace=namespace)
+    progress = _Progress(sys.stderr.isatty())
+    if not yes:
+        found = planned(target)
+        emit(_plan_value(found), output, lambda: _plan_table(found))
+        return 1 if found.blockers else 0
+
+    def done(step: "Done") -> None:
+        progress.clear()
+        if output == "table":
+            print(_done_line(step), flush=True)
+
+    outcome = carried_out(target, timeout, Watcher(done, progress.waiting))
+    progress.clear()
+    emit(_outcome_value(outcome), output, lambda: _outcome_table(outcome))
+    return 1 if outcome.rest.steps else 0
+
+
+class _Progress:
+    """One line on a terminal, while a step takes its time."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        self._is_terminal = is_terminal
+        self._shown = False
+
+    def waiting(self, step: "Step", seconds: float) -> None:
+        """Show what is waited for."""
+        if self._is_terminal and seconds > _PATIENCE:
+            line = f"{step.phase}: {_some(step.objects)} ({seconds:.0f} s)"
+            print(f"\r\x1b[K{line[:100]}", end="", file=sys.stderr, flush=True)
+            self._shown = True
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._shown = False
+
+
+def _plan_table(found: "Plan") -> str:
+    from rackloom.claim.cluster.uninstall.plan import WHAT
+
+    if not found.steps:
+        return "\n".join(["nothing of Rackloom is here to remove", *_left_lines(found)])
+    lines = []
+    for number, step in enumerate(found.steps, 1):
+        lines.append(f"{number:2} {step.phase:<12} {WHAT[step.phase]}")
+        lines.append(f"   {'':<12} {_some(step.objects)}")
+    held = _blocked_lines(found)
+    ending = held or ["", "nothing blocks it: rackloom uninstall --yes does it"]
+    return "\n".join([*lines, *ending, *_left_lines(found)])
+
+
+def _done_line(step: "Done") -> str:
+    return f"ok     {step.phase:<12} {_some(step.objects)} ({step.seconds:.1f} s)"
+
+
+def _outcome_table(outcome: "Outcome") -> str:
+    rest = outcome.rest
+    if not rest.steps:
+        return "\n".join(["nothing of Rackloom is left", *_left_lines(rest)])
+    step = rest.steps[0]
+    lines = [f"{'slow' if outcome.timed_out else 'held':<6} {step.phase:<12} {_some(step.objects)}"]
+    lines += [f"  {what} is still there: {why}" for what, why in list(step.waits.items())[:_SHOWN]]
+    later = ", ".join(each.phase for each in rest.steps[1:])
+    lines += [f"not begun: {later}"] if later else []
+    return "\n".join([*lines, *_blocked_lines(rest), *_left_lines(rest)])
+
+
+def _blocked_lines(found: "Plan") -> list[str]:
+    lines = [""] if found.blockers else []
+    for blocker in found.blockers:
+        lines.append(f"blocked {blocker.what} {blocker.why}")
+        lines.append(f"  fix: {blocker.fix}")
+    return lines
+
+
+def _left_lines(found: "Plan") -> list[str]:
+    lines = ["", "stays:"] if found.left else []
+    for left in found.left:
+        lines.append(f"  {left.what}: {left.why}")
+        lines += [f"    {left.fix}"] if left.fix else []
+    return lines
+
+
+def _some(objects: tuple[str, ...]) -> str:
+    rest = len(objects) - _SHOWN
+    return ", ".join(objects[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _plan_value(found: "Plan") -> dict[str, Any]:
+    from rackloom.claim.cluster.uninstall.plan import WHAT
+
+    steps = [
+        {
+            "phase": step.phase,
+            "what": WHAT[step.phase],
+            "objects": step.objects,
+            "waits": step.waits,
+            "blockers": step.blockers,
+        }
+        for step in found.steps
+    ]
+    return {"blocked": bool(found.blockers), "steps": steps, "left": found.left}
+
+
+def _outcome_value(outcome: "Outcome") -> dict[str, Any]:
+    return {"done": outcome.done, "timed_out": outcome.timed_out, "rest": _plan_value(outcome.rest)}
