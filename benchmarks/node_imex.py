@@ -21,7 +21,7 @@ from rackloom.claim.node.run import Host, running
 from rackloom.twin.kubelet.kubelet import kubelet_on
 
 PLUGIN = "imex"
-NAMESPACE = "rackloom-system"
+NAMESPACE = "rackloom-imex"
 CLUSTER = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 PROC_DEVICES = "Character devices:\n235 nvidia-caps-imex-channels\n236 nvidia-caps\n\nBlock devices:\n"
 
@@ -72,7 +72,7 @@ def plugin(api: Any, root: Path, host: Host) -> ImexPlugin:
     (root / "fabric.json").write_text(json.dumps(fabric))
     settings = ImexSettings(
         node=NODE_NAME,
-        namespace=NAMESPACE,
+        namespaces=(NAMESPACE,),
         domains=host.places.home(names.IMEX_DRIVER) / "domains",
         kernel=Kernel(proc_devices=root / "devices", imex_capability=root / "capability"),
     )

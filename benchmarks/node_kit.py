@@ -14,7 +14,7 @@ from rackloom.twin.kubelet.claims import PodClaim, pod_claim
 from rackloom.twin.kubelet.kubelet import Kubelet
 
 NODE_NAME = "bench"
-NAMESPACES = ("default", "rackloom-system")
+NAMESPACES = ("default", "rackloom-imex")
 SIMULATED = "kubelet and API server, in this process"
 WRITES = ("create", "replace", "patch", "apply", "delete")
 

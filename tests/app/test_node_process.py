@@ -56,7 +56,7 @@ def options(host, **changes):
         health_listen=changes.pop("health_listen", None),
     )
     imex = ImexOptions(
-        namespace="rackloom-system",
+        namespaces=("rackloom-imex",),
         driver_root=host / "driver",
         fabric_file=host / "fabric.json",
         **changes,
@@ -65,7 +65,7 @@ def options(host, **changes):
 
 
 async def a_node(labels=None):
-    api = DirectApi(FakeKube(namespaces=("rackloom-system",), seed=1), "plugin")
+    api = DirectApi(FakeKube(namespaces=("rackloom-imex",), seed=1), "plugin")
     meta = {"name": "n1", "labels": labels or {}}
     await api.create(NODE, {"apiVersion": "v1", "kind": "Node", "metadata": meta})
     return api

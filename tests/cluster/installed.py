@@ -17,7 +17,7 @@ import yaml
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.custom import is_served, none_is_going
 from tests.cluster.kubectl import LEAVE, kubectl
-from tests.cluster.policies import DRIVER, policies_count
+from tests.cluster.policies import DAEMONS, DRIVER, policies_count
 from tests.waiting import until
 
 from rackloom.app.leadership import Leadership
@@ -52,7 +52,8 @@ PROBE: Object = {
     },
 }
 """The webhook gates it."""
-SETTINGS = Settings(daemon=DaemonSettings(image="rackloom:test"))
+SETTINGS = Settings(daemon=DaemonSettings(image="rackloom:0.1.0"))
+"""With the image that deploy/kubernetes/base names, for no other may be run as a daemon."""
 
 
 @contextlib.asynccontextmanager
@@ -93,11 +94,11 @@ async def _taken_back(cluster: ControlPlane, api: KubeApi, *what: str) -> None:
     """Gone, not only deleted: the next test installs the same again."""
     await asyncio.to_thread(kubectl, cluster, "delete", *what, *LEAVE)
     await until(lambda: none_is_going(api, CRD), "deleted definitions are gone")
-    await until(lambda: _has_no_namespace(api), f"the namespace {DRIVER} is gone")
+    await until(lambda: _has_no_namespace(api), "our namespaces are gone")
 
 
 async def _has_no_namespace(api: KubeApi) -> bool:
-    return all(one["metadata"]["name"] != DRIVER for one in (await api.list(NAMESPACE)).items)
+    return all(one["metadata"]["name"] not in (DRIVER, DAEMONS) for one in (await api.list(NAMESPACE)).items)
 
 
 @contextlib.asynccontextmanager
@@ -152,9 +153,9 @@ def called_at(configuration: Object, port: int) -> Object:
     return configuration
 
 
-async def pod_of(api: KubeApi, prefix: str) -> Object:
+async def pod_of(api: KubeApi, prefix: str, namespace: str = DRIVER) -> Object:
     async def running() -> Object | None:
-        for pod in (await api.list(POD, DRIVER)).items:
+        for pod in (await api.list(POD, namespace)).items:
             if pod["metadata"]["name"].startswith(prefix) and pod["status"]["phase"] == "Running":
                 return pod
         return None
@@ -166,10 +167,10 @@ async def pod_of(api: KubeApi, prefix: str) -> Object:
 
 @contextlib.asynccontextmanager
 async def as_account(
-    api: KubeApi, cluster: ControlPlane, name: str, pod: str | None = None
+    api: KubeApi, cluster: ControlPlane, name: str, pod: str | None = None, namespace: str = DRIVER
 ) -> AsyncIterator[KubeApi]:
     """What a pod under that service account may do; the pods of a Deployment have its name before theirs."""
-    found = await pod_of(api, pod or name)
+    found = await pod_of(api, pod or name, namespace)
     token = await asyncio.to_thread(cluster.bound_token, found, name)
     async with connect(cluster.kubeconfig_of_token(f"{name}-{time.monotonic_ns()}", token)) as own:
         yield own

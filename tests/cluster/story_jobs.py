@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
 from tests.cluster.story import Site
-from tests.cluster.story_programs import DAEMON_ACCOUNT, DRIVER, pods_of
+from tests.cluster.story_programs import DAEMON_ACCOUNT, pods_of
 from tests.waiting import until
 
 from rackloom.claim.domain import names
@@ -85,7 +85,7 @@ async def _kill(site: Site, pods: list[Object]) -> None:
     """End pods without a farewell; one that is gone already has been replaced."""
     for pod in pods:
         with contextlib.suppress(NotFound):
-            await site.api.delete(POD, pod["metadata"]["name"], DRIVER, grace_seconds=0)
+            await site.api.delete(POD, pod["metadata"]["name"], pod["metadata"]["namespace"], grace_seconds=0)
 
 
 async def _controllers(site: Site) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.policies import DRIVER
+from tests.cluster.policies import DAEMONS, DRIVER
 from tests.cluster.story_trays import Tray
 
 from rackloom.app.imex import place_from
@@ -97,7 +97,7 @@ class Programs:
             ("webhook",): self._webhook,
             ("imex", "run"): self._daemon,
         }
-        if pod["metadata"]["namespace"] != DRIVER:
+        if pod["metadata"]["namespace"] not in (DRIVER, DAEMONS):
             return await self._workload(node, pod, ready)
         for words in map(_words, pod["spec"]["containers"]):
             for program, run in programs.items():
@@ -115,7 +115,9 @@ class Programs:
             yield own
 
     async def _controller(self, node: str, pod: Object, ready: Ready) -> int:
-        settings = Settings(daemon=DaemonSettings(image="rackloom:test"), isolation=self.isolation)
+        (container,) = pod["spec"]["containers"]
+        (image,) = (one["value"] for one in container["env"] if one["name"] == "IMAGE_NAME")
+        settings = Settings(daemon=DaemonSettings(image=image), isolation=self.isolation)
         identity = pod["metadata"]["name"]
         async with self._own(pod) as own:
             leadership = Leadership(own, settings, identity)
@@ -130,7 +132,7 @@ class Programs:
         tray = self.trays[node]
         common = NodeOptions(node=node, places=tray.places, sysroot=tray.root)
         options = ImexOptions(
-            namespace=DRIVER,
+            namespaces=(DAEMONS,),
             isolation=self.isolation,
             clique_label=True,
             fabric_file=tray.fabric,
@@ -218,7 +220,7 @@ class Programs:
         """kubelet starts no container before it has the Secrets that are mounted there."""
         while True:
             with contextlib.suppress(NotFound):
-                found = await self.api.get(SECRET, name, DRIVER)
+                found = await self.api.get(SECRET, name, DAEMONS)
                 return {file: base64.b64decode(text) for file, text in found["data"].items()}
             await asyncio.sleep(_LOOK_S)
 
@@ -257,6 +259,6 @@ def _environment(pod: Object, edits: dict[str, list[object]]) -> dict[str, str]:
 
 
 async def pods_of(api: KubeApi, account: str) -> list[Object]:
-    """Pods of the driver's namespace that run under a service account."""
-    pods = (await api.list(POD, DRIVER)).items
+    """Pods of our two namespaces that run under a service account."""
+    pods = [*(await api.list(POD, DRIVER)).items, *(await api.list(POD, DAEMONS)).items]
     return [pod for pod in pods if pod["spec"].get("serviceAccountName") == account]

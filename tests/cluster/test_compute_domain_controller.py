@@ -7,7 +7,7 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.installed import controlled
 from tests.cluster.kubectl import kubectl
-from tests.cluster.policies import DRIVER
+from tests.cluster.policies import DAEMONS
 from tests.waiting import until
 
 from rackloom.claim.domain import names
@@ -57,9 +57,9 @@ async def test_the_life_of_a_compute_domain_with_the_controllers_own_rights(
         await until(lambda: has_reason(api, namespace, "NoNodes"), "the status is told")
         template = await api.get(RESOURCE_CLAIM_TEMPLATE, "imex-channel-0", namespace)
         assert template["metadata"]["finalizers"] == [names.FINALIZER]
-        daemons = await api.get(DAEMON_SET, names.daemon_name(uid), DRIVER)
+        daemons = await api.get(DAEMON_SET, names.daemon_name(uid), DAEMONS)
         assert daemons["status"]["desiredNumberScheduled"] == 0
-        assert (await api.get(SECRET, names.imex_secret_name(uid), DRIVER))["type"] == "kubernetes.io/tls"
+        assert (await api.get(SECRET, names.imex_secret_name(uid), DAEMONS))["type"] == "kubernetes.io/tls"
         shown = await asyncio.to_thread(kubectl, cluster, "get", "computedomains", "-A")
         assert "NotReady" in shown
         assert "imex-channel-0" in shown
@@ -72,8 +72,8 @@ async def test_the_life_of_a_compute_domain_with_the_controllers_own_rights(
 
         await api.delete(COMPUTE_DOMAIN, "job", namespace)
         await until(lambda: is_gone(api, COMPUTE_DOMAIN, "job", namespace), "the domain is gone")
-        assert await is_gone(api, DAEMON_SET, names.daemon_name(uid), DRIVER)
-        assert await is_gone(api, SECRET, names.imex_authority_name(uid), DRIVER)
+        assert await is_gone(api, DAEMON_SET, names.daemon_name(uid), DAEMONS)
+        assert await is_gone(api, SECRET, names.imex_authority_name(uid), DAEMONS)
 
         async def healed() -> bool:
             found = await api.get(RESOURCE_CLAIM_TEMPLATE, "imex-channel-0", namespace)

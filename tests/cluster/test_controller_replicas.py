@@ -23,6 +23,8 @@ from rackloom.claim.kube.kinds import (
 )
 
 pytestmark = pytest.mark.anyio
+NAMESPACES = ("rackloom-system", "rackloom-imex")
+"""Of the lease, and of the daemons."""
 
 
 class Replica:
@@ -73,8 +75,9 @@ async def install(api: KubeApi) -> None:
     for crd in crds():
         with suppress(Conflict):
             await api.create(CRD, crd)
-    with suppress(Conflict):
-        await api.create(NAMESPACE, {"metadata": {"name": "rackloom-system"}})
+    for name in NAMESPACES:
+        with suppress(Conflict):
+            await api.create(NAMESPACE, {"metadata": {"name": name}})
     await until(lambda: is_served(api, COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE), "the new types are served")
 
 
@@ -115,6 +118,7 @@ async def test_a_killed_leader_is_replaced(cluster: ControlPlane, api: KubeApi, 
             await until(gone, "everything is taken apart")
     for crd in crds():
         await api.delete(CRD, crd["metadata"]["name"])
-    await api.delete(NAMESPACE, "rackloom-system")
+    for name in NAMESPACES:
+        await api.delete(NAMESPACE, name)
     for kind in (CRD, NAMESPACE):
         await until(lambda kind=kind: none_is_going(api, kind), f"every deleted {kind.kind} is gone")  # type: ignore[misc]

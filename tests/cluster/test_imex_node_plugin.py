@@ -70,7 +70,7 @@ async def imex_node_name(
         common = NodeOptions(node=node, places=places, sysroot=root)
         # Daemon namespace of this test: clique objects are written there by hand.
         options = ImexOptions(
-            namespace="default", clique_label=True, fabric_file=root / "fabric.json", driver_root=root
+            namespaces=("default",), clique_label=True, fabric_file=root / "fabric.json", driver_root=root
         )
         one = await stack.enter_async_context(imex_node(common, options, api))
         kubelets_of_plugins[node] = await stack.enter_async_context(kubelet_on(places.registry, api, node))

@@ -4,7 +4,7 @@ import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.installed import controlled
-from tests.cluster.policies import CLIQUE, DRIVER, slice_of
+from tests.cluster.policies import CLIQUE, DAEMONS, slice_of
 from tests.waiting import until
 
 from rackloom.claim.domain import names
@@ -74,7 +74,7 @@ async def domain_of_job(api: KubeApi, namespace: str, job: str) -> Object:
 
 
 async def warm_domain(api: KubeApi) -> Object | None:
-    found = (await api.list(COMPUTE_DOMAIN, DRIVER, labels=names.WARM_CLIQUE_LABEL)).items
+    found = (await api.list(COMPUTE_DOMAIN, DAEMONS, labels=names.WARM_CLIQUE_LABEL)).items
     return found[0] if found else None
 
 
@@ -87,7 +87,7 @@ async def ready_daemons(api: KubeApi, uid: str, nodes: list[str]) -> None:
         await api.create(RESOURCE_SLICE, published)
 
     async def ready() -> list[Object]:
-        pods = (await api.list(POD, DRIVER, labels=f"{names.COMPUTE_DOMAIN_LABEL}={uid}")).items
+        pods = (await api.list(POD, DAEMONS, labels=f"{names.COMPUTE_DOMAIN_LABEL}={uid}")).items
         found = [pod for pod in pods if is_ready(pod)]
         return found if len(found) == len(nodes) else []
 
@@ -97,7 +97,7 @@ async def ready_daemons(api: KubeApi, uid: str, nodes: list[str]) -> None:
         node, address = pod["spec"]["nodeName"], pod["status"].get("podIP", "")
         value = join(value, node=node, ip_address=address, pod=ref, max_nodes=18)
         value = with_status(value, node=node, status=Readiness.READY)
-    await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(value, DRIVER))
+    await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(value, DAEMONS))
 
 
 def is_ready(pod: Object) -> bool:

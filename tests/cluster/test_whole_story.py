@@ -18,7 +18,7 @@ from tests.cluster.installed import applied
 from tests.cluster.story import Reader, Site, admission
 from tests.cluster.story_jobs import DEATHS, domain, end, hand_made, told, worker
 from tests.cluster.story_jobs import start as start_job
-from tests.cluster.story_programs import DAEMON_ACCOUNT, DRIVER, Programs, pods_of
+from tests.cluster.story_programs import DAEMON_ACCOUNT, DAEMONS, Programs, pods_of
 from tests.cluster.story_trays import Tray, kubelets_of
 from tests.waiting import until
 
@@ -161,7 +161,7 @@ async def test_both_seed_manifests_reach_ready_and_leave_nothing(
     await until(shown, "kubectl shows it")
 
     async def all_holds() -> bool:
-        findings = check_domains(await collect_cluster(Reader(site.api), DRIVER))
+        findings = check_domains(await collect_cluster(Reader(site.api), DAEMONS))
         return verdict(findings) is State.HOLDS
 
     await until(all_holds, "every check of the doctor holds")

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from rackloom.app.config_values import Duration, Listen, Section, is_loopback
 from rackloom.carve.plan.values import DefaultPartition
-from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
 
 
 class CertificateRotation(Section):
@@ -150,7 +150,7 @@ class ClusterConfig(Section):
     kubeconfig: Path | None = None
     context: str | None = None
     in_cluster: bool = False
-    namespace: str = DEFAULT_NAMESPACE
+    namespace: str = DEFAULT_DAEMON_NAMESPACE
 
     @model_validator(mode="after")
     def _one_way_in(self) -> "ClusterConfig":

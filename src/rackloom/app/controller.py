@@ -14,7 +14,7 @@ from rackloom.app.controller_pages import ControllerPages
 from rackloom.app.leadership import LEASE, Leadership
 from rackloom.app.listeners import listening
 from rackloom.app.stopping import told_to_stop, work_until
-from rackloom.claim.cluster.settings import Settings
+from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE, Settings
 from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.leader import Election
@@ -32,6 +32,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     identity: str
     """Name of the pod; with a random part it is this process's alone."""
+    namespace: str = DEFAULT_NAMESPACE
+    """Of this program: its Lease is there."""
     listen: str | None = None
     """`host:port` of /metrics and /healthz; None for none."""
     kubeconfig: Path | None = None
@@ -64,5 +66,5 @@ async def _run(settings: Settings, options: Options, announce: Callable[[str], N
             port = await stack.enter_async_context(listening(ControllerPages(leadership), options.listen))
             announce(f"rackloom: metrics on port {port}")
         rng = random.Random()  # noqa: S311
-        election = Election(api, settings.namespace, LEASE, identity, wall=time.time, rng=rng)
+        election = Election(api, options.namespace, LEASE, identity, wall=time.time, rng=rng)
         await work_until(stopped, election.run(leadership.lead))

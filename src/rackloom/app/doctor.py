@@ -20,7 +20,7 @@ from rackloom.app.picture.fabric import Staleness
 from rackloom.app.picture.look import STALE_SECONDS, site_picture, stale_after
 from rackloom.app.picture.read_only import PostgresReader, Reader, SqliteReader, is_running
 from rackloom.app.site_cluster import connected
-from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.claim.domain.names import COMPUTE_DOMAIN_LABEL
 from rackloom.claim.kube.api import KubeError, NotFound
 from rackloom.claim.kube.kinds import NAMESPACE
@@ -43,7 +43,7 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
     kubeconfig: Path | None = None
     transfers: Path | None = None
     namespace: str | None = None
-    """Where IMEX daemons run; None: where the configuration says, else `DEFAULT_NAMESPACE`."""
+    """Where IMEX daemons run; None: where the configuration says, else `DEFAULT_DAEMON_NAMESPACE`."""
     sysroot: Path | None = None
     """Where the files of a host are seen."""
 
@@ -171,7 +171,7 @@ def _configured_cluster(sources: Sources) -> ClusterConfig | None:
 
 def _namespace(sources: Sources) -> str:
     configured = _configured_cluster(sources)
-    return sources.namespace or (DEFAULT_NAMESPACE if configured is None else configured.namespace)
+    return sources.namespace or (DEFAULT_DAEMON_NAMESPACE if configured is None else configured.namespace)
 
 
 def _with_layer(picture: Picture, seen: LayerSeen) -> Picture:

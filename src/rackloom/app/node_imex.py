@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from rackloom.app.node import NodeOptions, driver_spec, host_of, pages, until_stopped
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.domain.names import IMEX_DRIVER
 from rackloom.claim.kube.api import KubeApi
@@ -30,7 +31,8 @@ from rackloom.claim.node.tasks import background
 class ImexOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What only the IMEX plugin has."""
 
-    namespace: str
+    namespaces: tuple[str, ...] = (DEFAULT_DAEMON_NAMESPACE,)
+    """Where IMEX daemons run: the first is for new ones, the others are of earlier installations."""
     mode: ImexMode = ImexMode.DRIVER_MANAGED
     isolation: Isolation = Isolation.DOMAIN
     clique_label: bool = False
@@ -81,7 +83,7 @@ async def _settings(
     kernel.channel_major()
     return ImexSettings(
         node=common.node,
-        namespace=options.namespace,
+        namespaces=options.namespaces,
         domains=home / "domains",
         mode=options.mode,
         isolation=options.isolation,

@@ -19,7 +19,7 @@ from rackloom.carve.site.operations import SITE
 from rackloom.carve.site.problems import Rejected
 from rackloom.carve.site.store import Store
 from rackloom.carve.site.tables import domain_revision, operation, provider, site, status_history
-from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.prove.doctor.checks.view import at_domain, at_partition
 from rackloom.prove.picture.join import JoinedShares, join
 from rackloom.prove.picture.values import Picture
@@ -86,13 +86,13 @@ class SiteSource:
         self.cluster: Lister | None = None
         self.cluster_version: Callable[[], object] | None = None
         self._reach: Callable[[], Reach] | None = None
-        self._namespace = DEFAULT_NAMESPACE
+        self._namespace = DEFAULT_DAEMON_NAMESPACE
         self._seen: object = None
         self._known = Known()
         self._joined = JoinedShares()
         self._examiner = Examiner()
 
-    def follow(self, cluster: ClusterFollower, namespace: str = DEFAULT_NAMESPACE) -> None:
+    def follow(self, cluster: ClusterFollower, namespace: str = DEFAULT_DAEMON_NAMESPACE) -> None:
         """Draw what this one has been told; IMEX daemons run in `namespace`."""
         self._namespace = namespace
         self.cluster, self.cluster_version, self._reach = cluster, cluster.version, cluster.reach

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from rackloom.cli.node_options import listed
+
 
 def _env(name: str) -> Parameter:
     return Parameter(env_var=name)
@@ -15,6 +17,7 @@ def controller(
     *,
     image: Annotated[str, _env("IMAGE_NAME")],
     namespace: Annotated[str, _env("NAMESPACE")] = "rackloom-system",
+    daemon_namespace: Annotated[str, _env("IMEX_NAMESPACE")] = "rackloom-imex",
     additional_namespaces: Annotated[str, _env("ADDITIONAL_NAMESPACES")] = "",
     mode: Annotated[Literal["driverManaged", "hostManaged"], _env("IMEX_MODE")] = "driverManaged",
     isolation: Annotated[Literal["domain", "channel"], _env("IMEX_ISOLATION")] = "domain",
@@ -43,9 +46,12 @@ def controller(
     image
         Image of the IMEX daemons' pods; in a cluster, the one this runs from.
     namespace
-        The driver's namespace: daemons run there.
+        Namespace of this program, for the election.
+    daemon_namespace
+        Where IMEX daemons run, with their certificates: a namespace in which nothing else does.
     additional_namespaces
-        Where earlier installations left daemons, separated by commas: found and removed, never made.
+        Where earlier installations left daemons, separated by commas. Those keep running until their
+        ComputeDomain is deleted; new ones are never made there.
     mode
         Who runs nvidia-imex: the driver, one per ComputeDomain, or the host.
     isolation
@@ -94,7 +100,7 @@ def controller(
     requests = {"cpu": daemon_cpu, "memory": daemon_memory}
     daemon = DaemonSettings(
         image=image,
-        pull_secrets=_listed(daemon_pull_secrets),
+        pull_secrets=listed(daemon_pull_secrets),
         log_verbosity=daemon_log_verbosity,
         max_nodes=max_nodes_per_imex_domain,
         authentication=daemon_authentication,
@@ -113,15 +119,11 @@ def controller(
     )
     settings = Settings(
         daemon=daemon,
-        namespace=namespace,
-        additional_namespaces=_listed(additional_namespaces),
+        daemon_namespace=daemon_namespace,
+        additional_namespaces=listed(additional_namespaces),
         imex_mode=ImexMode(mode),
         isolation=Isolation(isolation),
         gangs=gangs,
     )
-    options = Options(identity=pod, listen=listen, kubeconfig=kubeconfig)
+    options = Options(identity=pod, namespace=namespace, listen=listen, kubeconfig=kubeconfig)
     run_controller(settings, options, partial(print, flush=True))
-
-
-def _listed(names: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in names.split(",") if name.strip())

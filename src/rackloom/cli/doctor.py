@@ -49,7 +49,7 @@ def doctor(
         Directory with records that `rackloom transfer run --save` wrote, in place of the configured one.
     namespace
         Where the controller runs IMEX daemons: what pods elsewhere say of IMEX counts for nothing. Default:
-        what the configuration says, else rackloom-system.
+        what the configuration says, else rackloom-imex.
     sysroot
         Where a GPU host's own / is seen, such as /host in a pod; default: this host, where NVIDIA's driver is
         loaded. Alone, only that host is examined.

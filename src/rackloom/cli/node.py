@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App
 
-from rackloom.cli.node_options import Common, Driver, env
+from rackloom.cli.node_options import Common, Driver, env, listed
 
 app = App(name="node", help="Kubelet plugins: serve the devices of this node to pods.")
 app.command("rackloom.cli.node_nic:nic", name="nic", help="Serve NICs and RDMA devices (driver dra.net).")
@@ -20,7 +20,8 @@ def imex(
     *,
     common: Common,
     driver: Driver = Driver(),  # noqa: B008 (frozen)
-    namespace: Annotated[str, env("NAMESPACE")] = "rackloom-system",
+    daemon_namespace: Annotated[str, env("IMEX_NAMESPACE")] = "rackloom-imex",
+    additional_namespaces: Annotated[str, env("ADDITIONAL_NAMESPACES")] = "",
     mode: Annotated[Literal["driverManaged", "hostManaged"], env("IMEX_MODE")] = "driverManaged",
     isolation: Annotated[Literal["domain", "channel"], env("IMEX_ISOLATION")] = "domain",
     clique_label: Annotated[bool, env("GPU_CLIQUE_LABEL_ENABLED")] = False,
@@ -35,8 +36,10 @@ def imex(
         What every plugin is told.
     driver
         Where NVIDIA's driver is.
-    namespace
-        The driver's namespace, where IMEX daemons run.
+    daemon_namespace
+        Where IMEX daemons run: the claims of daemons are prepared there and nowhere else.
+    additional_namespaces
+        Where daemons of earlier installations still run, separated by commas; as the controller has it.
     mode
         Who runs nvidia-imex: the driver, one per ComputeDomain, or the host.
     isolation
@@ -53,7 +56,7 @@ def imex(
     from rackloom.claim.domain.isolation import ImexMode, Isolation
 
     options = ImexOptions(
-        namespace=namespace,
+        namespaces=(daemon_namespace, *listed(additional_namespaces)),
         mode=ImexMode(mode),
         isolation=Isolation(isolation),
         clique_label=clique_label,

@@ -15,6 +15,11 @@ def env(name: str) -> Parameter:
     return Parameter(env_var=name)
 
 
+def listed(names: str) -> tuple[str, ...]:
+    """Names that one variable gives with commas between."""
+    return tuple(name.strip() for name in names.split(",") if name.strip())
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Driver:

@@ -14,6 +14,7 @@ def _env(name: str) -> Parameter:
 def webhook(
     *,
     namespace: Annotated[str, _env("NAMESPACE")] = "rackloom-system",
+    daemon_namespace: Annotated[str, _env("IMEX_NAMESPACE")] = "rackloom-imex",
     mode: Annotated[Literal["warn", "enforce"], _env("ADMISSION_MODE")] = "warn",
     isolation: Annotated[Literal["domain", "channel"], _env("IMEX_ISOLATION")] = "domain",
     listen: Annotated[str, _env("HTTPS_ENDPOINT")] = "0.0.0.0:8443",
@@ -26,7 +27,9 @@ def webhook(
     Parameters
     ----------
     namespace
-        The driver's namespace: the certificate is kept there, and nothing in it is changed or refused.
+        Namespace of this program: the certificate is kept there, and nothing in it is changed or refused.
+    daemon_namespace
+        Where IMEX daemons run, as the controller has it; nothing in it is changed or refused either.
     mode
         Whether what is wrong is a warning or a denial.
     isolation
@@ -45,6 +48,11 @@ def webhook(
     from rackloom.claim.cluster.admission.modes import Mode
     from rackloom.claim.domain.isolation import Isolation
 
-    settings = AdmissionSettings(namespace=namespace, mode=Mode(mode), isolation=Isolation(isolation))
+    settings = AdmissionSettings(
+        namespace=namespace,
+        daemon_namespace=daemon_namespace,
+        mode=Mode(mode),
+        isolation=Isolation(isolation),
+    )
     options = Options(identity=pod, listen=listen, dns_names=dns_name, kubeconfig=kubeconfig)
     run_webhook(settings, options, partial(print, flush=True))

@@ -157,7 +157,7 @@ def daemon_pod(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "namespace": "rackloom-system",
+            "namespace": "rackloom-imex",
             "name": f"daemon-{domain}-{name}",
             "uid": f"pod-{domain}-{name}",
             "annotations": {} if mesh is None else {names.MESH_ANNOTATION: mesh},

@@ -22,7 +22,7 @@ from rackloom.claim.kube.kinds import (
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kube.times import loop_time
 
-NAMESPACE = "rackloom-system"
+NAMESPACE = "rackloom-imex"
 
 
 class DaemonSide:

@@ -38,7 +38,7 @@ def started(world, make, settings, nodes=("n0", "n1"), ready=True):
         members = join(members, node=name, ip_address=address, pod=ref, max_nodes=18)
         status = Readiness.READY if ready else Readiness.NOT_READY
         members = with_status(members, node=name, status=status)
-    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, settings.namespace))
+    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, settings.daemon_namespace))
     settle(world, settings, make)
 
 

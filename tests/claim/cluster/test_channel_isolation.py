@@ -58,7 +58,7 @@ def settle(world, config, make, rounds=20):
 
 
 def warm_object(world):
-    return next(one for one in world.of(COMPUTE_DOMAIN) if one["metadata"]["namespace"] == "rackloom-system")
+    return next(one for one in world.of(COMPUTE_DOMAIN) if one["metadata"]["namespace"] == "rackloom-imex")
 
 
 def warm(world, make, nodes, status=Readiness.READY):
@@ -71,7 +71,7 @@ def warm(world, make, nodes, status=Readiness.READY):
         address = pod["status"]["podIP"]
         members = join(members, node=name, ip_address=address, pod=ref, max_nodes=18)
         members = with_status(members, node=name, status=status)
-    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, "rackloom-system"))
+    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, "rackloom-imex"))
 
 
 def offered_on(world):
@@ -149,7 +149,7 @@ def test_whether_a_job_is_on_the_node_that_failed_is_not_known(rack, make, chann
     warm(rack, make, NODES[1:])
     settle(rack, channel, make)
     assert status_of(rack, "a").condition("Ready").status == "True"
-    failing = rack.at(POD, "rackloom-system", f"daemon-{warm_object(rack)['metadata']['uid']}-n2")
+    failing = rack.at(POD, "rackloom-imex", f"daemon-{warm_object(rack)['metadata']['uid']}-n2")
     rack.put(POD, {**failing, "status": {"phase": "Running", "podIP": failing["status"]["podIP"]}})
     settle(rack, channel, make)
     ready = status_of(rack, "a").condition("Ready")

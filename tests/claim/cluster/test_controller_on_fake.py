@@ -3,12 +3,16 @@
 import asyncio
 import random
 
+import msgspec
 import pytest
 from tests.claim.cluster.fake_site import has_condition, is_empty
 
+from rackloom.claim.domain import names
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
+    RESOURCE_CLAIM_TEMPLATE,
+    SECRET,
 )
 from rackloom.twin.kube import Fault
 from rackloom.twin.virtual import event_loop
@@ -105,6 +109,92 @@ def test_writes_grow_with_domains_and_not_with_pods(site, domains, width, record
         # A finalizer, three objects and two Secrets; then a status and an event per change worth telling.
         assert writes <= 16 * domains, calls
         assert lists <= len(place.controller.caches.informers), "one list per kind, none per pod"
+        await place.end()
+
+    event_loop.run(1, story)
+
+
+@pytest.mark.parametrize("by_force", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_something_always_leads_to_the_certificates(site, seed, by_force):
+    """No role lists Secrets: those of a ComputeDomain that went without a trace would stay for ever."""
+
+    async def story():
+        place = site(seed=seed)
+        lonely = []
+
+        async def watch():
+            while True:
+                domains = (await place.user.list(COMPUTE_DOMAIN)).items
+                found = {
+                    one["metadata"]["uid"]
+                    for one in domains
+                    if names.FINALIZER in one["metadata"].get("finalizers", ())
+                }
+                for one in (await place.user.list(DAEMON_SET)).items:
+                    found.add(one["metadata"]["labels"][names.COMPUTE_DOMAIN_LABEL])
+                secrets = (await place.user.list(SECRET)).items
+                lonely.extend(
+                    one["metadata"]["name"]
+                    for one in secrets
+                    if one["metadata"]["labels"][names.COMPUTE_DOMAIN_LABEL] not in found
+                )
+                await asyncio.sleep(0.001)
+
+        await place.begin()
+        place.tasks.insert(0, asyncio.create_task(watch()))
+        rng = random.Random(seed)
+        for number in range(4):
+            await place.domain(f"job-{number}")
+            await asyncio.sleep(rng.uniform(0.0, 0.1))
+            await place.kill()
+            if by_force:
+                await place.user.patch(
+                    COMPUTE_DOMAIN, f"job-{number}", "team", {"metadata": {"finalizers": None}}
+                )
+            await place.user.delete(COMPUTE_DOMAIN, f"job-{number}", "team")
+            for _ in range(4):
+                place.start()
+                await asyncio.sleep(rng.uniform(0.02, 0.1))
+                await place.kill()
+            place.start()
+        await place.until(lambda: is_empty(place))
+        assert not lonely
+        await place.end()
+
+    event_loop.run(seed, story)
+
+
+def test_daemons_of_an_earlier_namespace_stay_there_until_their_domain_is_deleted(site):
+    """Also their certificates, which are renewed: a daemon sees the Secrets of its own namespace only."""
+
+    async def story():
+        place = site(daemon_namespace="default")
+        await place.begin()
+        old = await place.domain("old")
+        await place.until(lambda: has_condition(place, "old", "NoNodes"))
+        await place.kill()
+        place.settings = msgspec.structs.replace(
+            place.settings, daemon_namespace="rackloom-imex", additional_namespaces=("default",)
+        )
+        secret = names.imex_secret_name(old["metadata"]["uid"])
+        spoiled = {"data": {"tls.crt": "bm9uZQ=="}}
+        await place.user.patch(SECRET, secret, "default", spoiled)
+        place.start()
+        await place.domain("new")
+        await place.until(lambda: has_condition(place, "new", "NoNodes"))
+        await asyncio.sleep(2)
+        for kind, each in ((DAEMON_SET, 1), (SECRET, 2)):
+            where = sorted(one["metadata"]["namespace"] for one in (await place.user.list(kind)).items)
+            assert where == ["default"] * each + ["rackloom-imex"] * each
+        templates = (await place.user.list(RESOURCE_CLAIM_TEMPLATE)).items
+        where = {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in templates}
+        assert ("default", names.daemon_name(old["metadata"]["uid"])) in where
+        assert ("rackloom-imex", names.daemon_name(old["metadata"]["uid"])) not in where
+        assert (await place.user.get(SECRET, secret, "default"))["data"]["tls.crt"] != "bm9uZQ=="
+        for name in ("old", "new"):
+            await place.user.delete(COMPUTE_DOMAIN, name, "team")
+        await place.until(lambda: is_empty(place))
         await place.end()
 
     event_loop.run(1, story)

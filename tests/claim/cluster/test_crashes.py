@@ -54,7 +54,7 @@ def prepare(world, make, name):
 
 
 def end(world, make, name):
-    pod = world.at(POD, "rackloom-system", f"daemon-{UID}-{name}")
+    pod = world.at(POD, "rackloom-imex", f"daemon-{UID}-{name}")
     if pod is not None:
         world.delete(POD, pod)
 
@@ -102,7 +102,7 @@ def enter(world, make, name):
     ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
     members = join(members, node=name, ip_address=pod["status"]["podIP"], pod=ref, max_nodes=18)
     members = with_status(members, node=name, status=Readiness.READY)
-    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, "rackloom-system", read))
+    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, "rackloom-imex", read))
 
 
 HAPPENINGS = {

@@ -37,9 +37,9 @@ def test_a_new_one_gets_its_objects_and_is_not_ready_without_nodes(make, setting
         "channel",
         "compute-domain-default-channel.nvidia.com",
     )
-    daemons = world.at(DAEMON_SET, "rackloom-system", "computedomain-daemon-cd-1")
+    daemons = world.at(DAEMON_SET, "rackloom-imex", "computedomain-daemon-cd-1")
     assert daemons["spec"]["template"]["spec"]["nodeSelector"] == {names.COMPUTE_DOMAIN_LABEL: UID}
-    assert world.at(RESOURCE_CLAIM_TEMPLATE, "rackloom-system", "computedomain-daemon-cd-1")
+    assert world.at(RESOURCE_CLAIM_TEMPLATE, "rackloom-imex", "computedomain-daemon-cd-1")
     status = status_of(world)
     assert status.status is Readiness.NOT_READY
     assert status.condition("Ready").reason == "NoNodes"
@@ -103,7 +103,7 @@ def test_an_entry_at_another_address_is_not_ready(make, settings):
 def test_another_domains_daemon_is_no_proof_of_life(make, settings):
     world = make.world()
     started(world, make, settings)
-    world.delete(POD, world.at(POD, "rackloom-system", "daemon-cd-1-n1"))
+    world.delete(POD, world.at(POD, "rackloom-imex", "daemon-cd-1-n1"))
     world.put(POD, make.pod("n1", "cd-2"))
     settle(world, settings, make)
     left = clique(world.of(COMPUTE_DOMAIN_CLIQUE)[0])
@@ -115,7 +115,7 @@ def test_a_clique_object_that_nobody_is_in_goes(make, settings):
     world = make.world()
     started(world, make, settings)
     for name in ("n0", "n1"):
-        world.delete(POD, world.at(POD, "rackloom-system", f"daemon-cd-1-{name}"))
+        world.delete(POD, world.at(POD, "rackloom-imex", f"daemon-cd-1-{name}"))
     settle(world, settings, make)
     assert not world.of(COMPUTE_DOMAIN_CLIQUE)
 
@@ -167,10 +167,10 @@ def test_an_object_of_ours_that_was_deleted_comes_back(make, settings):
     world = make.world()
     world.put(COMPUTE_DOMAIN, make.domain())
     settle(world, settings, make)
-    before = world.at(DAEMON_SET, "rackloom-system", "computedomain-daemon-cd-1")
+    before = world.at(DAEMON_SET, "rackloom-imex", "computedomain-daemon-cd-1")
     world.delete(DAEMON_SET, before)
     settle(world, settings, make)
-    after = world.at(DAEMON_SET, "rackloom-system", "computedomain-daemon-cd-1")
+    after = world.at(DAEMON_SET, "rackloom-imex", "computedomain-daemon-cd-1")
     assert after["metadata"]["uid"] != before["metadata"]["uid"]
 
 

@@ -61,7 +61,7 @@ def test_a_warm_daemon_wakes_its_clique_and_the_jobs_in_it(make):
     world = make.world()
     router = Router(world)
     warm = make.domain("warm", uid="warm", labels={names.WARM_CLIQUE_LABEL: make.clique})
-    warm["metadata"]["namespace"] = "rackloom-system"
+    warm["metadata"]["namespace"] = "rackloom-imex"
     world.put(COMPUTE_DOMAIN, warm)
     pool = names.channel_pool_name(make.clique)
     world.put(RESOURCE_CLAIM, make.claim("cd-1", device=(pool, "channel-3")))

@@ -40,7 +40,7 @@ def all_actions(world, settings, make):
 def test_the_order_of_making_and_of_taking_apart(make, settings):
     world = make.world()
     world.put(COMPUTE_DOMAIN, make.domain())
-    daemon = "rackloom-system/computedomain-daemon-cd-1"
+    daemon = "rackloom-imex/computedomain-daemon-cd-1"
     workload = "ResourceClaimTemplate team/imex-channel-0"
     assert all_actions(world, settings, make) == [
         "change ComputeDomain team/job",
@@ -101,12 +101,35 @@ def test_a_claim_made_after_the_deletion_holds_nothing_back(make, settings):
     assert not world.of(COMPUTE_DOMAIN)
 
 
+def test_what_others_label_with_the_uid_is_not_ours(make, settings):
+    """Neither a duplicate that keeps the domain from Ready, nor ours to delete, which policies refuse."""
+    world = make.world()
+    world.put(COMPUTE_DOMAIN, make.domain())
+    labels = {names.COMPUTE_DOMAIN_LABEL: UID}
+    theirs = [
+        world.put(kind, {"metadata": {"namespace": namespace, "name": name, "labels": {**labels, **more}}})
+        for kind, namespace, name, more in (
+            (RESOURCE_CLAIM_TEMPLATE, "rivals", "work", {names.TARGET_LABEL: names.TARGET_WORKLOAD}),
+            (RESOURCE_CLAIM_TEMPLATE, "rivals", "daemon", {names.TARGET_LABEL: names.TARGET_DAEMON}),
+            (RESOURCE_CLAIM, "rivals", names.shared_claim_name(UID), {}),
+            (RESOURCE_CLAIM, "team", "mine", {}),
+        )
+    ]
+    settle(world, settings, make)
+    assert status_of(world).condition("Degraded").status == "False"
+    delete(world)
+    settle(world, settings, make)
+    assert not world.of(COMPUTE_DOMAIN)
+    left = [*world.of(RESOURCE_CLAIM_TEMPLATE), *world.of(RESOURCE_CLAIM)]
+    assert {one["metadata"]["uid"] for one in left} == {one["metadata"]["uid"] for one in theirs}
+
+
 def test_things_that_outlived_their_domain_are_taken_apart(make, settings):
     world = make.world()
     started(world, make, settings)
     del world.objects[(COMPUTE_DOMAIN, "team", "job")]
     for name in ("n0", "n1"):
-        world.delete(POD, world.at(POD, "rackloom-system", f"daemon-cd-1-{name}"))
+        world.delete(POD, world.at(POD, "rackloom-imex", f"daemon-cd-1-{name}"))
     settle(world, settings, make)
     assert [obj for key, obj in world.objects.items() if key[0] is not NODE] == []
     assert all(names.COMPUTE_DOMAIN_LABEL not in one["metadata"]["labels"] for one in world.of(NODE))

@@ -100,10 +100,10 @@ def test_entries_and_owners_without_a_living_pod_of_this_domain_go():
 
 def test_a_clique_object_survives_a_read_and_a_write():
     value = enter(enter(EMPTY, "node-0"), "node-1")
-    written = clique_json(value, "rackloom-system")
+    written = clique_json(value, "rackloom-imex")
     assert clique(written) == value
     foreign = {**written, "later": {"field": 1}}
-    assert clique_json(enter(value, "node-2"), "rackloom-system", foreign)["later"] == {"field": 1}
+    assert clique_json(enter(value, "node-2"), "rackloom-imex", foreign)["later"] == {"field": 1}
     assert written["metadata"]["name"] == "cd-uid.7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
     assert written["daemons"][0] == {
         "nodeName": "node-0",

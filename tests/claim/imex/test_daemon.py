@@ -26,7 +26,7 @@ from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE, POD
 from rackloom.errors import Refused
 from rackloom.twin.kube import DirectApi, FakeKube
 
-DRIVER = "rackloom-system"
+DRIVER = "rackloom-imex"
 DOMAIN, CLIQUE = "0a1b2c3d-0000-4000-8000-000000000001", "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
 OBJECT = names.clique_object_name(DOMAIN, CLIQUE)
 

@@ -102,7 +102,8 @@ class NodeKit:
 
     def __init__(self, root: Path) -> None:
         self.places = Places(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
-        self.kube = FakeKube(namespaces=("default", "rackloom-system", LEASE_NAMESPACE), seed=1)
+        namespaces = ("default", "rackloom-system", "rackloom-imex", LEASE_NAMESPACE)
+        self.kube = FakeKube(namespaces=namespaces, seed=1)
         self.api = DirectApi(self.kube, "plugin")
         self.boot_id = "boot-1"
         self.now = 1000.0

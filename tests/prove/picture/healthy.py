@@ -124,7 +124,7 @@ def healthy(racks=2, trays=TRAYS):
             MeshSeen(node=node(*at), domain=f"uid-{at[0]}", clique=clique(at[0]), complete=True)
             for at in every
         ),
-        daemons_in="rackloom-system",
+        daemons_in="rackloom-imex",
         transfers=tuple(_transfer(*gpu) for gpu in gpus if gpu[2] == 1),
         templates=tuple(
             TemplateSeen(namespace=f"team-{rack}", name="channel", domain=f"uid-{rack}")

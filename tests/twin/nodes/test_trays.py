@@ -55,7 +55,7 @@ class Rack:
             root=folder / "nodes",
             host=TrayHost(folder / "host", machine),
             gpus=declared_inventory(machine),
-            namespace="rackloom-system",
+            namespace="rackloom-imex",
             wall=loop_time,
             meter=Meter("simulated", "simulated", ()),
         )

@@ -9,7 +9,7 @@ import msgspec
 
 from rackloom.app.picture.devices import taint_text
 from rackloom.app.picture.known import Known
-from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Kind, KubeError, Listed, NotFound
 from rackloom.claim.kube.kinds import (
@@ -105,7 +105,7 @@ class _Lists:
 
 
 async def read_cluster(
-    api: Lister, known: Known | None = None, namespace: str = DEFAULT_NAMESPACE
+    api: Lister, known: Known | None = None, namespace: str = DEFAULT_DAEMON_NAMESPACE
 ) -> Cluster:
     """Read it all. Raises KubeError: half a look would find what is not.
 

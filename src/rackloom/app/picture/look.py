@@ -12,7 +12,7 @@ from rackloom.app.picture.fabric import Fabrics, Staleness, read_fabrics
 from rackloom.app.picture.known import Known
 from rackloom.app.picture.read_only import Reader
 from rackloom.app.picture.site import Records, read_records
-from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.claim.kube.api import KubeError
 from rackloom.errors import Refused
 from rackloom.prove.picture.transfers import read_transfers
@@ -40,7 +40,7 @@ async def site_picture(
     reach: Callable[[], Reach] | None = None,
     transfers: Path | None = None,
     known: Known | None = None,
-    namespace: str = DEFAULT_NAMESPACE,
+    namespace: str = DEFAULT_DAEMON_NAMESPACE,
 ) -> Picture:
     """What each layer says at `now` (seconds since the epoch); a layer that is None was not asked.
 

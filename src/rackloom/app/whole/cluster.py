@@ -27,7 +27,7 @@ from rackloom.app.whole.ground import Chance, ControllersClock, Racks, true_chan
 from rackloom.app.whole.ours import Lead, OurControllers
 from rackloom.app.whole.programs import Programs
 from rackloom.claim.cluster.admission.serving import NAME as WEBHOOK
-from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE, DaemonSettings, Settings
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE, DaemonSettings, Settings
 from rackloom.claim.kube.api import KubeApi, NotFound
 from rackloom.claim.kube.kinds import DEVICE_CLASS, NODE
 from rackloom.claim.node.meter import Meter
@@ -147,7 +147,7 @@ def _nodes(
         root=folder / "nodes",
         host=TrayHost(folder / "host", machine),
         gpus=declared_inventory(machine),
-        namespace=DEFAULT_NAMESPACE,
+        namespace=DEFAULT_DAEMON_NAMESPACE,
         wall=chance.wall,
         meter=Meter("simulated", "simulated", ()),
     )

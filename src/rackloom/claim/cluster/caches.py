@@ -18,7 +18,6 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
-    SECRET,
 )
 
 _EVERYWHERE = (COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE, RESOURCE_CLAIM, NODE)
@@ -35,9 +34,6 @@ class Caches:
         self._informers: dict[Kind, tuple[Informer, ...]] = {kind: (informer(kind),) for kind in _EVERYWHERE}
         for kind in _WITH_DAEMONS:
             self._informers[kind] = tuple(informer(kind, one) for one in settings.namespaces)
-        self._informers[SECRET] = tuple(
-            informer(SECRET, one, names.COMPUTE_DOMAIN_LABEL) for one in settings.namespaces
-        )
         # Only daemon pods and our own slices: a cluster's other pods and slices are many.
         self._informers[POD] = tuple(
             informer(POD, one, names.COMPUTE_DOMAIN_LABEL) for one in settings.namespaces
@@ -66,8 +62,8 @@ class Caches:
         return min((moment for moment in since if moment is not None), default=None)
 
     def at(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
-        """The object of this name."""
-        found = (one.cache.get(name, namespace) for one in self._informers[kind])
+        """The object of this name; None also for kinds that are not followed."""
+        found = (one.cache.get(name, namespace) for one in self._informers.get(kind, ()))
         return next((obj for obj in found if obj is not None), None)
 
     def by(self, kind: Kind, index: str, value: str) -> Sequence[Object]:

@@ -10,7 +10,14 @@ from rackloom.claim.cluster.credentials import CHECK_INTERVAL, Credentials
 from rackloom.claim.cluster.isolation import mixed_notice, reconcile_clique
 from rackloom.claim.cluster.membership import is_doubtful
 from rackloom.claim.cluster.notices import tell
-from rackloom.claim.cluster.observe import BY_DOMAIN, clique_view, daemon_pods, snapshot, with_pods
+from rackloom.claim.cluster.observe import (
+    BY_DOMAIN,
+    clique_view,
+    daemon_pods,
+    snapshot,
+    with_pods,
+    with_secrets,
+)
 from rackloom.claim.cluster.reconcile import Decision, reconcile
 from rackloom.claim.cluster.routing import CliqueKey, Domain, Key, Router, Sweep
 from rackloom.claim.cluster.settings import Settings
@@ -23,11 +30,13 @@ from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import ComputeDomain, status_json
 from rackloom.claim.kube.api import Kind, KubeApi, KubeError, Object, Rejected
 from rackloom.claim.kube.events import Recorder
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NODE, POD, SECRET
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, DAEMON_SET, NODE, POD, SECRET
 from rackloom.claim.kube.timestamps import whole_time
 
 STUBBORN = 4
 """Failures in a row after which any error is told in the status, not only one that is final."""
+GOING_INTERVAL = 1.0
+"""Seconds between two looks at Secrets that are being deleted: no watch tells of them."""
 WORKERS = 100
 """Mostly waiting for the API server: 300 ComputeDomains at once have their objects in a tenth of a second. As
 many as the connections that a client opens."""
@@ -49,7 +58,7 @@ class Controller:
         self._settings = settings
         self._recorder = recorder
         self._wall = wall
-        self._credentials = Credentials(api, self.caches, settings.namespace, wall)
+        self._credentials = Credentials(api, wall)
         self._bench: Workbench[Key] = Workbench("compute domains", api, self.caches, rng, self._do)
         self._router = Router(self.caches)
         self._sweeper = Sweeper(api, self.caches)
@@ -83,24 +92,33 @@ class Controller:
         if seen.domain is None:
             return await self._orphans(key, uid, decision)
         try:
-            await self._issue(key, seen.domain)
+            await self._issue(seen, seen.domain)
             await self._bench.act(key, decision.actions)
         except KubeError as error:
             if isinstance(error, Rejected) or self._bench.queue.failures(key) >= STUBBORN:
                 failed = msgspec.structs.replace(seen, failures=(error.message,))
                 await self._publish(key, reconcile(failed, self._settings))
             raise
-        return min(await self._publish(key, decision) or CHECK_INTERVAL, CHECK_INTERVAL)
+        going = any(action.kind == SECRET for action in decision.actions)
+        again = (
+            GOING_INTERVAL
+            if going or any(secret.deleting for secret in seen.held_of(SECRET))
+            else CHECK_INTERVAL
+        )
+        return min(await self._publish(key, decision) or again, again)
 
-    async def _issue(self, key: Domain, domain: ComputeDomain) -> None:
+    async def _issue(self, seen: Snapshot, domain: ComputeDomain) -> None:
         settings = self._settings
-        if domain.deleting or not settings.daemon.authentication or not needs_daemons(domain, settings):
-            return
-        for secret in await self._credentials.ensure(domain.uid):
-            self._bench.expect(key, SECRET, secret)
+        wanted = settings.daemon.authentication and needs_daemons(domain, settings)
+        # Our finalizer comes first: Secrets of a ComputeDomain that went without a word would stay for ever.
+        if wanted and names.FINALIZER in domain.finalizers and not domain.deleting:
+            await self._credentials.ensure(domain.uid, seen.home)
 
     async def _look(self, uid: str) -> Snapshot:
         seen = snapshot(self.caches, uid, self._settings, self._now())
+        # A UID without a ComputeDomain may be any text that a user has put into a label or a claim.
+        if seen.held_of(DAEMON_SET) if seen.domain is None else seen.domain.deleting:
+            seen = with_secrets(seen, await self._credentials.held(uid, self._settings.namespaces))
         return with_pods(seen, await self._pods(uid)) if is_doubtful(seen) else seen
 
     async def _pods(self, uid: str) -> tuple[DaemonPod, ...]:

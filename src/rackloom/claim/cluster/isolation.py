@@ -1,7 +1,7 @@
 """Which cliques hand out channels instead of whole IMEX domains, and what one in that mode needs.
 
 A node holds one IMEX session, so all nodes of a clique are in the same mode. In channel mode one IMEX domain
-per clique is kept warm, as a ComputeDomain of the controller's own in the driver's namespace; where its
+per clique is kept warm, as a ComputeDomain of the controller's own in the daemons' namespace; where its
 daemon is ready the node carries a label, and one ResourceSlice offers the clique's channels on the nodes
 that carry it. Channel 0 is not among them: it is what a claim in domain mode injects.
 """
@@ -45,7 +45,7 @@ class CliqueView(msgspec.Struct, frozen=True, kw_only=True):
 
 def warm_domain(found: Iterable[Object], settings: Settings) -> ComputeDomain | None:
     """The controller's own ComputeDomain among those that carry a clique's label."""
-    ours = (obj for obj in found if obj["metadata"]["namespace"] == settings.namespace)
+    ours = (obj for obj in found if obj["metadata"]["namespace"] in settings.namespaces)
     return next((compute_domain(obj) for obj in ours), None)
 
 

@@ -36,7 +36,6 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
-    SECRET,
 )
 from rackloom.errors import Refused
 
@@ -89,7 +88,6 @@ INDEXES: Mapping[Kind, Mapping[str, Indexer]] = {
     },
     RESOURCE_CLAIM_TEMPLATE: _OWNED,
     DAEMON_SET: _OWNED,
-    SECRET: _OWNED,
     POD: _OWNED,
     COMPUTE_DOMAIN_CLIQUE: _OWNED,
     NODE: {
@@ -117,7 +115,8 @@ def snapshot(
         domain=domain,
         domain_thing=None if found is None else thing(COMPUTE_DOMAIN, found),
         invalid=invalid,
-        held=_held(cluster, uid),
+        held=_held(cluster, uid, domain, settings),
+        home=home_of(cluster, uid, settings),
         named=() if domain is None else _named(cluster, domain, settings),
         nodes=tuple(thing(NODE, one) for one in cluster.by(NODE, BY_DOMAIN, uid)),
         pods=daemon_pods(cluster.by(POD, BY_DOMAIN, uid), settings),
@@ -129,8 +128,20 @@ def snapshot(
     )
 
 
+def home_of(cluster: Cluster, uid: str, settings: Settings) -> str:
+    """The namespace of a ComputeDomain's daemons: where its DaemonSet is, or else where new ones are made.
+
+    Claim template, DaemonSet and certificates must be together. So what an earlier installation made in
+    another namespace stays there, complete, until its ComputeDomain is deleted.
+    """
+    held = {one["metadata"]["namespace"] for one in cluster.by(DAEMON_SET, BY_DOMAIN, uid)}
+    return next(
+        (namespace for namespace in settings.namespaces if namespace in held), settings.daemon_namespace
+    )
+
+
 def daemon_pods(objects: Iterable[Object], settings: Settings) -> tuple[DaemonPod, ...]:
-    """The daemon pods among pods: a label alone makes none, they are in the driver's namespaces."""
+    """The daemon pods among pods: a label alone makes none, they are in the daemons' namespaces."""
     pods = (daemon_pod(one) for one in objects if one["metadata"].get("namespace") in settings.namespaces)
     return tuple(pod for pod in pods if pod is not None)
 
@@ -168,18 +179,34 @@ def _read(obj: Object) -> tuple[ComputeDomain, str]:
         return compute_domain({**obj, "spec": placeholder}), str(refused)
 
 
-def _held(cluster: Cluster, uid: str) -> tuple[Thing, ...]:
+def _held(cluster: Cluster, uid: str, domain: ComputeDomain | None, settings: Settings) -> tuple[Thing, ...]:
+    """What carries the UID. Anybody may write a label, so place and name must be those that we give, too."""
+    places = None if domain is None else {domain.namespace, *settings.namespaces}
     found: list[Thing] = []
-    for kind in (RESOURCE_CLAIM_TEMPLATE, DAEMON_SET, SECRET, RESOURCE_CLAIM):
+    for kind in (RESOURCE_CLAIM_TEMPLATE, DAEMON_SET, RESOURCE_CLAIM):
         seen = (thing(kind, one) for one in cluster.by(kind, BY_DOMAIN, uid))
-        found += [one for one in seen if one.domain == uid]
-    return tuple(sorted(found, key=lambda one: one.called))
+        found += [one for one in seen if _is_named_by_us(one, uid)]
+    return tuple(
+        sorted(
+            (one for one in found if places is None or one.namespace in places), key=lambda one: one.called
+        )
+    )
+
+
+def _is_named_by_us(one: Thing, uid: str) -> bool:
+    """Users choose the names of their own templates; all other names follow from the UID."""
+    if one.kind == RESOURCE_CLAIM:
+        return one.domain == uid and one.name == names.shared_claim_name(uid)
+    if one.labels.get(names.TARGET_LABEL) == names.TARGET_DAEMON:
+        return one.domain == uid and one.name == names.daemon_name(uid)
+    return one.domain == uid
 
 
 def _named(cluster: Cluster, domain: ComputeDomain, settings: Settings) -> tuple[Thing, ...]:
+    home = home_of(cluster, domain.uid, settings)
     places = (
-        (RESOURCE_CLAIM_TEMPLATE, settings.namespace, names.daemon_name(domain.uid)),
-        (DAEMON_SET, settings.namespace, names.daemon_name(domain.uid)),
+        (RESOURCE_CLAIM_TEMPLATE, home, names.daemon_name(domain.uid)),
+        (DAEMON_SET, home, names.daemon_name(domain.uid)),
         (RESOURCE_CLAIM_TEMPLATE, domain.namespace, domain.template),
         (RESOURCE_CLAIM, domain.namespace, names.shared_claim_name(domain.uid)),
     )
@@ -229,6 +256,11 @@ def _mixed(
     cliques |= {warm} if warm is not None else set()
     said = {one: isolation.said_of(clique_nodes(cluster, one), settings) for one in cliques}
     return {one: tuple(sorted(what)) for one, what in said.items() if len(what) > 1}
+
+
+def with_secrets(seen: Snapshot, secrets: tuple[Thing, ...]) -> Snapshot:
+    """The same with the certificates of its daemons, which no cache has."""
+    return msgspec.structs.replace(seen, held=(*seen.held, *secrets))
 
 
 def with_pods(seen: Snapshot, pods: tuple[DaemonPod, ...]) -> Snapshot:

@@ -23,7 +23,7 @@ def warm_manifest(clique_id: str, settings: Settings) -> Object:
         "kind": "ComputeDomain",
         "metadata": {
             "name": name,
-            "namespace": settings.namespace,
+            "namespace": settings.daemon_namespace,
             "labels": {names.WARM_CLIQUE_LABEL: clique_id},
         },
         "spec": {"numNodes": 0, "channel": {"resourceClaimTemplate": {"name": name}}},

@@ -9,6 +9,9 @@ from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.domain.names import MAX_NODES_PER_IMEX_DOMAIN
 
 DEFAULT_NAMESPACE = "rackloom-system"
+"""Of our own programs."""
+DEFAULT_DAEMON_NAMESPACE = "rackloom-imex"
+"""Of the IMEX daemons, so that rights over their pods and Secrets are no rights over our programs."""
 
 
 class DaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +36,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Of one controller."""
 
     daemon: DaemonSettings
-    namespace: str = DEFAULT_NAMESPACE
-    """Where daemons run and clique objects live."""
+    daemon_namespace: str = DEFAULT_DAEMON_NAMESPACE
+    """Where daemons run; clique objects, certificates and warm ComputeDomains lie there too."""
     additional_namespaces: tuple[str, ...] = ()
     """Where earlier installations may have left daemons: found and deleted there, never created."""
     imex_mode: ImexMode = ImexMode.DRIVER_MANAGED
@@ -45,4 +48,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def namespaces(self) -> tuple[str, ...]:
         """All namespaces in which daemons may be."""
-        return (self.namespace, *self.additional_namespaces)
+        return (self.daemon_namespace, *self.additional_namespaces)

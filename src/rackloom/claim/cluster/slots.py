@@ -61,8 +61,8 @@ def slots(domain: ComputeDomain, snapshot: Snapshot, settings: Settings) -> tupl
     """All objects that this ComputeDomain needs, in the order in which they are created."""
     wanted: list[tuple[Kind, Object]] = []
     if needs_daemons(domain, settings):
-        wanted.append((RESOURCE_CLAIM_TEMPLATE, daemon_template(domain, settings)))
-        wanted.append((DAEMON_SET, daemon_set(domain, settings)))
+        wanted.append((RESOURCE_CLAIM_TEMPLATE, daemon_template(domain, snapshot.home)))
+        wanted.append((DAEMON_SET, daemon_set(domain, settings, snapshot.home)))
     if warm_clique(domain, settings) is None:
         wanted.append((RESOURCE_CLAIM_TEMPLATE, workload_template(domain, settings)))
         if shares_a_claim(domain, settings):

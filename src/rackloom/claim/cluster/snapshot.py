@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.claim.cluster.things import ChannelClaim, DaemonPod, Thing
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import Clique, ComputeDomain, NodeStatus, Ref
@@ -39,7 +40,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     domain: ComputeDomain | None
     domain_thing: Thing | None
     held: tuple[Thing, ...] = ()
-    """Templates, DaemonSets and claims that carry this UID, in any namespace we look at."""
+    """Templates, DaemonSets and claims that carry this UID, in any namespace we look at; the certificates
+    too where the ComputeDomain is going or gone."""
+    home: str = DEFAULT_DAEMON_NAMESPACE
+    """Namespace of its daemons."""
     named: tuple[Thing, ...] = ()
     """Whatever has the names that this ComputeDomain's objects need."""
     nodes: tuple[Thing, ...] = ()
@@ -71,11 +75,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def daemon_objects(self) -> tuple[Thing, ...]:
-        """Templates, DaemonSets and certificates of the IMEX daemons."""
+        """Templates, certificates and DaemonSets of the IMEX daemons, in the order in which they go.
+
+        Nothing but the DaemonSet leads to the certificates of a ComputeDomain that is gone, so it goes last.
+        """
         return (
             *self.held_of(RESOURCE_CLAIM_TEMPLATE, names.TARGET_DAEMON),
-            *self.held_of(DAEMON_SET),
             *self.held_of(SECRET),
+            *self.held_of(DAEMON_SET),
         )
 
     @property

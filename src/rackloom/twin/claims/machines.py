@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.domain.objects import Ref
@@ -147,10 +147,10 @@ class Machine:
         return Place(
             compute_domain=meta["labels"][names.COMPUTE_DOMAIN_LABEL],
             clique_id=self.tray.clique,
-            namespace=DEFAULT_NAMESPACE,
+            namespace=DEFAULT_DAEMON_NAMESPACE,
             node=self.tray.name,
             address=pod["status"]["podIP"],
-            pod=Ref(meta["name"], meta["uid"], DEFAULT_NAMESPACE),
+            pod=Ref(meta["name"], meta["uid"], DEFAULT_DAEMON_NAMESPACE),
             max_nodes=names.MAX_NODES_PER_IMEX_DOMAIN,
         )
 
@@ -178,7 +178,7 @@ class Machines:
         """As `Containers` has it."""
         machine = self._machine(node)
         await asyncio.sleep(POD_START)
-        if pod["metadata"]["namespace"] == DEFAULT_NAMESPACE:
+        if pod["metadata"]["namespace"] == DEFAULT_DAEMON_NAMESPACE:
             await machine.run_daemon(pod, ready)
             return 1
         specs = self._specs(machine, pod)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rackloom.claim.cluster.controller import Controller
-from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE, DaemonSettings, Settings
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE, DaemonSettings, Settings
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.api import KubeError, NotFound, Object
 from rackloom.claim.kube.events import Recorder
@@ -60,7 +60,7 @@ class Plant:
     ) -> None:
         install_kernel(root)
         self.isolation = isolation
-        self.kube = FakeKube(namespaces=("default", LEASE_NAMESPACE, TEAM, DEFAULT_NAMESPACE))
+        self.kube = FakeKube(namespaces=("default", LEASE_NAMESPACE, TEAM, DEFAULT_DAEMON_NAMESPACE))
         self.kube.faults.delay(API_SECONDS)
         self.user = DirectApi(self.kube, "user")
         self.trays = {tray.name: tray for tray in (Tray(root, 1, number) for number in range(TRAYS))}

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.api import KubeApi
@@ -74,7 +74,7 @@ class Tray:
             fabric.write_text(json.dumps(declared))
         settings = ImexSettings(
             node=self.name,
-            namespace=DEFAULT_NAMESPACE,
+            namespaces=(DEFAULT_DAEMON_NAMESPACE,),
             domains=self.domains,
             isolation=isolation,
             kernel=Kernel(proc_devices=self.root / "devices", imex_capability=self.root / "capability"),

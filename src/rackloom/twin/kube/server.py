@@ -27,7 +27,7 @@ from rackloom.twin.kube.times import loop_time
 
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 """Generated names end in five of these (k8s.io/apimachinery, util/rand)."""
-NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease", "rackloom-system")
+NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease", "rackloom-system", "rackloom-imex")
 """Those that every cluster has, and ours."""
 _ATTEMPTS = 5
 """How often the server tries a change again that was overtaken while admission ran."""

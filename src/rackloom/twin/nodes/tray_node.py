@@ -177,7 +177,7 @@ def _imex_plugin(node: str, fabric: FabricView, places: Places, around: Surround
     kernel = Kernel(proc_devices=around.host.proc_devices, imex_capability=around.host.imex_capability)
     settings = ImexSettings(
         node=node,
-        namespace=around.namespace,
+        namespaces=(around.namespace,),
         domains=places.home(IMEX_DRIVER) / "domains",
         kernel=kernel,
     )

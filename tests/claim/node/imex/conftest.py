@@ -42,7 +42,7 @@ CAPABILITY = "DeviceFileMinor: 512\nDeviceFileMode: 438\nDeviceFileModify: 1\n"
 
 
 class ImexKit:
-    cluster, clique, namespace = CLUSTER, CLIQUE, "rackloom-system"
+    cluster, clique, namespace = CLUSTER, CLIQUE, "rackloom-imex"
 
     def __init__(self, kit: Any, root: Path) -> None:
         self.kit, self.api, self.root = kit, kit.api, root
@@ -59,7 +59,7 @@ class ImexKit:
     def settings(self, **changes: Any) -> ImexSettings:
         plain = {
             "node": self.kit.node,
-            "namespace": self.namespace,
+            "namespaces": (self.namespace,),
             "domains": self.kit.places.home(names.IMEX_DRIVER) / "domains",
             "kernel": Kernel(proc_devices=self.root / "devices", imex_capability=self.root / "capability"),
             "daemon_cdi_ids": ("k8s.compute-domain.nvidia.com/device=all",),
@@ -89,7 +89,7 @@ class ImexKit:
         parameters = config if mode is None else {**config, "allocationMode": mode}
         return await self.claim(name, "default", names.CHANNEL_DEVICE, parameters, **others)
 
-    async def daemon(self, name: str, uid: str, namespace: str = "rackloom-system") -> PodClaim:
+    async def daemon(self, name: str, uid: str, namespace: str = "rackloom-imex") -> PodClaim:
         parameters = configs.config_json(configs.DaemonConfig(domain_id=uid))
         return await self.claim(name, namespace, names.DAEMON_DEVICE, parameters)
 

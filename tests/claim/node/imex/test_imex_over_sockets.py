@@ -184,7 +184,7 @@ def test_a_domain_that_is_deleted_gets_no_label_again(imex, held):
 def test_a_claim_of_another_namespace_is_refused(imex):
     async def story():
         await imex.kit.boot()
-        uid = await imex.domain(namespace="rackloom-system")
+        uid = await imex.domain(namespace="rackloom-imex")
         claim = await imex.channel("work", uid)
         async with imex.kit.plugin(imex.plugin()), imex.kit.kubelet() as kubelet:
             await kubelet.registered(names.IMEX_DRIVER)
@@ -200,8 +200,26 @@ def test_a_daemon_claim_of_a_tenant_is_refused(imex):
         claim = await imex.daemon("daemon", await imex.domain(), namespace="default")
         async with imex.kit.plugin(imex.plugin()), imex.kit.kubelet() as kubelet:
             await kubelet.registered(names.IMEX_DRIVER)
-            with pytest.raises(NotPrepared, match="in namespace rackloom-system only"):
+            with pytest.raises(NotPrepared, match="in namespace rackloom-imex only"):
                 await kubelet.prepare(claim)
+
+    asyncio.run(story())
+
+
+def test_daemons_of_an_earlier_namespace_are_served_as_before(imex):
+    """After an upgrade that moved new daemons elsewhere, a pod of a running job still comes to a node."""
+
+    async def story():
+        await imex.kit.boot()
+        uid = await imex.domain()
+        channel, daemon = await imex.channel("work", uid), await imex.daemon("daemon", uid)
+        now = imex.plugin(namespaces=("rackloom-system", imex.namespace))
+        async with imex.kit.plugin(now), imex.kit.kubelet() as kubelet:
+            await kubelet.registered(names.IMEX_DRIVER)
+            await kubelet.prepare(daemon)
+            await imex.ready(uid)
+            await kubelet.prepare(channel)
+            assert imex.edits(channel.uid)["deviceNodes"]
 
     asyncio.run(story())
 

@@ -15,7 +15,7 @@ from rackloom.claim.node.values import Claim, ClaimRef, Config, Result
 from rackloom.errors import Refused
 
 DOMAIN = "0f1c9f0e-3a1e-4a0f-9b62-000000000001"
-SETTINGS = ImexSettings(node="n1", namespace="rackloom-system", domains=Path("/nowhere"))
+SETTINGS = ImexSettings(node="n1", namespaces=("rackloom-imex",), domains=Path("/nowhere"))
 CHANNEL = {"apiVersion": names.API_VERSION, "kind": "ComputeDomainChannelConfig", "domainID": DOMAIN}
 DAEMON = {"apiVersion": names.API_VERSION, "kind": "ComputeDomainDaemonConfig", "domainID": DOMAIN}
 
@@ -56,7 +56,7 @@ def test_a_config_for_another_request_does_not_count():
 
 
 def test_a_daemon():
-    wanted = wanted_by(claim(DAEMON, device="daemon-0", namespace="rackloom-system"), SETTINGS)
+    wanted = wanted_by(claim(DAEMON, device="daemon-0", namespace="rackloom-imex"), SETTINGS)
     assert (wanted.kind, wanted.domain) == (Kind.DAEMON, DOMAIN)
 
 
@@ -88,7 +88,7 @@ def test_all_is_one_where_the_host_runs_imex():
         (claim(CHANNEL, device="gpu-0"), "device gpu-0 of pool n1 is none of this node"),
         (claim(DAEMON), "cannot apply ComputeDomainDaemonConfig to request r/first, which got channel-0"),
         (claim(CHANNEL, device="daemon-0"), "cannot apply ComputeDomainChannelConfig"),
-        (claim(DAEMON, device="daemon-0"), "in namespace rackloom-system only, not team"),
+        (claim(DAEMON, device="daemon-0"), "in namespace rackloom-imex only, not team"),
     ],
 )
 def test_what_can_never_be_prepared(wrong, why):
@@ -124,7 +124,7 @@ nearly = st.fixed_dictionaries(
 )
 def test_hostile_claims_are_refused_or_understood(parameters, device, pool, isolation, mode):
     settings = msgspec.structs.replace(SETTINGS, isolation=isolation, mode=mode)
-    hostile = claim(*parameters, device=device, pool=pool, namespace="rackloom-system")
+    hostile = claim(*parameters, device=device, pool=pool, namespace="rackloom-imex")
     try:
         wanted = wanted_by(hostile, settings)
     except Refused:

@@ -72,7 +72,7 @@ def cluster():
             },
             {
                 "metadata": {
-                    "namespace": "rackloom-system",
+                    "namespace": "rackloom-imex",
                     "name": "d",
                     "uid": "q",
                     "labels": daemon_labels,
@@ -96,7 +96,7 @@ def findings(objects):
         async def read(self, path):
             return objects[path]
 
-    return check_domains(asyncio.run(collect_cluster(Reader(), "rackloom-system")))
+    return check_domains(asyncio.run(collect_cluster(Reader(), "rackloom-imex")))
 
 
 def failed(objects):

@@ -9,7 +9,7 @@ from rackloom.claim.cluster.admission.pods import admit, review_uses
 from rackloom.claim.cluster.admission.reviews import Request, Verdict
 from rackloom.claim.cluster.admission.shapes import Pod, read
 from rackloom.claim.cluster.admission.surroundings import Known
-from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE, DEFAULT_NAMESPACE
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.api import KubeError
 from rackloom.errors import Refused
@@ -21,7 +21,9 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What an operator chooses for admission."""
 
     namespace: str = DEFAULT_NAMESPACE
-    """The driver's namespace: nothing in it is changed or refused, nor in kube-system."""
+    """Of our programs: the certificate is kept there."""
+    daemon_namespace: str = DEFAULT_DAEMON_NAMESPACE
+    """Of IMEX daemons. Nothing in the two namespaces is changed or refused, nor in kube-system."""
     mode: Mode = Mode.WARN
     isolation: Isolation = Isolation.DOMAIN
     """Of ComputeDomains that do not carry the isolation label, as the controller has it."""
@@ -65,4 +67,4 @@ class Desk:
         return read(request.object, Pod)
 
     def _is_in_scope(self, request: Request) -> bool:
-        return request.namespace not in (_SYSTEM, self._settings.namespace)
+        return request.namespace not in (_SYSTEM, self._settings.namespace, self._settings.daemon_namespace)

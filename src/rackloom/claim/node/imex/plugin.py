@@ -53,7 +53,7 @@ class ImexPlugin:
         self._host_daemon = host_daemon
         self._domains = Domains(api)
         self._label = NodeLabel(api, settings.node)
-        self._daemons = Daemons(api, settings.node, settings.namespace)
+        self._daemons = Daemons(api, settings.node, settings.namespaces)
 
     async def start(self) -> None:
         """Learn the node's mode before anything is published or prepared. Raises `KubeError`."""

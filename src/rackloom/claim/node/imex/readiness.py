@@ -1,6 +1,7 @@
 """Whether the IMEX daemon that a channel needs is READY on this node."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -17,36 +18,42 @@ CTL_SECONDS = 10.0
 
 
 class Daemons:
-    """IMEX daemons of this node, as the clique objects in the driver's `namespace` tell of them."""
+    """IMEX daemons of this node, as the clique objects in their `namespaces` tell of them."""
 
-    def __init__(self, api: KubeApi, node: str, namespace: str) -> None:
+    def __init__(self, api: KubeApi, node: str, namespaces: Sequence[str]) -> None:
         self._api = api
         self._node = node
-        self._namespace = namespace
+        self._namespaces = namespaces
 
     async def need_own(self, uid: str, clique_id: str) -> None:
         """Raise `Retry` unless the daemon of ComputeDomain `uid` is READY here."""
         name = clique_object_name(uid, clique_id)
-        try:
-            found = await self._api.get(COMPUTE_DOMAIN_CLIQUE, name, self._namespace)
-        except NotFound:
-            found = None
-        if found is None or not self._is_ready(found):
-            raise _not_ready(f"ComputeDomain {uid}")
+        for namespace in self._namespaces:
+            with suppress(NotFound):
+                if self._is_ready(await self._api.get(COMPUTE_DOMAIN_CLIQUE, name, namespace)):
+                    return
+        raise _not_ready(f"ComputeDomain {uid}")
 
     async def need_warm(self, clique_id: str) -> None:
         """Raise `Retry` unless the daemon that is kept warm for the clique is READY here."""
-        listed = await self._api.list(COMPUTE_DOMAIN_CLIQUE, self._namespace, labels=of_clique(clique_id))
-        if not any(self._is_ready(one) for one in listed.items):
-            raise _not_ready(f"clique {clique_id}")
+        for namespace in self._namespaces:
+            listed = await self._api.list(COMPUTE_DOMAIN_CLIQUE, namespace, labels=of_clique(clique_id))
+            if any(self._is_ready(clique_object) for clique_object in listed.items):
+                return
+        raise _not_ready(f"clique {clique_id}")
 
     async def changes(self, labels: str) -> AsyncIterator[None]:
-        """Yield when a daemon of the clique objects selected by `labels` is READY here."""
-        listed = await self._api.list(COMPUTE_DOMAIN_CLIQUE, self._namespace, labels=labels)
+        """Yield when a daemon of the clique objects selected by `labels` is READY here.
+
+        Of the namespace for new daemons alone: those of earlier installations run already, and where one
+        starts again the next attempt finds it.
+        """
+        namespace = self._namespaces[0]
+        listed = await self._api.list(COMPUTE_DOMAIN_CLIQUE, namespace, labels=labels)
         if any(self._is_ready(one) for one in listed.items):
             yield
         events = self._api.watch(
-            COMPUTE_DOMAIN_CLIQUE, self._namespace, resource_version=listed.resource_version, labels=labels
+            COMPUTE_DOMAIN_CLIQUE, namespace, resource_version=listed.resource_version, labels=labels
         )
         async for event in events:
             if event.type in ("ADDED", "MODIFIED") and self._is_ready(event.object):

@@ -12,8 +12,9 @@ class ImexSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of one node."""
 
     node: str
-    namespace: str
-    """The driver's: daemon claims and clique objects are there."""
+    namespaces: tuple[str, ...]
+    """Of IMEX daemons, their claims and clique objects. New ones come to the first; the others are those of
+    earlier installations, whose daemons run until their ComputeDomain is deleted."""
     domains: Path
     """A directory for each ComputeDomain, which its daemon sees as /imexd."""
     mode: ImexMode = ImexMode.DRIVER_MANAGED

@@ -99,9 +99,10 @@ def _check_daemon(claim: Claim, settings: ImexSettings) -> None:
             nearest_fix="remove the DaemonSet that asks for it, or set the plugin to driverManaged",
         )
     # The device lets its holder manage the fabric of the whole node.
-    if claim.ref.namespace != settings.namespace:
+    if claim.ref.namespace not in settings.namespaces:
+        places = " and ".join(settings.namespaces)
         raise Refused(
-            f"daemon claims are prepared in namespace {settings.namespace} only, not {claim.ref.namespace}",
+            f"daemon claims are prepared in namespace {places} only, not {claim.ref.namespace}",
             nearest_fix=f"use device class {names.CHANNEL_CLASS} for a workload",
         )
 
