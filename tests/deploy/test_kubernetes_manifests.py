@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rackloom.claim.cluster.manifests import SERVICE_ACCOUNT
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE, DEFAULT_NAMESPACE
 from rackloom.claim.domain import names
 from rackloom.claim.domain.crds import crds
 from rackloom.claim.domain.objects import compute_domain
@@ -40,23 +42,71 @@ def test_channel_mode_is_said_to_the_controller_and_to_the_plugin():
     assert sorted(told) == ["rackloom-controller", "rackloom-node-imex"]
 
 
-def test_kustomize_builds_everything_into_one_namespace():
+def test_daemons_are_all_that_is_in_their_namespace():
+    """Programs of ours in it, or their Secrets, would be within reach of the controller's rights there."""
     objects = built(BASE)
     files = [one for path in sorted(BASE.glob("*.yaml")) for one in documents(path)]
     kinds = [one["kind"] for one in files if one["kind"] != "Kustomization"]
     assert sorted(one["kind"] for one in objects) == sorted(kinds), "a file is not in kustomization.yaml"
-    found = {one["metadata"].get("namespace", "rackloom-system") for one in objects}
-    assert found == {"rackloom-system"}
+    placed = {(one["kind"], one["metadata"]["name"], one["metadata"].get("namespace")) for one in objects}
+    daemons = {(kind, name) for kind, name, namespace in placed if namespace == DEFAULT_DAEMON_NAMESPACE}
+    assert {name for kind, name in daemons if kind == "ServiceAccount"} == {SERVICE_ACCOUNT}
+    assert {kind for kind, _ in daemons} == {"ServiceAccount", "Role", "RoleBinding"}
+    others = {namespace for _, _, namespace in placed} - {DEFAULT_DAEMON_NAMESPACE}
+    assert others == {None, DEFAULT_NAMESPACE}
+
+
+def test_all_programs_say_the_same_namespace_for_daemons():
+    objects = [*built(BASE), *built(BASE.parent / "webhook")]
+    told = {}
+    for one in objects:
+        if one["kind"] in ("Deployment", "DaemonSet"):
+            (container,) = one["spec"]["template"]["spec"]["containers"]
+            variables = {each["name"]: each.get("value") for each in container["env"]}
+            told[one["metadata"]["name"]] = variables.get("IMEX_NAMESPACE")
+    assert told == {
+        "rackloom-controller": DEFAULT_DAEMON_NAMESPACE,
+        "rackloom-node-imex": DEFAULT_DAEMON_NAMESPACE,
+        "rackloom-webhook": DEFAULT_DAEMON_NAMESPACE,
+        "rackloom-node-gpu": None,
+        "rackloom-node-nic": None,
+    }
+    (hooks,) = (one for one in objects if one["kind"] == "MutatingWebhookConfiguration")
+    for hook in hooks["webhooks"]:
+        (exempt,) = hook["namespaceSelector"]["matchExpressions"]
+        assert {DEFAULT_NAMESPACE, DEFAULT_DAEMON_NAMESPACE} <= set(exempt["values"])
+
+
+@pytest.mark.parametrize("image", ["rackloom:0.1.0", "registry.example:5000/gpu/rackloom:0.2.0"])
+def test_the_policy_names_the_image_that_the_controller_runs_daemons_from(image, tmp_path):
+    """Also where an operator names another image, as README.md says."""
+    folder = shutil.copytree(BASE, tmp_path / "base")
+    text = (folder / "kustomization.yaml").read_text()
+    name, _, tag = image.rpartition(":")
+    given = f'  - name: rackloom\n    newName: {name}\n    newTag: "{tag}"\n'
+    (folder / "kustomization.yaml").write_text(
+        text.replace('  - name: rackloom\n    newTag: "0.1.0"\n', given)
+    )
+    objects = built(folder)
+    (controller,) = (one for one in objects if one["kind"] == "Deployment")
+    (container,) = controller["spec"]["template"]["spec"]["containers"]
+    policies = {one["metadata"]["name"]: one for one in objects if one["kind"] == "ValidatingAdmissionPolicy"}
+    policy = policies["rackloom-controller-daemons"]
+    variables = {one["name"]: one["expression"] for one in policy["spec"]["variables"]}
+    assert container["image"] == image
+    assert variables["image"] == f"'{image}'"
+    assert {"name": "IMAGE_NAME", "value": container["image"]} in container["env"]
 
 
 def test_no_role_reaches_further_than_it_must():
-    """No wildcards; secrets in the driver's namespace only; daemons nowhere else."""
+    """No wildcards; Secrets in one namespace only and never all of them; daemons nowhere else."""
     for path in BASE.glob("rbac-*.yaml"):
         for role in documents(path):
             for rule in role.get("rules", ()):
                 assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"], path.name
-                if role["kind"] == "ClusterRole":
-                    assert "secrets" not in rule["resources"], path.name
+                if "secrets" in rule["resources"]:
+                    assert role["kind"] == "Role", path.name
+                    assert not {"list", "watch", "update"} & set(rule["verbs"]), path.name
     assert {one["kind"] for one in documents(BASE / "rbac-daemon.yaml")} == {
         "ServiceAccount",
         "Role",

@@ -17,14 +17,14 @@ def domain(make):
 
 def pod_spec(domain, **daemon):
     settings = Settings(daemon=DaemonSettings(image="image:1", **daemon))
-    return manifests.daemon_set(domain, settings)["spec"]["template"]["spec"]
+    return manifests.daemon_set(domain, settings, settings.daemon_namespace)["spec"]["template"]["spec"]
 
 
 def test_the_daemon_set_of_the_driver(domain, settings):
-    made = manifests.daemon_set(domain, settings)
+    made = manifests.daemon_set(domain, settings, settings.daemon_namespace)
     assert made["metadata"] == {
         "name": "computedomain-daemon-cd-1",
-        "namespace": "rackloom-system",
+        "namespace": "rackloom-imex",
         "labels": {"resource.nvidia.com/computeDomain": "cd-1"},
         "finalizers": ["resource.nvidia.com/computeDomain"],
     }
@@ -70,9 +70,9 @@ def test_daemons_can_be_given_priority_resources_and_secrets(domain):
 @pytest.mark.parametrize("authentication", [True, False])
 def test_daemons_get_the_certificate_of_their_domain(domain, authentication):
     spec = pod_spec(domain, authentication=authentication)
-    secrets = [one["secret"]["secretName"] for one in spec.get("volumes", ())]
+    secrets = [one["secret"]["secretName"] for one in spec["volumes"] if "secret" in one]
     assert secrets == (["computedomain-imex-cd-1"] if authentication else [])
-    mounted = [one["mountPath"] for one in spec["containers"][0]["volumeMounts"]]
+    mounted = [one["mountPath"] for one in spec["containers"][0]["volumeMounts"] if one.get("readOnly")]
     assert mounted == (["/imexd-tls"] if authentication else [])
     values = {one["name"]: one.get("value") for one in spec["containers"][0]["env"]}
     assert values["IMEX_AUTHENTICATION"] == str(authentication).lower()
@@ -83,7 +83,7 @@ def test_templates_carry_configs_that_a_strict_reader_accepts(domain, settings, 
     domain = msgspec.structs.replace(domain, allocation_mode=mode)
     made = (
         (manifests.workload_template(domain, settings), "channel", "Workload", ChannelConfig),
-        (manifests.daemon_template(domain, settings), "daemon", "Daemon", DaemonConfig),
+        (manifests.daemon_template(domain, settings.daemon_namespace), "daemon", "Daemon", DaemonConfig),
     )
     for template, request, target, kind in made:
         devices = template["spec"]["spec"]["devices"]

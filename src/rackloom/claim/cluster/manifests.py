@@ -2,6 +2,10 @@
 
 Names, labels, finalizers, classes and the daemon's environment are those of NVIDIA's DRA driver 0.5. Owner
 references are not used between them, because they cross namespaces: ownership is label plus finalizer.
+
+Daemons are root without capabilities, in a read-only image: the IMEX management device (mode 0400), the pod's
+hosts file and the certificate belong to root, who needs no capability to open what is his. The policy
+rackloom-controller-daemons of deploy/kubernetes admits these pods and no others.
 """
 
 from typing import Any
@@ -16,6 +20,8 @@ from rackloom.claim.kube.api import Object
 SERVICE_ACCOUNT = "compute-domain-daemon-service-account"
 CONTAINER = "compute-domain-daemon"
 _TLS = "imex-tls"
+_SCRATCH = {"run": "/run", "tmp": "/tmp"}  # noqa: S108 (of the container)
+"""Where NVIDIA's programs may write: in memory, gone with the pod."""
 _CHECK = {"exec": {"command": ["rackloom", "imex", "check"]}}
 _TOLERATIONS = [
     {"operator": "Exists", "effect": effect} for effect in ("NoSchedule", "NoExecute", "PreferNoSchedule")
@@ -34,11 +40,11 @@ def workload_template(domain: ComputeDomain, settings: Settings) -> Object:
     return _template(meta, spec)
 
 
-def daemon_template(domain: ComputeDomain, settings: Settings) -> Object:
-    """The template of the IMEX daemons' own claims."""
+def daemon_template(domain: ComputeDomain, namespace: str) -> Object:
+    """The template of the IMEX daemons' own claims, in the namespace of the daemons."""
     config = DaemonConfig(domain_id=domain.uid)
     spec = _claim_spec(names.DAEMON_REQUEST, names.DAEMON_CLASS, config)
-    meta = _meta(domain.uid, names.daemon_name(domain.uid), settings.namespace, names.TARGET_DAEMON)
+    meta = _meta(domain.uid, names.daemon_name(domain.uid), namespace, names.TARGET_DAEMON)
     return _template(meta, spec)
 
 
@@ -65,7 +71,7 @@ def shared_claim(domain: ComputeDomain) -> Object:
     }
 
 
-def daemon_set(domain: ComputeDomain, settings: Settings) -> Object:
+def daemon_set(domain: ComputeDomain, settings: Settings, namespace: str) -> Object:
     """The IMEX daemons: none at first, then one on each node where a channel of this domain is prepared.
 
     Those of a clique in channel mode run on all its nodes that no other ComputeDomain holds.
@@ -74,7 +80,7 @@ def daemon_set(domain: ComputeDomain, settings: Settings) -> Object:
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
-        "metadata": _meta(domain.uid, names.daemon_name(domain.uid), settings.namespace),
+        "metadata": _meta(domain.uid, names.daemon_name(domain.uid), namespace),
         "spec": {
             "selector": {"matchLabels": labels},
             "template": {"metadata": {"labels": labels}, "spec": _pod_spec(domain, settings)},
@@ -84,7 +90,7 @@ def daemon_set(domain: ComputeDomain, settings: Settings) -> Object:
 
 def warm_clique(domain: ComputeDomain, settings: Settings) -> str | None:
     """The clique that a ComputeDomain of the controller's own keeps warm; None for those of users."""
-    ours = domain.namespace == settings.namespace
+    ours = domain.namespace in settings.namespaces
     return domain.labels.get(names.WARM_CLIQUE_LABEL) if ours else None
 
 
@@ -92,6 +98,7 @@ def _pod_spec(domain: ComputeDomain, settings: Settings) -> dict[str, Any]:
     daemon = settings.daemon
     spec: dict[str, Any] = {
         "serviceAccountName": SERVICE_ACCOUNT,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         **_placement(domain, settings),
         "tolerations": list(_TOLERATIONS),
         "containers": [_container(daemon)],
@@ -99,9 +106,13 @@ def _pod_spec(domain: ComputeDomain, settings: Settings) -> dict[str, Any]:
             {"name": names.DAEMON_REQUEST, "resourceClaimTemplateName": names.daemon_name(domain.uid)}
         ],
     }
+    volumes: list[dict[str, Any]] = [
+        {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}} for name in _SCRATCH
+    ]
     if daemon.authentication:
         secret = {"secretName": names.imex_secret_name(domain.uid), "defaultMode": 0o400}
-        spec["volumes"] = [{"name": _TLS, "secret": secret}]
+        volumes.append({"name": _TLS, "secret": secret})
+    spec["volumes"] = volumes
     if daemon.priority_class is not None:
         spec["priorityClassName"] = daemon.priority_class
     if daemon.pull_secrets:
@@ -123,13 +134,19 @@ def _placement(domain: ComputeDomain, settings: Settings) -> dict[str, Any]:
 
 
 def _container(daemon: DaemonSettings) -> dict[str, Any]:
-    mounts = [{"name": _TLS, "mountPath": "/imexd-tls", "readOnly": True}] if daemon.authentication else []
+    mounts: list[dict[str, Any]] = [{"name": name, "mountPath": path} for name, path in _SCRATCH.items()]
+    if daemon.authentication:
+        mounts.append({"name": _TLS, "mountPath": "/imexd-tls", "readOnly": True})
     return {
         "name": CONTAINER,
         "image": daemon.image,
         "volumeMounts": mounts,
-        # The peers' names are written to /etc/hosts, which belongs to root.
-        "securityContext": {"runAsUser": 0, "allowPrivilegeEscalation": False},
+        "securityContext": {
+            "runAsUser": 0,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
         "command": ["rackloom", "imex", "run"],
         "env": _environment(daemon),
         "resources": {**daemon.resources, "claims": [{"name": names.DAEMON_REQUEST}]},

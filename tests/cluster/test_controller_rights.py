@@ -1,0 +1,355 @@
+"""What the controller may do on a real API server with its own token, and what is kept from it."""
+
+import copy
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.installed import SETTINGS, as_account
+from tests.cluster.policies import CLIQUE, DAEMONS, DRIVER, slice_of
+from tests.cluster.test_own_entries_only import plain_pod
+from tests.waiting import until
+
+from rackloom.claim.cluster.credentials import Credentials
+from rackloom.claim.cluster.manifests import daemon_set, daemon_template, shared_claim, workload_template
+from rackloom.claim.cluster.offers import pool_manifest, warm_manifest
+from rackloom.claim.domain import names
+from rackloom.claim.domain.objects import ComputeDomain, compute_domain
+from rackloom.claim.kube.api import Kind, KubeApi, Object, Rejected
+from rackloom.claim.kube.kinds import (
+    COMPUTE_DOMAIN,
+    DAEMON_SET,
+    LEASE,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
+    SECRET,
+)
+
+pytestmark = pytest.mark.anyio
+ACCOUNT = "rackloom-controller"
+OTHER = "5a4c9d1e-77aa-4b1c-8d8e-2f60c0a4b922"
+"""UID of another ComputeDomain."""
+Change = Callable[[Any], None]
+ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings", namespaced=True)
+ROLE = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles", namespaced=True)
+
+
+@pytest.fixture
+async def controller(cluster: ControlPlane, api: KubeApi, base_applied: None) -> AsyncIterator[KubeApi]:
+    """The API server with the token of a pod of the controller."""
+    await plain_pod(api, ACCOUNT, ACCOUNT)
+    async with as_account(api, cluster, ACCOUNT) as own:
+        yield own
+
+
+@pytest.fixture
+async def domain(api: KubeApi, controller: KubeApi, namespace: str) -> ComputeDomain:
+    """A user's ComputeDomain."""
+    spec = {"channel": {"resourceClaimTemplate": {"name": "channel"}}}
+    meta = {"name": "job", "namespace": namespace}
+    return compute_domain(await api.create(COMPUTE_DOMAIN, {"metadata": meta, "spec": spec}))
+
+
+async def refused(call: Any, why: str) -> None:
+    with pytest.raises(Rejected, match=why):
+        await call
+
+
+def changed(obj: Object, change: Change) -> Object:
+    new = copy.deepcopy(obj)
+    change(new)
+    return new
+
+
+def in_pod(change: Change) -> Change:
+    return lambda obj: change(obj["spec"]["template"]["spec"])
+
+
+def in_container(change: Change) -> Change:
+    return in_pod(lambda pod: change(pod["containers"][0]))
+
+
+def _host_path(pod: Any) -> None:
+    pod["volumes"].append({"name": "host", "hostPath": {"path": "/"}})
+
+
+def _projected_token(pod: Any) -> None:
+    token = {"serviceAccountToken": {"path": "token", "audience": "vault"}}
+    pod["volumes"].append({"name": "token", "projected": {"sources": [token]}})
+
+
+def _secret_of_another(pod: Any) -> None:
+    (volume,) = (one for one in pod["volumes"] if "secret" in one)
+    volume["secret"]["secretName"] = names.imex_authority_name(OTHER)
+
+
+def _another_name(obj: Any) -> None:
+    obj["metadata"]["name"] = "mine"
+
+
+def _no_label(obj: Any) -> None:
+    obj["metadata"]["labels"] = {}
+
+
+def _variable(name: str, value: str) -> Change:
+    return in_container(lambda one: one["env"].append({"name": name, "value": value}))
+
+
+def _secret_variable(one: Any) -> None:
+    reference = {"name": names.imex_authority_name(OTHER), "key": "tls.key"}
+    one["env"].append({"name": "LOG_VERBOSITY", "valueFrom": {"secretKeyRef": reference}})
+
+
+def _all_gpus(one: Any) -> None:
+    (variable,) = (each for each in one["env"] if each["name"] == "NVIDIA_VISIBLE_DEVICES")
+    variable["value"] = "all"
+
+
+FORBIDDEN: dict[str, tuple[Change, str]] = {
+    "name": (_another_name, "DaemonSets of ComputeDomains"),
+    "label": (_no_label, "DaemonSets of ComputeDomains"),
+    "image": (in_container(lambda one: one.update(image="evil:1")), "from the image of the controller"),
+    "second container": (
+        in_pod(lambda pod: pod["containers"].append({"name": "x", "image": "rackloom:0.1.0"})),
+        "one container",
+    ),
+    "init container": (
+        in_pod(lambda pod: pod.update(initContainers=[{"name": "x", "image": "rackloom:0.1.0"}])),
+        "one container",
+    ),
+    "account": (
+        in_pod(lambda pod: pod.update(serviceAccountName="default")),
+        "run as compute-domain-daemon-service-account",
+    ),
+    "command": (in_container(lambda one: one.update(command=["sh"])), "rackloom imex run"),
+    "arguments": (in_container(lambda one: one.update(args=["--program", "sh"])), "rackloom imex run"),
+    "probe": (
+        in_container(lambda one: one["livenessProbe"]["exec"].update(command=["sh"])),
+        "rackloom imex check",
+    ),
+    "hook": (
+        in_container(lambda one: one.update(lifecycle={"postStart": {"exec": {"command": ["sh"]}}})),
+        "rackloom imex run",
+    ),
+    "program": (_variable("IMEX_PROGRAM", "sh -c id"), "variables that the controller gives"),
+    "variable of a Secret": (in_container(_secret_variable), "variables that the controller gives"),
+    "GPUs": (in_container(_all_gpus), "variables that the controller gives"),
+    "host path": (in_pod(_host_path), "nothing of the host"),
+    "token": (in_pod(_projected_token), "nothing of the host"),
+    "Secret of another": (in_pod(_secret_of_another), "certificate of their own"),
+    "claim of another": (
+        in_pod(lambda pod: pod["resourceClaims"][0].update(resourceClaimTemplateName="channel")),
+        "template of their own",
+    ),
+    "host network": (in_pod(lambda pod: pod.update(hostNetwork=True)), "no namespace of the host"),
+    "host processes": (in_pod(lambda pod: pod.update(hostPID=True)), "no namespace of the host"),
+    "node": (in_pod(lambda pod: pod.update(nodeName="n")), "no node without the scheduler"),
+    "runtime": (in_pod(lambda pod: pod.update(runtimeClassName="other")), "no other runtime"),
+    "annotation": (
+        lambda obj: obj["spec"]["template"]["metadata"].update(annotations={"cdi.k8s.io/x": "y/z=all"}),
+        "no other runtime",
+    ),
+    "privileged": (
+        in_container(
+            lambda one: one["securityContext"].update(privileged=True, allowPrivilegeEscalation=True)
+        ),
+        "without capabilities",
+    ),
+    "capability": (
+        in_container(lambda one: one["securityContext"]["capabilities"].update(add=["SYS_ADMIN"])),
+        "without capabilities",
+    ),
+    "capabilities kept": (
+        in_container(lambda one: one["securityContext"].pop("capabilities")),
+        "without capabilities",
+    ),
+    "seccomp": (
+        in_pod(lambda pod: pod["securityContext"]["seccompProfile"].update(type="Unconfined")),
+        "seccomp profile",
+    ),
+    "seccomp of the container": (
+        in_container(lambda one: one["securityContext"].update(seccompProfile={"type": "Unconfined"})),
+        "seccomp profile",
+    ),
+    "writable image": (
+        in_container(lambda one: one["securityContext"].update(readOnlyRootFilesystem=False)),
+        "read-only image",
+    ),
+}
+
+
+async def test_the_controller_starts_imex_daemons_and_no_other_programs(
+    controller: KubeApi, domain: ComputeDomain
+) -> None:
+    made = daemon_set(domain, SETTINGS, DAEMONS)
+    for change, why in FORBIDDEN.values():
+        await refused(controller.create(DAEMON_SET, changed(made, change), dry_run=True), why)
+    await refused(controller.create(DAEMON_SET, daemon_set(domain, SETTINGS, DRIVER)), "forbidden")
+
+    name = names.daemon_name(domain.uid)
+    await controller.create(DAEMON_SET, made)
+    container = {"name": "compute-domain-daemon", "image": "evil:1"}
+    for change in (
+        {"spec": {"template": {"spec": {"containers": [container]}}}},
+        {"metadata": {"annotations": {"a": "b"}}},
+        {"metadata": {"finalizers": [names.FINALIZER, "example.com/keep"]}},
+    ):
+        await refused(controller.patch(DAEMON_SET, name, DAEMONS, change), "changes nothing else")
+    await controller.patch(DAEMON_SET, name, DAEMONS, {"metadata": {"finalizers": []}})
+    await controller.delete(DAEMON_SET, name, DAEMONS)
+
+
+async def test_no_daemon_set_is_made_in_another_namespace_whatever_roles_say(
+    api: KubeApi, controller: KubeApi, domain: ComputeDomain
+) -> None:
+    """Where daemons of earlier releases are taken over, the controller has a role in their namespace too."""
+    meta = {"name": "more", "namespace": DRIVER}
+    rule = {"apiGroups": ["apps"], "resources": ["daemonsets"], "verbs": ["create"]}
+    await api.create(ROLE, {"metadata": meta, "rules": [rule]})
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": DRIVER}
+    role = {"apiGroup": ROLE.group, "kind": ROLE.kind, "name": "more"}
+    await api.create(ROLE_BINDING, {"metadata": meta, "subjects": [subject], "roleRef": role})
+
+    async def is_held_by_the_policy() -> bool:
+        try:
+            await controller.create(DAEMON_SET, daemon_set(domain, SETTINGS, DRIVER), dry_run=True)
+        except Rejected as error:
+            return "in namespace rackloom-imex only" in error.message
+        return False
+
+    await until(is_held_by_the_policy, "the role counts, and the policy says no")
+
+
+async def test_pod_security_keeps_privileged_pods_out_of_the_daemons_namespace(
+    api: KubeApi, domain: ComputeDomain
+) -> None:
+    """Also from an administrator: a mistake of ours would be refused there."""
+    spec = daemon_set(domain, SETTINGS, DAEMONS)["spec"]["template"]["spec"]
+    pod = {"metadata": {"name": "probe", "namespace": DAEMONS}, "spec": spec}
+    kind = Kind("", "v1", "Pod", "pods", namespaced=True)
+    await api.create(kind, pod, dry_run=True)
+
+    def privileged(one: Any) -> None:
+        one["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+
+    await refused(api.create(kind, changed(pod, privileged), dry_run=True), "violates PodSecurity")
+
+
+async def test_the_controller_reads_and_writes_certificates_of_daemons_only(
+    api: KubeApi, controller: KubeApi, domain: ComputeDomain
+) -> None:
+    for namespace in (DAEMONS, DRIVER, "kube-system", None):
+        await refused(controller.list(SECRET, namespace), "forbidden")
+    for namespace in (DRIVER, "kube-system", domain.namespace):
+        await refused(controller.get(SECRET, names.imex_secret_name(domain.uid), namespace), "forbidden")
+
+    await Credentials(controller, lambda: 1.8e9).ensure(domain.uid, DAEMONS)
+    made = await controller.get(SECRET, names.imex_secret_name(domain.uid), DAEMONS)
+    new = {key: made[key] for key in ("type", "data")}
+    new["metadata"] = {key: made["metadata"][key] for key in ("name", "namespace", "labels")}
+    name = new["metadata"]["name"]
+    token = {**new, "type": "kubernetes.io/service-account-token", "data": {}}
+    token["metadata"] = {
+        **new["metadata"],
+        "name": names.imex_secret_name(OTHER),
+        "labels": {names.COMPUTE_DOMAIN_LABEL: OTHER},
+        "annotations": {"kubernetes.io/service-account.name": "compute-domain-daemon-service-account"},
+    }
+    renamed = {**new, "metadata": {**new["metadata"], "name": "pull-secret"}}
+    for forbidden in (token, renamed):
+        await refused(controller.create(SECRET, forbidden, dry_run=True), "no other Secrets")
+    relabelled = {"metadata": {"labels": {names.COMPUTE_DOMAIN_LABEL: OTHER}}}
+    await refused(controller.patch(SECRET, name, DAEMONS, relabelled), "no other Secrets")
+    noted = {"metadata": {"annotations": {"a": "b"}}}
+    await refused(controller.patch(SECRET, name, DAEMONS, noted), "stays that of its ComputeDomain")
+
+    await api.create(SECRET, {"metadata": {"name": "registry", "namespace": DAEMONS}})
+    await refused(controller.delete(SECRET, "registry", DAEMONS), "no other Secrets")
+    for name in (names.imex_secret_name(domain.uid), names.imex_authority_name(domain.uid)):
+        await controller.patch(SECRET, name, DAEMONS, {"metadata": {"finalizers": []}})
+        await controller.delete(SECRET, name, DAEMONS)
+
+
+async def test_the_controller_takes_away_its_own_claims_templates_and_slices_only(
+    api: KubeApi, controller: KubeApi, domain: ComputeDomain
+) -> None:
+    namespace = domain.namespace
+    own_claim, own_pool = shared_claim(domain), pool_manifest(CLIQUE)
+    own_template = workload_template(domain, SETTINGS)
+    for kind, obj in (
+        (RESOURCE_CLAIM, own_claim),
+        (RESOURCE_SLICE, own_pool),
+        (RESOURCE_CLAIM_TEMPLATE, own_template),
+        (RESOURCE_CLAIM_TEMPLATE, daemon_template(domain, DAEMONS)),
+    ):
+        await controller.create(kind, obj)
+
+    users = changed(own_claim, _another_name)
+    unowned = changed(own_claim, lambda one: one["metadata"].update(ownerReferences=[], namespace="default"))
+    for claim in (users, unowned):
+        await refused(controller.create(RESOURCE_CLAIM, claim), "that the pods of a ComputeDomain share")
+        await api.create(RESOURCE_CLAIM, claim)
+        meta = claim["metadata"]
+        call = controller.delete(RESOURCE_CLAIM, meta["name"], meta["namespace"])
+        await refused(call, "that the pods of a ComputeDomain share")
+    await api.delete(RESOURCE_CLAIM, unowned["metadata"]["name"], "default")
+
+    def users_template(one: Any) -> None:
+        one["metadata"] = {"name": "users", "namespace": namespace}
+
+    await api.create(RESOURCE_CLAIM_TEMPLATE, changed(own_template, users_template))
+    call = controller.delete(RESOURCE_CLAIM_TEMPLATE, "users", namespace)
+    await refused(call, "templates of ComputeDomains, and no others")
+
+    await api.create(RESOURCE_SLICE, slice_of("n", "of-a-node"))
+    await refused(controller.delete(RESOURCE_SLICE, "of-a-node"), "no devices of a node")
+    for forbidden in (
+        slice_of("n", "forged"),
+        changed(own_pool, lambda one: one["spec"]["pool"].update(name="n")),
+        changed(own_pool, lambda one: one["spec"].update(driver=names.GPU_DRIVER)),
+    ):
+        await refused(controller.create(RESOURCE_SLICE, forbidden, dry_run=True), "no devices of a node")
+    await api.delete(RESOURCE_SLICE, "of-a-node")
+
+    kept = {"metadata": {"finalizers": [names.FINALIZER, "example.com/keep"]}}
+    call = controller.patch(RESOURCE_CLAIM_TEMPLATE, domain.template, namespace, kept)
+    await refused(call, "lets go of what it made")
+    free = {"metadata": {"finalizers": []}}
+    for name, place in ((domain.template, namespace), (names.daemon_name(domain.uid), DAEMONS)):
+        await controller.patch(RESOURCE_CLAIM_TEMPLATE, name, place, free)
+        await controller.delete(RESOURCE_CLAIM_TEMPLATE, name, place)
+    await controller.delete(RESOURCE_CLAIM, own_claim["metadata"]["name"], namespace)
+    await controller.delete(RESOURCE_SLICE, own_pool["metadata"]["name"])
+
+
+async def test_the_controller_marks_compute_domains_of_users_and_changes_nothing_else(
+    controller: KubeApi, domain: ComputeDomain
+) -> None:
+    where = (COMPUTE_DOMAIN, domain.name, domain.namespace)
+    mark = {"finalizers": [names.FINALIZER], "labels": {names.COMPUTE_DOMAIN_LABEL: domain.uid}}
+    await controller.patch(*where, {"metadata": mark})
+    for change in (
+        {"labels": {names.COMPUTE_DOMAIN_LABEL: OTHER}},
+        {"labels": {names.WARM_CLIQUE_LABEL: CLIQUE}},
+        {"annotations": {names.ALLOW_DELETION_ANNOTATION: "true"}},
+        {"finalizers": [names.FINALIZER, "example.com/keep"]},
+    ):
+        await refused(controller.patch(*where, {"metadata": change}), "and nothing else")
+    await controller.patch(*where, {"metadata": {"finalizers": []}})
+    await refused(controller.delete(*where), "forbidden")
+
+    warm = warm_manifest(CLIQUE, SETTINGS)
+    await refused(
+        controller.create(COMPUTE_DOMAIN, changed(warm, _no_label), dry_run=True), "keeps a clique warm"
+    )
+    await controller.create(COMPUTE_DOMAIN, warm)
+    await controller.delete(COMPUTE_DOMAIN, warm["metadata"]["name"], DAEMONS)
+
+
+async def test_the_controller_has_one_lease(controller: KubeApi) -> None:
+    lease = {"metadata": {"name": ACCOUNT, "namespace": DRIVER}, "spec": {}}
+    made = await controller.create(LEASE, lease)
+    await controller.replace(LEASE, made)
+    await refused(controller.get(LEASE, "rackloom-webhook", DRIVER), "forbidden")
