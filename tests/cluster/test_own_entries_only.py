@@ -4,11 +4,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.installed import as_account, pod_of
-from tests.cluster.policies import CLIQUE, DAEMON_ACCOUNT, DRIVER, slice_of
+from tests.cluster.policies import CLIQUE, DAEMON_ACCOUNT, DAEMONS, DRIVER, slice_of
 from tests.waiting import until
 
 from rackloom.claim.cluster.gang import marks
@@ -30,48 +31,144 @@ CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterro
 CLUSTER_ROLE_BINDING = Kind(
     "rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False
 )
+DOMAIN, FOREIGN = "0b6e5f0a-6a3b-4c55-9a52-1f0d6c3d7a11", "5a4c9d1e-77aa-4b1c-8d8e-2f60c0a4b922"
+"""UIDs of two ComputeDomains."""
 ACCESS = Kind(
     "authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
 )
 
 
-async def plain_pod(api: KubeApi, name: str, service_account: str) -> Object:
+async def plain_pod(api: KubeApi, name: str, service_account: str, namespace: str = DRIVER) -> Object:
     spec = {"serviceAccountName": service_account, "containers": [{"name": "main", "image": "none"}]}
-    await api.create(POD, {"metadata": {"name": name, "namespace": DRIVER}, "spec": spec})
-    return await pod_of(api, name)
+    await api.create(POD, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
+    return await pod_of(api, name, namespace)
+
+
+async def daemon_pod(api: KubeApi, uid: str, suffix: str) -> Object:
+    """A pod named as a DaemonSet names those of a ComputeDomain."""
+    return await plain_pod(api, f"{names.daemon_name(uid)}-{suffix}", DAEMON_ACCOUNT, DAEMONS)
+
+
+@contextlib.asynccontextmanager
+async def as_daemon(api: KubeApi, cluster: ControlPlane, pod: Object) -> AsyncIterator[KubeApi]:
+    async with as_account(api, cluster, DAEMON_ACCOUNT, pod["metadata"]["name"], DAEMONS) as daemon:
+        yield daemon
+
+
+def ref_of(pod: Object) -> Ref:
+    return Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
 
 
 async def test_a_daemon_writes_its_own_entry_only(
     cluster: ControlPlane, api: KubeApi, namespace: str, base_applied: None
 ) -> None:
-    one, two = [await plain_pod(api, f"daemon-{number}", DAEMON_ACCOUNT) for number in (1, 2)]
-    here, there = Ref(one["metadata"]["name"], one["metadata"]["uid"]), Ref("daemon-x", "uid-x")
+    one, two = [await daemon_pod(api, DOMAIN, suffix) for suffix in ("aaaa1", "aaaa2")]
+    here, there = ref_of(one), Ref("daemon-x", "uid-x")
     node = one["spec"]["nodeName"]
-    value = Clique(compute_domain="cd", clique_id=CLIQUE)
+    value = Clique(compute_domain=DOMAIN, clique_id=CLIQUE)
     by_admin = join(value, node="other", ip_address="10.0.0.9", pod=there, max_nodes=18)
-    read = await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(by_admin, DRIVER))
-    async with as_account(api, cluster, DAEMON_ACCOUNT, "daemon-1") as daemon:
-        forged = join(clique(read), node="elsewhere", ip_address="10.0.0.1", pod=here, max_nodes=18)
-        with pytest.raises(Rejected, match="own node only"):
-            await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(forged, DRIVER, read))
+    read = await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(by_admin, DAEMONS))
+    async with as_daemon(api, cluster, one) as daemon:
 
+        async def refused(value: Clique, over: Object, why: str) -> None:
+            with pytest.raises(Rejected, match=why):
+                await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(value, DAEMONS, over))
+
+        forged = join(clique(read), node="elsewhere", ip_address="10.0.0.1", pod=here, max_nodes=18)
+        await refused(forged, read, "own node only")
         own = join(clique(read), node=node, ip_address="10.0.0.1", pod=here, max_nodes=18)
-        written = await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(own, DRIVER, read))
+        for owners in ((there,), (there, ref_of(two))):
+            for_nobody = msgspec.structs.replace(own, owners=owners)
+            await refused(for_nobody, read, r"together with its pod|own pod as owner only")
+        entry = msgspec.structs.replace(own.on(node), clique_id=f"{CLIQUE}2")
+        elsewhere = msgspec.structs.replace(own, daemons=(*clique(read).daemons, entry))
+        await refused(elsewhere, read, "of the clique that the object is of")
+
+        written = await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(own, DAEMONS, read))
         assert [one.node_name for one in clique(written).daemons] == ["other", node]
         thrown_out = leave(clique(written), node="other", pod=there)
-        with pytest.raises(Rejected, match="own node only"):
-            await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(thrown_out, DRIVER, written))
+        await refused(thrown_out, written, "own node only")
+        alone = msgspec.structs.replace(clique(written), owners=(there,))
+        await refused(alone, written, "together with its pod")
+        name = written["metadata"]["name"]
+        for change in ({"finalizers": ["example.com/keep"]}, {"annotations": {"a": "b"}}):
+            with pytest.raises(Rejected, match="no finalizers and no annotations"):
+                await daemon.patch(COMPUTE_DOMAIN_CLIQUE, name, DAEMONS, {"metadata": change})
         left = leave(clique(written), node=node, pod=here)
-        await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(left, DRIVER, written))
+        await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(left, DAEMONS, written))
 
-        said = {"metadata": {"labels": {names.CLIQUE_ID_LABEL: CLIQUE}}}
-        await daemon.patch(POD, "daemon-1", DRIVER, said)
+
+async def test_a_daemon_is_held_to_its_own_compute_domain(
+    cluster: ControlPlane, api: KubeApi, namespace: str, base_applied: None
+) -> None:
+    """Its pod is named after the ComputeDomain, and its token names the pod."""
+    pod = await daemon_pod(api, DOMAIN, "bbbb1")
+    node, here = pod["spec"]["nodeName"], ref_of(pod)
+    foreign = Clique(compute_domain=FOREIGN, clique_id=CLIQUE)
+    read = await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(foreign, DAEMONS))
+
+    def entered(value: Clique) -> Clique:
+        return join(value, node=node, ip_address="10.0.0.1", pod=here, max_nodes=18)
+
+    async with as_daemon(api, cluster, pod) as daemon:
+        with pytest.raises(Rejected, match="own ComputeDomain only: " + DOMAIN):
+            await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(entered(clique(read)), DAEMONS, read))
+        longer = Clique(compute_domain=DOMAIN + "0", clique_id=CLIQUE)
+        with pytest.raises(Rejected, match="own ComputeDomain only"):
+            await daemon.create(COMPUTE_DOMAIN_CLIQUE, clique_json(entered(longer), DAEMONS))
+        own = clique_json(entered(Clique(compute_domain=DOMAIN, clique_id=CLIQUE)), DAEMONS)
+        mislabelled = {
+            **own,
+            "metadata": {**own["metadata"], "labels": {names.COMPUTE_DOMAIN_LABEL: FOREIGN}},
+        }
+        with pytest.raises(Rejected, match="labelled with its own ComputeDomain"):
+            await daemon.create(COMPUTE_DOMAIN_CLIQUE, mislabelled)
+        await daemon.create(COMPUTE_DOMAIN_CLIQUE, own)
+    stray = await plain_pod(api, "stray", DAEMON_ACCOUNT, DAEMONS)
+    async with as_daemon(api, cluster, stray) as daemon:
+        value = join(
+            Clique(compute_domain=DOMAIN, clique_id=CLIQUE),
+            node=node,
+            ip_address="10.0.0.1",
+            pod=ref_of(stray),
+            max_nodes=18,
+        )
+        with pytest.raises(Rejected, match="own ComputeDomain only"):
+            await daemon.create(COMPUTE_DOMAIN_CLIQUE, clique_json(value, DAEMONS))
+
+
+async def test_a_daemon_says_what_it_sees_on_its_own_pod(
+    cluster: ControlPlane, api: KubeApi, namespace: str, base_applied: None
+) -> None:
+    one, two = [await daemon_pod(api, DOMAIN, suffix) for suffix in ("cccc1", "cccc2")]
+    own, other = one["metadata"]["name"], two["metadata"]["name"]
+    said = {
+        "metadata": {
+            "labels": {names.CLIQUE_ID_LABEL: CLIQUE},
+            "annotations": {names.MESH_ANNOTATION: "{}"},
+        }
+    }
+    async with as_daemon(api, cluster, one) as daemon:
+        await daemon.patch(POD, own, DAEMONS, said)
         with pytest.raises(Rejected, match="own pod only"):
-            await daemon.patch(POD, two["metadata"]["name"], DRIVER, said)
+            await daemon.patch(POD, other, DAEMONS, said)
+        for change in (
+            {"metadata": {"labels": {names.COMPUTE_DOMAIN_LABEL: FOREIGN}}},
+            {"metadata": {"labels": {"a": "b"}}},
+            {"metadata": {"annotations": {"a": "b"}}},
+            {"metadata": {"finalizers": ["example.com/keep"]}},
+            {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}]}},
+            {"spec": {"activeDeadlineSeconds": 9}},
+        ):
+            with pytest.raises(Rejected, match="changes nothing else of its pod"):
+                await daemon.patch(POD, own, DAEMONS, change)
         with pytest.raises(Rejected, match="forbidden"):
-            await daemon.list(NODE)
+            await daemon.patch(POD, own, DAEMONS, {"status": {"phase": "Failed"}}, subresource="status")
+        for kind, place in ((NODE, None), (SECRET, DAEMONS), (POD, DAEMONS), (SECRET, DRIVER)):
+            with pytest.raises(Rejected, match="forbidden"):
+                await daemon.list(kind, place)
         with pytest.raises(Rejected, match="forbidden"):
-            await daemon.list(SECRET, DRIVER)
+            await daemon.get(SECRET, names.imex_secret_name(DOMAIN), DAEMONS)
 
 
 async def test_a_plugin_writes_its_own_node_only(
