@@ -112,11 +112,13 @@ async def led(api: KubeApi, cluster: ControlPlane) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def controlled(api: KubeApi, cluster: ControlPlane) -> AsyncIterator[None]:
+async def controlled(
+    api: KubeApi, cluster: ControlPlane, settings: Settings = SETTINGS
+) -> AsyncIterator[None]:
     """The ComputeDomain controller alone, with the token of its own pod."""
     async with as_account(api, cluster, "rackloom-controller") as own:
         recorder = Recorder(own, "rackloom-controller", "test", time.time)
-        async with _beside(Controller(own, SETTINGS, recorder, time.time, random.Random(1)).run()):
+        async with _beside(Controller(own, settings, recorder, time.time, random.Random(1)).run()):
             yield
 
 

@@ -3,15 +3,19 @@
 import asyncio
 import contextlib
 
+import msgspec
 import pytest
+from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.installed import controlled
+from tests.cluster.installed import SETTINGS, applied, controlled
 from tests.cluster.kubectl import kubectl
-from tests.cluster.policies import DAEMONS
+from tests.cluster.policies import DAEMONS, DRIVER
 from tests.waiting import until
 
+from rackloom.claim.cluster.credentials import Credentials
+from rackloom.claim.cluster.manifests import daemon_set, daemon_template
 from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import read_status
+from rackloom.claim.domain.objects import compute_domain, read_status
 from rackloom.claim.kube.api import Kind, KubeApi, NotFound, Object, Rejected
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
@@ -87,3 +91,32 @@ async def test_the_life_of_a_compute_domain_with_the_controllers_own_rights(
         await until(template_of_second, "the second gets the name when the first is gone")
         await api.delete(COMPUTE_DOMAIN, "second", namespace)
         await until(lambda: is_gone(api, COMPUTE_DOMAIN, "second", namespace), "the second is gone")
+
+
+async def test_daemons_of_an_earlier_release_run_until_their_domain_is_deleted(
+    cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes, namespace: str
+) -> None:
+    """In the namespace of our programs, where the base gives no right over DaemonSets and Secrets any more."""
+    await add_nodes(1)
+    settings = msgspec.structs.replace(SETTINGS, additional_namespaces=(DRIVER,))
+    async with applied(cluster, api, "take-over"):
+        old = await domain(api, namespace)
+        uid, secret = old["metadata"]["uid"], names.imex_secret_name(old["metadata"]["uid"])
+        made = compute_domain(old)
+        await api.create(RESOURCE_CLAIM_TEMPLATE, daemon_template(made, DRIVER))
+        await api.create(DAEMON_SET, daemon_set(made, settings, DRIVER))
+        await Credentials(api, lambda: 1.0e9).ensure(uid, DRIVER)
+        expired = (await api.get(SECRET, secret, DRIVER))["data"]["tls.crt"]
+        async with controlled(api, cluster, settings):
+            await until(lambda: has_reason(api, namespace, "NoNodes"), "the status is told")
+
+            async def renewed() -> bool:
+                return bool((await api.get(SECRET, secret, DRIVER))["data"]["tls.crt"] != expired)
+
+            await until(renewed, "the certificate is renewed where it is")
+            assert not (await api.list(DAEMON_SET, DAEMONS)).items
+            assert not (await api.list(SECRET, DAEMONS)).items
+            await api.delete(COMPUTE_DOMAIN, "job", namespace)
+            await until(lambda: is_gone(api, COMPUTE_DOMAIN, "job", namespace), "the domain is gone")
+            for kind, name in ((DAEMON_SET, names.daemon_name(uid)), (SECRET, secret)):
+                assert await is_gone(api, kind, name, DRIVER)
