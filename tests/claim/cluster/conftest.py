@@ -81,7 +81,8 @@ class World:
         self._delete(delete(thing(kind, obj)), obj)
 
     def _delete(self, action: Delete, obj: Object) -> None:
-        if obj["metadata"]["uid"] != action.uid:
+        version = obj["metadata"]["resourceVersion"]
+        if obj["metadata"]["uid"] != action.uid or action.resource_version not in (None, version):
             raise Conflict(409, "Conflict", action.what)
         meta = {**obj["metadata"]}
         meta.setdefault("deletionTimestamp", NOW)
@@ -142,11 +143,25 @@ def compute_domain(
     }
 
 
-def node(name: str, domain: str | None = None, clique: str = CLIQUE, **labels: str) -> Object:
-    found = {names.GPU_CLIQUE_LABEL: clique, **labels}
+def node(
+    name: str,
+    domain: str | None = None,
+    clique: str | None = CLIQUE,
+    *,
+    not_ready_since: str | None = None,
+    **labels: str,
+) -> Object:
+    found = labels | ({} if clique is None else {names.GPU_CLIQUE_LABEL: clique})
     if domain is not None:
         found[names.COMPUTE_DOMAIN_LABEL] = domain
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": found}}
+    ready = {"type": "Ready", "status": "False" if not_ready_since else "True"}
+    ready["lastTransitionTime"] = not_ready_since or NOW
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": found},
+        "status": {"conditions": [ready]},
+    }
 
 
 def daemon_pod(

@@ -14,11 +14,14 @@ from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
+    EVENT,
     NODE,
     POD,
+    RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     SECRET,
 )
+from rackloom.claim.kube.timestamps import whole_time
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kube.times import loop_time
 
@@ -31,6 +34,8 @@ class DaemonSide:
     def __init__(self, kube, clique_id):
         self.api = DirectApi(kube, "nodes")
         self.clique_id = clique_id
+        self.silent = set()
+        """Nodes without a kubelet: nobody ends their pods."""
 
     async def run(self):
         while True:
@@ -51,7 +56,8 @@ class DaemonSide:
         for key in sorted(wanted - set(pods)):
             await self.start(*key)
         for key in sorted(set(pods) - wanted):
-            await self.api.delete(POD, pods[key]["metadata"]["name"], NAMESPACE, grace_seconds=0)
+            grace = None if key[1] in self.silent else 0
+            await self.api.delete(POD, pods[key]["metadata"]["name"], NAMESPACE, grace_seconds=grace)
 
     def chosen(self, daemons, nodes):
         spec = daemons["spec"]["template"]["spec"]
@@ -123,8 +129,11 @@ class Site:
     async def begin(self):
         for name in self.nodes:
             labels = {names.GPU_CLIQUE_LABEL: self.clique_id}
-            await self.user.create(NODE, {"metadata": {"name": name, "labels": labels}})
-        self.tasks.append(asyncio.create_task(DaemonSide(self.kube, self.clique_id).run()))
+            ready = {"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:00:00Z"}
+            meta = {"name": name, "labels": labels}
+            await self.user.create(NODE, {"metadata": meta, "status": {"conditions": [ready]}})
+        self.daemons = DaemonSide(self.kube, self.clique_id)
+        self.tasks.append(asyncio.create_task(self.daemons.run()))
         self.start()
 
     def start(self):
@@ -155,6 +164,37 @@ class Site:
         labels = {names.COMPUTE_DOMAIN_LABEL: domain["metadata"]["uid"]}
         await self.user.patch(NODE, node, None, {"metadata": {"labels": labels}})
 
+    async def use(self, domain, node):
+        """A pod that was scheduled there holds its channel."""
+        uid = domain["metadata"]["uid"]
+        config = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomainChannelConfig"}
+        opaque = {"driver": names.IMEX_DRIVER, "parameters": config | {"domainID": uid}}
+        request = {"name": "channel", "exactly": {"deviceClassName": names.CHANNEL_CLASS}}
+        meta, spec = {"name": f"on-{node}", "namespace": "team"}, {"requests": [request]}
+        spec["config"] = [{"opaque": opaque}]
+        await self.user.create(RESOURCE_CLAIM, {"metadata": meta, "spec": {"devices": spec}})
+        device = {"driver": names.IMEX_DRIVER, "pool": node, "device": "channel-0", "request": "channel"}
+        holder = {"resource": "pods", "name": f"pod-{node}", "uid": f"pod-{node}"}
+        status = {"allocation": {"devices": {"results": [device]}}, "reservedFor": [holder]}
+        patch = {"status": status}
+        await self.user.patch(RESOURCE_CLAIM, meta["name"], "team", patch, subresource="status")
+
+    async def release(self, node):
+        """The pod is deleted by force, and its claim with it."""
+        await self.user.delete(RESOURCE_CLAIM, f"on-{node}", "team")
+
+    async def fall_silent(self, node):
+        """As the node controller tells of a node whose lease ran out."""
+        self.daemons.silent.add(node)
+        since = {"lastTransitionTime": whole_time(loop_time())}
+        silent = {"status": {"conditions": [{"type": "Ready", "status": "Unknown", **since}]}}
+        await self.user.patch(NODE, node, None, silent, subresource="status")
+        unready = {"status": {"conditions": [{"type": "Ready", "status": "False", **since}]}}
+        for pod in (await self.user.list(POD, NAMESPACE)).items:
+            if pod["spec"]["nodeName"] == node:
+                name = pod["metadata"]["name"]
+                await self.user.patch(POD, name, NAMESPACE, unready, subresource="status")
+
     async def status(self, name):
         return read_status(await self.user.get(COMPUTE_DOMAIN, name, "team"))
 
@@ -164,6 +204,9 @@ class Site:
                 return
             await asyncio.sleep(0.5)
         raise AssertionError("did not come true")
+
+    async def events(self, reason):
+        return [one for one in (await self.user.list(EVENT, "team")).items if one["reason"] == reason]
 
     async def count(self, kind):
         return len((await self.user.list(kind)).items)

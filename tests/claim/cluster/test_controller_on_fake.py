@@ -72,6 +72,60 @@ def test_many_domains_under_faults_and_deaths(site, seed):
     event_loop.run(seed, story)
 
 
+def test_a_lost_node_is_let_go_when_the_pods_that_it_had_are_elsewhere(site):
+    """That they are, only a claim tells that is gone."""
+
+    async def story():
+        place = site()
+        await place.begin()
+        domain = await place.domain("job")
+        for node in place.nodes[:3]:
+            await place.use(domain, node)
+            await place.prepare(domain, node)
+        await place.until(lambda: has_condition(place, "job", "AllNodesReady"))
+        await place.fall_silent("n2")
+        await place.until(lambda: has_condition(place, "job", "NodesNotReady"))
+        await asyncio.sleep(400)
+        assert await has_condition(place, "job", "NodesNotReady"), "its containers may still run"
+        await place.release("n2")
+        await place.until(lambda: has_condition(place, "job", "AllNodesReady"), 10)
+        assert [one.name for one in (await place.status("job")).nodes] == ["n0", "n1"]
+        assert len(await place.events("NodeLeft")) == 1
+        await place.use(domain, "n3")
+        await place.prepare(domain, "n3")
+        await place.until(lambda: is_member(place, "n3", 2), 10)
+        writes = place.kube.writes("controller")
+        await asyncio.sleep(700)
+        assert place.kube.writes("controller") == writes
+        await place.end()
+
+    event_loop.run(1, story)
+
+
+def test_a_node_that_falls_silent_after_its_pods_ended_is_let_go_when_it_is_lost(site):
+    """No event tells that: the controller looks again by itself."""
+
+    async def story():
+        place = site()
+        await place.begin()
+        domain = await place.domain("job")
+        for node in place.nodes[:2]:
+            await place.prepare(domain, node)
+        await place.use(domain, "n0")
+        await place.until(lambda: has_condition(place, "job", "AllNodesReady"))
+        await place.fall_silent("n1")
+        await asyncio.sleep(290)
+        assert await has_condition(place, "job", "NodesNotReady")
+        await place.until(lambda: has_condition(place, "job", "AllNodesReady"), 20)
+        await place.end()
+
+    event_loop.run(1, story)
+
+
+async def is_member(place, node, index):
+    return any((one.name, one.index) == (node, index) for one in (await place.status("job")).nodes)
+
+
 def test_what_was_left_while_no_controller_ran_is_swept(site):
     async def story():
         place = site()

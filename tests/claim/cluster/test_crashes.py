@@ -29,8 +29,15 @@ EVENTS = st.sampled_from(
         "daemon n1",
         "end n0",
         "end n1",
-        "use",
-        "unuse",
+        "use n0",
+        "use n1",
+        "unuse n0",
+        "unuse n1",
+        "lose n0",
+        "lose n1",
+        "back n0",
+        "back n1",
+        "remove n1",
         "collide",
         "uncollide",
         "delete",
@@ -49,7 +56,9 @@ def happen(world, make, what):
 
 def prepare(world, make, name):
     domain = world.at(COMPUTE_DOMAIN, "team", "job")
-    if domain is not None and "deletionTimestamp" not in domain["metadata"]:
+    found = world.at(NODE, None, name)
+    silent = found is not None and found["status"]["conditions"][0]["status"] != "True"
+    if domain is not None and "deletionTimestamp" not in domain["metadata"] and not silent:
         world.put(NODE, make.node(name, UID))
 
 
@@ -60,12 +69,38 @@ def end(world, make, name):
 
 
 def use(world, make, name):
-    if world.of(COMPUTE_DOMAIN):
-        world.put(RESOURCE_CLAIM, make.claim(UID, pods=("worker",), device=("n0", "channel-0")))
+    node = world.at(NODE, None, name)
+    if world.of(COMPUTE_DOMAIN) and node and node["metadata"]["labels"].get(names.COMPUTE_DOMAIN_LABEL):
+        world.put(RESOURCE_CLAIM, make.claim(UID, name=name, pods=("worker",), device=(name, "channel-0")))
 
 
 def unuse(world, make, name):
-    world.objects.pop((RESOURCE_CLAIM, "team", "c"), None)
+    world.objects.pop((RESOURCE_CLAIM, "team", name), None)
+
+
+def lose(world, make, name):
+    """The kubelet has been silent for long enough."""
+    node = world.at(NODE, None, name)
+    if node is not None:
+        uid = node["metadata"]["labels"].get(names.COMPUTE_DOMAIN_LABEL)
+        world.put(NODE, make.node(name, uid, not_ready_since="2025-12-31T23:00:00Z"))
+
+
+def back(world, make, name):
+    """The kubelet ends what is no more wanted there."""
+    node = world.at(NODE, None, name)
+    if node is not None:
+        uid = node["metadata"]["labels"].get(names.COMPUTE_DOMAIN_LABEL)
+        world.put(NODE, make.node(name, uid))
+        if uid is None:
+            end(world, make, name)
+
+
+def remove(world, make, name):
+    """The node's object goes, and with it the pods that are bound to it."""
+    world.objects.pop((NODE, None, name), None)
+    unuse(world, make, name)
+    end(world, make, name)
 
 
 def collide(world, make, name):
@@ -111,6 +146,9 @@ HAPPENINGS = {
     "end": end,
     "use": use,
     "unuse": unuse,
+    "lose": lose,
+    "back": back,
+    "remove": remove,
     "collide": collide,
     "uncollide": uncollide,
     "delete": delete,
@@ -120,11 +158,22 @@ HAPPENINGS = {
 
 def one_pass(world, config, make, carried):
     decision = reconcile(snapshot(world, UID, config, make.now), config)
+    before = in_use(world)
     if carried is None:
         world.carry_out(decision, UID)
     else:
         world.carry_out(Decision(actions=decision.actions[:carried]))
+    assert before <= in_use(world), "a node is not let go while a pod holds a channel there"
     return decision
+
+
+def in_use(world):
+    """Nodes with the label on which a pod holds a channel, of a ComputeDomain that is wanted."""
+    domain = world.at(COMPUTE_DOMAIN, "team", "job")
+    if domain is None or "deletionTimestamp" in domain["metadata"]:
+        return set()
+    labelled = {node["metadata"]["name"] for node in world.by(NODE, "domain", UID)}
+    return labelled & {claim["metadata"]["name"] for claim in world.of(RESOURCE_CLAIM)}
 
 
 def settle(world, config, make):
@@ -145,7 +194,7 @@ def test_whatever_happens_it_settles_and_deletion_ends(make, settings, script):
         one_pass(world, settings, make, carried)
     settle(world, settings, make)
     check_truth(world)
-    for what in ("delete", "unuse"):
+    for what in ("delete", "unuse n0", "unuse n1"):
         happen(world, make, what)
     settle(world, settings, make)
     check_nothing_left(world)
@@ -161,11 +210,16 @@ def check_truth(world):
     pods = {pod["spec"]["nodeName"] for pod in world.of(POD)}
     assert {node.name for node in status.nodes} <= pods
     if status.status is Readiness.READY:
-        labelled = world.by(NODE, "domain", UID)
-        assert {node["metadata"]["name"] for node in labelled} <= {node.name for node in status.nodes}
+        labelled = {node["metadata"]["name"] for node in world.by(NODE, "domain", UID)}
+        assert labelled == {node.name for node in status.nodes}
+        assert not {name for name in labelled if is_silent(world, name)}, "none of them is lost"
         assert status.nodes
     for found in world.of(COMPUTE_DOMAIN_CLIQUE):
         assert {one.node_name for one in clique(found).daemons} <= pods
+
+
+def is_silent(world, name):
+    return world.at(NODE, None, name)["status"]["conditions"][0]["status"] != "True"
 
 
 def check_nothing_left(world):

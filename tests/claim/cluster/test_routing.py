@@ -15,8 +15,16 @@ def test_a_heartbeat_wakes_nobody(make):
     first = changed(world, router, NODE, make.node("n0", "cd-1"))
     assert first == {Domain("cd-1"), CliqueKey(make.clique)}
     beat = make.node("n0", "cd-1")
-    beat["status"] = {"conditions": [{"type": "Ready", "lastHeartbeatTime": make.now}]}
+    beat["status"]["conditions"][0]["lastHeartbeatTime"] = make.now
     assert changed(world, router, NODE, beat) == frozenset()
+
+
+def test_a_node_that_falls_silent_wakes_whom_it_is_of(make):
+    world = make.world()
+    router = Router(world)
+    changed(world, router, NODE, make.node("n0", "cd-1"))
+    assert Domain("cd-1") in changed(world, router, NODE, make.node("n0", "cd-1", not_ready_since=make.now))
+    assert Domain("cd-1") in changed(world, router, NODE, make.node("n0", "cd-1"))
 
 
 def test_a_label_taken_off_wakes_whom_it_named(make):

@@ -170,6 +170,26 @@ def test_an_entry_that_somebody_took_away_is_made_again(tmp_path):
     asyncio.run(story())
 
 
+def test_a_daemon_whose_entry_was_taken_while_its_pod_is_deleted_ends_instead_of_coming_back(tmp_path):
+    """Its node was lost: another node may have its index by now."""
+
+    async def story() -> None:
+        rack = Rack(tmp_path)
+        tasks = [await rack.start(node) for node in range(2)]
+        await until(lambda: ready_count(rack, 2), "two are ready")
+        await rack.api.delete(POD, "daemon-1-1", DRIVER)
+        assert len((await rack.api.list(POD, DRIVER)).items) == 2, "no kubelet has ended it"
+        found = await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER)
+        left = [one for one in found["daemons"] if one["nodeName"] == "node-0"]
+        await rack.api.patch(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER, {"daemons": left})
+        async with asyncio.timeout(20):
+            await tasks[1]
+        assert list(await rack.members()) == ["node-0"]
+        await stop(tasks[0])
+
+    asyncio.run(story())
+
+
 def test_a_full_clique_is_refused_with_the_setting_to_change(tmp_path):
     async def story() -> None:
         rack = Rack(tmp_path, max_nodes=1)

@@ -44,6 +44,8 @@ class Delete(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str | None
     name: str
     uid: str
+    resource_version: str | None = None
+    """Only if nobody has changed it since; None: whatever it says by now."""
     grace_seconds: int | None = None
     """0 removes a pod whose kubelet does not answer; None leaves it to the object."""
 
@@ -56,9 +58,12 @@ class Delete(msgspec.Struct, frozen=True, kw_only=True):
 Action = Create | Patch | Delete
 
 
-def delete(thing: Thing) -> Delete:
-    """Ask for the deletion of what was seen."""
-    return Delete(kind=thing.kind, namespace=thing.namespace, name=thing.name, uid=thing.uid)
+def delete(thing: Thing, *, unchanged: bool = False) -> Delete:
+    """Ask for the deletion of what was seen; `unchanged`: only as it was seen."""
+    version = thing.resource_version if unchanged else None
+    return Delete(
+        kind=thing.kind, namespace=thing.namespace, name=thing.name, uid=thing.uid, resource_version=version
+    )
 
 
 def adopt(domain: Thing) -> Patch:
@@ -85,6 +90,12 @@ def unlabel(thing: Thing, label: str, value: str) -> Patch:
     test = {"op": "test", "path": path, "value": value}
     remove = {"op": "remove", "path": path}
     return Patch(kind=thing.kind, namespace=thing.namespace, name=thing.name, patch=(test, remove))
+
+
+def let_node_go(node: Thing) -> Patch:
+    """Take the label of its ComputeDomain off a node that has not changed since it was seen."""
+    meta = {"resourceVersion": node.resource_version, "labels": {names.COMPUTE_DOMAIN_LABEL: None}}
+    return Patch(kind=node.kind, namespace=None, name=node.name, patch={"metadata": meta})
 
 
 def _called(kind: Kind, meta: Mapping[str, Any]) -> str:

@@ -4,7 +4,8 @@ Ready is never vacuous: it needs nodes, and each of them observed ready. NVIDIA'
 ComputeDomain of numNodes 0 Ready before it has any.
 """
 
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -18,6 +19,7 @@ from rackloom.claim.domain.isolation import ImexMode
 from rackloom.claim.domain.objects import ComputeDomain, Condition, NodeStatus, Readiness
 
 READY, PROGRESSING, DEGRADED, MESHED = "Ready", "Progressing", "Degraded", "Meshed"
+SPANS_CLIQUES = "SpansCliques"
 NAMED_AT_MOST = 8
 """Names listed in a message; the rest are counted."""
 
@@ -28,14 +30,19 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     domain: ComputeDomain
     snapshot: Snapshot
     settings: Settings
+    joined: frozenset[str]
+    """Nodes that are to have a daemon."""
     nodes: tuple[NodeStatus, ...]
     problems: tuple[Problem, ...]
 
 
 def conditions(view: View) -> tuple[Condition, ...]:
-    """Ready, Progressing, Degraded and, where there are peers, Meshed; dated when the status changed."""
+    """Ready, Progressing, Degraded; Meshed where there are peers, SpansCliques where there are nodes.
+
+    Each is dated when its status changed.
+    """
     ready = _ready(view)
-    said = (ready, _progressing(view, ready), _degraded(view), *_meshed(view))
+    said = (ready, _progressing(view, ready), _degraded(view), *_meshed(view), *_spans_cliques(view))
     return tuple(_dated(one, view) for one in said)
 
 
@@ -68,8 +75,8 @@ def _how_sure(view: View, reason: str) -> str:
 
 
 def _why_no_nodes(view: View) -> tuple[str, str]:
-    if view.snapshot.nodes:
-        return "DaemonsMissing", f"no daemon yet on {listed([node.name for node in view.snapshot.nodes])}"
+    if view.joined:
+        return "DaemonsMissing", f"no daemon yet on {listed(view.joined)}"
     if uses_warm_clique(view.domain, view.settings) and view.snapshot.warm is not None:
         return "CliqueNotWarm", f"no IMEX daemon is ready in clique {view.snapshot.warm.clique_id}"
     return "NoNodes", "no channel of it is in use: nodes join when pods that claim a channel land on them"
@@ -77,7 +84,7 @@ def _why_no_nodes(view: View) -> tuple[str, str]:
 
 def _not_ready(view: View) -> tuple[str, str] | None:
     present = {node.name for node in view.nodes}
-    missing = {node.name for node in view.snapshot.nodes} - present
+    missing = view.joined - present
     if missing:
         return "DaemonsMissing", f"no daemon yet on {listed(missing)}"
     waiting = [node.name for node in view.nodes if node.status is not Readiness.READY]
@@ -115,7 +122,9 @@ def _degraded(view: View) -> Condition:
 
 def _meshed(view: View) -> tuple[Condition, ...]:
     """Whether every daemon reaches all its peers: readiness is only about each daemon by itself."""
-    on = {pod.node: pod.mesh for pod in view.snapshot.pods if pod.alive and pod.clique_id}
+    of_it = {node.name for node in view.nodes}
+    pods = (pod for pod in view.snapshot.pods if pod.node in of_it)
+    on = {pod.node: pod.mesh for pod in pods if pod.alive and pod.clique_id}
     if not on:
         return ()
     missing = [peer for mesh in on.values() if mesh is not None for peer in mesh.missing]
@@ -125,6 +134,48 @@ def _meshed(view: View) -> tuple[Condition, ...]:
     if silent:
         return (_condition(MESHED, "Unknown", "NotReported", f"not reported by {listed(silent)}"),)
     return (_condition(MESHED, "True", "Complete", f"{len(on)} daemons reach all their peers"),)
+
+
+def _spans_cliques(view: View) -> tuple[Condition, ...]:
+    """Whether its nodes are in several cliques, between which no memory is shared over NVLink.
+
+    Daemons say in which clique they entered, labels in which one the node is now. Each may be behind the
+    other when a fabric is partitioned anew: it is enough that one of them shows several. A channel in channel
+    mode is of one clique.
+    """
+    nodes = view.joined | view.snapshot.channel_nodes
+    if not nodes or uses_warm_clique(view.domain, view.settings):
+        return ()
+    status, reason, message = _where_nodes_are(view, nodes)
+    return (_condition(SPANS_CLIQUES, status, reason, message),)
+
+
+def _where_nodes_are(view: View, nodes: Collection[str]) -> tuple[str, str, str]:
+    labels = {name: one for name, one in view.snapshot.clique_labels.items() if name in nodes}
+    entered = {node.name: node.clique_id for node in view.nodes}
+    known = labels | entered
+    sources = (("IMEX daemons", entered), ("node labels", labels), ("daemons and labels", known))
+    for source, cliques in sources:
+        if len(set(cliques.values())) > 1:
+            apart = f"no memory is shared over NVLink between cliques {_by_clique(cliques)}, by {source}"
+            return "True", "SeveralCliques", apart
+    silent = [name for name in nodes if name not in known]
+    if silent:
+        return "Unknown", "CliqueUnknown", f"no clique is known of {listed(silent)}"
+    (clique_id,) = set(known.values())
+    if not clique_id:
+        return "False", "NoFabric", "no NVLink fabric joins its nodes"
+    return "False", "OneClique", f"all nodes are in clique {clique_id}"
+
+
+def _by_clique(cliques: Mapping[str, str]) -> str:
+    """The nodes of each clique."""
+    nodes: defaultdict[str, list[str]] = defaultdict(list)
+    for name, clique_id in cliques.items():
+        nodes[clique_id or "(no fabric)"].append(name)
+    shown = "; ".join(f"{one} ({listed(nodes[one])})" for one in sorted(nodes)[:NAMED_AT_MOST])
+    more = len(nodes) - NAMED_AT_MOST
+    return f"{shown} and {more} more cliques" if more > 0 else shown
 
 
 def _condition(type_: str, status: str, reason: str, message: str) -> Condition:

@@ -1,36 +1,28 @@
 """The ComputeDomain controller: woken by changes, it looks, decides and acts, one ComputeDomain at a time."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from rackloom.claim.cluster.caches import Caches
 from rackloom.claim.cluster.credentials import CHECK_INTERVAL, Credentials
 from rackloom.claim.cluster.isolation import mixed_notice, reconcile_clique
-from rackloom.claim.cluster.membership import is_doubtful
-from rackloom.claim.cluster.notices import tell
-from rackloom.claim.cluster.observe import (
-    BY_DOMAIN,
-    clique_view,
-    daemon_pods,
-    snapshot,
-    with_pods,
-    with_secrets,
-)
+from rackloom.claim.cluster.membership import abandoned, is_doubtful
+from rackloom.claim.cluster.notices import Notice, tell
+from rackloom.claim.cluster.observe import BY_DOMAIN, Confirmed, clique_view, snapshot, with_secrets
 from rackloom.claim.cluster.reconcile import Decision, reconcile
 from rackloom.claim.cluster.routing import CliqueKey, Domain, Key, Router, Sweep
 from rackloom.claim.cluster.settings import Settings
 from rackloom.claim.cluster.slots import needs_daemons
 from rackloom.claim.cluster.snapshot import Snapshot
 from rackloom.claim.cluster.sweep import Sweeper
-from rackloom.claim.cluster.things import DaemonPod
 from rackloom.claim.cluster.workbench import Workbench
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import ComputeDomain, status_json
-from rackloom.claim.kube.api import Kind, KubeApi, KubeError, Object, Rejected
+from rackloom.claim.kube.api import Kind, KubeApi, KubeError, NotFound, Object, Rejected
 from rackloom.claim.kube.events import Recorder
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, DAEMON_SET, NODE, POD, SECRET
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, DAEMON_SET, NODE, POD, RESOURCE_CLAIM, SECRET
 from rackloom.claim.kube.timestamps import whole_time
 
 STUBBORN = 4
@@ -99,13 +91,15 @@ class Controller:
                 failed = msgspec.structs.replace(seen, failures=(error.message,))
                 await self._publish(key, reconcile(failed, self._settings))
             raise
+        await self._tell(key, decision.done)
         going = any(action.kind == SECRET for action in decision.actions)
-        again = (
-            GOING_INTERVAL
-            if going or any(secret.deleting for secret in seen.held_of(SECRET))
-            else CHECK_INTERVAL
+        going = going or any(secret.deleting for secret in seen.held_of(SECRET))
+        delays = (
+            await self._publish(key, decision),
+            decision.again,
+            GOING_INTERVAL if going else CHECK_INTERVAL,
         )
-        return min(await self._publish(key, decision) or again, again)
+        return min(delay for delay in delays if delay is not None)
 
     async def _issue(self, seen: Snapshot, domain: ComputeDomain) -> None:
         settings = self._settings
@@ -116,18 +110,35 @@ class Controller:
 
     async def _look(self, uid: str) -> Snapshot:
         seen = snapshot(self.caches, uid, self._settings, self._now())
+        if is_doubtful(seen, self._settings):
+            seen = snapshot(await self._confirmed(seen), uid, self._settings, self._now())
         # A UID without a ComputeDomain may be any text that a user has put into a label or a claim.
         if seen.held_of(DAEMON_SET) if seen.domain is None else seen.domain.deleting:
             seen = with_secrets(seen, await self._credentials.held(uid, self._settings.namespaces))
-        return with_pods(seen, await self._pods(uid)) if is_doubtful(seen) else seen
+        return seen
 
-    async def _pods(self, uid: str) -> tuple[DaemonPod, ...]:
-        """The daemon pods as the API server knows them now."""
-        labels = f"{names.COMPUTE_DOMAIN_LABEL}={uid}"
-        found: list[Object] = []
+    async def _confirmed(self, seen: Snapshot) -> Confirmed:
+        """The cluster with what makes entries stale, and nodes abandoned, as the API server knows it now.
+
+        Nodes are read before claims: a pod comes to a node that was lost only after it has changed.
+        """
+        labels = f"{names.COMPUTE_DOMAIN_LABEL}={seen.uid}"
+        nodes = {name: await self._node(name) for name in sorted(abandoned(seen, self._settings))}
+        lists: dict[Kind, list[Object]] = {POD: []}
         for namespace in self._settings.namespaces:
-            found += (await self._api.list(POD, namespace, labels=labels)).items
-        return daemon_pods(found, self._settings)
+            lists[POD] += (await self._api.list(POD, namespace, labels=labels)).items
+        if nodes and seen.domain is not None:
+            space = seen.domain.namespace
+            elsewhere = self.caches.by(RESOURCE_CLAIM, BY_DOMAIN, seen.uid)
+            lists[RESOURCE_CLAIM] = [obj for obj in elsewhere if obj["metadata"]["namespace"] != space]
+            lists[RESOURCE_CLAIM] += (await self._api.list(RESOURCE_CLAIM, space)).items
+        return Confirmed(self.caches, lists, nodes)
+
+    async def _node(self, name: str) -> Object | None:
+        try:
+            return await self._api.get(NODE, name)
+        except NotFound:
+            return None
 
     async def _orphans(self, key: Domain, uid: str, decision: Decision) -> float | None:
         if not decision.actions:
@@ -150,9 +161,14 @@ class Controller:
         early = await self._bench.say(key, COMPUTE_DOMAIN, obj, status_json(decision.status))
         if early is not None:
             return early
-        for notice in decision.notices:
-            await tell(self._recorder, obj, notice)
+        await self._tell(key, decision.notices)
         return None
+
+    async def _tell(self, key: Domain, notices: Iterable[Notice]) -> None:
+        obj = next(iter(self.caches.by(COMPUTE_DOMAIN, BY_DOMAIN, key.uid)), None)
+        for notice in notices:
+            if obj is not None:
+                await tell(self._recorder, obj, notice)
 
     async def _clique(self, key: CliqueKey, clique_id: str) -> float | None:
         view = clique_view(self.caches, clique_id, self._settings, self._now())

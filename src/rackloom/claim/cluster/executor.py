@@ -37,8 +37,16 @@ async def _ask(api: KubeApi, action: Action) -> Object | None:
             return await api.create(kind, obj)
         case Patch():
             return await _patch(api, action)
-        case Delete(kind=kind, namespace=namespace, name=name, uid=uid, grace_seconds=grace):
-            await api.delete(kind, name, namespace, uid=uid, propagation="Background", grace_seconds=grace)
+        case Delete():
+            await api.delete(
+                action.kind,
+                action.name,
+                action.namespace,
+                uid=action.uid,
+                resource_version=action.resource_version,
+                propagation="Background",
+                grace_seconds=action.grace_seconds,
+            )
             return None
 
 

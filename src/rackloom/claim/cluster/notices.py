@@ -6,6 +6,9 @@ from rackloom.claim.domain.objects import Condition, Status
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.events import Recorder, Severity
 
+_BAD = {("Degraded", "True"), ("SpansCliques", "True")}
+"""Types and statuses of conditions that are told as warnings when they begin."""
+
 
 class Notice(msgspec.Struct, frozen=True):
     """An event to record."""
@@ -30,7 +33,7 @@ def notices(old: Status, new: Status) -> tuple[Notice, ...]:
 def _notice(old: Condition | None, new: Condition) -> Notice | None:
     if old is not None and (old.status, old.reason) == (new.status, new.reason):
         return None
-    if (new.type, new.status) == ("Degraded", "True") or new.reason == "DeletionHeld":
+    if (new.type, new.status) in _BAD or new.reason == "DeletionHeld":
         return Notice(True, new.reason, new.message)
     if new.type != "Ready":
         return None

@@ -6,8 +6,6 @@ Everything is found through an index: the work for one ComputeDomain does not gr
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-import msgspec
-
 from rackloom.claim.cluster import isolation
 from rackloom.claim.cluster.manifests import warm_clique
 from rackloom.claim.cluster.membership import node_entries
@@ -21,6 +19,7 @@ from rackloom.claim.cluster.things import (
     channel_claim,
     claimed_domain,
     daemon_pod,
+    not_ready_since,
     thing,
 )
 from rackloom.claim.domain import names
@@ -53,6 +52,38 @@ class Cluster(Protocol):
     def by(self, kind: Kind, index: str, value: str) -> Sequence[Object]:
         """The objects that an indexer of `INDEXES` files under a value."""
         ...
+
+
+class Confirmed:
+    """A `Cluster` in which some objects are as the API server has them now; the rest is as last seen.
+
+    `lists` are all objects of their kinds that concern the ComputeDomain; `nodes` by name, None for one that
+    is gone.
+    """
+
+    def __init__(
+        self, seen: Cluster, lists: Mapping[Kind, Sequence[Object]], nodes: Mapping[str, Object | None]
+    ) -> None:
+        self._seen = seen
+        self._lists = lists
+        self._nodes = nodes
+
+    def at(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+        """The object of this name."""
+        if kind == NODE and name in self._nodes:
+            return self._nodes[name]
+        return self._seen.at(kind, namespace, name)
+
+    def by(self, kind: Kind, index: str, value: str) -> Sequence[Object]:
+        """The objects that an index has under a value."""
+        indexer = INDEXES[kind][index]
+        if kind in self._lists:
+            return [obj for obj in self._lists[kind] if value in indexer(obj)]
+        found = self._seen.by(kind, index, value)
+        if kind != NODE:
+            return found
+        read = (obj for obj in self._nodes.values() if obj is not None and value in indexer(obj))
+        return [*(obj for obj in found if obj["metadata"]["name"] not in self._nodes), *read]
 
 
 def _clique_of_node(obj: Object) -> tuple[str, ...]:
@@ -109,6 +140,12 @@ def snapshot(
     found = next(iter(cluster.by(COMPUTE_DOMAIN, BY_DOMAIN, uid)), None)
     domain, invalid = (None, "") if found is None else _read(found)
     claims = _claims(cluster, uid, None if domain is None else warm_clique(domain, settings))
+    nodes = tuple(thing(NODE, one) for one in cluster.by(NODE, BY_DOMAIN, uid))
+    pods = daemon_pods(cluster.by(POD, BY_DOMAIN, uid), settings)
+    cliques = _cliques(cluster, uid, settings)
+    labelled = {one.name for one in nodes}
+    entered = {one.node_name for found in cliques for one in found.clique.daemons}
+    pools = {claim.device[0] for claim in claims if claim.device is not None}
     return Snapshot(
         uid=uid,
         now=now,
@@ -118,9 +155,11 @@ def snapshot(
         held=_held(cluster, uid, domain, settings),
         home=home_of(cluster, uid, settings),
         named=() if domain is None else _named(cluster, domain, settings),
-        nodes=tuple(thing(NODE, one) for one in cluster.by(NODE, BY_DOMAIN, uid)),
-        pods=daemon_pods(cluster.by(POD, BY_DOMAIN, uid), settings),
-        cliques=_cliques(cluster, uid, settings),
+        nodes=nodes,
+        unready=_unready(cluster, labelled | entered | {pod.node for pod in pods}),
+        clique_labels=_clique_labels(cluster, labelled | pools),
+        pods=pods,
+        cliques=cliques,
         claims=claims,
         warm=None if domain is None else _warm(cluster, domain, claims, settings, now),
         mixed_nodes=_mixed(cluster, uid, domain, settings),
@@ -158,7 +197,7 @@ def clique_view(cluster: Cluster, clique_id: str, settings: Settings, now: str) 
         nodes=nodes,
         warm=warm,
         warm_thing=None if seen is None else seen.domain_thing,
-        members=() if seen is None else node_entries(seen),
+        members=() if seen is None else node_entries(seen, settings),
         marked=tuple(thing(NODE, one) for one in cluster.by(NODE, BY_MARK, clique_id)),
         labelled=tuple(thing(NODE, one) for one in cluster.by(NODE, BY_OFFER, clique_id)),
         pool=next((thing(RESOURCE_SLICE, one) for one in slices), None),
@@ -214,6 +253,19 @@ def _named(cluster: Cluster, domain: ComputeDomain, settings: Settings) -> tuple
     return tuple(thing(kind, obj) for kind, obj in found if obj is not None)
 
 
+def _unready(cluster: Cluster, nodes: Iterable[str]) -> dict[str, float]:
+    found = {name: cluster.at(NODE, None, name) for name in nodes}
+    since = {name: 0.0 if obj is None else not_ready_since(obj) for name, obj in found.items()}
+    return {name: moment for name, moment in since.items() if moment is not None}
+
+
+def _clique_labels(cluster: Cluster, nodes: Iterable[str]) -> dict[str, str]:
+    found = ((name, cluster.at(NODE, None, name)) for name in nodes)
+    labels = ((name, obj["metadata"].get("labels") or {}) for name, obj in found if obj is not None)
+    label = names.GPU_CLIQUE_LABEL
+    return {name: have[label] for name, have in labels if label in have}
+
+
 def _cliques(cluster: Cluster, uid: str, settings: Settings) -> tuple[CliqueObject, ...]:
     return tuple(
         CliqueObject(thing=thing(COMPUTE_DOMAIN_CLIQUE, one), clique=clique(one))
@@ -244,7 +296,7 @@ def _warm(
         return None
     warm = isolation.warm_domain(cluster.by(COMPUTE_DOMAIN, BY_CLIQUE, clique_id), settings)
     seen = None if warm is None else snapshot(cluster, warm.uid, settings, now)
-    return WarmState(clique_id=clique_id, nodes=() if seen is None else node_entries(seen))
+    return WarmState(clique_id=clique_id, nodes=() if seen is None else node_entries(seen, settings))
 
 
 def _mixed(
@@ -261,8 +313,3 @@ def _mixed(
 def with_secrets(seen: Snapshot, secrets: tuple[Thing, ...]) -> Snapshot:
     """The same with the certificates of its daemons, which no cache has."""
     return msgspec.structs.replace(seen, held=(*seen.held, *secrets))
-
-
-def with_pods(seen: Snapshot, pods: tuple[DaemonPod, ...]) -> Snapshot:
-    """The same with pods that were read anew."""
-    return msgspec.structs.replace(seen, pods=pods)

@@ -25,6 +25,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     status: Status | None = None
     """None: what it says already is true."""
     notices: tuple[Notice, ...] = ()
+    """About the status, once it is written."""
+    done: tuple[Notice, ...] = ()
+    """About the actions, once they are carried out."""
+    again: float | None = None
+    """Seconds after which time alone may change something."""
 
 
 def reconcile(snapshot: Snapshot, settings: Settings) -> Decision:
@@ -43,7 +48,19 @@ def _wanted(domain: ComputeDomain, snapshot: Snapshot, settings: Settings) -> De
     if not found and any(isinstance(action, Create) for action in actions):
         # What will be there is not there yet: the pass that sees it says so.
         return Decision(actions=actions)
-    return _with_status(domain, snapshot, settings, actions, found)
+    decision = _with_status(domain, snapshot, settings, actions, found)
+    gone = () if snapshot.invalid else membership.departures(snapshot, settings)
+    return msgspec.structs.replace(
+        decision,
+        done=tuple(_left(node.name, settings) for node in gone),
+        again=membership.next_loss(snapshot, settings),
+    )
+
+
+def _left(node: str, settings: Settings) -> Notice:
+    since = f"node {node} has not been ready for {settings.gangs.lost_after:.0f} s"
+    why = f"{since}, and no pod holds a channel on it: it is no node of this ComputeDomain any more"
+    return Notice(False, "NodeLeft", why)
 
 
 def _upkeep(domain: ComputeDomain, snapshot: Snapshot, settings: Settings) -> tuple[Action, ...]:
@@ -53,14 +70,14 @@ def _upkeep(domain: ComputeDomain, snapshot: Snapshot, settings: Settings) -> tu
         actions.append(adopt(thing))
     for slot in slots(domain, snapshot, settings):
         actions += slot.filling()
-    return (*actions, *membership.cleaning(snapshot))
+    return (*actions, *membership.departures(snapshot, settings), *membership.cleaning(snapshot, settings))
 
 
 def _deleted(domain: ComputeDomain, snapshot: Snapshot, settings: Settings) -> Decision:
     if names.FINALIZER not in domain.finalizers:
         return Decision()
     held_back = bool(teardown.users(snapshot))
-    actions = membership.cleaning(snapshot) if held_back else teardown.teardown(snapshot)
+    actions = membership.cleaning(snapshot, settings) if held_back else teardown.teardown(snapshot)
     ends = not held_back and not snapshot.held and not snapshot.nodes
     if ends:
         return Decision(actions=actions)
@@ -79,7 +96,14 @@ def _with_status(
     found: tuple[Problem, ...],
 ) -> Decision:
     nodes = _nodes(domain, snapshot, settings)
-    view = conditions.View(domain=domain, snapshot=snapshot, settings=settings, nodes=nodes, problems=found)
+    view = conditions.View(
+        domain=domain,
+        snapshot=snapshot,
+        settings=settings,
+        joined=membership.joined(snapshot, settings),
+        nodes=nodes,
+        problems=found,
+    )
     said = conditions.conditions(view)
     status = Status(status=_readiness(said[0].status, settings), nodes=nodes, conditions=said)
     if status == domain.status:
@@ -93,7 +117,7 @@ def _nodes(domain: ComputeDomain, snapshot: Snapshot, settings: Settings) -> tup
         return ()
     if uses_warm_clique(domain, settings):
         return () if snapshot.warm is None else snapshot.warm.nodes
-    return membership.node_entries(snapshot)
+    return membership.node_entries(snapshot, settings)
 
 
 def _readiness(ready: str, settings: Settings) -> Readiness:

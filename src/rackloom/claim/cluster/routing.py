@@ -1,7 +1,7 @@
 """Whom a change concerns: from an object to the keys to work on.
 
 A handler sees an object as it is now; whom it concerned before (a node whose label was taken off) is
-remembered here. Heartbeats of nodes concern nobody.
+remembered here. Of a node only its labels, and since when it is not ready, concern anybody: no heartbeat.
 """
 
 from collections.abc import Iterable
@@ -18,6 +18,7 @@ from rackloom.claim.cluster.observe import (
     INDEXES,
     Cluster,
 )
+from rackloom.claim.cluster.things import not_ready_since
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Kind, Object
 from rackloom.claim.kube.kinds import (
@@ -60,7 +61,7 @@ class Router:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._before: dict[tuple[Kind, str, str], frozenset[Key]] = {}
-        self._labels: dict[str, tuple[str | None, ...]] = {}
+        self._nodes: dict[str, tuple[object, ...]] = {}
 
     def keys(self, kind: Kind, obj: Object) -> frozenset[Key]:
         """All keys to work on because of this change."""
@@ -77,11 +78,11 @@ class Router:
     def _is_news(self, node: Object) -> bool:
         name = node["metadata"]["name"]
         labels = node["metadata"].get("labels") or {}
-        said = tuple(labels.get(label) for label in _NODE_LABELS)
-        before = self._labels.pop(name, None)
+        said = (not_ready_since(node), *(labels.get(label) for label in _NODE_LABELS))
+        before = self._nodes.pop(name, None)
         present = self._cluster.at(NODE, None, name) is not None
         if present:
-            self._labels[name] = said
+            self._nodes[name] = said
         return before != said or not present
 
     def _concerned(self, kind: Kind, obj: Object) -> Iterable[Key]:

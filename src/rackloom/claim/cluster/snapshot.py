@@ -7,7 +7,7 @@ import msgspec
 from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.claim.cluster.things import ChannelClaim, DaemonPod, Thing
 from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import Clique, ComputeDomain, NodeStatus, Ref
+from rackloom.claim.domain.objects import Clique, ComputeDomain, NodeStatus
 from rackloom.claim.kube.api import Kind
 from rackloom.claim.kube.kinds import (
     DAEMON_SET,
@@ -48,6 +48,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Whatever has the names that this ComputeDomain's objects need."""
     nodes: tuple[Thing, ...] = ()
     """Nodes labelled with this UID: a channel of it was prepared there."""
+    unready: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """Nodes with its label, a daemon or an entry of it that are not ready: since when, in seconds since the
+    epoch; 0 for one that is gone."""
+    clique_labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The clique that each node with its label or a channel of it is labelled with, where it is."""
     pods: tuple[DaemonPod, ...] = ()
     cliques: tuple[CliqueObject, ...] = ()
     claims: tuple[ChannelClaim, ...] = ()
@@ -90,10 +95,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         """The claim of channel mode."""
         return self.held_of(RESOURCE_CLAIM)
 
-    def living(self) -> dict[str, tuple[Ref, ...]]:
-        """The daemon pods that have not ended, by node."""
-        alive: dict[str, tuple[Ref, ...]] = {}
-        for pod in self.pods:
-            if pod.alive:
-                alive[pod.node] = (*alive.get(pod.node, ()), pod.ref)
-        return alive
+    @property
+    def channel_nodes(self) -> frozenset[str]:
+        """Nodes on which a pod holds a channel of it, in domain mode: there a node's channels are its pool.
+
+        Claims of other namespaces are never prepared.
+        """
+        space = None if self.domain is None else self.domain.namespace
+        held = (claim for claim in self.claims if claim.thing.namespace == space and claim.reserved_for)
+        pools = (claim.device[0] for claim in held if claim.device is not None)
+        return frozenset(pool for pool in pools if names.clique_of_pool(pool) is None)

@@ -71,4 +71,4 @@ def _last(snapshot: Snapshot) -> tuple[Action, ...]:
     thing = snapshot.domain_thing
     if thing is not None:
         return _releases((thing,))
-    return _deletions(one.thing for one in snapshot.cliques if not snapshot.living())
+    return _deletions(one.thing for one in snapshot.cliques if not any(pod.alive for pod in snapshot.pods))

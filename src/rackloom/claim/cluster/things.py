@@ -10,6 +10,7 @@ from rackloom.claim.domain.configs import ChannelConfig, decode_lenient
 from rackloom.claim.domain.objects import Ref
 from rackloom.claim.kube.api import Kind, Object
 from rackloom.claim.kube.kinds import RESOURCE_CLAIM
+from rackloom.claim.kube.timestamps import seconds_of
 from rackloom.errors import Refused
 
 
@@ -58,6 +59,7 @@ class DaemonPod(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it reaches all its peers, as it says; None until it has said."""
     alive: bool
     """False once all its containers have ended for good."""
+    deleting: bool = False
 
 
 class ChannelClaim(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +91,19 @@ def thing(kind: Kind, obj: Object) -> Thing:
     )
 
 
+def not_ready_since(node: Object) -> float | None:
+    """Seconds since the epoch; None while a node is ready.
+
+    One that never said whether it is ready is not ready since it was made.
+    """
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    ready: Object = next((one for one in conditions if one.get("type") == "Ready"), {})
+    if ready.get("status") == "True":
+        return None
+    since = ready.get("lastTransitionTime") or node["metadata"].get("creationTimestamp", "")
+    return seconds_of(since) or 0.0
+
+
 def daemon_pod(obj: Object) -> DaemonPod | None:
     """Read a daemon pod; None for one that has no node yet."""
     meta, status = obj["metadata"], obj.get("status") or {}
@@ -106,6 +121,7 @@ def daemon_pod(obj: Object) -> DaemonPod | None:
         ready=not deleting and _is_ready(status),
         mesh=_mesh(meta),
         alive=status.get("phase") not in ("Succeeded", "Failed"),
+        deleting=deleting,
     )
 
 

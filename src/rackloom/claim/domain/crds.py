@@ -61,15 +61,16 @@ def _crd(kind: str, version: Schema) -> Schema:
 
 
 def _columns() -> list[Schema]:
-    def ready(field: str) -> str:
-        return f'.status.conditions[?(@.type=="Ready")].{field}'
+    def condition(type_: str, field: str) -> str:
+        return f'.status.conditions[?(@.type=="{type_}")].{field}'
 
     return [
         _column("Status", ".status.status"),
-        _column("Reason", ready("reason")),
-        _column("Degraded", '.status.conditions[?(@.type=="Degraded")].reason'),
+        _column("Reason", condition("Ready", "reason")),
+        _column("Degraded", condition("Degraded", "reason")),
         _column("Template", ".spec.channel.resourceClaimTemplate.name"),
-        _column("Message", ready("message"), priority=1),
+        _column("SpansCliques", condition("SpansCliques", "status"), priority=1),
+        _column("Message", condition("Ready", "message"), priority=1),
         _column("Age", ".metadata.creationTimestamp", type_="date"),
     ]
 

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
 
+import structlog
+
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import Clique, clique
 from rackloom.claim.imex.control import ImexControl
@@ -11,7 +13,7 @@ from rackloom.claim.imex.member import CliqueMember, Place, peers_of
 from rackloom.claim.imex.own_pod import OwnPod
 from rackloom.claim.imex.reporter import Reporter
 from rackloom.claim.imex.supervisor import Supervisor
-from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.informer import Informer
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE
 from rackloom.errors import Refused
@@ -20,6 +22,13 @@ LEAVE_SECONDS = 10.0
 """How long an orderly end may take to tell the API server; the controller removes what is left over."""
 CREDENTIALS_SECONDS = 30.0
 """Between looks at the certificate on disk; kubelet refreshes a Secret about once a minute."""
+
+
+_log = structlog.get_logger(__name__)
+
+
+class _PodIsGoing(Exception):
+    """Nobody waits for this daemon any more."""
 
 
 class ImexDaemon:
@@ -37,7 +46,10 @@ class ImexDaemon:
         self._pod = OwnPod(api, place)
 
     async def run(self) -> None:
-        """Run until cancelled. Raises `Refused` when the clique has no place left, or nothing can be run."""
+        """Run until cancelled, or until its node was given up: its entry taken, and its pod being deleted.
+
+        Raises `Refused` when the clique has no place left, or nothing can be run.
+        """
         self._follow(await self._member.join())
         reporter = Reporter(
             self._control, lambda: self._supervisor.running_with, self._member.set_ready, self._pod.tell_mesh
@@ -49,6 +61,8 @@ class ImexDaemon:
                     group.create_task(work())
         except* Refused as refused:
             raise _first(refused) from refused
+        except* _PodIsGoing:
+            _log.warning("imex.given_up", node=self._place.node)
         finally:
             await _within(LEAVE_SECONDS, self._member.leave)
 
@@ -67,12 +81,24 @@ class ImexDaemon:
             group.create_task(self._stay_in(informer))
 
     async def _stay_in(self, informer: Informer) -> None:
-        """Join again where somebody took the entry, or the whole object, away."""
+        """Join again where somebody took the entry, or the whole object, away.
+
+        Not so where the pod is being deleted: its node was lost, and another may have the index by now.
+        """
         await informer.synced()
         while True:
             if not self._is_entered(informer):
-                self._follow(await self._member.join())
+                await self._join_again()
             await asyncio.sleep(self._random.uniform(1.0, 2.0))
+
+    async def _join_again(self) -> None:
+        try:
+            is_going = await self._pod.is_going()
+        except KubeError:
+            return  # asked again soon
+        if is_going:
+            raise _PodIsGoing
+        self._follow(await self._member.join())
 
     def _is_entered(self, informer: Informer) -> bool:
         own = None

@@ -25,6 +25,15 @@ class OwnPod:
         self._place = place
         self._has_label = False
 
+    async def is_going(self) -> bool:
+        """Whether it is being deleted, or gone. Raises `KubeError`."""
+        pod = self._place.pod
+        try:
+            meta = (await self._api.get(POD, pod.name, self._place.namespace))["metadata"]
+        except NotFound:
+            return True
+        return meta["uid"] != pod.uid or "deletionTimestamp" in meta
+
     async def tell_mesh(self, seen: str) -> None:
         """Which peers are reached, as JSON. Raises `KubeError`."""
         await self._write({**_clique(self._place), "annotations": {names.MESH_ANNOTATION: seen}})

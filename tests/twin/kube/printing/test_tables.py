@@ -120,11 +120,11 @@ def test_a_custom_resource_is_printed_as_its_definition_says():
     ready = {"type": "Ready", "status": "False", "reason": "Waiting", "message": "for 2"}
     domain = one(
         spec={"channel": {"resourceClaimTemplate": {"name": "t"}}},
-        status={"status": "NotReady", "conditions": [ready]},
+        status={"status": "NotReady", "conditions": [ready, {"type": "SpansCliques", "status": "True"}]},
     )
     shown = ["x", "NotReady", "Waiting", None, "t", "34m"]
     assert cells(kinds.COMPUTE_DOMAIN, domain) == shown
-    assert cells(kinds.COMPUTE_DOMAIN, domain, wide=True) == [*shown[:-1], "for 2", "34m"]
+    assert cells(kinds.COMPUTE_DOMAIN, domain, wide=True) == [*shown[:-1], "True", "for 2", "34m"]
     labels = {"resource.nvidia.com/computeDomain": "u", "resource.nvidia.com/computeDomain.cliqueID": "a.1"}
     clique = one(metadata={"labels": labels})
     assert cells(kinds.COMPUTE_DOMAIN_CLIQUE, clique) == ["x", "u", "a.1", "34m"]

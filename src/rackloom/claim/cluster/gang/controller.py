@@ -12,7 +12,6 @@ from rackloom.claim.cluster.gang.conditions import API_REFUSED
 from rackloom.claim.cluster.gang.decision import Decision
 from rackloom.claim.cluster.gang.desk import PlacementDesk
 from rackloom.claim.cluster.gang.ended import is_rest
-from rackloom.claim.cluster.gang.members import seconds_of
 from rackloom.claim.cluster.gang.meter import GangMeter
 from rackloom.claim.cluster.gang.observe import Confirmed, gang_of, holders_of
 from rackloom.claim.cluster.gang.owners import with_makers
@@ -27,6 +26,7 @@ from rackloom.claim.cluster.workbench import Workbench
 from rackloom.claim.kube.api import Kind, KubeApi, NotFound, Object, Rejected
 from rackloom.claim.kube.events import Recorder
 from rackloom.claim.kube.kinds import GANG_PLAN, POD
+from rackloom.claim.kube.timestamps import seconds_of
 
 WORKERS = 16
 

@@ -19,10 +19,11 @@ from msgspec.structs import replace
 from rackloom.claim.cluster.admission.shapes import Owner
 from rackloom.claim.cluster.gang.conditions import AWAITED, PLACED
 from rackloom.claim.cluster.gang.makers import LONGEST_PAUSE, MPI_JOB, Finished, Maker
-from rackloom.claim.cluster.gang.members import Member, seconds_of
+from rackloom.claim.cluster.gang.members import Member
 from rackloom.claim.cluster.gang.record import Record
 from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.gang.view import View
+from rackloom.claim.kube.timestamps import seconds_of
 from rackloom.claim.place.values import Gang, Plan, Seat
 
 _GIVEN_BACK = re.compile(r"trays given back: (\d+); ")

@@ -1,7 +1,6 @@
 """The pods of a gang as values."""
 
 from collections.abc import Mapping
-from datetime import datetime
 
 import msgspec
 
@@ -11,6 +10,7 @@ from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.wishes import group_of
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import JOB
+from rackloom.claim.kube.timestamps import seconds_of
 from rackloom.claim.place.reading.counts import count_of
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -146,14 +146,6 @@ def counted_gpus(spec: Object) -> int:
     """
     limits = ((one.get("resources") or {}).get("limits") or {} for one in spec.get("containers") or ())
     return sum(count_of(one.get(GPU_RESOURCE, 0)) for one in limits)
-
-
-def seconds_of(time: str) -> float | None:
-    """Seconds since the epoch of an RFC 3339 time; None for anything else."""
-    try:
-        return datetime.fromisoformat(time).timestamp()
-    except ValueError:
-        return None
 
 
 def _not_scheduled(status: Object) -> Object:

@@ -17,7 +17,6 @@ from rackloom.claim.cluster.gang.ended import (
     proof_is_sought_at,
     without_unused,
 )
-from rackloom.claim.cluster.gang.members import seconds_of
 from rackloom.claim.cluster.gang.pins import let_go, send_away
 from rackloom.claim.cluster.gang.record import Record
 from rackloom.claim.cluster.gang.remaining import wish_of
@@ -25,6 +24,7 @@ from rackloom.claim.cluster.gang.seating import Seating, seating, stuck
 from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.gang.view import Rival, View
 from rackloom.claim.domain.objects import Condition
+from rackloom.claim.kube.timestamps import seconds_of
 from rackloom.claim.place.values import Plan
 from rackloom.errors import Refused
 

@@ -13,10 +13,11 @@ from msgspec.structs import replace
 
 from rackloom.claim.cluster.gang.conditions import PLACED
 from rackloom.claim.cluster.gang.makers import Maker
-from rackloom.claim.cluster.gang.members import Member, seconds_of
+from rackloom.claim.cluster.gang.members import Member
 from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.gang.view import View
 from rackloom.claim.cluster.gang.wishes import Wish
+from rackloom.claim.kube.timestamps import seconds_of
 from rackloom.errors import Refused
 
 

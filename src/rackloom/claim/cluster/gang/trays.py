@@ -6,7 +6,7 @@ import msgspec
 
 from rackloom.claim.cluster.actions import Patch
 from rackloom.claim.cluster.gang import marks
-from rackloom.claim.cluster.gang.members import seconds_of
+from rackloom.claim.cluster.things import not_ready_since
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import NODE
 
@@ -40,18 +40,13 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_view(obj: Object) -> NodeView:
-    """Read a node. One that never said whether it is ready is not ready since it was made."""
+    """Read a node."""
     meta = obj["metadata"]
-    conditions = (obj.get("status") or {}).get("conditions") or ()
-    ready: Object = next((one for one in conditions if one["type"] == "Ready"), {})
-    since = None
-    if ready.get("status") != "True":
-        since = seconds_of(ready.get("lastTransitionTime") or meta.get("creationTimestamp", "")) or 0.0
     return NodeView(
         name=meta["name"],
         resource_version=meta["resourceVersion"],
         taints=msgspec.convert((obj.get("spec") or {}).get("taints") or (), tuple[Taint, ...]),
-        not_ready_since=since,
+        not_ready_since=not_ready_since(obj),
     )
 
 
