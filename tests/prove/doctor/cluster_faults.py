@@ -146,6 +146,11 @@ FAULTS = {
         names.ONE_CLIQUE,
         "team-0/job",
     ),
+    "daemon-of-another-clique": (
+        lambda one: with_changed(one, "meshes", lambda m: m.node == NODE, clique=clique(1)),
+        names.ONE_CLIQUE,
+        "team-0/job",
+    ),
     "domain-not-ready": (lambda one: condition(one, "TooFewNodes"), names.ACTIVE, "team-0/job"),
     "mesh-broken": (mesh_broken, names.MESH, "team-0/job"),
     "nic-down": (nic_down, names.NIC_LINK, NODE),

@@ -19,7 +19,6 @@ from rackloom.claim.domain.isolation import ImexMode
 from rackloom.claim.domain.objects import ComputeDomain, Condition, NodeStatus, Readiness
 
 READY, PROGRESSING, DEGRADED, MESHED = "Ready", "Progressing", "Degraded", "Meshed"
-SPANS_CLIQUES = "SpansCliques"
 NAMED_AT_MOST = 8
 """Names listed in a message; the rest are counted."""
 
@@ -147,7 +146,7 @@ def _spans_cliques(view: View) -> tuple[Condition, ...]:
     if not nodes or uses_warm_clique(view.domain, view.settings):
         return ()
     status, reason, message = _where_nodes_are(view, nodes)
-    return (_condition(SPANS_CLIQUES, status, reason, message),)
+    return (_condition(names.SPANS_CLIQUES, status, reason, message),)
 
 
 def _where_nodes_are(view: View, nodes: Collection[str]) -> tuple[str, str, str]:

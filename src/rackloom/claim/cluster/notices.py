@@ -2,11 +2,12 @@
 
 import msgspec
 
+from rackloom.claim.domain.names import SPANS_CLIQUES
 from rackloom.claim.domain.objects import Condition, Status
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.events import Recorder, Severity
 
-_BAD = {("Degraded", "True"), ("SpansCliques", "True")}
+_BAD = {("Degraded", "True"), (SPANS_CLIQUES, "True")}
 """Types and statuses of conditions that are told as warnings when they begin."""
 
 

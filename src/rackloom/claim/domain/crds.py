@@ -69,7 +69,7 @@ def _columns() -> list[Schema]:
         _column("Reason", condition("Ready", "reason")),
         _column("Degraded", condition("Degraded", "reason")),
         _column("Template", ".spec.channel.resourceClaimTemplate.name"),
-        _column("SpansCliques", condition("SpansCliques", "status"), priority=1),
+        _column("SpansCliques", condition(names.SPANS_CLIQUES, "status"), priority=1),
         _column("Message", condition("Ready", "message"), priority=1),
         _column("Age", ".metadata.creationTimestamp", type_="date"),
     ]

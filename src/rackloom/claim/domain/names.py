@@ -32,6 +32,9 @@ SIMULATED_LABEL = "rackloom.dev/simulated"
 MESH_ANNOTATION = "rackloom.dev/imex-mesh"
 """On daemon pods: which of its peers the daemon reaches, as JSON `{complete, peers, missing}`."""
 
+SPANS_CLIQUES = "SpansCliques"
+"""The condition of a ComputeDomain whose nodes are in several cliques."""
+
 IMEX_DRIVER = "compute-domain.nvidia.com"
 GPU_DRIVER = "gpu.nvidia.com"
 CHANNEL_CLASS = "compute-domain-default-channel.nvidia.com"

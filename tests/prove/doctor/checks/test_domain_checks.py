@@ -101,6 +101,14 @@ ILL = {
     ),
     "no-domain": (TEMPLATES, changed(domains=(), templates=())),
     "two-cliques": (ONE_CLIQUE, changed(cliques={"n0": "a.1", "n1": "a.2"})),
+    "two-cliques-by-daemons": (
+        ONE_CLIQUE,
+        changed(daemons=(WELL.daemons[0], replaced(WELL.daemons[1], clique="a.2"))),
+    ),
+    "one-without-fabric": (
+        ONE_CLIQUE,
+        changed(daemons=(WELL.daemons[0], replaced(WELL.daemons[1], clique=""))),
+    ),
     "not-meshed": (
         MESH,
         changed(
@@ -146,9 +154,18 @@ elsewhere: it names template imex-channel-0, which no ComputeDomain in team make
 no-domain: it names template imex-channel-0, which no ComputeDomain in team makes -- kubectl -n team
   get resourceclaimtemplates  # create a ComputeDomain with spec.channel.resourceClaimTemplate.name
   imex-channel-0
-two-cliques: its pods are in cliques a.1, a.2 -- kubectl -n team get pods -o wide  # create them
-  anew with a required podAffinity to each other over nvidia.com/gpu.clique, or with the webhook,
-  which adds it
+two-cliques: its pods are in cliques a.1, a.2: no memory is shared between these -- kubectl -n team
+  get pods -o wide  # create them anew with a required podAffinity to each other over
+  nvidia.com/gpu.clique, or with the webhook, which adds it; where they are meant to be apart, with
+  a ComputeDomain for each clique
+two-cliques-by-daemons: the IMEX daemons of its pods are in cliques a.1, a.2: no memory is shared
+  between these -- kubectl -n team get pods -o wide  # create them anew with a required podAffinity
+  to each other over nvidia.com/gpu.clique, or with the webhook, which adds it; where they are meant
+  to be apart, with a ComputeDomain for each clique
+one-without-fabric: the IMEX daemons of its pods are in cliques (no fabric), a.1: no memory is
+  shared between these -- kubectl -n team get pods -o wide  # create them anew with a required
+  podAffinity to each other over nvidia.com/gpu.clique, or with the webhook, which adds it; where
+  they are meant to be apart, with a ComputeDomain for each clique
 not-meshed: 1 of 2 IMEX daemons do not reach all their peers -- kubectl get pods -A -o wide -l
   resource.nvidia.com/computeDomain  # open TCP 50000 and 50005 between them; their nodes need one
   driver version\
@@ -157,6 +174,29 @@ not-meshed: 1 of 2 IMEX daemons do not reach all their peers -- kubectl get pods
 
 def first_failure(check, seen):
     return next(one for one in of(check, seen) if one.state is State.FAILS)
+
+
+def test_pods_in_two_cliques_are_shown_by_both_sides_and_since_the_status_says_so():
+    told = msgspec.structs.replace(
+        condition("SpansCliques", "True", "SeveralCliques"), last_transition_time="2027-01-15T07:00:00Z"
+    )
+    domain = replaced(DOMAIN, status=Status(conditions=(*DOMAIN.status.conditions, told)))
+    (found,) = of(ONE_CLIQUE, changed(domains=(domain,), cliques={"n0": "a.1", "n1": "a.2"}))
+    assert found.evidence == (
+        "cluster: node n0 is in a.1",
+        "cluster: node n1 is in a.2",
+        "IMEX daemon on n0: entered a.1",
+        "IMEX daemon on n1: entered a.1",
+        "status: condition SpansCliques is True",
+    )
+    assert found.since == 1_800_000_000 - 3600
+    assert found.sides == (("node n0",), ("node n1",))
+
+
+def test_the_daemon_that_a_moved_pod_left_behind_puts_nobody_apart():
+    behind = DaemonSeen(domain="cd-1", node="n9", clique="a.2", meshed=None)
+    (found,) = of(ONE_CLIQUE, changed(daemons=(*WELL.daemons, behind), cliques={**WELL.cliques, "n9": "a.2"}))
+    assert found.state is State.HOLDS
 
 
 UNSEEN = {

@@ -2,7 +2,7 @@
 
 import difflib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 import msgspec
@@ -16,6 +16,8 @@ from rackloom.prove.doctor.findings import Finding, fails, holds, unknown
 from rackloom.prove.doctor.names import ACTIVE, CLAIMS, MESH, ONE_CLIQUE, TEMPLATES
 from rackloom.prove.doctor.words import some
 from rackloom.prove.picture.workloads import ClaimSeen, PodSeen
+
+NO_FABRIC = "(no fabric)"
 
 
 def check_domains(seen: ClusterSeen) -> tuple[Finding, ...]:
@@ -154,34 +156,67 @@ _HINTS = {
 
 
 def _one_clique(domain: ComputeDomain, seen: ClusterSeen) -> Iterator[Finding]:
+    """By the labels of the nodes, and by what the daemons there entered.
+
+    One may be behind the other when a fabric is partitioned anew under the job.
+    """
     subject = f"ComputeDomain {domain.key}"
     nodes = {pod.node for pod in seen.users(domain.uid) if pod.node}
     if not nodes:
         return
-    unlabelled = sorted(node for node in nodes if not seen.cliques.get(node))
-    cliques = sorted({seen.cliques[node] for node in nodes if seen.cliques.get(node)})
-    if len(cliques) > 1:
-        fix = (
-            f"kubectl -n {domain.namespace} get pods -o wide  # create them anew with a required podAffinity"
-            f" to each other over {names.GPU_CLIQUE_LABEL}, or with the webhook, which adds it"
-        )
-        said = f"its pods are in cliques {', '.join(cliques)}"
-        told = tuple(f"cluster: node {node} is in {seen.cliques.get(node, '-')}" for node in sorted(nodes))
-        found = fails(ONE_CLIQUE, subject, said, fix, evidence=told, where=_where_domain(domain, seen))
-        yield msgspec.structs.replace(found, sides=_sides(nodes, seen))
-    elif unlabelled:
+    labels = {node: seen.cliques[node] for node in sorted(nodes) if seen.cliques.get(node)}
+    daemons = {one.node: one.clique for one in seen.daemons_of(domain.uid) if one.node in nodes}
+    entered = {node: clique or NO_FABRIC for node, clique in sorted(daemons.items()) if clique is not None}
+    for whose, cliques in (("its pods are", labels), ("the IMEX daemons of its pods are", entered)):
+        if len(set(cliques.values())) > 1:
+            yield _apart(domain, seen, f"{whose} in cliques", cliques, _told(domain, nodes, labels, entered))
+            return
+    unlabelled = sorted(nodes - labels.keys())
+    if unlabelled:
         fix = f"kubectl get nodes -L {names.GPU_CLIQUE_LABEL}  # run rackloom node imex with --clique-label"
         said = f"no clique is known of {', '.join(unlabelled)}: label {names.GPU_CLIQUE_LABEL} is missing"
         yield unknown(ONE_CLIQUE, subject, said, fix, where=tuple(map(at_node, unlabelled)))
     else:
-        yield holds(ONE_CLIQUE, subject, f"{len(nodes)} nodes in clique {cliques[0]}")
+        yield holds(ONE_CLIQUE, subject, f"{len(nodes)} nodes in clique {next(iter(labels.values()))}")
 
 
-def _sides(nodes: set[str], seen: ClusterSeen) -> tuple[tuple[str, ...], ...]:
+def _apart(
+    domain: ComputeDomain, seen: ClusterSeen, where: str, cliques: Mapping[str, str], told: tuple[str, ...]
+) -> Finding:
+    fix = (
+        f"kubectl -n {domain.namespace} get pods -o wide  # create them anew with a required podAffinity"
+        f" to each other over {names.GPU_CLIQUE_LABEL}, or with the webhook, which adds it; where they are"
+        " meant to be apart, with a ComputeDomain for each clique"
+    )
+    said = f"{where} {', '.join(sorted(set(cliques.values())))}: no memory is shared between these"
+    spans = domain.status.condition(names.SPANS_CLIQUES)
+    found = fails(
+        ONE_CLIQUE,
+        f"ComputeDomain {domain.key}",
+        said,
+        fix,
+        evidence=told,
+        where=_where_domain(domain, seen),
+        since=_since(spans) if spans is not None and spans.status == "True" else None,
+    )
+    return msgspec.structs.replace(found, sides=_sides(cliques))
+
+
+def _told(
+    domain: ComputeDomain, nodes: set[str], labels: Mapping[str, str], entered: Mapping[str, str]
+) -> tuple[str, ...]:
+    """What each side says of each node."""
+    spans = domain.status.condition(names.SPANS_CLIQUES)
+    status = () if spans is None else (f"status: condition {names.SPANS_CLIQUES} is {spans.status}",)
+    cluster = (f"cluster: node {node} is in {labels.get(node, '-')}" for node in sorted(nodes))
+    daemons = (f"IMEX daemon on {node}: entered {clique}" for node, clique in entered.items())
+    return (*cluster, *daemons, *status)
+
+
+def _sides(cliques: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for node in sorted(nodes):
-        if seen.cliques.get(node):
-            found[seen.cliques[node]].append(at_node(node))
+    for node, clique in cliques.items():
+        found[clique].append(at_node(node))
     return tuple(tuple(found[clique]) for clique in sorted(found))
 
 
