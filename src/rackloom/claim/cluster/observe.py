@@ -6,6 +6,8 @@ Everything is found through an index: the work for one ComputeDomain does not gr
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from rackloom.claim.cluster import isolation
 from rackloom.claim.cluster.manifests import warm_clique
 from rackloom.claim.cluster.membership import node_entries

@@ -233,7 +233,9 @@ def _see_off(phase: Phase, pod: Object, work: _Work, inventory: Inventory) -> No
 def _settings(inventory: Inventory) -> Settings:
     """As far as taking apart needs them: where daemons may be."""
     first, *more = inventory.daemon_namespaces
-    return Settings(daemon=DaemonSettings(image=""), namespace=first, additional_namespaces=tuple(more))
+    return Settings(
+        daemon=DaemonSettings(image=""), daemon_namespace=first, additional_namespaces=tuple(more)
+    )
 
 
 def _plan_controller(work: _Work, inventory: Inventory) -> None:
