@@ -12,6 +12,7 @@ from tests.simulation.run_claims import classes, quiet
 
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.imex.reporter import Reporter
+from rackloom.claim.node import checkpoint
 from rackloom.claim.node.checkpoint import Checkpoint
 from rackloom.claim.node.imex.node_label import NodeLabel
 from rackloom.claim.node.imex.plugin import ImexPlugin
@@ -101,6 +102,17 @@ class TestPlanted:
         monkeypatch.setattr(Checkpoint, "_write", write)
         found = self.found(Isolation.DOMAIN, Death.PLUGIN, range(40, 160, 4))
         assert any("CDI spec" in said for said in found)
+
+    def test_a_record_lost_after_a_reboot(self, monkeypatch):
+        """The plugin then gives the claim back without knowing whose label the node has."""
+        begun = checkpoint._begun
+
+        def forget(entry):
+            return msgspec.structs.replace(begun(entry), record={})
+
+        monkeypatch.setattr(checkpoint, "_begun", forget)
+        found = self.found(Isolation.DOMAIN, Death.REBOOT, range(70, 120, 3))
+        assert any("only the jobs' nodes are labelled" in said for said in found)
 
     def test_a_daemon_that_ends_with_the_api_server(self, monkeypatch):
         async def tell_it(self, mesh):

@@ -166,12 +166,30 @@ async def the_node_is_rebooted(lives: Lives) -> None:
     await kubelet_goes_on(lives)
 
 
+async def the_node_is_rebooted_and_the_pod_is_deleted(lives: Lives) -> None:
+    """Kubelet gives back what its own files say; nothing is prepared anew that could repair a lost record."""
+    lives.reboot()
+    await the_pod_is_deleted(lives)
+
+
+async def the_node_is_rebooted_and_everything_is_gone(lives: Lives) -> None:
+    """The disk of kubelet is new as well: nobody mentions the claims any more."""
+    for claim in lives.claims:
+        await lives.kit.api.delete(RESOURCE_CLAIM, claim.ref.name, claim.ref.namespace)
+    lives.reboot()
+    one = await lives.start()
+    await one.sweeper.sweep()
+    await lives.check_released(one)
+
+
 Ending = Callable[[Lives], Awaitable[None]]
 ENDINGS: tuple[Ending, ...] = (
     kubelet_goes_on,
     the_pod_is_deleted,
     everything_is_gone_before_the_restart,
     the_node_is_rebooted,
+    the_node_is_rebooted_and_the_pod_is_deleted,
+    the_node_is_rebooted_and_everything_is_gone,
 )
 
 

@@ -4,6 +4,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,7 +105,9 @@ def test_changes_are_on_the_disk_at_once(tmp_path):
 def test_after_a_boot_nothing_is_prepared_but_everything_is_remembered(tmp_path):
     path = tmp_path / "checkpoint.json"
     before = Checkpoint(path, "boot-1")
-    before.put(entry("u1"))
+    label = {"kind": "channel", "domain": "d"}
+    before.put(msgspec.structs.replace(entry("u1"), record=label))
     before.put(entry("u2", State.ABORTED))
     after = Checkpoint(path, "boot-2").claims
     assert [one.state for one in after.values()] == [State.STARTED, State.STARTED]
+    assert after["u1"].record == label

@@ -9,13 +9,16 @@ import pytest
 from tests.claim.node.conftest import HURRY
 from tests.waiting import until, until_so
 
+from rackloom.claim.kube.api import KubeError
 from rackloom.claim.kube.kinds import POD, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.claim.node import dra
 from rackloom.claim.node.pod_sync import ANNOTATION
 from rackloom.claim.node.registration import registrar_path
-from rackloom.claim.node.run import running
+from rackloom.claim.node.run import Running, running
+from rackloom.claim.node.tasks import beside
 from rackloom.errors import Refused, Retry
 from rackloom.twin.kubelet.calls import NotPrepared
+from rackloom.twin.virtual.event_loop import run as virtual
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
@@ -382,3 +385,31 @@ def test_the_sweeper_gives_back_what_was_begun_for_claims_that_are_gone(kit):
             assert gone.uid not in one.checkpoint.claims
 
     asyncio.run(story())
+
+
+def test_a_claim_that_went_during_a_reboot_is_given_back_soon_after_the_api_server_answers(kit, monkeypatch):
+    away = 25.0
+
+    async def story():
+        await kit.boot()
+        claim = await kit.claim("c1")
+        kit.places.home(kit.driver).mkdir(parents=True)
+        await Running(kit.toys, kit.api, kit.host()).requests.prepare([claim.ref])
+        await kit.api.delete(RESOURCE_CLAIM, "c1", "default")
+        kit.boot_id = "boot-2"
+        one = Running(kit.toys, kit.api, kit.host())
+        loop = asyncio.get_running_loop()
+        booted = loop.time()
+        get = kit.api.get
+
+        async def unreachable_at_first(*wanted):
+            if loop.time() < booted + away:
+                raise KubeError(0, "", "no route to host")
+            return await get(*wanted)
+
+        monkeypatch.setattr(kit.api, "get", unreachable_at_first)
+        async with beside(one.sweeper.run()):
+            await asyncio.sleep(away + 15)
+        assert kit.toys.unprepared == [claim.uid]
+
+    virtual(1, story)

@@ -17,6 +17,8 @@ from rackloom.errors import Retry
 log = structlog.get_logger(__name__)
 
 SWEEP_SECONDS = 600.0
+AGAIN_SECONDS = 10.0
+"""After a sweep that could not decide everything, as when a node boots before its network is up."""
 READ_SECONDS = 20.0
 
 
@@ -38,32 +40,38 @@ class Sweeper:
     async def run(self) -> None:
         """Sweep for ever."""
         while True:
-            await self.sweep()
-            await asyncio.sleep(SWEEP_SECONDS)
+            complete = await self.sweep()
+            await asyncio.sleep(SWEEP_SECONDS if complete else AGAIN_SECONDS)
 
-    async def sweep(self) -> None:
-        """One sweep; what cannot be decided now is left to the next."""
+    async def sweep(self) -> bool:
+        """One sweep; whether everything could be decided and done. What could not is left to the next."""
         self._preparing.forget_aborted()
         self._preparing.sweep_specs()
-        orphans = [ref for ref in self._begun() if await self._is_gone(ref)]
+        begun = self._begun()
+        gone = [await self._is_gone(ref) for ref in begun]
+        orphans = [ref for ref, is_gone in zip(begun, gone, strict=True) if is_gone]
+        answers = {}
         if orphans:
             log.info("node.self-initiated-unprepare", claims=[ref.uid for ref in orphans])
-            await self._requests.unprepare(orphans)
+            answers = await self._requests.unprepare(orphans)
         try:
             await self._plugin.tidy(tuple(self._checkpoint.claims.values()))
         except (KubeError, Retry) as trouble:
             log.info("node.tidy-later", driver=self._plugin.driver, reason=str(trouble))
+            return False
+        return None not in gone and not any(answer.error for answer in answers.values())
 
     def _begun(self) -> Sequence[ClaimRef]:
         entries = self._checkpoint.claims.values()
         return [entry.ref for entry in entries if entry.state is State.STARTED]
 
-    async def _is_gone(self, ref: ClaimRef) -> bool:
+    async def _is_gone(self, ref: ClaimRef) -> bool | None:
+        """None while the API server does not say."""
         try:
             async with asyncio.timeout(READ_SECONDS):
                 found = await self._api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
         except NotFound:
             return True
         except (KubeError, TimeoutError):
-            return False
+            return None
         return bool(found["metadata"]["uid"] != ref.uid)

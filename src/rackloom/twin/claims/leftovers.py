@@ -16,7 +16,7 @@ from rackloom.claim.kube.kinds import (
     SECRET,
 )
 from rackloom.twin.claims.machines import Machine
-from rackloom.twin.claims.plant import Plant
+from rackloom.twin.claims.plant import TEAM, Plant
 
 _NONE_LEFT = (
     COMPUTE_DOMAIN,
@@ -33,6 +33,19 @@ _LABELS = (names.COMPUTE_DOMAIN_LABEL, names.WARM_CLIQUE_LABEL, names.CHANNELS_R
 def leftovers(plant: Plant) -> tuple[str, ...]:
     """All of it, named."""
     return (*_objects(plant), *(one for machine in plant.machines.on.values() for one in _of(machine)))
+
+
+def stray_labels(plant: Plant) -> tuple[str, ...]:
+    """Labels of nodes that are on and belong to a ComputeDomain, but have no pod of a job, named."""
+    store = plant.kube.store
+    used = {pod["spec"].get("nodeName") for pod in store.all(POD) if pod["metadata"]["namespace"] == TEAM}
+    labelled = {
+        node["metadata"]["name"]
+        for node in store.all(NODE)
+        if names.COMPUTE_DOMAIN_LABEL in (node["metadata"].get("labels") or {})
+    }
+    stray = sorted((labelled - used) & plant.machines.on.keys())
+    return tuple(f"label {names.COMPUTE_DOMAIN_LABEL} of node {node}" for node in stray)
 
 
 def _objects(plant: Plant) -> Iterator[str]:

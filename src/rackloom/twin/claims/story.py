@@ -16,7 +16,7 @@ from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NODE, POD
-from rackloom.twin.claims.leftovers import leftovers
+from rackloom.twin.claims.leftovers import leftovers, stray_labels
 from rackloom.twin.claims.plant import TEAM, Death, Plant, insist
 from rackloom.twin.claims.seen import JOB_LABEL
 from rackloom.twin.virtual import event_loop
@@ -185,6 +185,13 @@ class Story:
         await self._until_all("runs", jobs, lambda job: job.runs())
         await jobs[0].replace_a_pod()
         await self._until_all("runs again", jobs, lambda job: job.runs())
+        # While the ComputeDomain lives no controller takes the label of a node away: its plugin has to.
+        await until(
+            "only the jobs' nodes are labelled",
+            lambda: not stray_labels(self._plant),
+            lambda: ", ".join(stray_labels(self._plant)),
+            SWEPT,
+        )
         await asyncio.gather(*(job.delete_domain() for job in jobs))
         await asyncio.sleep(2 * LOOK)
         await self._end(jobs)
