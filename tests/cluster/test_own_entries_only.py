@@ -16,7 +16,7 @@ from rackloom.claim.cluster.gang import marks
 from rackloom.claim.domain import names
 from rackloom.claim.domain.membership import join, leave
 from rackloom.claim.domain.objects import Clique, Ref, clique, clique_json
-from rackloom.claim.kube.api import Kind, KubeApi, Object, Rejected
+from rackloom.claim.kube.api import Conflict, Kind, KubeApi, Object, Rejected
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN_CLIQUE,
     NODE,
@@ -25,6 +25,7 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_SLICE,
     SECRET,
 )
+from rackloom.claim.node.pod_sync import ANNOTATION
 
 pytestmark = pytest.mark.anyio
 CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
@@ -207,6 +208,74 @@ async def test_a_plugin_writes_its_own_node_only(
         of_another_pool["spec"]["pool"]["name"] = other
         with pytest.raises(Rejected, match="pool of its own node only"):
             await plugin.create(RESOURCE_SLICE, of_another_pool)
+
+
+@pytest.mark.parametrize("plugin", ["imex", "gpu", "nic"])
+async def test_a_plugin_has_kubelet_try_the_pods_of_its_own_node_again_and_changes_nothing_else_of_them(
+    cluster: ControlPlane, api: KubeApi, namespace: str, add_nodes: AddNodes, base_applied: None, plugin: str
+) -> None:
+    account = f"rackloom-node-{plugin}"
+    node = (await plain_pod(api, account, account))["spec"]["nodeName"]
+    other = next(one for one in await add_nodes(2) if one != node)
+    for name, where in (("here", node), ("there", other)):
+        main = {"name": "main", "image": "none"}
+        meta = {"name": name, "namespace": namespace, "annotations": {"theirs": "1"}, "labels": {"app": "x"}}
+        spec = {"nodeName": where, "containers": [main], "tolerations": [{"operator": "Exists"}]}
+        await api.create(POD, {"metadata": meta, "spec": spec})
+    here = await api.get(POD, "here", namespace)
+
+    async with as_account(api, cluster, account, account) as own:
+        listed = await own.list(POD, fields=f"spec.nodeName={node}")
+        assert {"here", account} <= {pod["metadata"]["name"] for pod in listed.items}
+        assert "there" not in {pod["metadata"]["name"] for pod in listed.items}
+
+        async def annotate(name: str, value: Any, **more: Any) -> Object:
+            change = {"metadata": {"annotations": {ANNOTATION: value}, **more}}
+            return await own.patch(POD, name, namespace, change)
+
+        async def refused(change: Object, why: str) -> None:
+            with pytest.raises(Rejected, match=why):
+                await own.patch(POD, "here", namespace, change)
+
+        for value in ("2026-01-01T00:00:00.000000Z dra.net", "2026-01-01T00:00:01.000000Z dra.net"):
+            written = await annotate("here", value, uid=here["metadata"]["uid"])
+            assert written["metadata"]["annotations"] == {"theirs": "1", ANNOTATION: value}
+        with pytest.raises(Rejected, match="own node only"):
+            await annotate("there", "now")
+        with pytest.raises((Rejected, Conflict), match=r"(?i)uid"):
+            await annotate("here", "now", uid="of-another-pod-of-the-name")
+        for value in (None, "x" * 129):
+            with pytest.raises(Rejected, match="to a time and its driver"):
+                await annotate("here", value)
+        said = {"annotations": {ANNOTATION: "now"}}
+        await refused(
+            {"metadata": {"annotations": {ANNOTATION: "now", "more": "1"}}}, "no annotation of a pod but"
+        )
+        await refused(
+            {"metadata": {"annotations": {ANNOTATION: "now", "theirs": "2"}}}, "no annotation of a pod but"
+        )
+        await refused(
+            {"metadata": {"annotations": {ANNOTATION: "now", "theirs": None}}}, "no annotation of a pod but"
+        )
+        await refused({"metadata": {**said, "labels": {"app": "y"}}}, "nothing else")
+        await refused({"metadata": {**said, "labels": {"more": "1"}}}, "nothing else")
+        await refused({"metadata": {**said, "finalizers": ["example.com/keep"]}}, "nothing else")
+        owner = {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}
+        await refused({"metadata": {**said, "ownerReferences": [owner]}}, "nothing else")
+        await refused({"metadata": said, "spec": {"activeDeadlineSeconds": 1}}, "nothing else")
+        image = {"containers": [{**here["spec"]["containers"][0], "image": "evil"}]}
+        await refused({"metadata": said, "spec": image}, "nothing else")
+        for verb in (
+            lambda: own.get(POD, "here", namespace),
+            lambda: own.delete(POD, "here", namespace),
+            lambda: own.create(
+                POD, {"metadata": {"name": "new", "namespace": namespace}, "spec": here["spec"]}
+            ),
+            lambda: own.patch(POD, "here", namespace, {"status": {"phase": "Failed"}}, subresource="status"),
+            lambda: own.patch(POD, "here", namespace, {"spec": {}}, subresource="ephemeralcontainers"),
+        ):
+            with pytest.raises(Rejected, match="forbidden"):
+                await verb()
 
 
 async def test_the_controller_changes_its_own_taint_and_labels_of_nodes_only(
