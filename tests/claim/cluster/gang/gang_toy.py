@@ -1,5 +1,7 @@
 """A cluster as three dicts, in which decisions about one gang are carried out and checked one by one."""
 
+from contextlib import suppress
+
 from msgspec.structs import replace
 
 from rackloom.claim.cluster.actions import Create, Delete
@@ -16,7 +18,7 @@ from rackloom.claim.cluster.gang.scene import Look, scene_of
 from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.claim.cluster.gang.site import Objects, running_on
 from rackloom.claim.domain import names
-from rackloom.claim.kube.api import Conflict
+from rackloom.claim.kube.api import Conflict, KubeError
 from rackloom.claim.kube.kinds import GANG_PLAN, NODE, POD
 from rackloom.claim.kube.timestamps import whole_time
 from rackloom.errors import Refused
@@ -38,6 +40,7 @@ class Toy:
         self.refusal, self.checked = "", None
         self.counted = Counted()
         self.job = self.given_back = 0
+        self.held = ()
         self.succeeded = set()
         for name in TRAYS:
             self.put(self.nodes, name, node(name))
@@ -103,6 +106,8 @@ class Toy:
             return
         if isinstance(action, Delete):
             assert action.uid == obj["metadata"]["uid"]
+            if where is self.pods:
+                self.check_sending_away(obj)
             del where[action.name]
             return
         self.change(where, action, obj)
@@ -128,6 +133,14 @@ class Toy:
         assert len(after.seats) >= SIZE - len(done)
         used = {one["metadata"]["annotations"][marks.TRAY_ANNOTATION] for one in self.let_go()}
         assert set(before.trays) & used <= set(after.trays)
+
+    def check_sending_away(self, pod):
+        """Nobody who stays loses a seat to one who leaves."""
+        tray = pod["metadata"]["annotations"][marks.TRAY_ANNOTATION]
+        here = (one for one in self.let_go() if one["metadata"]["annotations"][marks.TRAY_ANNOTATION] == tray)
+        staying = [one for one in here if "deletionTimestamp" not in one["metadata"]]
+        seats = [one for one in record_of(self.plans[KEY.name]).plan.seats if one.tray == tray]
+        assert pod not in staying or len(staying) > len(seats), "it stays, and has its seat"
 
     def check_letting_go(self, pod):
         record = record_of(self.plans[KEY.name])
@@ -179,6 +192,28 @@ class Toy:
         for pod in self.pods_of_gang():
             going = {"metadata": {"deletionTimestamp": whole_time(self.now)}}
             self.put(self.pods, pod["metadata"]["name"], merge(pod, going))
+
+    def depart(self, number):
+        """A pod is being deleted, and its Job makes another of its rank at once."""
+        name = f"w{number}"
+        pod = self.pods.pop(name, None)
+        if pod is not None:
+            going = {"metadata": {"name": f"{name}-going", "deletionTimestamp": whole_time(self.now)}}
+            self.put(self.pods, f"{name}-going", merge(pod, going))
+            self.pod(number)
+
+    def stop(self, _):
+        """A controller has decided, and is stopped before it writes."""
+        self.held = reconcile(self.view(), SETTINGS).actions
+
+    def resume(self, _):
+        """It goes on as if nothing had happened; another has led meanwhile."""
+        for action in self.held:
+            where = {GANG_PLAN: self.plans, POD: self.pods, NODE: self.nodes}[action.kind]
+            obj = where.get(action.name)
+            with suppress(KubeError):
+                if obj is not None and isinstance(action.patch, tuple):
+                    self.put(where, action.name, json_patch(obj, action.patch))
 
     def other(self, tray):
         """A pod that knows of no gangs, where it may go."""

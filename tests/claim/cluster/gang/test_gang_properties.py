@@ -1,9 +1,11 @@
 """Whatever happens in whatever order, and wherever the controller dies: decisions alone keep a gang safe."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.claim.cluster.gang.gang_toy import KEY, SETTINGS, SIZE, TRAYS, Toy
 
+from rackloom.claim.cluster.gang import marks, seating
 from rackloom.claim.cluster.gang.observe import holders_of
 from rackloom.claim.cluster.gang.reconcile import reconcile
 from rackloom.claim.cluster.gang.record import record_of
@@ -11,7 +13,7 @@ from rackloom.claim.cluster.gang.record import record_of
 WHO = st.integers(0, SIZE - 1)
 WHERE = st.sampled_from(TRAYS)
 EVENTS = st.one_of(
-    st.tuples(st.sampled_from(["pod", "end", "succeed"]), WHO),
+    st.tuples(st.sampled_from(["pod", "end", "succeed", "depart"]), WHO),
     st.tuples(
         st.sampled_from(["lose", "come_back", "remove", "cordon", "open", "other", "leave", "take"]), WHERE
     ),
@@ -69,6 +71,48 @@ def test_the_last_member_comes_back_to_its_tray_wherever_the_controller_dies(scr
         assert [name for name, one in toy.nodes.items() if holders_of(one)] == [tray]
         toy.settle()
         assert toy.pods["w2"]["spec"]["nodeName"] == tray
+
+
+def two_in_one_seat():
+    """A controller that was stopped lets a pod go to a tray to which another one has let one go since."""
+    toy = Toy()
+    toy.settle()
+    seats = list(record_of(toy.plans[KEY.name]).plan.trays)
+    for number in (0, 1):
+        toy.end(number)
+    toy.pod(1)
+    toy.stop(None)
+    toy.pod(0)
+    toy.one_pass(1)
+    toy.resume(None)
+    trays = [toy.pods[name]["metadata"]["annotations"][marks.TRAY_ANNOTATION] for name in ("w0", "w1")]
+    assert trays == [seats[0], seats[0]]
+    return toy
+
+
+def test_a_pod_that_stays_keeps_the_seat_that_it_shares_with_one_that_leaves():
+    toy = two_in_one_seat()
+    stays = toy.pods["w1"]["metadata"]["uid"]
+    toy.depart(0)
+    while toy.one_pass():
+        pass
+    toy.settle()
+    assert toy.pods["w1"]["metadata"]["uid"] == stays
+
+
+def test_of_two_pods_in_one_seat_that_both_stay_one_is_made_anew_elsewhere():
+    toy = two_in_one_seat()
+    toy.settle()
+    assert len({one["spec"]["nodeName"] for one in toy.pods_of_gang()}) == SIZE
+
+
+def test_a_planted_bug_is_found_that_lets_a_pod_that_leaves_keep_its_seat(monkeypatch):
+    def forgetful(members, key):
+        return sorted(members, key=lambda one: (one.node is None, one.rank))
+
+    monkeypatch.setattr(seating, "sorted", forgetful, raising=False)
+    with pytest.raises(AssertionError, match="it stays, and has its seat"):
+        test_a_pod_that_stays_keeps_the_seat_that_it_shares_with_one_that_leaves()
 
 
 @given(script=st.lists(EVENTS, max_size=15))

@@ -1,6 +1,8 @@
 """Which pod takes which seat of a recorded plan.
 
 A pod that was let go keeps its seat, whatever else happens; the others take the free ones in order of rank.
+Two may have been let go to one seat, by a controller that was stopped and did not know that another had taken
+over. Then a pod that stays has it before one that is being deleted, else the job would lose both.
 """
 
 from collections import Counter
@@ -28,7 +30,7 @@ def seating(view: View, plan: Plan) -> Seating:
     """Seat the members of a gang."""
     free = Counter((seat.group, seat.tray) for seat in plan.seats)
     seated, misfits = [], []
-    for member in sorted(view.let_go, key=lambda one: (one.node is None, one.going, one.rank)):
+    for member in sorted(view.let_go, key=lambda one: (one.going, one.node is None, one.rank)):
         place = (member.group, member.tray or "")
         if free[place] > 0:
             free[place] -= 1
