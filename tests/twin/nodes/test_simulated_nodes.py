@@ -325,6 +325,25 @@ async def test_a_lost_node_is_silent_until_it_is_back() -> None:
 
 
 @in_virtual_time
+async def test_a_node_that_is_back_gives_back_what_pods_had_that_went_meanwhile() -> None:
+    """A kubelet has written down what it prepared, and looks once a minute whose pods are gone."""
+    async with one_node() as cluster:
+        for name in ("gone", "there"):
+            await bind_pod(cluster, f"c-{name}", name=name)
+        await asyncio.sleep(A_WHILE)
+        await cluster.kubelets.lose("n")
+        await cluster.api.delete(POD, "gone", SPACE, grace_seconds=0)
+        await cluster.api.delete(RESOURCE_CLAIM, "c-gone", SPACE)
+        await asyncio.sleep(A_WHILE)
+        await cluster.kubelets.register(NodeSpec("n", boot_id="2"))
+        await asyncio.sleep(A_WHILE)
+        assert "unprepare c-gone" not in cluster.plugins.calls
+        await asyncio.sleep(60.0)
+        assert cluster.plugins.calls.count("unprepare c-gone") == 1
+        assert "unprepare c-there" not in cluster.plugins.calls
+
+
+@in_virtual_time
 async def test_what_happened_behind_a_broken_watch_is_seen() -> None:
     async with one_node() as cluster:
         await bind_pod(cluster, "c")

@@ -30,6 +30,9 @@ _CALLS_AT_ONCE = 50
 """Half of the connections that a client opens by default."""
 _GROUPS = 50
 """Of nodes whose heartbeats go out together."""
+_RECONCILE_S = 60.0
+"""Seconds after which a kubelet gives back claims of pods that are gone (`defaultReconcilePeriod` of its DRA
+manager): it learns that they are gone when it is back."""
 _RETRY_S = 1.0
 """Between attempts at an API server that does not answer."""
 
@@ -62,6 +65,8 @@ class Kubelets:
         self._pods: dict[str, Object] = {}
         self._lives: dict[str, tuple[PodLife, asyncio.Task[None]]] = {}
         self._done: set[str] = set()
+        self._kept: dict[str, dict[str, PodLife]] = {}
+        """Of nodes that are off: the pods whose claims were prepared there, by UID."""
         self._newest = 0
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -78,14 +83,27 @@ class Kubelets:
         await self._renew(spec)
         for pod in list(self._pods.values()):
             self._lead(pod)
+        if self._tasks and spec.name in self._kept:
+            self._tasks.create_task(self._reconcile(spec.name))
 
     async def lose(self, name: str) -> None:
         """The node is off: no heartbeat, and its pods stop where they are without a word to anyone."""
         del self._nodes[name]
-        tasks = [task for life, task in self._lives.values() if life.node == name]
+        lives = {uid: one for uid, one in self._lives.items() if one[0].node == name}
+        self._kept.setdefault(name, {}).update({uid: life for uid, (life, _) in lives.items() if life.claims})
+        tasks = [task for _, task in lives.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _reconcile(self, node: str) -> None:
+        """Give back the claims of pods that went while a node was off."""
+        await asyncio.sleep(_RECONCILE_S)
+        if node not in self._nodes:
+            return  # off again, and still to be done
+        gone = [uid for uid in self._kept[node] if uid not in self._pods]
+        lives = [self._kept[node].pop(uid) for uid in gone]
+        await asyncio.gather(*(life.give_back() for life in lives))
 
     async def run(self) -> None:
         """Play the nodes until cancelled, which is what the death of all kubelets at once is."""
@@ -173,7 +191,8 @@ class Kubelets:
         if uid in self._lives:
             self._lives[uid][0].see(pod)
         elif self._tasks and uid not in self._done and self._is_ours(pod):
-            life = PodLife(self._host, pod, self._address(pod))
+            kept = self._kept.get(pod["spec"]["nodeName"], {}).pop(uid, None)
+            life = PodLife(self._host, pod, self._address(pod), () if kept is None else kept.claims)
             task = self._tasks.create_task(life.live())
             self._lives[uid] = life, task
             task.add_done_callback(functools.partial(self._let_go, uid))

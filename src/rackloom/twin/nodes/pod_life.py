@@ -81,12 +81,16 @@ class Host:
 
 
 class PodLife:
-    """Leads one pod. `see` tells it what the API server knows; `live` does the rest."""
+    """Leads one pod. `see` tells it what the API server knows; `live` does the rest.
 
-    def __init__(self, host: Host, pod: Object, address: str) -> None:
+    `claims` are those that the kubelet had prepared for it before it was restarted.
+    """
+
+    def __init__(self, host: Host, pod: Object, address: str, claims: tuple[Object, ...] = ()) -> None:
+        self.claims = claims
+        """What it has to give back: a kubelet keeps that on its disk."""
         self._host = host
         self._address = address
-        self._claims: tuple[Object, ...] = ()
         self._leaving = asyncio.Event()
         self._seen = asyncio.Event()
         self._changed = asyncio.Event()
@@ -122,7 +126,7 @@ class PodLife:
         """Lead the pod to its end; cancelled where the kubelet dies."""
         code = await self._until_leaving(self._start_and_run()) if not has_ended(self._pod) else None
         exit_code = _KILLED if code is None else code
-        await self._unprepare()
+        await self.give_back()
         if not has_ended(self._pod):
             await self._write(lambda pod: ended_status(pod, self._host.wall(), exit_code))
         await self._leaving.wait()
@@ -171,8 +175,8 @@ class PodLife:
         while True:
             self._changed.clear()
             try:
-                self._claims = await self._read_claims()
-                await self._host.devices.prepare(self.node, self._pod, self._claims)
+                self.claims = await self._read_claims()
+                await self._host.devices.prepare(self.node, self._pod, self.claims)
             except (Retry, Refused, KubeError) as error:
                 await self._warn(str(error))
                 is_resync = await self._next_sync()
@@ -205,8 +209,9 @@ class PodLife:
             raise Retry(f"resource claim {name} is not reserved for this pod", after=self._host.timing.resync)
         return claim
 
-    async def _unprepare(self) -> None:
-        claims = self._claims or await self._claims_left()
+    async def give_back(self) -> None:
+        """Unprepare the claims of a pod that is gone."""
+        claims = self.claims or await self._claims_left()
         while claims:
             try:
                 await self._host.devices.unprepare(self.node, self._pod, claims)
