@@ -22,6 +22,7 @@ from rackloom.app.node import NodeOptions
 from rackloom.app.node_nic import NicOptions, nic_node
 from rackloom.claim.node.nic.plugin import DRIVER
 from rackloom.claim.node.run import Host
+from rackloom.topology.discovery.nics import LeftOut
 from rackloom.twin.hosts.nri_runtime import Runtime
 from rackloom.twin.kubelet.claims import PodClaim
 from rackloom.twin.kubelet.kubelet import Kubelet, kubelet_on
@@ -95,7 +96,7 @@ def common(root: Path, host: Host) -> NodeOptions:
 
 def options(root: Path) -> NicOptions:
     """All kinds of interfaces are offered."""
-    return NicOptions(nri_socket=root / "nri.sock", left_out_kinds=frozenset())
+    return NicOptions(nri_socket=root / "nri.sock", left_out=LeftOut(kinds=frozenset(), names=()))
 
 
 def plug_in(network: Path) -> None:

@@ -12,6 +12,7 @@ from rackloom.claim.node.gpu.shares import Shares
 from rackloom.claim.node.run import Places
 from rackloom.cli.node import app
 from rackloom.errors import Refused
+from rackloom.topology.discovery.nics import LEFT_OUT, LeftOut
 
 
 @pytest.fixture
@@ -39,16 +40,16 @@ def gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "kinds"),
+    ("words", "left_out"),
     [
-        ((), {"veth"}),
-        (("--filter", "true"), set()),
-        (("--filter", "true", "--leave-out", "bridge"), {"bridge"}),
-        (("--leave-out", "veth", "--leave-out", "bridge"), {"veth", "bridge"}),
+        ((), LEFT_OUT),
+        (("--filter", "true"), LeftOut(kinds=LEFT_OUT.kinds - {"veth", "netkit"})),
+        (("--filter", "true", "--leave-out", "bridge"), LeftOut(kinds=frozenset({"bridge"}), names=())),
+        (("--leave-out", "veth", "--leave-out", "tun"), LeftOut(kinds=frozenset({"veth", "tun"}), names=())),
     ],
 )
-def test_a_filter_takes_the_place_of_the_default(nic, words, kinds):
-    assert nic(*words).left_out_kinds == kinds
+def test_a_filter_offers_ends_of_pairs_and_what_is_said_takes_the_place_of_the_default(nic, words, left_out):
+    assert nic(*words).left_out == left_out
 
 
 def test_ipoib_interfaces_stay_where_that_is_said(nic):

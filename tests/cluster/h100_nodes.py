@@ -14,10 +14,10 @@ from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.node.gpu.declared import DeclaredInventory
 from rackloom.claim.node.gpu.settings import GPU_DRIVER
 from rackloom.claim.node.gpu.shares import Shares
-from rackloom.claim.node.nic.offered import LEFT_OUT_KINDS
 from rackloom.claim.node.nic.plugin import DRIVER as NIC_DRIVER
 from rackloom.claim.node.run import Places
 from rackloom.topology import profiles
+from rackloom.topology.discovery.nics import LEFT_OUT, LeftOut
 from rackloom.twin.hosts.gpu_inventory import declared_inventory
 from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 from rackloom.twin.kubelet.kubelet import Kubelet, kubelet_on
@@ -88,7 +88,7 @@ async def plug_nics(stack: AsyncExitStack, api: KubeApi, node: str, files: Files
     """Start the NIC plugin on a node, and wait for its slices. No runtime: the NICs have no netdev."""
     options = NicOptions(
         nri_socket=files.root / "nri.sock",
-        left_out_kinds=LEFT_OUT_KINDS | {_HARDWARE},
+        left_out=LeftOut(kinds=LEFT_OUT.kinds | {_HARDWARE}),
         nccl_topology=files.nccl,
     )
     common = NodeOptions(node=node, places=files.places, sysroot=files.root)

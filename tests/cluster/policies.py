@@ -51,7 +51,6 @@ def policies_count(cluster: ControlPlane) -> bool:
         ((daemon, *create), json.dumps(clique_object)),
         *(((controller, *create), json.dumps(made)) for made in (published, secret, domain, daemons)),
         ((plugin, *label, "pods", "--all", "-n", DRIVER, "probe=1"), None),
-        ((daemon, *label, "pods", "--all", "-n", DRIVER, "probe=1"), None),
     )
     return all(
         "ValidatingAdmissionPolicy" in tried(cluster, *words, given=body).stderr for words, body in probes

@@ -21,8 +21,7 @@ from rackloom.claim.node.nic.lease import Outlook
 from rackloom.claim.node.nic.leases import Leases
 from rackloom.claim.node.nic.lender import Lender
 from rackloom.claim.node.nic.loans import Loans
-from rackloom.claim.node.nic.look import Look
-from rackloom.claim.node.nic.offered import LEFT_OUT_KINDS
+from rackloom.claim.node.nic.look import Look, NodeNetwork
 from rackloom.claim.node.nic.pci_names import read_pci_names
 from rackloom.claim.node.nic.plugin import DRIVER, NicPlugin, NicSettings
 from rackloom.claim.node.nic.profiles import NO_PROFILES, read_profiles
@@ -36,13 +35,14 @@ from rackloom.claim.node.nri.client import SOCKET, NriPlugin
 from rackloom.claim.node.nri.measured import Measured
 from rackloom.claim.node.run import Host, Running, running
 from rackloom.claim.node.tasks import background
+from rackloom.topology.discovery.nics import LEFT_OUT, LeftOut
 
 
 class NicOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What only the NIC plugin has."""
 
     nri_socket: Path = SOCKET
-    left_out_kinds: frozenset[str] = LEFT_OUT_KINDS
+    left_out: LeftOut = LEFT_OUT
     filter: str | None = None
     """A CEL expression; None publishes all that are not left out."""
     moves_ipoib: bool = True
@@ -71,9 +71,16 @@ def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: Host
     """The parts, with all that an earlier life of the plugin wrote down."""
     home = common.places.home(DRIVER)
     home.mkdir(parents=True, exist_ok=True, mode=0o750)
-    look = Look(common.sysroot, nccl_topology=options.nccl_topology, declared=options.declared)
-    lender = Lender(Loans(home / "loans", host.boot_id), Leases(home / "leases", host.boot_id))
-    plugin = NicPlugin(_settings(common, options, look), look, lender, host.wall)
+    look = Look(
+        common.sysroot,
+        nccl_topology=options.nccl_topology,
+        declared=options.declared,
+        left_out=options.left_out,
+    )
+    loans, leases = Loans(home / "loans", host.boot_id), Leases(home / "leases", host.boot_id)
+    lender = Lender(loans, leases, look.check)
+    network = NodeNetwork(api, common.node, time.monotonic)
+    plugin = NicPlugin(_settings(common, options, look), look, lender, host.wall, network)
     plugin.remember(Checkpoint(home / "checkpoint.json", host.boot_id).claims.values())
     wall_of = partial(_wall_of, host)
     status = StatusWriter(
@@ -103,7 +110,6 @@ def _settings(common: NodeOptions, options: NicOptions, look: Look) -> NicSettin
     """Raises `Refused` for a file or a filter that cannot be used."""
     return NicSettings(
         node=common.node,
-        left_out_kinds=options.left_out_kinds,
         moves_ipoib=options.moves_ipoib,
         is_published=everything if options.filter is None else filter_of(options.filter),
         names=read_pci_names(look.sysroot),

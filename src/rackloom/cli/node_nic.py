@@ -2,9 +2,12 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from rackloom.cli.node_options import Common, env
+
+if TYPE_CHECKING:
+    from rackloom.topology.discovery.nics import LeftOut
 
 
 def nic(
@@ -28,7 +31,9 @@ def nic(
     nri_socket
         Where the container runtime listens for NRI plugins.
     leave_out
-        Kinds of interface (`ip -d link`) that are never offered. Default: veth; none with a filter.
+        Kinds of interface (`ip -d link`) that are not offered, in place of the default: ends of pods'
+        interfaces, bridges, tunnels, and names of container networks (with a filter, all but the first). What
+        carries the node's or the pods' network is never offered.
     filter
         A CEL expression over `attributes`, as for DRANET: only devices for which it holds are offered.
     move_ib_interfaces
@@ -46,7 +51,7 @@ def nic(
 
     options = NicOptions(
         nri_socket=nri_socket,
-        left_out_kinds=frozenset(_left_out(leave_out, filter)),
+        left_out=_left_out(leave_out, filter),
         filter=filter,
         moves_ipoib=move_ib_interfaces,
         profiles=profiles,
@@ -57,8 +62,10 @@ def nic(
     run_nic(common.options(), options, partial(print, flush=True))
 
 
-def _left_out(said: tuple[str, ...] | None, expression: str | None) -> tuple[str, ...]:
+def _left_out(kinds: tuple[str, ...] | None, expression: str | None) -> "LeftOut":
     """DRANET's filter takes the place of its default, which leaves out veth."""
-    if said is not None:
-        return said
-    return ("veth",) if expression is None else ()
+    from rackloom.topology.discovery.nics import LEFT_OUT, POD_ENDS, LeftOut
+
+    if kinds is not None:
+        return LeftOut(kinds=frozenset(kinds), names=())
+    return LEFT_OUT if expression is None else LeftOut(kinds=LEFT_OUT.kinds - POD_ENDS)

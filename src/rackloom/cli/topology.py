@@ -18,6 +18,8 @@ from rackloom.topology.rack import RackProfile
 
 app = App(name="topology", help="What is wired to what, and how we know.")
 
+_SHOWN = 3
+"""Names of interfaces in one row."""
 Matrix = tuple[tuple[Cell, ...], ...]
 
 
@@ -111,6 +113,25 @@ def _discovered(machine: Machine) -> str:
     return f"{_machine_table(machine)}\n\n{_matrix_table(machine, classes(machine))}"
 
 
+def _interfaces_table(machine: Machine) -> str:
+    """Those with the same answer in one row: a node has one for each of its pods."""
+    alike: dict[tuple[str, str | None], list[str]] = {}
+    for interface in machine.interfaces:
+        alike.setdefault((interface.kind, interface.excluded), []).append(interface.name)
+    rows = [_cells([_some(names), kind or None, _use(excluded)]) for (kind, excluded), names in alike.items()]
+    return columns(("INTERFACE", "KIND", "TENANT USE"), rows)
+
+
+def _some(names: Sequence[str]) -> str:
+    """Of many, the first and how many more."""
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+def _use(excluded: str | None) -> str:
+    return "yes" if excluded is None else f"no: {excluded}"
+
+
 def load_machine(profile: str) -> Machine:
     """A published machine, the tray of a published rack, or a saved machine.
 
@@ -171,7 +192,8 @@ def _machine_table(machine: Machine) -> str:
         [_nic_row(nic) for nic in machine.nics],
     )
     origin = "\n".join(f"origin: {place}" for place in machine.origin)
-    return "\n\n".join([f"{machine.name}\n{machine.note}\n{origin}", gpus, nics])
+    interfaces = [_interfaces_table(machine)] if machine.interfaces else []
+    return "\n\n".join([f"{machine.name}\n{machine.note}\n{origin}", gpus, nics, *interfaces])
 
 
 def _gpu_row(gpu: Gpu) -> list[str]:
@@ -180,8 +202,7 @@ def _gpu_row(gpu: Gpu) -> list[str]:
 
 def _nic_row(nic: Nic) -> list[str]:
     device = "/".join(name for name in (nic.if_name, nic.rdma_device) if name) or None
-    use = "yes" if nic.excluded is None else f"no: {nic.excluded}"
-    model = nic.model or nic.pci_id
+    model, use = nic.model or nic.pci_id, _use(nic.excluded)
     return _cells([nic.index, device, model, nic.pci_address, nic.line_rate_gbps, *_whereabouts(nic), use])
 
 

@@ -71,7 +71,17 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     pcie: PciePath | None = None
     vendor_switch: Fact[str] | None = None
     excluded: str | None = None
-    """Why the NIC must not carry tenant data (management, default route, NVLink management); None: it may."""
+    """Why the NIC must not carry tenant data (the node's own network, NVLink management); None: it may."""
+
+
+class Interface(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An interface of a running machine that belongs to no NIC: virtual, or of a device without PCI."""
+
+    name: str
+    kind: str = ""
+    """What made it, as `ip -details link` says; empty where nothing tells."""
+    excluded: str | None = None
+    """Why it must not be given to a tenant; None: it may."""
 
 
 class ClassRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,6 +101,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Where the facts were found (public repository and path)."""
     gpus: tuple[Gpu, ...]
     nics: tuple[Nic, ...]
+    interfaces: tuple[Interface, ...] = ()
+    """Of a machine that was discovered; a published one has none."""
     declared_classes: tuple[ClassRow, ...] = ()
     """A matrix the origin states (e.g. nvidia-smi output printed in its documentation)."""
 

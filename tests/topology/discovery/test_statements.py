@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rackloom.errors import Refused
 from rackloom.topology.discovery.fuse import machine_of, unmatched
-from rackloom.topology.discovery.host import Host, NetDevice, PciFunction
+from rackloom.topology.discovery.host import Host, NetDevice, NetRoute, PciFunction
 from rackloom.topology.discovery.nvml import NvmlGpu
 from rackloom.topology.discovery.statements import read_declared, read_nccl_topology
 from rackloom.topology.facts import Fact, Source
@@ -62,7 +62,7 @@ def test_a_misspelt_field_is_refused():
 
 def test_the_default_route_leaves_out_all_below_it():
     members = (netdev("eth1", NIC.address, master="bond0"), netdev("bond0"))
-    machine = machine_of(Host("h", pci=(NIC,), netdevs=members, uplinks=frozenset({"bond0"})))
+    machine = machine_of(Host("h", pci=(NIC,), netdevs=members, routes=(NetRoute("0.0.0.0/0", ("bond0",)),)))
     assert machine.nics[0].excluded == "carries the default route"
 
 

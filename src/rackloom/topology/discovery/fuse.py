@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from rackloom.topology.discovery.host import DriverGpu, Host, PciFunction
-from rackloom.topology.discovery.nics import Reasons, candidates_of
+from rackloom.topology.discovery.nics import Exclusion, Reasons, candidates_of, exclusions
 from rackloom.topology.discovery.nvml import NvmlGpu
 from rackloom.topology.discovery.statements import (
     NOTHING_DECLARED,
@@ -18,7 +18,7 @@ from rackloom.topology.discovery.statements import (
     VendorTopology,
 )
 from rackloom.topology.facts import Fact, Source
-from rackloom.topology.machine import ClassRow, Gpu, Machine, Nic, PathClass, PciePath
+from rackloom.topology.machine import ClassRow, Gpu, Interface, Machine, Nic, PathClass, PciePath
 
 NVIDIA, AMD = 0x10DE, 0x1002
 _DISPLAY, _ACCELERATOR = 0x03, 0x12
@@ -31,17 +31,23 @@ def machine_of(
     nvml: Sequence[NvmlGpu] = (),
     vendor: VendorTopology | None = None,
     declared: Declared = NOTHING_DECLARED,
+    excluded: Mapping[str, Exclusion] | None = None,
 ) -> Machine:
-    """The machine profile, GPUs and NICs in the order of their PCI addresses; those without one are last."""
+    """The machine profile, GPUs and NICs in the order of their PCI addresses; those without one are last.
+
+    `excluded` are interfaces that are not for tenants; without it, what the host alone tells decides.
+    """
     known = vendor or VendorTopology()
+    left_out = exclusions(host.netdevs, host.routes) if excluded is None else excluded
     gpus = tuple(_gpus(host, {gpu.pci_address: gpu for gpu in nvml}, known, declared))
-    nics = tuple(_nics(host, known, declared))
+    nics = tuple(_nics(host, known, declared, left_out))
     return Machine(
         name=host.name,
         note="Read from a running machine." if nvml else "Read from the kernel's own files.",
         origin=_origin(nvml, vendor, declared),
         gpus=gpus,
         nics=nics,
+        interfaces=tuple(_interfaces(host, nics, declared, left_out)),
         declared_classes=tuple(_rows(gpus, nics, declared)),
     )
 
@@ -119,9 +125,11 @@ def _is_gpu(function: PciFunction) -> bool:
     return function.vendor in (NVIDIA, AMD) and base in (_DISPLAY, _ACCELERATOR) and not function.is_lent
 
 
-def _nics(host: Host, vendor: VendorTopology, declared: Declared) -> Iterator[Nic]:
+def _nics(
+    host: Host, vendor: VendorTopology, declared: Declared, excluded: Mapping[str, Exclusion]
+) -> Iterator[Nic]:
     candidates = candidates_of(host)
-    reasons = Reasons(host, candidates)
+    reasons = Reasons(host, candidates, excluded)
     for index, candidate in enumerate(candidates):
         said = next((declared.nics[name] for name in candidate.names if name in declared.nics), _NOTHING)
         sources = _Sources(candidate.function, vendor, said)
@@ -138,6 +146,19 @@ def _nics(host: Host, vendor: VendorTopology, declared: Declared) -> Iterator[Ni
             vendor_switch=sources.switch(candidate.address),
             excluded=said.excluded or reasons.against(candidate),
         )
+
+
+def _interfaces(
+    host: Host, nics: Sequence[Nic], declared: Declared, excluded: Mapping[str, Exclusion]
+) -> Iterator[Interface]:
+    """Those that no NIC has."""
+    taken = {nic.if_name for nic in nics}
+    for netdev in host.netdevs:
+        if netdev.name not in taken:
+            said = declared.nics.get(netdev.name, _NOTHING)
+            found = excluded.get(netdev.name)
+            reason = said.excluded or (None if found is None else found.reason)
+            yield Interface(name=netdev.name, kind=netdev.kind, excluded=reason)
 
 
 def _rows(gpus: Sequence[Gpu], nics: Sequence[Nic], declared: Declared) -> Iterator[ClassRow]:
@@ -157,7 +178,7 @@ def _names(nic: Nic) -> tuple[str, ...]:
 
 def unmatched(declared: Declared, machine: Machine) -> tuple[str, ...]:
     """Names in a declaration that no device of the machine bears, and that therefore say nothing."""
-    nics = {name for nic in machine.nics for name in _names(nic)}
+    nics = {name for nic in machine.nics for name in _names(nic)} | {one.name for one in machine.interfaces}
     gpus = {gpu.pci_address for gpu in machine.gpus}
     columns = {name for row in declared.classes.values() for name in row}
     return tuple(sorted((declared.nics.keys() | columns) - nics | declared.classes.keys() - gpus))

@@ -1,6 +1,6 @@
 """What a kernel and its drivers say of a machine, before anything is concluded from it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rackloom.topology.machine import PciePath
 
@@ -75,7 +75,26 @@ class NetDevice:
     """As negotiated; None where the driver does not know (link down, virtual)."""
     virtual: bool
     master: str | None
-    """The bond or bridge that it belongs to."""
+    """The bond, bridge or VRF that it belongs to."""
+    kind: str = ""
+    """What made it, as `ip -details link` says (`bridge`, `vxlan`); `usb` for what hangs on that bus; empty
+    for other hardware, and where nothing tells."""
+    lower: tuple[str, ...] = ()
+    """The interfaces that its frames go through: the parent of a VLAN, the members of a bond."""
+    addresses: tuple[str, ...] = ()
+    """CIDRs; only where netlink was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetRoute:
+    """One route of the host's main routing tables, in the order in which the kernel tells them."""
+
+    destination: str
+    """CIDR; `0.0.0.0/0` and `::/0` are the default routes."""
+    interfaces: tuple[str, ...]
+    """Several of a route with several next hops."""
+    metric: int = 0
+    """Of two routes to one destination the kernel takes the lower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,5 +116,4 @@ class Host:
     rdma: tuple[RdmaDevice, ...] = ()
     netdevs: tuple[NetDevice, ...] = ()
     gpus: tuple[DriverGpu, ...] = ()
-    uplinks: frozenset[str] = field(default_factory=frozenset)
-    """Interfaces that carry a default route."""
+    routes: tuple[NetRoute, ...] = ()

@@ -1,8 +1,16 @@
-"""Network interfaces, RDMA devices and default routes from sysfs and procfs."""
+"""Network interfaces, RDMA devices and routes from sysfs and procfs.
 
+What made an interface stands in sysfs for some kinds only. The others are told by what they alone have; what
+remains has no kind here (a dummy, a macvlan), and netlink knows better.
+"""
+
+import ipaddress
 import re
+import struct
+from collections.abc import Iterator
+from pathlib import PurePosixPath
 
-from rackloom.topology.discovery.host import NetDevice, RdmaDevice, RdmaPort
+from rackloom.topology.discovery.host import NetDevice, NetRoute, RdmaDevice, RdmaPort
 from rackloom.topology.discovery.pci import owner_address
 from rackloom.topology.discovery.sysroot import Sysroot
 
@@ -12,6 +20,17 @@ _STATE = re.compile(r"\d+: (\w+)")
 _UP = 0x1
 """RTF_UP in /proc/net/route."""
 _LOOPBACK = "lo"
+_LOWER = "lower_"
+_DECIMAL = re.compile(r"[0-9]{1,10}")
+_HEX_BYTE, _HEX_IPV4, _HEX_IPV6, _HEX_FLAGS = (
+    re.compile(rf"[0-9A-Fa-f]{{{digits}}}") for digits in ("2", "8", "32", "1,8")
+)
+_USB = re.compile(r"usb[0-9]{1,4}")
+_DEVTYPE = re.compile(r"^DEVTYPE=([a-z0-9_]{1,15})$", re.MULTILINE)
+_SIGNS = {"bridge": "bridge", "bond": "bonding", "tun": "tun_flags"}
+"""Files and directories that only interfaces of that kind have."""
+_HARDWARE_TYPES = {768: "ipip", 769: "ip6tnl", 776: "sit", 778: "gre", 823: "ip6gre"}
+"""ARPHRD_* of linux/if_arp.h."""
 
 
 def read_netdevs(sysroot: Sysroot) -> tuple[NetDevice, ...]:
@@ -24,10 +43,11 @@ def read_rdma(sysroot: Sysroot) -> tuple[RdmaDevice, ...]:
     return tuple(_rdma_device(sysroot, name) for name in sysroot.names(INFINIBAND))
 
 
-def read_uplinks(sysroot: Sysroot) -> frozenset[str]:
-    """Interfaces with a default route in the main tables, of either family."""
-    return frozenset(_ipv4_uplinks(sysroot.text("/proc/net/route"))) | frozenset(
-        _ipv6_uplinks(sysroot.text("/proc/net/ipv6_route"))
+def read_routes(sysroot: Sysroot) -> tuple[NetRoute, ...]:
+    """The routes of the main tables, of either family. Of several next hops, procfs shows the first."""
+    return (
+        *_ipv4_routes(sysroot.whole("/proc/net/route") or ""),
+        *_ipv6_routes(sysroot.whole("/proc/net/ipv6_route") or ""),
     )
 
 
@@ -44,6 +64,31 @@ def _netdev(sysroot: Sysroot, name: str) -> NetDevice:
         speed_mbps=speed if speed is not None and speed > 0 else None,
         virtual=path is not None and "virtual" in path.parts[:4],
         master=None if master is None else master.name,
+        kind=_kind(sysroot, at, device),
+        lower=_lower(sysroot, at),
+    )
+
+
+def _kind(sysroot: Sysroot, at: str, device: PurePosixPath | None) -> str:
+    if device is not None:
+        return "usb" if any(_USB.fullmatch(part) for part in device.parts) else ""
+    stated = _DEVTYPE.search(sysroot.text(f"{at}/uevent") or "")
+    if stated is not None:
+        return stated[1]
+    for kind, sign in _SIGNS.items():
+        if sysroot.real(f"{at}/{sign}") is not None:
+            return kind
+    known = _HARDWARE_TYPES.get(sysroot.number(f"{at}/type") or 0)
+    if known is not None:
+        return known
+    # Only the end of a pair has a partner (`iflink`) that is not below it.
+    own, partner = sysroot.number(f"{at}/ifindex"), sysroot.number(f"{at}/iflink")
+    return "veth" if own != partner and not _lower(sysroot, at) else ""
+
+
+def _lower(sysroot: Sysroot, at: str) -> tuple[str, ...]:
+    return tuple(
+        name.removeprefix(_LOWER) for name in sysroot.names(at) if name.startswith(_LOWER) and name != _LOWER
     )
 
 
@@ -71,28 +116,36 @@ def _port(sysroot: Sysroot, at: str, number: int) -> RdmaPort:
     )
 
 
-def _ipv4_uplinks(table: str | None) -> list[str]:
-    """Columns: Iface Destination Gateway Flags RefCnt Use Metric Mask ..., numbers in hex."""
-    rows = [line.split() for line in (table or "").splitlines()[1:]]
-    return [
-        row[0]
-        for row in rows
-        if len(row) >= 8 and row[1] == row[7] == "00000000" and _hex(row[3]) & _UP and row[0] != _LOOPBACK
-    ]
+def _ipv4_routes(table: str) -> Iterator[NetRoute]:
+    """Columns: Iface Destination Gateway Flags RefCnt Use Metric Mask ..., in the host's byte order."""
+    for row in (line.split() for line in table.splitlines()[1:]):
+        if len(row) < 8 or row[0] == _LOOPBACK or not _is_up(row[3]) or not _HEX_IPV4.fullmatch(row[1]):
+            continue
+        length = _ones(row[7])
+        if length is not None:
+            address = ipaddress.IPv4Address(struct.pack("=I", int(row[1], 16)))
+            metric = int(row[6]) if _DECIMAL.fullmatch(row[6]) else 0
+            yield NetRoute(f"{address}/{length}", (row[0],), metric)
 
 
-def _ipv6_uplinks(table: str | None) -> list[str]:
+def _ipv6_routes(table: str) -> Iterator[NetRoute]:
     """Columns: destination, its length, source, its length, next hop, metric, ..., flags, interface."""
-    rows = [line.split() for line in (table or "").splitlines()]
-    return [
-        row[9]
-        for row in rows
-        if len(row) == 10 and row[0] == "0" * 32 and row[1] == "00" and row[9] != _LOOPBACK
-    ]
+    for row in (line.split() for line in table.splitlines()):
+        if len(row) != 10 or row[9] == _LOOPBACK or not _is_up(row[8]) or not _HEX_IPV6.fullmatch(row[0]):
+            continue
+        if _HEX_BYTE.fullmatch(row[1]) and int(row[1], 16) <= 128:
+            destination = f"{ipaddress.IPv6Address(bytes.fromhex(row[0]))}/{int(row[1], 16)}"
+            yield NetRoute(destination, (row[9],), int(row[5], 16) if _HEX_FLAGS.fullmatch(row[5]) else 0)
 
 
-def _hex(text: str) -> int:
-    try:
-        return int(text, 16)
-    except ValueError:
-        return 0
+def _ones(mask: str) -> int | None:
+    """The length of a netmask; None where it is none."""
+    if not _HEX_IPV4.fullmatch(mask):
+        return None
+    (number,) = struct.unpack(">I", struct.pack("=I", int(mask, 16)))
+    length = number.bit_count()
+    return length if number == (1 << 32) - (1 << (32 - length)) else None
+
+
+def _is_up(flags: str) -> bool:
+    return bool(_HEX_FLAGS.fullmatch(flags)) and bool(int(flags, 16) & _UP)

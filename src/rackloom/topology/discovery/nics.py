@@ -1,15 +1,88 @@
-"""What is a NIC of a host, and which of them must not carry tenant data."""
+"""What is a NIC of a host, and which interfaces must not be given to a tenant. Pure.
 
-from collections.abc import Iterable
+An interface that is moved into a pod is gone from the host, with its addresses, its routes and whatever is
+stacked on it. So an interface is excluded, by the first of these facts that holds:
+
+1. It carries the node's own network: a default route, an address of the node, or the route to the API server.
+2. It carries the pods' network: an address or a route within the node's pod CIDRs.
+   Both go down the stack: what a bond, a bridge or a VLAN carries, its members and its parent carry.
+3. It belongs to a bond, a bridge or a VRF, and would not come back as it was.
+4. Its kind is left out: ends of pods' interfaces, tunnels, and what the kernel moves nowhere (a bridge, a
+   bond: IFLA_NETNS_IMMUTABLE).
+5. It is virtual and has a name that container networks give to theirs.
+
+Of a NIC with a PCI function also what it is for is asked: management of NVLink switches, or plain Ethernet
+beside RDMA. Only 4 and 5 are a matter of taste, and can be set (`LeftOut`).
+"""
+
+import ipaddress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
 
 import msgspec
 
-from rackloom.topology.discovery.host import Host, NetDevice, PciFunction, RdmaDevice
+from rackloom.topology.discovery.host import Host, NetDevice, NetRoute, PciFunction, RdmaDevice
 
 MELLANOX, AMAZON = 0x15B3, 0x1D0F
 _NETWORK = 0x02
 _INFINIBAND = 0x0207
 """Class and subclass of an InfiniBand controller."""
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+DEFAULT_ROUTE = "carries the default route"
+POD_ENDS = frozenset({"veth", "netkit"})
+"""Pairs, one end of which is in a pod: they come and go with pods."""
+_TUNNELS = frozenset(
+    {
+        *("vxlan", "geneve", "gre", "gretap", "erspan", "ip6gre", "ip6gretap", "ip6erspan"),
+        *("ipip", "ip6tnl", "sit", "vti", "vti6", "xfrm", "wireguard", "tun", "gtp", "bareudp"),
+    }
+)
+_IMMOVABLE = frozenset({"bridge", "bond", "team", "vrf", "openvswitch"})
+_WORDS: Mapping[str, str] = {
+    **dict.fromkeys(POD_ENDS, "is one end of a pair ({kind}), as pods have"),
+    **dict.fromkeys(_TUNNELS, "is a tunnel ({kind})"),
+    **dict.fromkeys(_IMMOVABLE, "is a {kind}, which cannot leave the host"),
+    "usb": "hangs on USB, as the board's own management controller does",
+}
+_NAMES = (
+    *("cni*", "cbr*", "flannel*", "kube-*", "cilium*", "lxc*", "cali*", "vxlan*", "genev_sys*", "tunl*"),
+    *("antrea-*", "weave*", "vethwe*", "ovs-*", "br-int", "br-ex", "ovn-*", "nodelocaldns", "docker*"),
+    *("podman*", "virbr*", "lxdbr*", "bwp*", "ifb*"),
+)
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Virtual interfaces that are not for lending; an operator may say otherwise."""
+
+    kinds: frozenset[str] = POD_ENDS | _TUNNELS | _IMMOVABLE | {"usb", "ifb", "macvtap", "ipvtap"}
+    """As `ip -details link` prints them; `usb` is hardware on that bus."""
+    names: tuple[str, ...] = _NAMES
+    """Patterns of interfaces without hardware: the names that well-known container networks give."""
+
+
+LEFT_OUT = LeftOut()
+
+
+class ClusterNetwork(msgspec.Struct, frozen=True, kw_only=True):
+    """What Kubernetes says of one node's network. What is no address is ignored."""
+
+    node_addresses: tuple[str, ...] = ()
+    api_servers: tuple[str, ...] = ()
+    pod_cidrs: tuple[str, ...] = ()
+
+
+NO_CLUSTER = ClusterNetwork()
+
+
+class Exclusion(msgspec.Struct, frozen=True):
+    """Why an interface is not for tenants: a sentence about it without its subject, and what changes that."""
+
+    reason: str
+    fix: str
+    needed: bool = False
+    """Whether the node or its pods would be cut off."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -58,19 +131,142 @@ def _is_nic(function: PciFunction) -> bool:
     return function.class_code >> 16 == _NETWORK and function.driver is not None and not function.is_lent
 
 
-class Reasons:
-    """Why a NIC must not carry tenant data."""
+def exclusions(
+    netdevs: Sequence[NetDevice],
+    routes: Sequence[NetRoute],
+    cluster: ClusterNetwork = NO_CLUSTER,
+    left_out: LeftOut = LEFT_OUT,
+) -> dict[str, Exclusion]:
+    """The interfaces of a host that must not be given away, by name."""
+    known = {netdev.name: netdev for netdev in netdevs}
+    found: dict[str, Exclusion] = {}
+    for reason, carriers in _carriers(netdevs, routes, cluster):
+        for name in _stack(carriers & known.keys(), known):
+            found.setdefault(name, Exclusion(reason, _ELSEWHERE, needed=True))
+    for netdev in netdevs:
+        exclusion = _of_itself(netdev, known, left_out)
+        if exclusion is not None:
+            found.setdefault(netdev.name, exclusion)
+    return found
 
-    def __init__(self, host: Host, candidates: Iterable[Candidate]) -> None:
+
+_ELSEWHERE = "claim another NIC, or let another interface of the node carry that"
+
+
+def _carriers(
+    netdevs: Sequence[NetDevice], routes: Sequence[NetRoute], cluster: ClusterNetwork
+) -> Iterator[tuple[str, set[str]]]:
+    """What the node and its pods need, and the interfaces that it goes through."""
+    ways = [(network, route) for route in routes for network in _networks((route.destination,))]
+    own = [
+        (network, address, netdev.name)
+        for netdev in netdevs
+        for network, address in _addresses(netdev.addresses)
+    ]
+    yield DEFAULT_ROUTE, {name for network, way in ways if not network.prefixlen for name in way.interfaces}
+    for node in _hosts(cluster.node_addresses):
+        yield f"has the node's address {node}", {name for _, address, name in own if address == node}
+    for server in _hosts(cluster.api_servers):
+        yield f"carries the route to the API server at {server}", _nearest(server, ways)
+    for pods in _networks(cluster.pod_cidrs):
+        names = {name for network, _, name in own if _within(network, pods)}
+        names |= {name for _, address, name in own if address in pods}
+        names |= {name for network, way in ways if _within(network, pods) for name in way.interfaces}
+        yield f"carries the pods' network {pods}", names
+
+
+def _within(network: _Network, pods: _Network) -> bool:
+    """Whether all of a network is the pods'; a wider one, such as the default route, says nothing."""
+    return (
+        network.version == pods.version
+        and network.prefixlen >= pods.prefixlen
+        and network.network_address in pods
+    )
+
+
+def _nearest(server: _Address, ways: Sequence[tuple[_Network, NetRoute]]) -> set[str]:
+    """As the kernel looks a route up: the longest prefix, then the lowest metric, then the first it has."""
+    fitting = [(-network.prefixlen, route.metric, route) for network, route in ways if server in network]
+    nearest = min(fitting, key=lambda rank: rank[:2], default=None)
+    return set() if nearest is None else set(nearest[2].interfaces)
+
+
+def _stack(tops: Iterable[str], known: Mapping[str, NetDevice]) -> set[str]:
+    """Interfaces, and all that their frames go through below them."""
+    found = set(tops)
+    while more := {name for name in _below(found, known) if name in known} - found:
+        found |= more
+    return found
+
+
+def _below(names: set[str], known: Mapping[str, NetDevice]) -> Iterator[str]:
+    for name in names:
+        yield from known[name].lower
+    yield from (netdev.name for netdev in known.values() if netdev.master in names)
+
+
+def _of_itself(netdev: NetDevice, known: Mapping[str, NetDevice], left_out: LeftOut) -> Exclusion | None:
+    if netdev.master is not None:
+        master = known.get(netdev.master)
+        kind = master.kind if master is not None else ""
+        fix = f"claim another NIC, or take it out on the node: ip link set {netdev.name} nomaster"
+        return Exclusion(f"belongs to {kind or 'interface'} {netdev.master}", fix)
+    if netdev.kind in left_out.kinds:
+        words = _WORDS.get(netdev.kind, "is of a kind that is left out ({kind})")
+        fix = f"claim another NIC, or give `rackloom node nic` all kinds to --leave-out but {netdev.kind}"
+        return Exclusion(words.format(kind=netdev.kind), fix)
+    if netdev.virtual and (pattern := _matching(netdev.name, left_out.names)) is not None:
+        fix = "claim another NIC, rename it, or give `rackloom node nic` the kinds to --leave-out"
+        return Exclusion(f"has a name that container networks use ({pattern})", fix)
+    return None
+
+
+def _matching(name: str, patterns: Iterable[str]) -> str | None:
+    return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+
+
+def _networks(texts: Iterable[str]) -> Iterator[_Network]:
+    for text in texts:
+        with suppress(ValueError):
+            yield ipaddress.ip_network(text, strict=False)
+
+
+def _hosts(texts: Iterable[str]) -> Iterator[_Address]:
+    for text in texts:
+        with suppress(ValueError):
+            yield ipaddress.ip_address(text)
+
+
+def _addresses(texts: Iterable[str]) -> Iterator[tuple[_Network, _Address]]:
+    for text in texts:
+        with suppress(ValueError):
+            found = ipaddress.ip_interface(text)
+            yield found.network, found.ip
+
+
+class Reasons:
+    """Why a NIC of a host must not carry tenant data."""
+
+    def __init__(
+        self, host: Host, candidates: Iterable[Candidate], excluded: Mapping[str, Exclusion]
+    ) -> None:
         everyone = tuple(candidates)
-        self._uplinks = _with_members(host)
+        self._excluded = excluded
+        self._functions: dict[str, list[str]] = {}
+        for netdev in host.netdevs:
+            if netdev.pci_address is not None:
+                self._functions.setdefault(netdev.pci_address, []).append(netdev.name)
         self._any_rdma = any(one.rdma is not None for one in everyone)
         self._any_efa = any(_is_efa(one) for one in everyone)
 
     def against(self, one: Candidate) -> str | None:
         """The first reason that applies; None: it may."""
-        if one.netdev is not None and one.netdev.name in self._uplinks:
-            return "carries the default route"
+        if one.netdev is not None and one.netdev.name in self._excluded:
+            return self._excluded[one.netdev.name].reason
+        for name in self._functions.get(one.address or "", ()):
+            # Some functions have several ports (ConnectX-3), and go away with all of them.
+            if name in self._excluded and self._excluded[name].needed:
+                return self._excluded[name].reason
         if self._any_efa and _is_infiniband(one):
             # Amazon's machines have no InfiniBand fabric: on HGX B200 boards it is how the NVLink switches
             # are managed.
@@ -78,14 +274,6 @@ class Reasons:
         if self._any_rdma and one.rdma is None and one.netdev is not None:
             return "Ethernet without RDMA"
         return None
-
-
-def _with_members(host: Host) -> frozenset[str]:
-    """Uplinks, and what carries their traffic below them: the members of a bond or bridge."""
-    found = set(host.uplinks)
-    while more := {one.name for one in host.netdevs if one.master in found} - found:
-        found |= more
-    return frozenset(found)
 
 
 def _is_efa(one: Candidate) -> bool:

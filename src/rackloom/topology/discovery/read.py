@@ -3,7 +3,7 @@
 import re
 
 from rackloom.topology.discovery.host import DriverGpu, Host
-from rackloom.topology.discovery.network import read_netdevs, read_rdma, read_uplinks
+from rackloom.topology.discovery.network import read_netdevs, read_rdma, read_routes
 from rackloom.topology.discovery.pci import pci_address, read_pci
 from rackloom.topology.discovery.sysroot import Sysroot
 
@@ -19,7 +19,7 @@ def read_host(sysroot: Sysroot) -> Host:
         rdma=read_rdma(sysroot),
         netdevs=read_netdevs(sysroot),
         gpus=_driver_gpus(sysroot),
-        uplinks=read_uplinks(sysroot),
+        routes=read_routes(sysroot),
     )
 
 

@@ -69,6 +69,7 @@ MERGE_KEYS: Mapping[Kind, MergeKeys] = {
     kinds.EVENT: _object(),
     kinds.DAEMON_SET: _object(_TEMPLATE, _CONDITIONS),
     kinds.JOB: _object(_TEMPLATE, _CONDITIONS),
+    kinds.ENDPOINT_SLICE: _object(),
     kinds.LEASE: _object(),
     kinds.RESOURCE_SLICE: _object(),
     kinds.RESOURCE_CLAIM: _object({"status.reservedFor": "uid"}),

@@ -119,6 +119,7 @@ SHAPES: Mapping[Kind, Shape] = {
         atoms=frozenset({"spec.selector", "spec.template.spec.nodeSelector"}),
         selectable=frozenset({"status.successful"}),
     ),
+    kinds.ENDPOINT_SLICE: Shape(generation=True, blind_writes=True),
     kinds.LEASE: Shape(),
     kinds.RESOURCE_SLICE: Shape(
         generation=True, blind_writes=True, selectable=frozenset({"spec.nodeName", "spec.driver"})

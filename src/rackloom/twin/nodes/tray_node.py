@@ -40,6 +40,7 @@ from rackloom.claim.node.requests import Answer, Requests
 from rackloom.claim.node.run import Host, Places, Running
 from rackloom.claim.node.values import ClaimRef
 from rackloom.errors import Refused, Retry
+from rackloom.topology.discovery.nics import NO_CLUSTER, ClusterNetwork
 from rackloom.topology.rack import Tray
 from rackloom.twin.kubelet.claims import PodClaim
 from rackloom.twin.nodes.tray_fabric import clique_label
@@ -197,10 +198,15 @@ def _gpu_plugin(node: str, view: GpuView, places: Places, around: Surroundings) 
 
 def _nic_plugin(node: str, look: TrayLook, places: Places, boot_id: str, around: Surroundings) -> NicPlugin:
     home = places.home(NIC_DRIVER)
-    lender = Lender(Loans(home / "loans", boot_id), Leases(home / "leases", boot_id))
-    plugin = NicPlugin(NicSettings(node=node), look, lender, around.wall)
+    lender = Lender(Loans(home / "loans", boot_id), Leases(home / "leases", boot_id), look.check)
+    plugin = NicPlugin(NicSettings(node=node), look, lender, around.wall, _no_network)
     plugin.remember(Checkpoint(home / "checkpoint.json", boot_id).claims.values())
     return plugin
+
+
+async def _no_network() -> ClusterNetwork:
+    """A tray's interfaces are in no network namespace: none of them carries anything."""
+    return NO_CLUSTER
 
 
 def _by_driver(claims: Sequence[PodClaim]) -> dict[str, list[ClaimRef]]:

@@ -8,11 +8,14 @@ from tests.waiting import until, until_so
 from rackloom.app.node import NodeOptions
 from rackloom.app.node_nic import NicOptions, nic_node
 from rackloom.claim.kube.kinds import EVENT, RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.topology.discovery.nics import LeftOut
 from rackloom.twin.hosts.nri_runtime import Runtime
 from rackloom.twin.kubelet.claims import pod_claim
 
 DRIVER = "dra.net"
 POD = "p-uid"
+NOTHING_LEFT_OUT = LeftOut(kinds=frozenset(), names=())
+"""The tests' NICs are virtual."""
 
 
 class NicNode:
@@ -33,9 +36,9 @@ class NicNode:
         return pod_claim(await self.kit.allocated(name, status))
 
     @asynccontextmanager
-    async def plugin(self, left_out=frozenset(), **more):
+    async def plugin(self, left_out=NOTHING_LEFT_OUT, **more):
         common = NodeOptions(node=NODE_NAME, places=self.kit.places, sysroot=self.sysroot)
-        options = NicOptions(nri_socket=self.socket, left_out_kinds=left_out, **more)
+        options = NicOptions(nri_socket=self.socket, left_out=left_out, **more)
         async with nic_node(common, options, self.kit.api) as one:
             self.one = one
             yield one

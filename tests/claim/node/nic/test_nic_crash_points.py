@@ -16,7 +16,7 @@ from tests.claim.node.conftest import NODE_NAME, NodeKit
 from tests.claim.node.crash_points import Fuse, FusedApi, Killed, fuse_the_disk
 from tests.claim.node.nic.dhcp_server import DhcpServer
 from tests.claim.node.nic.nic_kit import needs_root, own_host
-from tests.claim.node.nic.nic_node import DRIVER, POD, NicNode
+from tests.claim.node.nic.nic_node import DRIVER, NOTHING_LEFT_OUT, POD, NicNode
 
 from rackloom.app.node import NodeOptions
 from rackloom.app.node_nic import NicOptions, nic_parts
@@ -57,7 +57,7 @@ class Lives:
         home = kit.places.home(DRIVER)
         home.mkdir(parents=True, exist_ok=True)
         # Statuses are written beside everything else: how far they got changes nothing.
-        parts = nic_parts(common, NicOptions(left_out_kinds=frozenset()), kit.api, kit.host())
+        parts = nic_parts(common, NicOptions(left_out=NOTHING_LEFT_OUT), kit.api, kit.host())
         return Running(parts.plugin, api, kit.host()), parts.sandboxes, parts
 
     async def set_up(self, config):

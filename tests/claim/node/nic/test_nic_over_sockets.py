@@ -224,19 +224,3 @@ def test_a_filter_takes_devices_out_and_the_operators_attributes_come_in(node, h
             assert "example.com/port" not in found["nic0"]
 
     asyncio.run(story())
-
-
-def test_veths_are_left_out_unless_asked_for(node, host):
-    host.veth("nic0", "tor0")
-
-    def bridge(ipr):
-        ipr.link("add", ifname="br7", kind="bridge")
-
-    host.ip(bridge)
-
-    async def story():
-        await node.kit.boot()
-        async with node.plugin(left_out=frozenset({"veth"})):
-            assert set(await node.published("br7")) == {"br7"}
-
-    asyncio.run(story())

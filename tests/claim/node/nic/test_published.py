@@ -180,29 +180,6 @@ def test_an_ipoib_interface_may_stay_on_the_host():
     assert (alone.name, alone.on, alone.rdma) == ("pci-0000-8a-00-0", None, host.rdma[0])
 
 
-def test_uplinks_and_what_carries_them_are_left_out():
-    links = tuple(
-        OnLink(link=link(name, index, kind=kind, master=master))
-        for name, index, kind, master in [
-            ("bond0", 2, "bond", None),
-            ("leg0", 3, "", 2),
-            ("leg1", 4, "", 2),
-            ("other", 5, "macvlan", None),
-            ("docker0", 6, "bridge", None),
-            ("veth9", 7, "veth", None),
-        ]
-    )
-    host = Host(name="h", uplinks=frozenset({"bond0"}))
-    seen = Seen(host=host, machine=machine_of(host), links=links)
-    assert {one.name: one.excluded for one in offered(seen)} == {
-        "bond0": "carries the default route",
-        "leg0": "carries the default route",
-        "leg1": "carries the default route",
-        "other": None,
-    }
-    assert set(devices(seen)) == {"other"}
-
-
 def test_names_are_what_kubernetes_takes():
     assert device_name(pci_address="0000:8a:00.0", interface="x") == "pci-0000-8a-00-0"
     assert device_name(pci_address=None, interface="eth1") == "eth1"

@@ -105,8 +105,10 @@ def test_rdma_leaves_after_the_interface_and_returns_before_it(tmp_path, monkeyp
         rdma="mlx5_0",
         moves_rdma=True,
     )
-    one = Lender(Loans(tmp_path / "loans", "boot"), Leases(tmp_path / "leases", "boot"))
+    one = Lender(
+        Loans(tmp_path / "loans", "boot"), Leases(tmp_path / "leases", "boot"), lambda _: done.append("asked")
+    )
     monkeypatch.setattr(one.loans, "put", lambda loan: one.loans._known.__setitem__(loan.key, loan))
     one._lend("uid", "pod", nic, tmp_path)
     one._take_back(one.loans.all()[0])
-    assert done == ["interface to pod", "rdma to pod", "rdma back", "interface back"]
+    assert done == ["asked", "interface to pod", "rdma to pod", "rdma back", "interface back"]

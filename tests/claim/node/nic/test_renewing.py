@@ -219,7 +219,7 @@ def test_an_address_goes_also_while_the_disk_is_full():
 
 def test_a_request_that_waits_for_its_turn_is_not_sent_after_its_address_was_given_back(tmp_path):
     asked, may_go_on = [], threading.Event()
-    lender = Lender(Loans(tmp_path / "loans", "b"), Leases(tmp_path / "leases", "b"))
+    lender = Lender(Loans(tmp_path / "loans", "b"), Leases(tmp_path / "leases", "b"), lambda _: None)
     for number in range(AT_ONCE + 3):
         lender.leases.put(of_claim(f"u{number}"))
 
@@ -255,7 +255,7 @@ def test_a_request_that_waits_for_its_turn_is_not_sent_after_its_address_was_giv
 def test_an_address_that_the_next_claim_of_a_nic_has_is_not_given_back(tmp_path, monkeypatch):
     released = []
     monkeypatch.setattr(lending, "_release", lambda record: released.append(record.ref.uid))
-    lender = Lender(Loans(tmp_path / "loans", "b"), Leases(tmp_path / "leases", "b"))
+    lender = Lender(Loans(tmp_path / "loans", "b"), Leases(tmp_path / "leases", "b"), lambda _: None)
     lender.leases.put(of_claim("before"))
     lender.leases.put(of_claim("after"))
     asyncio.run(lender.end_leases("before"))

@@ -29,9 +29,11 @@ MOST_SECONDS = 2**32 - 2
 class Lender:
     """Carries out loans, one at a time: the kernel has one lock for all links anyway."""
 
-    def __init__(self, loans: Loans, leases: Leases) -> None:
+    def __init__(self, loans: Loans, leases: Leases, check: Callable[[Held], None]) -> None:
+        """`check` raises `Refused` for a NIC that must stay on the host, and `OSError`."""
         self.loans = loans
         self.leases = leases
+        self._check = check
         self._turn = asyncio.Lock()
 
     async def lend(self, claim: str, pod: str, nic: Held, netns: Path) -> Attached:
@@ -104,6 +106,7 @@ class Lender:
             boot_id=self.loans.boot_id,
         )
         self.loans.put(loan)
+        self._check_free(loan)
         self._check_lease(loan)
         return self._attach(loan, netns)
 
@@ -123,6 +126,21 @@ class Lender:
             ) from error
         self.loans.put(msgspec.structs.replace(loan, attached=attached))
         return attached
+
+    def _check_free(self, loan: Loan) -> None:
+        """What the node has come to need since it was prepared stays as it is: nothing of it is restored."""
+        try:
+            self._check(loan.nic)
+        except Refused:
+            self.loans.drop(loan)
+            raise
+        except OSError as error:
+            self.loans.drop(loan)
+            raise Refused(
+                f"NIC {loan.nic.device} was not attached to pod {loan.pod}: the node's interfaces cannot be"
+                f" read: {_told(error)}",
+                nearest_fix=fix_of(error),
+            ) from error
 
     def _check_lease(self, loan: Loan) -> None:
         """An address whose lease is lost may be another's by now."""

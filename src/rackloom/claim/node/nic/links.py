@@ -2,7 +2,7 @@
 
 import ipaddress
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,12 @@ from rackloom.claim.node.nic import ethtool, messages
 from rackloom.claim.node.nic.netlink import Message, Rtnetlink
 from rackloom.claim.node.nic.settings import SIZES, Identity, LinkSettings, Sizes
 from rackloom.claim.opaque.network import LINK, UNIVERSE, Neighbor, Route, Rule
+from rackloom.topology.discovery.host import NetRoute
+from rackloom.topology.discovery.nics import POD_ENDS
 
 _UP = 1
+_UNICAST = 1
+"""RTN_UNICAST."""
 _LOOPBACK = 8
 _MAIN, _LOCAL, _DEFAULT = 254, 255, 253
 _KERNEL = 2
@@ -46,8 +50,12 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     encapsulation: str
     alias: str | None
     master: int | None
+    lower: int | None = None
+    """The link of this namespace that its frames go through: the parent of a VLAN, a macvlan, a tunnel."""
     parent: str | None
     """Address of the PCI function below it."""
+    bus: str | None = None
+    """Of the hardware below it: `pci`, `usb`, `virtio`, `vmbus`."""
     loopback: bool
     sizes: Sizes
 
@@ -122,11 +130,32 @@ def _sysctls(link: str) -> Iterator[tuple[str, int]]:
 
 def read_addresses(rtnetlink: Rtnetlink, index: int, *, also_expiring: bool = False) -> Iterator[str]:
     """Addresses of universe scope, as CIDRs; those that the kernel will let expire only if asked for."""
+    for link, cidr, lasting in read_all_addresses(rtnetlink):
+        if link == index and (lasting or also_expiring):
+            yield cidr
+
+
+def read_all_addresses(rtnetlink: Rtnetlink) -> Iterator[tuple[int, str, bool]]:
+    """Addresses of universe scope: index of the link, CIDR, and whether the kernel lets it stay."""
     for one in rtnetlink.dump(Message("reading addresses", "address", messages.GETADDR)):
-        lasting = (one.get_attr("IFA_FLAGS") or one["flags"]) & _PERMANENT
-        if one["index"] == index and one["scope"] == UNIVERSE and (lasting or also_expiring):
+        if one["scope"] == UNIVERSE:
             address = one.get_attr("IFA_LOCAL") or one.get_attr("IFA_ADDRESS")
-            yield f"{address}/{one['prefixlen']}"
+            lasting = bool((one.get_attr("IFA_FLAGS") or one["flags"]) & _PERMANENT)
+            yield one["index"], f"{address}/{one['prefixlen']}", lasting
+
+
+def read_main_routes(rtnetlink: Rtnetlink, names: Mapping[int, str]) -> Iterator[NetRoute]:
+    """The main tables of both families, with the links by their `names`."""
+    for one in rtnetlink.dump(Message("reading routes", "route", messages.GETROUTE)):
+        if (one.get_attr("RTA_TABLE") or one["table"]) != _MAIN or one["type"] != _UNICAST:
+            continue
+        hops = one.get_attr("RTA_MULTIPATH") or ()
+        indices = [hop["oif"] for hop in hops] or [one.get_attr("RTA_OIF")]
+        yield NetRoute(
+            f"{one.get_attr('RTA_DST') or _anywhere(one)}/{one['dst_len']}",
+            tuple(names[index] for index in indices if index in names),
+            one.get_attr("RTA_PRIORITY") or 0,
+        )
 
 
 def read_autoconfigured(rtnetlink: Rtnetlink, index: int) -> tuple[str, ...]:
@@ -146,7 +175,7 @@ def _routes(rtnetlink: Rtnetlink, index: int) -> Iterator[Route]:
         table = one.get_attr("RTA_TABLE") or one["table"]
         if one.get_attr("RTA_OIF") != index or table == _LOCAL or one["proto"] == _KERNEL:
             continue
-        if one["scope"] in (UNIVERSE, LINK) and one["type"] == 1 and not _is_link_local(one):
+        if one["scope"] in (UNIVERSE, LINK) and one["type"] == _UNICAST and not _is_link_local(one):
             yield Route(
                 destination=f"{one.get_attr('RTA_DST') or _anywhere(one)}/{one['dst_len']}",
                 gateway=one.get_attr("RTA_GATEWAY"),
@@ -193,11 +222,12 @@ def _neighbors(rtnetlink: Rtnetlink, index: int) -> Iterator[Neighbor]:
 
 def _link(one: Any) -> Link:
     info = one.get_attr("IFLA_LINKINFO")
+    kind = (info.get_attr("IFLA_INFO_KIND") if info is not None else None) or ""
     permanent = _mac(one.get_attr("IFLA_PERM_ADDRESS"))
     return Link(
         index=one["index"],
         name=one.get_attr("IFLA_IFNAME"),
-        kind=(info.get_attr("IFLA_INFO_KIND") if info is not None else None) or "",
+        kind=kind,
         mac=_mac(one.get_attr("IFLA_ADDRESS")),
         permanent_mac=permanent,
         mtu=one.get_attr("IFLA_MTU") or 0,
@@ -206,10 +236,19 @@ def _link(one: Any) -> Link:
         encapsulation=_ENCAPSULATIONS.get(one["ifi_type"], str(one["ifi_type"])),
         alias=one.get_attr("IFLA_IFALIAS"),
         master=one.get_attr("IFLA_MASTER"),
+        lower=_lower(one, kind),
         parent=_pci(one),
+        bus=one.get_attr("IFLA_PARENT_DEV_BUS_NAME"),
         loopback=bool(one["flags"] & _LOOPBACK),
         sizes=Sizes(**{name: one.get_attr(f"IFLA_{name.upper()}") for name in SIZES}),
     )
+
+
+def _lower(one: Any, kind: str) -> int | None:
+    """IFLA_LINK is also the other end of a pair, and may be of another namespace, with an index of there."""
+    if kind in POD_ENDS or one.get_attr("IFLA_LINK_NETNSID") is not None:
+        return None
+    return one.get_attr("IFLA_LINK") or None
 
 
 def _pci(one: Any) -> str | None:

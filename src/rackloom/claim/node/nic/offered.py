@@ -2,7 +2,6 @@
 
 import base64
 import re
-from collections.abc import Iterator
 
 import msgspec
 
@@ -11,10 +10,7 @@ from rackloom.topology.discovery.host import PciFunction, RdmaDevice
 from rackloom.topology.machine import Nic
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_RUNTIMES_OWN = frozenset({"cilium_net", "cilium_host", "docker0"})
 _IPOIB = "infiniband"
-LEFT_OUT_KINDS = frozenset({"veth"})
-"""Ends of other pods' interfaces: not for lending."""
 
 
 class Offered(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,17 +26,19 @@ class Offered(msgspec.Struct, frozen=True, kw_only=True):
     excluded: str | None = None
 
 
-def offered(
-    seen: Seen, left_out_kinds: frozenset[str] = LEFT_OUT_KINDS, *, moves_ipoib: bool = True
-) -> tuple[Offered, ...]:
+def offered(seen: Seen, *, moves_ipoib: bool = True) -> tuple[Offered, ...]:
     """All NICs by name, the `excluded` ones with their reason."""
     movable = [one for one in seen.links if moves_ipoib or one.link.encapsulation != _IPOIB]
     links = {one.link.name: one for one in movable}
-    on_pci = [_of_nic(seen, nic, links) for nic in seen.machine.nics]
-    taken = {one.on.link.name for one in on_pci if one.on is not None}
-    others = [_of_link(seen, one) for one in movable if one.link.name not in taken]
-    kept = [one for one in others if one.on is not None and _may_be_a_nic(one.on, left_out_kinds)]
-    return tuple(sorted((*on_pci, *kept), key=lambda one: one.name))
+    excluded = {interface.name: interface.excluded for interface in seen.machine.interfaces}
+    of_nics = [_of_nic(seen, nic, links) for nic in seen.machine.nics]
+    taken = {one.on.link.name for one in of_nics if one.on is not None}
+    others = (
+        Offered(name=device_name(pci_address=None, interface=name), on=on, excluded=excluded.get(name))
+        for name, on in links.items()
+        if name not in taken
+    )
+    return tuple(sorted((*of_nics, *others), key=lambda one: one.name))
 
 
 def device_name(*, pci_address: str | None, interface: str) -> str:
@@ -63,25 +61,3 @@ def _of_nic(seen: Seen, nic: Nic, links: dict[str, OnLink]) -> Offered:
         on=links.get(nic.if_name or ""),
         excluded=nic.excluded,
     )
-
-
-def _of_link(seen: Seen, one: OnLink) -> Offered:
-    carriers = _carriers(seen)
-    excluded = "carries the default route" if one.link.index in carriers else None
-    return Offered(name=device_name(pci_address=None, interface=one.link.name), on=one, excluded=excluded)
-
-
-def _may_be_a_nic(one: OnLink, left_out_kinds: frozenset[str]) -> bool:
-    return one.link.name not in _RUNTIMES_OWN and one.link.kind not in left_out_kinds
-
-
-def _carriers(seen: Seen) -> frozenset[int]:
-    """Uplinks and what their traffic runs through: the members of a bond or bridge, to any depth."""
-    found = {one.link.index for one in seen.links if one.link.name in seen.host.uplinks}
-    while more := set(_members(seen, found)) - found:
-        found |= more
-    return frozenset(found)
-
-
-def _members(seen: Seen, masters: set[int]) -> Iterator[int]:
-    return (one.link.index for one in seen.links if one.link.master in masters)

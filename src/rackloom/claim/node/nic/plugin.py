@@ -5,7 +5,7 @@ The NIC moves when the pod's sandbox is there (`sandboxes`), and is back before 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from rackloom.claim.node.nic.leases import LeaseRecord
 from rackloom.claim.node.nic.lender import Lender
 from rackloom.claim.node.nic.loans import Held, Record
 from rackloom.claim.node.nic.look import Look, Seen
-from rackloom.claim.node.nic.offered import LEFT_OUT_KINDS, Offered, offered
+from rackloom.claim.node.nic.offered import Offered, offered
 from rackloom.claim.node.nic.partners import gpu_partners, rails
 from rackloom.claim.node.nic.pci_names import PciNames
 from rackloom.claim.node.nic.preparing import hold
@@ -42,6 +42,7 @@ from rackloom.claim.node.values import (
     State,
 )
 from rackloom.errors import Refused, Retry
+from rackloom.topology.discovery.nics import POD_ENDS, ClusterNetwork
 
 DRIVER = "dra.net"
 KIND = "nic"
@@ -54,7 +55,6 @@ class NicSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What is fixed for one node."""
 
     node: str
-    left_out_kinds: frozenset[str] = LEFT_OUT_KINDS
     moves_ipoib: bool = True
     """Whether an IPoIB interface goes into the pod with its device, or the RDMA device alone is lent."""
     is_published: Filter = everything
@@ -69,13 +69,22 @@ class NicPlugin:
     driver = DRIVER
     kinds = (KIND,)
 
-    def __init__(self, settings: NicSettings, look: Look, lender: Lender, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: NicSettings,
+        look: Look,
+        lender: Lender,
+        wall: Callable[[], float],
+        network: Callable[[], Awaitable[ClusterNetwork]],
+    ) -> None:
         self._settings = settings
+        self._network = network
         self._look = look
         self._lender = lender
         self._wall = wall
         self._mode = rdma.netns_mode()
-        self._told_excluded: set[str] = set()
+        self._reasons: dict[str, str] = {}
+        """Why interfaces are not published, as it was logged last."""
         self.prepared: dict[str, ForPod] = {}
         """Claims that are ready for their pods, by UID."""
 
@@ -144,20 +153,26 @@ class NicPlugin:
         """Whether each NIC has a link. One that is not published is unknown, and says why."""
         seen = await self._now()
         at, found = self._wall(), self._offered(seen)
-        return tuple(health_of(one, self._settings.node, at) for one in found)
+        return tuple(health_of(one, self._settings.node, at) for one in found if not _is_pod_end(one))
 
     async def _now(self) -> Seen:
+        self._look.cluster = await self._network()
         try:
             return await asyncio.to_thread(self._look)
         except OSError as error:
             raise Retry(f"the node's interfaces cannot be read: {error}", after=SETTLE_SECONDS) from error
 
     def _offered(self, seen: Seen) -> tuple[Offered, ...]:
-        found = offered(seen, self._settings.left_out_kinds, moves_ipoib=self._settings.moves_ipoib)
+        """Logs what has changed since the last look, but no ends of pods' interfaces, which come and go."""
+        found = offered(seen, moves_ipoib=self._settings.moves_ipoib)
+        reasons = {one.name: one.excluded for one in found if one.excluded and not _is_pod_end(one)}
         for one in found:
-            if one.excluded is not None and one.name not in self._told_excluded:
-                self._told_excluded.add(one.name)
-                log.info("nic.not-published", device=one.name, reason=one.excluded)
+            before, now = self._reasons.get(one.name), reasons.get(one.name)
+            if now is not None and now != before:
+                log.info("nic.not-published", device=one.name, interface=_interface(one), reason=now)
+            elif before is not None and one.excluded is None:
+                log.info("nic.published-again", device=one.name, interface=_interface(one), was=before)
+        self._reasons = reasons
         return found
 
     async def _hold(
@@ -202,6 +217,14 @@ def _devices(settings: NicSettings, seen: Seen, found: Iterable[Offered]) -> dic
         if one.excluded is None
     )
     return {one.name: with_extras(one, settings.extras) for one in shown}
+
+
+def _is_pod_end(one: Offered) -> bool:
+    return one.excluded is not None and one.on is not None and one.on.link.kind in POD_ENDS
+
+
+def _interface(one: Offered) -> str | None:
+    return None if one.on is None else one.on.link.name
 
 
 def _index(one: Offered) -> int:

@@ -30,7 +30,10 @@ def hold(
     Raises `Refused` and, while its interface does not show, `Retry`.
     """
     if one.excluded is not None:
-        raise Refused(f"NIC {one.name} is not for claims: it {_lower(one.excluded)}")
+        raise Refused(
+            f"NIC {one.name} is not for claims: {one.excluded}",
+            nearest_fix="claim another NIC; `rackloom topology discover` on the node tells of each why not",
+        )
     bare = Held(
         device=one.name,
         published=published,
@@ -123,7 +126,3 @@ def _physical_mtus(sysroot: Sysroot, address: str) -> Iterator[int]:
         mtu = sysroot.number(f"{at}/{name}/mtu")
         if mtu is not None:
             yield mtu
-
-
-def _lower(reason: str) -> str:
-    return reason if reason.startswith(("carries", "has")) else f"is {reason}"

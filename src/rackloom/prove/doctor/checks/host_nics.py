@@ -36,7 +36,7 @@ def _far(machine: Machine, cells: list[Cell], here: Here) -> Finding:
         FAR_APART,
         "rackloom topology discover  # on the host: is a nearer NIC missing or excluded?",
         severity=Severity.WARNING,
-        evidence=tuple(_path(machine, cell) for cell in cells),
+        evidence=(*(_path(machine, cell) for cell in cells), *_left_out(machine, cells)),
         where=here.places(*(machine.gpus[cell.gpu].pci_address for cell in cells)),
     )
 
@@ -45,6 +45,14 @@ def _path(machine: Machine, cell: Cell) -> str:
     gpu, nic = machine.gpus[cell.gpu], machine.nics[cell.nic]
     there = f"GPU {gpu.pci_address} is at {_numa(numa_of(gpu))}"
     return f"host: {there}, its nearest NIC {_name(nic)} at {_numa(numa_of(nic))} ({cell.path_class})"
+
+
+def _left_out(machine: Machine, cells: list[Cell]) -> Iterator[str]:
+    """NICs at the GPUs' own processor that may not carry data, and why."""
+    homes = {numa_of(machine.gpus[cell.gpu]) for cell in cells} - {None}
+    for nic in machine.nics:
+        if nic.excluded is not None and numa_of(nic) in homes:
+            yield f"host: NIC {_name(nic)} at {_numa(numa_of(nic))} is left out: {nic.excluded}"
 
 
 def _name(nic: Nic) -> str:

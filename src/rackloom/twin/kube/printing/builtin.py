@@ -1,6 +1,6 @@
 """The columns of built-in types, as an API server of Kubernetes 1.36 prints them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Kind, Object
@@ -129,6 +129,34 @@ _SERVICES = (
 )
 
 
+_SHOWN = 3
+_UNSET = "<unset>"
+
+
+def _first_few(values: Sequence[object]) -> str:
+    more = len(values) - _SHOWN
+    told = ",".join(str(one) for one in values[:_SHOWN]) or _UNSET
+    return f"{told} + {more} more..." if more > 0 else told
+
+
+def _endpoint_ports(obj: Object, now: float) -> str:
+    return _first_few([one.get("port") or one.get("name") or "*" for one in obj.get("ports") or ()])
+
+
+def _endpoint_addresses(obj: Object, now: float) -> str:
+    endpoints = obj.get("endpoints") or ()
+    return _first_few([address for one in endpoints for address in one.get("addresses") or ()])
+
+
+_ENDPOINTS = (
+    NAME,
+    text("AddressType", "addressType"),
+    Column("Ports", _endpoint_ports),
+    Column("Endpoints", _endpoint_addresses),
+    AGE,
+)
+
+
 def _how_many(name: str, *fields: str, type_: str = "string") -> Column:
     return Column(name, lambda obj, now: sum(len(obj.get(one) or ()) for one in fields), type_)
 
@@ -149,6 +177,7 @@ COLUMNS: Mapping[Kind, tuple[Column, ...]] = {
         text("Pool", "spec", "pool", "name"),
         AGE,
     ),
+    kinds.ENDPOINT_SLICE: _ENDPOINTS,
     kinds.EVENT: _EVENTS,
     kinds.SERVICE: _SERVICES,
     kinds.SECRET: (NAME, text("Type", "type", without="Opaque"), _how_many("Data", "data"), AGE),

@@ -1,4 +1,4 @@
-"""Why a NIC did not come into its pod is told on the pod, with the rights that the manifests give."""
+"""What the NIC plugin asks of the API server besides claims and slices, with the rights of the manifests."""
 
 import asyncio
 import time
@@ -14,9 +14,10 @@ from tests.waiting import until
 from rackloom.claim.allocate.objects import Device
 from rackloom.claim.kube.api import KubeApi, Object
 from rackloom.claim.kube.events import Recorder
-from rackloom.claim.kube.kinds import EVENT, POD
+from rackloom.claim.kube.kinds import ENDPOINT_SLICE, EVENT, NODE, POD
 from rackloom.claim.kube.lightkube_api import connect
 from rackloom.claim.node.nic.loans import Held
+from rackloom.claim.node.nic.look import NodeNetwork
 from rackloom.claim.node.nic.settings import Identity
 from rackloom.claim.node.nic.telling import Teller
 from rackloom.claim.node.nri.hooks import Sandbox
@@ -69,6 +70,37 @@ async def test_a_failed_attachment_is_an_event_on_the_pod(
     assert event["message"] == "NIC nic0 was not attached; choose another name"
     shown = await asyncio.to_thread(kubectl, cluster, "-n", namespace, "describe", "pod", "worker")
     assert "NetworkDeviceAttachFailed" in shown
+
+
+@pytest.mark.usefixtures("rights")
+async def test_the_plugin_learns_what_the_nodes_network_is(cluster: ControlPlane, api: KubeApi) -> None:
+    """The API server itself writes where it is, but not one that listens on loopback, as here."""
+    name = "with-a-network"
+    itself = {
+        "metadata": {"name": "kubernetes", "namespace": "default"},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.3.0.10"]}],
+    }
+    await api.create(ENDPOINT_SLICE, itself)
+    await api.create(NODE, {"metadata": {"name": name}, "spec": {"podCIDRs": ["10.244.1.0/24"]}})
+    addresses = [{"type": "Hostname", "address": name}, {"type": "InternalIP", "address": "10.0.0.5"}]
+    await api.patch(NODE, name, None, {"status": {"addresses": addresses}}, subresource="status")
+    try:
+        async with connect(cluster.kubeconfig(ACCOUNT)) as plugin:
+            known = await NodeNetwork(plugin, name, time.monotonic)()
+        slices = await asyncio.to_thread(kubectl, cluster, "get", "endpointslices")
+    finally:
+        await api.delete(NODE, name)
+        await api.delete(ENDPOINT_SLICE, "kubernetes", "default")
+    assert known.node_addresses == ("10.0.0.5",)
+    assert known.pod_cidrs == ("10.244.1.0/24",)
+    assert known.api_servers == ("10.3.0.10",)
+    assert [line.split()[:4] for line in slices.splitlines()][1] == [
+        "kubernetes",
+        "IPv4",
+        "<unset>",
+        "10.3.0.10",
+    ]
 
 
 async def failure_of(api: KubeApi, namespace: str) -> Object | None:
