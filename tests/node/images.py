@@ -15,8 +15,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 _APPLETS = (
-    "cat chmod cp date echo env false getent grep head hostname id ip kill ls mkdir mount nc nslookup ping ps "
-    "rm sed sh sleep sort stat tail test touch true wc wget"
+    "cat chmod cp date echo env false getent grep head hostname id ip kill ls mkdir mount nc nslookup ping "
+    "ps rm sed sh sleep sort stat tail test touch true wc wget"
 )
 
 

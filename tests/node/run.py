@@ -133,7 +133,21 @@ def main(words: list[str]) -> int:
     inside = [sys.executable, *_program([word for word in words if word != "--all"])]
     namespaces = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     # Process 1 is a shell, which reaps what is left to it.
-    command = ["unshare", *namespaces, "--", "bash", "-c", '"$@"; exit $?', "test-node", *inside]
+    # The kernel ends it, and with it all below, also when this process is killed.
+    command = [
+        "setpriv",
+        "--pdeathsig",
+        "KILL",
+        "--",
+        "unshare",
+        *namespaces,
+        "--",
+        "bash",
+        "-c",
+        '"$@"; exit $?',
+        "test-node",
+        *inside,
+    ]
     try:
         return subprocess.run(command, cwd=ROOT, env=environment).returncode
     except KeyboardInterrupt:
