@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: venv demo test test-cluster image image-lock lint simulate format proto pins clean
+.PHONY: venv demo test test-cluster test-image image image-lock lint simulate format proto pins clean
 
 venv: $(VENV)/.complete
 
@@ -31,6 +31,10 @@ test-cluster: venv
 # The container image as an OCI archive below build/image: ARCH=amd64 or arm64 (this machine's), TARGET=site or transfer.
 image: venv
 	$(BIN)/python -m deploy.image.build $(if $(ARCH),--arch $(ARCH)) $(if $(TARGET),--target $(TARGET))
+
+# Whole images: built, started, compared with what a builder makes. Downloads what is not cached.
+test-image: venv
+	RACKLOOM_TEST_IMAGE=1 $(BIN)/python -m pytest tests/deploy/image
 
 # When an archive no longer has a package of deploy/image/packages.lock: what it has now.
 image-lock: venv

@@ -35,7 +35,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from deploy.image import debian
 from deploy.image.trees import (
     FILE,
     BuildError,
@@ -52,6 +51,8 @@ from deploy.image.trees import (
     without,
     write_tar,
 )
+
+from deploy.image import debian
 
 ROOT = Path(__file__).parents[2]
 NAMES = {"site": "rackloom", "transfer": "rackloom-transfer"}
@@ -98,7 +99,7 @@ class Layer:
         """Where it is: a file named by all that it is made of."""
         programs = [path.read_text() for path in sorted(Path(__file__).parent.iterdir()) if path.is_file()]
         key = hashlib.sha256("\0".join([*self.inputs, *programs, _compiler()]).encode()).hexdigest()
-        return _cache() / "layers" / f"{self.name}-{self.arch}-{key[:32]}.tar"
+        return cache_folder() / "layers" / f"{self.name}-{self.arch}-{key[:32]}.tar"
 
     def file(self) -> Path:
         """Its file. Raises `BuildError` where an input cannot be had."""
@@ -159,13 +160,18 @@ def build(arch: str, target: str, out: Path) -> Path:
     write_tar(own_tree(), own)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     archive = out / f"{NAMES[target]}-{version}-{arch}.tar"
-    _write_archive(archive, f"docker.io/library/{NAMES[target]}:{version}", arch, [*files, own])
+    write_archive(archive, f"docker.io/library/{NAMES[target]}:{version}", arch, [*files, own])
     return archive
+
+
+def architecture() -> str | None:
+    """What this machine has; None where there is no image for it."""
+    return _MACHINES.get(platform.machine())
 
 
 def _debian(packages: list[debian.Package]) -> Tree:
     """The packages, and what their scripts, and those of base-passwd, would have written."""
-    tree = debian.unpack(debian.fetch(packages, _cache() / "packages"))
+    tree = debian.unpack(debian.fetch(packages, cache_folder() / "packages"))
     certificates = [tree[path].data for path in sorted(tree) if path.startswith("usr/share/ca-certificates/")]
     return tree | {
         _CERTIFICATES: Entry(FILE, 0o644, b"".join(data.rstrip() + b"\n" for data in certificates if data)),
@@ -191,7 +197,7 @@ def _wheels(arch: str, pins: Path) -> Tree:
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             *(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-config"),
-            *("--cache-dir", str(_cache() / "wheels"), "--link-mode", "copy", "--target", scratch),
+            *("--cache-dir", str(cache_folder() / "wheels"), "--link-mode", "copy", "--target", scratch),
             *("--python-platform", f"{machine}-manylinux_{need.glibc.replace('.', '_')}"),
             *("--python-version", need.python, "--no-deps", "--only-binary", ":all:"),
             *("--require-hashes", "-r", str(pins)),
@@ -218,8 +224,8 @@ def _finished(tree: Tree) -> Tree:
     return without(tree if python is None else with_bytecode(tree, python), need.leave, need.keep)
 
 
-def _write_archive(archive: Path, name: str, arch: str, files: list[Path]) -> None:
-    """Write the image with the name by which a runtime imports it."""
+def write_archive(archive: Path, name: str, arch: str, files: list[Path]) -> None:
+    """Write the image of these layers, from the bottom, with the name by which a runtime imports it."""
     media = "application/vnd.oci.image"
     digests = [sha256(file) for file in files]
     variant = {"variant": "v8"} if arch == "arm64" else {}
@@ -316,7 +322,8 @@ def _packages() -> str:
     return f"usr/local/lib/python{debian.needs().python}/dist-packages"
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where downloads (`packages`, `wheels`) and layers are kept."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "rackloom" / "image"
 
@@ -324,7 +331,7 @@ def _cache() -> Path:
 def main() -> int:
     """The command line. It ends with 1 where the same once more may help, and with 3 where it will not."""
     parser = argparse.ArgumentParser(prog="python -m deploy.image.build")
-    parser.add_argument("--arch", choices=debian.ARCHITECTURES, default=_MACHINES.get(platform.machine()))
+    parser.add_argument("--arch", choices=debian.ARCHITECTURES, default=architecture())
     parser.add_argument("--target", choices=sorted(NAMES), default="site")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "image")
     parser.add_argument("--lock", action="store_true", help="write packages.lock and build nothing")

@@ -76,9 +76,27 @@ def locked(arch: str) -> list[Package]:
 
 
 def relock() -> None:
-    """Write the lock from what the archives have now. Raises `BuildError` where apt cannot say."""
-    packages = [package for arch in ARCHITECTURES for package in _resolved(needs(), arch)]
+    """Write the lock from what the archives have now. Raises as `resolved`."""
+    packages = [package for arch in ARCHITECTURES for package in resolved(needs(), arch)]
     (HERE / "packages.lock").write_text(_HEADER + "".join(f"{package}\n" for package in packages))
+
+
+def resolved(want: Needs, arch: str) -> list[Package]:
+    """What the packages of an architecture are today, with all that they depend on, by name.
+
+    Raises:
+        BuildError: apt cannot say.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # apt downloads as a user of its own
+        options = _apart(Path(folder), want, arch)
+        _output("apt-get", *options, "-q", "update")
+        install = ("--simulate", "--no-install-recommends", "install", *want.packages)
+        steps = [line.split() for line in _output("apt-get", *options, *install).splitlines()]
+        chosen = [f"{step[1]}={step[2].lstrip('(')}" for step in steps if step and step[0] == "Inst"]
+        stanzas = _output("apt-cache", *options, "show", *chosen).strip().split("\n\n")
+    # A version that two suites have is shown twice.
+    return sorted({_package(stanza, arch) for stanza in stanzas}, key=str)
 
 
 def fetch(packages: Sequence[Package], folder: Path) -> dict[Package, Path]:
@@ -119,19 +137,6 @@ def unpack(files: dict[Package, Path]) -> Tree:
         # Where scanners look for packages in an image without dpkg.
         tree[f"var/lib/dpkg/status.d/{package.name}"] = text(_output("dpkg-deb", "--field", str(file)))
     return tree
-
-
-def _resolved(want: Needs, arch: str) -> list[Package]:
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)  # apt downloads as a user of its own
-        options = _apart(Path(folder), want, arch)
-        _output("apt-get", *options, "-q", "update")
-        install = ("--simulate", "--no-install-recommends", "install", *want.packages)
-        steps = [line.split() for line in _output("apt-get", *options, *install).splitlines()]
-        chosen = [f"{step[1]}={step[2].lstrip('(')}" for step in steps if step and step[0] == "Inst"]
-        stanzas = _output("apt-cache", *options, "show", *chosen).strip().split("\n\n")
-    # A version that two suites have is shown twice.
-    return sorted({_package(stanza, arch) for stanza in stanzas}, key=str)
 
 
 def _apart(home: Path, want: Needs, arch: str) -> list[str]:

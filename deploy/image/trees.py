@@ -21,8 +21,6 @@ from pathlib import Path, PurePosixPath
 DIRECTORY, FILE, LINK = tarfile.DIRTYPE, tarfile.REGTYPE, tarfile.SYMTYPE
 MACHINES = {"amd64": 62, "arm64": 183}
 """e_machine of an ELF header: EM_X86_64 and EM_AARCH64."""
-_MODES = 0o1755
-"""What stays of a mode: nothing runs as its owner or group, and only its owner writes."""
 _SHARES = 4
 """Processes that compile. The number is fixed: bytecode depends a little on what was compiled before it."""
 
@@ -94,10 +92,10 @@ def read_tar(tar: tarfile.TarFile) -> Iterator[tuple[str, Entry]]:
     """
     files: Tree = {}
     for info in tar:
-        path, mode = _path(info.name), info.mode & _MODES
+        path = _path(info.name)
         if info.isreg():
             content = tar.extractfile(info)
-            files[path] = Entry(FILE, mode, content.read() if content else b"")
+            files[path] = Entry(FILE, _mode(info), content.read() if content else b"")
             yield path, files[path]
         elif info.islnk():
             yield path, files[_path(info.linkname)]
@@ -105,7 +103,7 @@ def read_tar(tar: tarfile.TarFile) -> Iterator[tuple[str, Entry]]:
             yield path, link(info.linkname)
         elif info.isdir():
             if path:
-                yield path, directory(mode)
+                yield path, directory(_mode(info))
         else:
             raise BuildError(f"/{path} is neither a directory nor a file nor a link")
 
@@ -166,6 +164,11 @@ def sha256(path: Path) -> str:
     """The hash of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _mode(info: tarfile.TarInfo) -> int:
+    """No program takes over its owner's rights, and only the owner writes, but where all may, as in /tmp."""
+    return info.mode & (0o1777 if info.mode & 0o1000 else 0o755)
 
 
 def _path(name: str) -> str:

@@ -7,22 +7,24 @@ import yaml
 
 from rackloom.cli.main import app
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+ROOT = Path(__file__).parents[2]
+IMAGES = ("rackloom", "rackloom-transfer")
 OF_OTHERS = {"NVIDIA_VISIBLE_DEVICES"}
 """Read by NVIDIA's container runtime, not by us. What begins with RACKLOOM_ is a setting of site.toml."""
 
 
 CONTAINERS = [
     pytest.param(container, id=f"{path.parent.parent.name}-{container['name']}")
-    for path in sorted(DEPLOY.glob("*/*/*.yaml"))
+    for path in sorted([*ROOT.glob("deploy/*/*/*.yaml"), *ROOT.glob("examples/*/*.yaml")])
     for one in yaml.safe_load_all(path.read_text())
-    if one and one.get("kind") in ("Deployment", "DaemonSet")
-    for container in one["spec"]["template"]["spec"]["containers"]
+    if one and one.get("kind") in ("Deployment", "DaemonSet", "Job", "Pod")
+    for container in one["spec"].get("template", one)["spec"]["containers"]
+    if container["image"] in IMAGES
 ]
 
 
 def test_there_are_programs():
-    assert len(CONTAINERS) >= 6
+    assert len(CONTAINERS) >= 8
 
 
 @pytest.mark.parametrize("container", CONTAINERS)

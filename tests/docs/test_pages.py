@@ -105,7 +105,7 @@ def test_every_make_target_exists(name):
 @pytest.fixture(scope="module")
 def files():
     """Every file that a page may name, as a path that begins with a slash."""
-    folders = ("src", "tests", "docs", "deploy", "examples", "benchmarks")
+    folders = ("src", "tests", "docs", "deploy", "examples", "benchmarks", "requirements")
     return {f"/{one.relative_to(ROOT)}" for folder in folders for one in (ROOT / folder).rglob("*.*")}
 
 
