@@ -110,6 +110,23 @@ def test_a_replace_of_what_has_changed_since_is_refused(play: Play) -> None:
     play(scenario)
 
 
+def test_a_patch_with_the_uid_of_another_object_is_refused(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        for kind in (WIDGET, kinds.CONFIG_MAP):
+            made = await world.api.create(kind, world.named("a"))
+            mine = {"annotations": {"mine": "1"}}
+            with pytest.raises(Rejected) as error:
+                await world.api.patch(kind, "a", world.namespace, {"metadata": {**mine, "uid": "other"}})
+            code, reason, message = refused(error)
+            assert (code, reason) == (422, "Invalid")
+            assert message.endswith('metadata.uid: Invalid value: "other": field is immutable')
+            meta = {**mine, "uid": made["metadata"]["uid"]}
+            patched = await world.api.patch(kind, "a", world.namespace, {"metadata": meta})
+            assert patched["metadata"]["annotations"] == {"mine": "1"}
+
+    play(scenario)
+
+
 def test_a_write_that_changes_nothing_makes_no_new_version(play: Play) -> None:
     async def scenario(world: World) -> None:
         made = await world.api.create(WIDGET, world.named("a", spec={"x": 1}))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Kind, Listed, Object, WatchEvent
-from rackloom.twin.kube import answers, patches
+from rackloom.twin.kube import answers, lifecycle, patches
 from rackloom.twin.kube.binding import SUBRESOURCE
 from rackloom.twin.kube.faults import Call, resource_of
 from rackloom.twin.kube.history import Feed, Scope
@@ -203,8 +203,14 @@ class DirectApi:
         """Patch an object: `change` makes of it what it shall be."""
         call = await self._enter("patch", kind, subresource)
         key = self._kube.key(kind, namespace, name)
+
+        def same(old: Object) -> Object:
+            new = change(old)
+            lifecycle.keep_uid(kind, old, new)
+            return new
+
         patched = await self._kube.change(
-            kind, key, change, self._user, subresource, manager=self._manager, dry_run=dry_run
+            kind, key, same, self._user, subresource, manager=self._manager, dry_run=dry_run
         )
         return self._leave(call, patched)
 

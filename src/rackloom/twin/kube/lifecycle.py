@@ -79,6 +79,14 @@ def changed(kind: Kind, old: Object, new: Object, shape: Shape, subresource: str
     return new
 
 
+def keep_uid(kind: Kind, old: Object, new: Object) -> None:
+    """A patch with another UID is invalid; in a replace, the UID is a precondition, so that it conflicts."""
+    uid = (new.get("metadata") or {}).get("uid") or old["metadata"]["uid"]
+    if uid != old["metadata"]["uid"]:
+        problem = f'metadata.uid: Invalid value: "{uid}": field is immutable'
+        raise answers.invalid(kind, old["metadata"]["name"], problem)
+
+
 def _same_identity(kind: Kind, old: Object, new: Object) -> None:
     have, given = old["metadata"], new.get("metadata") or {}
     if given.get("uid", have["uid"]) != have["uid"]:
