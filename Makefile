@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: venv demo test test-cluster test-image image image-lock lint simulate format proto pins clean
+.PHONY: venv demo test test-cluster test-node test-node-all test-image image image-lock lint simulate format proto pins clean
 
 venv: $(VENV)/.complete
 
@@ -27,6 +27,14 @@ test: venv
 test-cluster: venv
 	$(BIN)/python tests/cluster/build.py
 	RACKLOOM_TEST_CLUSTER=1 $(BIN)/python -m pytest tests/cluster
+
+# Two real nodes (kubelet, containerd, runc) with the image and deploy/kubernetes on them; needs root on Linux.
+test-node: venv
+	$(BIN)/python tests/node/run.py $(WORDS)
+
+# The same, and what takes longer than a change may wait for: deaths, reboots, an upgrade, other Kubernetes versions.
+test-node-all: venv
+	$(BIN)/python tests/node/run.py --all $(WORDS)
 
 # The container image as an OCI archive below build/image: ARCH=amd64 or arm64 (this machine's), TARGET=site or transfer.
 image: venv

@@ -2,6 +2,7 @@
 
 python tests/node/run.py [--all] [words for pytest]
 python tests/node/run.py --hold                     two nodes to look at by hand, until Ctrl-C
+python tests/node/run.py --download                 only what the builds ask a network for
 python tests/node/run.py --benchmark [--rounds N]   how long they take (benchmarks/nodes.py)
 
 It says what this machine lacks, builds what is not built yet (Kubernetes, CoreDNS, the images; all of it
@@ -23,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.cluster.build import CONTROL_PLANE, MPI_OPERATOR, NODE, NotBuilt, cache, made  # noqa: E402
+from tests.cluster.build import CONTROL_PLANE, MPI_OPERATOR, NODE, NotBuilt, cache, download, made  # noqa: E402
 from tests.node.images import write_test_images  # noqa: E402
 from tests.node.nodes import COREDNS  # noqa: E402
 
@@ -101,6 +102,17 @@ def _remove(cgroup: Path) -> None:
             return
 
 
+def _download() -> int:
+    """Fetch what a build asks a network for, so that a caller can try that again alone."""
+    try:
+        for tools in (CONTROL_PLANE, NODE, COREDNS, MPI_OPERATOR):
+            download(tools)
+    except NotBuilt as error:
+        print(f"test-node: {error}", file=sys.stderr)
+        return 1
+    return subprocess.run(["make", "--no-print-directory", "-C", str(ROOT), "image"]).returncode
+
+
 def _program(words: list[str]) -> list[str]:
     """What runs in the namespaces."""
     if words[:1] == ["--hold"]:
@@ -113,6 +125,8 @@ def _program(words: list[str]) -> list[str]:
 
 def main(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if words == ["--download"]:
+        return _download()
     if lacking := missing():
         print("test-node: this machine cannot run real nodes:", *lacking, sep="\n  ", file=sys.stderr)
         return CANNOT
