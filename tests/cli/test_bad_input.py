@@ -51,6 +51,7 @@ COMMANDS = (
     ("admin", "apply", "BAD", *NOWHERE),
     ("admin", "machine", "list", "--ca", "BAD", "--cert", "BAD", "--key", "BAD", *NOWHERE),
     ("admin", "credential", "add", "nmx-m", "--username", "operator", "--password-file", "BAD", *NOWHERE),
+    ("uninstall", "--kubeconfig", "BAD"),
     ("node", "imex", "--node", "node", "--kubeconfig", "BAD"),
     ("node", "gpu", "--node", "node", "--kubeconfig", "BAD"),
     ("node", "nic", "--node", "node", "--kubeconfig", "BAD"),

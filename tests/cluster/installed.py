@@ -25,7 +25,7 @@ from rackloom.app.webhook import Options, webhook
 from rackloom.claim.cluster.admission.desk import AdmissionSettings
 from rackloom.claim.cluster.controller import Controller
 from rackloom.claim.cluster.settings import DaemonSettings, Settings
-from rackloom.claim.kube.api import Kind, KubeApi, KubeError, Object
+from rackloom.claim.kube.api import Kind, KubeApi, KubeError, NotFound, Object
 from rackloom.claim.kube.events import Recorder
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
@@ -85,7 +85,8 @@ async def installed(
             await until(lambda: is_asked(api), "the webhook is asked")
             yield
             for one in hooks:
-                await api.delete(HOOKS[one["kind"]], one["metadata"]["name"])
+                with contextlib.suppress(NotFound):  # A test may have uninstalled it all.
+                    await api.delete(HOOKS[one["kind"]], one["metadata"]["name"])
     await asyncio.to_thread(kubectl, cluster, "delete", "-f", "-", *LEAVE, given=rest)
     await _taken_back(cluster, api, "-k", str(DEPLOY / "base"))
 

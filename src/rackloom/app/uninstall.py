@@ -1,8 +1,10 @@
 """`rackloom uninstall`: a cluster by its kubeconfig, what is planned for it, and how far it came."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +28,6 @@ from rackloom.claim.kube.lightkube_api import LightkubeApi
 from rackloom.claim.kube.pace import Pace
 from rackloom.errors import Retry
 
-_WARNING = 30
 AGENT = "rackloom-uninstall"
 REQUESTS_PER_SECOND = 200.0
 BURST = 400
@@ -54,7 +55,8 @@ class Watcher(msgspec.Struct, frozen=True):
 
 def planned(target: Target) -> Plan:
     """What would be done. Raises Refused for a cluster that cannot be asked, Retry for one that is silent."""
-    return asyncio.run(_with_cluster(target, _plan))
+    with _quiet():
+        return asyncio.run(_with_cluster(target, _plan))
 
 
 def carried_out(target: Target, still_seconds: float, watcher: Watcher) -> Outcome:
@@ -64,16 +66,26 @@ def carried_out(target: Target, still_seconds: float, watcher: Watcher) -> Outco
         limits = Limits(still_seconds, time.monotonic, asyncio.sleep)
         return await Uninstallation(reader.look, api, limits, watcher.done, watcher.waiting).run()
 
-    return asyncio.run(_with_cluster(target, run))
+    with _quiet():
+        return asyncio.run(_with_cluster(target, run))
 
 
 async def _plan(_: LightkubeApi, reader: Reader) -> Plan:
     return plan(await reader.look())
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Writes are reported by the steps that they belong to: what is printed is for people, or is JSON."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
 async def _with_cluster(target: Target, work: Callable[[LightkubeApi, Reader], Awaitable[T]]) -> T:
-    # Each write is reported by the step that it belongs to; what is printed is for people or programs.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_WARNING))
     client = http_client(target.kubeconfig, target.context)
     client.headers["User-Agent"] = AGENT
     async with LightkubeApi(client, Pace(REQUESTS_PER_SECOND, BURST)) as api:

@@ -1,6 +1,8 @@
 """`rackloom uninstall`: what would be removed from a cluster, or its removal, step by step."""
 
 import sys
+import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +15,9 @@ if TYPE_CHECKING:
     from rackloom.claim.cluster.uninstall.plan import Plan, Step
     from rackloom.claim.cluster.uninstall.run import Done, Outcome
 
-_SHOWN = 4
-"""Objects of a step on its line; JSON and YAML have all of them."""
+_WIDE = 100
+_EXAMPLES = 4
+"""Objects of a step that stands still of which it is said why."""
 _PATIENCE = 1.0
 """Seconds after which a terminal shows what is waited for."""
 
@@ -104,23 +107,24 @@ def _plan_table(found: "Plan") -> str:
     lines = []
     for number, step in enumerate(found.steps, 1):
         lines.append(f"{number:2} {step.phase:<12} {WHAT[step.phase]}")
-        lines.append(f"   {'':<12} {_some(step.objects)}")
-    held = _blocked_lines(found)
-    ending = held or ["", "nothing blocks it: rackloom uninstall --yes does it"]
+        lines += _wrapped(_some(step.objects), " " * 16)
+    ending = _blocked_lines(found) or ["", "nothing blocks it: rackloom uninstall --yes does it"]
     return "\n".join([*lines, *ending, *_left_lines(found)])
 
 
 def _done_line(step: "Done") -> str:
-    return f"ok     {step.phase:<12} {_some(step.objects)} ({step.seconds:.1f} s)"
+    return "\n".join(_wrapped(_some(step.objects), f"ok {step.seconds:6.1f} s  {step.phase:<12} "))
 
 
 def _outcome_table(outcome: "Outcome") -> str:
     rest = outcome.rest
     if not rest.steps:
-        return "\n".join(["nothing of Rackloom is left", *_left_lines(rest)])
+        end = "what was to be removed is gone" if rest.left else "nothing of Rackloom is left"
+        return "\n".join([end, *_left_lines(rest)])
     step = rest.steps[0]
-    lines = [f"{'slow' if outcome.timed_out else 'held':<6} {step.phase:<12} {_some(step.objects)}"]
-    lines += [f"  {what} is still there: {why}" for what, why in list(step.waits.items())[:_SHOWN]]
+    first = "stands still" if outcome.timed_out else "held"
+    lines = _wrapped(_some(step.objects), f"{first:<12} {step.phase:<12} ")
+    lines += [f"  {what} is still there: {why}" for what, why in list(step.waits.items())[:_EXAMPLES]]
     later = ", ".join(each.phase for each in rest.steps[1:])
     lines += [f"not begun: {later}"] if later else []
     return "\n".join([*lines, *_blocked_lines(rest), *_left_lines(rest)])
@@ -129,7 +133,7 @@ def _outcome_table(outcome: "Outcome") -> str:
 def _blocked_lines(found: "Plan") -> list[str]:
     lines = [""] if found.blockers else []
     for blocker in found.blockers:
-        lines.append(f"blocked {blocker.what} {blocker.why}")
+        lines.append(f"blocked: {blocker.what} {blocker.why}")
         lines.append(f"  fix: {blocker.fix}")
     return lines
 
@@ -143,8 +147,21 @@ def _left_lines(found: "Plan") -> list[str]:
 
 
 def _some(objects: tuple[str, ...]) -> str:
-    rest = len(objects) - _SHOWN
-    return ", ".join(objects[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    """An object by its name, several of a kind by their number; JSON and YAML name them all."""
+    kinds = Counter(name.partition(" ")[0] for name in objects)
+    alone = {name.partition(" ")[0]: name for name in objects}
+    return ", ".join(alone[kind] if count == 1 else f"{kind} ({count})" for kind, count in kinds.items())
+
+
+def _wrapped(text: str, first: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDE,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _plan_value(found: "Plan") -> dict[str, Any]:

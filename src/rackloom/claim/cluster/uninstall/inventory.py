@@ -11,7 +11,7 @@ A name proves nothing. An object is ours by one of these marks:
 
 NVIDIA's DRA driver uses the same CRDs, classes, labels and finalizers. It is here if somebody else publishes
 devices of `compute-domain.nvidia.com`, or runs its programs. Then a ComputeDomain is ours only if our
-controller wrote it and its daemons are in our namespaces.
+controller wrote it, and NVIDIA's did not.
 """
 
 from collections import defaultdict
@@ -177,10 +177,14 @@ class Inventory:
         return (
             (is_part(obj) and release_of(obj) is None)
             or bool(obj["metadata"].get("ownerReferences"))
-            or names.COMPUTE_DOMAIN_LABEL in labels_of(obj)
+            or self._is_of_our_domains(obj)
             or (kind.kind, name_of(obj)) in _EVERY_NAMESPACE_HAS
             or (is_ours_by_writer(obj) and kind != POD)
         )
+
+    def _is_of_our_domains(self, obj: Object) -> bool:
+        uid = labels_of(obj).get(names.COMPUTE_DOMAIN_LABEL)
+        return uid is not None and uid not in self._foreign_domains
 
     # ComputeDomains.
 
@@ -221,9 +225,12 @@ class Inventory:
     def _is_ours(self, domain: Object) -> bool:
         if not is_ours_by_writer(domain) or not (self.installed or is_going(domain)):
             return False
-        if not self.has_foreign_controller:
-            return True
-        return any(namespace_of(obj) in self.homes for obj in self.by(DAEMON_SET, "domain", uid_of(domain)))
+        return not (self.has_foreign_controller and set(_FOREIGN_PROGRAMS) & set(_writers(domain)))
+
+    @cached_property
+    def _foreign_domains(self) -> frozenset[str]:
+        every = {uid_of(domain) for domain in self.all(COMPUTE_DOMAIN)}
+        return frozenset(every - {uid_of(domain) for domain in self.domains})
 
     def is_warm(self, domain: Object) -> bool:
         """Whether the controller made a ComputeDomain itself, for a clique in channel mode."""
