@@ -47,6 +47,7 @@ from rackloom.twin.kube.times import loop_time
 
 DEPLOY = Path(__file__).parents[4] / "deploy" / "kubernetes"
 DRIVER = "rackloom-system"
+DAEMONS = "rackloom-imex"
 TEAM = "team"
 NVIDIA = "nvidia"
 STRANGER = "stranger"
@@ -91,7 +92,7 @@ def shipped(overlay: str) -> tuple[tuple[Kind, Object], ...]:
                 kind, meta = KINDS[obj["kind"]], obj["metadata"]
                 meta["labels"] = {**(meta.get("labels") or {}), "app.kubernetes.io/part-of": "rackloom"}
                 if kind.namespaced:
-                    meta["namespace"] = DRIVER
+                    meta.setdefault("namespace", DRIVER)
                 found.append((kind, obj))
     return tuple(sorted(found, key=lambda each: each[0] != NAMESPACE))
 
@@ -352,9 +353,9 @@ async def belongings(cluster: Cluster, uid: str, namespace: str, template: str, 
     daemon = names.daemon_name(uid)
     wanted: list[tuple[Kind, str, str, dict[str, str]]] = [
         (RESOURCE_CLAIM_TEMPLATE, namespace, template, {names.TARGET_LABEL: names.TARGET_WORKLOAD}),
-        (RESOURCE_CLAIM_TEMPLATE, DRIVER, daemon, {names.TARGET_LABEL: names.TARGET_DAEMON}),
-        (DAEMON_SET, DRIVER, daemon, {}),
-        (SECRET, DRIVER, names.imex_secret_name(uid), {}),
+        (RESOURCE_CLAIM_TEMPLATE, DAEMONS, daemon, {names.TARGET_LABEL: names.TARGET_DAEMON}),
+        (DAEMON_SET, DAEMONS, daemon, {}),
+        (SECRET, DAEMONS, names.imex_secret_name(uid), {}),
     ]
     for kind, place, name, more in wanted:
         meta = {
@@ -367,12 +368,12 @@ async def belongings(cluster: Cluster, uid: str, namespace: str, template: str, 
         if kind == DAEMON_SET:
             owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": name, "controller": True}
             owner["uid"] = made["metadata"]["uid"]
-    daemon_pod = pod(f"daemon-{uid[:8]}", DRIVER, node, labels=labels, ownerReferences=[owner])
+    daemon_pod = pod(f"daemon-{uid[:8]}", DAEMONS, node, labels=labels, ownerReferences=[owner])
     daemon_pod["spec"]["resourceClaims"] = [{"name": "daemon", "resourceClaimTemplateName": daemon}]
     await running(cluster, daemon_pod, by="kube-controller-manager")
-    clique = {"name": f"{uid}.{CLIQUE}", "namespace": DRIVER, "labels": labels}
+    clique = {"name": f"{uid}.{CLIQUE}", "namespace": DAEMONS, "labels": labels}
     await cluster.put(COMPUTE_DOMAIN_CLIQUE, {"metadata": clique, "daemons": []}, "rackloom-imex")
-    plugin = cluster.as_(f"rackloom-{names.IMEX_DRIVER}")
+    plugin = cluster.as_(f"rackloom-{names.IMEX_DAEMONS}")
     with contextlib.suppress(Conflict):
         await tray(cluster, node)
     await plugin.patch(NODE, node, None, {"metadata": {"labels": labels}})
@@ -435,7 +436,7 @@ def _marks(kind: Kind, obj: Object) -> Iterator[bool]:
     yield any(key.startswith(("rackloom.dev/", "resource.nvidia.com/")) for key in keys)
     yield labelled(obj, "part-of", "rackloom")
     yield meta["name"].startswith(("rackloom-", "computedomain"))
-    yield meta.get("namespace") == DRIVER
+    yield meta.get("namespace") in (DRIVER, DAEMONS)
     yield kind in (COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, GANG_PLAN, DEVICE_CLASS, RESOURCE_SLICE)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.claim.cluster.uninstall.a_cluster import (
     CLIQUE,
     CLUSTER_ROLE,
+    DAEMONS,
     DRIVER,
     NVIDIA,
     TEAM,
@@ -128,7 +129,7 @@ async def built(cluster: Cluster, state: dict[str, Any]) -> None:
 
 async def warm(cluster: Cluster) -> None:
     mark = {names.WARM_CLIQUE_LABEL: CLIQUE}
-    await domain_of(cluster, "channels", namespace=DRIVER, **mark)
+    await domain_of(cluster, "channels", namespace=DAEMONS, **mark)
     await slice_of(cluster, names.IMEX_DRIVER, f"clique/{CLIQUE}", by="rackloom-controller", labels=mark)
     offered = {**mark, names.CHANNELS_READY_LABEL: CLIQUE}
     await cluster.as_("rackloom-controller").patch(NODE, "n0", None, {"metadata": {"labels": offered}})

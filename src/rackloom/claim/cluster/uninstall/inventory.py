@@ -265,6 +265,17 @@ class Inventory:
         """The daemon pods of a ComputeDomain."""
         return [pod for pod in self.by(POD, "domain", uid) if namespace_of(pod) in self.daemon_namespaces]
 
+    def certificates(self, uid: str) -> list[Object]:
+        """The Secrets of a ComputeDomain's daemons; no cache of the controller has them, and so no index."""
+        ours = (names.imex_secret_name(uid), names.imex_authority_name(uid))
+        return [
+            secret
+            for secret in self.all(SECRET)
+            if name_of(secret) in ours
+            and namespace_of(secret) in self.daemon_namespaces
+            and labels_of(secret).get(names.COMPUTE_DOMAIN_LABEL) == uid
+        ]
+
     def warm_domain(self, clique: str) -> Object | None:
         """The ComputeDomain that keeps a clique's IMEX domain up."""
         return next(filter(self.is_warm, self.by(COMPUTE_DOMAIN, "clique", clique)), None)

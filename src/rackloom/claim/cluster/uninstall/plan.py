@@ -28,7 +28,7 @@ from rackloom.claim.cluster.actions import Action, Create, Delete, unlabel
 from rackloom.claim.cluster.gang.observe import holders_of
 from rackloom.claim.cluster.gang.record import closed, record_of
 from rackloom.claim.cluster.gang.trays import free, freed, node_view
-from rackloom.claim.cluster.observe import snapshot
+from rackloom.claim.cluster.observe import snapshot, with_secrets
 from rackloom.claim.cluster.settings import DaemonSettings, Settings
 from rackloom.claim.cluster.teardown import teardown
 from rackloom.claim.cluster.things import thing
@@ -61,6 +61,7 @@ from rackloom.claim.kube.kinds import (
     NODE,
     POD,
     RESOURCE_SLICE,
+    SECRET,
     VALIDATING_WEBHOOK,
 )
 from rackloom.claim.kube.timestamps import whole_time
@@ -207,7 +208,8 @@ def _take_apart(phase: Phase, domain: Object, work: _Work, inventory: Inventory)
 def _tear_down(phase: Phase, uid: str, work: _Work, inventory: Inventory) -> None:
     """What the controller would do for a ComputeDomain that is being deleted, or that is gone."""
     settings = _settings(inventory)
-    seen = snapshot(inventory, uid, settings, whole_time(inventory.now))
+    certificates = tuple(thing(SECRET, secret) for secret in inventory.certificates(uid))
+    seen = with_secrets(snapshot(inventory, uid, settings, whole_time(inventory.now)), certificates)
     daemons = inventory.daemons(uid)
     for pod in daemons:
         _see_off(phase, pod, work, inventory)
