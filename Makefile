@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := requirements/uv.txt requirements/dev.txt requirements/build.txt requirements/nixl.txt pyproject.toml
 
-.PHONY: venv demo test test-cluster test-node test-node-all test-image image image-lock lint simulate format proto pins clean
+.PHONY: venv demo test test-cluster test-node test-node-all test-image test-gpu image image-lock lint simulate format proto pins clean
 
 venv: $(VENV)/.complete
 
@@ -47,6 +47,26 @@ test-image: venv
 # When an archive no longer has a package of deploy/image/packages.lock: what it has now.
 image-lock: venv
 	$(BIN)/python -m deploy.image.build --lock
+
+# What one machine with an NVIDIA GPU can show; elsewhere each check is skipped and says why. With WHEELS=DIR all
+# packages come from that directory and nothing is fetched (docs/gpus.md).
+GPU_VENV := build/gpu-venv
+ifdef WHEELS
+GPU_PYTHON := $(GPU_VENV)/bin/python
+GPU_NEEDS := $(GPU_VENV)/.complete
+else
+GPU_PYTHON := $(BIN)/python
+GPU_NEEDS := venv
+endif
+test-gpu: $(GPU_NEEDS)
+	$(GPU_PYTHON) tests/gpu/run.py --report build/gpu-report.json
+
+OFFLINE = $(GPU_PYTHON) -m pip install --quiet --disable-pip-version-check --no-index --find-links $(WHEELS) --require-hashes
+$(GPU_VENV)/.complete: requirements/runtime.txt requirements/nixl.txt
+	$(PYTHON) -m venv --clear $(GPU_VENV)
+	$(OFFLINE) -r requirements/runtime.txt
+	@$(OFFLINE) --no-deps -r requirements/nixl.txt || echo "test-gpu: NO NIXL among $(WHEELS): the transfer is skipped"
+	@touch $@
 
 lint: venv
 	$(BIN)/ruff check .

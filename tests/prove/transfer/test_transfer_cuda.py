@@ -103,6 +103,7 @@ def two_processes(device: str, transports: tuple[str, ...]) -> TransferReport:
     return run_pair(spec, initiator=place, target=place)
 
 
+@pytest.mark.gpu
 @pytest.mark.nixl
 @pytest.mark.skipif(NO_GPU is not None, reason=f"needs a GPU: {NO_GPU}")
 @pytest.mark.skipif(memory.missing() is not None, reason=str(memory.missing()))
@@ -115,6 +116,7 @@ def test_gpu_memory_of_two_processes_is_copied_by_cuda_ipc() -> None:
     assert "of what the GPU copies within itself" in report.expectation.sentence
 
 
+@pytest.mark.gpu
 @pytest.mark.nixl
 @pytest.mark.skipif(NO_FABRIC is not None, reason=f"needs multi-node NVLink: {NO_FABRIC}")
 @pytest.mark.skipif(memory.missing() is not None, reason=str(memory.missing()))

@@ -1,0 +1,125 @@
+"""Runs every check of `tests/gpu/checks.py` on this machine: a line for each, a report as JSON, an exit code.
+
+python tests/gpu/run.py --report build/gpu-report.json
+
+Exit code 0: no check failed. Where there is no GPU all are skipped, which shows nothing, and the last line
+says so.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "src")]
+
+from tests.gpu.checks import CHECKS, Differs, Figures, Machine, Skipped
+
+say = partial(print, flush=True)
+FORMAT = "rackloom-gpu-report/1"
+Record = dict[str, Any]
+
+
+def outcome_of(check: Callable[[Machine], Figures], machine: Machine) -> Record:
+    """One check's record: what came of it, why, and its figures."""
+    began = time.monotonic()
+    record: Record = {"check": check.__name__, "compares": (check.__doc__ or "").strip(), "outcome": "passed"}
+    try:
+        lacking = machine.lacks_gpu
+        if lacking is not None:
+            raise Skipped(lacking)
+        record["figures"] = check(machine)
+    except Skipped as skipped:
+        record |= {"outcome": "skipped", "reason": str(skipped)}
+    except ModuleNotFoundError as lacking:
+        record |= {
+            "outcome": "skipped",
+            "reason": f"Python has no {lacking.name} here (requirements/runtime.txt)",
+        }
+    except Differs as difference:
+        record |= {"outcome": "failed", "reason": str(difference)}
+    except Exception as error:
+        # A check that cannot be carried out to its end has shown nothing, and says where it ended.
+        record |= {
+            "outcome": "failed",
+            "reason": f"{type(error).__name__}: {error}",
+            "trace": traceback.format_exc(),
+        }
+    record["seconds"] = round(time.monotonic() - began, 3)
+    return record
+
+
+def report_of(
+    machine: Machine, checks: Sequence[Callable[[Machine], Figures]], tell: Callable[[str], None]
+) -> Record:
+    """All records, told one by one."""
+    records = []
+    if machine.lacks_gpu is None:
+        try:
+            _ = machine.settings  # as they are before the first check
+        except (Differs, Skipped, OSError) as trouble:
+            tell(f"the GPUs' settings cannot be read: {trouble}")
+    for check in checks:
+        record = outcome_of(check, machine)
+        records.append(record)
+        tell(f"{record['outcome'].upper():8} {record['check']} ({record['seconds']} s){_reason(record)}")
+    return {
+        "format": FORMAT,
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "kernel": platform.release(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        "outcomes": dict(Counter(record["outcome"] for record in records)),
+        "checks": records,
+    }
+
+
+def _reason(record: Record) -> str:
+    return f": {record['reason']}" if "reason" in record else ""
+
+
+def verdict(report: Record) -> tuple[int, str]:
+    """The exit code, and the last line."""
+    outcomes = Counter(report["outcomes"])
+    if outcomes["failed"]:
+        return 1, f"{outcomes['failed']} of {outcomes.total()} checks FAILED"
+    if not outcomes["passed"]:
+        return 0, f"NOTHING WAS SHOWN: all {outcomes.total()} checks were skipped"
+    return 0, f"{outcomes['passed']} of {outcomes.total()} checks passed, {outcomes['skipped']} skipped"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the checks that are named, or all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--report", type=Path, default=Path("build/gpu-report.json"), help="where the report goes"
+    )
+    parser.add_argument(
+        "--driver-root", type=Path, help="where the driver is installed, if not where it is found"
+    )
+    parser.add_argument("--only", nargs="*", metavar="CHECK", help=", ".join(one.__name__ for one in CHECKS))
+    said = parser.parse_args(words)
+    unknown = set(said.only or ()) - {one.__name__ for one in CHECKS}
+    if unknown:
+        parser.error(f"there is no check {', '.join(sorted(unknown))}")
+    checks = [one for one in CHECKS if not said.only or one.__name__ in said.only]
+    report = report_of(Machine(driver_root=said.driver_root), checks, say)
+    said.report.parent.mkdir(parents=True, exist_ok=True)
+    said.report.write_text(json.dumps(report, indent=1) + "\n")
+    code, line = verdict(report)
+    say(f"{line}; report: {said.report}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
