@@ -1,18 +1,28 @@
 """What the controller may do on a real API server with its own token, and what is kept from it."""
 
+import asyncio
 import copy
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.installed import SETTINGS, as_account
+from tests.cluster.kubectl import tried
 from tests.cluster.policies import CLIQUE, DAEMONS, DRIVER, slice_of
 from tests.cluster.test_own_entries_only import plain_pod
 from tests.waiting import until
 
 from rackloom.claim.cluster.credentials import Credentials
-from rackloom.claim.cluster.manifests import daemon_set, daemon_template, shared_claim, workload_template
+from rackloom.claim.cluster.manifests import (
+    daemon_set,
+    daemon_template,
+    network_policy,
+    shared_claim,
+    workload_template,
+)
 from rackloom.claim.cluster.offers import pool_manifest, warm_manifest
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import ComputeDomain, compute_domain
@@ -21,6 +31,8 @@ from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
     LEASE,
+    NETWORK_POLICY,
+    POD,
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
@@ -33,6 +45,7 @@ OTHER = "5a4c9d1e-77aa-4b1c-8d8e-2f60c0a4b922"
 """UID of another ComputeDomain."""
 Change = Callable[[Any], None]
 ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings", namespaced=True)
+PDB = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", namespaced=True)
 ROLE = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles", namespaced=True)
 
 
@@ -228,13 +241,12 @@ async def test_pod_security_keeps_privileged_pods_out_of_the_daemons_namespace(
     """Also from an administrator: a mistake of ours would be refused there."""
     spec = daemon_set(domain, SETTINGS, DAEMONS)["spec"]["template"]["spec"]
     pod = {"metadata": {"name": "probe", "namespace": DAEMONS}, "spec": spec}
-    kind = Kind("", "v1", "Pod", "pods", namespaced=True)
-    await api.create(kind, pod, dry_run=True)
+    await api.create(POD, pod, dry_run=True)
 
     def privileged(one: Any) -> None:
         one["spec"]["containers"][0]["securityContext"] = {"privileged": True}
 
-    await refused(api.create(kind, changed(pod, privileged), dry_run=True), "violates PodSecurity")
+    await refused(api.create(POD, changed(pod, privileged), dry_run=True), "violates PodSecurity")
 
 
 async def test_the_controller_reads_and_writes_certificates_of_daemons_only(
@@ -322,6 +334,76 @@ async def test_the_controller_takes_away_its_own_claims_templates_and_slices_onl
         await controller.delete(RESOURCE_CLAIM_TEMPLATE, name, place)
     await controller.delete(RESOURCE_CLAIM, own_claim["metadata"]["name"], namespace)
     await controller.delete(RESOURCE_SLICE, own_pool["metadata"]["name"])
+
+
+def _from_anywhere(policy: Any) -> None:
+    policy["spec"]["ingress"][0].pop("from")
+
+
+def _other_port(policy: Any) -> None:
+    policy["spec"]["ingress"][0]["ports"].append({"protocol": "TCP", "port": 22})
+
+
+def _every_namespace(policy: Any) -> None:
+    policy["spec"]["ingress"][0]["from"][0]["namespaceSelector"] = {}
+
+
+def _an_address(policy: Any) -> None:
+    policy["spec"]["ingress"][0]["from"].append({"ipBlock": {"cidr": "0.0.0.0/0"}})
+
+
+def _of_all_pods(policy: Any) -> None:
+    policy["spec"]["podSelector"] = {}
+
+
+def _of_any_daemon(policy: Any) -> None:
+    policy["spec"]["ingress"][0]["from"] = [{"podSelector": {}}]
+
+
+async def test_the_controller_opens_the_ports_of_imex_to_the_same_compute_domain_only(
+    api: KubeApi, controller: KubeApi, domain: ComputeDomain
+) -> None:
+    """The API server checks the policies' form; no network enforces them here."""
+    made = network_policy(domain, DAEMONS)
+    for change in (_from_anywhere, _other_port, _every_namespace, _an_address, _of_all_pods, _of_any_daemon):
+        call = controller.create(NETWORK_POLICY, changed(made, change), dry_run=True)
+        await refused(call, "those of their own ComputeDomain, on ports")
+    await refused(controller.create(NETWORK_POLICY, changed(made, _another_name)), "and no others")
+    await refused(controller.delete(NETWORK_POLICY, "nobody", DAEMONS), "and no others")
+    await refused(controller.delete(NETWORK_POLICY, "rackloom-metrics", DRIVER), "forbidden")
+    await controller.create(NETWORK_POLICY, made)
+    name = made["metadata"]["name"]
+    opened = {"spec": {"ingress": [{}]}}
+    await refused(controller.patch(NETWORK_POLICY, name, DAEMONS, opened), "changes nothing else")
+    await controller.patch(NETWORK_POLICY, name, DAEMONS, {"metadata": {"finalizers": []}})
+    await controller.delete(NETWORK_POLICY, name, DAEMONS)
+
+
+async def test_one_controller_stays_while_nodes_are_drained(
+    cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes, base_applied: None
+) -> None:
+    async def ready() -> list[str]:
+        pods = (await api.list(POD, DRIVER, labels="app.kubernetes.io/component=controller")).items
+        found = [pod["metadata"]["name"] for pod in pods if is_ready(pod)]
+        budget = await api.get(PDB, ACCOUNT, DRIVER)
+        seen = budget.get("status", {}).get("currentHealthy") == 2
+        return found if len(found) == 2 and seen else []
+
+    both = await until(ready, "both replicas are ready, and counted")
+    answers = []
+    for name in both:
+        meta = {"name": name, "namespace": DRIVER}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
+        path = f"/api/v1/namespaces/{DRIVER}/pods/{name}/eviction"
+        words = ("create", "--raw", path, "-f", "-")
+        answers.append(await asyncio.to_thread(tried, cluster, *words, given=json.dumps(body)))
+    assert [answer.returncode for answer in answers] == [0, 1]
+    assert "disruption budget" in answers[1].stderr
+
+
+def is_ready(pod: Object) -> bool:
+    conditions = pod["status"].get("conditions") or ()
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 async def test_the_controller_marks_compute_domains_of_users_and_changes_nothing_else(

@@ -51,7 +51,7 @@ def test_daemons_are_all_that_is_in_their_namespace():
     placed = {(one["kind"], one["metadata"]["name"], one["metadata"].get("namespace")) for one in objects}
     daemons = {(kind, name) for kind, name, namespace in placed if namespace == DEFAULT_DAEMON_NAMESPACE}
     assert {name for kind, name in daemons if kind == "ServiceAccount"} == {SERVICE_ACCOUNT}
-    assert {kind for kind, _ in daemons} == {"ServiceAccount", "Role", "RoleBinding"}
+    assert {kind for kind, _ in daemons} == {"ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"}
     others = {namespace for _, _, namespace in placed} - {DEFAULT_DAEMON_NAMESPACE}
     assert others == {None, DEFAULT_NAMESPACE}
 
@@ -75,6 +75,42 @@ def test_all_programs_say_the_same_namespace_for_daemons():
     for hook in hooks["webhooks"]:
         (exempt,) = hook["namespaceSelector"]["matchExpressions"]
         assert {DEFAULT_NAMESPACE, DEFAULT_DAEMON_NAMESPACE} <= set(exempt["values"])
+
+
+def test_earlier_daemons_are_known_to_the_controller_and_to_the_plugin():
+    said = "'ADDITIONAL_NAMESPACES', 'value': 'rackloom-system'"
+    told = [one["metadata"]["name"] for one in built(BASE.parent / "take-over") if said in str(one)]
+    assert sorted(told) == ["rackloom-controller", "rackloom-node-imex"]
+
+
+def test_every_port_that_a_pod_serves_is_in_one_network_policy():
+    """By its name, so that a policy and a port cannot come apart. The host's network knows no policies."""
+    objects = [*built(BASE), *built(BASE.parent / "webhook")]
+    policies = [one["spec"] for one in objects if one["kind"] == "NetworkPolicy"]
+    for one in objects:
+        if one["kind"] not in ("Deployment", "DaemonSet") or "'hostNetwork': True" in str(one):
+            continue
+        template = one["spec"]["template"]
+        (container,) = template["spec"]["containers"]
+        serves = {port["name"] for port in container["ports"]}
+        opened = [
+            port["port"]
+            for policy in policies
+            if selects(policy["podSelector"], template["metadata"]["labels"], one["metadata"]["namespace"])
+            for rule in policy["ingress"]
+            for port in rule["ports"]
+        ]
+        assert serves <= set(opened), one["metadata"]["name"]
+
+
+def selects(selector: dict, labels: dict, namespace: str) -> bool:
+    """Whether a policy of our programs holds for a pod; the one without labels is of the daemons."""
+    if not selector or namespace != DEFAULT_NAMESPACE:
+        return False
+    listed = selector.get("matchExpressions", ())
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        labels.get(one["key"]) in one["values"] for one in listed
+    )
 
 
 @pytest.mark.parametrize("image", ["rackloom:0.1.0", "registry.example:5000/gpu/rackloom:0.2.0"])

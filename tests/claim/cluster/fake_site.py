@@ -15,6 +15,7 @@ from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
     EVENT,
+    NETWORK_POLICY,
     NODE,
     POD,
     RESOURCE_CLAIM,
@@ -217,7 +218,14 @@ async def has_condition(place, name, reason):
 
 
 async def is_empty(place):
-    kinds = (COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE, DAEMON_SET, SECRET, COMPUTE_DOMAIN_CLIQUE)
+    kinds = (
+        COMPUTE_DOMAIN,
+        RESOURCE_CLAIM_TEMPLATE,
+        DAEMON_SET,
+        NETWORK_POLICY,
+        SECRET,
+        COMPUTE_DOMAIN_CLIQUE,
+    )
     left = [await place.count(kind) for kind in kinds]
     nodes = (await place.user.list(NODE, labels=names.COMPUTE_DOMAIN_LABEL)).items
     return not any(left) and not nodes

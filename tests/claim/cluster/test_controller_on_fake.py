@@ -160,7 +160,7 @@ def test_writes_grow_with_domains_and_not_with_pods(site, domains, width, record
         writes = place.kube.writes("controller")
         lists = sum(n for call, n in calls.items() if call.user == "controller" and call.verb == "list")
         record_property("writes", f"{domains} domains of {width} nodes: {writes} writes, {lists} lists")
-        # A finalizer, three objects and two Secrets; then a status and an event per change worth telling.
+        # A finalizer, four objects and two Secrets; then a status and an event per change worth telling.
         assert writes <= 16 * domains, calls
         assert lists <= len(place.controller.caches.informers), "one list per kind, none per pod"
         await place.end()

@@ -44,8 +44,8 @@ def test_a_new_one_gets_its_objects_and_is_not_ready_without_nodes(make, setting
     assert status.status is Readiness.NOT_READY
     assert status.condition("Ready").reason == "NoNodes"
     assert status.condition("Degraded").status == "False"
-    # finalizer, three objects, one status
-    assert world.writes == 5
+    # finalizer, four objects, one status
+    assert world.writes == 6
 
 
 def test_ready_once_every_labelled_node_is(make, settings):

@@ -45,6 +45,7 @@ def test_the_order_of_making_and_of_taking_apart(make, settings):
     assert all_actions(world, settings, make) == [
         "change ComputeDomain team/job",
         f"create ResourceClaimTemplate {daemon}",
+        f"create NetworkPolicy {daemon}",
         f"create DaemonSet {daemon}",
         f"create {workload}",
     ]
@@ -53,10 +54,12 @@ def test_the_order_of_making_and_of_taking_apart(make, settings):
     assert all_actions(world, settings, make) == [
         f"delete {workload}",
         f"delete ResourceClaimTemplate {daemon}",
+        f"delete NetworkPolicy {daemon}",
         f"delete DaemonSet {daemon}",
         "change Node n0",
         f"change {workload}",
         f"change ResourceClaimTemplate {daemon}",
+        f"change NetworkPolicy {daemon}",
         f"change DaemonSet {daemon}",
         "change ComputeDomain team/job",
     ]

@@ -88,6 +88,21 @@ def daemon_set(domain: ComputeDomain, settings: Settings, namespace: str) -> Obj
     }
 
 
+def network_policy(domain: ComputeDomain, namespace: str) -> Object:
+    """Who reaches the daemons: those of the same ComputeDomain, on IMEX's two ports.
+
+    All else is denied by the policy that stands for the whole namespace; probes run inside of the pods.
+    """
+    own = {"podSelector": {"matchLabels": {names.COMPUTE_DOMAIN_LABEL: domain.uid}}}
+    ports = [{"protocol": "TCP", "port": port} for port in (names.IMEX_SERVER_PORT, names.IMEX_COMMAND_PORT)]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _meta(domain.uid, names.daemon_name(domain.uid), namespace),
+        "spec": {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own], "ports": ports}]},
+    }
+
+
 def warm_clique(domain: ComputeDomain, settings: Settings) -> str | None:
     """The clique that a ComputeDomain of the controller's own keeps warm; None for those of users."""
     ours = domain.namespace in settings.namespaces

@@ -32,6 +32,7 @@ from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
+    NETWORK_POLICY,
     NODE,
     POD,
     RESOURCE_CLAIM,
@@ -121,6 +122,7 @@ INDEXES: Mapping[Kind, Mapping[str, Indexer]] = {
     },
     RESOURCE_CLAIM_TEMPLATE: _OWNED,
     DAEMON_SET: _OWNED,
+    NETWORK_POLICY: _OWNED,
     POD: _OWNED,
     COMPUTE_DOMAIN_CLIQUE: _OWNED,
     NODE: {
@@ -221,32 +223,29 @@ def _read(obj: Object) -> tuple[ComputeDomain, str]:
 
 
 def _held(cluster: Cluster, uid: str, domain: ComputeDomain | None, settings: Settings) -> tuple[Thing, ...]:
-    """What carries the UID. Anybody may write a label, so place and name must be those that we give, too."""
-    places = None if domain is None else {domain.namespace, *settings.namespaces}
+    """What carries the UID. Anybody may write a label, so it must be where we put such things, too."""
     found: list[Thing] = []
-    for kind in (RESOURCE_CLAIM_TEMPLATE, DAEMON_SET, RESOURCE_CLAIM):
+    for kind in (RESOURCE_CLAIM_TEMPLATE, NETWORK_POLICY, DAEMON_SET, RESOURCE_CLAIM):
         seen = (thing(kind, one) for one in cluster.by(kind, BY_DOMAIN, uid))
-        found += [one for one in seen if _is_named_by_us(one, uid)]
-    return tuple(
-        sorted(
-            (one for one in found if places is None or one.namespace in places), key=lambda one: one.called
-        )
-    )
+        found += [one for one in seen if one.domain == uid and _is_ours(one, domain, settings)]
+    return tuple(sorted(found, key=lambda one: one.called))
 
 
-def _is_named_by_us(one: Thing, uid: str) -> bool:
-    """Users choose the names of their own templates; all other names follow from the UID."""
-    if one.kind == RESOURCE_CLAIM:
-        return one.domain == uid and one.name == names.shared_claim_name(uid)
-    if one.labels.get(names.TARGET_LABEL) == names.TARGET_DAEMON:
-        return one.domain == uid and one.name == names.daemon_name(uid)
-    return one.domain == uid
+def _is_ours(one: Thing, domain: ComputeDomain | None, settings: Settings) -> bool:
+    """Whether it is in a place that is ours, or in that of the ComputeDomain as far as it is known."""
+    if one.kind == RESOURCE_CLAIM and one.name != names.shared_claim_name(one.domain):
+        return False
+    if one.namespace in settings.namespaces:
+        return True
+    is_for_daemons = one.labels.get(names.TARGET_LABEL) == names.TARGET_DAEMON
+    return not is_for_daemons and (domain is None or one.namespace == domain.namespace)
 
 
 def _named(cluster: Cluster, domain: ComputeDomain, settings: Settings) -> tuple[Thing, ...]:
     home = home_of(cluster, domain.uid, settings)
     places = (
         (RESOURCE_CLAIM_TEMPLATE, home, names.daemon_name(domain.uid)),
+        (NETWORK_POLICY, home, names.daemon_name(domain.uid)),
         (DAEMON_SET, home, names.daemon_name(domain.uid)),
         (RESOURCE_CLAIM_TEMPLATE, domain.namespace, domain.template),
         (RESOURCE_CLAIM, domain.namespace, names.shared_claim_name(domain.uid)),

@@ -10,6 +10,7 @@ from rackloom.claim.cluster.actions import Action, Create, release
 from rackloom.claim.cluster.manifests import (
     daemon_set,
     daemon_template,
+    network_policy,
     shared_claim,
     warm_clique,
     workload_template,
@@ -21,7 +22,7 @@ from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import ImexMode, Isolation, isolation_of
 from rackloom.claim.domain.objects import AllocationMode, ComputeDomain
 from rackloom.claim.kube.api import Kind, Object
-from rackloom.claim.kube.kinds import DAEMON_SET, RESOURCE_CLAIM, RESOURCE_CLAIM_TEMPLATE
+from rackloom.claim.kube.kinds import DAEMON_SET, NETWORK_POLICY, RESOURCE_CLAIM, RESOURCE_CLAIM_TEMPLATE
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +63,7 @@ def slots(domain: ComputeDomain, snapshot: Snapshot, settings: Settings) -> tupl
     wanted: list[tuple[Kind, Object]] = []
     if needs_daemons(domain, settings):
         wanted.append((RESOURCE_CLAIM_TEMPLATE, daemon_template(domain, snapshot.home)))
+        wanted.append((NETWORK_POLICY, network_policy(domain, snapshot.home)))
         wanted.append((DAEMON_SET, daemon_set(domain, settings, snapshot.home)))
     if warm_clique(domain, settings) is None:
         wanted.append((RESOURCE_CLAIM_TEMPLATE, workload_template(domain, settings)))

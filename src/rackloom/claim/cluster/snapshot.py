@@ -11,6 +11,7 @@ from rackloom.claim.domain.objects import Clique, ComputeDomain, NodeStatus
 from rackloom.claim.kube.api import Kind
 from rackloom.claim.kube.kinds import (
     DAEMON_SET,
+    NETWORK_POLICY,
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     SECRET,
@@ -80,13 +81,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def daemon_objects(self) -> tuple[Thing, ...]:
-        """Templates, certificates and DaemonSets of the IMEX daemons, in the order in which they go.
+        """The DaemonSet of the IMEX daemons and what they have, in the order in which it goes.
 
         Nothing but the DaemonSet leads to the certificates of a ComputeDomain that is gone, so it goes last.
         """
         return (
             *self.held_of(RESOURCE_CLAIM_TEMPLATE, names.TARGET_DAEMON),
             *self.held_of(SECRET),
+            *self.held_of(NETWORK_POLICY),
             *self.held_of(DAEMON_SET),
         )
 

@@ -47,6 +47,10 @@ DAEMON_REQUEST = "daemon"
 CHANNEL_DEVICE = "channel-0"
 DAEMON_DEVICE = "daemon-0"
 
+IMEX_SERVER_PORT = 50000
+IMEX_COMMAND_PORT = 50005
+"""Peers ask each other on this port: where it is closed, a healthy domain calls itself DEGRADED."""
+
 CHANNELS_PER_NODE = 2048
 """The driver's IMEX channel device nodes are 0 to 2047."""
 CHANNELS_PER_CLIQUE = 128
@@ -58,7 +62,7 @@ MAX_NODES_PER_IMEX_DOMAIN = 18
 
 
 def daemon_name(compute_domain_uid: str) -> str:
-    """The name of a ComputeDomain's DaemonSet and of its daemon claim template."""
+    """The name of a ComputeDomain's DaemonSet, of its daemon claim template and of its NetworkPolicy."""
     return f"computedomain-daemon-{compute_domain_uid}"
 
 

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-SERVER_PORT = 50000
-COMMAND_PORT = 50005
-"""Peers ask each other on this port: where it is closed, a healthy domain calls itself DEGRADED."""
+from rackloom.claim.domain.names import IMEX_COMMAND_PORT, IMEX_SERVER_PORT
 
 DAEMON_PREFIX = "compute-domain-daemon-"
 
@@ -38,8 +36,8 @@ class ImexConfig:
     bind_ip: str
     nodes_file: PurePath
     tls: Tls | None
-    server_port: int = SERVER_PORT
-    command_port: int = COMMAND_PORT
+    server_port: int = IMEX_SERVER_PORT
+    command_port: int = IMEX_COMMAND_PORT
 
 
 def config_text(config: ImexConfig) -> str:

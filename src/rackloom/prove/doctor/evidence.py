@@ -12,8 +12,6 @@ from rackloom.claim.domain.objects import ComputeDomain
 from rackloom.prove.picture.workloads import ClaimSeen, PodSeen, TemplateSeen
 
 T = TypeVar("T")
-SERVER_PORT, COMMAND_PORT = 50000, 50005
-"""Where nvidia-imex answers its peers and its control program (NVIDIA's IMEX guide)."""
 IMEX_CONFIG = "/etc/nvidia-imex/config.cfg"
 """What an nvidia-imex of the host itself is told; that of a pod has a file of its own."""
 

@@ -70,6 +70,7 @@ MERGE_KEYS: Mapping[Kind, MergeKeys] = {
     kinds.DAEMON_SET: _object(_TEMPLATE, _CONDITIONS),
     kinds.JOB: _object(_TEMPLATE, _CONDITIONS),
     kinds.ENDPOINT_SLICE: _object(),
+    kinds.NETWORK_POLICY: _object(),
     kinds.LEASE: _object(),
     kinds.RESOURCE_SLICE: _object(),
     kinds.RESOURCE_CLAIM: _object({"status.reservedFor": "uid"}),

@@ -120,6 +120,7 @@ SHAPES: Mapping[Kind, Shape] = {
         selectable=frozenset({"status.successful"}),
     ),
     kinds.ENDPOINT_SLICE: Shape(generation=True, blind_writes=True),
+    kinds.NETWORK_POLICY: Shape(generation=True, blind_writes=True, atoms=frozenset({"spec.podSelector"})),
     kinds.LEASE: Shape(),
     kinds.RESOURCE_SLICE: Shape(
         generation=True, blind_writes=True, selectable=frozenset({"spec.nodeName", "spec.driver"})

@@ -3,8 +3,9 @@
 import msgspec
 
 from rackloom.claim.domain.driver import OLDEST_DRIVER, is_too_old, numbers
+from rackloom.claim.domain.names import IMEX_COMMAND_PORT, IMEX_SERVER_PORT
 from rackloom.prove.doctor.checks.host_imex import check_imex
-from rackloom.prove.doctor.evidence import COMMAND_PORT, SERVER_PORT, CdiSetting, HostSeen
+from rackloom.prove.doctor.evidence import CdiSetting, HostSeen
 from rackloom.prove.doctor.findings import Finding, fails, holds, unknown
 from rackloom.prove.doctor.names import CDI, DRIVER, PORTS
 
@@ -75,10 +76,10 @@ def _runtime_unknown(host: HostSeen, said: str) -> Finding:
 def _ports(host: HostSeen) -> Finding:
     if host.busy_ports is None:
         return unknown(PORTS, host.here, "sockets are not readable", "sudo rackloom doctor  # on the host")
-    taken = sorted({SERVER_PORT, COMMAND_PORT} & host.busy_ports)
+    taken = sorted({IMEX_SERVER_PORT, IMEX_COMMAND_PORT} & host.busy_ports)
     if taken:
         which = " and ".join(str(port) for port in taken)
         listening = " or ".join(f"sport = :{port}" for port in taken)
         fix = f"ss -ltnp '{listening}'  # stop what listens there"
         return fails(PORTS, host.here, f"something on the host listens on port {which}", fix)
-    return holds(PORTS, host.here, f"nobody listens on {SERVER_PORT} and {COMMAND_PORT}")
+    return holds(PORTS, host.here, f"nobody listens on {IMEX_SERVER_PORT} and {IMEX_COMMAND_PORT}")

@@ -6,10 +6,11 @@ Whether a daemon reaches its peers is known to itself alone (`nvidia-imex-ctl -N
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from rackloom.claim.domain.names import IMEX_SERVER_PORT
 from rackloom.prove.doctor.collectors.namespaces import shows_all_processes
 from rackloom.prove.doctor.collectors.processes import called, processes
 from rackloom.prove.doctor.collectors.sockets import ESTABLISHED, Socket, sockets_of
-from rackloom.prove.doctor.evidence import IMEX_CONFIG, SERVER_PORT, ImexSeen
+from rackloom.prove.doctor.evidence import IMEX_CONFIG, ImexSeen
 from rackloom.topology.discovery.proc_devices import IMEX_CHANNELS, character_devices
 from rackloom.topology.discovery.sysroot import Sysroot
 
@@ -122,5 +123,5 @@ def _connected(host: Sysroot, running: Sequence[int]) -> int | None:
 
 def _peers(sockets: Sequence[Socket]) -> set[str]:
     """Addresses of others with a connection at their server's port: a daemon is its own peer too."""
-    at = {one.peer for one in sockets if one.state == ESTABLISHED and one.peer_port == SERVER_PORT}
+    at = {one.peer for one in sockets if one.state == ESTABLISHED and one.peer_port == IMEX_SERVER_PORT}
     return at - {one.own for one in sockets}

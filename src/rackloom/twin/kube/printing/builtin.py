@@ -182,6 +182,11 @@ COLUMNS: Mapping[Kind, tuple[Column, ...]] = {
     kinds.SERVICE: _SERVICES,
     kinds.SECRET: (NAME, text("Type", "type", without="Opaque"), _how_many("Data", "data"), AGE),
     kinds.CONFIG_MAP: (NAME, _how_many("Data", "data", "binaryData"), AGE),
+    kinds.NETWORK_POLICY: (
+        NAME,
+        Column("Pod-Selector", lambda obj, now: labels(at(obj, "spec", "podSelector", "matchLabels"))),
+        AGE,
+    ),
     kinds.LEASE: (NAME, text("Holder", "spec", "holderIdentity"), AGE),
     kinds.CRD: (NAME, Column("Created At", lambda obj, now: obj["metadata"]["creationTimestamp"], "date")),
     kinds.MUTATING_WEBHOOK: _WEBHOOKS,
