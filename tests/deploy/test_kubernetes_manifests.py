@@ -160,6 +160,49 @@ def test_every_program_has_an_account_of_its_own():
     assert set(used) <= made
 
 
+WRITTEN = {
+    "rackloom-controller": set(),
+    "rackloom-node-imex": {"/var/lib/kubelet/plugins/compute-domain.nvidia.com"},
+    "rackloom-node-gpu": {
+        "/var/lib/kubelet/plugins/gpu.nvidia.com",
+        "/driver-root/var/lib/kubelet/plugins/gpu.nvidia.com/mps",
+        "/driver-root/dev/shm",
+    },
+    "rackloom-node-nic": {"/var/lib/kubelet/plugins/dra.net", "/mnt/proc-sys-net"},
+}
+"""Directories of the host that a program writes, beside kubelet's registry and the runtime's CDI directory."""
+OF_PLUGINS = {"/var/lib/kubelet/plugins_registry", "/var/run/cdi"}
+
+
+def test_host_mounts_are_writable_only_where_they_are_written():
+    files = [one for path in BASE.glob("*.yaml") for one in documents(path)]
+    for one in (each for each in files if each["kind"] in ("Deployment", "DaemonSet")):
+        name = one["metadata"]["name"]
+        (container,) = one["spec"]["template"]["spec"]["containers"]
+        mounts = container.get("volumeMounts", ())
+        writable = {each["mountPath"] for each in mounts if not each.get("readOnly")}
+        assert writable == WRITTEN[name] | (OF_PLUGINS if one["kind"] == "DaemonSet" else set())
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_only_programs_that_open_the_gpus_device_nodes_are_privileged():
+    """The device cgroup denies them to all others; docs/permissions.md says so for each program."""
+    files = [one for path in BASE.glob("*.yaml") for one in documents(path)]
+    found = {}
+    for one in (each for each in files if each["kind"] in ("Deployment", "DaemonSet")):
+        spec = one["spec"]["template"]["spec"]
+        security = spec["containers"][0]["securityContext"]
+        found[one["metadata"]["name"]] = bool(security.get("privileged"))
+        if not security.get("privileged"):
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"]["drop"] == ["ALL"]
+            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert {name for name, privileged in found.items() if privileged} == {
+        "rackloom-node-imex",
+        "rackloom-node-gpu",
+    }
+
+
 def test_the_classes_of_templates_exist():
     classes = {one["metadata"]["name"] for one in documents(BASE / "device-classes.yaml")}
     assert {names.DAEMON_CLASS, names.CHANNEL_CLASS, names.ISOLATED_CHANNEL_CLASS} <= classes

@@ -16,8 +16,8 @@ _FIXES: Mapping[int, str] = {
     errno.EOPNOTSUPP: _UNSUPPORTED,
     errno.EINVAL: _VALUE,
     errno.ERANGE: _VALUE,
-    errno.EPERM: "run the plugin privileged, as deploy/kubernetes/base/node-nic.yaml does",
-    errno.EACCES: "run the plugin privileged, as deploy/kubernetes/base/node-nic.yaml does",
+    errno.EPERM: "run the plugin with the capabilities of deploy/kubernetes/base/node-nic.yaml",
+    errno.EACCES: "run the plugin with the capabilities of deploy/kubernetes/base/node-nic.yaml",
     errno.EBUSY: "stop what uses the device on the node: a bond, a bridge, or a program",
     errno.ETIMEDOUT: "see whether the network's router answers on this NIC, or give interface.addresses",
 }

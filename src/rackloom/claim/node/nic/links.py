@@ -33,6 +33,10 @@ SYSCTLS = (
     *("ipv6/router_solicitation_delay", "ipv6/router_solicitation_interval"),
 )
 _SYSCTL = Path("/proc/sys/net")
+_SYSCTL_OF_HOST = Path("/mnt/proc-sys-net")
+"""Where deploy/kubernetes mounts the host's: /proc/sys is read-only in a container that is not privileged.
+Through either, the kernel shows the settings of the network namespace of the thread that opens one
+(fs/proc/proc_sysctl.c)."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +122,8 @@ def read_settings(rtnetlink: Rtnetlink, link: Link, *, features: bool = False) -
 def sysctl_path(name: str, link: str) -> Path:
     """Where the kernel keeps a setting of a link, in the namespace of the thread that opens it."""
     family, _, setting = name.partition("/")
-    return _SYSCTL / family / "conf" / link / setting
+    root = _SYSCTL_OF_HOST if _SYSCTL_OF_HOST.is_dir() else _SYSCTL
+    return root / family / "conf" / link / setting
 
 
 def _sysctls(link: str) -> Iterator[tuple[str, int]]:
