@@ -91,6 +91,20 @@ async def test_a_daemon_writes_its_own_entry_only(
         await refused(thrown_out, written, "own node only")
         alone = msgspec.structs.replace(clique(written), owners=(there,))
         await refused(alone, written, "together with its pod")
+        for address in (
+            "10.0.0.1\n10.0.0.66\tapi.example.com",
+            "10.0.0",
+            "pod.example.com",
+            "",
+            "fe80::1%eth0",
+        ):
+            crafted = join(clique(written), node=node, ip_address=address, pod=here, max_nodes=18)
+            await refused(crafted, written, r"daemons\[1\]\.ipAddress")
+        # What the schema takes for an address, and the policy does not.
+        mapped = join(clique(written), node=node, ip_address="::ffff:10.0.0.1", pod=here, max_nodes=18)
+        await refused(mapped, written, "an IP address, and nothing else")
+        moved = join(clique(written), node=node, ip_address="fd00::1", pod=here, max_nodes=18)
+        written = await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(moved, DAEMONS, written))
         name = written["metadata"]["name"]
         for change in ({"finalizers": ["example.com/keep"]}, {"annotations": {"a": "b"}}):
             with pytest.raises(Rejected, match="no finalizers and no annotations"):
@@ -151,6 +165,8 @@ async def test_a_daemon_says_what_it_sees_on_its_own_pod(
     }
     async with as_daemon(api, cluster, one) as daemon:
         await daemon.patch(POD, own, DAEMONS, said)
+        ended = {"metadata": {"annotations": {names.IMEX_ERROR_ANNOTATION: "exit status 255"}}}
+        await daemon.patch(POD, own, DAEMONS, ended)
         with pytest.raises(Rejected, match="own pod only"):
             await daemon.patch(POD, other, DAEMONS, said)
         for change in (

@@ -96,7 +96,7 @@ async def ready_daemons(api: KubeApi, uid: str, nodes: list[str]) -> None:
         ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
         node, address = pod["spec"]["nodeName"], pod["status"].get("podIP", "")
         value = join(value, node=node, ip_address=address, pod=ref, max_nodes=18)
-        value = with_status(value, node=node, status=Readiness.READY)
+        value = with_status(value, node=node, ip_address=address, status=Readiness.READY)
     await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(value, DAEMONS))
 
 

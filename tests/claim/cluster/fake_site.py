@@ -98,7 +98,7 @@ class DaemonSide:
                 read = None
             members = clique(read) if read else value
             members = join(members, node=node, ip_address=address, pod=pod, max_nodes=18)
-            members = with_status(members, node=node, status=Readiness.READY)
+            members = with_status(members, node=node, ip_address=address, status=Readiness.READY)
             obj = clique_json(members, NAMESPACE, read)
             with suppress(Conflict):
                 await (

@@ -37,7 +37,7 @@ def started(world, make, settings, nodes=("n0", "n1"), ready=True):
         address = pod["status"]["podIP"]
         members = join(members, node=name, ip_address=address, pod=ref, max_nodes=18)
         status = Readiness.READY if ready else Readiness.NOT_READY
-        members = with_status(members, node=name, status=status)
+        members = with_status(members, node=name, ip_address=address, status=status)
     world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, settings.daemon_namespace))
     settle(world, settings, make)
 

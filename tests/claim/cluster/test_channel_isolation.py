@@ -70,7 +70,7 @@ def warm(world, make, nodes, status=Readiness.READY):
         ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
         address = pod["status"]["podIP"]
         members = join(members, node=name, ip_address=address, pod=ref, max_nodes=18)
-        members = with_status(members, node=name, status=status)
+        members = with_status(members, node=name, ip_address=address, status=status)
     world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, "rackloom-imex"))
 
 

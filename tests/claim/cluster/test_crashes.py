@@ -136,7 +136,7 @@ def enter(world, make, name):
     members = Clique(compute_domain=UID, clique_id=make.clique) if read is None else clique(read)
     ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
     members = join(members, node=name, ip_address=pod["status"]["podIP"], pod=ref, max_nodes=18)
-    members = with_status(members, node=name, status=Readiness.READY)
+    members = with_status(members, node=name, ip_address=pod["status"]["podIP"], status=Readiness.READY)
     world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, "rackloom-imex", read))
 
 

@@ -1,6 +1,8 @@
 """ComputeDomains as values."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rackloom.claim.domain.objects import (
     AllocationMode,
@@ -8,7 +10,9 @@ from rackloom.claim.domain.objects import (
     NodeStatus,
     Readiness,
     Status,
+    clean_line,
     compute_domain,
+    is_ip_address,
     read_status,
     status_json,
 )
@@ -48,3 +52,28 @@ def test_the_status_is_written_with_the_names_of_the_api():
 def test_a_status_that_cannot_be_read_is_none():
     assert read_status({"status": {"status": "Perhaps"}}) == Status()
     assert read_status({}).status is Readiness.NOT_READY
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1", "255.255.255.255", "fd00::7", "::", "::1"])
+def test_an_ip_address(text):
+    assert is_ip_address(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", "10.0.0", "10.0.0.01", "10.0.0.256", "10.0.0.1/24", "pod.example.com", "1" * 1000),
+        *("10.0.0.1\n", " 10.0.0.1", "10.0.0.1\x00", "\u0661.0.0.1"),
+        *("fe80::1%eth0", "fe80::1%a\n10.0.0.66 b", "::ffff:10.0.0.1"),
+    ],
+)
+def test_no_ip_address(text):
+    assert not is_ip_address(text)
+
+
+@given(st.text(), st.integers(4, 40))
+def test_a_clean_line_can_be_shown_and_is_not_too_long(text, most):
+    line = clean_line(text, most)
+    assert line.isprintable()
+    assert len(line) <= most
+    assert clean_line(line, most) == line

@@ -24,9 +24,17 @@ def test_without_certificates_authentication_is_said_to_be_off():
     assert "IMEX_SERVER_KEY" not in told
 
 
-def test_daemon_stays_in_the_foreground_and_listens_where_the_pod_is():
+def test_no_address_is_bound_beside_a_node_file_of_names():
+    """nvidia-imex would compare it with the name of this node, and never start."""
+    told = options(ImexConfig("10.0.0.7", NODES, None, "dns"))
+    assert (told["BIND_INTERFACE_IP"], told["IMEX_CMD_BIND_INTERFACE_IP"]) == ("", "10.0.0.7")
+    told = options(ImexConfig("10.0.0.7", NODES, None, "ip"))
+    assert (told["BIND_INTERFACE_IP"], told["IMEX_CMD_BIND_INTERFACE_IP"]) == ("10.0.0.7", "10.0.0.7")
+
+
+def test_daemon_stays_in_the_foreground_and_is_asked_where_the_pod_is():
     told = options(ImexConfig("fd00::7", NODES, None))
-    assert (told["DAEMONIZE"], told["BIND_INTERFACE_IP"]) == ("0", "fd00::7")
+    assert (told["DAEMONIZE"], told["IMEX_CMD_BIND_INTERFACE_IP"]) == ("0", "fd00::7")
     assert (told["SERVER_PORT"], told["IMEX_CMD_PORT"]) == ("50000", "50005")
     assert told["IMEX_NODE_CONFIG_FILE"] == "/imexd/nodes.cfg"
 

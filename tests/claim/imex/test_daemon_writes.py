@@ -1,6 +1,7 @@
 """What a daemon writes to the API server, how often, and what it does when nobody answers."""
 
 import asyncio
+import dataclasses
 import random
 
 import pytest
@@ -153,6 +154,57 @@ def test_an_entry_that_has_moved_is_found_again():
         assert [(one.node_name, one.status) for one in found.daemons] == [("node-1", Readiness.READY)]
 
     event_loop.run(1, story)
+
+
+async def ready_after_the_list_moved(rack):
+    """Who is READY when the second of three says so after the first has left: the entries have moved up."""
+    first, second, third = [await member(rack, number) for number in range(3)]
+    for one in (first, second, third):
+        await one.join()
+    second.saw(third._seen)
+    await first.leave()
+    await second.set_ready(True)
+    found = clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
+    return [one.node_name for one in found.daemons if one.status is Readiness.READY]
+
+
+async def ready_at_an_address_that_is_not_its_own(rack):
+    """Who is READY when a daemon says so whose node has another one by now, at another address."""
+    old = await member(rack, 0)
+    await old.join()
+    moved = dataclasses.replace(old._place, address="10.0.9.9")
+    await CliqueMember(DirectApi(rack.kube, "daemon"), moved, random.Random(1)).join()
+    await old.set_ready(True)
+    found = clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
+    return [one.ip_address for one in found.daemons if one.status is Readiness.READY]
+
+
+def without_tests(monkeypatch):
+    """The planted bug: READY is written by the position of the entry, whoever has it."""
+    patch = DirectApi.patch
+
+    async def by_position(self, kind, name, namespace, change, **more):
+        if isinstance(change, tuple):
+            change = tuple(one for one in change if one["op"] != "test")
+        return await patch(self, kind, name, namespace, change, **more)
+
+    monkeypatch.setattr(DirectApi, "patch", by_position)
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_ready_is_written_to_the_own_entry_wherever_it_is(planted, monkeypatch):
+    if planted:
+        without_tests(monkeypatch)
+    ready = event_loop.run(1, lambda: ready_after_the_list_moved(Rack()))
+    assert ready == (["node-2"] if planted else ["node-1"])
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_ready_is_written_of_the_daemon_at_the_own_address_only(planted, monkeypatch):
+    if planted:
+        without_tests(monkeypatch)
+    ready = event_loop.run(1, lambda: ready_at_an_address_that_is_not_its_own(Rack()))
+    assert ready == (["10.0.9.9"] if planted else [])
 
 
 def test_another_daemon_at_the_place_of_an_entry_is_not_touched():

@@ -86,7 +86,7 @@ def cleaning(snapshot: Snapshot, settings: Settings) -> tuple[Action, ...]:
     for one in snapshot.cliques:
         left = membership.without_stale(one.clique, _living(one.clique, snapshot, settings))
         if not left.daemons and not left.owners:
-            # Without an owner the garbage collector would never take it.
+            # Without an owner the garbage collector would never take it. A daemon may be joining.
             actions += [] if one.thing.deleting else [delete(one.thing, unchanged=True)]
         elif left != one.clique:
             actions.append(_written(one, msgspec.structs.replace(one, clique=left)))

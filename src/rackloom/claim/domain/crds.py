@@ -12,6 +12,8 @@ Schema = dict[str, Any]
 
 _READINESS: Schema = {"type": "string", "enum": ["Ready", "NotReady"], "default": "NotReady"}
 _TEXT: Schema = {"type": "string"}
+_ADDRESS: Schema = {"type": "string", "maxLength": 45, "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}
+"""It becomes a line of the peers' hosts files."""
 _RFC1123: Schema = {"type": "string", "minLength": 1, "maxLength": 253}
 
 
@@ -33,7 +35,9 @@ def _compute_domain() -> Schema:
 
 
 def _clique() -> Schema:
-    daemons = _keyed("nodeName", _entry("nodeName"))
+    entry = _entry("nodeName")
+    entry["properties"]["ipAddress"] = _ADDRESS
+    daemons = _keyed("nodeName", entry)
     columns = [
         _column("CD", f".metadata.labels.{_escaped(names.COMPUTE_DOMAIN_LABEL)}"),
         _column("Clique", f".metadata.labels.{_escaped(names.CLIQUE_ID_LABEL)}"),

@@ -39,12 +39,14 @@ def leave(clique: Clique, *, node: str, pod: Ref) -> Clique:
     )
 
 
-def with_status(clique: Clique, *, node: str, status: Readiness) -> Clique:
-    """Record whether a node's daemon is ready; nothing for a node that is no member."""
+def with_status(clique: Clique, *, node: str, ip_address: str, status: Readiness) -> Clique:
+    """Record whether a node's daemon is ready; nothing where the node has no daemon at this address."""
     return msgspec.structs.replace(
         clique,
         daemons=tuple(
-            msgspec.structs.replace(daemon, status=status) if daemon.node_name == node else daemon
+            msgspec.structs.replace(daemon, status=status)
+            if (daemon.node_name, daemon.ip_address) == (node, ip_address)
+            else daemon
             for daemon in clique.daemons
         ),
     )

@@ -31,6 +31,8 @@ SIMULATED_LABEL = "rackloom.dev/simulated"
 
 MESH_ANNOTATION = "rackloom.dev/imex-mesh"
 """On daemon pods: which of its peers the daemon reaches, as JSON `{complete, peers, missing}`."""
+IMEX_ERROR_ANNOTATION = "rackloom.dev/imex-error"
+"""On daemon pods, while nvidia-imex does not run: how it ended last, and what it logged, in one line."""
 
 SPANS_CLIQUES = "SpansCliques"
 """The condition of a ComputeDomain whose nodes are in several cliques."""

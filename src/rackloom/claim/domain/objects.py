@@ -5,6 +5,7 @@ A reading takes what it needs and ignores the rest; a writing changes those fiel
 from and keeps the rest, so that fields of other writers survive.
 """
 
+import ipaddress
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -214,6 +215,28 @@ def clique_json(value: Clique, namespace: str, read: Json | None = None) -> Json
     meta["labels"] = {**(meta.get("labels") or {}), **_clique_labels(value)}
     meta["ownerReferences"] = [_pod_owner(owner) for owner in value.owners]
     return {**base, "metadata": meta, "daemons": [msgspec.to_builtins(one) for one in value.daemons]}
+
+
+def is_ip_address(text: str) -> bool:
+    """Whether a text is one IP address and nothing else: what `isIP` of Kubernetes' CEL accepts.
+
+    An address becomes a line of its peers' hosts files. The zone of an IPv6 address (`fe80::1%eth0`) is
+    refused, because Python accepts any characters in it, a line break too.
+    """
+    if "%" in text:
+        return False
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return address.version == 4 or address.ipv4_mapped is None
+
+
+def clean_line(text: str, most: int) -> str:
+    """A text of others as one line that can be shown: without control characters, `most` characters long."""
+    shown = "".join(one if one.isprintable() else " " for one in text[: 4 * most])
+    line = " ".join(shown.split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def _clique_labels(value: Clique) -> dict[str, str]:

@@ -6,8 +6,12 @@ Source: the option names and defaults of NVIDIA's IMEX service guide.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Literal
 
 from rackloom.claim.domain.names import IMEX_COMMAND_PORT, IMEX_SERVER_PORT
+
+Mode = Literal["dns", "ip"]
+"""What the node file holds: names, which never change, or the addresses of the members."""
 
 DAEMON_PREFIX = "compute-domain-daemon-"
 
@@ -31,11 +35,15 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class ImexConfig:
-    """What one daemon is told. Without `tls` anybody who reaches its port may join the domain."""
+    """What one daemon is told. `address` is its pod's.
 
-    bind_ip: str
+    Without `tls` anybody who reaches its port may join the domain.
+    """
+
+    address: str
     nodes_file: PurePath
     tls: Tls | None
+    mode: Mode = "dns"
     server_port: int = IMEX_SERVER_PORT
     command_port: int = IMEX_COMMAND_PORT
 
@@ -46,13 +54,16 @@ def config_text(config: ImexConfig) -> str:
         "LOG_LEVEL": "4",
         "LOG_FILE_NAME": "",  # empty: to stderr, where the container's log is
         "DAEMONIZE": "0",
-        "BIND_INTERFACE_IP": config.bind_ip,
+        # nvidia-imex compares this as text with the node file's entry for this node, so an address beside
+        # names keeps it from starting. Empty, it takes the first entry that is an address of this machine.
+        "BIND_INTERFACE_IP": config.address if config.mode == "ip" else "",
         "SERVER_PORT": str(config.server_port),
         "IMEX_NODE_CONFIG_FILE": str(config.nodes_file),
         # After an unsafe stop, wait for the nodes that had imported memory, so that no stale reference stays.
         "IMEX_WAIT_FOR_QUORUM": "RECOVERY",
         "IMEX_CMD_ENABLED": "1",
-        "IMEX_CMD_BIND_INTERFACE_IP": config.bind_ip,
+        # nvidia-imex-ctl asks at this address, and `-N` reaches no peer from a loopback address.
+        "IMEX_CMD_BIND_INTERFACE_IP": config.address,
         "IMEX_CMD_PORT": str(config.command_port),
         "IMEX_NODE_DISCONNECTED_GRACE_TIME": "-1",
         **_authentication(config.tls),

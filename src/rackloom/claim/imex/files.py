@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from rackloom.claim.imex.config import ImexConfig, config_text
-from rackloom.claim.imex.hosts import with_peers
+from rackloom.claim.domain.objects import is_ip_address
+from rackloom.claim.imex.config import DAEMON_PREFIX, ImexConfig, config_text, daemon_host
+
+MARKER = "# Compute Domain Daemon mappings"
 
 
 def config_file(directory: Path) -> Path:
@@ -34,3 +36,22 @@ class ImexFiles:
         after = with_peers(before, addresses)
         if after != before:
             self._hosts.write_text(after)
+
+
+def with_peers(hosts: str, addresses: Mapping[int, str]) -> str:
+    """The hosts file with exactly these peers (index in the clique to address); all other lines stay.
+
+    What is no IP address is left out: peers write their addresses themselves, and a line break in one would
+    make lines of its writer's choice.
+    """
+    kept = [line for line in hosts.splitlines() if not _is_ours(line)]
+    peers = [
+        f"{address}\t{daemon_host(index)}"
+        for index, address in sorted(addresses.items())
+        if is_ip_address(address)
+    ]
+    return "".join(f"{line}\n" for line in [*kept, MARKER, *peers])
+
+
+def _is_ours(line: str) -> bool:
+    return line == MARKER or DAEMON_PREFIX in line

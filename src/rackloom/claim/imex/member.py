@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from rackloom.claim.domain import membership
-from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique, clique_json
+from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique, clique_json, is_ip_address
 from rackloom.claim.imex.steps import Peers
 from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Object, Rejected
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE
@@ -57,9 +57,8 @@ class CliqueMember:
     async def set_ready(self, ready: bool) -> None:
         """Say whether the daemon was seen ready."""
         status = Readiness.READY if ready else Readiness.NOT_READY
-        node = self._place.node
         if not await self._set_alone(status):
-            await self._change(lambda current: membership.with_status(current, node=node, status=status))
+            await self._change(lambda current: self._with_status(current, status))
 
     async def _set_alone(self, status: Readiness) -> bool:
         """Write the own entry's status and nothing else: no daemon that writes meanwhile is in the way.
@@ -80,8 +79,12 @@ class CliqueMember:
             await self._api.patch(COMPUTE_DOMAIN_CLIQUE, self._seen.name, place.namespace, operations)
         except KubeError:
             return False
-        self._seen = membership.with_status(self._seen, node=place.node, status=status)
+        self._seen = self._with_status(self._seen, status)
         return True
+
+    def _with_status(self, current: Clique, status: Readiness) -> Clique:
+        place = self._place
+        return membership.with_status(current, node=place.node, ip_address=place.address, status=status)
 
     async def leave(self) -> None:
         """Take the entry out, so that the peers do not wait for a daemon that has ended."""
@@ -125,7 +128,25 @@ class CliqueMember:
 
 
 def peers_of(value: Clique, node: str) -> Peers:
-    """The daemons of a clique as the supervisor of this node's daemon needs them."""
+    """The daemons of a clique as the supervisor of this node's daemon needs them.
+
+    Each daemon writes its own entry, so an entry is no more to be trusted than its writer. What is no IP
+    address would write lines into the hosts file; this node's index or address in the entry of another (a
+    daemon that died, whose address this pod has got) would have nvidia-imex take itself for that node.
+    """
     own = value.on(node)
-    addresses = {daemon.index: daemon.ip_address for daemon in value.daemons}
-    return Peers(None if own is None else own.index, addresses)
+    if own is None:
+        return Peers(None, {})
+    addresses, unusable = {own.index: own.ip_address}, []
+    for daemon in value.daemons:
+        if daemon.node_name == node:
+            continue
+        if not is_ip_address(daemon.ip_address):
+            unusable.append(f"{daemon.node_name}: its address is no IP address")
+        elif daemon.ip_address == own.ip_address:
+            unusable.append(f"{daemon.node_name}: it has the address of {node}")
+        elif daemon.index in addresses:
+            unusable.append(f"{daemon.node_name}: its index {daemon.index} is taken")
+        else:
+            addresses[daemon.index] = daemon.ip_address
+    return Peers(own.index, addresses, tuple(unusable))

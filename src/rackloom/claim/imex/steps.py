@@ -8,18 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rackloom.claim.imex.config import daemon_host, nodes_text
+from rackloom.claim.imex.config import Mode, daemon_host, nodes_text
 
-Mode = Literal["dns", "ip"]
 Action = Literal["wait", "start", "reload", "restart", "nothing"]
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The daemons of one clique: index to address, this daemon's own included once it has joined."""
+    """The daemons of one clique: index to address, this daemon's own included once it has joined.
+
+    `unusable` are members whose entry cannot be used, each with the reason, in words.
+    """
 
     own_index: int | None
     addresses: Mapping[int, str]
+    unusable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
