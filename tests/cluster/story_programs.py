@@ -31,6 +31,7 @@ from rackloom.claim.cluster.admission.modes import Mode
 from rackloom.claim.cluster.settings import DaemonSettings, Settings
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.imex.child import Child
 from rackloom.claim.imex.config import ImexConfig, Tls
 from rackloom.claim.imex.credentials import Credentials
 from rackloom.claim.imex.daemon import ImexDaemon
@@ -38,7 +39,7 @@ from rackloom.claim.imex.files import ImexFiles
 from rackloom.claim.imex.member import Place
 from rackloom.claim.imex.status import READY
 from rackloom.claim.imex.steps import Layout
-from rackloom.claim.imex.supervisor import Child, Supervisor
+from rackloom.claim.imex.supervisor import Supervisor
 from rackloom.claim.kube.api import KubeApi, NotFound, Object
 from rackloom.claim.kube.connection import http_client
 from rackloom.claim.kube.kinds import POD, RESOURCE_CLAIM, SECRET
@@ -214,7 +215,7 @@ class Programs:
         tls = Tls(folder, names.imex_peer_name(place.compute_domain))
         files = ImexFiles(folder, hosts)
         files.write_config(ImexConfig(place.address, files.nodes, tls))
-        return Surroundings(hosts, self.network, beat=2.0), files, tls
+        return Surroundings(hosts, self.network, beat=2.0, speed=10), files, tls
 
     async def _secret(self, name: str) -> dict[str, bytes]:
         """kubelet starts no container before it has the Secrets that are mounted there."""

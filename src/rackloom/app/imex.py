@@ -12,8 +12,9 @@ import structlog
 
 from rackloom.app.stopping import told_to_stop, work_until
 from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import Ref
-from rackloom.claim.imex.config import ImexConfig, Tls
+from rackloom.claim.domain.objects import Ref, is_ip_address
+from rackloom.claim.imex.child import start
+from rackloom.claim.imex.config import ImexConfig, Mode, Tls
 from rackloom.claim.imex.control import ImexControl
 from rackloom.claim.imex.credentials import Credentials
 from rackloom.claim.imex.daemon import ImexDaemon
@@ -21,7 +22,7 @@ from rackloom.claim.imex.files import ImexFiles, config_file
 from rackloom.claim.imex.member import Place
 from rackloom.claim.imex.own_pod import label_pod
 from rackloom.claim.imex.status import READY, NotUnderstood
-from rackloom.claim.imex.steps import Layout, Mode
+from rackloom.claim.imex.steps import Layout
 from rackloom.claim.imex.supervisor import Supervisor
 from rackloom.claim.kube.lightkube_api import connect
 from rackloom.errors import Refused, Retry
@@ -55,6 +56,8 @@ def place_from(environment: Mapping[str, str]) -> Place:
     most = environment.get("MAX_NODES_PER_IMEX_DOMAIN") or str(names.MAX_NODES_PER_IMEX_DOMAIN)
     if not (most.isascii() and most.isdigit() and 0 < int(most[:5]) <= 9999):
         raise Refused(f"MAX_NODES_PER_IMEX_DOMAIN is {most!r}", nearest_fix="use a number from 1 to 9999")
+    if not is_ip_address(environment["POD_IP"]):
+        raise Refused(f"POD_IP is {environment['POD_IP']!r}", nearest_fix="set it to the pod's address")
     return Place(
         compute_domain=environment["COMPUTE_DOMAIN_UUID"],
         clique_id=environment.get("CLIQUE_ID", ""),
@@ -94,21 +97,10 @@ def _supervisor(settings: ImexSettings, place: Place) -> Supervisor:
     if settings.tls_directory is not None:
         tls = Tls(settings.tls_directory, names.imex_peer_name(place.compute_domain))
     files = ImexFiles(settings.directory, settings.hosts)
-    files.write_config(ImexConfig(place.address, files.nodes, tls))
+    files.write_config(ImexConfig(place.address, files.nodes, tls, settings.mode))
     layout = Layout(settings.mode, place.max_nodes, settings.quorum)
-    return Supervisor(
-        layout, files, Credentials(tls), partial(_spawn, (*settings.program, "-c", str(files.config)))
-    )
-
-
-async def _spawn(command: Sequence[str]) -> asyncio.subprocess.Process:
-    try:
-        return await asyncio.create_subprocess_exec(*command)
-    except OSError as error:
-        raise Refused(
-            f"{command[0]} does not start: {error.strerror}",
-            nearest_fix="install the nvidia-imex package of the driver's version on the node",
-        ) from error
+    command = (*settings.program, "-c", str(files.config))
+    return Supervisor(layout, files, Credentials(tls), partial(start, command))
 
 
 def check_imex(directory: Path, control_program: Sequence[str]) -> None:

@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-import os
 import random
 import sys
 import time
+from functools import partial
 
 import pytest
 from tests.waiting import until
@@ -13,6 +13,7 @@ from tests.waiting import until
 from rackloom.claim.cluster.certificates import issue, new_authority
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import Readiness, Ref, clique
+from rackloom.claim.imex.child import start
 from rackloom.claim.imex.config import ImexConfig, Tls
 from rackloom.claim.imex.control import ImexControl
 from rackloom.claim.imex.credentials import Credentials
@@ -54,12 +55,10 @@ class Rack:
         files = ImexFiles(directory, directory / "hosts")
         files.write_config(ImexConfig(address, files.nodes, tls))
 
-        async def spawn() -> asyncio.subprocess.Process:
-            return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "rackloom.twin.imex.service", "-c", str(files.config)),
-                env={**os.environ, "RACKLOOM_TWIN_IMEX_HOSTS": str(directory / "hosts")},
-            )
-
+        command = (
+            *("env", f"RACKLOOM_TWIN_IMEX_HOSTS={directory / 'hosts'}", "RACKLOOM_TWIN_IMEX_SPEED=20"),
+            *(sys.executable, "-m", "rackloom.twin.imex.service", "-c", str(files.config)),
+        )
         place = Place(
             DOMAIN,
             CLIQUE,
@@ -69,6 +68,7 @@ class Rack:
             Ref(pod["metadata"]["name"], pod["metadata"]["uid"], DRIVER),
             self._max_nodes,
         )
+        spawn = partial(start, command)
         supervisor = Supervisor(Layout("dns", self._max_nodes), files, Credentials(tls), spawn)
         control = ImexControl((sys.executable, "-m", "rackloom.twin.imex.ctl"), files.config)
         daemon = ImexDaemon(

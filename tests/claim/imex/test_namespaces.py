@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 from tests.waiting import until
 
 from rackloom.claim.cluster.certificates import issue, new_authority
+from rackloom.claim.imex.child import start
 from rackloom.claim.imex.config import ImexConfig, Tls
 from rackloom.claim.imex.control import ImexControl
 from rackloom.claim.imex.credentials import Credentials
@@ -65,13 +67,9 @@ def test_daemons_in_two_pods_meet_on_the_documented_ports(pods, tmp_path):
         files = ImexFiles(directory, directory / "hosts")
         files.write_config(ImexConfig(ADDRESSES[index], files.nodes, tls))
         inside = ("ip", "netns", "exec", pod, sys.executable, "-m")
-        command = (*inside, "rackloom.twin.imex.service", "-c", str(files.config))
-        environment = {**os.environ, "RACKLOOM_TWIN_IMEX_HOSTS": str(directory / "hosts")}
-
-        async def spawn(command=command, environment=environment) -> asyncio.subprocess.Process:
-            return await asyncio.create_subprocess_exec(*command, env=environment)
-
-        supervisor = Supervisor(Layout("dns", places=18), files, Credentials(tls), spawn)
+        hosts = f"RACKLOOM_TWIN_IMEX_HOSTS={directory / 'hosts'}"
+        command = ("env", hosts, *inside, "rackloom.twin.imex.service", "-c", str(files.config))
+        supervisor = Supervisor(Layout("dns", places=2), files, Credentials(tls), partial(start, command))
         supervisors.append((supervisor, Peers(index, peers)))
         controls.append(ImexControl((*inside, "rackloom.twin.imex.ctl"), files.config))
 

@@ -1,17 +1,18 @@
 """The supervisor with the stand-in for nvidia-imex: real processes, each on a loopback address of its own."""
 
 import asyncio
-import os
 import random
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGKILL
 
 import pytest
 from tests.waiting import until
 
 from rackloom.claim.cluster.certificates import Identity, issue, new_authority
+from rackloom.claim.imex.child import ImexProcess, start
 from rackloom.claim.imex.config import ImexConfig, Tls
 from rackloom.claim.imex.control import ImexControl
 from rackloom.claim.imex.credentials import Credentials
@@ -21,7 +22,7 @@ from rackloom.claim.imex.steps import Layout, Peers
 from rackloom.claim.imex.supervisor import Supervisor
 from rackloom.errors import Retry
 
-SERVICE = (sys.executable, "-m", "rackloom.twin.imex.service")
+SERVICE = ("RACKLOOM_TWIN_IMEX_SPEED=20", sys.executable, "-m", "rackloom.twin.imex.service")
 CTL = (sys.executable, "-m", "rackloom.twin.imex.ctl")
 LAYOUT = Layout("dns", places=3)
 
@@ -32,7 +33,7 @@ class Daemon:
 
     supervisor: Supervisor
     control: ImexControl
-    children: list[asyncio.subprocess.Process]
+    children: list[ImexProcess]
     secret: Path
 
 
@@ -60,15 +61,11 @@ class Domain:
             self.project(directory, identity or self.identity)
         files = ImexFiles(directory, directory / "hosts")
         files.write_config(ImexConfig(self.address(index), files.nodes, tls))
-        children: list[asyncio.subprocess.Process] = []
+        children: list[ImexProcess] = []
 
-        async def spawn() -> asyncio.subprocess.Process:
-            child = await asyncio.create_subprocess_exec(
-                *SERVICE,
-                "-c",
-                str(files.config),
-                env={**os.environ, "RACKLOOM_TWIN_IMEX_HOSTS": str(directory / "hosts")},
-            )
+        async def spawn() -> ImexProcess:
+            hosts = f"RACKLOOM_TWIN_IMEX_HOSTS={directory / 'hosts'}"
+            child = await start(("env", hosts, *SERVICE, "-c", str(files.config)))
             children.append(child)
             return child
 
@@ -136,7 +133,7 @@ def test_peers_that_join_while_it_starts_are_told_to_it(domain):
         first, second = domain.daemon(0), domain.daemon(1)
         spawn = first.supervisor._spawn
 
-        async def slowly() -> asyncio.subprocess.Process:
+        async def slowly() -> ImexProcess:
             child = await spawn()
             first.supervisor.set_peers(domain.peers(0, 0, 1))
             return child
@@ -156,7 +153,7 @@ def test_a_daemon_that_dies_is_started_again(domain):
         async with Running(daemon):
             daemon.supervisor.set_peers(domain.peers(0, 0))
             await until(lambda: ready(daemon), "it is ready")
-            daemon.children[0].kill()
+            daemon.children[0].send_signal(SIGKILL)
             await daemon.children[0].wait()
             await until(lambda: ready(daemon), "it is ready")
             assert len(daemon.children) == 2

@@ -3,9 +3,10 @@
 import asyncio
 import signal
 
+import pytest
+
 from rackloom.claim.imex.config import ImexConfig, daemon_host, nodes_text
-from rackloom.claim.imex.files import ImexFiles
-from rackloom.claim.imex.hosts import with_peers
+from rackloom.claim.imex.files import ImexFiles, with_peers
 from rackloom.claim.imex.status import mesh_of
 from rackloom.twin.imex.inside import InsideChild, InsideControl
 from rackloom.twin.imex.settings import Surroundings
@@ -31,7 +32,7 @@ def test_two_of_them_mesh_and_one_that_is_killed_is_missed(tmp_path, loopback_ne
     async def story():
         hosts = tmp_path / "hosts"
         hosts.write_text(with_peers("", {0: "10.0.9.1", 1: "10.0.9.2"}))
-        around = Surroundings(hosts, loopback_network)
+        around = Surroundings(hosts, loopback_network, speed=20)
         first, asked = daemon(tmp_path, around, 0)
         second, _ = daemon(tmp_path, around, 1)
 
@@ -57,17 +58,19 @@ def test_two_of_them_mesh_and_one_that_is_killed_is_missed(tmp_path, loopback_ne
     asyncio.run(story())
 
 
-def test_one_that_cannot_start_ends_with_1(tmp_path, loopback_network):
+@pytest.mark.parametrize("mode", ["dns", "ip"])
+def test_one_that_cannot_start_ends_with_255_and_says_why(tmp_path, loopback_network, mode):
     async def story():
         hosts = tmp_path / "hosts"
-        hosts.write_text("")
+        hosts.write_text(with_peers("", {0: "10.0.9.1"}))
         files = ImexFiles(tmp_path, hosts)
-        files.write_config(ImexConfig("10.0.9.1", files.nodes, None))
+        files.write_config(ImexConfig("10.0.9.1", files.nodes, None, mode))
         files.write_nodes(nodes_text([daemon_host(0)]))
         around = Surroundings(hosts, loopback_network)
         blocked = await asyncio.start_server(lambda *_: None, around.address("10.0.9.1"), 50005)
         child = InsideChild(files.config, around)
-        assert await child.wait() == 1
+        assert await child.wait() == 255
+        assert ("address already in use" if mode == "dns" else "does not match") in child.complaint
         blocked.close()
         await blocked.wait_closed()
 

@@ -18,6 +18,7 @@ import structlog
 
 from rackloom.app.imex import place_from
 from rackloom.claim.domain import names
+from rackloom.claim.imex.child import Child
 from rackloom.claim.imex.config import ImexConfig, Tls
 from rackloom.claim.imex.credentials import Credentials
 from rackloom.claim.imex.daemon import ImexDaemon
@@ -25,7 +26,7 @@ from rackloom.claim.imex.files import ImexFiles
 from rackloom.claim.imex.member import Place
 from rackloom.claim.imex.own_pod import label_pod
 from rackloom.claim.imex.steps import Layout
-from rackloom.claim.imex.supervisor import Child, Supervisor
+from rackloom.claim.imex.supervisor import Supervisor
 from rackloom.claim.kube.api import KubeApi, NotFound, Object
 from rackloom.claim.kube.kinds import RESOURCE_CLAIM, SECRET
 from rackloom.claim.kube.pods import claim_names

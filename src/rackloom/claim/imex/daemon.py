@@ -23,7 +23,6 @@ LEAVE_SECONDS = 10.0
 CREDENTIALS_SECONDS = 30.0
 """Between looks at the certificate on disk; kubelet refreshes a Secret about once a minute."""
 
-
 _log = structlog.get_logger(__name__)
 
 
@@ -44,16 +43,15 @@ class ImexDaemon:
         self._random = random
         self._member = CliqueMember(api, place, random)
         self._pod = OwnPod(api, place)
+        self._unusable: tuple[str, ...] = ()
 
     async def run(self) -> None:
         """Run until cancelled, or until its node was given up: its entry taken, and its pod being deleted.
 
-        Raises `Refused` when the clique has no place left, or nothing can be run.
+        Raises `Refused` when the clique has no place left.
         """
         self._follow(await self._member.join())
-        reporter = Reporter(
-            self._control, lambda: self._supervisor.running_with, self._member.set_ready, self._pod.tell_mesh
-        )
+        reporter = Reporter(self._control, self._supervisor, self._member.set_ready, self._pod.report)
         endless = (self._watch, self._supervisor.run, reporter.run, self._look_at_credentials)
         try:
             async with asyncio.TaskGroup() as group:
@@ -109,6 +107,9 @@ class ImexDaemon:
     def _follow(self, value: Clique) -> None:
         self._member.saw(value)
         peers = peers_of(value, self._place.node)
+        if peers.unusable != self._unusable:
+            self._unusable = peers.unusable
+            _log.warning("imex.members_unusable", members=peers.unusable)
         if peers.own_index is not None:
             self._supervisor.set_peers(peers)
 

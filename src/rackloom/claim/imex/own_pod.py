@@ -1,4 +1,4 @@
-"""What a daemon says on its own pod: the clique it is in, and which peers it reaches."""
+"""What a daemon reports on its own pod: its clique, the peers it reaches, why nvidia-imex does not run."""
 
 import asyncio
 from typing import Any
@@ -34,12 +34,13 @@ class OwnPod:
             return True
         return meta["uid"] != pod.uid or "deletionTimestamp" in meta
 
-    async def tell_mesh(self, seen: str) -> None:
-        """Which peers are reached, as JSON. Raises `KubeError`."""
-        await self._write({**_clique(self._place), "annotations": {names.MESH_ANNOTATION: seen}})
+    async def report(self, mesh: str | None, error: str | None) -> None:
+        """Which peers are reached, as JSON, and how nvidia-imex ended; None: nothing. Raises `KubeError`."""
+        annotations = {names.MESH_ANNOTATION: mesh, names.IMEX_ERROR_ANNOTATION: error}
+        await self._write({**_clique(self._place), "annotations": annotations})
 
     async def tell_clique(self) -> None:
-        """The clique alone, where no mesh was told of for a while; then return."""
+        """The clique alone, where nothing was reported for a while; then return."""
         await asyncio.sleep(LABEL_SECONDS)
         while not self._has_label:
             try:

@@ -1,7 +1,8 @@
-"""What is seen of the running daemon, told to the cluster when it changes."""
+"""What is seen of the running daemon, written to the cluster when it changes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -13,57 +14,102 @@ from rackloom.claim.kube.api import KubeError
 from rackloom.errors import Retry
 
 EAGER, MESHING, CALM = 0.5, 2.0, 10.0
-"""Seconds between looks: until the daemon is ready, until it reaches all peers, and once all is well. Told of
-the whole domain a daemon asks every peer: a rack that waits for one node must not do that twice a second."""
+"""Seconds between looks: until the daemon is ready, until it reaches all peers (or runs at all), and once all
+is well. Asked for the whole domain a daemon asks every peer: a rack that waits for one node must not do that
+twice a second."""
 
 _log = structlog.get_logger(__name__)
 
 
+class Daemon(Protocol):
+    """What the supervisor knows of the daemon."""
+
+    @property
+    def running_with(self) -> Peers | None:
+        """The peers that the daemon was last told of; None while it does not run."""
+        ...
+
+    @property
+    def failure(self) -> str:
+        """How it ended last; empty if it was READY since."""
+        ...
+
+    def note_ready(self) -> None:
+        """It was seen READY."""
+        ...
+
+
+class _Report(msgspec.Struct, frozen=True):
+    """What the pod says; None: nothing."""
+
+    mesh: Mesh | None
+    error: str | None
+
+
 class Reporter:
-    """Looks at the daemon and passes on what is new: `tell_ready(bool)`, `tell_mesh(json)`."""
+    """Looks at the daemon and passes on what is new.
+
+    `tell_ready(bool)` is for the entry in the clique, `report(mesh as JSON, error)` for the pod. A report
+    replaces the one before it: a daemon that has ended reaches nobody, and one that is READY has no error.
+    """
 
     def __init__(
         self,
         control: ImexControl,
-        peers: Callable[[], Peers | None],
+        daemon: Daemon,
         tell_ready: Callable[[bool], Awaitable[None]],
-        tell_mesh: Callable[[str], Awaitable[None]],
+        report: Callable[[str | None, str | None], Awaitable[None]],
     ) -> None:
         self._control = control
-        self._peers = peers
+        self._daemon = daemon
         self._tell_ready = tell_ready
-        self._tell_mesh = tell_mesh
+        self._report = report
         self._ready: bool | None = None
-        self._mesh: Mesh | None = None
+        self._told: _Report | None = None
+        """None until something was reported: what the pod says of a daemon before this one is not known."""
 
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
             well = await self.look()
-            await asyncio.sleep(CALM if well else MESHING if self._ready else EAGER)
+            slowly = self._ready or self._daemon.failure
+            await asyncio.sleep(CALM if well else MESHING if slowly else EAGER)
 
     async def look(self) -> bool:
         """Look once; true if the daemon is ready and reaches all its peers."""
         ready = await self._is_ready()
+        if ready:
+            self._daemon.note_ready()
         if ready != self._ready:
             await self._tell_ready(ready)
             self._ready = ready
         mesh = await self._seen_mesh() if ready else None
-        if mesh is not None and mesh != self._mesh and not await self._tell(mesh):
+        report = self._now(ready, mesh)
+        if report is not None and report != self._told and not await self._tell(report):
             return False
         return mesh is not None and mesh.complete
 
-    async def _tell(self, mesh: Mesh) -> bool:
+    def _now(self, ready: bool, mesh: Mesh | None) -> _Report | None:
+        """What the pod should say; None: as it does."""
+        if ready:
+            known = None if self._told is None else self._told.mesh
+            return _Report(mesh or known, None)
+        return _Report(None, self._daemon.failure) if self._daemon.failure else None
+
+    async def _tell(self, report: _Report) -> bool:
         """Whether it was taken. An API server that is away must not end the daemon, and jobs with it."""
+        mesh = None if report.mesh is None else msgspec.json.encode(report.mesh).decode()
         try:
-            await self._tell_mesh(msgspec.json.encode(mesh).decode())
+            await self._report(mesh, report.error)
         except KubeError as error:
-            _log.warning("imex.mesh_untold", reason=error.message)
+            _log.warning("imex.report_lost", reason=error.message)
             return False
-        self._mesh = mesh
+        self._told = report
         return True
 
     async def _is_ready(self) -> bool:
+        if self._daemon.running_with is None:
+            return False
         try:
             return await self._control.local_status() == READY
         except (Retry, NotUnderstood) as reason:
@@ -71,11 +117,14 @@ class Reporter:
             return False
 
     async def _seen_mesh(self) -> Mesh | None:
-        peers = self._peers()
+        peers = self._daemon.running_with
         if peers is None or peers.own_index is None:
             return None
         try:
-            return mesh_of(await self._control.domain(), peers.own_index, peers.addresses)
+            mesh = mesh_of(await self._control.domain(), peers.own_index, peers.addresses)
         except (Retry, NotUnderstood) as reason:
             _log.warning("imex.mesh_unknown", reason=str(reason))
             return None
+        count = mesh.peers + len(peers.unusable)
+        missing = (*mesh.missing, *peers.unusable)
+        return Mesh(complete=not missing, peers=count, missing=missing)

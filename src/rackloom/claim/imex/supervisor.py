@@ -1,45 +1,35 @@
-"""nvidia-imex as a child: started when its peers are known, told of changes, restarted when it dies.
+"""nvidia-imex kept running: started when its peers are known, told of changes, restarted when it ends.
 
 Level-triggered: whatever wakes the loop, it compares what the daemon runs with to what is known now and takes
-the one step that `next_step` names. Nothing here decides anything else.
+the one step that `next_step` names. A daemon that ends unexpectedly, or cannot be started, is started again
+after 1 s, then after twice as long each time, up to 30 s, whoever joins or leaves meanwhile; how it ended is
+remembered until it was seen READY.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from signal import SIGTERM, SIGUSR1
-from typing import Protocol
 
 import structlog
 
+from rackloom.claim.imex.child import Child, how_it_ended
 from rackloom.claim.imex.credentials import Credentials
 from rackloom.claim.imex.files import ImexFiles
 from rackloom.claim.imex.steps import Layout, Peers, Step, next_step
+from rackloom.errors import Refused
 
-RELOAD_INTERVAL = 5.0
-"""Seconds: nvidia-imex ignores a SIGUSR1 that follows another sooner. One that comes before its handler is
-installed would end it, so the start counts as a signal too."""
-RESTART_DELAY = 1.0
-"""Seconds between an unexpected end and the next start."""
+RELOAD_INTERVAL = 6.0
+"""Seconds: nvidia-imex ignores a SIGUSR1 within 5 of another, counted from when it took the other, which may
+be later than when it was sent. One that comes before its handler is installed would end it, so the start counts
+as a signal too."""
+RESTART_DELAY, LONGEST_RESTART_DELAY = 1.0, 30.0
+"""Seconds between an unexpected end and the next start: doubled while the daemon does not run for longer than
+the longest of them."""
+CREDENTIALS_DELAY = 1.0
+"""Seconds between looks at a certificate that is not there yet."""
 
 _log = structlog.get_logger(__name__)
-
-
-class Child(Protocol):
-    """The part of `asyncio.subprocess.Process` that is used."""
-
-    @property
-    def returncode(self) -> int | None:
-        """None while it runs."""
-        ...
-
-    def send_signal(self, signal: int) -> None:
-        """Signal it; nothing once it has ended."""
-        ...
-
-    async def wait(self) -> int:
-        """Its exit code, once it has ended."""
-        ...
 
 
 @dataclass(slots=True)
@@ -48,6 +38,7 @@ class _Running:
     ended: asyncio.Task[int]
     peers: Peers
     credentials: str
+    started_at: float
     signalled_at: float
 
 
@@ -69,6 +60,11 @@ class Supervisor:
         self._running: _Running | None = None
         self._changed = asyncio.Event()
         self._told = ""
+        self._delay = 0.0
+        self._not_before = float("-inf")
+        """Loop time of the next start after one that failed."""
+        self.failure = ""
+        """How the daemon ended last, in one line; empty once it was READY since."""
 
     @property
     def running_with(self) -> Peers | None:
@@ -80,6 +76,10 @@ class Supervisor:
         if peers != self._peers:
             self._peers = peers
             self._changed.set()
+
+    def note_ready(self) -> None:
+        """The daemon was seen READY."""
+        self.failure = ""
 
     def look_again(self) -> None:
         """Something that is read from the disk may have changed."""
@@ -98,9 +98,10 @@ class Supervisor:
     async def _take_step(self) -> float | None:
         """Take the next step; seconds until another is due whatever happens, None for no such time."""
         if self._running is not None and self._running.ended.done():
-            _log.warning("imex.ended", code=self._running.ended.result())
-            self._running = None
-            return RESTART_DELAY
+            running, self._running = self._running, None
+            self._failed(
+                how_it_ended(running.ended.result(), running.child.complaint), _now() - running.started_at
+            )
         step = next_step(self._layout, self.running_with, self._peers)
         self._tell(step)
         match step.action:
@@ -112,7 +113,7 @@ class Supervisor:
             case "reload":
                 self._files.write_hosts(self._peers.addresses)
                 return self._reload()
-            case _:
+            case "nothing" | "wait":
                 return self._reload() if self._credentials_are_new() else None
 
     def _tell(self, step: Step) -> None:
@@ -120,18 +121,33 @@ class Supervisor:
             _log.info(f"imex.{step.action}", reason=step.reason)
         self._told = step.reason
 
+    def _failed(self, how: str, lasted: float) -> None:
+        self._delay = 0.0 if lasted >= LONGEST_RESTART_DELAY else self._delay
+        self._delay = min(max(2 * self._delay, RESTART_DELAY), LONGEST_RESTART_DELAY)
+        self._not_before = _now() + self._delay
+        self.failure = how
+        _log.warning("imex.ended", how=how, again_in=self._delay)
+
     async def _start(self, step: Step) -> float | None:
+        wait = self._not_before - _now()
+        if wait > 0:
+            return wait
         credentials = self._credentials.fingerprint()
         if credentials is None:
             _log.info("imex.wait", reason="its certificate has not been issued yet")
-            return RESTART_DELAY
+            return CREDENTIALS_DELAY
         peers = self._peers  # they may change while the program is started: it knows these
+        # Before the start: from the names it learns which line of the node file it is itself.
         self._files.write_hosts(peers.addresses)
         self._files.write_nodes(step.nodes)
-        child = await self._spawn()
+        try:
+            child = await self._spawn()
+        except Refused as refused:
+            self._failed(str(refused), 0.0)
+            return self._delay
         ended = asyncio.create_task(child.wait())
         ended.add_done_callback(lambda _: self._changed.set())
-        self._running = _Running(child, ended, peers, credentials, _now())
+        self._running = _Running(child, ended, peers, credentials, _now(), _now())
         return None
 
     def _credentials_are_new(self) -> bool:
@@ -142,7 +158,7 @@ class Supervisor:
         running = self._running
         credentials = self._credentials.fingerprint()
         if running is None or credentials is None:
-            return RESTART_DELAY
+            return CREDENTIALS_DELAY
         wait = running.signalled_at + RELOAD_INTERVAL - _now()
         if wait > 0:
             return wait

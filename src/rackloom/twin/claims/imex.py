@@ -12,6 +12,7 @@ class Imex:
 
     def __init__(self, ready_after: float) -> None:
         self.running_with: Peers | None = None
+        self.failure = ""
         self.is_ready = asyncio.Event()
         self._ready_after = ready_after
         self._started = asyncio.Event()
@@ -23,6 +24,9 @@ class Imex:
 
     def look_again(self) -> None:
         """Its certificate is as it was."""
+
+    def note_ready(self) -> None:
+        """It never fails."""
 
     async def run(self) -> None:
         """Start, and be READY later."""

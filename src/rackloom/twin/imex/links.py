@@ -1,40 +1,70 @@
-"""The stand-in's connections to its peers, and those of its peers to it."""
+"""The stand-in's connections to its peers, and those of its peers to it.
+
+Names are resolved at start and at SIGUSR1, never between: a peer that came or moved is not found by itself.
+An attempt that fails is repeated after 1 s, then 1.6 times as long each time, up to 120 s: gRPC's connection
+back-off (grpc/doc/connection-backoff.md, without its jitter), which nvidia-imex uses.
+"""
 
 import asyncio
 import hashlib
 import json
 import ssl
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
-from rackloom.twin.imex.settings import Settings
+from rackloom.twin.imex.settings import Log, Settings
 
-RETRY = 0.2
-"""Seconds between attempts; NVIDIA's daemon takes 15 and more."""
+FIRST_BACKOFF, BACKOFF_FACTOR, LONGEST_BACKOFF = 1.0, 1.6, 120.0
+CONNECT_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Link:
+    """One outgoing connection, as the control tool prints it."""
+
+    address: str | None = None
+    status: str = "NEVER_CONNECTED"
+    changed_at: float = 0.0
+    reconnects: int = 0
+
+    def become(self, status: str) -> None:
+        """Take note of a new status."""
+        if status != self.status:
+            self.reconnects += status == "CONNECTED" and self.status == "DISCONNECTED"
+            self.status, self.changed_at = status, _now()
 
 
 class Links:
-    """One outgoing connection per peer. `status` is what the control tool prints of each."""
+    """One outgoing connection per peer, this daemon itself included."""
 
-    def __init__(self, settings: Settings, index: int) -> None:
+    def __init__(self, settings: Settings, index: int, log: Log) -> None:
         self._settings = settings
         self._index = index
+        self._log = log
         self._map = hashlib.sha256("\n".join(settings.nodes).encode()).hexdigest()
-        self.status = ["NEVER_CONNECTED"] * len(settings.nodes)
-        self.addresses: list[str | None] = [None] * len(settings.nodes)
+        self.to = [Link(changed_at=_now()) for _ in settings.nodes]
         self._tasks: list[asyncio.Task[None]] = []
         self._open: set[asyncio.StreamWriter] = set()
 
-    def start(self, tls: ssl.SSLContext | None) -> None:
-        """Connect to every peer, and stay connected."""
-        self._tasks = [
-            asyncio.create_task(self._hold(peer, tls)) for peer in range(len(self._settings.nodes))
-        ]
+    def addresses(self) -> list[str | None]:
+        """The peers' addresses now."""
+        return [self._settings.around.resolve(node) for node in self._settings.nodes]
+
+    async def connect(self, addresses: list[str | None], tls: ssl.SSLContext | None) -> None:
+        """Connect to every peer at these addresses, in place of the connections so far; stay connected."""
+        await self._cancel()
+        for link, address in zip(self.to, addresses, strict=True):
+            link.address = address
+        self._tasks = [asyncio.create_task(self._hold(peer, tls)) for peer in range(len(self.to))]
 
     async def stop(self) -> None:
         """End all connections, without waiting for what peers say to it."""
         for writer in self._open:
             writer.transport.abort()
+        await self._cancel()
+
+    async def _cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -57,33 +87,36 @@ class Links:
             writer.close()
 
     async def _hold(self, peer: int, tls: ssl.SSLContext | None) -> None:
-        while True:
+        link, wait = self.to[peer], FIRST_BACKOFF
+        while link.address is not None:
             try:
-                await self._stay_connected(peer, tls)
+                await self._stay_connected(link, link.address, tls)
+            except ssl.SSLError as error:
+                self._log("ERROR", f"Handshake failed with fatal error {error}")
             except (OSError, TimeoutError, ValueError, EOFError):
-                if self.status[peer] == "CONNECTED":
-                    self.status[peer] = "DISCONNECTED"
-            await asyncio.sleep(RETRY)
+                pass
+            if link.status == "CONNECTED":
+                wait = FIRST_BACKOFF
+                link.become("DISCONNECTED")
+                await asyncio.sleep(self._settings.around.beat)
+            else:
+                await asyncio.sleep(self._settings.around.seconds(wait))
+                wait = min(wait * BACKOFF_FACTOR, LONGEST_BACKOFF)
+        if link.status == "CONNECTED":
+            link.become("DISCONNECTED")
 
-    async def _stay_connected(self, peer: int, tls: ssl.SSLContext | None) -> None:
-        address = self.addresses[peer] = self._settings.around.resolve(self._settings.nodes[peer])
-        if address is None:
-            return
+    async def _stay_connected(self, link: Link, address: str, tls: ssl.SSLContext | None) -> None:
         name = self._settings.options.get("IMEX_SECURITY_TARGET_OVERRIDE") or address
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(
-                address,
-                self._settings.port,
-                ssl=tls,
-                server_hostname=name if tls else None,
-                local_addr=(self._settings.bind_ip, 0),
+                address, self._settings.port, ssl=tls, server_hostname=name if tls else None
             )
         self._open.add(writer)
         try:
-            await self._greet(peer, reader, writer)
+            await self._greet(link, reader, writer)
             while True:
                 writer.write(b"beat\n")
-                async with asyncio.timeout(2):
+                async with asyncio.timeout(CONNECT_SECONDS):
                     if not await reader.readline():
                         raise EOFError
                 await asyncio.sleep(self._settings.around.beat)
@@ -91,19 +124,22 @@ class Links:
             self._open.discard(writer)
             writer.close()
 
-    async def _greet(self, peer: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _greet(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(json.dumps({"index": self._index, "map": self._map}).encode() + b"\n")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(CONNECT_SECONDS):
             greeting = json.loads(await reader.readline())
-        self.status[peer] = "CONNECTED" if greeting["accepted"] else "INVALID"
+        link.become("CONNECTED" if greeting["accepted"] else "INVALID")
         if not greeting["accepted"]:
             raise ValueError("another node map")
 
 
-async def ask(address: str, port: int, question: str, *, patience: float) -> dict[str, Any]:
-    """Ask a command port; raises OSError, TimeoutError or ValueError where no answer comes."""
+async def ask(where: tuple[str, int] | str, question: str, *, patience: float) -> dict[str, Any]:
+    """Ask a command port, or a Unix socket; raises OSError, TimeoutError or ValueError without an answer."""
     async with asyncio.timeout(patience):
-        reader, writer = await asyncio.open_connection(address, port)
+        if isinstance(where, str):
+            reader, writer = await asyncio.open_unix_connection(where)
+        else:
+            reader, writer = await asyncio.open_connection(*where)
         try:
             writer.write(question.encode() + b"\n")
             answer: dict[str, Any] = json.loads(await reader.readline())
@@ -115,8 +151,8 @@ async def ask(address: str, port: int, question: str, *, patience: float) -> dic
 Answerer = Callable[[str], Awaitable[dict[str, Any]]]
 
 
-async def serve_commands(address: str, port: int, answer: Answerer) -> asyncio.Server:
-    """The command port: one question a connection, answered as one line of JSON."""
+async def serve_commands(settings: Settings, answer: Answerer) -> list[asyncio.Server]:
+    """The command port and socket: one question a connection, answered as one line of JSON."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -128,4 +164,12 @@ async def serve_commands(address: str, port: int, answer: Answerer) -> asyncio.S
         finally:
             writer.close()
 
-    return await asyncio.start_server(handle, address, port)
+    address = settings.around.address(settings.command_ip) or None
+    servers = [await asyncio.start_server(handle, address, settings.command_port)]
+    if settings.command_socket:
+        servers.append(await asyncio.start_unix_server(handle, settings.command_socket))
+    return servers
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
