@@ -165,8 +165,16 @@ def node(
 
 
 def daemon_pod(
-    name: str, domain: str, *, ready: bool = True, ip: str = "", clique: str = CLIQUE, mesh: str | None = None
+    name: str,
+    domain: str,
+    *,
+    ready: bool = True,
+    ip: str = "",
+    clique: str = CLIQUE,
+    mesh: str | None = None,
+    error: str | None = None,
 ) -> Object:
+    said = {names.MESH_ANNOTATION: mesh, names.IMEX_ERROR_ANNOTATION: error}
     conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
     return {
         "apiVersion": "v1",
@@ -175,7 +183,7 @@ def daemon_pod(
             "namespace": "rackloom-imex",
             "name": f"daemon-{domain}-{name}",
             "uid": f"pod-{domain}-{name}",
-            "annotations": {} if mesh is None else {names.MESH_ANNOTATION: mesh},
+            "annotations": {name: text for name, text in said.items() if text is not None},
             "labels": {names.COMPUTE_DOMAIN_LABEL: domain, names.CLIQUE_ID_LABEL: clique},
         },
         "spec": {"nodeName": name},

@@ -32,6 +32,7 @@ def test_the_daemon_set_of_the_driver(domain, settings):
     assert spec["serviceAccountName"] == "compute-domain-daemon-service-account"
     assert {one["effect"] for one in spec["tolerations"]} == {"NoSchedule", "NoExecute", "PreferNoSchedule"}
     assert "hostNetwork" not in spec
+    assert (spec["dnsPolicy"], spec["dnsConfig"]) == ("None", {"nameservers": ["127.0.0.1"]})
     assert spec["resourceClaims"] == [
         {"name": "daemon", "resourceClaimTemplateName": "computedomain-daemon-cd-1"}
     ]

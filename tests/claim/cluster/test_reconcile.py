@@ -1,14 +1,19 @@
 """One ComputeDomain, decided from what is there: its objects, readiness, collisions and conditions."""
 
+import contextlib
+
 import msgspec
 import pytest
 from tests.claim.cluster.one_domain import UID, settle, started, status_of
 
+from rackloom.claim.cluster import actions, membership
 from rackloom.claim.cluster.observe import snapshot
 from rackloom.claim.cluster.reconcile import reconcile
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import ImexMode
-from rackloom.claim.domain.objects import Readiness, clique
+from rackloom.claim.domain.membership import join
+from rackloom.claim.domain.objects import Readiness, Ref, clique, clique_json
+from rackloom.claim.kube.api import Conflict
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
@@ -81,6 +86,87 @@ def test_the_mesh_is_what_the_daemons_say(make, settings):
     world.put(POD, make.pod("n1", UID, mesh="not json"))
     settle(world, settings, make)
     assert status_of(world).condition("Meshed").status == "Unknown"
+
+
+def test_why_nvidia_imex_does_not_run_is_in_the_status_and_in_one_event(make, settings):
+    world = make.world()
+    started(world, make, settings)
+    why = "exit status 255: Validation of network configuration failed"
+    for name in ("n0", "n1"):
+        world.put(POD, make.pod(name, UID, ready=False, error=why))
+    told = settle(world, settings, make)
+    degraded = status_of(world).condition("Degraded")
+    message = f"nvidia-imex does not run on n0, n1: {why}"
+    assert (degraded.status, degraded.reason, degraded.message) == ("True", "ImexStartFailed", message)
+    assert (True, "ImexStartFailed", message) in [(one.warning, one.reason, one.message) for one in told]
+
+    world.put(POD, make.pod("n1", UID, ready=False, error="killed by SIGSEGV"))
+    assert settle(world, settings, make) == [], "what is wrong goes on; only what is known of it has changed"
+    assert "n0: exit status 255" in status_of(world).condition("Degraded").message
+    assert "n1: killed by SIGSEGV" in status_of(world).condition("Degraded").message
+    for name in ("n0", "n1"):
+        world.put(POD, make.pod(name, UID))
+    settle(world, settings, make)
+    assert status_of(world).condition("Degraded").status == "False"
+
+
+def test_what_daemons_say_of_nvidia_imex_does_not_make_a_status_too_large(make, settings):
+    world = make.world()
+    started(world, make, settings)
+    for number in range(18):
+        world.put(POD, make.pod(f"n{number}", UID, error=f"{number} " + "x" * 10_000))
+    settle(world, settings, make)
+    assert len(status_of(world).condition("Degraded").message) < 4096
+
+
+def join_of(world, make, settings, name):
+    """What a daemon writes that joins now."""
+    read = world.of(COMPUTE_DOMAIN_CLIQUE)[0]
+    pod = world.put(POD, make.pod(name, UID))
+    ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
+    address = pod["status"]["podIP"]
+    members = join(clique(read), node=name, ip_address=address, pod=ref, max_nodes=18)
+    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, settings.namespace, read))
+
+
+def left_of_a_join_while_stale_entries_go(make, settings, stale):
+    """Who is in the clique object after entries were removed for which a decision had been made before."""
+    world = make.world()
+    started(world, make, settings)
+    for name in stale:
+        world.delete(POD, world.at(POD, settings.namespace, f"daemon-{UID}-{name}"))
+    decision = reconcile(snapshot(world, UID, settings, make.now), settings)
+    assert decision.actions
+    join_of(world, make, settings, "n7")
+    with contextlib.suppress(Conflict):
+        world.carry_out(decision, UID)
+    left = {one.node_name for found in world.of(COMPUTE_DOMAIN_CLIQUE) for one in clique(found).daemons}
+    settle(world, settings, make)
+    return left
+
+
+STALE = [("n0",), ("n0", "n1")]
+
+
+@pytest.mark.parametrize("stale", STALE)
+def test_a_daemon_that_joins_while_stale_entries_are_removed_stays(make, settings, stale):
+    assert "n7" in left_of_a_join_while_stale_entries_go(make, settings, stale)
+
+
+@pytest.mark.parametrize("stale", STALE)
+def test_it_would_not_if_they_were_removed_from_any_version(make, settings, stale, monkeypatch):
+    """The planted bug: without the resourceVersion the test above must fail."""
+    written = membership._written
+
+    def from_any_version(old, new):
+        patch = written(old, new)
+        return msgspec.structs.replace(
+            patch, patch={**patch.patch, "metadata": {**patch.patch["metadata"], "resourceVersion": None}}
+        )
+
+    monkeypatch.setattr(membership, "_written", from_any_version)
+    monkeypatch.setattr(membership, "delete_unchanged", actions.delete)
+    assert "n7" not in left_of_a_join_while_stale_entries_go(make, settings, stale)
 
 
 def test_losing_readiness_is_told(make, settings):

@@ -1,8 +1,9 @@
 """Objects of the API server as the controller reads them, hostile ones too."""
 
+import msgspec
 import pytest
 
-from rackloom.claim.cluster.things import daemon_pod
+from rackloom.claim.cluster.things import LONGEST_ERROR, daemon_pod
 from rackloom.claim.domain import names
 
 
@@ -16,3 +17,21 @@ def test_a_mesh_that_cannot_be_read_has_not_been_said(said: str) -> None:
     )
     assert pod is not None
     assert pod.mesh is None
+
+
+def test_an_error_of_a_daemon_is_one_short_printable_line() -> None:
+    said = "exit status 255: \x1b[31mred\u202e\n" + "x" * 100_000
+    mesh = msgspec.json.encode({"complete": False, "missing": [said]}).decode()
+    annotations = {names.IMEX_ERROR_ANNOTATION: said, names.MESH_ANNOTATION: mesh}
+    pod = daemon_pod(
+        {
+            "metadata": {"name": "daemon", "uid": "1", "annotations": annotations},
+            "spec": {"nodeName": "tray"},
+        }
+    )
+    assert pod is not None
+    assert pod.mesh is not None
+    for line in (pod.imex_error, *pod.mesh.missing):
+        assert line.startswith("exit status 255: [31mred xxx")
+        assert line.isprintable()
+        assert len(line) == LONGEST_ERROR

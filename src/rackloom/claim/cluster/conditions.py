@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from rackloom.claim.cluster import teardown
-from rackloom.claim.cluster.problems import Problem
+from rackloom.claim.cluster.problems import Problem, listed
 from rackloom.claim.cluster.settings import Settings
 from rackloom.claim.cluster.slots import uses_warm_clique
 from rackloom.claim.cluster.snapshot import Snapshot
@@ -19,8 +19,6 @@ from rackloom.claim.domain.isolation import ImexMode
 from rackloom.claim.domain.objects import ComputeDomain, Condition, NodeStatus, Readiness
 
 READY, PROGRESSING, DEGRADED, MESHED = "Ready", "Progressing", "Degraded", "Meshed"
-NAMED_AT_MOST = 8
-"""Names listed in a message; the rest are counted."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,13 +41,6 @@ def conditions(view: View) -> tuple[Condition, ...]:
     ready = _ready(view)
     said = (ready, _progressing(view, ready), _degraded(view), *_meshed(view), *_spans_cliques(view))
     return tuple(_dated(one, view) for one in said)
-
-
-def listed(found: Collection[str]) -> str:
-    """Names for a message."""
-    shown = ", ".join(sorted(found)[:NAMED_AT_MOST])
-    more = len(found) - NAMED_AT_MOST
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _ready(view: View) -> Condition:

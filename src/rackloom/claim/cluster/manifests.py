@@ -23,6 +23,10 @@ _TLS = "imex-tls"
 _SCRATCH = {"run": "/run", "tmp": "/tmp"}  # noqa: S108 (of the container)
 """Where NVIDIA's programs may write: in memory, gone with the pod."""
 _CHECK = {"exec": {"command": ["rackloom", "imex", "check"]}}
+# nvidia-imex resolves the names of all places of the domain, and those that nobody has are in no hosts file.
+# The cluster's DNS would be asked for each with every search domain, and one that does not answer could hold
+# the daemon up for minutes. It needs no other names: nothing answers at this address.
+_DNS = {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}
 _TOLERATIONS = [
     {"operator": "Exists", "effect": effect} for effect in ("NoSchedule", "NoExecute", "PreferNoSchedule")
 ]
@@ -113,6 +117,9 @@ def _pod_spec(domain: ComputeDomain, settings: Settings) -> dict[str, Any]:
     daemon = settings.daemon
     spec: dict[str, Any] = {
         "serviceAccountName": SERVICE_ACCOUNT,
+        **_DNS,
+        # Process 1 of the pod is the runtime's own, which reaps what a probe that ran out of time leaves behind.
+        "shareProcessNamespace": True,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         **_placement(domain, settings),
         "tolerations": list(_TOLERATIONS),

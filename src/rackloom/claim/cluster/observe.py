@@ -297,7 +297,9 @@ def _warm(
         return None
     warm = isolation.warm_domain(cluster.by(COMPUTE_DOMAIN, BY_CLIQUE, clique_id), settings)
     seen = None if warm is None else snapshot(cluster, warm.uid, settings, now)
-    return WarmState(clique_id=clique_id, nodes=() if seen is None else node_entries(seen, settings))
+    if seen is None:
+        return WarmState(clique_id=clique_id, nodes=())
+    return WarmState(clique_id=clique_id, nodes=node_entries(seen, settings), pods=seen.pods)
 
 
 def _mixed(

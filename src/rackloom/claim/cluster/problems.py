@@ -1,5 +1,7 @@
 """What keeps a ComputeDomain from being as asked, each with what to change. They heal when it is changed."""
 
+from collections.abc import Collection
+
 import msgspec
 
 from rackloom.claim.cluster.settings import Settings
@@ -9,6 +11,11 @@ from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.domain.objects import AllocationMode, ComputeDomain
 from rackloom.claim.kube.kinds import RESOURCE_CLAIM_TEMPLATE
+
+NAMED_AT_MOST = 8
+"""Names listed in a message; the rest are counted."""
+ERRORS_AT_MOST = 4
+"""Different errors of nvidia-imex in one status."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -25,10 +32,18 @@ def problems(domain: ComputeDomain, snapshot: Snapshot, settings: Settings) -> t
     found = [problem for slot in slots(domain, snapshot, settings) for problem in _of_slot(slot)]
     found += _of_labels(domain, settings)
     found += _of_cliques(snapshot)
+    found += _of_daemons(snapshot)
     if uses_warm_clique(domain, settings):
         found += _of_channel_mode(domain, snapshot)
     found += [Problem("ApiRefused", failure) for failure in snapshot.failures]
     return tuple(found)
+
+
+def listed(found: Collection[str]) -> str:
+    """Names for a message."""
+    shown = ", ".join(sorted(found)[:NAMED_AT_MOST])
+    more = len(found) - NAMED_AT_MOST
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _of_slot(slot: Slot) -> list[Problem]:
@@ -66,6 +81,19 @@ def _of_cliques(snapshot: Snapshot) -> list[Problem]:
             f" IMEX session; give all of them the same {names.ISOLATION_LABEL}",
         )
         for clique_id, said in sorted(snapshot.mixed_nodes.items())
+    ]
+
+
+def _of_daemons(snapshot: Snapshot) -> list[Problem]:
+    """Nodes on which nvidia-imex does not run, by what it logged; in channel mode those of the clique."""
+    pods = (*snapshot.pods, *(() if snapshot.warm is None else snapshot.warm.pods))
+    errors: dict[str, set[str]] = {}
+    for pod in pods:
+        if pod.alive and pod.imex_error:
+            errors.setdefault(pod.imex_error, set()).add(pod.node)
+    return [
+        Problem("ImexStartFailed", f"nvidia-imex does not run on {listed(nodes)}: {error}")
+        for error, nodes in sorted(errors.items())[:ERRORS_AT_MOST]
     ]
 
 

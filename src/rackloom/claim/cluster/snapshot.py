@@ -30,6 +30,7 @@ class WarmState(msgspec.Struct, frozen=True, kw_only=True):
 
     clique_id: str
     nodes: tuple[NodeStatus, ...]
+    pods: tuple[DaemonPod, ...] = ()
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

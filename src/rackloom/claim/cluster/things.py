@@ -7,11 +7,14 @@ import msgspec
 
 from rackloom.claim.domain import names
 from rackloom.claim.domain.configs import ChannelConfig, decode_lenient
-from rackloom.claim.domain.objects import Ref
+from rackloom.claim.domain.objects import Ref, clean_line
 from rackloom.claim.kube.api import Kind, Object
 from rackloom.claim.kube.kinds import RESOURCE_CLAIM
 from rackloom.claim.kube.timestamps import seconds_of
 from rackloom.errors import Refused
+
+LONGEST_ERROR = 500
+"""Characters of what a daemon says of nvidia-imex that go into a status: it runs on a tenant's node."""
 
 
 class Thing(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +60,8 @@ class DaemonPod(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     mesh: Mesh | None = None
     """Whether it reaches all its peers, as it says; None until it has said."""
+    imex_error: str = ""
+    """Why nvidia-imex does not run in it, in one line; empty while it does, or nobody knows."""
     alive: bool
     """False once all its containers have ended for good."""
     deleting: bool = False
@@ -120,6 +125,7 @@ def daemon_pod(obj: Object) -> DaemonPod | None:
         clique_id=labels.get(names.CLIQUE_ID_LABEL),
         ready=not deleting and _is_ready(status),
         mesh=_mesh(meta),
+        imex_error=clean_line(_annotation(meta, names.IMEX_ERROR_ANNOTATION) or "", LONGEST_ERROR),
         alive=status.get("phase") not in ("Succeeded", "Failed"),
         deleting=deleting,
     )
@@ -161,12 +167,20 @@ def _channel_config(opaque: Mapping[str, Any]) -> ChannelConfig | None:
     return config if isinstance(config, ChannelConfig) else None
 
 
+def _annotation(meta: Object, name: str) -> str | None:
+    found: str | None = (meta.get("annotations") or {}).get(name)
+    return found
+
+
 def _mesh(meta: Object) -> Mesh | None:
-    said = (meta.get("annotations") or {}).get(names.MESH_ANNOTATION)
+    said = _annotation(meta, names.MESH_ANNOTATION)
     try:
-        return None if said is None else msgspec.json.decode(said, type=Mesh)
+        mesh = None if said is None else msgspec.json.decode(said, type=Mesh)
     except (ValueError, RecursionError):  # what does not decode, a lone surrogate, nesting without end
         return None
+    if mesh is None:
+        return None
+    return Mesh(mesh.complete, tuple(clean_line(one, LONGEST_ERROR) for one in mesh.missing))
 
 
 def _is_ready(status: Object) -> bool:

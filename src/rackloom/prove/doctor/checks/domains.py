@@ -152,6 +152,7 @@ _HINTS = {
     "NoNodes": "start pods that name its template: it has the nodes on which they land",
     "TooFewNodes": "start the missing pods, or leave spec.numNodes out: it gates nothing",
     "CliqueNotWarm": "no daemon is READY on any node of that clique",
+    "ImexStartFailed": "read the logs of its daemons: nvidia-imex says there what it does not accept",
 }
 
 
