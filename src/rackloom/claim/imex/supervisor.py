@@ -21,8 +21,8 @@ from rackloom.errors import Refused
 
 RELOAD_INTERVAL = 6.0
 """Seconds: nvidia-imex ignores a SIGUSR1 within 5 of another, counted from when it took the other, which may
-be later than when it was sent. One that comes before its handler is installed would end it, so the start counts
-as a signal too."""
+be later than when it was sent. One that comes before its handler is installed would end it, so the start
+counts as a signal too."""
 RESTART_DELAY, LONGEST_RESTART_DELAY = 1.0, 30.0
 """Seconds between an unexpected end and the next start: doubled while the daemon does not run for longer than
 the longest of them."""
