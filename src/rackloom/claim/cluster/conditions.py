@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from rackloom.claim.cluster import teardown
-from rackloom.claim.cluster.problems import Problem, listed
+from rackloom.claim.cluster.problems import NAMED_AT_MOST, Problem, listed
 from rackloom.claim.cluster.settings import Settings
 from rackloom.claim.cluster.slots import uses_warm_clique
 from rackloom.claim.cluster.snapshot import Snapshot

@@ -118,7 +118,7 @@ def _pod_spec(domain: ComputeDomain, settings: Settings) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "serviceAccountName": SERVICE_ACCOUNT,
         **_DNS,
-        # Process 1 of the pod is the runtime's own, which reaps what a probe that ran out of time leaves behind.
+        # Process 1 is then the runtime's, which reaps what a probe that ran out of time leaves behind.
         "shareProcessNamespace": True,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         **_placement(domain, settings),
