@@ -170,7 +170,7 @@ WRITTEN = {
     },
     "rackloom-node-nic": {"/var/lib/kubelet/plugins/dra.net", "/mnt/proc-sys-net"},
 }
-"""Directories of the host that a program writes, beside those that every plugin shares with kubelet and runtime."""
+"""Directories of the host that a program writes, beside those of all plugins."""
 OF_PLUGINS = {"/var/lib/kubelet/plugins_registry", "/var/run/cdi"}
 
 
