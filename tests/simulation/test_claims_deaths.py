@@ -12,7 +12,7 @@ from tests.simulation.run_claims import classes, quiet
 
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.imex.reporter import Reporter
-from rackloom.claim.node import checkpoint
+from rackloom.claim.node import cdi, checkpoint
 from rackloom.claim.node.checkpoint import Checkpoint
 from rackloom.claim.node.imex.node_label import NodeLabel
 from rackloom.claim.node.imex.plugin import ImexPlugin
@@ -73,6 +73,14 @@ class TestPlanted:
 
         monkeypatch.setattr(ImexPlugin, "_channels", first)
         assert any(said.startswith("S8") for said in self.found(Isolation.CHANNEL))
+
+    def test_a_channel_without_a_type(self, monkeypatch):
+        def encoded(kind, devices):
+            return spec(kind, devices).replace(b'"type":"c",', b"")
+
+        spec = cdi.spec
+        monkeypatch.setattr(cdi, "spec", encoded)
+        assert any("failed to stat CDI host device" in said for said in self.found(Isolation.DOMAIN))
 
     def test_a_label_that_stays(self, monkeypatch):
         async def leave(self, uid):

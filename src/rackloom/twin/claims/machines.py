@@ -182,7 +182,13 @@ class Machines:
             await machine.run_daemon(pod, ready)
             return 1
         specs = self._specs(machine, pod)
-        with self._seen.job(machine.tray, pod, _channels(specs)):
+        nodes = _device_nodes(specs)
+        self._seen.broken += [
+            f"CDI device injection failed: failed to stat CDI host device {node['path']!r}"
+            for node in nodes
+            if not (node.get("type") and node.get("major"))
+        ]
+        with self._seen.job(machine.tray, pod, tuple(node["path"] for node in nodes)):
             await ready()
             try:
                 await asyncio.Event().wait()
@@ -213,10 +219,10 @@ class Machines:
         )
 
 
-def _channels(specs: Sequence[Path]) -> tuple[str, ...]:
-    """The device files that they make."""
+def _device_nodes(specs: Sequence[Path]) -> list[dict[str, Any]]:
+    """What they make. A runtime looks for what is not written in full on the host, which has no channels."""
     devices = [device for spec in specs for device in json.loads(spec.read_bytes())["devices"]]
-    return tuple(one["path"] for device in devices for one in device["containerEdits"].get("deviceNodes", ()))
+    return [node for device in devices for node in device["containerEdits"].get("deviceNodes", ())]
 
 
 async def _call(
