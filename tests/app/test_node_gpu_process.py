@@ -7,12 +7,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+import httpx2
 import msgspec
+import pynvml
 import pytest
+from tests.claim.node.gpu.test_gpu_nvml import Library
+from tests.ports import reserved_ports
+from tests.waiting import PATIENCE, until
 
 from rackloom.app.node import NodeOptions
 from rackloom.app.node_gpu import GpuOptions, gpu_node
-from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
+from rackloom.claim.kube.kinds import NODE, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.claim.node.gpu.settings import GPU_DRIVER
 from rackloom.claim.node.run import Places
 from rackloom.errors import Refused
@@ -20,6 +25,7 @@ from rackloom.topology import profiles
 from rackloom.twin.hosts.gpu_inventory import declared_inventory
 from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 from rackloom.twin.kube import DirectApi, FakeKube
+from rackloom.twin.kubelet.claims import pod_claim
 from rackloom.twin.kubelet.kubelet import Timing, kubelet_on
 
 PROFILE = "oci-bm.gpu.gb200-v3.4"
@@ -48,7 +54,7 @@ def options(host):
 
 
 async def a_node():
-    api = DirectApi(FakeKube(namespaces=("rackloom-system",), seed=1), "plugin")
+    api = DirectApi(FakeKube(namespaces=("default", "rackloom-system"), seed=1), "plugin")
     await api.create(NODE, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
     return api
 
@@ -96,6 +102,79 @@ def test_a_declaration_that_cannot_be_used_is_refused_at_the_start(host, content
     with pytest.raises(Refused, match=r"docs/gpus\.md") as refused:
         asyncio.run(start())
     assert complaint in str(refused.value)
+
+
+def test_a_driver_that_comes_later_is_waited_for(host, monkeypatch):
+    library = Library(monkeypatch)
+    start = pynvml.nvmlInitWithFlags
+    (host / "usr/lib64/libcuda.so.1").unlink()
+
+    def missing(_flags):
+        raise pynvml.NVMLError_DriverNotLoaded
+
+    monkeypatch.setattr(pynvml, "nvmlInitWithFlags", missing)
+    monkeypatch.setattr("rackloom.claim.node.gpu.plugin.DRIVER_SECONDS", 0.02)
+
+    async def names(api):
+        found = (await api.list(RESOURCE_SLICE)).items
+        return [device["name"] for one in found for device in one["spec"].get("devices", ())]
+
+    async def story(listen):
+        api = await a_node()
+        common, gpus = options(host)
+        common = msgspec.structs.replace(common, listen=listen)
+        gpus = msgspec.structs.replace(gpus, inventory_file=None, vfio=False)
+        async with (
+            kubelet_on(host / "reg", api, "n1", timing=Timing(look=0.01)) as kubelet,
+            gpu_node(common, gpus, api) as one,
+            httpx2.AsyncClient(timeout=PATIENCE) as http,
+        ):
+            await kubelet.registered(GPU_DRIVER)
+            await one.publisher.published.wait()
+            assert await names(api) == []
+            answer = await http.get(f"http://{listen}/readyz")
+            assert (answer.status_code, "NVIDIA's driver" in answer.text) == (503, True)
+            assert (await http.get(f"http://{listen}/healthz")).status_code == 200
+            (host / "run/nvidia/driver/usr/lib64").mkdir(parents=True)
+            (host / "run/nvidia/driver/usr/lib64/libcuda.so.580.95.05").touch()
+            monkeypatch.setattr(pynvml, "nvmlInitWithFlags", start)
+
+            async def published():
+                return await names(api) == ["gpu-0", "gpu-1-mig-1g10gb-19-6"]
+
+            await until(published, "the GPUs are published")
+
+            async def ready():
+                return (await http.get(f"http://{listen}/readyz")).status_code == 200
+
+            await until(ready, "ready")
+            claim = await a_claim(api, "gpu-0")
+            (device,) = (await kubelet.prepare(claim))[claim.uid]
+            assert device.cdi_ids[0] == "k8s.gpu.nvidia.com/device=all"
+            base = json.loads((host / "cdi/k8s.gpu.nvidia.com-device_base.yaml").read_bytes())
+            mounts = base["devices"][0]["containerEdits"]["mounts"]
+            path = "/usr/lib64/libcuda.so.580.95.05"
+            assert (mounts[0]["containerPath"], mounts[0]["hostPath"]) == (path, f"/run/nvidia/driver{path}")
+        assert library.sessions == 0
+
+    with reserved_ports(1) as first:
+        asyncio.run(asyncio.wait_for(story(f"127.0.0.1:{first}"), PATIENCE))
+
+
+async def a_claim(api, device):
+    """A claim of a pod, with the device of this node."""
+    result = {"request": "r", "driver": GPU_DRIVER, "pool": "n1", "device": device}
+    made = await api.create(
+        RESOURCE_CLAIM,
+        {
+            "apiVersion": RESOURCE_CLAIM.api_version,
+            "kind": "ResourceClaim",
+            "metadata": {"name": "c", "namespace": "default"},
+            "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "c"}}]}},
+        },
+    )
+    status = {"allocation": {"devices": {"results": [result]}}}
+    return pod_claim(await api.replace(RESOURCE_CLAIM, {**made, "status": status}, subresource="status"))
 
 
 def test_the_command_explains_itself():

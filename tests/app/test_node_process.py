@@ -24,6 +24,7 @@ from rackloom.claim.domain.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, ISOLATION
 from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.run import Places
+from rackloom.claim.node.wire import registration_pb2, registration_pb2_grpc
 from rackloom.errors import Refused
 from rackloom.twin.kube import DirectApi, FakeKube
 from rackloom.twin.kubelet.kubelet import Timing, kubelet_on
@@ -124,17 +125,110 @@ def test_the_label_of_the_node_chooses_the_isolation_also_later(host):
     asyncio.run(asyncio.wait_for(story(), PATIENCE))
 
 
-def test_a_node_whose_driver_is_too_old_or_absent_is_refused_at_the_start(host):
+@pytest.fixture
+def quick_looks(monkeypatch):
+    """A driver that is missing is looked for at once."""
+    monkeypatch.setattr("rackloom.claim.node.imex.plugin.DRIVER_SECONDS", 0.02)
+
+
+async def readiness(http, listen):
+    """The answer to a readiness probe, and that of liveness, which must not depend on a driver."""
+    ready, alive = [await http.get(f"http://{listen}/{page}") for page in ("readyz", "healthz")]
+    assert alive.status_code == 200
+    return ready.status_code, ready.text.strip()
+
+
+async def until_ready(http, listen, reason=None):
+    """Wait until the plugin is ready, or is not for `reason`."""
+
+    async def look():
+        code, text = await readiness(http, listen)
+        return (code == 200) if reason is None else (code == 503 and reason in text)
+
+    await until(look, f"ready, or not: {reason}")
+
+
+async def devices(api):
+    found = (await api.list(RESOURCE_SLICE)).items
+    return [device["name"] for one in found for device in one["spec"].get("devices", ())]
+
+
+def test_a_driver_that_comes_later_or_becomes_newer_is_waited_for(host, quick_looks):
+    loaded = (host / "proc/devices").read_text()
+    fabric = (host / "fabric.json").read_text()
+    (host / "proc/devices").write_text("Character devices:\n  1 mem\n\n")
+    (host / "fabric.json").write_text('{"driverVersion": "565.57.01", "gpus": [{}]}')
+
+    async def story(listen):
+        api = await a_node()
+        common, imex = options(host, listen=listen)
+        async with (
+            kubelet_on(host / "reg", api, "n1", timing=Timing(look=0.01)) as kubelet,
+            imex_node(common, imex, api) as one,
+            httpx2.AsyncClient(timeout=PATIENCE) as http,
+        ):
+            await until_ready(http, listen, "lists no character device nvidia-caps-imex-channels")
+            # Kubelet gives back claims of before, whether there is a driver or not.
+            await kubelet.registered(IMEX_DRIVER)
+            await one.publisher.published.wait()
+            assert await devices(api) == []
+            (host / "proc/devices").write_text(loaded)
+            await until_ready(http, listen, "565.57.01 is older than 570.158.01")
+            assert await devices(api) == []
+            (host / "fabric.json").write_text(fabric)
+            await until_ready(http, listen)
+
+            async def published():
+                return await devices(api) == ["channel-0", "daemon-0"]
+
+            await until(published, "the devices are published")
+            # The module is unloaded under the running plugin, as for an upgrade.
+            (host / "proc/devices").write_text("Character devices:\n  1 mem\n\n")
+            await until_ready(http, listen, "lists no character device nvidia-caps-imex-channels")
+
+            async def withdrawn():
+                return await devices(api) == []
+
+            await until(withdrawn, "nothing is published")
+
+    with reserved_ports(1) as first:
+        asyncio.run(asyncio.wait_for(story(f"127.0.0.1:{first}"), PATIENCE))
+
+
+def test_a_fabric_file_that_cannot_be_used_is_refused_at_the_start(host):
+    (host / "fabric.json").write_text("{")
+
     async def start():
         async with imex_node(*options(host), await a_node()):
             raise AssertionError("this node cannot serve IMEX")
 
-    (host / "proc/devices").write_text("Character devices:\n  1 mem\n\n")
-    with pytest.raises(Refused, match="nvidia-caps-imex-channels"):
+    with pytest.raises(Refused, match="cannot use fabric file"):
         asyncio.run(start())
-    (host / "fabric.json").write_text('{"driverVersion": "565.57.01", "gpus": []}')
-    with pytest.raises(Refused, match=r"565\.57\.01 is older"):
-        asyncio.run(start())
+
+
+def test_it_is_ready_while_kubelet_has_it_registered(host, quick_looks):
+    async def story(listen):
+        api = await a_node()
+        common, imex = options(host, listen=listen)
+        async with imex_node(common, imex, api) as one, httpx2.AsyncClient(timeout=PATIENCE) as http:
+            await one.publisher.published.wait()
+            assert await readiness(http, listen) == (503, "kubelet has not registered the plugin yet")
+            async with kubelet_on(host / "reg", api, "n1", timing=Timing(look=0.01)) as kubelet:
+                await kubelet.registered(IMEX_DRIVER)
+                await until_ready(http, listen)
+            async with grpc.aio.insecure_channel(f"unix:{one.registrar_socket}") as channel:
+                stub = registration_pb2_grpc.RegistrationStub(channel)
+                refusal = registration_pb2.RegistrationStatus(
+                    plugin_registered=False, error="no such version"
+                )
+                await stub.NotifyRegistrationStatus(refusal)
+            reason = "kubelet does not register the plugin: no such version"
+            assert await readiness(http, listen) == (503, reason)
+            one.registrar_socket.unlink()
+            assert "is gone" in (await http.get(f"http://{listen}/readyz")).text
+
+    with reserved_ports(1) as first:
+        asyncio.run(asyncio.wait_for(story(f"127.0.0.1:{first}"), PATIENCE))
 
 
 async def until_imex_stopped(host, announce):

@@ -203,6 +203,14 @@ def test_only_programs_that_open_the_gpus_device_nodes_are_privileged():
     }
 
 
+@pytest.mark.parametrize("plugin", ["gpu", "imex", "nic"])
+def test_a_plugin_counts_as_ready_once_it_serves_and_is_not_killed_while_it_waits(plugin):
+    (daemon_set,) = documents(BASE / f"node-{plugin}.yaml")
+    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    paths = {name: probe["httpGet"]["path"] for name, probe in container.items() if name.endswith("Probe")}
+    assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+
+
 def test_the_classes_of_templates_exist():
     classes = {one["metadata"]["name"] for one in documents(BASE / "device-classes.yaml")}
     assert {names.DAEMON_CLASS, names.CHANNEL_CLASS, names.ISOLATED_CHANNEL_CLASS} <= classes

@@ -15,11 +15,9 @@ from rackloom.app.plain_pages import PlainPages, metrics, unwell, well
 from rackloom.app.stopping import told_to_stop
 from rackloom.claim.kube.api import KubeApi
 from rackloom.claim.kube.lightkube_api import connect
-from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.health import probe_handler
 from rackloom.claim.node.run import Host, Places, Running
 from rackloom.claim.node.tasks import beside
-from rackloom.claim.node.values import Edits
 from rackloom.errors import Refused
 
 BOOT_ID = Path("proc/sys/kernel/random/boot_id")
@@ -33,7 +31,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     sysroot: Path = Path("/")
     """Where the host's /proc is found."""
     listen: str | None = None
-    """`host:port` of /metrics and /healthz; None for none."""
+    """`host:port` of /metrics, /healthz and /readyz; None for none."""
     health_listen: str | None = None
     """`host:port` of the gRPC health service, which kubelet probes at the pod's address; None for none."""
     kubeconfig: Path | None = None
@@ -61,11 +59,6 @@ async def _failing(one: Running, stopped: asyncio.Event) -> None:
     with suppress(Exception):
         await one.background.fails()
     stopped.set()
-
-
-def driver_spec(common: NodeOptions, driver: str, edits: Edits) -> tuple[str, ...]:
-    """Write down what every container of a driver's devices gets, and return its CDI ids."""
-    return CdiDirectory(common.places.cdi, driver).write_shared("device_base", "device", "all", edits)
 
 
 def host_of(common: NodeOptions) -> Host:
@@ -103,14 +96,18 @@ async def _probes(listen: str, one: Running) -> AsyncIterator[None]:
 
 
 class PluginPages(PlainPages):
-    """An ASGI application: /metrics, and /healthz, which asks the plugin over its own sockets."""
+    """An ASGI application: /metrics, /readyz, and /healthz, which asks the plugin over its own sockets."""
 
     def __init__(self, one: Running) -> None:
-        super().__init__({"/metrics": self._metrics, "/healthz": self._health})
+        super().__init__({"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._ready})
         self._one = one
 
     async def _metrics(self) -> Response:
         return metrics(self._one.metrics())
+
+    async def _ready(self) -> Response:
+        trouble = self._one.not_ready()
+        return well() if trouble is None else unwell(trouble)
 
     async def _health(self) -> Response:
         serves = await self._one.is_serving()

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.app.node import NodeOptions, driver_spec, host_of, pages, until_stopped
+from rackloom.app.node import NodeOptions, host_of, pages, until_stopped
 from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.node.cdi import CdiDirectory
+from rackloom.claim.node.driver import DriverSpec, find_hook, workload_edits
 from rackloom.claim.node.gpu.condition import HARMLESS_XIDS
 from rackloom.claim.node.gpu.declared import DeclaredGpus, check_declared
-from rackloom.claim.node.gpu.driver_files import DriverFiles, workload_edits
+from rackloom.claim.node.gpu.driver_files import DriverFiles
 from rackloom.claim.node.gpu.nvml_events import NvmlGpus
 from rackloom.claim.node.gpu.plugin import GpuPlugin
 from rackloom.claim.node.gpu.programs import Programs
@@ -23,7 +25,9 @@ from rackloom.claim.node.gpu.source import GpuSource
 from rackloom.claim.node.gpu.vfio import read_vfio
 from rackloom.claim.node.gpu.view import GpuView, Reading
 from rackloom.claim.node.run import Running, running
+from rackloom.claim.node.values import Edits
 from rackloom.topology.discovery.discover import discover
+from rackloom.topology.discovery.driver import Driver
 from rackloom.topology.discovery.sysroot import Sysroot
 
 
@@ -55,7 +59,8 @@ async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> As
     source = _source(options)
     harmless = HARMLESS_XIDS | set(options.ignored_xids)
     view = GpuView(_reading(common, options, source), harmless, time.time)
-    plugin = GpuPlugin(_settings(common, options), view, Programs(options.driver_root))
+    driver = _driver_spec(common, options)
+    plugin = GpuPlugin(_settings(common, options), view, Programs(options.driver_root, driver), driver)
     async with AsyncExitStack() as stack:
         stack.callback(source.close)
         one = await stack.enter_async_context(running(plugin, api, host_of(common)))
@@ -79,8 +84,23 @@ def _reading(common: NodeOptions, options: GpuOptions, source: GpuSource) -> Rea
     return Reading(source, machine, partial(read_vfio, Sysroot(common.sysroot)))
 
 
+def _driver_spec(common: NodeOptions, options: GpuOptions) -> DriverSpec:
+    base, host_base = options.driver_root, options.host_driver_root
+
+    def make(driver: Driver) -> Edits:
+        return workload_edits(driver, find_hook(base, host_base))
+
+    return DriverSpec(
+        CdiDirectory(common.places.cdi, GPU_DRIVER),
+        make,
+        base=base,
+        host_base=host_base,
+        sysroot=common.sysroot,
+        required=options.inventory_file is None,
+    )
+
+
 def _settings(common: NodeOptions, options: GpuOptions) -> GpuSettings:
-    edits = workload_edits(options.driver_root, options.host_driver_root)
     return GpuSettings(
         node=common.node,
         mps_home=common.places.home(GPU_DRIVER) / "mps",
@@ -90,5 +110,4 @@ def _settings(common: NodeOptions, options: GpuOptions) -> GpuSettings:
             devices=options.driver_root / "dev",
         ),
         shares=options.shares,
-        base_cdi_ids=driver_spec(common, GPU_DRIVER, edits),
     )

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from rackloom.app.node import NodeOptions, driver_spec, host_of, pages, until_stopped
+from rackloom.app.node import NodeOptions, host_of, pages, until_stopped
 from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.claim.domain.isolation import ImexMode, Isolation
 from rackloom.claim.domain.names import IMEX_DRIVER
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.imex.base import base_edits
+from rackloom.claim.node.cdi import CdiDirectory
+from rackloom.claim.node.driver import DriverSpec, daemon_edits
 from rackloom.claim.node.imex.clique_label import CliqueLabel
 from rackloom.claim.node.imex.declared import read_declared
 from rackloom.claim.node.imex.fabric import NodeFabric, check_driver
@@ -52,15 +53,16 @@ def run_imex(common: NodeOptions, options: ImexOptions, announce: Callable[[str]
 
 @asynccontextmanager
 async def imex_node(common: NodeOptions, options: ImexOptions, api: KubeApi) -> AsyncIterator[Running]:
-    """The IMEX plugin of one node, serving while the context is entered."""
-    read = (
-        partial(read_nvml, options.driver_root)
-        if options.fabric_file is None
-        else partial(read_declared, options.fabric_file)
-    )
-    settings = await _settings(common, options, read)
-    view = FabricView(read, time.time)
-    plugin = ImexPlugin(api, settings, view, HostDaemon(root=options.driver_root, socket=options.host_socket))
+    """The IMEX plugin of one node, serving while the context is entered.
+
+    Raises `Refused` for a fabric file that cannot be used. What the node lacks is waited for.
+    """
+    if options.fabric_file is not None:
+        read_declared(options.fabric_file)
+    settings = _settings(common, options)
+    view = FabricView(partial(_read, options, settings), time.time)
+    host_daemon = HostDaemon(root=options.driver_root, socket=options.host_socket)
+    plugin = ImexPlugin(api, settings, view, host_daemon, _driver_spec(common, options))
     await plugin.start()
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(running(plugin, api, host_of(common)))
@@ -72,25 +74,35 @@ async def imex_node(common: NodeOptions, options: ImexOptions, api: KubeApi) -> 
         yield one
 
 
-async def _settings(
-    common: NodeOptions, options: ImexOptions, read: Callable[[], NodeFabric]
-) -> ImexSettings:
-    """Raises `Refused` for a node that cannot serve IMEX as it is."""
+def _read(options: ImexOptions, settings: ImexSettings) -> NodeFabric:
+    """The fabric. Raises `Refused` without a driver that will do, `Retry` while the driver has trouble."""
+    settings.kernel.channel_major()
+    file = options.fabric_file
+    fabric = read_nvml(options.driver_root) if file is None else read_declared(file)
     if options.mode is ImexMode.DRIVER_MANAGED:
-        check_driver(await asyncio.to_thread(read))
-    home = common.places.home(IMEX_DRIVER)
-    kernel = _kernel(common.sysroot, options)
-    kernel.channel_major()
+        check_driver(fabric)
+    return fabric
+
+
+def _driver_spec(common: NodeOptions, options: ImexOptions) -> DriverSpec:
+    return DriverSpec(
+        CdiDirectory(common.places.cdi, IMEX_DRIVER),
+        daemon_edits,
+        base=options.driver_root,
+        host_base=options.host_driver_root,
+        sysroot=common.sysroot,
+        required=options.fabric_file is None,
+    )
+
+
+def _settings(common: NodeOptions, options: ImexOptions) -> ImexSettings:
     return ImexSettings(
         node=common.node,
         namespaces=options.namespaces,
-        domains=home / "domains",
+        domains=common.places.home(IMEX_DRIVER) / "domains",
         mode=options.mode,
         isolation=options.isolation,
-        kernel=kernel,
-        daemon_cdi_ids=driver_spec(
-            common, IMEX_DRIVER, base_edits(options.driver_root, options.host_driver_root)
-        ),
+        kernel=_kernel(common.sysroot, options),
     )
 
 

@@ -51,7 +51,7 @@ class Common:
     cdi_root: Annotated[Path, env("CDI_ROOT")] = Path("/var/run/cdi")
     "Where the container runtime reads CDI specs."
     listen: Annotated[str | None, env("HTTP_ENDPOINT")] = None
-    "HOST:PORT of /metrics and /healthz."
+    "HOST:PORT of /metrics, /healthz and /readyz."
     healthcheck_port: Annotated[int, env("HEALTHCHECK_PORT")] = -1
     "TCP port of the gRPC health service that kubelet probes; -1 for none."
     kubeconfig: Path | None = None

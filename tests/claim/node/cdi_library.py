@@ -26,6 +26,12 @@ class Container(msgspec.Struct, frozen=True):
         return list(self.spec["linux"].get("devices", ()))
 
     @property
+    def mounts(self) -> dict[str, str]:
+        """By the path in the container: where the host has it."""
+        assert self.spec is not None, self.refused
+        return {mount["destination"]: mount["source"] for mount in self.spec.get("mounts") or ()}
+
+    @property
     def allowed(self) -> set[tuple[int, int, str]]:
         """What the cgroup lets through: major, minor, access."""
         assert self.spec is not None, self.refused

@@ -43,11 +43,15 @@ class Toys:
 
     def __init__(self) -> None:
         self.names = ["toy-0", "toy-1"]
+        self.lacking: str | None = None
         self.trouble: dict[str, Exception] = {}
         self.prepared: list[str] = []
         self.unprepared: list[str] = []
         self.others: list[list[str]] = []
         self.woken: asyncio.Queue[None] = asyncio.Queue()
+
+    def missing(self) -> str | None:
+        return self.lacking
 
     async def pools(self) -> tuple[Pool, ...]:
         devices = tuple(

@@ -30,11 +30,8 @@ class CdiDirectory:
         write_whole(self._path(uid), spec(f"{self._vendor}/claim", devices), mode=0o644)
 
     def write_shared(self, file: str, class_: str, device: str, edits: Edits) -> tuple[str, ...]:
-        """Write a spec that outlives claims (`<vendor>-<file>.yaml`) and name its device; no edits, none."""
+        """Write a spec that outlives claims (`<vendor>-<file>.yaml`) and name its device."""
         path = self._root / f"{self._vendor}-{file}.yaml"
-        if not edits:
-            remove(path)
-            return ()
         kind = f"{self._vendor}/{class_}"
         write_whole(path, spec(kind, {device: edits}), mode=0o644)
         return (f"{kind}={device}",)

@@ -23,6 +23,13 @@ class Plugin(Protocol):
         """Every `PreparedDevice.kind` that it can prepare."""
         ...
 
+    def missing(self) -> str | None:
+        """What has to appear on this node before it has devices at all, such as a driver; None for nothing.
+
+        The plugin waits for it, and answers kubelet meanwhile: claims of before must be given back.
+        """
+        ...
+
     async def pools(self) -> tuple[Pool, ...]:
         """What to publish now. Raises `Retry` when the devices cannot be read at present."""
         ...

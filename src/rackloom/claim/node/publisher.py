@@ -25,6 +25,8 @@ ROUNDS = 3
 class Publisher:
     """Publishes the pools of one plugin. `published` is set while the API server shows what is wanted.
 
+    `trouble` says why nothing was ever published; None once something was.
+
     `on_recovery` is called when the API server answers again after a time when it did not.
     """
 
@@ -46,6 +48,7 @@ class Publisher:
         self._on_recovery = on_recovery
         self._is_cut_off = False
         self.published = asyncio.Event()
+        self.trouble: str | None = "they were not written yet"
 
     def wake(self) -> None:
         """Look at the devices again soon: something about them changed."""
@@ -57,9 +60,12 @@ class Publisher:
             try:
                 listed = await self.publish()
                 self.published.set()
+                self.trouble = None
             except (Retry, Refused, KubeError) as trouble:
                 self._is_cut_off |= _no_answer(trouble)
                 self.published.clear()
+                if self.trouble is not None:
+                    self.trouble = str(trouble)
                 self._meter.not_published()
                 log.warning("node.not-published", driver=self._plugin.driver, reason=str(trouble))
                 await self._rest(RETRY_SECONDS)

@@ -28,7 +28,9 @@ def registrar_path(directory: Path, driver: str) -> Path:
 
 
 class Registrar:
-    """The registration service of one plugin. `registered` is what kubelet said last; None: nothing yet.
+    """The registration service of one plugin.
+
+    `registered` is what kubelet said last, None before it said anything; `refusal` is why it said no.
 
     `on_registered` is called whenever kubelet says that it has the plugin: also after a restart of kubelet.
     """
@@ -38,6 +40,7 @@ class Registrar:
             type="DRAPlugin", name=driver, endpoint=str(endpoint), supported_versions=SUPPORTED
         )
         self.registered: bool | None = None
+        self.refusal = ""
         self._on_registered = on_registered
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -54,7 +57,7 @@ class Registrar:
         return self._info
 
     async def _hear(self, status: wire.RegistrationStatus, _context: Any) -> wire.RegistrationStatusResponse:
-        self.registered = status.plugin_registered
+        self.registered, self.refusal = status.plugin_registered, status.error
         if status.plugin_registered:
             log.info("node.registered", driver=self._info.name)
             self._on_registered()

@@ -56,6 +56,7 @@ class Running:
 
     def __init__(self, plugin: Plugin, api: KubeApi, host: Host) -> None:
         home = host.places.home(plugin.driver)
+        self._plugin = plugin
         self.registrar_socket = registrar_path(host.places.registry, plugin.driver)
         self.dra_socket = home / "dra.sock"
         self.checkpoint = Checkpoint(home / "checkpoint.json", host.boot_id)
@@ -82,6 +83,24 @@ class Running:
     def metrics(self) -> bytes:
         """The page that Prometheus reads."""
         return self.meter.page(self.checkpoint.claims)
+
+    def not_ready(self) -> str | None:
+        """Why pods with claims cannot be served here yet, or any more; None once they can.
+
+        Ready is a plugin that kubelet has registered, on a node that has what the devices need, and whose
+        slices were published once. An API server that is away later keeps no pod from its prepared devices.
+        """
+        missing = self._plugin.missing()
+        if missing is not None:
+            return missing
+        if not self.registrar_socket.is_socket():
+            return f"kubelet does not find the plugin: {self.registrar_socket} is gone"
+        if self.registrar.registered is None:
+            return "kubelet has not registered the plugin yet"
+        if not self.registrar.registered:
+            return f"kubelet does not register the plugin: {self.registrar.refusal}"
+        trouble = self.publisher.trouble
+        return None if trouble is None else f"the slices are not published: {trouble}"
 
     async def is_serving(self) -> bool:
         """Whether kubelet would get an answer now."""

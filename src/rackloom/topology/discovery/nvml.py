@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rackloom.errors import Retry
+from rackloom.errors import Refused, Retry
+from rackloom.topology.discovery.driver import find_driver, loaded_version
 from rackloom.topology.discovery.pci import pci_address
 
 RETRY_SECONDS = 10.0
-LIBRARY_PLACES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
-"""Where distributions keep the driver's libraries, below its root."""
+_NVML = "libnvidia-ml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def nvml_session(driver_root: Path) -> Iterator[Any]:
     """
     import pynvml
 
-    _load_library(driver_root)
+    _exchange_library(pynvml, driver_root)
     try:
         pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
@@ -61,16 +61,40 @@ def nvml_session(driver_root: Path) -> Iterator[Any]:
             pynvml.nvmlShutdown()
 
 
-def _load_library(driver_root: Path) -> None:
-    """The bindings ask the loader for the library by name; it answers with one that is loaded already."""
-    for place in LIBRARY_PLACES:
-        library = driver_root / place / "libnvidia-ml.so.1"
-        if library.exists():
-            try:
-                CDLL(str(library))
-            except OSError as error:
-                raise Retry(f"{library} cannot be loaded: {error}", after=RETRY_SECONDS) from error
+def driver_missing(driver_root: Path) -> Refused:
+    """What a machine without a session lacks: the kernel module, or the library that speaks with it."""
+    if loaded_version() is None:
+        return Refused(
+            "NVIDIA's driver is not loaded: there is no /proc/driver/nvidia/version",
+            nearest_fix="load the nvidia module on the node",
+        )
+    return Refused(
+        f"{_NVML}.so.1 is in none of the library directories below {driver_root}",
+        nearest_fix="name the root of NVIDIA's driver as --driver-root",
+    )
+
+
+def _exchange_library(nvml: Any, driver_root: Path) -> None:
+    """Have the bindings use the library below the root; the loader's, where there is none.
+
+    They load a library once for all time. After an upgrade of the driver it would not work with the newer
+    kernel module, so it is exchanged for the one that is there now: but never under a session, whose handles
+    belong to the library that made them.
+    """
+    driver = find_driver(driver_root, loaded=loaded_version())
+    file = None if driver is None else next((one for one in driver.libraries(_NVML)), None)
+    if driver is None or file is None:
+        return
+    library = driver.root.joinpath(*file.real.parts[1:])
+    with nvml.libLoadLock:
+        used = None if nvml.nvmlLib is None else nvml.nvmlLib._name
+        if nvml._nvmlLib_refcount > 0 or used == str(library):
             return
+        try:
+            nvml.nvmlLib = CDLL(str(library))
+        except OSError as error:
+            raise Retry(f"{library} cannot be loaded: {error}", after=RETRY_SECONDS) from error
+        nvml._nvmlGetFunctionPointer_cache.clear()
 
 
 def _gpu(nvml: Any, index: int, version: str) -> NvmlGpu:

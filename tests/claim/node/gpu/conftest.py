@@ -13,6 +13,8 @@ import msgspec
 import pytest
 
 from rackloom.claim.kube.kinds import RESOURCE_CLAIM
+from rackloom.claim.node.cdi import CdiDirectory
+from rackloom.claim.node.driver import DriverSpec, workload_edits
 from rackloom.claim.node.gpu.condition import HARMLESS_XIDS
 from rackloom.claim.node.gpu.declared import DeclaredGpus, DeclaredInventory
 from rackloom.claim.node.gpu.driver_files import DriverFiles
@@ -78,6 +80,13 @@ class GpuKit:
         self._declared = _written(programs.parent / f"{profile}.json", declared)
         (root / "devices").write_text(PROC_DEVICES)
         self.declare(declared_inventory(self.machine))
+        self.driver = self._driver_below(root / "driver")
+
+    def _driver_below(self, base: Path) -> DriverSpec:
+        library = base / "usr/lib64/libcuda.so.580.95.05"
+        library.parent.mkdir(parents=True)
+        library.touch()
+        return DriverSpec(CdiDirectory(self.kit.places.cdi, GPU_DRIVER), workload_edits, base=base)
 
     @property
     def log(self) -> list[str]:
@@ -124,9 +133,9 @@ class GpuKit:
                 capabilities=self.root / "capabilities",
                 devices=self.root / "dev",
             ),
-            "base_cdi_ids": ("k8s.gpu.nvidia.com/device=all",),
         }
-        return GpuPlugin(GpuSettings(**{**plain, **changes}), view or self.view(), Programs(Path("/")))
+        settings = GpuSettings(**{**plain, **changes})
+        return GpuPlugin(settings, view or self.view(), Programs(Path("/")), self.driver)
 
     async def claim(self, name: str, *devices: str, configs: Any = (), **result: Any) -> PodClaim:
         """A claim for the devices, each by a request of its own: `r0`, `r1`..."""

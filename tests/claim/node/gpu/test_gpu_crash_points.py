@@ -94,9 +94,7 @@ class GpuLives(Lives):
         api = FusedApi(self.gpus.api, self.fuse)
         view = self.gpus.view()
         plain = self.gpus.plugin(view)
-        settings = GpuSettings(
-            node=self.kit.node, mps_home=self.home, files=plain._settings.files, base_cdi_ids=()
-        )
+        settings = GpuSettings(node=self.kit.node, mps_home=self.home, files=plain._settings.files)
         await view.look()
         return Running(GpuPlugin(settings, view, self.driver), api, self.kit.host())
 

@@ -1,12 +1,12 @@
-"""Files that containers are given: the driver's own, and those of passed-through GPUs."""
+"""Device files that containers are given: the driver's, and those of passed-through GPUs."""
 
 import pytest
 
-from rackloom.claim.node.gpu.driver_files import DriverFiles, workload_edits
+from rackloom.claim.node.gpu.driver_files import DriverFiles
 from rackloom.claim.node.gpu.inventory import Gpu
 from rackloom.claim.node.gpu.vfio import device_files, read_vfio
 from rackloom.claim.opaque.gpu import BackendPolicy, Iommu
-from rackloom.errors import Refused, Retry
+from rackloom.errors import Retry
 from rackloom.topology.discovery.sysroot import Sysroot
 
 GPU = Gpu(minor=2, uuid="GPU-1", pci_address="0000:01:00.0", product="", memory_bytes=0)
@@ -18,46 +18,9 @@ def lay(root, *paths):
         (root / path).touch()
 
 
-def test_the_driver_is_mounted_and_the_loader_is_told_by_the_hook(tmp_path):
-    libraries = "usr/lib/x86_64-linux-gnu"
-    lay(
-        tmp_path,
-        f"{libraries}/libcuda.so.580.95.05",
-        f"{libraries}/libnvidia-ml.so.580.95.05",
-        f"{libraries}/libc.so.6",
-        "usr/bin/nvidia-smi",
-        "usr/bin/nvidia-cdi-hook",
-        "lib/firmware/nvidia/580.95.05/gsp_ga10x.bin",
-    )
-    edits = workload_edits(tmp_path, tmp_path / "seen-by-the-host")
-    assert [mount.container_path for mount in edits.mounts] == [
-        f"/{libraries}/libcuda.so.580.95.05",
-        f"/{libraries}/libnvidia-ml.so.580.95.05",
-        "/usr/bin/nvidia-smi",
-        "/lib/firmware/nvidia/580.95.05/gsp_ga10x.bin",
-    ]
-    assert all("seen-by-the-host" in mount.host_path for mount in edits.mounts)
-    assert edits.env == ("NVIDIA_VISIBLE_DEVICES=void",)
-    (hook,) = edits.hooks
-    assert hook.hook_name == "createContainer"
-    assert hook.path.endswith("seen-by-the-host/usr/bin/nvidia-cdi-hook")
-    assert hook.args == ("nvidia-cdi-hook", "update-ldcache", "--folder", f"/{libraries}")
-
-
-def test_without_the_hook_the_loader_is_told_by_a_variable(tmp_path):
-    lay(tmp_path, "usr/lib64/libcuda.so.1")
-    edits = workload_edits(tmp_path, tmp_path)
-    assert edits.env == ("NVIDIA_VISIBLE_DEVICES=void", "LD_LIBRARY_PATH=/usr/lib64")
-    assert edits.hooks == ()
-
-
-def test_a_node_without_a_driver_has_nothing_to_mount(tmp_path):
-    assert not workload_edits(tmp_path, tmp_path)
-
-
 def test_device_files_need_a_loaded_driver(tmp_path):
     (tmp_path / "devices").write_text("Character devices:\n  1 mem\n\nBlock devices:\n")
-    with pytest.raises(Refused, match="not loaded"):
+    with pytest.raises(Retry, match="not loaded"):
         DriverFiles(proc_devices=tmp_path / "devices").of_gpu(GPU)
     (tmp_path / "devices").write_text("Character devices:\n195 nvidia-frontend\n\nBlock devices:\n")
     nodes = DriverFiles(proc_devices=tmp_path / "devices").of_gpu(GPU)

@@ -8,7 +8,7 @@ import pytest
 from rackloom.claim.node.gpu.inventory import Mig, Recovery, Xid
 from rackloom.claim.node.gpu.nvml import read_gpus
 from rackloom.claim.node.gpu.nvml_events import NvmlGpus
-from rackloom.errors import Retry
+from rackloom.errors import Refused, Retry
 
 NOWHERE = Path("/nowhere")
 
@@ -175,12 +175,13 @@ def test_a_lost_gpu_does_not_hide_the_others(library):
     assert [gpu.uuid for gpu in read_gpus(NOWHERE).gpus] == ["GPU-1"]
 
 
-def test_a_machine_without_a_driver_has_no_gpus(library, monkeypatch):
+def test_a_machine_without_a_driver_is_refused(library, monkeypatch):
     def missing(_flags):
         raise pynvml.NVMLError_LibraryNotFound
 
     monkeypatch.setattr(pynvml, "nvmlInitWithFlags", missing)
-    assert read_gpus(NOWHERE).gpus == ()
+    with pytest.raises(Refused, match="NVIDIA's driver"):
+        read_gpus(NOWHERE)
     with pytest.raises(Retry, match="not loaded"):
         NvmlGpus(NOWHERE).wait(0.01)
 

@@ -54,7 +54,7 @@ def test_a_gpu_is_given_by_its_device_files_and_given_back(gpus, read_specs):
         }
         assert edits["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
         # This host has none of these files.
-        (container,) = read_specs(gpus.kit.places.cdi, [own]).containers
+        (container,) = read_specs(gpus.kit.places.cdi, device.cdi_ids).containers
         assert {made["path"]: (made["major"], made["minor"]) for made in container.devices} == nodes
         assert container.allowed == {(*numbers, "rwm") for numbers in nodes.values()}
         await kubelet.unprepare(claim)

@@ -13,6 +13,8 @@ from rackloom.claim.domain import configs, names
 from rackloom.claim.domain.objects import Clique, DaemonInfo, Readiness, clique_json
 from rackloom.claim.kube.api import NotFound
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, NODE, RESOURCE_CLAIM
+from rackloom.claim.node.cdi import CdiDirectory
+from rackloom.claim.node.driver import DriverSpec, daemon_edits
 from rackloom.claim.node.imex.declared import read_declared
 from rackloom.claim.node.imex.host import Kernel
 from rackloom.claim.node.imex.plugin import ImexPlugin
@@ -53,6 +55,13 @@ class ImexKit:
     def declare(self, **fabric: Any) -> None:
         (self.root / "fabric.json").write_text(json.dumps(fabric))
 
+    def install_driver(self) -> None:
+        """What a daemon is given of the driver."""
+        for path in ("usr/bin/nvidia-imex", "usr/lib64/libnvidia-ml.so.580.95.05"):
+            file = self.root / "driver" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+
     def view(self) -> FabricView:
         return FabricView(lambda: read_declared(self.root / "fabric.json"), lambda: self.kit.now)
 
@@ -62,13 +71,14 @@ class ImexKit:
             "namespaces": (self.namespace,),
             "domains": self.kit.places.home(names.IMEX_DRIVER) / "domains",
             "kernel": Kernel(proc_devices=self.root / "devices", imex_capability=self.root / "capability"),
-            "daemon_cdi_ids": ("k8s.compute-domain.nvidia.com/device=all",),
         }
         return ImexSettings(**{**plain, **changes})
 
     def plugin(self, api: Any = None, **changes: Any) -> ImexPlugin:
         host = HostDaemon(root=self.root)
-        return ImexPlugin(api or self.api, self.settings(**changes), self.view(), host)
+        cdi = CdiDirectory(self.kit.places.cdi, names.IMEX_DRIVER)
+        driver = DriverSpec(cdi, daemon_edits, base=self.root / "driver", required=False)
+        return ImexPlugin(api or self.api, self.settings(**changes), self.view(), host, driver)
 
     async def domain(self, name: str = "cd", namespace: str = "default") -> str:
         """A ComputeDomain; its UID."""

@@ -181,7 +181,7 @@ def test_a_board_outside_a_rack_has_no_place(monkeypatch):
     assert (found.key.place, found.key.fabric_guid, found.tray) == (None, None, None)
 
 
-def test_no_library_is_no_gpu_and_a_broken_one_is_unknown(monkeypatch):
+def test_no_library_is_refused_and_a_broken_one_is_unknown(monkeypatch):
     def missing(flags):
         raise pynvml.NVMLError_LibraryNotFound
 
@@ -189,7 +189,8 @@ def test_no_library_is_no_gpu_and_a_broken_one_is_unknown(monkeypatch):
         raise pynvml.NVMLError_LibRmVersionMismatch
 
     monkeypatch.setattr(pynvml, "nvmlInitWithFlags", missing)
-    assert read_nvml(Path("/nowhere")) == NodeFabric()
+    with pytest.raises(Refused, match="NVIDIA's driver"):
+        read_nvml(Path("/nowhere"))
     monkeypatch.setattr(pynvml, "nvmlInitWithFlags", broken)
     with pytest.raises(Retry, match="NVML does not start"):
         read_nvml(Path("/nowhere"))

@@ -1,4 +1,4 @@
-"""What the kernel says of IMEX, what a daemon gets of the driver, and directories nobody needs."""
+"""What the kernel says of IMEX, and directories nobody needs."""
 
 import asyncio
 
@@ -6,7 +6,6 @@ import pytest
 
 from rackloom.claim.domain import names
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN
-from rackloom.claim.node.imex.base import base_edits
 from rackloom.claim.node.imex.host import Kernel
 from rackloom.errors import Refused
 
@@ -21,23 +20,6 @@ def test_a_driver_without_imex_is_refused(tmp_path):
     (tmp_path / "missing").write_text("DeviceFileMode: 438\n")
     with pytest.raises(Refused, match="DeviceFileMinor"):
         kernel.management_node()
-
-
-def test_a_daemon_gets_the_programs_and_libraries_of_the_driver(tmp_path):
-    files = ("usr/bin/nvidia-imex", "usr/bin/nvidia-imex-ctl", "usr/lib64/libnvidia-ml.so.1")
-    for path in (*files, "dev/nvidia0"):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).touch()
-    edits = base_edits(tmp_path, tmp_path / "on-host")
-    assert [(one.host_path, one.container_path) for one in edits.mounts] == [
-        (str(tmp_path / "on-host" / path), f"/{path}") for path in files
-    ]
-    assert edits.env == ("NVIDIA_VISIBLE_DEVICES=void", "LD_LIBRARY_PATH=/usr/lib64")
-    assert edits.device_nodes == ()  # dev/nvidia0 is no device here
-
-
-def test_a_node_without_the_driver_adds_nothing(tmp_path):
-    assert not base_edits(tmp_path, tmp_path)
 
 
 def test_directories_of_domains_that_are_gone_are_removed(imex):

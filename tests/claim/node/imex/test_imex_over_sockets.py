@@ -31,6 +31,7 @@ def test_a_channel_waits_while_the_daemon_that_it_waits_for_is_prepared_by_the_s
 ):
     async def story():
         await imex.kit.boot()
+        imex.install_driver()
         uid = await imex.domain()
         channel, daemon = await imex.channel("work", uid), await imex.daemon("daemon", uid)
         async with imex.kit.plugin(imex.plugin()) as running, imex.kit.kubelet(version) as kubelet:
@@ -55,8 +56,9 @@ def test_a_channel_waits_while_the_daemon_that_it_waits_for_is_prepared_by_the_s
             assert edits["mounts"] == [{"hostPath": str(home), "containerPath": "/imexd", "options": options}]
             assert home.is_dir()
             assert edits["deviceNodes"] == [node_of("/dev/nvidia-caps/nvidia-cap512", 236, 512, 0o666)]
-            (container,) = read_specs(imex.kit.places.cdi, prepared.cdi_ids[1:]).containers
+            (container,) = read_specs(imex.kit.places.cdi, prepared.cdi_ids).containers
             assert container.allowed == {(236, 512, "rwm")}
+            assert "/usr/bin/nvidia-imex" in container.mounts
 
             await imex.ready(uid)
             (device,) = (await waiting)[channel.uid]
@@ -72,7 +74,8 @@ def test_a_channel_waits_while_the_daemon_that_it_waits_for_is_prepared_by_the_s
             assert await imex.label() is None
             await kubelet.unprepare(daemon)
             assert running.checkpoint.claims == {}
-            assert [file.name for file in imex.kit.places.cdi.iterdir()] == []
+            (base,) = imex.kit.places.cdi.iterdir()
+            assert base.name == "k8s.compute-domain.nvidia.com-device_base.yaml"
 
     asyncio.run(story())
 

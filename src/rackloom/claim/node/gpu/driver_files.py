@@ -1,4 +1,4 @@
-"""Device files and files of NVIDIA's driver that a container needs.
+"""Device files of NVIDIA's driver that a container needs.
 
 Source: /proc/devices names the major numbers; minor numbers are fixed in NVIDIA's kernel modules (nvidiactl
 255, nvidia-modeset 254, uvm 0, uvm-tools 1); capabilities say theirs below /proc/driver/nvidia/capabilities.
@@ -8,37 +8,17 @@ import re
 import stat
 from pathlib import Path
 
+from rackloom.claim.node.driver import DRIVER_SECONDS, device_node
 from rackloom.claim.node.gpu.inventory import Gpu, Mig
-from rackloom.claim.node.imex.base import PROGRAM_PLACES, device_node, found, mount_of
 from rackloom.claim.node.imex.host import CAPS_DRIVER
-from rackloom.claim.node.values import DeviceNode, Edits, Hook, Value
+from rackloom.claim.node.values import DeviceNode, Value
 from rackloom.errors import Refused, Retry
-from rackloom.topology.discovery.nvml import LIBRARY_PLACES
 from rackloom.topology.discovery.proc_devices import character_devices
 
 MODE = 0o666
 _GPU_DRIVERS = ("nvidia", "nvidia-frontend")
 """The second is what drivers before 560 are called."""
 _CAPABILITY_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
-_PROGRAMS = (
-    "nvidia-smi",
-    "nvidia-debugdump",
-    "nvidia-persistenced",
-    "nvidia-cuda-mps-control",
-    "nvidia-cuda-mps-server",
-)
-_LIBRARIES = (
-    "libcuda.so*",
-    "libcudadebugger.so*",
-    "libnvidia-*.so*",
-    "libnvcuvid.so*",
-    "libnvoptix.so*",
-    "libGLX_nvidia.so*",
-    "libEGL_nvidia.so*",
-    "libGLESv*_nvidia.so*",
-)
-_FIRMWARE_PLACES, _FIRMWARE = ("lib/firmware/nvidia", "usr/lib/firmware/nvidia"), ("*/gsp*.bin",)
-_HOOK_PROGRAM = "nvidia-cdi-hook"
 
 
 class DriverFiles(Value, frozen=True, kw_only=True):
@@ -49,7 +29,7 @@ class DriverFiles(Value, frozen=True, kw_only=True):
     devices: Path = Path("/dev")
 
     def of_gpu(self, gpu: Gpu) -> tuple[DeviceNode, ...]:
-        """For a whole GPU. Raises `Refused` while the driver is not loaded."""
+        """For a whole GPU. Raises `Retry` while the driver is not loaded."""
         majors = self._majors()
         return (_node(f"nvidia{gpu.minor}", _gpu_major(majors), gpu.minor), *_common(majors))
 
@@ -81,34 +61,6 @@ class DriverFiles(Value, frozen=True, kw_only=True):
         return {name: major for major, name in character_devices(self.proc_devices.read_text())}
 
 
-def workload_edits(driver_root: Path, host_root: Path) -> Edits:
-    """The driver's libraries, programs and firmware, for every container that gets a GPU.
-
-    The loader's cache is written by nvidia-cdi-hook where the host has it. Without it LD_LIBRARY_PATH tells
-    the loader where to look, and an image's own value of it is lost. No edits where there is no driver.
-    """
-    libraries = found(driver_root, LIBRARY_PLACES, _LIBRARIES)
-    if not libraries:
-        return Edits()
-    programs = found(driver_root, PROGRAM_PLACES, _PROGRAMS)
-    firmware = found(driver_root, _FIRMWARE_PLACES, _FIRMWARE)
-    folders = sorted({f"/{file.parent}" for file in libraries})
-    hooks = found(driver_root, PROGRAM_PLACES, (_HOOK_PROGRAM,))
-    search = () if hooks else (f"LD_LIBRARY_PATH={':'.join(folders)}",)
-    return Edits(
-        env=("NVIDIA_VISIBLE_DEVICES=void", *search),
-        mounts=tuple(mount_of(file, host_root) for file in (*libraries, *programs, *firmware)),
-        hooks=tuple(_cache_hook(host_root / program, folders) for program in hooks[:1]),
-    )
-
-
-def _cache_hook(program: Path, folders: list[str]) -> Hook:
-    named = [word for folder in folders for word in ("--folder", folder)]
-    return Hook(
-        hook_name="createContainer", path=str(program), args=(_HOOK_PROGRAM, "update-ldcache", *named)
-    )
-
-
 def _common(majors: dict[str, int]) -> tuple[DeviceNode, ...]:
     """What every user of any GPU needs; a kernel without display support has no modeset device."""
     gpu = _gpu_major(majors)
@@ -127,9 +79,9 @@ def _gpu_major(majors: dict[str, int]) -> int:
     for name in _GPU_DRIVERS:
         if name in majors:
             return majors[name]
-    raise Refused(
-        "NVIDIA's driver is not loaded: /proc/devices does not list it",
-        nearest_fix="load the nvidia module on the node",
+    raise Retry(
+        "NVIDIA's driver is not loaded: /proc/devices does not list it; load the nvidia module on the node",
+        after=DRIVER_SECONDS,
     )
 
 

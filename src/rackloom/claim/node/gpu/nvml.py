@@ -13,7 +13,7 @@ from rackloom.claim.node.gpu.nvml_mig import mig_devices, mig_mode
 from rackloom.claim.node.imex.fabric import GpuFabric, NodeFabric, clique_of
 from rackloom.claim.node.imex.nvml import gpu_fabric
 from rackloom.errors import Retry
-from rackloom.topology.discovery.nvml import nvml_session
+from rackloom.topology.discovery.nvml import driver_missing, nvml_session
 from rackloom.topology.discovery.pci import pci_address
 
 T = TypeVar("T")
@@ -46,10 +46,10 @@ _ADDRESSING = {0: "None", 1: "HMM", 2: "ATS"}
 
 
 def read_gpus(driver_root: Path) -> Inventory:
-    """Every GPU that answers; a machine without NVIDIA's driver has none. Raises `Retry`."""
+    """Every GPU that answers. Raises `Refused` where the driver is missing, `Retry` where it has trouble."""
     with nvml_session(driver_root) as nvml:
         if nvml is None:
-            return Inventory()
+            raise driver_missing(driver_root)
         indices = range(nvml.nvmlDeviceGetCount())
         read = (_answering(nvml, index) for index in indices)
         return Inventory(

@@ -24,7 +24,7 @@ class NvmlGpus:
         self._deaf: frozenset[str] = frozenset()
 
     def read(self) -> Inventory:
-        """Every GPU that answers. Raises `Retry`."""
+        """Every GPU that answers. Raises `Retry`, or `Refused` where the driver is missing."""
         return read_gpus(self._driver_root)
 
     def wait(self, seconds: float) -> tuple[Xid, ...]:

@@ -1,12 +1,13 @@
 """The plugin of gpu.nvidia.com."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import structlog
 
+from rackloom.claim.node.driver import DRIVER_SECONDS, DriverSpec
 from rackloom.claim.node.gpu.mps import MpsDaemons
 from rackloom.claim.node.gpu.programs import Programs
 from rackloom.claim.node.gpu.settings import GPU_DRIVER, GpuSettings
@@ -38,11 +39,18 @@ class GpuPlugin:
     driver = GPU_DRIVER
     kinds = (GPU, MIG, VFIO)
 
-    def __init__(self, settings: GpuSettings, view: GpuView, programs: Programs) -> None:
+    def __init__(
+        self, settings: GpuSettings, view: GpuView, programs: Programs, driver: DriverSpec | None = None
+    ) -> None:
         self._settings = settings
         self._view = view
         self._programs = programs
+        self._driver = driver
         self._mps = MpsDaemons(programs, settings.mps_home)
+
+    def missing(self) -> str | None:
+        """NVIDIA's driver, on a node whose GPUs it should drive."""
+        return self._view.missing
 
     async def pools(self) -> tuple[Pool, ...]:
         """The node's pool. Raises `Retry` until the GPUs were read once."""
@@ -55,10 +63,11 @@ class GpuPlugin:
         return {"sharing": msgspec.to_builtins(sharing_of(claim.ref.uid, wanted))}
 
     async def prepare(self, claim: Claim) -> Prepared:
-        """One attempt. Device files first: what cannot be given needs no sharing."""
+        """One attempt. Files first: what cannot be given needs no sharing."""
         wanted = targets(claim, self._view.device)
         sharing = sharing_of(claim.ref.uid, wanted)
-        devices = tuple(self._device(one, sharing) for one in wanted)
+        base = await self._base_ids(wanted)
+        devices = tuple(self._device(one, sharing, base) for one in wanted)
         await share(sharing, self._programs, self._mps)
         return Prepared(devices=devices)
 
@@ -88,8 +97,10 @@ class GpuPlugin:
 
     async def _look(self) -> None:
         while True:
+            if self._driver is not None:
+                await self._driver.look()
             await self._view.look()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(DRIVER_SECONDS if self._view.missing else LOOK_SECONDS)
 
     async def _listen(self) -> None:
         while True:
@@ -104,7 +115,13 @@ class GpuPlugin:
             await asyncio.sleep(LOOK_SECONDS)
             await self._mps.revive()
 
-    def _device(self, target: Target, sharing: Sharing) -> PreparedDevice:
+    async def _base_ids(self, wanted: Sequence[Target]) -> tuple[str, ...]:
+        """CDI ids of the driver's files, which a GPU that is passed through does not need."""
+        if self._driver is None or all(target.known.vfio is not None for target in wanted):
+            return ()
+        return await self._driver.ids()
+
+    def _device(self, target: Target, sharing: Sharing, base: tuple[str, ...]) -> PreparedDevice:
         known, daemon = target.known, daemon_of(target, sharing)
         kind = VFIO if known.vfio is not None else GPU if known.mig is None else MIG
         through = Edits() if daemon is None else self._mps.edits(daemon.name)
@@ -116,7 +133,7 @@ class GpuPlugin:
                 device_nodes=self._nodes(target),
                 mounts=through.mounts,
             ),
-            shared_cdi_ids=() if kind == VFIO else self._settings.base_cdi_ids,
+            shared_cdi_ids=() if kind == VFIO else base,
         )
 
     def _nodes(self, target: Target) -> tuple[DeviceNode, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rackloom import programs
+from rackloom.claim.node.driver import PROGRAMS, DriverSpec
 from rackloom.errors import Retry
 
 PATIENCE_SECONDS = 20.0
@@ -14,10 +15,11 @@ _LONGEST_COMPLAINT = 300
 
 
 class Programs:
-    """Programs of one root."""
+    """Programs of the host's root, and those of a driver that is in a container below it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, driver: DriverSpec | None = None) -> None:
         self.root = root
+        self._driver = driver
 
     async def run(self, *command: str, stdin: str = "", env: Mapping[str, str] | None = None) -> str:
         """What the program prints. Raises `Retry` when it cannot run, fails, or does not end in time."""
@@ -27,7 +29,7 @@ class Programs:
             seconds=PATIENCE_SECONDS,
             again=AGAIN_SECONDS,
             given=stdin.encode(),
-            env={"PATH": os.environ.get("PATH", _PATH), **(env or {})},
+            env={**self._environment(), **(env or {})},
         )
         if ended.code != 0:
             raise Retry(
@@ -35,3 +37,16 @@ class Programs:
                 after=AGAIN_SECONDS,
             )
         return ended.said
+
+    def _environment(self) -> Mapping[str, str]:
+        """Where programs and their libraries are found: for a driver in a container, in its root as well."""
+        path = os.environ.get("PATH", _PATH)
+        driver = None if self._driver is None else self._driver.driver
+        if driver is None or driver.root == driver.base:
+            return {"PATH": path}
+        below = Path("/") / driver.root.relative_to(driver.base)
+        folders = {
+            kind: dict.fromkeys(str(below.joinpath(*file.path.parent.parts[1:])) for file in files)
+            for kind, files in (("PATH", driver.programs(*PROGRAMS)), ("LD", driver.libraries("libcuda")))
+        }
+        return {"PATH": ":".join((path, *folders["PATH"])), "LD_LIBRARY_PATH": ":".join(folders["LD"])}

@@ -17,5 +17,3 @@ class GpuSettings(Value, frozen=True, kw_only=True):
     """A directory for each MPS daemon."""
     files: DriverFiles = DriverFiles()
     shares: Shares = Shares()
-    base_cdi_ids: tuple[str, ...] = ()
-    """CDI devices that every container with a GPU needs besides: the driver's libraries and programs."""

@@ -9,7 +9,7 @@ class GpuSource(Protocol):
     """The GPUs of this node. Every method blocks, and belongs in a thread."""
 
     def read(self) -> Inventory:
-        """All GPUs that answer. Raises `Retry` when that cannot be said."""
+        """All GPUs that answer. Raises `Retry` when that is unknown, `Refused` without a driver."""
         ...
 
     def wait(self, seconds: float) -> tuple[Xid, ...]:

@@ -1,7 +1,7 @@
 """The GPUs of this node: what was read, what happened since, and when that changes what is published."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
@@ -10,10 +10,10 @@ from rackloom.claim.allocate.objects import Device
 from rackloom.claim.node.gpu import published
 from rackloom.claim.node.gpu.condition import Conditions, Known, Look, health_of, looked, struck
 from rackloom.claim.node.gpu.inventory import Inventory, Vfio
-from rackloom.claim.node.gpu.place import places
+from rackloom.claim.node.gpu.place import Place, places
 from rackloom.claim.node.gpu.published import Node
 from rackloom.claim.node.gpu.source import GpuSource
-from rackloom.claim.node.values import DeviceHealth, Health, Pool
+from rackloom.claim.node.values import DeviceHealth, Health, Pool, Value
 from rackloom.errors import Refused, Retry
 from rackloom.topology.machine import Machine
 
@@ -36,9 +36,26 @@ class Reading:
         self._machine = machine
         self._vfio = vfio
 
-    def read(self) -> tuple[Inventory, Machine, tuple[Vfio, ...]]:
-        """Raises `Retry` or `Refused` with why nothing can be said."""
-        return self.source.read(), self._machine(), self._vfio()
+    def read(self) -> "Observation":
+        """Raises `Retry` or `Refused` with why nothing can be said.
+
+        Without a driver there are no GPUs but those that are passed through, which need none here.
+        """
+        vfio = self._vfio()
+        try:
+            inventory = self.source.read()
+        except Refused as refused:
+            return Observation(vfio=vfio, missing=None if vfio else str(refused))
+        return Observation(inventory=inventory, places=places(self._machine()), vfio=vfio)
+
+
+class Observation(Value, frozen=True, kw_only=True):
+    """What one look found. `missing` is what keeps the node from having GPUs at all."""
+
+    inventory: Inventory = Inventory()
+    places: Mapping[str, Place] = {}
+    vfio: tuple[Vfio, ...] = ()
+    missing: str | None = None
 
 
 class GpuView:
@@ -53,6 +70,8 @@ class GpuView:
         self._devices: tuple[Device, ...] = ()
         self._observed_at: float | None = None
         self._trouble = "the GPUs were not looked at yet"
+        self.missing: str | None = None
+        """What has to appear before this node has GPUs; None for nothing."""
 
     def when_changed(self, tell: Callable[[], None]) -> None:
         """Have `tell` called whenever the published devices become others."""
@@ -73,16 +92,20 @@ class GpuView:
     async def look(self) -> None:
         """Read again. What was known stays when nothing can be read."""
         try:
-            inventory, machine, vfio = await asyncio.to_thread(self._reading.read)
+            found = await asyncio.to_thread(self._reading.read)
         except (Retry, Refused) as trouble:
             self._trouble = trouble.reason
             log.warning("gpu.unknown", reason=trouble.reason)
             return
+        if found.missing != self.missing:
+            log.warning("gpu.driver", missing=found.missing)
         now = self._wall()
-        self._trouble, self._observed_at = "", now
-        look = Look(inventory=inventory, unmonitored=self._reading.source.unmonitored(), at=now)
+        self._trouble, self._observed_at, self.missing = "", now, found.missing
+        look = Look(inventory=found.inventory, unmonitored=self._reading.source.unmonitored(), at=now)
         conditions = looked(self._node.conditions, look, self._harmless)
-        self._become(Node(conditions=conditions, inventory=inventory, places=places(machine), vfio=vfio))
+        self._become(
+            Node(conditions=conditions, inventory=found.inventory, places=found.places, vfio=found.vfio)
+        )
 
     async def listen(self) -> None:
         """Wait a moment for errors, and take note of them. Raises `Retry`."""

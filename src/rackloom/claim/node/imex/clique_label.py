@@ -20,6 +20,7 @@ log = structlog.get_logger(__name__)
 
 MANAGER = "rackloom-clique-label"
 LOOK_SECONDS = 600.0
+RETRY_SECONDS = 10.0
 STOP_SECONDS = 5.0
 
 
@@ -35,16 +36,21 @@ class CliqueLabel:
         self._fabric = fabric
         self._keep = keep
         self.second_writer: str | None = None
+        self._trouble = ""
 
     async def run(self) -> None:
         """Keep the label until it is cancelled; then remove it if it is ours."""
         try:
             while True:
+                pause, trouble = LOOK_SECONDS, ""
                 try:
                     await self.write()
-                except (KubeError, Retry) as trouble:
-                    log.warning("imex.clique-label", reason=str(trouble))
-                await asyncio.sleep(LOOK_SECONDS)
+                except (KubeError, Retry) as error:
+                    pause, trouble = RETRY_SECONDS, str(error)
+                if trouble not in ("", self._trouble):
+                    log.warning("imex.clique-label", reason=trouble)
+                self._trouble = trouble
+                await asyncio.sleep(pause)
         finally:
             if not self._keep:
                 await self._withdraw_in_time()

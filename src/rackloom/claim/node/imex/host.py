@@ -7,7 +7,7 @@ import msgspec
 
 from rackloom.claim.domain.driver import OLDEST_DRIVER
 from rackloom.claim.node.values import DeviceNode
-from rackloom.errors import Refused
+from rackloom.errors import Refused, why
 from rackloom.topology.discovery.proc_devices import IMEX_CHANNELS, character_devices
 
 CAPS_DRIVER = "nvidia-caps"
@@ -25,6 +25,14 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
         """Major number of the channel devices. Raises `Refused` where the driver offers none."""
         return self._major(IMEX_CHANNELS)
 
+    def has_channels(self) -> bool:
+        """Whether the driver offers channels now."""
+        try:
+            self.channel_major()
+        except Refused:
+            return False
+        return True
+
     def management_node(self) -> DeviceNode:
         """The device that lets a daemon manage the fabric. Raises `Refused` where there is none."""
         try:
@@ -39,7 +47,14 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
         return DeviceNode(path=path, major=self._major(CAPS_DRIVER), minor=minor, file_mode=mode)
 
     def _major(self, driver: str) -> int:
-        for major, name in character_devices(self.proc_devices.read_text()):
+        try:
+            text = self.proc_devices.read_text()
+        except OSError as error:
+            raise Refused(
+                f"{self.proc_devices} cannot be read: {why(error)}",
+                nearest_fix="name the kernel's list of devices as --proc-devices",
+            ) from error
+        for major, name in character_devices(text):
             if name == driver:
                 return major
         raise Refused(

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from rackloom.claim.node.imex.fabric import FabricState, GpuFabric, NodeFabric
 from rackloom.claim.node.values import Health
-from rackloom.topology.discovery.nvml import nvml_session
+from rackloom.topology.discovery.nvml import driver_missing, nvml_session
 from rackloom.topology.discovery.pci import pci_address
 from rackloom.topology.facts import Fact, Source
 from rackloom.topology.identity import GpuKey, SlotKey
@@ -25,14 +25,14 @@ _SUMMARY_TEXTS = {
 
 
 def read_nvml(driver_root: Path) -> NodeFabric:
-    """What every GPU says; a machine without NVIDIA's driver has none. Blocks for some milliseconds.
+    """What every GPU says. Blocks for some milliseconds.
 
-    The library is that of the driver below `driver_root`, else the system's. Raises `Retry` when the driver
-    is there and does not answer.
+    The library is that of the driver below `driver_root`, else the system's. Raises `Refused` where there is
+    no driver, and `Retry` when it is there and does not answer.
     """
     with nvml_session(driver_root) as nvml:
         if nvml is None:
-            return NodeFabric()
+            raise driver_missing(driver_root)
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         gpus = tuple(gpu_fabric(nvml, index, handle) for index, handle in enumerate(handles))
         return NodeFabric(gpus=gpus, driver_version=nvml.nvmlSystemGetDriverVersion())

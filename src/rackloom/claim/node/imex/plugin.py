@@ -14,6 +14,7 @@ import msgspec
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import ImexMode
 from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.node.driver import DRIVER_SECONDS, DriverSpec
 from rackloom.claim.node.imex.devices import health_of, node_pool
 from rackloom.claim.node.imex.domains import Domains
 from rackloom.claim.node.imex.host import channel_node
@@ -33,9 +34,10 @@ from rackloom.claim.node.values import (
     Prepared,
     PreparedDevice,
 )
-from rackloom.errors import Refused
+from rackloom.errors import Refused, Retry
 
 LOOK_SECONDS = 600.0
+"""Between two looks at the fabric."""
 
 
 class ImexPlugin:
@@ -45,12 +47,18 @@ class ImexPlugin:
     kinds = (Kind.CHANNEL.value, Kind.DAEMON.value, Kind.ISOLATED_CHANNEL.value)
 
     def __init__(
-        self, api: KubeApi, settings: ImexSettings, fabric: FabricView, host_daemon: HostDaemon
+        self,
+        api: KubeApi,
+        settings: ImexSettings,
+        fabric: FabricView,
+        host_daemon: HostDaemon,
+        driver: DriverSpec | None = None,
     ) -> None:
         self._settings = settings
         self._mode = NodeMode(api, settings.node, settings.isolation)
         self._fabric = fabric
         self._host_daemon = host_daemon
+        self._driver = driver
         self._domains = Domains(api)
         self._label = NodeLabel(api, settings.node)
         self._daemons = Daemons(api, settings.node, settings.namespaces)
@@ -59,9 +67,18 @@ class ImexPlugin:
         """Learn the node's mode before anything is published or prepared. Raises `KubeError`."""
         await self._mode.read()
 
+    def missing(self) -> str | None:
+        """NVIDIA's driver with its IMEX channels, of a version that will do."""
+        return self._fabric.missing
+
     async def pools(self) -> tuple[Pool, ...]:
-        """The node's pool. Raises `Retry` until the node's clique is known."""
-        clique = await self._fabric.clique()
+        """The node's pool, empty without a driver. Raises `Retry` until the node's clique is known."""
+        try:
+            clique = await self._fabric.clique()
+        except Retry:
+            if self._fabric.missing is None:
+                raise
+            return (Pool(name=self._settings.node, devices=()),)
         return (node_pool(self._now(), clique, self._fabric.fabric),)
 
     def intent(self, claim: Claim) -> Mapping[str, Any]:
@@ -72,6 +89,7 @@ class ImexPlugin:
     async def prepare(self, claim: Claim) -> Prepared:
         """One attempt."""
         wanted = wanted_by(claim, self._now())
+        await self._fabric.need_driver()
         match wanted.kind:
             case Kind.DAEMON:
                 device = await self._daemon(wanted)
@@ -107,17 +125,24 @@ class ImexPlugin:
     async def run(self, wake: Callable[[], None]) -> None:
         """Follow the node's mode, and the fabric: it may be partitioned anew under a running node."""
         self._fabric.when_changed(wake)
-        await asyncio.gather(self._look(), self._mode.follow(wake))
+        await asyncio.gather(self._follow_driver(), self._mode.follow(wake))
 
     async def health(self) -> tuple[DeviceHealth, ...]:
         """As the GPUs' fabric is now."""
         await self._fabric.look()
         return tuple(one for pool in await self.pools() for one in health_of(pool, self._fabric))
 
-    async def _look(self) -> None:
+    async def _follow_driver(self) -> None:
+        """Look for a driver that is missing, and at the fabric: at once when the driver becomes another."""
+        loop = asyncio.get_running_loop()
+        looked_at = loop.time()
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            await self._fabric.look()
+            await asyncio.sleep(DRIVER_SECONDS)
+            changed = self._driver is not None and await self._driver.look()
+            waits = self._fabric.missing is not None or not self._settings.kernel.has_channels()
+            if changed or waits or loop.time() >= looked_at + LOOK_SECONDS:
+                looked_at = loop.time()
+                await self._fabric.look()
 
     def _now(self) -> ImexSettings:
         """The settings with the mode that the node is in at present."""
@@ -177,7 +202,7 @@ class ImexPlugin:
             result=wanted.result,
             kind=wanted.kind,
             edits=edits,
-            shared_cdi_ids=self._settings.daemon_cdi_ids,
+            shared_cdi_ids=() if self._driver is None else await self._driver.ids(),
         )
 
 

@@ -21,5 +21,3 @@ class ImexSettings(msgspec.Struct, frozen=True, kw_only=True):
     isolation: Isolation = Isolation.DOMAIN
     """Of a node without the label."""
     kernel: Kernel = Kernel()
-    daemon_cdi_ids: tuple[str, ...] = ()
-    """CDI devices that a daemon needs besides its own: the driver's libraries and programs."""

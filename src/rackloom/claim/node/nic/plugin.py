@@ -95,6 +95,10 @@ class NicPlugin:
                 record = msgspec.convert(entry.record, Record)
                 self.prepared[entry.ref.uid] = ForPod(ref=entry.ref, pod=record.pod, nics=record.nics)
 
+    def missing(self) -> str | None:
+        """Nothing: the kernel has the NICs that it has."""
+        return None
+
     async def pools(self) -> tuple[Pool, ...]:
         """The node's pool: what can be claimed, and what is claimed, with the attributes of either."""
         seen = await self._now()

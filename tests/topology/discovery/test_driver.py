@@ -1,0 +1,152 @@
+"""Where NVIDIA's driver is found, and which version of it counts."""
+
+from pathlib import Path, PurePosixPath
+
+import pynvml
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.errors import Retry
+from rackloom.topology.discovery.driver import (
+    CONTAINERISED,
+    LIBRARY_PLACES,
+    PROGRAM_PLACES,
+    find_driver,
+    loaded_version,
+)
+from rackloom.topology.discovery.nvml import nvml_session
+
+NEW = "580.95.05"
+versions = st.tuples(st.integers(450, 999), st.integers(0, 300), st.integers(0, 99)).map(
+    lambda numbers: "{}.{:02}.{:02}".format(*numbers)
+)
+
+
+def lay(root, *paths):
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).touch()
+
+
+@pytest.mark.parametrize("below", ["", CONTAINERISED])
+@pytest.mark.parametrize("place", LIBRARY_PLACES)
+def test_libraries_are_found_wherever_distributions_and_containers_have_them(tmp_path, below, place):
+    lay(tmp_path / below, f"{place}/libcuda.so.{NEW}")
+    driver = find_driver(tmp_path, Path("/host"))
+    assert (driver.version, driver.host_root) == (NEW, Path("/host") / below)
+    (file,) = driver.libraries()
+    assert file.path == PurePosixPath(f"/{place}/libcuda.so.{NEW}")
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_both_architectures_are_searched(arch):
+    assert f"usr/lib/{arch}-linux-gnu" in LIBRARY_PLACES
+
+
+@pytest.mark.parametrize("place", PROGRAM_PLACES)
+def test_programs_are_found_in_every_place(tmp_path, place):
+    lay(tmp_path, f"usr/lib64/libcuda.so.{NEW}", f"{place}/nvidia-smi")
+    (file,) = find_driver(tmp_path).programs("nvidia-imex", "nvidia-smi")
+    assert file.path == PurePosixPath(f"/{place}/nvidia-smi")
+
+
+@pytest.mark.parametrize("target", ["usr/{}", "/usr/{}"])
+def test_a_directory_with_two_paths_is_searched_once(tmp_path, target):
+    lay(
+        tmp_path,
+        f"usr/lib64/libcuda.so.{NEW}",
+        "usr/bin/nvidia-smi",
+        f"usr/lib/firmware/nvidia/{NEW}/gsp.bin",
+    )
+    for name in ("lib64", "bin", "lib"):
+        (tmp_path / name).symlink_to(target.format(name))
+    driver = find_driver(tmp_path)
+    assert [str(file.path) for file in driver.libraries()] == [f"/usr/lib64/libcuda.so.{NEW}"]
+    assert [str(file.path) for file in driver.programs("nvidia-smi")] == ["/usr/bin/nvidia-smi"]
+    assert [str(file.path) for file in driver.firmware()] == [f"/usr/lib/firmware/nvidia/{NEW}/gsp.bin"]
+
+
+@given(data=st.data(), there=st.sets(versions, min_size=1, max_size=4))
+def test_of_several_versions_that_of_the_kernel_module_counts_else_the_newest(tmp_path_factory, data, there):
+    root = tmp_path_factory.mktemp("driver")
+    lay(root, *(f"usr/lib64/{stem}.so.{version}" for version in there for stem in ("libcuda", "libnvidia-x")))
+    loaded = data.draw(st.none() | st.sampled_from(sorted(there)) | versions)
+    driver = find_driver(root, loaded=loaded)
+    newest = max(there, key=lambda version: tuple(map(int, version.split("."))))
+    assert driver.version == (loaded if loaded in there else newest)
+    names = {file.path.name for file in driver.libraries()}
+    assert names == {f"{stem}.so.{driver.version}" for stem in ("libcuda", "libnvidia-x")}
+
+
+def test_of_two_roots_that_of_the_kernel_module_counts_else_the_hosts(tmp_path):
+    old = "570.172.08"
+    lay(tmp_path, f"usr/lib64/libcuda.so.{old}")
+    lay(tmp_path / CONTAINERISED, f"usr/lib64/libcuda.so.{NEW}", "dev/nvidiactl")
+    assert find_driver(tmp_path).version == old
+    assert find_driver(tmp_path, loaded="590.44.01").version == old
+    driver = find_driver(tmp_path, loaded=NEW)
+    assert driver.version == NEW
+    assert driver.devices == tmp_path / CONTAINERISED / "dev"
+    (tmp_path / CONTAINERISED / "dev/nvidiactl").unlink()
+    assert driver.devices == tmp_path / "dev"
+
+
+def test_names_without_a_version_are_taken_by_their_stems(tmp_path):
+    lay(tmp_path, "usr/lib64/libcuda.so.1", "usr/lib64/libnvidia-ml.so.1", "usr/lib64/libc.so.6")
+    driver = find_driver(tmp_path)
+    assert driver.version is None
+    assert [file.path.name for file in driver.libraries("libcuda", "libnvidia-*")] == [
+        "libcuda.so.1",
+        "libnvidia-ml.so.1",
+    ]
+
+
+def test_what_only_looks_like_a_driver_is_none(tmp_path):
+    assert find_driver(tmp_path) is None
+    (tmp_path / "usr/lib64/libcuda.so.1").mkdir(parents=True)
+    (tmp_path / "usr/lib64/libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.1")
+    (tmp_path / f"usr/lib64/libcuda.so.{NEW}").symlink_to("../../../../../../etc/nowhere")
+    lay(tmp_path, "usr/lib64/libcudart.so.13")
+    assert find_driver(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Sat Aug 19 01:15:15 UTC 2023",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (builder@host)",
+        "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.95.05  Release Build  (builder@host)",
+    ],
+)
+def test_the_kernel_module_says_its_version(tmp_path, line):
+    assert loaded_version(tmp_path) is None
+    lay(tmp_path, "proc/driver/nvidia/version")
+    (tmp_path / "proc/driver/nvidia/version").write_text(f"{line}\nGCC version:  gcc version 12.3.0\n")
+    assert loaded_version(tmp_path) == NEW
+
+
+def test_the_library_of_another_version_takes_the_place_of_the_first(tmp_path, monkeypatch):
+    """Any two libraries will do: what counts is which of them the bindings ask."""
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {"nvmlInitWithFlags": None})
+    system = next(path for path in map(Path, _mapped()) if path.name.startswith("libc."))
+    library = tmp_path / CONTAINERISED / "usr/lib64"
+    library.mkdir(parents=True)
+    for version in ("570.172.08", NEW):
+        (library / f"libnvidia-ml.so.{version}").write_bytes(system.read_bytes())
+        with pytest.raises(Retry, match="NVML does not start: Function Not Found"), nvml_session(tmp_path):
+            pass
+        assert pynvml.nvmlLib._name == str(library / f"libnvidia-ml.so.{version}")
+    # Under a session nothing is exchanged: its handles belong to the library that made them.
+    monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 1)
+    (library / "libnvidia-ml.so.590.44.01").write_bytes(system.read_bytes())
+    with pytest.raises(Retry), nvml_session(tmp_path):
+        pass
+    assert pynvml.nvmlLib._name == str(library / f"libnvidia-ml.so.{NEW}")
+
+
+def _mapped():
+    """Libraries of this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[-1] for line in lines if ".so" in line}
