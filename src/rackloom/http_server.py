@@ -1,11 +1,40 @@
-"""An HTTP server that is one of several in its process, for the service and for simulated controllers."""
+"""An HTTP server that is one of several in its process, and one that strangers cannot exhaust.
+
+`BoundedServer` is for a server that anybody can reach and only some may use, who cannot be told apart before
+they have been read: an admission server, whose caller presents no certificate. Everything that a connection
+can hold is bounded from the moment that the kernel hands it over: how many there are, how long a handshake, a
+head and a request take, how long a head is. What is scarce is shared by address (`FairShare`), so that a
+flood from some leaves the others their part. Not bounded is the processor time of accepting and closing.
+"""
 
 import asyncio
+import errno
+import ipaddress
+import logging
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+import ssl
+import struct
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
 
+import msgspec
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_ACCEPTED_AT_ONCE = 16
+"""Connections that are taken from the kernel before others are served again."""
+_WAITING = 1024
+"""Connections that the kernel keeps until they are accepted."""
+_AGAIN_SECONDS = 0.5
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: close at once, and leave nothing behind."""
+_SILENT = logging.getLogger("rackloom.http_server.strangers")
+"""A line for each bad request would let whoever sends them fill the log: they are counted instead."""
+_SILENT.setLevel(logging.CRITICAL)
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class HttpServer(uvicorn.Server):
@@ -34,3 +63,336 @@ def bound_socket(host: str, port: int) -> socket.socket:
     # without it an answer of two writes waits 40 ms for a delayed acknowledgement.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return bound
+
+
+class Share:
+    """What one holder has of a `FairShare`, until it gives it back or loses it to somebody poorer."""
+
+    def __init__(self, of: "FairShare", owner: str, amount: int, evict: Callable[[], None]) -> None:
+        self.owner = owner
+        self.amount = amount
+        self.evict = evict
+        self.is_needed = False
+        """Whether it is in the middle of something, and must not be lost."""
+        self._of = of
+
+    def release(self) -> None:
+        """Give it back; again changes nothing."""
+        self._of.give_back(self)
+
+    def renew(self) -> None:
+        """Count as the youngest of its owner: it has just been of use."""
+        self._of.renew(self)
+
+
+class FairShare:
+    """So much of something scarce, shared by the addresses of those who ask for it.
+
+    While there is enough, whoever asks gets. Then the oldest share of the address that holds most is evicted
+    for one that holds less (the longest queue drops: Suter, Lakshman, Stiliadis, Choudhury, INFOCOM 1998), so
+    that nobody gets less than an equal part who does not ask for less. `most` is what one address may hold
+    even while nobody else asks.
+    """
+
+    def __init__(self, total: int, most: int) -> None:
+        self._total = total
+        self._most = most
+        self._held: dict[str, int] = defaultdict(int)
+        self._shares: dict[str, deque[Share]] = defaultdict(deque)
+
+    @property
+    def held(self) -> int:
+        """By all together."""
+        return sum(self._held.values())
+
+    def take(self, owner: str, amount: int, evict: Callable[[], None]) -> Share | None:
+        """A share of so much, or None: its owner has its part already. `evict` is called when it is lost."""
+        if amount > self._total or self._held.get(owner, 0) + amount > self._most:
+            return None
+        while self.held + amount > self._total:
+            victim = self._victim(self._held.get(owner, 0))
+            if victim is None:
+                return None
+            victim.release()
+            victim.evict()
+        share = Share(self, owner, amount, evict)
+        self._held[owner] += amount
+        self._shares[owner].append(share)
+        return share
+
+    def give_back(self, share: Share) -> None:
+        """What it held is free."""
+        with suppress(ValueError):
+            self._shares[share.owner].remove(share)
+            self._held[share.owner] -= share.amount
+        if not self._shares[share.owner]:
+            del self._shares[share.owner]
+            self._held.pop(share.owner, None)
+
+    def renew(self, share: Share) -> None:
+        """It is the last that its owner would lose."""
+        with suppress(ValueError):
+            self._shares[share.owner].remove(share)
+            self._shares[share.owner].append(share)
+
+    def _victim(self, more_than: int) -> Share | None:
+        """The oldest share that can be lost, of whoever holds most and more than the one who asks."""
+        for owner, amount in sorted(self._held.items(), key=lambda known: -known[1]):
+            if amount <= more_than:
+                return None
+            found = next((share for share in self._shares[owner] if not share.is_needed), None)
+            if found is not None:
+                return found
+        return None
+
+
+def address_key(host: str) -> str:
+    """By whom something is shared: an IPv4 address, or the IPv6 network of one link (64 bits)."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """What connections may hold together, and each by itself. Seconds, bytes."""
+
+    connections: int = 256
+    """A connection with TLS takes 0.3 MiB of this process (asyncio's buffer alone is 256 KiB)."""
+    connections_of_an_address: int = 192
+    handshake_seconds: float = 3.0
+    head_seconds: float = 5.0
+    """From the handshake, or the first byte of a further request, to the end of the request's head."""
+    request_seconds: float = 20.0
+    """From the end of the head to the end of the answer."""
+    head_bytes: int = 16 << 10
+    head_fields: int = 64
+
+
+Ended = Callable[[str], None]
+"""Hears why a connection was refused or cut: `full`, `evicted`, `handshake`, `head`, `request`."""
+
+
+class BoundedServer(HttpServer):
+    """A server within `bounds`; speaks HTTP/1.1 without pipelining, and no WebSocket."""
+
+    def __init__(self, config: uvicorn.Config, bounds: Bounds, ended: Ended) -> None:
+        super().__init__(config)
+        self._bounds = bounds
+        self._ended = ended
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does, but for who accepts."""
+        await self.lifespan.startup()
+        make = partial(
+            BoundedProtocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        gates = [_Gate(one, self.config.ssl, self._bounds, make, self._ended) for one in sockets or ()]
+        self.servers = gates  # type: ignore[assignment]
+        self.started = True
+        self.answering.set()
+
+
+class _Gate:
+    """Accepts connections as long as they get a share, and sees them through their handshake."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None,
+        bounds: Bounds,
+        make: Callable[..., "BoundedProtocol"],
+        ended: Ended,
+    ) -> None:
+        self._listener = listener
+        self._tls = tls
+        self._bounds = bounds
+        self._make = make
+        self._ended = ended
+        self._connections = FairShare(bounds.connections, bounds.connections_of_an_address)
+        self._opening: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        listener.listen(_WAITING)
+        self._listen()
+
+    def close(self) -> None:
+        """Accept no more."""
+        self._loop.remove_reader(self._listener.fileno())
+        for task in self._opening:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Until none is half open."""
+        await asyncio.gather(*self._opening, return_exceptions=True)
+
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                connection, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _OUT_OF_FILES:
+                    raise
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(_AGAIN_SECONDS, self._listen)
+                return
+            self._admit(connection, address_key(address[0]))
+
+    def _admit(self, connection: socket.socket, owner: str) -> None:
+        holder = _Holder(self._ended)
+        share = self._connections.take(owner, 1, holder.evict)
+        if share is None:
+            self._ended("full")
+            with suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            connection.close()
+            return
+        connection.setblocking(False)
+        task = self._loop.create_task(self._open(connection, share, holder))
+        holder.task = task
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket, share: Share, holder: "_Holder") -> None:
+        """Until the handshake is over; from then on the protocol has the share."""
+        try:
+            limits = _tls_limits(self._bounds) if self._tls is not None else {}
+            make = partial(self._make, bounds=self._bounds, share=share, holder=holder, ended=self._ended)
+            await self._loop.connect_accepted_socket(make, connection, ssl=self._tls, **limits)
+        except (OSError, ssl.SSLError) as error:
+            share.release()
+            if isinstance(error, ConnectionAbortedError):
+                # How asyncio says that a handshake took too long.
+                self._ended("handshake")
+        except BaseException:
+            share.release()
+            raise
+
+
+def _tls_limits(bounds: Bounds) -> dict[str, float]:
+    return {"ssl_handshake_timeout": bounds.handshake_seconds, "ssl_shutdown_timeout": 1.0}
+
+
+class _Holder:
+    """A connection, as whoever evicts it sees it: a task that opens it, then a transport."""
+
+    def __init__(self, ended: Ended) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.transport: asyncio.Transport | None = None
+        self._ended = ended
+
+    def evict(self) -> None:
+        """Cut it at once, without a farewell."""
+        self._ended("evicted")
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.task is not None:
+            self.task.cancel()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. A deadline runs whenever something is expected of the other side."""
+
+    def __init__(self, *, bounds: Bounds, share: Share, holder: _Holder, ended: Ended, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.logger = _SILENT
+        self._bounds = bounds
+        self._share = share
+        self._holder = holder
+        self._ended = ended
+        self._deadline: asyncio.TimerHandle | None = None
+        self._in_head = False
+        self._head_bytes = 0
+        """Of fields that the parser has handed over whole."""
+        self._head_received = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The handshake is over."""
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._holder.transport = self.transport
+        self._expect("head", self._bounds.head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Its share is free."""
+        super().connection_lost(exc)
+        self._expect_nothing()
+        self._share.release()
+
+    def data_received(self, data: bytes) -> None:
+        """Refuses a head that does not end: the parser keeps what it has of a field."""
+        if self._deadline is None:
+            self._expect("head", self._bounds.head_seconds)
+        super().data_received(data)
+        if self._in_head:
+            self._head_received += len(data)
+            if self._head_received > self._bounds.head_bytes and not self.transport.is_closing():
+                self.send_400_response("The head of the request is too long.")
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._in_head, self._head_bytes, self._head_received = True, 0, 0
+
+    def on_url(self, url: bytes) -> None:
+        """Raises: the parser ends with that."""
+        self._count(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Raises: the parser ends with that."""
+        self._count(name + value)
+        if len(self.headers) >= self._bounds.head_fields:
+            raise ValueError("too many fields")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The request is handed over. Raises for one that comes before the last was answered."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            raise ValueError("a request before the last was answered")
+        self._in_head = False
+        self._expect("request", self._bounds.request_seconds)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """All of it is here: it is answered, whoever else wants a connection."""
+        self._share.is_needed = True
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Idle: it may be cut for somebody who has none, after its owner's older ones."""
+        self._share.is_needed = False
+        self._share.renew()
+        self._expect_nothing()
+        super().on_response_complete()
+
+    def _count(self, part: bytes) -> None:
+        self._head_bytes += len(part)
+        if self._head_bytes > self._bounds.head_bytes:
+            raise ValueError("the head is too long")
+
+    def _expect(self, what: str, seconds: float) -> None:
+        self._expect_nothing()
+        self._deadline = self.loop.call_later(seconds, self._too_late, what)
+
+    def _expect_nothing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_late(self, what: str) -> None:
+        self._ended(what)
+        self.transport.abort()

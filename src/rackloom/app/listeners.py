@@ -15,7 +15,7 @@ import uvicorn
 
 from rackloom.app.config_values import split_listen
 from rackloom.errors import Refused
-from rackloom.http_server import HttpServer, bound_socket
+from rackloom.http_server import BoundedServer, Bounds, Ended, HttpServer, bound_socket
 
 _OPTIONS: dict[str, Any] = {
     "log_config": None,
@@ -37,15 +37,19 @@ async def listening(
     key: Path | None = None,
     tls: ssl.SSLContext | None = None,
     keep_alive: int = 5,
+    bounds: Bounds | None = None,
+    ended: Ended = lambda _: None,
 ) -> AsyncIterator[int]:
     """Serve an ASGI application at `host:port` while the context is entered; gives the port.
 
     For TLS, either files, or a context whose certificate its owner may change meanwhile. A connection that is
-    idle for `keep_alive` seconds is closed.
+    idle for `keep_alive` seconds is closed. With `bounds` nobody who connects can exhaust the process, and
+    `ended` hears of each connection that they cost.
     """
     try:
         options = {**_OPTIONS, "timeout_keep_alive": keep_alive}
-        server = HttpServer(uvicorn.Config(app, ssl_certfile=cert, ssl_keyfile=key, **options))
+        config = uvicorn.Config(app, ssl_certfile=cert, ssl_keyfile=key, **options)
+        server = HttpServer(config) if bounds is None else BoundedServer(config, bounds, ended)
         server.config.load()
         server.config.ssl = tls or server.config.ssl
     except OSError as error:

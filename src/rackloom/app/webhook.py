@@ -28,6 +28,7 @@ from rackloom.claim.kube.events import Recorder
 from rackloom.claim.kube.leader import Election
 from rackloom.claim.kube.lightkube_api import LightkubeApi
 from rackloom.claim.kube.pace import Pace
+from rackloom.http_server import Bounds
 
 log = structlog.get_logger(__name__)
 
@@ -84,7 +85,14 @@ async def webhook(api: KubeApi, settings: AdmissionSettings, options: Options) -
     election = Election(api, settings.namespace, NAME, identity, wall=time.time, rng=rng)
     metrics = WebhookMetrics(lambda: certificate.expires)
     app = application(Desk(known, settings), lambda: known.is_synced and certificate.is_held, metrics)
-    async with listening(app, options.listen, tls=certificate.context, keep_alive=KEEP_ALIVE) as port:
+    async with listening(
+        app,
+        options.listen,
+        tls=certificate.context,
+        keep_alive=KEEP_ALIVE,
+        bounds=Bounds(),
+        ended=metrics.connection_ended,
+    ) as port:
         informers = [one.run() for one in known.informers]
         async with _meanwhile([*informers, certificate.run(), election.run(gatekeeper.run)]):
             yield port

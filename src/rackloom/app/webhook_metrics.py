@@ -27,6 +27,14 @@ class WebhookMetrics:
             ["rule", "decision"],
             registry=self._registry,
         )
+        self._ended = Counter(
+            "rackloom_admission_connections_ended",
+            "Connections that were refused or cut, by what they would have taken too much of.",
+            ["why"],
+            registry=self._registry,
+        )
+        for why in ("full", "evicted", "handshake", "head", "request", "bodies"):
+            self._ended.labels(why)
         self._seconds = Histogram(
             "rackloom_admission_seconds",
             "How long answers took.",
@@ -48,6 +56,10 @@ class WebhookMetrics:
         self._seconds.labels(page).observe(seconds)
         for rule, decision in verdict.rules:
             self._decisions.labels(rule, decision).inc()
+
+    def connection_ended(self, why: str) -> None:
+        """A connection, or a body on one, went beyond a bound."""
+        self._ended.labels(why).inc()
 
     def not_understood(self, page: str) -> None:
         """What came was no question."""

@@ -61,7 +61,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def read_review(body: bytes) -> Request:
+def read_review(body: bytes | bytearray) -> Request:
     """Read a question. Raises Refused for anything else."""
     try:
         review = msgspec.json.decode(body, type=_Review)
