@@ -373,7 +373,7 @@ async def belongings(cluster: Cluster, uid: str, namespace: str, template: str, 
     await running(cluster, daemon_pod, by="kube-controller-manager")
     clique = {"name": f"{uid}.{CLIQUE}", "namespace": DAEMONS, "labels": labels}
     await cluster.put(COMPUTE_DOMAIN_CLIQUE, {"metadata": clique, "daemons": []}, "rackloom-imex")
-    plugin = cluster.as_(f"rackloom-{names.IMEX_DAEMONS}")
+    plugin = cluster.as_(f"rackloom-{names.IMEX_DRIVER}")
     with contextlib.suppress(Conflict):
         await tray(cluster, node)
     await plugin.patch(NODE, node, None, {"metadata": {"labels": labels}})
