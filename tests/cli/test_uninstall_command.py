@@ -28,6 +28,7 @@ CHANGING = (
     (re.compile(r"daemon-[0-9a-f]{8}\b"), "daemon-UID"),
 )
 INSTALLED = {
+    ("Namespace", "rackloom-imex"),
     ("Namespace", "rackloom-system"),
     ("Deployment", "rackloom-controller"),
     ("Deployment", "rackloom-webhook"),
@@ -99,6 +100,8 @@ def test_a_plan_says_what_goes_what_blocks_it_and_what_stays(tmp_path):
                 ClusterRole (2)
  8 definitions  delete the custom resource definitions
                 CustomResourceDefinition computedomains.resource.nvidia.com
+ 9 namespaces   delete the namespaces
+                Namespace rackloom-imex
 
 blocked: Pod team/train holds devices of gpu.nvidia.com, which only its node plugin can take back
   fix: kubectl delete pod -n team train
@@ -111,7 +114,7 @@ stays:
         assert (code, complaint) == (1, "")
         assert printed == snapshot("""\
 held         webhooks     MutatingWebhookConfiguration rackloom-webhook
-not begun: domains, controller, classes, plugins, devices, objects, definitions
+not begun: domains, controller, classes, plugins, devices, objects, definitions, namespaces
 
 blocked: Pod team/train holds devices of gpu.nvidia.com, which only its node plugin can take back
   fix: kubectl delete pod -n team train
@@ -125,20 +128,21 @@ stays:
         assert (code, complaint) == (0, "")
         assert printed == snapshot("""\
 ok TIME  webhooks     MutatingWebhookConfiguration rackloom-webhook
-ok TIME  domains      ComputeDomain team/cd, Pod rackloom-system/daemon-UID, DaemonSet
-                          rackloom-system/computedomain-daemon-UID,
+ok TIME  domains      ComputeDomain team/cd, Pod rackloom-imex/daemon-UID, DaemonSet
+                          rackloom-imex/computedomain-daemon-UID,
                           ResourceClaimTemplate (2), Secret
-                          rackloom-system/computedomain-imex-UID,
+                          rackloom-imex/computedomain-imex-UID,
                           Node node-of-cd
 ok TIME  controller   Deployment (2), Pod rackloom-system/webhook-0
 ok TIME  remains      ComputeDomainClique
-                          rackloom-system/UID.UID.1
+                          rackloom-imex/UID.UID.1
 ok TIME  classes      DeviceClass (2)
 ok TIME  plugins      DaemonSet rackloom-system/rackloom-node-gpu, Pod
                           rackloom-system/node-gpu-0
 ok TIME  devices      ResourceSlice n0-gpu.nvidia.com
 ok TIME  objects      ClusterRole (2)
 ok TIME  definitions  CustomResourceDefinition computedomains.resource.nvidia.com
+ok TIME  namespaces   Namespace rackloom-imex
 what was to be removed is gone
 
 stays:

@@ -18,7 +18,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.gangs_at_work import CAPACITY, CLUSTER_UUID, PATIENCE
 from tests.cluster.installed import DEPLOY, installed, led
 from tests.cluster.kubectl import kubectl
-from tests.cluster.policies import DRIVER, slice_of
+from tests.cluster.policies import DAEMONS, DRIVER, slice_of
 from tests.cluster.uninstalled import is_admitted, remains
 from tests.waiting import until
 
@@ -214,7 +214,7 @@ async def test_an_installation_that_was_deleted_under_a_compute_domain_is_freed(
     await end_all(api, namespace)
     await asyncio.to_thread(kubectl, cluster, "delete", "-k", str(DEPLOY / "base"), "--wait=false")
     await until(lambda: has_no_pods_of_ours(api), "our programs are gone", PATIENCE)
-    assert (await api.get(NAMESPACE, DRIVER))["status"]["phase"] == "Terminating"
+    assert (await api.get(NAMESPACE, DAEMONS))["status"]["phase"] == "Terminating"
     assert (await api.list(COMPUTE_DOMAIN)).items, "its finalizer holds it, and nobody takes it off"
     await until(lambda: is_admitted(api, namespace), "pods are not refused for want of a webhook")
     assert (await api.get(MUTATING_WEBHOOK, "rackloom-webhook"))["webhooks"]

@@ -224,3 +224,30 @@ def test_examples_name_the_template_of_their_compute_domain(example):
     template = compute_domain(domain).template
     assert f"resourceClaimTemplateName: {template}" in (ROOT / "examples" / example).read_text()
     assert names.GPU_CLIQUE_LABEL in (ROOT / "examples" / example).read_text()
+
+
+OVERLAYS = ("base", "channel-isolation", "take-over", "webhook")
+PART_OF = "app.kubernetes.io/part-of"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_everything_that_is_installed_carries_our_label_and_nothing_selects_by_it(overlay):
+    """It is how an uninstallation tells what is ours; in a selector or a template it would restart pods."""
+    objects = built(BASE.parent / overlay)
+    assert {
+        one["kind"] for one in objects if one["metadata"].get("labels", {}).get(PART_OF) != "rackloom"
+    } == set()
+    assert not [one["metadata"]["name"] for one in objects if PART_OF in str(one.get("spec"))]
+
+
+def test_the_site_service_does_not_carry_it():
+    for path in (ROOT / "deploy" / "site").rglob("*.yaml"):
+        assert PART_OF not in path.read_text(), path
+
+
+def test_each_webhook_is_asked_only_while_the_base_is_installed():
+    hooks = [hook for one in built(BASE.parent / "webhook") for hook in one.get("webhooks", ())]
+    assert len(hooks) == 3
+    for hook in hooks:
+        (condition,) = [one for one in hook["matchConditions"] if one["name"] == "base-is-installed"]
+        assert "serviceAccount('rackloom-system', 'rackloom-controller')" in condition["expression"]
