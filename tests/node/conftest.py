@@ -20,6 +20,12 @@ SLICES = 3
 STAGE = os.environ.get("RACKLOOM_TEST_NODE", "")
 
 
+only_all = pytest.mark.skipif(
+    STAGE != "all", reason="make test-node-all: it takes longer than a change may wait for"
+)
+"""Marks what make test-node leaves out."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     skip = pytest.mark.skip(reason="real nodes are started by make test-node only")

@@ -2,7 +2,7 @@
 serves them."""
 
 import pytest
-from tests.node.conftest import ROOT
+from tests.node.conftest import ROOT, only_all
 from tests.node.nodes import NodeCluster, seconds_until
 from tests.node.workloads import (
     claiming,
@@ -36,6 +36,7 @@ def test_two_pods_on_two_nodes_share_a_domain(installed: NodeCluster) -> None:
     _end(installed, "job", *pods)
 
 
+@only_all
 @pytest.mark.parametrize("program", ["kubelet", "containerd"])
 def test_running_pods_outlive_a_service_of_their_node(installed: NodeCluster, program: str) -> None:
     pods = _spread(installed, "job")
@@ -53,6 +54,7 @@ def test_running_pods_outlive_a_service_of_their_node(installed: NodeCluster, pr
     _end(installed, "job", *pods)
 
 
+@only_all
 @pytest.mark.parametrize("component", ["node-imex", "controller"])
 def test_running_pods_outlive_our_programs(installed: NodeCluster, component: str) -> None:
     pods = _spread(installed, "job")
@@ -67,6 +69,7 @@ def test_running_pods_outlive_our_programs(installed: NodeCluster, component: st
     _end(installed, "next", *pods)
 
 
+@only_all
 def test_a_node_reboots_under_a_job(installed: NodeCluster) -> None:
     pods = _spread(installed, "job")
     until_running(installed, *pods)

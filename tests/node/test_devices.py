@@ -53,11 +53,11 @@ def test_a_nic_goes_into_a_pod_and_comes_back(installed: NodeCluster) -> None:
 
 def test_links_of_the_pods_own_network_are_not_published(installed: NodeCluster) -> None:
     published = {
-        device["attributes"]["dra.net/ifName"]["string"]
+        device["attributes"]["ifName"]["string"]
         for slice_ in installed.get("resourceslices")["items"]
         if slice_["spec"]["driver"] == "dra.net"
         for device in slice_["spec"]["devices"]
-        if "dra.net/ifName" in device["attributes"]
+        if "ifName" in device["attributes"]
     }
     assert published == {"fab0"}, "links that carry the node or its pods can be claimed"
 

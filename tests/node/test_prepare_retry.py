@@ -5,8 +5,7 @@ beyond a plain pod on the same node.
 """
 
 import msgspec
-import pytest
-from tests.node.conftest import STAGE
+from tests.node.conftest import only_all
 from tests.node.nodes import NodeCluster
 from tests.node.workloads import (
     claim_template,
@@ -27,9 +26,8 @@ IMEX = r"rackloom\.twin\.imex\.service|nvidia-imex --nogpu"
 """The stand-in for nvidia-imex, and the real program where the nodes have it."""
 GPU_PLUGIN = "rackloom-node-gpu"
 SYSTEM = ("-n", "rackloom-system")
-pytestmark = pytest.mark.skipif(
-    STAGE != "all", reason="make test-node-all: it keeps pods waiting for minutes"
-)
+pytestmark = only_all
+"""It keeps pods waiting for minutes."""
 
 
 def test_a_daemon_that_is_ready_only_after_kubelets_call_has_failed(installed: NodeCluster) -> None:
