@@ -20,9 +20,7 @@ SLICES = 3
 STAGE = os.environ.get("RACKLOOM_TEST_NODE", "")
 
 
-only_all = pytest.mark.skipif(
-    STAGE != "all", reason="make test-node-all: it takes longer than a change may wait for"
-)
+only_all = pytest.mark.skipif(STAGE != "all", reason="make test-node-all: it takes minutes")
 """Marks what make test-node leaves out."""
 
 
