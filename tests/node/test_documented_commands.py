@@ -15,14 +15,7 @@ from tests.node.conftest import ROOT
 from tests.node.nodes import NodeCluster
 from tests.node.workloads import compute_domain
 
-PAGES = (
-    "README.md",
-    "docs/compute-domains.md",
-    "docs/nics.md",
-    "docs/gpus.md",
-    "docs/install.md",
-    "deploy/kubernetes/README.md",
-)
+PAGES = ("README.md", "docs/compute-domains.md", "docs/nics.md", "docs/gpus.md")
 ELSEWHERE = {
     "kubectl --kubeconfig ./site/kubeconfig": "the simulated cluster of `rackloom up`",
     "make test-cluster": "the tests of the simulated nodes, a stage of their own",
