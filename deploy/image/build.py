@@ -184,6 +184,7 @@ def _debian(packages: list[debian.Package]) -> Tree:
         ),
         "etc/group": text(f"root:x:0:\nrackloom:x:{USER}:\nnogroup:x:65534:\n"),
         "etc/nsswitch.conf": text("passwd: files\ngroup: files\nhosts: files dns\n"),
+        "etc/localtime": link("/usr/share/zoneinfo/Etc/UTC"),
         "run/lock": directory(0o1777),
         "var/lock": link("/run/lock"),
         "var/run": link("/run"),

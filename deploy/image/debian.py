@@ -123,7 +123,7 @@ def fetch(packages: Sequence[Package], folder: Path) -> dict[Package, Path]:
 
 def unpack(files: dict[Package, Path]) -> Tree:
     """What the packages hold, in a root with merged /usr."""
-    tree: Tree = {name: link(f"usr/{name}") for name in _MERGED}
+    tree: Tree = {}
     for package, file in files.items():
         with (
             subprocess.Popen(["dpkg-deb", "--fsys-tarfile", file], stdout=subprocess.PIPE) as dpkg,
@@ -136,7 +136,9 @@ def unpack(files: dict[Package, Path]) -> Tree:
             raise BuildError(f"dpkg-deb cannot read {file}")
         # Where scanners look for packages in an image without dpkg.
         tree[f"var/lib/dpkg/status.d/{package.name}"] = text(_output("dpkg-deb", "--field", str(file)))
-    return tree
+    # There is no /lib64 on arm64.
+    there = [name for name in _MERGED if any(path.startswith(f"usr/{name}/") for path in tree)]
+    return tree | {name: link(f"usr/{name}") for name in there}
 
 
 def _apart(home: Path, want: Needs, arch: str) -> list[str]:
