@@ -157,7 +157,11 @@ FORBIDDEN: dict[str, tuple[Change, str]] = {
         "template of their own",
     ),
     "host network": (in_pod(lambda pod: pod.update(hostNetwork=True)), "no namespace of the host"),
-    "host processes": (in_pod(lambda pod: pod.update(hostPID=True)), "no namespace of the host"),
+    # With processes shared in the pod as well, the API server's own rule would answer first.
+    "host processes": (
+        in_pod(lambda pod: pod.update(hostPID=True, shareProcessNamespace=False)),
+        "no namespace of the host",
+    ),
     "node": (in_pod(lambda pod: pod.update(nodeName="n")), "no node without the scheduler"),
     "runtime": (in_pod(lambda pod: pod.update(runtimeClassName="other")), "no other runtime"),
     "annotation": (
