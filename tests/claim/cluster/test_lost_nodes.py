@@ -128,7 +128,7 @@ def test_a_node_that_is_gone_counts_no_more_and_its_entry_goes_with_its_pod(worl
     settle(world, settings, make)
     assert status_of(world).status is Readiness.READY
     assert members(world) == ["n0", "n1"]
-    world.delete(POD, world.at(POD, "rackloom-system", f"daemon-{UID}-n1"))
+    world.delete(POD, world.at(POD, "rackloom-imex", f"daemon-{UID}-n1"))
     settle(world, settings, make)
     assert members(world) == ["n0"]
 
@@ -157,7 +157,7 @@ def test_back_again_it_is_a_node_like_any_other(world, make, settings):
     settle(world, settings, make)
     daemon_set_follows(world)
     settle(world, settings, make)
-    world.objects.pop((POD, "rackloom-system", f"daemon-{UID}-n1"))
+    world.objects.pop((POD, "rackloom-imex", f"daemon-{UID}-n1"))
     world.put(NODE, make.node("n1", UID))
     used(world, make, "n1")
     settle(world, settings, make)
@@ -171,10 +171,10 @@ def test_back_again_it_is_a_node_like_any_other(world, make, settings):
 def enter(world, make, settings, node, pod, clique_id=None):
     """A daemon joins the clique object, as it is now."""
     name = names.clique_object_name(UID, clique_id or make.clique)
-    read = world.at(COMPUTE_DOMAIN_CLIQUE, settings.namespace, name)
+    read = world.at(COMPUTE_DOMAIN_CLIQUE, settings.daemon_namespace, name)
     ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
     value = join(clique(read), node=node, ip_address=pod["status"]["podIP"], pod=ref, max_nodes=18)
-    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(value, settings.namespace, read))
+    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(value, settings.daemon_namespace, read))
 
 
 class TestAJoiningDaemon:
@@ -182,7 +182,7 @@ class TestAJoiningDaemon:
 
     def decided(self, world, make, settings, *gone):
         for name in gone:
-            world.delete(POD, world.at(POD, "rackloom-system", f"daemon-{UID}-{name}"))
+            world.delete(POD, world.at(POD, "rackloom-imex", f"daemon-{UID}-{name}"))
         decision = reconcile(snapshot(world, UID, settings, make.now), settings)
         (action,) = [one for one in decision.actions if one.kind == COMPUTE_DOMAIN_CLIQUE]
         return action

@@ -126,7 +126,7 @@ def join_of(world, make, settings, name):
     ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
     address = pod["status"]["podIP"]
     members = join(clique(read), node=name, ip_address=address, pod=ref, max_nodes=18)
-    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, settings.namespace, read))
+    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, settings.daemon_namespace, read))
 
 
 def left_of_a_join_while_stale_entries_go(make, settings, stale):
@@ -134,7 +134,7 @@ def left_of_a_join_while_stale_entries_go(make, settings, stale):
     world = make.world()
     started(world, make, settings)
     for name in stale:
-        world.delete(POD, world.at(POD, settings.namespace, f"daemon-{UID}-{name}"))
+        world.delete(POD, world.at(POD, settings.daemon_namespace, f"daemon-{UID}-{name}"))
     decision = reconcile(snapshot(world, UID, settings, make.now), settings)
     assert decision.actions
     join_of(world, make, settings, "n7")
@@ -165,7 +165,7 @@ def test_it_would_not_if_they_were_removed_from_any_version(make, settings, stal
         )
 
     monkeypatch.setattr(membership, "_written", from_any_version)
-    monkeypatch.setattr(membership, "delete_unchanged", actions.delete)
+    monkeypatch.setattr(membership, "delete", lambda thing, unchanged: actions.delete(thing))
     assert "n7" not in left_of_a_join_while_stale_entries_go(make, settings, stale)
 
 

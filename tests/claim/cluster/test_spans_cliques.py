@@ -20,8 +20,8 @@ def comes(world, make, settings, name, clique_id, label=""):
     ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
     value = Clique(compute_domain=UID, clique_id=clique_id)
     value = join(value, node=name, ip_address=pod["status"]["podIP"], pod=ref, max_nodes=18)
-    value = with_status(value, node=name, status=Readiness.READY)
-    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(value, settings.namespace))
+    value = with_status(value, node=name, ip_address=pod["status"]["podIP"], status=Readiness.READY)
+    world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(value, settings.daemon_namespace))
 
 
 def spans(world):

@@ -183,7 +183,8 @@ def containers():
         template="channel",
         allocation_mode=AllocationMode.SINGLE,
     )
-    made = manifests.daemon_set(domain, Settings(daemon=DaemonSettings(image="rackloom:0.1.0")))
+    settings = Settings(daemon=DaemonSettings(image="rackloom:0.1.0"))
+    made = manifests.daemon_set(domain, settings, settings.daemon_namespace)
     for container in made["spec"]["template"]["spec"]["containers"]:
         yield f"daemon-{container['name']}", container
 
