@@ -218,7 +218,8 @@ def _nodes_of(given: Given) -> Figures:
 def mounts(machine: Machine) -> Figures:
     """Every file that the specs mount: it is there; a library is for this processor and finds its own."""
     edits = machine.prepared("gpu").edits
-    sources = [Path(mount["hostPath"]) for mount in edits.get("mounts", ())]
+    # A file is mounted twice where no hook makes the link that programs load it by (libcuda.so).
+    sources = [Path(path) for path in dict.fromkeys(mount["hostPath"] for mount in edits.get("mounts", ()))]
     wrong = [f"{source} does not exist" for source in sources if not source.exists()]
     libraries = [source for source in sources if source.exists() and ".so" in source.name]
     named = {source.name for source in libraries}
