@@ -89,8 +89,8 @@ class RealNode:
         self._init.kill()
         self._init.wait()
         self._init = None
-        # The kernel takes a network apart some time after its last process ended. The cables are pulled now, so
-        # that the next boot finds their names free.
+        # The kernel takes a network apart some time after its last process. The cables are pulled now,
+        # so that the next boot finds their names free.
         for inside in ("eth0", "cable0"):
             subprocess.run(["ip", "link", "delete", f"{inside}-{self._index}"], capture_output=True)
 
