@@ -77,6 +77,15 @@ class Authority:
         return builder.not_valid_before(START).not_valid_after(END)
 
 
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[Callable[[int], int]]:
+    """Sets the umask for a test. What a test leaves, `Home.create` among them, does not reach the next test."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield os.umask
+    os.umask(before)
+
+
 @pytest.fixture(scope="session")
 def authority() -> Authority:
     return Authority("test authority")

@@ -59,6 +59,7 @@ class Archive:
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(content)
             (root / path).chmod(0o4755)
+        (root / "DEBIAN").chmod(0o755)  # dpkg-deb refuses what a umask other than 022 makes of it
         file = self.folder / POOL / f"{name}_{version}_{arch}.deb"
         subprocess.run(["dpkg-deb", "--root-owner-group", "-b", root, file], check=True, capture_output=True)
         shutil.rmtree(root)

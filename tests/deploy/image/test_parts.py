@@ -253,8 +253,9 @@ def test_what_a_builder_is_given_is_the_layers_alone():
     assert [line for line in lines if line[0] != "#"] == ["*", "!build/image/*/*.tar"]
 
 
-def test_layers_are_made_again_when_an_input_or_the_program_changes(tmp_path, monkeypatch):
+def test_layers_are_made_again_when_an_input_or_the_program_changes(tmp_path, monkeypatch, umask):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    umask(0o027)
     made = []
 
     def layer(*inputs):
@@ -269,4 +270,4 @@ def test_layers_are_made_again_when_an_input_or_the_program_changes(tmp_path, mo
     for number in range(5):
         layer(str(number)).file()
     assert len(list(first.parent.iterdir())) == 4
-    assert layer("4").path.stat().st_mode & 0o777 == 0o644
+    assert layer("4").path.stat().st_mode & 0o777 == 0o640
