@@ -79,7 +79,7 @@ class Authority:
 
 @pytest.fixture(autouse=True)
 def umask() -> Iterator[Callable[[int], int]]:
-    """Sets the umask for a test. What a test leaves, `Home.create` among them, does not reach the next test."""
+    """Sets the umask for a test. What a test leaves, as `Home.create` does, does not reach the next."""
     before = os.umask(0o022)
     os.umask(before)
     yield os.umask
