@@ -55,7 +55,6 @@ COMMANDS = (
     ("node", "imex", "--node", "node", "--kubeconfig", "BAD"),
     ("node", "gpu", "--node", "node", "--kubeconfig", "BAD"),
     ("node", "nic", "--node", "node", "--kubeconfig", "BAD"),
-    ("imex", "check", "--directory", "BAD"),
 )
 CLAIM = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {name: x}\nspec: "
 JOB_OF = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: x}\nspec: "

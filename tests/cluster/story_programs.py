@@ -227,7 +227,7 @@ class Programs:
 
 
 async def _until_ready(control: InsideControl, running: asyncio.Task[None]) -> None:
-    """The probe `rackloom imex check`."""
+    """The answer that probes wait for."""
     while not running.done():
         with contextlib.suppress(Retry, FileNotFoundError):
             if await control.local_status() == READY:

@@ -139,8 +139,12 @@ FORBIDDEN: dict[str, tuple[Change, str]] = {
     "command": (in_container(lambda one: one.update(command=["sh"])), "rackloom imex run"),
     "arguments": (in_container(lambda one: one.update(args=["--program", "sh"])), "rackloom imex run"),
     "probe": (
-        in_container(lambda one: one["livenessProbe"]["exec"].update(command=["sh"])),
-        "rackloom imex check",
+        in_container(lambda one: one.update(livenessProbe={"exec": {"command": ["sh"]}})),
+        "requests to the pod",
+    ),
+    "probe of another host": (
+        in_container(lambda one: one["livenessProbe"]["httpGet"].update(host="10.0.0.1")),
+        "requests to the pod",
     ),
     "hook": (
         in_container(lambda one: one.update(lifecycle={"postStart": {"exec": {"command": ["sh"]}}})),

@@ -1,4 +1,4 @@
-"""`rackloom imex run` and `check`: one IMEX daemon, as a container of a ComputeDomain's DaemonSet."""
+"""`rackloom imex run`: one IMEX daemon, as a container of a ComputeDomain's DaemonSet."""
 
 import asyncio
 import os
@@ -21,7 +21,8 @@ from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.files import ImexFiles, config_file
 from rackloom.claim.imex.member import Place
 from rackloom.claim.imex.own_pod import label_pod
-from rackloom.claim.imex.status import READY, NotUnderstood
+from rackloom.claim.imex.probe import probes_answered
+from rackloom.claim.imex.status import READY
 from rackloom.claim.imex.steps import Layout
 from rackloom.claim.imex.supervisor import Supervisor
 from rackloom.claim.kube.lightkube_api import connect
@@ -42,6 +43,7 @@ class ImexSettings:
     program: Sequence[str]
     control_program: Sequence[str]
     kubeconfig: Path | None
+    probe_port: int
 
 
 def place_from(environment: Mapping[str, str]) -> Place:
@@ -79,17 +81,20 @@ async def _run(settings: ImexSettings, place: Place) -> None:
     async with connect(settings.kubeconfig, user_agent="rackloom-imex") as api:
         if not place.clique_id:
             _log.info("imex.idle", reason="this node is in no NVLink clique")
-            await label_pod(api, place)
-            await stopped.wait()
+            async with probes_answered(place.address, settings.probe_port, _nothing_to_do):
+                await label_pod(api, place)
+                await stopped.wait()
             return
+        control = ImexControl(settings.control_program, config_file(settings.directory))
         daemon = ImexDaemon(
             api,
             place,
             _supervisor(settings, place),
-            ImexControl(settings.control_program, config_file(settings.directory)),
+            control,
             random.Random(),  # noqa: S311
         )
-        await work_until(stopped, daemon.run())
+        async with probes_answered(place.address, settings.probe_port, partial(_need_ready, control)):
+            await work_until(stopped, daemon.run())
 
 
 def _supervisor(settings: ImexSettings, place: Place) -> Supervisor:
@@ -103,14 +108,11 @@ def _supervisor(settings: ImexSettings, place: Place) -> Supervisor:
     return Supervisor(layout, files, Credentials(tls), partial(start, command))
 
 
-def check_imex(directory: Path, control_program: Sequence[str]) -> None:
-    """Return if the daemon of this pod is ready, or has nothing to do. Raises `Retry` otherwise."""
-    if not os.environ.get("CLIQUE_ID"):
-        return
-    control = ImexControl(control_program, config_file(directory))
-    try:
-        status = asyncio.run(control.local_status())
-    except NotUnderstood as error:
-        raise Retry(str(error), after=1.0) from error
+async def _need_ready(control: ImexControl) -> None:
+    status = await control.local_status()
     if status != READY:
-        raise Retry(f"the IMEX daemon is {status}", after=1.0)
+        raise Retry(f"nvidia-imex is {status}", after=1.0)
+
+
+async def _nothing_to_do() -> None:
+    """A node without NVLink fabric has no daemon to wait for."""

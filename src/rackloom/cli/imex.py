@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
+
+from rackloom.claim.domain.names import IMEX_PROBE_PORT
 
 app = App(name="imex", help="Supervise NVIDIA's IMEX daemon in a pod of a ComputeDomain.")
 
@@ -11,6 +13,9 @@ Directory = Annotated[Path, Parameter(env_var="IMEX_DIRECTORY")]
 TlsDirectory = Annotated[Path, Parameter(env_var="IMEX_TLS_DIRECTORY")]
 Program = Annotated[str, Parameter(env_var="IMEX_PROGRAM")]
 ControlProgram = Annotated[str, Parameter(env_var="IMEX_CTL_PROGRAM")]
+
+
+ProbePort = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=65535))]
 
 
 @app.command
@@ -25,6 +30,7 @@ def run(
     control_program: ControlProgram = "nvidia-imex-ctl",
     hosts: Path = Path("/etc/hosts"),
     kubeconfig: Path | None = None,
+    probe_port: ProbePort = IMEX_PROBE_PORT,
 ) -> None:
     """Join the clique of this ComputeDomain and keep nvidia-imex running with its peers.
 
@@ -51,6 +57,9 @@ def run(
         The hosts file of the pod.
     kubeconfig
         How to reach the API server; by default as the pod's service account.
+    probe_port
+        Where kubelet's probes are answered, over HTTP at the pod's address: 200 if nvidia-imex is READY, or
+        if the node has no NVLink fabric.
     """
     from rackloom.app.imex import ImexSettings, run_imex
 
@@ -64,23 +73,6 @@ def run(
             program=program.split(),
             control_program=control_program.split(),
             kubeconfig=kubeconfig,
+            probe_port=probe_port,
         )
     )
-
-
-@app.command
-def check(
-    *, directory: Directory = Path("/imexd"), control_program: ControlProgram = "nvidia-imex-ctl"
-) -> None:
-    """Exit 0 if the daemon of this pod is READY, or if its node has no NVLink fabric.
-
-    Parameters
-    ----------
-    directory
-        Where `run` wrote the configuration.
-    control_program
-        NVIDIA's control tool.
-    """
-    from rackloom.app.imex import check_imex
-
-    check_imex(directory, control_program.split())

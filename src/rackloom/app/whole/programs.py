@@ -133,7 +133,7 @@ async def _workload(pod: Object, ready: Ready) -> int:
 
 
 async def _until_ready(control: MemoryControl, running: "asyncio.Task[None]") -> None:
-    """The probe `rackloom imex check`."""
+    """The answer that probes wait for."""
     while not running.done():
         with contextlib.suppress(Retry):
             await control.local_status()

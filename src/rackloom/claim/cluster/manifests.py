@@ -22,7 +22,7 @@ CONTAINER = "compute-domain-daemon"
 _TLS = "imex-tls"
 _SCRATCH = {"run": "/run", "tmp": "/tmp"}  # noqa: S108 (of the container)
 """Where NVIDIA's programs may write: in memory, gone with the pod."""
-_CHECK = {"exec": {"command": ["rackloom", "imex", "check"]}}
+_CHECK = {"httpGet": {"path": "/", "port": names.IMEX_PROBE_PORT}}
 # nvidia-imex resolves the names of all places of the domain, and those that nobody has are in no hosts file.
 # The cluster's DNS would be asked for each with every search domain, and one that does not answer could hold
 # the daemon up for minutes. It needs no other names: nothing answers at this address.
@@ -95,7 +95,8 @@ def daemon_set(domain: ComputeDomain, settings: Settings, namespace: str) -> Obj
 def network_policy(domain: ComputeDomain, namespace: str) -> Object:
     """Who reaches the daemons: those of the same ComputeDomain, on IMEX's two ports.
 
-    All else is denied by the policy that stands for the whole namespace; probes run inside of the pods.
+    All else is denied by the policy that stands for the whole namespace, but a node always reaches its own
+    pods: so kubelet's probes do.
     """
     own = {"podSelector": {"matchLabels": {names.COMPUTE_DOMAIN_LABEL: domain.uid}}}
     ports = [{"protocol": "TCP", "port": port} for port in (names.IMEX_SERVER_PORT, names.IMEX_COMMAND_PORT)]
@@ -118,7 +119,7 @@ def _pod_spec(domain: ComputeDomain, settings: Settings) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "serviceAccountName": SERVICE_ACCOUNT,
         **_DNS,
-        # Process 1 is then the runtime's, which reaps what a probe that ran out of time leaves behind.
+        # Process 1 is then the runtime's, which reaps what commands in the container leave behind.
         "shareProcessNamespace": True,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         **_placement(domain, settings),

@@ -51,6 +51,7 @@ DAEMON_DEVICE = "daemon-0"
 
 IMEX_SERVER_PORT = 50000
 IMEX_COMMAND_PORT = 50005
+IMEX_PROBE_PORT = 8084
 """Peers ask each other on this port: where it is closed, a healthy domain calls itself DEGRADED."""
 
 CHANNELS_PER_NODE = 2048

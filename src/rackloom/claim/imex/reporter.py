@@ -13,10 +13,11 @@ from rackloom.claim.imex.steps import Peers
 from rackloom.claim.kube.api import KubeError
 from rackloom.errors import Retry
 
-EAGER, MESHING, CALM = 0.5, 2.0, 10.0
-"""Seconds between looks: until the daemon is ready, until it reaches all peers (or runs at all), and once all
-is well. Asked for the whole domain a daemon asks every peer: a rack that waits for one node must not do that
-twice a second."""
+FIRST, EAGER, MESHING, CALM = 0.05, 0.5, 2.0, 10.0
+"""Seconds between looks: until the daemon is ready (from `FIRST` on, each half as long again as the one
+before, at most `EAGER`: nvidia-imex is READY 0.23 s after its start, and a job waits for it), until it
+reaches all peers (or runs at all), and once all is well. Asked for the whole domain a daemon asks every peer:
+a rack that waits for a node must not do that twice a second."""
 
 _log = structlog.get_logger(__name__)
 
@@ -70,10 +71,16 @@ class Reporter:
 
     async def run(self) -> None:
         """Look until cancelled."""
+        eager = FIRST
         while True:
             well = await self.look()
-            slowly = self._ready or self._daemon.failure
-            await asyncio.sleep(CALM if well else MESHING if slowly else EAGER)
+            if self._ready or self._daemon.failure:
+                eager = FIRST
+                await asyncio.sleep(CALM if well else MESHING)
+            else:
+                await asyncio.sleep(eager)
+                # Before it runs a look costs nothing.
+                eager = FIRST if self._daemon.running_with is None else min(1.5 * eager, EAGER)
 
     async def look(self) -> bool:
         """Look once; true if the daemon is ready and reaches all its peers."""

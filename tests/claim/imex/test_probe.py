@@ -1,0 +1,98 @@
+"""What kubelet, and anybody else who connects, is answered by a daemon's probe."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.ports import reserved_ports
+
+from rackloom.claim.imex.probe import CONNECTIONS, LONGEST_REQUEST, probes_answered
+from rackloom.errors import Refused, Retry
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: pod\r\nUser-Agent: kube-probe/1.36\r\n\r\n"
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_ports() as number:
+        yield number
+
+
+async def ask(port: int, request: bytes = REQUEST) -> bytes:
+    """All that is answered until the connection is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def test_a_probe_passes_when_the_daemon_is_ready_and_says_why_not_before(port: int) -> None:
+    async def scenario() -> None:
+        reasons = ["nvidia-imex is INITIALIZING"]
+
+        async def look() -> None:
+            if reasons:
+                raise Retry(reasons[0], after=1.0)
+
+        async with probes_answered("127.0.0.1", port, look):
+            answer = await ask(port)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert answer.endswith(b"\r\n\r\nnvidia-imex is INITIALIZING\n")
+            reasons.clear()
+            assert (await ask(port)).startswith(b"HTTP/1.1 200 OK\r\n")
+        with pytest.raises(OSError, match="Connect"):
+            await ask(port)
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_come_together_share_a_look(port: int) -> None:
+    async def scenario() -> None:
+        looks = []
+
+        async def look() -> None:
+            looks.append(None)
+            await asyncio.sleep(0.5)
+
+        async with probes_answered("127.0.0.1", port, look):
+            answers = await asyncio.gather(*(ask(port) for _ in range(CONNECTIONS)))
+        assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+        assert len(looks) == 1
+
+    asyncio.run(scenario())
+
+
+def test_who_sends_nothing_or_too_much_is_cut_off_and_kubelet_is_answered_after(port: int) -> None:
+    async def scenario() -> None:
+        async def look() -> None:
+            pass
+
+        async with probes_answered("127.0.0.1", port, look):
+            began = time.monotonic()
+            answers = await asyncio.gather(
+                *(ask(port, b"") for _ in range(3 * CONNECTIONS)), ask(port, b"x" * (16 * LONGEST_REQUEST))
+            )
+            assert not any(answers)
+            assert time.monotonic() - began < 10
+            assert (await ask(port)).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(scenario())
+
+
+def test_a_port_in_use_is_refused_with_what_to_do(port: int) -> None:
+    async def scenario() -> None:
+        async def look() -> None:
+            pass
+
+        async with probes_answered("127.0.0.1", port, look):
+            with pytest.raises(Refused, match="cannot listen") as refused:
+                async with probes_answered("127.0.0.1", port, look):
+                    pass
+        assert "--probe-port" in refused.value.nearest_fix
+
+    asyncio.run(scenario())
