@@ -10,6 +10,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.cluster.build import MPI_OPERATOR, made
+from tests.cluster.processes import start
 from tests.node.nodes import NodeCluster
 from tests.node.workloads import claiming, pod
 from tests.waiting import until_seen
@@ -80,6 +82,34 @@ def admission(installed: NodeCluster) -> NodeCluster:
     )
     until_seen(lambda: _asked(installed), "the webhook is asked", 60)
     return installed
+
+
+@pytest.fixture
+def mpi_operator(installed: NodeCluster) -> Iterator[None]:
+    """The MPI operator beside the control plane. Its CRD here takes any field."""
+    version = {
+        "name": "v2beta1",
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+        "subresources": {"status": {}},
+    }
+    names = {"kind": "MPIJob", "plural": "mpijobs", "singular": "mpijob"}
+    installed.apply(
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": "mpijobs.kubeflow.org"},
+            "spec": {"group": "kubeflow.org", "scope": "Namespaced", "names": names, "versions": [version]},
+        }
+    )
+    installed.kubectl("wait", "--for=condition=Established", "crd/mpijobs.kubeflow.org", "--timeout=30s")
+    plane = installed.plane
+    program = made(MPI_OPERATOR) / "mpi-operator"
+    child = start("mpi-operator", [program, plane.kubeconfig("mpi-operator", "system:masters")], plane.logs)
+    yield
+    child.stop()
+    installed.kubectl("delete", "crd", "mpijobs.kubeflow.org", "--timeout=60s")
 
 
 def _asked(cluster: NodeCluster) -> bool:

@@ -1,10 +1,6 @@
 """An MPIJob as a gang over both nodes: held by our webhook, placed, let go together, and gone."""
 
-from collections.abc import Iterator
-
 import pytest
-from tests.cluster.build import MPI_OPERATOR, made
-from tests.cluster.processes import start
 from tests.node.nodes import NodeCluster
 from tests.node.workloads import (
     IMAGE,
@@ -20,34 +16,6 @@ from tests.waiting import until_seen
 GPUS = 8
 """Of each node: a member takes its tray whole."""
 GANG = "rackloom.dev/gang"
-
-
-@pytest.fixture
-def mpi_operator(installed: NodeCluster) -> Iterator[None]:
-    """The MPI operator beside the control plane. Its CRD here takes any field."""
-    version = {
-        "name": "v2beta1",
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-        "subresources": {"status": {}},
-    }
-    names = {"kind": "MPIJob", "plural": "mpijobs", "singular": "mpijob"}
-    installed.apply(
-        {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": "mpijobs.kubeflow.org"},
-            "spec": {"group": "kubeflow.org", "scope": "Namespaced", "names": names, "versions": [version]},
-        }
-    )
-    installed.kubectl("wait", "--for=condition=Established", "crd/mpijobs.kubeflow.org", "--timeout=30s")
-    plane = installed.plane
-    program = made(MPI_OPERATOR) / "mpi-operator"
-    child = start("mpi-operator", [program, plane.kubeconfig("mpi-operator", "system:masters")], plane.logs)
-    yield
-    child.stop()
-    installed.kubectl("delete", "crd", "mpijobs.kubeflow.org", "--timeout=60s")
 
 
 @pytest.mark.usefixtures("admission", "mpi_operator")

@@ -1,0 +1,166 @@
+"""The examples in channel mode: jobs share nodes, and no channel.
+
+The cluster is set to it as the pages say: deploy/kubernetes/channel-isolation for the controller and the
+node plugins, and the same variable for the webhook, which gives the pods of a job their one claim. The
+examples for domain mode are in test_compute_domains.py and test_gang.py.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from tests.node.conftest import ROOT, only_all
+from tests.node.nodes import NodeCluster, seconds_until
+from tests.node.workloads import (
+    IMAGE,
+    claiming,
+    compute_domain,
+    condition,
+    inside,
+    phase,
+    pod,
+    until_gone,
+    until_running,
+)
+from tests.waiting import until_seen
+
+from rackloom.claim.domain.names import CHANNELS_PER_CLIQUE, CHANNELS_READY_LABEL, COMPUTE_DOMAIN_LABEL
+
+pytestmark = only_all
+MINIMAL = ROOT / "examples/imex-minimal/compute-domain.yaml"
+MPI_JOB = ROOT / "examples/imex-mpijob/mpijob.yaml"
+CHANNELS = "/dev/nvidia-caps-imex-channels"
+SYSTEM = ("-n", "rackloom-system")
+WEBHOOK = "deployment/rackloom-webhook"
+
+
+@pytest.fixture(scope="module")
+def channel_mode(admission: NodeCluster) -> Iterator[NodeCluster]:
+    """The cluster in channel mode, its cliques warm; afterwards in domain mode again."""
+    _set(admission, "channel-isolation", "IMEX_ISOLATION=channel")
+    until_seen(lambda: len(_warm(admission)) == len(admission.nodes), "all nodes offer channels", 120)
+    yield admission
+    _set(admission, "base", "IMEX_ISOLATION-")
+    until_seen(lambda: not _warm(admission), "no node offers channels", 120)
+    until_seen(lambda: not admission.get("computedomains", "-A")["items"], "no warm domain is left", 60)
+
+
+def test_the_minimal_example_gets_a_channel_of_its_own(channel_mode: NodeCluster) -> None:
+    channel_mode.kubectl("apply", "-f", str(MINIMAL))
+    seconds_until(lambda: phase(channel_mode, "imex-minimal") == "Succeeded", "the pod has run", 60)
+    (number,) = _channels(channel_mode.kubectl("logs", "imex-minimal"))
+    assert 1 <= number <= CHANNELS_PER_CLIQUE
+    channel_mode.kubectl("delete", "-f", str(MINIMAL), "--timeout=60s")
+
+
+def test_two_jobs_share_both_nodes_and_no_channel(channel_mode: NodeCluster) -> None:
+    seen: dict[str, set[int]] = {}
+    for job in ("left", "right"):
+        pods = [f"{job}-{node.name}" for node in channel_mode.nodes]
+        channel_mode.apply(
+            compute_domain(job, f"{job}-channel"),
+            *(
+                claiming(pod(name, node=node.name), f"{job}-channel")
+                for name, node in zip(pods, channel_mode.nodes, strict=True)
+            ),
+        )
+        until_running(channel_mode, *pods)
+        seen[job] = {
+            number for name in pods for number in _channels(inside(channel_mode, name, "ls", "-l", CHANNELS))
+        }
+    assert all(len(channels) == 1 for channels in seen.values()), f"a job has one channel: {seen}"
+    assert seen["left"] != seen["right"]
+    for job in seen:
+        until_seen(
+            lambda job=job: condition(channel_mode, job, "Ready").get("status") == "True",
+            f"{job} is Ready",
+            30,
+        )
+        pods = [f"{job}-{node.name}" for node in channel_mode.nodes]
+        channel_mode.kubectl("delete", "pod", *pods, "--wait=false")
+        channel_mode.kubectl("delete", "computedomain", job, "--timeout=60s")
+        until_gone(channel_mode, *pods)
+    assert len(_warm(channel_mode)) == len(channel_mode.nodes), "the cliques stay warm for the next job"
+
+
+@pytest.mark.usefixtures("mpi_operator")
+def test_the_mpi_example_runs_in_channel_mode(channel_mode: NodeCluster) -> None:
+    run_mpi_example(channel_mode)
+
+
+@pytest.mark.usefixtures("mpi_operator")
+def test_the_mpi_example_runs_in_domain_mode(installed: NodeCluster) -> None:
+    """It comes after those of channel mode: the fixture of the module has ended when another begins."""
+    run_mpi_example(installed)
+
+
+def run_mpi_example(cluster: NodeCluster) -> None:
+    """Apply the example, and take it away when its workers have run beside each other with a channel."""
+    domain, job = _mpi_example(len(cluster.nodes))
+    name = job["metadata"]["name"]
+    workers = [f"{name}-worker-{number}" for number in range(len(cluster.nodes))]
+    cluster.apply(domain, job)
+    until_running(cluster, *workers, within=90)
+    hosts = {cluster.get("pod", worker)["spec"]["nodeName"] for worker in workers}
+    assert hosts == {node.name for node in cluster.nodes}
+    listings = [inside(cluster, worker, "ls", "-l", CHANNELS) for worker in workers]
+    assert len({*_channels("".join(listings))}) == 1
+    until_seen(lambda: _is_ready(cluster, name), "its domain is Ready", 30)
+    cluster.kubectl("delete", "mpijob", name, "--timeout=60s")
+    cluster.kubectl("delete", "computedomain", name, "--timeout=60s")
+    until_gone(cluster, *workers)
+
+
+def _is_ready(cluster: NodeCluster, domain: str) -> bool:
+    return condition(cluster, domain, "Ready").get("status") == "True"
+
+
+def _mpi_example(workers: int) -> tuple[Any, Any]:
+    """examples/imex-mpijob for as many nodes as are here, with an image that is here.
+
+    Its GPUs are those of a device plugin (`nvidia.com/gpu`), which the nodes do not run; in their place its
+    workers keep off each other's nodes.
+    """
+    domain, job = (
+        {**document, "metadata": {**document["metadata"], "namespace": "default"}}
+        for document in yaml.safe_load_all(MPI_JOB.read_text())
+    )
+    replicas = job["spec"]["mpiReplicaSpecs"]
+    replicas["Worker"]["replicas"] = workers
+    for group in replicas.values():
+        spec = group["template"]["spec"]
+        spec["terminationGracePeriodSeconds"] = 0
+        (container,) = spec["containers"]
+        container |= {"image": IMAGE, "command": ["sh", "-c", "sleep 100000"], "args": []}
+        container.get("resources", {}).pop("limits", None)
+    worker = replicas["Worker"]["template"]
+    worker["spec"]["affinity"]["podAntiAffinity"] = {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "topologyKey": "kubernetes.io/hostname",
+                "labelSelector": {"matchLabels": worker["metadata"]["labels"]},
+            }
+        ]
+    }
+    return domain, job
+
+
+def _set(cluster: NodeCluster, overlay: str, variable: str) -> None:
+    cluster.kubectl("apply", "-k", str(ROOT / "deploy/kubernetes" / overlay))
+    cluster.kubectl("set", "env", *SYSTEM, WEBHOOK, variable)
+    for workload in ("deployment/rackloom-controller", "daemonset/rackloom-node-imex", WEBHOOK):
+        cluster.kubectl("rollout", "status", *SYSTEM, workload, "--timeout=120s")
+
+
+def _warm(cluster: NodeCluster) -> list[str]:
+    """The nodes that offer channels of their clique."""
+    found = cluster.get("nodes", "-l", CHANNELS_READY_LABEL)["items"]
+    assert all(COMPUTE_DOMAIN_LABEL not in node["metadata"]["labels"] for node in found)
+    return [node["metadata"]["name"] for node in found]
+
+
+def _channels(listing: str) -> list[int]:
+    """The numbers of the channels in what `ls -l` prints of them."""
+    return [int(number) for number in re.findall(r" 509, +(\d+) ", listing)]
