@@ -35,6 +35,9 @@ test-node: venv
 # The same, and what takes longer than a change may wait for: deaths, reboots, an upgrade, other Kubernetes versions.
 test-node-all: venv
 	$(BIN)/python tests/node/run.py --all $(WORDS)
+	for minor in 1.34 1.35 1.37; do \
+	  RACKLOOM_KUBERNETES=$$minor $(BIN)/python tests/node/run.py $(WORDS) || exit; \
+	done
 
 # The container image as an OCI archive below build/image: ARCH=amd64 or arm64 (this machine's), TARGET=site or transfer.
 image: venv

@@ -1,7 +1,8 @@
 """The binaries of a real control plane: the machine's own, or built once from the pins beside this file.
 
 `KUBEBUILDER_ASSETS` names a folder with all four of them. Without it they are Go tools of go.mod, built into
-a folder of the cache that carries the digest of the pins, so that another pin is another folder.
+a folder of the cache that carries the digest of the pins, so that another pin is another folder. The pins of
+another minor version are in a folder beside this file, which `RACKLOOM_KUBERNETES=1.34` chooses.
 
 python tests/cluster/build.py                 builds what is missing and prints where it is
 python tests/cluster/build.py --download      only downloads what that build needs
@@ -23,6 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ASSETS = "KUBEBUILDER_ASSETS"
 CACHE = "RACKLOOM_CLUSTER_CACHE"
+MINOR = "RACKLOOM_KUBERNETES"
 _VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
 say = partial(print, file=sys.stderr, flush=True)
 
@@ -52,8 +54,9 @@ class Tools:
         return [name for name in self.packages if not os.access(folder / name, os.X_OK)]
 
 
+PINS = HERE / f"kubernetes-{os.environ[MINOR]}" if os.environ.get(MINOR) else HERE
 CONTROL_PLANE = Tools(
-    HERE,
+    PINS,
     {
         "etcd": "go.etcd.io/etcd/server/v3",
         "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
@@ -62,7 +65,7 @@ CONTROL_PLANE = Tools(
     },
 )
 NODE = Tools(
-    HERE,
+    PINS,
     {
         "kubelet": "k8s.io/kubernetes/cmd/kubelet",
         "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
@@ -84,8 +87,11 @@ def at_hand(tools: Tools) -> Path | None:
     """The folder of binaries that need no build.
 
     Raises:
-        NotBuilt: the folder that the environment names lacks some.
+        NotBuilt: the folder that the environment names lacks some, or there are no pins of that version.
     """
+    if not (tools.module / "go.mod").exists():
+        others = sorted(folder.name.partition("-")[2] for folder in HERE.glob("kubernetes-*"))
+        raise NotBuilt(f"no pins for {MINOR}={os.environ[MINOR]}: there are {', '.join(others)}, or unset it")
     assets = os.environ.get(ASSETS)
     if assets and tools is CONTROL_PLANE:
         if lacking := tools.missing(Path(assets)):
