@@ -89,7 +89,7 @@ def at_hand(tools: Tools) -> Path | None:
     Raises:
         NotBuilt: the folder that the environment names lacks some, or there are no pins of that version.
     """
-    if not (tools.module / "go.mod").exists():
+    if not tools.module.exists():
         others = sorted(folder.name.partition("-")[2] for folder in HERE.glob("kubernetes-*"))
         raise NotBuilt(f"no pins for {MINOR}={os.environ[MINOR]}: there are {', '.join(others)}, or unset it")
     assets = os.environ.get(ASSETS)

@@ -78,3 +78,13 @@ def test_a_server_reports_the_version_that_is_pinned() -> None:
     assert "-X k8s.io/component-base/version.gitVersion=v1.36.4" in stamps
     assert "-X k8s.io/client-go/pkg/version.gitMinor=36" in stamps
     assert build.stamps("module without a server") == ""
+
+
+def test_a_version_without_pins_is_named_with_those_that_have_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(build.MINOR, "1.33")
+    with pytest.raises(
+        NotBuilt, match=r"no pins for RACKLOOM_KUBERNETES=1\.33: there are 1\.34, 1\.35, 1\.37"
+    ):
+        build.made(Tools(build.HERE / "kubernetes-1.33", CONTROL_PLANE.packages))
