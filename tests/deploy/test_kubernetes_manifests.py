@@ -114,15 +114,19 @@ def selects(selector: dict, labels: dict, namespace: str) -> bool:
 
 
 @pytest.mark.parametrize("image", ["rackloom:0.1.0", "registry.example:5000/gpu/rackloom:0.2.0"])
-def test_the_policy_names_the_image_that_the_controller_runs_daemons_from(image, tmp_path):
-    """Also where an operator names another image, as README.md says."""
+@pytest.mark.parametrize("place", ["base", "overlay"])
+def test_the_policy_names_the_image_that_the_controller_runs_daemons_from(image, place, tmp_path):
+    """Also where an operator names another image, as README.md says: in the base, or in an overlay of his."""
     folder = shutil.copytree(BASE, tmp_path / "base")
-    text = (folder / "kustomization.yaml").read_text()
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     name, _, tag = image.rpartition(":")
-    given = f'  - name: rackloom\n    newName: {name}\n    newTag: "{tag}"\n'
-    (folder / "kustomization.yaml").write_text(
-        text.replace('  - name: rackloom\n    newTag: "0.1.0"\n', given)
-    )
+    given = {"images": [{"name": "rackloom", "newName": name, "newTag": tag}]}
+    if place == "overlay":
+        folder = tmp_path / "overlay"
+        folder.mkdir()
+        given |= {"resources": ["../base"], "replacements": kustomization["replacements"]}
+        kustomization = {}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization | given))
     objects = built(folder)
     (controller,) = (one for one in objects if one["kind"] == "Deployment")
     (container,) = controller["spec"]["template"]["spec"]["containers"]
