@@ -153,7 +153,10 @@ def main(words: list[str]) -> int:
         CONTAINERD: str(containerd_root()),
     }
     if in_machine:
-        status = vm.run(words[1:], environment)
+        try:
+            status = vm.run(words[1:], environment)
+        except KeyboardInterrupt:
+            return 130
         return 1 if status == CANNOT else status
     inside = [sys.executable, *_program([word for word in words if word != "--all"])]
     namespaces = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]

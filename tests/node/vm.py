@@ -184,7 +184,7 @@ def _job(words: list[str], environment: Mapping[str, str]) -> str:
 
 def _leave(status: str) -> str:
     """The shell command that ends the machine with a status."""
-    octal = f'"\\$(printf %o $(({_STATUSES} + {status})))"'
+    octal = f'"\\\\$(printf %o $(({_STATUSES} + {status})))"'
     return f"printf {octal} | dd of=/dev/port bs=1 seek={_EXIT_PORT} conv=notrunc status=none"
 
 
