@@ -1,6 +1,7 @@
 """`make test-node`: the tests of this folder on real nodes, and nothing of them left behind.
 
 python tests/node/run.py [--all] [words for pytest]
+python tests/node/run.py --vm [words for run.py]    on cgroup v2, in a virtual machine (vm.py)
 python tests/node/run.py --hold                     two nodes to look at by hand, until Ctrl-C
 python tests/node/run.py --download                 only what the builds ask a network for
 python tests/node/run.py --benchmark [--rounds N]   how long they take (benchmarks/nodes.py)
@@ -25,10 +26,13 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.cluster.build import CONTROL_PLANE, MPI_OPERATOR, NODE, NotBuilt, cache, download, made  # noqa: E402
+from tests.node import vm  # noqa: E402
 from tests.node.images import write_test_images  # noqa: E402
 from tests.node.nodes import COREDNS  # noqa: E402
 
 CONTAINERD = "RACKLOOM_CONTAINERD_ROOT"
+IMAGES = "RACKLOOM_NODE_IMAGES"
+"""A folder that `images` has filled."""
 CANNOT = 3
 _PREFIX = "rackloom-node-"
 _PROGRAMS = {
@@ -127,12 +131,16 @@ def main(words: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if words == ["--download"]:
         return _download()
-    if lacking := missing():
-        print("test-node: this machine cannot run real nodes:", *lacking, sep="\n  ", file=sys.stderr)
+    in_machine = words[:1] == ["--vm"]
+    if lacking := missing() + (vm.missing() if in_machine else []):
+        where = "on cgroup v2 in a virtual machine here" if in_machine else "here"
+        print(f"test-node: NO REAL NODES RUN {where}:", *lacking, sep="\n  ", file=sys.stderr)
         return CANNOT
     try:
         for tools in (CONTROL_PLANE, NODE, COREDNS, MPI_OPERATOR):
             made(tools)
+        if in_machine:
+            vm.kernel()
     except NotBuilt as error:
         print(f"test-node: {error}", file=sys.stderr)
         return CANNOT
@@ -141,9 +149,15 @@ def main(words: list[str]) -> int:
         **os.environ,
         "RACKLOOM_TEST_NODE": "all" if "--all" in words else "core",
         "RACKLOOM_NODE_CGROUP": f"{_PREFIX}{os.getpid()}",
-        "RACKLOOM_NODE_IMAGES": str(images()),
+        IMAGES: os.environ.get(IMAGES) or str(images()),
         CONTAINERD: str(containerd_root()),
     }
+    if in_machine:
+        try:
+            status = vm.run(words[1:], environment)
+        except KeyboardInterrupt:
+            return 130
+        return 1 if status == CANNOT else status
     inside = [sys.executable, *_program([word for word in words if word != "--all"])]
     namespaces = ["--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
     # Process 1 is a shell, which reaps what is left to it.
