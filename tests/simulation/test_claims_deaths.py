@@ -10,7 +10,6 @@ import pytest
 import structlog
 from tests.simulation.run_claims import classes, quiet
 
-from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.imex.reporter import Reporter
 from rackloom.claim.node import cdi, checkpoint
 from rackloom.claim.node.checkpoint import Checkpoint
@@ -18,7 +17,7 @@ from rackloom.claim.node.imex.node_label import NodeLabel
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.preparing import Preparing
 from rackloom.claim.node.values import State
-from rackloom.twin.claims.plant import Death
+from rackloom.twin.claims.plant import Death, Plot
 from rackloom.twin.claims.story import tell
 
 EVERY = bool(os.environ.get("RACKLOOM_EVERY_DEATH"))
@@ -37,33 +36,33 @@ def _quiet():
 @pytest.fixture(scope="module")
 def steps():
     """Steps of an undisturbed story, in each mode."""
-    told = {isolation: tell(classes(), isolation) for isolation in Isolation}
+    told = {plot: tell(classes(), plot) for plot in Plot}
     assert all(one.broken == () and one.judged for one in told.values())
-    return {isolation: one.steps for isolation, one in told.items()}
+    return {plot: one.steps for plot, one in told.items()}
 
 
-@pytest.mark.parametrize("isolation", Isolation)
+@pytest.mark.parametrize("plot", Plot)
 @pytest.mark.parametrize("death", Death)
-def test_whoever_dies_nothing_is_stuck_or_left_behind(isolation, death, steps):
-    count = steps[isolation]
+def test_whoever_dies_nothing_is_stuck_or_left_behind(plot, death, steps):
+    count = steps[plot]
     taken = range(1, count + 1) if EVERY else [int(count * part) for part in SAMPLE]
     for at in taken:
-        told = tell(classes(), isolation, death, at)
+        told = tell(classes(), plot, death, at)
         assert told.died
-        assert told.broken == (), (isolation, death, at)
+        assert told.broken == (), (plot, death, at)
 
 
 def test_the_steps_are_of_every_kind(steps):
     """Fewer would mean that some part of the story is no longer told."""
-    assert steps[Isolation.DOMAIN] > 150
-    assert steps[Isolation.CHANNEL] > 200
+    assert steps[Plot.DOMAIN] > 150
+    assert steps[Plot.CHANNEL] > 200
 
 
 class TestPlanted:
     """Bugs that the stories must find; else that nothing is found says nothing."""
 
-    def found(self, isolation, death=None, steps=(0,)):
-        return (said for at in steps for said in tell(classes(), isolation, death, at).broken)
+    def found(self, plot, death=None, steps=(0,)):
+        return (said for at in steps for said in tell(classes(), plot, death, at).broken)
 
     def test_one_channel_for_all(self, monkeypatch):
         whole = ImexPlugin._channels
@@ -72,7 +71,7 @@ class TestPlanted:
             return whole(self, msgspec.structs.replace(wanted, channel=1))
 
         monkeypatch.setattr(ImexPlugin, "_channels", first)
-        assert any(said.startswith("S8") for said in self.found(Isolation.CHANNEL))
+        assert any(said.startswith("S8") for said in self.found(Plot.CHANNEL))
 
     def test_a_channel_without_a_type(self, monkeypatch):
         def encoded(kind, devices):
@@ -88,7 +87,7 @@ class TestPlanted:
 
         monkeypatch.setattr(NodeLabel, "leave", leave)
         monkeypatch.setattr("rackloom.claim.cluster.teardown._unlabelling", lambda snapshot: ())
-        assert any("label resource.nvidia.com/computeDomain" in one for one in self.found(Isolation.DOMAIN))
+        assert any("label resource.nvidia.com/computeDomain" in one for one in self.found(Plot.DOMAIN))
 
     def test_a_claim_forgotten_before_it_is_undone(self, monkeypatch):
         async def unprepare(self, uid):
@@ -100,7 +99,7 @@ class TestPlanted:
 
         monkeypatch.setattr(Preparing, "unprepare", unprepare)
         monkeypatch.setattr(Preparing, "sweep_specs", lambda self: None)
-        found = self.found(Isolation.DOMAIN, Death.PLUGIN, range(100, 220, 3))
+        found = self.found(Plot.DOMAIN, Death.PLUGIN, range(100, 220, 3))
         assert any("cdi/" in said or "label" in said for said in found)
 
     def test_a_checkpoint_that_is_not_written(self, monkeypatch):
@@ -108,7 +107,7 @@ class TestPlanted:
             self._claims = claims
 
         monkeypatch.setattr(Checkpoint, "_write", write)
-        found = self.found(Isolation.DOMAIN, Death.PLUGIN, range(40, 160, 4))
+        found = self.found(Plot.DOMAIN, Death.PLUGIN, range(40, 160, 4))
         assert any("CDI spec" in said for said in found)
 
     def test_a_record_lost_after_a_reboot(self, monkeypatch):
@@ -129,5 +128,5 @@ class TestPlanted:
             return True
 
         monkeypatch.setattr(Reporter, "_tell", tell_it)
-        found = self.found(Isolation.DOMAIN, Death.SERVER, range(60, 180, 4))
+        found = self.found(Plot.DOMAIN, Death.SERVER, range(60, 180, 4))
         assert any(said.startswith("daemon on") for said in found)

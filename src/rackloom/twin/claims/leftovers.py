@@ -1,13 +1,17 @@
 """What is left of ComputeDomains after they are gone: nothing, anywhere, is the only good answer."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
+from rackloom.claim.cluster.gang.observe import holders_of
 from rackloom.claim.domain import names
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
+    GANG_PLAN,
     NETWORK_POLICY,
     NODE,
     POD,
@@ -18,11 +22,13 @@ from rackloom.claim.kube.kinds import (
 )
 from rackloom.twin.claims.machines import Machine
 from rackloom.twin.claims.plant import TEAM, Plant
+from rackloom.twin.claims.tray import Tray
 
 _NONE_LEFT = (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
+    GANG_PLAN,
     NETWORK_POLICY,
     POD,
     RESOURCE_CLAIM,
@@ -32,9 +38,11 @@ _NONE_LEFT = (
 _LABELS = (names.COMPUTE_DOMAIN_LABEL, names.WARM_CLIQUE_LABEL, names.CHANNELS_READY_LABEL)
 
 
-def leftovers(plant: Plant) -> tuple[str, ...]:
+def leftovers(plant: Plant) -> Iterator[str]:
     """All of it, named."""
-    return (*_objects(plant), *(one for machine in plant.machines.on.values() for one in _of(machine)))
+    yield from _objects(plant)
+    for machine in plant.machines.on.values():
+        yield from _of(machine)
 
 
 def stray_labels(plant: Plant) -> tuple[str, ...]:
@@ -50,6 +58,13 @@ def stray_labels(plant: Plant) -> tuple[str, ...]:
     return tuple(f"label {names.COMPUTE_DOMAIN_LABEL} of node {node}" for node in stray)
 
 
+def left_on(plant: Plant, name: str) -> tuple[str, ...]:
+    """What is left on one tray that no job uses, if it is on, while ComputeDomains live."""
+    node, machine = plant.kube.store.find(NODE, (None, name)), plant.machines.on.get(name)
+    labels = () if node is None else (f"label {label} of node {name}" for label in _labels_of(node))
+    return (*labels, *(() if machine is None else _prepared(machine)))
+
+
 def _objects(plant: Plant) -> Iterator[str]:
     store = plant.kube.store
     for kind in _NONE_LEFT:
@@ -58,6 +73,8 @@ def _objects(plant: Plant) -> Iterator[str]:
     for node in store.all(NODE):
         for label in _labels_of(node):
             yield f"label {label} of node {node['metadata']['name']}"
+        for uid in holders_of(node):
+            yield f"node {node['metadata']['name']} is reserved for the gang {uid}"
     for one in store.all(RESOURCE_SLICE):
         if names.clique_of_pool(one["spec"]["pool"]["name"]) is not None:
             yield f"ResourceSlice {one['metadata']['name']}"
@@ -70,10 +87,21 @@ def _labels_of(node: Object) -> Iterator[str]:
 
 def _of(machine: Machine) -> Iterator[str]:
     tray = machine.tray
+    yield from _prepared(machine)
+    yield from _files(tray, tray.domains)
+
+
+def _prepared(machine: Machine) -> Iterator[str]:
+    tray = machine.tray
     if machine.running is None:
         yield f"no plugin answers on {tray.name}"
     else:
         for uid, entry in machine.running.checkpoint.claims.items():
             yield f"checkpoint entry {uid} ({entry.state}) on {tray.name}"
-    for file in (*tray.places.cdi.glob("*"), *tray.places.cdi.glob(".*"), *tray.domains.glob("*")):
-        yield f"{file.relative_to(tray.disk)} on {tray.name}"
+    yield from _files(tray, tray.places.cdi)
+
+
+def _files(tray: Tray, directory: Path) -> Iterator[str]:
+    if directory.is_dir():
+        for name in os.listdir(directory):
+            yield f"{(directory / name).relative_to(tray.disk)} on {tray.name}"

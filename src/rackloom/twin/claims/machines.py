@@ -33,6 +33,8 @@ from rackloom.twin.nodes.claim_devices import ClaimDevices
 POD_START, IMEX_READY = 1.0, 0.5
 """Declared latencies: seconds from a prepared pod to its running containers, and from those to READY."""
 PLUGIN_RESTART, DAEMON_RESTART = 2.0, 1.0
+CALL_SECONDS = 45.0
+"""kubelet's patience with a plugin (pkg/kubelet/cm/dra/plugin, defaultClientCallTimeout)."""
 
 
 class Machine:
@@ -101,11 +103,12 @@ class Machine:
             raise Retry(f"DRA driver {names.IMEX_DRIVER} is not registered", after=1.0)
         task = life.spawn(_call(ask, running))
         try:
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=CALL_SECONDS)
         finally:
             task.cancel()
-            await asyncio.wait({task})
-        if task.cancelled():
+            # One that is stopped learns that nobody waits any more when it goes on.
+            await asyncio.wait({task}, timeout=0.0 if life.is_stopped else None)
+        if not task.done() or task.cancelled():
             raise Retry("the connection to the plugin broke", after=1.0)
         self._step()
         errors = [answer.error for answer in task.result().values() if answer.error]
