@@ -79,7 +79,7 @@ class TestPlanted:
 
         spec = cdi.spec
         monkeypatch.setattr(cdi, "spec", encoded)
-        assert any("failed to stat CDI host device" in said for said in self.found(Isolation.DOMAIN))
+        assert any("failed to stat CDI host device" in said for said in self.found(Plot.DOMAIN))
 
     def test_a_label_that_stays(self, monkeypatch):
         async def leave(self, uid):
@@ -118,7 +118,7 @@ class TestPlanted:
             return msgspec.structs.replace(begun(entry), record={})
 
         monkeypatch.setattr(checkpoint, "_begun", forget)
-        found = self.found(Isolation.DOMAIN, Death.REBOOT, range(70, 120, 3))
+        found = self.found(Plot.DOMAIN, Death.REBOOT, range(70, 120, 3))
         assert any("only the jobs' nodes are labelled" in said for said in found)
 
     def test_a_daemon_that_ends_with_the_api_server(self, monkeypatch):

@@ -42,7 +42,7 @@ ANNOTATION = "rackloom.dev/prepare-retry"
 LOOK_SECONDS = 10.0
 """Between two looks at the clock."""
 STOPPED_SECONDS = 45.0
-"""A pause of `LOOK_SECONDS` that took so long means that the process was stopped. kubelet's timeout of a call."""
+"""kubelet's timeout of a call. A pause of `LOOK_SECONDS` that takes so long: the process was stopped."""
 RETRY_SECONDS = 2.0
 """Between attempts to reach an API server that does not answer and names no time."""
 

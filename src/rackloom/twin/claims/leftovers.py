@@ -20,6 +20,7 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_SLICE,
     SECRET,
 )
+from rackloom.claim.node.values import State
 from rackloom.twin.claims.machines import Machine
 from rackloom.twin.claims.plant import TEAM, Plant
 from rackloom.twin.claims.tray import Tray
@@ -59,10 +60,13 @@ def stray_labels(plant: Plant) -> tuple[str, ...]:
 
 
 def left_on(plant: Plant, name: str) -> tuple[str, ...]:
-    """What is left on one tray that no job uses, if it is on, while ComputeDomains live."""
+    """What is left on one tray that no job uses, if it is on, while ComputeDomains live.
+
+    The mark of a claim that was given up stays until the next sweep, and is in nobody's way.
+    """
     node, machine = plant.kube.store.find(NODE, (None, name)), plant.machines.on.get(name)
     labels = () if node is None else (f"label {label} of node {name}" for label in _labels_of(node))
-    return (*labels, *(() if machine is None else _prepared(machine)))
+    return (*labels, *(() if machine is None else _prepared(machine, but_for=State.ABORTED)))
 
 
 def _objects(plant: Plant) -> Iterator[str]:
@@ -91,13 +95,14 @@ def _of(machine: Machine) -> Iterator[str]:
     yield from _files(tray, tray.domains)
 
 
-def _prepared(machine: Machine) -> Iterator[str]:
+def _prepared(machine: Machine, but_for: State | None = None) -> Iterator[str]:
     tray = machine.tray
     if machine.running is None:
         yield f"no plugin answers on {tray.name}"
     else:
         for uid, entry in machine.running.checkpoint.claims.items():
-            yield f"checkpoint entry {uid} ({entry.state}) on {tray.name}"
+            if entry.state is not but_for:
+                yield f"checkpoint entry {uid} ({entry.state}) on {tray.name}"
     yield from _files(tray, tray.places.cdi)
 
 

@@ -79,6 +79,35 @@ def _is_stopped(context: contextvars.Context) -> bool:
     return life is not None and life.is_stopped
 
 
+class Tasks:
+    """The tasks of all processes, and of their tasks. `make` is a task factory of the event loop."""
+
+    def __init__(self) -> None:
+        self._of: dict[Life, set[asyncio.Task[Any]]] = {}
+
+    def make(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Coroutine[Any, Any, T],
+        context: contextvars.Context | None = None,
+    ) -> "asyncio.Task[T]":
+        """A task of the process whose code makes it."""
+        task = asyncio.Task(work, loop=loop, context=context)
+        life = current()
+        if life is not None:
+            mine = self._of.setdefault(life, set())
+            mine.add(task)
+            task.add_done_callback(mine.discard)
+        return task
+
+    def of_the_dead(self) -> Iterator[str]:
+        """What processes still do that have ended, named."""
+        for life, tasks in self._of.items():
+            if not life.is_alive:
+                for task in tasks:
+                    yield f"{life.name} has ended, and {task.get_coro().__qualname__} goes on"
+
+
 @contextmanager
 def _as(life: Life) -> Iterator[None]:
     token = _CURRENT.set(life)

@@ -16,7 +16,12 @@ from rackloom.claim.cluster.controller import Controller
 from rackloom.claim.cluster.gang.controller import GangController
 from rackloom.claim.cluster.gang.planner import PlacePlanner
 from rackloom.claim.cluster.gang.settings import GangSettings
-from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE, DEFAULT_NAMESPACE, DaemonSettings, Settings
+from rackloom.claim.cluster.settings import (
+    DEFAULT_DAEMON_NAMESPACE,
+    DEFAULT_NAMESPACE,
+    DaemonSettings,
+    Settings,
+)
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Object
@@ -24,7 +29,7 @@ from rackloom.claim.kube.events import Recorder
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE, DEVICE_CLASS, NODE, POD
 from rackloom.claim.kube.leader import Election
 from rackloom.claim.kube.pods import has_ended
-from rackloom.twin.claims.life import Life
+from rackloom.twin.claims.life import Life, Tasks
 from rackloom.twin.claims.machines import Machine, Machines
 from rackloom.twin.claims.processes import Kept
 from rackloom.twin.claims.seen import Members, Seen
@@ -117,13 +122,16 @@ class Plant:
         self.user = DirectApi(self.kube, "user")
         self.trays = {tray.name: tray for tray in (Tray(root, 1, number) for number in range(plot.trays))}
         self.seen = Seen(loop_time)
-        self._members = Members(self._is_there, self._runs_daemon, self.seen.broken)
+        self._members = Members(self._is_there, self._runs_daemon, self._was_ready, self.seen.broken)
         self.kube.store.listeners += [self.seen.written, self._members.written]
         self.machines = Machines(self.kube, self.seen)
         # What strikes is not of the process whose step it is, and may stop that one.
         context = contextvars.copy_context()
         self.steps = Steps(lambda step, tray: context.copy().run(self._strike, step, tray))
+        self._tasks = Tasks()
+        asyncio.get_running_loop().set_task_factory(self._tasks.make)
         self.died = False
+        self._ready_on: dict[str, set[tuple[str, str]]] = {}
         self._death, self._at = death, at
         self._classes = classes
         api = DirectApi(self.kube, "kubelet")
@@ -161,6 +169,7 @@ class Plant:
         """Stop everything. Whatever had ended before is told as broken."""
         self.kube.store.listeners.remove(self._members.written)
         tasks = [*self._work, *(machine.keeper for machine in self.machines.on.values())]
+        self.seen.broken += self._tasks.of_the_dead()
         ended = [task for task in tasks if task.done() and not task.cancelled()]
         self.seen.broken += [repr(failed) for task in ended if (failed := task.exception()) is not None]
         for task in tasks:
@@ -204,10 +213,18 @@ class Plant:
             for pod in pods
         )
 
+    def _was_ready(self, node: str, address: str) -> bool:
+        """Whether a daemon was READY there, of any: in channel mode all show those of their clique.
+
+        Also on a tray that is off: what it said may arrive late.
+        """
+        return any(address == known for _, known in self._ready_on.get(node, ()))
+
     async def _boot(self, tray: Tray, boot: int) -> None:
-        self.machines.on[tray.name] = Machine(
-            self.kube, tray, self.isolation, self.steps, self.seen, boot=boot
-        )
+        machine = Machine(self.kube, tray, self.isolation, self.steps, self.seen, boot=boot)
+        self.machines.on[tray.name] = machine
+        # A reboot changes nothing: plugins go by the clique object, where a daemon corrects its entry later.
+        machine.was_ready = self._ready_on.setdefault(tray.name, machine.was_ready)
         capacity = {"cpu": "96", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": GPUS}
         spec = NodeSpec(tray.name, labels=tray.labels, capacity=capacity, boot_id=str(boot))
         await insist(lambda: self._kubelets.register(spec))

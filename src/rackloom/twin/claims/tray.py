@@ -40,9 +40,7 @@ class Tray:
         """Of its node, as GPU Feature Discovery writes them."""
         self.disk = root / self.name
         """All that this tray keeps."""
-        self.places = Places(
-            registry=self.disk / "reg", plugins=self.disk / "plug", cdi=self.disk / "cdi"
-        )
+        self.places = Places(registry=self.disk / "reg", plugins=self.disk / "plug", cdi=self.disk / "cdi")
         """Where the plugin meets kubelet and the runtime."""
         self.domains = self.places.home(names.IMEX_DRIVER) / "domains"
         """The directories of ComputeDomains."""
