@@ -21,7 +21,7 @@ from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, GANG_PLAN, NODE, POD
 from rackloom.twin.claims.leftovers import left_on, leftovers, stray_labels
-from rackloom.twin.claims.plant import GPUS, TEAM, Death, Plant, Plot, insist
+from rackloom.twin.claims.plant import GPUS, STOPPED, TEAM, Death, Plant, Plot, insist
 from rackloom.twin.claims.seen import JOB_LABEL
 from rackloom.twin.virtual import event_loop
 
@@ -239,6 +239,8 @@ class Story:
         await until(
             "the tray that is back is free", lambda: not left_on(self._plant, lost[0]), self._state, SWEPT
         )
+        # A process that was stopped when the tray was lost goes on meanwhile, with what it had read before.
+        await asyncio.sleep(STOPPED)
         await self._until_all("runs on", [gang], lambda job: job.runs())
         await gang.delete_domain()
         await asyncio.sleep(2 * LOOK)
