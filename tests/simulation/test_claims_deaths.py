@@ -8,6 +8,7 @@ import os
 import msgspec
 import pytest
 import structlog
+from tests.simulation.planted.claims import BUGS
 from tests.simulation.run_claims import classes, quiet
 
 from rackloom.claim.imex.reporter import Reporter
@@ -17,12 +18,14 @@ from rackloom.claim.node.imex.node_label import NodeLabel
 from rackloom.claim.node.imex.plugin import ImexPlugin
 from rackloom.claim.node.preparing import Preparing
 from rackloom.claim.node.values import State
-from rackloom.twin.claims.plant import Death, Plot
+from rackloom.twin.claims.plant import STOPS, Death, Plot
 from rackloom.twin.claims.story import tell
 
 EVERY = bool(os.environ.get("RACKLOOM_EVERY_DEATH"))
 SAMPLE = (0.15, 0.4, 0.65)
 """Where in the story: while it begins, while it runs, while it ends."""
+FEWER = (0.3, 0.55)
+"""The same for gangs and for processes that are stopped."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,7 +48,8 @@ def steps():
 @pytest.mark.parametrize("death", Death)
 def test_whoever_dies_nothing_is_stuck_or_left_behind(plot, death, steps):
     count = steps[plot]
-    taken = range(1, count + 1) if EVERY else [int(count * part) for part in SAMPLE]
+    parts = FEWER if plot is Plot.GANG or death in STOPS else SAMPLE
+    taken = range(1, count + 1) if EVERY else [int(count * part) for part in parts]
     for at in taken:
         told = tell(classes(), plot, death, at)
         assert told.died
@@ -56,6 +60,15 @@ def test_the_steps_are_of_every_kind(steps):
     """Fewer would mean that some part of the story is no longer told."""
     assert steps[Plot.DOMAIN] > 150
     assert steps[Plot.CHANNEL] > 200
+    assert steps[Plot.GANG] > 200
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_found(bug, monkeypatch):
+    bug(monkeypatch)
+    sought = BUGS[bug]
+    stories = (tell(classes(), sought.plot, sought.death, at) for at in sought.steps)
+    assert any(sought.said in said for told in stories for said in told.broken)
 
 
 class TestPlanted:

@@ -1,6 +1,6 @@
-"""Bugs around ComputeDomains: membership, readiness, gangs, and what stopped and dead processes leave behind.
+"""Bugs around ComputeDomains: membership, readiness, gangs, what dead and stopped processes leave.
 
-Each is found in the stories of `twin/claims`: in which plot, with whose death, at which steps, by what is said.
+Each is found in the stories of `twin/claims`: in a plot, with a death at some steps, by what is said then.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from rackloom.claim.cluster import membership
-from rackloom.claim.cluster.gang import trays
+from rackloom.claim.cluster.gang import planned
 from rackloom.claim.cluster.sweep import Sweeper
 from rackloom.claim.domain import membership as entries
 from rackloom.claim.imex.reporter import Reporter
@@ -86,13 +86,13 @@ def a_label_is_left_to_the_controller(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeLabel, "leave", leave)
 
 
-def an_ended_gang_keeps_its_trays(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(trays, "freed", lambda nodes, names, uid: ())
+def a_moved_gang_keeps_the_tray_that_it_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planned, "_dropped", lambda view, found: ())
 
 
 def a_gang_reserves_nothing(patch: pytest.MonkeyPatch) -> None:
     """Its pods are let go as if its trays were reserved."""
-    patch.setattr("rackloom.claim.cluster.gang.planned._missing", lambda view, found, settings: ())
+    patch.setattr(planned, "_missing", lambda view, found, settings: ())
 
 
 def background_work_ends_piece_by_piece(patch: pytest.MonkeyPatch) -> None:
@@ -120,14 +120,14 @@ def late_secrets_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
 
 BUGS: dict[Bug, Sought] = {
     stale_entries_removed_whatever_joined: Sought(
-        Plot.GANG, "went away while it ran", Death.CONTROLLER_STOPS, range(132, 140)
+        Plot.GANG, "went away while it ran", Death.CONTROLLER_STOPS, range(130, 142)
     ),
     a_pod_that_is_not_ready_is_no_member: Sought(Plot.DOMAIN, "went away while it ran"),
     ready_is_told_before_it_is_seen: Sought(Plot.DOMAIN, "was never READY"),
     a_new_daemon_takes_over_the_readiness_of_the_last: Sought(Plot.DOMAIN, "was never READY"),
     a_channel_does_not_wait_for_its_daemon: Sought(Plot.DOMAIN, "no IMEX daemon of it was READY"),
     a_label_is_left_to_the_controller: Sought(Plot.DOMAIN, "only the jobs' nodes are labelled"),
-    an_ended_gang_keeps_its_trays: Sought(Plot.GANG, "is reserved for the gang"),
+    a_moved_gang_keeps_the_tray_that_it_lost: Sought(Plot.GANG, "the tray that is back is free"),
     a_gang_reserves_nothing: Sought(Plot.GANG, "is not reserved for its gang"),
     background_work_ends_piece_by_piece: Sought(Plot.DOMAIN, "goes on", Death.REBOOT, range(40, 200, 8)),
     a_plugin_does_not_see_that_it_was_stopped: Sought(

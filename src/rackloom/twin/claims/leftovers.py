@@ -1,6 +1,5 @@
 """What is left of ComputeDomains after they are gone: nothing, anywhere, is the only good answer."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,8 +64,8 @@ def left_on(plant: Plant, name: str) -> tuple[str, ...]:
     The mark of a claim that was given up stays until the next sweep, and is in nobody's way.
     """
     node, machine = plant.kube.store.find(NODE, (None, name)), plant.machines.on.get(name)
-    labels = () if node is None else (f"label {label} of node {name}" for label in _labels_of(node))
-    return (*labels, *(() if machine is None else _prepared(machine, but_for=State.ABORTED)))
+    marks = () if node is None else _marks_of(node)
+    return (*marks, *(() if machine is None else _prepared(machine, but_for=State.ABORTED)))
 
 
 def _objects(plant: Plant) -> Iterator[str]:
@@ -75,18 +74,19 @@ def _objects(plant: Plant) -> Iterator[str]:
         for obj in store.all(kind):
             yield f"{kind.kind} {obj['metadata']['name']}"
     for node in store.all(NODE):
-        for label in _labels_of(node):
-            yield f"label {label} of node {node['metadata']['name']}"
-        for uid in holders_of(node):
-            yield f"node {node['metadata']['name']} is reserved for the gang {uid}"
+        yield from _marks_of(node)
     for one in store.all(RESOURCE_SLICE):
         if names.clique_of_pool(one["spec"]["pool"]["name"]) is not None:
             yield f"ResourceSlice {one['metadata']['name']}"
 
 
-def _labels_of(node: Object) -> Iterator[str]:
-    labels = node["metadata"].get("labels") or {}
-    return (label for label in _LABELS if label in labels)
+def _marks_of(node: Object) -> Iterator[str]:
+    name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+    for label in _LABELS:
+        if label in labels:
+            yield f"label {label} of node {name}"
+    for uid in holders_of(node):
+        yield f"node {name} is reserved for the gang {uid}"
 
 
 def _of(machine: Machine) -> Iterator[str]:
@@ -108,5 +108,5 @@ def _prepared(machine: Machine, but_for: State | None = None) -> Iterator[str]:
 
 def _files(tray: Tray, directory: Path) -> Iterator[str]:
     if directory.is_dir():
-        for name in os.listdir(directory):
-            yield f"{(directory / name).relative_to(tray.disk)} on {tray.name}"
+        for path in directory.iterdir():
+            yield f"{path.relative_to(tray.disk)} on {tray.name}"

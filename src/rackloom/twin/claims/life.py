@@ -2,7 +2,7 @@
 
 import asyncio
 import contextvars
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -79,6 +79,10 @@ def _is_stopped(context: contextvars.Context) -> bool:
     return life is not None and life.is_stopped
 
 
+def _called(task: "asyncio.Task[Any]") -> str:
+    return str(getattr(task.get_coro(), "__qualname__", task.get_name()))
+
+
 class Tasks:
     """The tasks of all processes, and of their tasks. `make` is a task factory of the event loop."""
 
@@ -88,7 +92,7 @@ class Tasks:
     def make(
         self,
         loop: asyncio.AbstractEventLoop,
-        work: Coroutine[Any, Any, T],
+        work: Coroutine[Any, Any, T] | Generator[Any, None, T],
         context: contextvars.Context | None = None,
     ) -> "asyncio.Task[T]":
         """A task of the process whose code makes it."""
@@ -105,7 +109,7 @@ class Tasks:
         for life, tasks in self._of.items():
             if not life.is_alive:
                 for task in tasks:
-                    yield f"{life.name} has ended, and {task.get_coro().__qualname__} goes on"
+                    yield f"{life.name} has ended, and {_called(task)} goes on"
 
 
 @contextmanager

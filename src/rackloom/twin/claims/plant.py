@@ -92,7 +92,7 @@ class Death(StrEnum):
     DAEMON_STOPS = "daemon-stops"
 
 
-_STOPS = {
+STOPS = {
     Death.CONTROLLER_STOPS: Death.CONTROLLER,
     Death.PLUGIN_STOPS: Death.PLUGIN,
     Death.DAEMON_STOPS: Death.DAEMON,
@@ -250,7 +250,7 @@ class Plant:
                 for life in self._lives(who, machine):
                     life.kill()
             case stops:
-                for life in self._lives(_STOPS[stops], machine):
+                for life in self._lives(STOPS[stops], machine):
                     life.stop()
                     asyncio.get_running_loop().call_later(STOPPED, life.go_on)
 

@@ -102,8 +102,8 @@ class Members:
         """A clique object or the status of a ComputeDomain was written, or an object deleted."""
         if kind == COMPUTE_DOMAIN:
             nodes = (obj.get("status") or {}).get("nodes") or ()
-            entries = [(one["name"], one.get("ipAddress", ""), one.get("status")) for one in nodes]
-            self._judge_ready(obj["metadata"]["uid"], entries)
+            shown = [(one["name"], one.get("ipAddress", ""), one.get("status")) for one in nodes]
+            self._judge_ready(obj["metadata"]["uid"], shown)
         if kind != COMPUTE_DOMAIN_CLIQUE:
             return
         name = obj["metadata"]["name"]
