@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from tests.claim.cluster.fake_site import has_condition, is_empty
 
+from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.claim.domain import names
 from rackloom.claim.kube.kinds import (
     COMPUTE_DOMAIN,
@@ -163,6 +164,28 @@ def test_writes_grow_with_domains_and_not_with_pods(site, domains, width, record
         # A finalizer, four objects and two Secrets; then a status and an event per change worth telling.
         assert writes <= 16 * domains, calls
         assert lists <= len(place.controller.caches.informers), "one list per kind, none per pod"
+        await place.end()
+
+    event_loop.run(1, story)
+
+
+def test_a_secret_that_a_stopped_controller_made_too_late_goes(site):
+    """It went on when its ComputeDomain was gone, and sent the request that it was about to send."""
+
+    async def story():
+        place = site()
+        await place.begin()
+        domain = await place.domain("job")
+        await place.prepare(domain, place.nodes[0])
+        await place.until(lambda: has_condition(place, "job", "AllNodesReady"))
+        name = names.imex_authority_name(domain["metadata"]["uid"])
+        late = place.kube.store.read(SECRET, (DEFAULT_DAEMON_NAMESPACE, name))
+        await place.user.delete(COMPUTE_DOMAIN, "job", "team")
+        await place.until(lambda: is_empty(place))
+        kept = {key: late["metadata"][key] for key in ("name", "namespace", "labels", "finalizers")}
+        await place.user.create(SECRET, {**late, "metadata": kept})
+        assert not await is_empty(place)
+        await place.until(lambda: is_empty(place), 1300)
         await place.end()
 
     event_loop.run(1, story)

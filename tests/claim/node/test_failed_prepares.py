@@ -22,11 +22,12 @@ from tests.claim.node.conftest import DRIVER, NODE_NAME, NodeKit, allocation
 from rackloom.claim.kube.api import Object
 from rackloom.claim.kube.kinds import EVENT, POD, RESOURCE_CLAIM
 from rackloom.claim.node import retrying
-from rackloom.claim.node.pod_sync import ANNOTATION
+from rackloom.claim.node.pod_sync import ANNOTATION, STOPPED_SECONDS
 from rackloom.claim.node.run import Running
 from rackloom.claim.node.tasks import background, beside
 from rackloom.claim.node.values import ClaimRef, State
 from rackloom.errors import Refused, Retry
+from rackloom.twin.claims.life import Life
 from rackloom.twin.kube import DirectApi, Fault
 from rackloom.twin.kubelet.claims import PodClaim
 from rackloom.twin.nodes.claim_devices import ClaimDevices
@@ -415,6 +416,33 @@ def test_at_the_registration_only_pods_that_wait_for_this_driver_are_synced() ->
         names = ("runs", "waits", "other", "elsewhere", "bare")
         assert [name for name in names if await node.annotation(name)] == ["waits"]
         assert other["metadata"]["name"] == "other"
+
+    play(story)
+
+
+def test_a_plugin_that_was_stopped_has_kubelet_ask_again() -> None:
+    """kubelet's call never reached it: the connection broke before it went on."""
+
+    async def story(node: Node) -> None:
+        await node.claim()
+        life = Life("plugin")
+
+        async def serve() -> None:
+            async with node.plugin():
+                await asyncio.Event().wait()
+
+        task = life.spawn(serve())
+        await asyncio.sleep(1.0)
+        life.stop()
+        node.running, plugin = None, node.running
+        await node.pod()
+        await asyncio.sleep(STOPPED_SECONDS + 5.0)
+        node.running = plugin
+        life.go_on()
+        await node.starts()
+        assert node.resynced == []
+        task.cancel()
+        await asyncio.wait({task})
 
     play(story)
 

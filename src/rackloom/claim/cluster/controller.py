@@ -113,7 +113,8 @@ class Controller:
         if is_doubtful(seen, self._settings):
             seen = snapshot(await self._confirmed(seen), uid, self._settings, self._now())
         # A UID without a ComputeDomain may be any text that a user has put into a label or a claim.
-        if seen.held_of(DAEMON_SET) if seen.domain is None else seen.domain.deleting:
+        orphaned = bool(seen.held_of(DAEMON_SET)) or self._sweeper.may_have_secrets(uid)
+        if orphaned if seen.domain is None else seen.domain.deleting:
             seen = with_secrets(seen, await self._credentials.held(uid, self._settings.namespaces))
         return seen
 
@@ -148,7 +149,7 @@ class Controller:
             self._bench.queue.add(Sweep())
             return None
         await self._bench.act(key, decision.actions)
-        return None
+        return GOING_INTERVAL if any(action.kind == SECRET for action in decision.actions) else None
 
     def _now(self) -> str:
         return whole_time(self._wall())

@@ -8,7 +8,7 @@ take 45 s.
 
 A change of the pod's annotations that arrives on kubelet's watch syncs the pod at once
 (pkg/kubelet/config/config.go, podsDifferSemantically), or, where a sync is under way, as soon as that has
-ended. So the plugin writes the time into one annotation of the pods that it can help now. It does so in three
+ended. So the plugin writes the time into one annotation of the pods that it can help now. It does so in four
 cases:
 
 - A claim is prepared that kubelet had gone away without (`of_claim`; `Requests` finds that out).
@@ -16,6 +16,8 @@ cases:
   a plugin that ended in the middle of a call left its pod behind (`run`, woken by the registrar).
 - The API server answers again. kubelet could not read the pods' claims meanwhile (`run`, woken by the
   publisher).
+- This process was stopped (SIGSTOP, a frozen cgroup) for as long as kubelet waits for an answer. kubelet has
+  given up calls meanwhile that never arrived here (`run` sees by its clock that its pause took too long).
 
 Nothing depends on it: where the annotation cannot be written, pods wait for the resync as before. A claim
 that was refused waits for it too, since nothing says when a refusal would become another answer.
@@ -23,6 +25,7 @@ that was refused waits for it too, since nothing says when a refusal would becom
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 
 import structlog
 
@@ -36,6 +39,10 @@ log = structlog.get_logger(__name__)
 
 ANNOTATION = "rackloom.dev/prepare-retry"
 """`<time> <driver>`: no two are equal, since a write that changes nothing is no event on kubelet's watch."""
+LOOK_SECONDS = 10.0
+"""Between two looks at the clock."""
+STOPPED_SECONDS = 45.0
+"""kubelet's timeout of a call. A pause of `LOOK_SECONDS` that takes so long: the process was stopped."""
 RETRY_SECONDS = 2.0
 """Between attempts to reach an API server that does not answer and names no time."""
 
@@ -63,11 +70,23 @@ class PodSync:
         self._wake.set()
 
     async def run(self) -> None:
-        """Sync the waiting pods of the node whenever woken; never returns."""
+        """Sync the waiting pods of the node whenever woken, or stopped for long; never returns."""
         while True:
-            await self._wake.wait()
+            await self._woken()
             self._wake.clear()
             await self._insist(self._sync_waiting)
+
+    async def _woken(self) -> None:
+        """Until woken, or until this process goes on after it was stopped for long."""
+        loop = asyncio.get_running_loop()
+        while not self._wake.is_set():
+            began = loop.time()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._wake.wait()
+            if loop.time() - began >= STOPPED_SECONDS:
+                log.warning("node.was-stopped", driver=self._driver, seconds=round(loop.time() - began))
+                return
 
     async def of_claim(self, ref: ClaimRef) -> None:
         """Sync the pods of this node that use a claim, which nobody could until now."""

@@ -1,6 +1,7 @@
 """nvidia-imex and its supervisor as a model: READY a while after its peers are known, and then connected."""
 
 import asyncio
+from collections.abc import Callable
 
 from rackloom.claim.imex.status import CONNECTED, READY, ImexConnection, ImexDomain, ImexNode
 from rackloom.claim.imex.steps import Peers
@@ -8,13 +9,17 @@ from rackloom.errors import Retry
 
 
 class Imex:
-    """Stands in for both `Supervisor` and `ImexControl` of one daemon. `ready_after` is in seconds."""
+    """Stands in for both `Supervisor` and `ImexControl` of one daemon.
 
-    def __init__(self, ready_after: float) -> None:
+    `ready_after` is in seconds; `on_ready` is called when it is READY.
+    """
+
+    def __init__(self, ready_after: float, on_ready: Callable[[], None]) -> None:
         self.running_with: Peers | None = None
         self.failure = ""
         self.is_ready = asyncio.Event()
         self._ready_after = ready_after
+        self._on_ready = on_ready
         self._started = asyncio.Event()
 
     def set_peers(self, peers: Peers) -> None:
@@ -33,6 +38,7 @@ class Imex:
         await self._started.wait()
         await asyncio.sleep(self._ready_after)
         self.is_ready.set()
+        self._on_ready()
         await asyncio.Event().wait()
 
     async def local_status(self) -> str:

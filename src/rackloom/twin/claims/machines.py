@@ -3,10 +3,12 @@
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rackloom.claim.cluster.admission.marks import GANG_LABEL
+from rackloom.claim.cluster.gang.observe import holders_of
 from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
@@ -14,7 +16,7 @@ from rackloom.claim.domain.objects import Ref
 from rackloom.claim.imex.daemon import ImexDaemon
 from rackloom.claim.imex.member import Place
 from rackloom.claim.kube.api import KubeError, Object
-from rackloom.claim.kube.kinds import RESOURCE_CLAIM
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, GANG_PLAN, NODE, RESOURCE_CLAIM
 from rackloom.claim.kube.pods import claim_names
 from rackloom.claim.node.requests import Answer
 from rackloom.claim.node.run import Running
@@ -23,7 +25,7 @@ from rackloom.errors import Retry
 from rackloom.twin.claims.imex import Imex
 from rackloom.twin.claims.life import Life
 from rackloom.twin.claims.processes import Kept
-from rackloom.twin.claims.seen import Seen
+from rackloom.twin.claims.seen import JOB_LABEL, Seen
 from rackloom.twin.claims.steps import Steps, stepped
 from rackloom.twin.claims.tray import Tray
 from rackloom.twin.kube import DirectApi, FakeKube
@@ -33,6 +35,8 @@ from rackloom.twin.nodes.claim_devices import ClaimDevices
 POD_START, IMEX_READY = 1.0, 0.5
 """Declared latencies: seconds from a prepared pod to its running containers, and from those to READY."""
 PLUGIN_RESTART, DAEMON_RESTART = 2.0, 1.0
+CALL_SECONDS = 45.0
+"""kubelet's patience with a plugin (pkg/kubelet/cm/dra/plugin, defaultClientCallTimeout)."""
 
 
 class Machine:
@@ -54,8 +58,10 @@ class Machine:
         """The plugin while it answers kubelet."""
         self.daemons: dict[str, Kept] = {}
         """IMEX daemons by the UID of their pod."""
+        self.was_ready: set[tuple[str, str]] = set()
+        """(UID of the ComputeDomain, address of the pod) of daemons that were READY here in any boot."""
         self._kube = kube
-        self._isolation = isolation
+        self.isolation = isolation
         self._steps = steps
         self._seen = seen
         life = Life(f"plugin on {tray.name}", tray.name)
@@ -65,7 +71,7 @@ class Machine:
 
     async def _serve(self, life: Life) -> None:
         api = stepped(DirectApi(self._kube, "plugin"), life, self._steps)
-        plugin = self.tray.plugin(api, self._isolation)
+        plugin = self.tray.plugin(api, self.isolation)
         await plugin.start()
         self.running = one = self.tray.running(plugin, api, str(self.boot))
         self._seen.changed()
@@ -101,11 +107,12 @@ class Machine:
             raise Retry(f"DRA driver {names.IMEX_DRIVER} is not registered", after=1.0)
         task = life.spawn(_call(ask, running))
         try:
-            await asyncio.wait({task})
+            await asyncio.wait({task}, timeout=CALL_SECONDS)
         finally:
             task.cancel()
-            await asyncio.wait({task})
-        if task.cancelled():
+            # One that is stopped learns that nobody waits any more when it goes on.
+            await asyncio.wait({task}, timeout=0.0 if life.is_stopped else None)
+        if not task.done() or task.cancelled():
             raise Retry("the connection to the plugin broke", after=1.0)
         self._step()
         errors = [answer.error for answer in task.result().values() if answer.error]
@@ -120,16 +127,15 @@ class Machine:
 
     async def run_daemon(self, pod: Object, ready: Callable[[], Awaitable[None]]) -> None:
         """An IMEX daemon's container, until cancelled; started again in its pod whenever it dies."""
-        models: list[Imex] = []
+        place = self._place(pod)
 
         async def serve(life: Life) -> None:
-            imex: Any = Imex(IMEX_READY)
-            models.append(imex)
+            imex: Any = Imex(IMEX_READY, lambda: self.was_ready.add((place.compute_domain, place.address)))
             api = stepped(DirectApi(self._kube, "daemon"), life, self._steps)
             rng = random.Random(self._steps.taken)  # noqa: S311 (reproducible on purpose)
             telling = asyncio.create_task(_tell_once_ready(imex, ready))
             try:
-                await ImexDaemon(api, self._place(pod), imex, imex, rng).run()
+                await ImexDaemon(api, place, imex, imex, rng).run()
             finally:
                 telling.cancel()
 
@@ -182,6 +188,7 @@ class Machines:
             await machine.run_daemon(pod, ready)
             return 1
         specs = self._specs(machine, pod)
+        self._seen.broken += self._defects(machine, pod, specs)
         nodes = _device_nodes(specs)
         self._seen.broken += [
             f"CDI device injection failed: failed to stat CDI host device {node['path']!r}"
@@ -195,6 +202,24 @@ class Machines:
             finally:
                 self._look_once_more(machine, pod, specs)
         return 0
+
+    def _defects(self, machine: Machine, pod: Object, specs: Sequence[Path]) -> Iterator[str]:
+        """Why the containers of a job's pod should not start now."""
+        name, node = pod["metadata"]["name"], machine.tray.name
+        for spec in specs:
+            if not spec.exists():
+                yield f"the CDI spec of {name} is not on {node} when its containers start"
+        labels, space = pod["metadata"]["labels"], pod["metadata"]["namespace"]
+        domain = self._kube.store.find(COMPUTE_DOMAIN, (space, labels[JOB_LABEL]))
+        domains = {uid for uid, _ in machine.was_ready}
+        if domain is not None and not _is_served(domain, domains, machine.isolation):
+            yield f"{name} starts on {node}, where no IMEX daemon of it was READY"
+        plan = self._kube.store.find(GANG_PLAN, (space, labels.get(GANG_LABEL, "")))
+        found = self._kube.store.find(NODE, (None, node))
+        if GANG_LABEL in labels and (
+            plan is None or found is None or plan["metadata"]["uid"] not in holders_of(found)
+        ):
+            yield f"{name} starts on {node}, which is not reserved for its gang"
 
     def _look_once_more(self, machine: Machine, pod: Object, specs: Sequence[Path]) -> None:
         """A container that ends is started again in its pod, for which the runtime needs the specs."""
@@ -219,9 +244,16 @@ class Machines:
         )
 
 
+def _is_served(domain: Object, ready: Collection[str], isolation: Isolation) -> bool:
+    """In channel mode one daemon serves all jobs of a clique."""
+    return bool(ready) if isolation is Isolation.CHANNEL else domain["metadata"]["uid"] in ready
+
+
 def _device_nodes(specs: Sequence[Path]) -> list[dict[str, Any]]:
     """What they make. A runtime looks for what is not written in full on the host, which has no channels."""
-    devices = [device for spec in specs for device in json.loads(spec.read_bytes())["devices"]]
+    devices = [
+        device for spec in specs if spec.exists() for device in json.loads(spec.read_bytes())["devices"]
+    ]
     return [node for device in devices for node in device["containerEdits"].get("deviceNodes", ())]
 
 

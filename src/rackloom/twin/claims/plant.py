@@ -1,6 +1,11 @@
-"""A whole cluster: API server, Kubernetes' own controllers, kubelets, our processes, and their deaths."""
+"""A whole cluster: API server, Kubernetes' own controllers, kubelets, our processes, and their deaths.
+
+Two candidates for the lease of our controllers are at work, so that one that is stopped is followed by the
+other, and goes on one day believing that it leads.
+"""
 
 import asyncio
+import contextvars
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from enum import StrEnum
@@ -8,35 +13,73 @@ from pathlib import Path
 from typing import Any
 
 from rackloom.claim.cluster.controller import Controller
-from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE, DaemonSettings, Settings
+from rackloom.claim.cluster.gang.controller import GangController
+from rackloom.claim.cluster.gang.planner import PlacePlanner
+from rackloom.claim.cluster.gang.settings import GangSettings
+from rackloom.claim.cluster.settings import (
+    DEFAULT_DAEMON_NAMESPACE,
+    DEFAULT_NAMESPACE,
+    DaemonSettings,
+    Settings,
+)
+from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
-from rackloom.claim.kube.api import KubeError, NotFound, Object
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Object
 from rackloom.claim.kube.events import Recorder
-from rackloom.claim.kube.kinds import DEVICE_CLASS, NODE, POD
-from rackloom.twin.claims.life import Life
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE, DEVICE_CLASS, NODE, POD
+from rackloom.claim.kube.leader import Election
+from rackloom.claim.kube.pods import has_ended
+from rackloom.twin.claims.life import Life, Tasks
 from rackloom.twin.claims.machines import Machine, Machines
 from rackloom.twin.claims.processes import Kept
-from rackloom.twin.claims.seen import Seen
+from rackloom.twin.claims.seen import Members, Seen
 from rackloom.twin.claims.steps import Steps, stepped
 from rackloom.twin.claims.tray import Tray, install_kernel
 from rackloom.twin.kube import DirectApi, FakeKube, Fault
 from rackloom.twin.kube.controllers import DaemonSets, PodClaims, Scheduler
+from rackloom.twin.kube.controllers.node_lifecycle import NodeLifecycle
+from rackloom.twin.kube.store import key_of
 from rackloom.twin.kube.times import loop_time
 from rackloom.twin.nodes.kubelets import Kubelets
 from rackloom.twin.nodes.node_objects import LEASE_NAMESPACE, NodeSpec
 
 TEAM = "team"
-TRAYS = 3
+GPUS = "4"
+CANDIDATES = 2
 API_SECONDS = 0.005
 CONTROLLER_RESTART = 5.0
 SERVER_DOWN = 2.0
 REBOOT = 20.0
 LOST_AFTER = 40.0
 """Seconds until a node that is off for good is taken out of the cluster, with its pods."""
+STOPPED = 60.0
+"""Seconds: longer than the controllers' lease, a node's heartbeat counts, and kubelet waits for a plugin."""
+GANGS = GangSettings(lost_after=60.0, bind_after=30.0, again=5.0)
+
+
+class Plot(StrEnum):
+    """What a story is about: a mode of the clique, or a gang in a clique of the first."""
+
+    DOMAIN = "domain"
+    CHANNEL = "channel"
+    GANG = "gang"
+
+    @property
+    def isolation(self) -> Isolation:
+        """The mode of the clique."""
+        return Isolation.CHANNEL if self is Plot.CHANNEL else Isolation.DOMAIN
+
+    @property
+    def trays(self) -> int:
+        """As many as two members of a gang need where one tray is lost for good and one for a while."""
+        return 4 if self is Plot.GANG else 3
 
 
 class Death(StrEnum):
-    """Who dies at a step; where it is about a tray, the one on which the step was taken."""
+    """Who dies at a step, or is stopped there and goes on later.
+
+    Where it is about a tray, it is the one on which the step was taken.
+    """
 
     CONTROLLER = "controller"
     PLUGIN = "plugin"
@@ -44,31 +87,51 @@ class Death(StrEnum):
     SERVER = "server"
     REBOOT = "reboot"
     LOST = "lost"
+    CONTROLLER_STOPS = "controller-stops"
+    PLUGIN_STOPS = "plugin-stops"
+    DAEMON_STOPS = "daemon-stops"
+
+
+STOPS = {
+    Death.CONTROLLER_STOPS: Death.CONTROLLER,
+    Death.PLUGIN_STOPS: Death.PLUGIN,
+    Death.DAEMON_STOPS: Death.DAEMON,
+}
+"""Who is stopped instead of killed."""
 
 
 class Plant:
-    """One cluster of three trays in one clique. `death` comes at step `at`."""
+    """One cluster of trays in one clique. `death` comes at step `at`."""
 
     def __init__(
         self,
         root: Path,
         classes: Sequence[Object],
-        isolation: Isolation,
+        plot: Plot,
         *,
         death: Death | None = None,
         at: int = 0,
     ) -> None:
         install_kernel(root)
-        self.isolation = isolation
-        self.kube = FakeKube(namespaces=("default", LEASE_NAMESPACE, TEAM, DEFAULT_DAEMON_NAMESPACE))
+        self.plot = plot
+        self.isolation = plot.isolation
+        self.kube = FakeKube(
+            namespaces=("default", LEASE_NAMESPACE, TEAM, DEFAULT_NAMESPACE, DEFAULT_DAEMON_NAMESPACE)
+        )
         self.kube.faults.delay(API_SECONDS)
         self.user = DirectApi(self.kube, "user")
-        self.trays = {tray.name: tray for tray in (Tray(root, 1, number) for number in range(TRAYS))}
+        self.trays = {tray.name: tray for tray in (Tray(root, 1, number) for number in range(plot.trays))}
         self.seen = Seen(loop_time)
-        self.kube.store.listeners.append(self.seen.written)
+        self._members = Members(self._is_there, self._runs_daemon, self._was_ready, self.seen.broken)
+        self.kube.store.listeners += [self.seen.written, self._members.written]
         self.machines = Machines(self.kube, self.seen)
-        self.steps = Steps(self._strike)
+        # What strikes is not of the process whose step it is, and may stop that one.
+        context = contextvars.copy_context()
+        self.steps = Steps(lambda step, tray: context.copy().run(self._strike, step, tray))
+        self._tasks = Tasks()
+        asyncio.get_running_loop().set_task_factory(self._tasks.make)
         self.died = False
+        self._ready_on: dict[str, set[tuple[str, str]]] = {}
         self._death, self._at = death, at
         self._classes = classes
         api = DirectApi(self.kube, "kubelet")
@@ -81,7 +144,12 @@ class Plant:
             containers=self.machines,
             on_resync=self.seen.resynced,
         )
-        self._controller = Kept(Life("controller"), self._control, CONTROLLER_RESTART, self.seen.broken)
+        self._candidates = [
+            Kept(Life(f"controller-{number}"), self._control, CONTROLLER_RESTART, self.seen.broken)
+            for number in range(CANDIDATES)
+        ]
+        self._leader = self._candidates[0].life
+        self._terms = 0
         self._work: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
@@ -90,13 +158,18 @@ class Plant:
             await self.user.create(DEVICE_CLASS, one)
         rng = random.Random(1)  # noqa: S311 (reproducible on purpose)
         kubernetes = (DaemonSets(self.kube, rng), PodClaims(self.kube, rng), Scheduler(self.kube, rng))
-        self._go_on(self._kubelets.run(), *(one.run() for one in kubernetes), self._controller.run())
+        self._go_on(self._kubelets.run(), *(one.run() for one in kubernetes))
+        self._go_on(*(one.run() for one in self._candidates))
+        if self.plot is Plot.GANG:
+            self._go_on(NodeLifecycle(self.kube, loop_time).run())
         for tray in self.trays.values():
             await self._boot(tray, 1)
 
     async def end(self) -> None:
         """Stop everything. Whatever had ended before is told as broken."""
+        self.kube.store.listeners.remove(self._members.written)
         tasks = [*self._work, *(machine.keeper for machine in self.machines.on.values())]
+        self.seen.broken += self._tasks.of_the_dead()
         ended = [task for task in tasks if task.done() and not task.cancelled()]
         self.seen.broken += [repr(failed) for task in ended if (failed := task.exception()) is not None]
         for task in tasks:
@@ -109,17 +182,51 @@ class Plant:
         return tuple(machine.tray for machine in self.machines.on.values())
 
     async def _control(self, life: Life) -> None:
+        """One candidate, until cancelled. Its identity is of this process alone, as the name of a pod is."""
         api = stepped(DirectApi(self.kube, "controller"), life, self.steps)
-        recorder = Recorder(api, "rackloom-controller", "twin", loop_time)
-        settings = Settings(daemon=DaemonSettings(image="none"), isolation=self.isolation)
-        rng = random.Random(1)  # noqa: S311 (reproducible on purpose)
-        await Controller(api, settings, recorder, loop_time, rng).run()
+        self._terms += 1
+        identity = f"{life.name}-{self._terms}"
+        rng = random.Random(identity)  # noqa: S311 (reproducible on purpose)
+        election = Election(api, DEFAULT_NAMESPACE, "rackloom-controller", identity, wall=loop_time, rng=rng)
+        await election.run(lambda: self._lead(life, api, identity, rng))
+
+    async def _lead(self, life: Life, api: KubeApi, identity: str, rng: random.Random) -> None:
+        self._leader = life
+        recorder = Recorder(api, "rackloom-controller", identity, loop_time)
+        settings = Settings(daemon=DaemonSettings(image="none"), isolation=self.isolation, gangs=GANGS)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(Controller(api, settings, recorder, loop_time, rng).run())
+            if self.plot is Plot.GANG:
+                gangs = GangController(api, PlacePlanner(), recorder, loop_time, rng, GANGS)
+                tasks.create_task(gangs.run())
+
+    def _is_there(self, obj: Object) -> bool:
+        return self.kube.store.find(COMPUTE_DOMAIN_CLIQUE, key_of(obj)) is not None
+
+    def _runs_daemon(self, domain: str, node: str) -> bool:
+        """Whether the daemon of a ComputeDomain is to go on on a node that is on."""
+        pods = (pod for pod in self.kube.store.all(POD) if pod["spec"].get("nodeName") == node)
+        return node in self.machines.on and any(
+            (pod["metadata"].get("labels") or {}).get(names.COMPUTE_DOMAIN_LABEL) == domain
+            and "deletionTimestamp" not in pod["metadata"]
+            and not has_ended(pod)
+            for pod in pods
+        )
+
+    def _was_ready(self, node: str, address: str) -> bool:
+        """Whether a daemon was READY there, of any: in channel mode all show those of their clique.
+
+        Also on a tray that is off: what it said may arrive late.
+        """
+        return any(address == known for _, known in self._ready_on.get(node, ()))
 
     async def _boot(self, tray: Tray, boot: int) -> None:
-        self.machines.on[tray.name] = Machine(
-            self.kube, tray, self.isolation, self.steps, self.seen, boot=boot
-        )
-        spec = NodeSpec(tray.name, labels=tray.labels, boot_id=str(boot))
+        machine = Machine(self.kube, tray, self.isolation, self.steps, self.seen, boot=boot)
+        self.machines.on[tray.name] = machine
+        # A reboot changes nothing: plugins go by the clique object, where a daemon corrects its entry later.
+        machine.was_ready = self._ready_on.setdefault(tray.name, machine.was_ready)
+        capacity = {"cpu": "96", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": GPUS}
+        spec = NodeSpec(tray.name, labels=tray.labels, capacity=capacity, boot_id=str(boot))
         await insist(lambda: self._kubelets.register(spec))
 
     def _go_on(self, *work: Coroutine[Any, Any, None]) -> None:
@@ -131,13 +238,6 @@ class Plant:
         self.died = True
         machine = self.machines.on.get(tray) or self._busy()
         match self._death:
-            case Death.CONTROLLER:
-                self._controller.life.kill()
-            case Death.PLUGIN:
-                machine.plugin.life.kill()
-            case Death.DAEMON:
-                for kept in machine.daemons.values():
-                    kept.life.kill()
             case Death.SERVER:
                 self._stop_server()
             case Death.REBOOT:
@@ -146,6 +246,23 @@ class Plant:
             case Death.LOST:
                 self._cut(machine)
                 self._go_on(self._lose(machine.tray.name))
+            case Death.CONTROLLER | Death.PLUGIN | Death.DAEMON as who:
+                for life in self._lives(who, machine):
+                    life.kill()
+            case stops:
+                for life in self._lives(STOPS[stops], machine):
+                    life.stop()
+                    asyncio.get_running_loop().call_later(STOPPED, life.go_on)
+
+    def _lives(self, who: Death, machine: Machine) -> list[Life]:
+        """The processes that a death is about."""
+        match who:
+            case Death.CONTROLLER:
+                return [self._leader]
+            case Death.PLUGIN:
+                return [machine.plugin.life]
+            case _:
+                return [kept.life for kept in machine.daemons.values()]
 
     def _busy(self) -> Machine:
         """A machine with a job on it, else any."""
@@ -175,6 +292,17 @@ class Plant:
         await self._kubelets.lose(machine.tray.name)
         await asyncio.sleep(REBOOT)
         await self._boot(machine.tray, machine.boot + 1)
+
+    async def cut_off(self, node: str) -> int:
+        """The power of a tray fails for a while; the number of its boots."""
+        machine = self.machines.on[node]
+        self._cut(machine)
+        await self._kubelets.lose(node)
+        return machine.boot
+
+    async def switch_on(self, node: str, boots: int) -> None:
+        """It has power again."""
+        await self._boot(self.trays[node], boots + 1)
 
     async def _lose(self, node: str) -> None:
         await self._kubelets.lose(node)

@@ -6,6 +6,8 @@ from typing import Any
 
 from rackloom.twin.claims.life import Life
 
+GRACE = 30.0
+"""Seconds until a process that does not end when it is asked to is killed (terminationGracePeriodSeconds)."""
 Serve = Callable[[Life], Coroutine[Any, Any, None]]
 
 
@@ -38,7 +40,10 @@ class Kept:
                 await asyncio.wait({task})
             finally:
                 task.cancel()
-                await asyncio.wait({task})
+                await asyncio.wait({task}, timeout=GRACE)
+                if not task.done():
+                    self.life.kill()
+                    await asyncio.wait({task})
             self._judge(task)
             self.life.kill()
             await asyncio.sleep(self._restart_s)

@@ -1,10 +1,11 @@
-"""Ground truth of a simulation: what the containers of jobs see, for S8, and which pods started too late."""
+"""Ground truth of a simulation: what containers of jobs see, which pods started too late, who is a member."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from rackloom.claim.domain.objects import Readiness
 from rackloom.claim.kube.api import Kind, Object
-from rackloom.claim.kube.kinds import EVENT, LEASE
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, EVENT, LEASE
 from rackloom.twin.claims.tray import Tray
 
 MOST_WAIT = 10.0
@@ -72,3 +73,52 @@ class Seen:
 def _scope(tray: Tray, channel: str) -> str:
     """Channel 0 is of the one IMEX domain that its node is in; the others are of the whole clique."""
     return tray.name if channel.endswith("/channel0") else tray.clique
+
+
+class Members:
+    """The entries of IMEX daemons: nobody but itself takes that of one that runs, or moves it.
+
+    An index is a daemon's identity among its peers; one that has to enter again may find another one. And
+    none is shown Ready that was never READY at its address. `is_there` says whether an object of a kind and
+    name is stored, `runs` whether a daemon of a ComputeDomain (its UID) does on a node, `was_ready` whether
+    the one on a node was READY at an address.
+    """
+
+    def __init__(
+        self,
+        is_there: Callable[[Object], bool],
+        runs: Callable[[str, str], bool],
+        was_ready: Callable[[str, str], bool],
+        broken: list[str],
+    ) -> None:
+        self._is_there = is_there
+        self._runs = runs
+        self._was_ready = was_ready
+        self._broken = broken
+        self._known: dict[str, dict[str, int]] = {}
+        self._ready: dict[str, set[tuple[str, str]]] = {}
+
+    def written(self, kind: Kind, obj: Object) -> None:
+        """A clique object or the status of a ComputeDomain was written, or an object deleted."""
+        if kind == COMPUTE_DOMAIN:
+            nodes = (obj.get("status") or {}).get("nodes") or ()
+            shown = [(one["name"], one.get("ipAddress", ""), one.get("status")) for one in nodes]
+            self._judge_ready(obj["metadata"]["uid"], shown)
+        if kind != COMPUTE_DOMAIN_CLIQUE:
+            return
+        name = obj["metadata"]["name"]
+        entries = (obj.get("daemons") or ()) if self._is_there(obj) else ()
+        now = {one["nodeName"]: one["index"] for one in entries}
+        for node, index in self._known.get(name, {}).items():
+            if now.get(node) != index and self._runs(name.partition(".")[0], node):
+                self._broken.append(f"the entry of the daemon on {node} went away while it ran")
+        self._known[name] = now
+        listed = [(one["nodeName"], one["ipAddress"], one.get("status")) for one in entries]
+        self._judge_ready(name, listed)
+
+    def _judge_ready(self, where: str, entries: Iterable[tuple[str, str, str | None]]) -> None:
+        now = {(node, address) for node, address, status in entries if status == Readiness.READY}
+        for node, address in now - self._ready.get(where, set()):
+            if not self._was_ready(node, address):
+                self._broken.append(f"the daemon on {node} is shown Ready, and was never READY at {address}")
+        self._ready[where] = now

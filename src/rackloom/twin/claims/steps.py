@@ -3,10 +3,12 @@
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 from unittest.mock import patch
 
 from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.kinds import LEASE
 from rackloom.twin.claims.life import Life, current
 from rackloom.twin.kube.faults import Fault
 
@@ -76,9 +78,11 @@ class _Stepped:
 
     def _written(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def call(*args: Any, **kwargs: Any) -> Any:
-            self._steps.take_as(self._life)
+            # The heartbeat of a leader is no step: how many there are says only how long a story is.
+            take = self._life.check if LEASE in args else partial(self._steps.take_as, self._life)
+            take()
             answer = await method(*args, **kwargs)
-            self._steps.take_as(self._life)
+            take()
             if self._steps.server_is_down:
                 raise Fault(lost="reply").error()
             return answer

@@ -1,7 +1,8 @@
 """The whole life of ComputeDomains and their jobs, with one death at one step of it.
 
 In domain mode one job of two pods, in channel mode two jobs that share a rack. They run, one loses a pod and
-gets another, and they are deleted while they run, so that the deletion is first held back. Whatever died, the
+gets another, and they are deleted while they run, so that the deletion is first held back. A gang of two
+loses a tray instead, and must be whole on another one before that is back. Whatever died or was stopped, the
 jobs must run, everything must go, and a job that comes afterwards must run on every tray.
 """
 
@@ -12,12 +13,15 @@ from pathlib import Path
 
 import msgspec
 
+from rackloom.claim.cluster.admission.marks import GANG_LABEL
+from rackloom.claim.cluster.gang import marks
+from rackloom.claim.cluster.gang.record import record_of
 from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.api import Object
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NODE, POD
-from rackloom.twin.claims.leftovers import leftovers, stray_labels
-from rackloom.twin.claims.plant import TEAM, Death, Plant, insist
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, GANG_PLAN, NODE, POD
+from rackloom.twin.claims.leftovers import left_on, leftovers, stray_labels
+from rackloom.twin.claims.plant import GPUS, STOPPED, TEAM, Death, Plant, Plot, insist
 from rackloom.twin.claims.seen import JOB_LABEL
 from rackloom.twin.virtual import event_loop
 
@@ -35,7 +39,7 @@ class Stuck(Exception):
 class Told(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one story."""
 
-    isolation: Isolation
+    plot: Plot
     death: Death | None
     at: int
     steps: int
@@ -47,17 +51,15 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     broken: tuple[str, ...] = ()
 
 
-def tell(classes: Sequence[Object], isolation: Isolation, death: Death | None = None, at: int = 0) -> Told:
+def tell(classes: Sequence[Object], plot: Plot, death: Death | None = None, at: int = 0) -> Told:
     """Play the story once. `classes` are the DeviceClasses of the installation."""
     memory = Path("/dev/shm")  # noqa: S108 (a scratch directory of random name below it)
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
-        return event_loop.run(1, lambda: _play(Path(root), classes, isolation, death, at))
+        return event_loop.run(1, lambda: _play(Path(root), classes, plot, death, at))
 
 
-async def _play(
-    root: Path, classes: Sequence[Object], isolation: Isolation, death: Death | None, at: int
-) -> Told:
-    plant = Plant(root, classes, isolation, death=death, at=at)
+async def _play(root: Path, classes: Sequence[Object], plot: Plot, death: Death | None, at: int) -> Told:
+    plant = Plant(root, classes, plot, death=death, at=at)
     story = Story(plant)
     broken = plant.seen.broken
     with plant.steps.of_files():
@@ -68,7 +70,7 @@ async def _play(
         finally:
             await plant.end()
     return Told(
-        isolation=isolation,
+        plot=plot,
         death=death,
         at=at,
         steps=story.steps,
@@ -114,6 +116,13 @@ class Job:
             "metadata": {"name": name, "namespace": TEAM, "labels": {JOB_LABEL: self.name}},
             "spec": spec,
         }
+
+    def nodes(self) -> tuple[str, ...]:
+        """Where its pods are that are ready."""
+        found = (
+            self._plant.kube.store.find(POD, (TEAM, name)) for name in self._pods if self._is_ready(name)
+        )
+        return tuple(pod["spec"]["nodeName"] for pod in found if pod is not None)
 
     def runs(self) -> bool:
         """Whether every pod is ready on a machine that is on, and the ComputeDomain says so too."""
@@ -161,22 +170,47 @@ class Job:
         return not pods and store.find(COMPUTE_DOMAIN, (TEAM, self.name)) is None
 
 
+class Gang(Job):
+    """The same as a gang: its pods come as the webhook lets them in."""
+
+    def _pod(self, name: str) -> Object:
+        pod = super()._pod(name)
+        meta, spec = pod["metadata"], pod["spec"]
+        meta["labels"] |= {GANG_LABEL: self.name}
+        meta["annotations"] = {marks.SIZE_ANNOTATION: str(len(self._pods)), marks.SPARES_ANNOTATION: "1"}
+        spec["schedulingGates"] = [{"name": marks.GATE}]
+        spec["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": GPUS}
+        return pod
+
+    def runs(self) -> bool:
+        """The same, and all are where the plan has them."""
+        plan = self._plant.kube.store.find(GANG_PLAN, (TEAM, self.name))
+        bound = None if plan is None else record_of(plan).condition("Bound")
+        return super().runs() and bound is not None and bound.reason == "AllBound"
+
+    def is_gone(self) -> bool:
+        """The same, and no tray is reserved for it."""
+        return super().is_gone() and self._plant.kube.store.find(GANG_PLAN, (TEAM, self.name)) is None
+
+
 class Story:
     """One telling on one plant."""
 
     def __init__(self, plant: Plant) -> None:
         self._plant = plant
-        self._number = 1 if plant.isolation is Isolation.DOMAIN else 2
         self.steps = 0
         self.gone_after = 0.0
 
     async def live(self) -> None:
         """All of it. Raises `Stuck`."""
         await self._plant.begin()
-        jobs = [Job(self._plant, f"job-{number}", pods=2) for number in range(self._number)]
-        await self._whole_life(jobs)
+        if self._plant.plot is Plot.GANG:
+            await self._life_of_a_gang(Gang(self._plant, "gang", pods=2))
+        else:
+            number = 1 if self._plant.plot is Plot.DOMAIN else 2
+            await self._whole_life([Job(self._plant, f"job-{one}", pods=2) for one in range(number)])
         await self._let_cliques_go()
-        await until("nothing is left", lambda: not leftovers(self._plant), self._left, SWEPT)
+        await until("nothing is left", lambda: not any(leftovers(self._plant)), self._left, SWEPT)
         self.steps = self._plant.steps.taken
         await self._use_every_tray()
 
@@ -195,6 +229,28 @@ class Story:
         await asyncio.gather(*(job.delete_domain() for job in jobs))
         await asyncio.sleep(2 * LOOK)
         await self._end(jobs)
+
+    async def _life_of_a_gang(self, gang: Gang) -> None:
+        await gang.begin()
+        await self._until_all("runs", [gang], lambda job: job.runs())
+        lost = await self._lose_a_tray(gang)
+        await self._until_all("runs without the tray that is lost", [gang], lambda job: job.runs())
+        await self._plant.switch_on(*lost)
+        await until(
+            "the tray that is back is free", lambda: not left_on(self._plant, lost[0]), self._state, SWEPT
+        )
+        # A process that was stopped when the tray was lost goes on meanwhile, with what it had read before.
+        await asyncio.sleep(STOPPED)
+        await self._until_all("runs on", [gang], lambda job: job.runs())
+        await gang.delete_domain()
+        await asyncio.sleep(2 * LOOK)
+        await self._end([gang])
+
+    async def _lose_a_tray(self, gang: Gang) -> tuple[str, int]:
+        """One on which a member runs, as soon as there is one: another may be lost already."""
+        await until("a member runs", lambda: bool(gang.nodes()), self._state)
+        node = gang.nodes()[0]
+        return node, await self._plant.cut_off(node)
 
     async def _end(self, jobs: Sequence[Job]) -> None:
         await asyncio.gather(*(job.stop() for job in jobs))

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
@@ -27,43 +26,24 @@ def install_kernel(root: Path) -> None:
     (root / "capability").write_text("DeviceFileMinor: 512\nDeviceFileMode: 438\n")
 
 
-@dataclass(frozen=True, slots=True)
 class Tray:
     """One tray of one clique, with its disk below `root` (see `install_kernel`)."""
 
-    root: Path
-    clique_number: int
-    number: int
-
-    @property
-    def name(self) -> str:
+    def __init__(self, root: Path, clique_number: int, number: int) -> None:
+        self.root = root
+        self.clique_number = clique_number
+        self.name = f"n{clique_number}-{number}"
         """Of its node."""
-        return f"n{self.clique_number}-{self.number}"
-
-    @property
-    def clique(self) -> str:
+        self.clique = f"{CLUSTER_UUID}.{clique_number}"
         """As its node's label says."""
-        return f"{CLUSTER_UUID}.{self.clique_number}"
-
-    @property
-    def labels(self) -> dict[str, str]:
+        self.labels = {names.GPU_CLIQUE_LABEL: self.clique}
         """Of its node, as GPU Feature Discovery writes them."""
-        return {names.GPU_CLIQUE_LABEL: self.clique}
-
-    @property
-    def disk(self) -> Path:
+        self.disk = root / self.name
         """All that this tray keeps."""
-        return self.root / self.name
-
-    @property
-    def places(self) -> Places:
+        self.places = Places(registry=self.disk / "reg", plugins=self.disk / "plug", cdi=self.disk / "cdi")
         """Where the plugin meets kubelet and the runtime."""
-        return Places(registry=self.disk / "reg", plugins=self.disk / "plug", cdi=self.disk / "cdi")
-
-    @property
-    def domains(self) -> Path:
+        self.domains = self.places.home(names.IMEX_DRIVER) / "domains"
         """The directories of ComputeDomains."""
-        return self.places.home(names.IMEX_DRIVER) / "domains"
 
     def plugin(self, api: KubeApi, isolation: Isolation) -> ImexPlugin:
         """The real plugin, as it comes up after any end."""

@@ -1,6 +1,7 @@
 """The log of changes that watches read: a window of the past, and whoever waits for what comes."""
 
 import asyncio
+import contextvars
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -70,6 +71,8 @@ class History:
         self.version = 1
         self.listeners: list[Callable[[Kind, Object], None]] = []
         """Told of every change as it happens: the way in for controllers of the same process."""
+        self.context = contextvars.copy_context()
+        """That of the server: what its controllers begin is not the writer's, who may be stopped."""
 
     def add(self, kind: Kind, change: Change, obj: Object, before: Object | None) -> None:
         """Record what happened at the current version, and tell it to the watches."""
@@ -84,7 +87,7 @@ class History:
                 if entry.version > feed.after:
                     feed.tell(event)
         for listener in self.listeners:
-            listener(kind, obj)
+            self.context.copy().run(listener, kind, obj)
 
     def open(self, kind: Kind, scope: Scope, after: int) -> Feed:
         """A watch from a version on, be it one to come. Raises `Expired` when that is too long ago."""

@@ -291,7 +291,7 @@ class FakeKube:
 
     def _collect_later(self, kind: Kind, obj: Object) -> None:
         loop = asyncio.get_running_loop()
-        loop.call_later(0.0, self._collector.follow, kind, obj)
+        loop.call_later(0.0, self._collector.follow, kind, obj, context=self.store.context.copy())
 
     def _time(self) -> str:
         return whole_time(self._now())

@@ -1,0 +1,139 @@
+"""Bugs around ComputeDomains: membership, readiness, gangs, what dead and stopped processes leave.
+
+Each is found in the stories of `twin/claims`: in a plot, with a death at some steps, by what is said then.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from rackloom.claim.cluster import membership
+from rackloom.claim.cluster.gang import planned
+from rackloom.claim.cluster.sweep import Sweeper
+from rackloom.claim.domain import membership as entries
+from rackloom.claim.imex.reporter import Reporter
+from rackloom.claim.node import pod_sync, tasks
+from rackloom.claim.node.imex.node_label import NodeLabel
+from rackloom.claim.node.imex.readiness import Daemons
+from rackloom.twin.claims import machines
+from rackloom.twin.claims.plant import Death, Plot
+
+Bug = Callable[[pytest.MonkeyPatch], None]
+
+
+class Sought(msgspec.Struct, frozen=True):
+    """Where a bug is found first, and by which words."""
+
+    plot: Plot
+    said: str
+    death: Death | None = None
+    steps: Iterable[int] = (0,)
+
+
+def stale_entries_removed_whatever_joined(patch: pytest.MonkeyPatch) -> None:
+    """A controller that was stopped erases the entry of a daemon that joined meanwhile."""
+    written = membership._written
+
+    def unconditional(old: Any, new: Any) -> Any:
+        action = written(old, new)
+        meta = {key: value for key, value in action.patch["metadata"].items() if key != "resourceVersion"}
+        return msgspec.structs.replace(action, patch={**action.patch, "metadata": meta})
+
+    patch.setattr(membership, "_written", unconditional)
+
+
+def a_pod_that_is_not_ready_is_no_member(patch: pytest.MonkeyPatch) -> None:
+    living = membership._living
+
+    def ready_ones(clique: Any, snapshot: Any, settings: Any) -> Any:
+        pods = tuple(pod for pod in snapshot.pods if pod.ready)
+        return living(clique, msgspec.structs.replace(snapshot, pods=pods), settings)
+
+    patch.setattr(membership, "_living", ready_ones)
+
+
+def ready_is_told_before_it_is_seen(patch: pytest.MonkeyPatch) -> None:
+    async def hopeful(self: Reporter) -> bool:
+        return self._daemon.running_with is not None
+
+    patch.setattr(Reporter, "_is_ready", hopeful)
+
+
+def a_new_daemon_takes_over_the_readiness_of_the_last(patch: pytest.MonkeyPatch) -> None:
+    def kept(present: Any, ip_address: str) -> Any:
+        return entries.Readiness.READY if present is None else present.status
+
+    patch.setattr(entries, "_status", kept)
+
+
+def a_channel_does_not_wait_for_its_daemon(patch: pytest.MonkeyPatch) -> None:
+    async def no_need(self: Daemons, uid: str, clique_id: str) -> None:
+        return None
+
+    patch.setattr(Daemons, "need_own", no_need)
+
+
+def a_label_is_left_to_the_controller(patch: pytest.MonkeyPatch) -> None:
+    """The plugin gives a claim back without the label: while the ComputeDomain lives nobody takes it off."""
+
+    async def leave(self: NodeLabel, uid: str) -> None:
+        return None
+
+    patch.setattr(NodeLabel, "leave", leave)
+
+
+def a_moved_gang_keeps_the_tray_that_it_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planned, "_dropped", lambda view, found: ())
+
+
+def a_gang_reserves_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Its pods are let go as if its trays were reserved."""
+    patch.setattr(planned, "_missing", lambda view, found, settings: ())
+
+
+def background_work_ends_piece_by_piece(patch: pytest.MonkeyPatch) -> None:
+    """As it did until b731622: a second cancellation left a dead plugin's sweeper at work."""
+
+    @asynccontextmanager
+    async def background(*work: Any) -> Any:
+        begun = [asyncio.create_task(one) for one in work]
+        try:
+            yield tasks.Background(begun)
+        finally:
+            for task in begun:
+                await tasks.end(task)
+
+    patch.setattr(machines, "background", background)
+
+
+def a_plugin_does_not_see_that_it_was_stopped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pod_sync, "STOPPED_SECONDS", float("inf"))
+
+
+def late_secrets_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sweeper, "may_have_secrets", lambda self, uid: False)
+
+
+BUGS: dict[Bug, Sought] = {
+    stale_entries_removed_whatever_joined: Sought(
+        Plot.GANG, "went away while it ran", Death.CONTROLLER_STOPS, range(130, 160)
+    ),
+    a_pod_that_is_not_ready_is_no_member: Sought(Plot.DOMAIN, "went away while it ran"),
+    ready_is_told_before_it_is_seen: Sought(Plot.DOMAIN, "was never READY"),
+    a_new_daemon_takes_over_the_readiness_of_the_last: Sought(Plot.DOMAIN, "was never READY"),
+    a_channel_does_not_wait_for_its_daemon: Sought(Plot.DOMAIN, "no IMEX daemon of it was READY"),
+    a_label_is_left_to_the_controller: Sought(Plot.DOMAIN, "only the jobs' nodes are labelled"),
+    a_moved_gang_keeps_the_tray_that_it_lost: Sought(Plot.GANG, "the tray that is back is free"),
+    a_gang_reserves_nothing: Sought(Plot.GANG, "is not reserved for its gang"),
+    background_work_ends_piece_by_piece: Sought(Plot.DOMAIN, "goes on", Death.REBOOT, range(40, 200, 8)),
+    a_plugin_does_not_see_that_it_was_stopped: Sought(
+        Plot.DOMAIN, "waited for the resync", Death.PLUGIN_STOPS, range(20, 40)
+    ),
+    late_secrets_are_not_looked_for: Sought(
+        Plot.DOMAIN, "Secret computedomain-imex", Death.CONTROLLER_STOPS, range(8, 24)
+    ),
+}
