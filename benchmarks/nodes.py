@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory(prefix="nodes-") as folder:
+    with tempfile.TemporaryDirectory(prefix="nodes-", ignore_cleanup_errors=True) as folder:
         images, containerd = (
             Path(os.environ[name]) for name in ("RACKLOOM_NODE_IMAGES", "RACKLOOM_CONTAINERD_ROOT")
         )

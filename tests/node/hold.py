@@ -15,7 +15,7 @@ BASE = Path(__file__).parents[2] / "deploy/kubernetes/base"
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="nodes-") as folder:
+    with tempfile.TemporaryDirectory(prefix="nodes-", ignore_cleanup_errors=True) as folder:
         images, containerd = (
             Path(os.environ[name]) for name in ("RACKLOOM_NODE_IMAGES", "RACKLOOM_CONTAINERD_ROOT")
         )
