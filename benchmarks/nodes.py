@@ -5,6 +5,7 @@ deploy/kubernetes/base on them. Then pods are made, N rounds of each kind: plain
 ComputeDomain on both nodes in mode domain, in mode channel (through the webhook, which gives them one claim),
 and seed 003's with four GPUs and four NICs. A row is one JSON object: seconds from `kubectl apply` until all
 pods of a round are Running, and beside it the plain pods on the same kubelets. Seen by polling every 50 ms.
+Between two rounds the nodes have five seconds to end what the round before left: all share this machine.
 
 Images are imported before a node's kubelet starts, and are a row of their own.
 """
@@ -29,6 +30,7 @@ from tests.node.workloads import claiming, compute_domain, pod, until_gone, unti
 from tests.waiting import until_seen  # noqa: E402
 
 EXAMPLE = ROOT / "examples/nixl-kv-transfer"
+SETTLE = 5.0
 DOMAIN_GOAL, CHANNEL_GOAL = 5.0, 1.0
 """Seconds: until a ComputeDomain's pods run in mode domain, and beyond a plain pod in mode channel."""
 
@@ -110,6 +112,7 @@ def _timed(cluster: NodeCluster, pods: list[dict[str, Any]], *first: dict[str, A
     for value in first:
         cluster.kubectl("delete", value["kind"], value["metadata"]["name"], "--timeout=60s")
     until_gone(cluster, *names)
+    time.sleep(SETTLE)
     return taken
 
 
