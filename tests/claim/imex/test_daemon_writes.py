@@ -44,7 +44,7 @@ class Rack:
         )
 
     async def start(self, number, ready_after=0.5):
-        imex = Imex(ready_after)
+        imex = Imex(ready_after, lambda: None)
         place, rng = await self.place(number), random.Random(number)
         api = DirectApi(self.kube, "daemon")
         self.tasks.append(asyncio.create_task(ImexDaemon(api, place, imex, imex, rng).run()))
