@@ -68,6 +68,7 @@ def place_from(environment: Mapping[str, str]) -> Place:
         address=environment["POD_IP"],
         pod=Ref(environment["POD_NAME"], environment["POD_UID"], environment["POD_NAMESPACE"]),
         max_nodes=int(most),
+        boot_id=environment.get(names.BOOT_ID_VARIABLE, ""),
     )
 
 
@@ -86,22 +87,23 @@ async def _run(settings: ImexSettings, place: Place) -> None:
                 await stopped.wait()
             return
         control = ImexControl(settings.control_program, config_file(settings.directory))
+        files = ImexFiles(settings.directory, settings.hosts)
         daemon = ImexDaemon(
             api,
             place,
-            _supervisor(settings, place),
+            _supervisor(settings, place, files),
             control,
             random.Random(),  # noqa: S311
+            entered=partial(files.write_boot, place.boot_id),
         )
         async with probes_answered(place.address, settings.probe_port, partial(_need_ready, control)):
             await work_until(stopped, daemon.run())
 
 
-def _supervisor(settings: ImexSettings, place: Place) -> Supervisor:
+def _supervisor(settings: ImexSettings, place: Place, files: ImexFiles) -> Supervisor:
     tls = None
     if settings.tls_directory is not None:
         tls = Tls(settings.tls_directory, names.imex_peer_name(place.compute_domain))
-    files = ImexFiles(settings.directory, settings.hosts)
     files.write_config(ImexConfig(place.address, files.nodes, tls, settings.mode))
     layout = Layout(settings.mode, place.max_nodes, settings.quorum)
     command = (*settings.program, "-c", str(files.config))

@@ -103,6 +103,7 @@ def _settings(common: NodeOptions, options: ImexOptions) -> ImexSettings:
         mode=options.mode,
         isolation=options.isolation,
         kernel=_kernel(common.sysroot, options),
+        boot_id=host_of(common).boot_id,
     )
 
 

@@ -1,9 +1,10 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rackloom.claim.domain.names import BOOT_FILE
 from rackloom.claim.domain.objects import Clique, DaemonInfo, is_ip_address
 from rackloom.claim.imex.config import daemon_host
-from rackloom.claim.imex.files import with_peers
+from rackloom.claim.imex.files import ImexFiles, with_peers
 from rackloom.claim.imex.member import peers_of
 from rackloom.claim.imex.steps import Layout, next_step
 
@@ -71,3 +72,11 @@ def test_no_peer_takes_the_name_of_this_node_or_its_address(entries):
     """nvidia-imex takes itself for the first name that is an address of its machine."""
     peers = peers_of(members((3, "10.0.0.1"), *entries), "node-0")
     assert [index for index, address in peers.addresses.items() if address == "10.0.0.1"] == [3]
+
+
+def test_the_boot_is_written_where_the_plugin_named_one(tmp_path):
+    files = ImexFiles(tmp_path, tmp_path / "hosts")
+    files.write_boot("")
+    assert not (tmp_path / BOOT_FILE).exists()
+    files.write_boot("this one")
+    assert (tmp_path / BOOT_FILE).read_text() == "this one"

@@ -77,6 +77,10 @@ def a_channel_does_not_wait_for_its_daemon(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Daemons, "need_own", no_need)
 
 
+def ready_of_an_earlier_boot_counts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Daemons, "_is_of_this_boot", lambda self, uid: True)
+
+
 def a_label_is_left_to_the_controller(patch: pytest.MonkeyPatch) -> None:
     """The plugin gives a claim back without the label: while the ComputeDomain lives nobody takes it off."""
 
@@ -126,6 +130,9 @@ BUGS: dict[Bug, Sought] = {
     ready_is_told_before_it_is_seen: Sought(Plot.DOMAIN, "was never READY"),
     a_new_daemon_takes_over_the_readiness_of_the_last: Sought(Plot.DOMAIN, "was never READY"),
     a_channel_does_not_wait_for_its_daemon: Sought(Plot.DOMAIN, "no IMEX daemon of it was READY"),
+    ready_of_an_earlier_boot_counts: Sought(
+        Plot.GANG, "no IMEX daemon of it was READY", Death.REBOOT, range(160, 190, 5)
+    ),
     a_label_is_left_to_the_controller: Sought(Plot.DOMAIN, "only the jobs' nodes are labelled"),
     a_moved_gang_keeps_the_tray_that_it_lost: Sought(Plot.GANG, "the tray that is back is free"),
     a_gang_reserves_nothing: Sought(Plot.GANG, "is not reserved for its gang"),

@@ -52,6 +52,10 @@ DAEMON_DEVICE = "daemon-0"
 IMEX_SERVER_PORT = 50000
 IMEX_COMMAND_PORT = 50005
 IMEX_PROBE_PORT = 8084
+BOOT_ID_VARIABLE = "IMEX_BOOT_ID"
+"""In the environment of an IMEX daemon: the boot of its node. `BOOT_FILE` in its directory names it too, once
+the clique object says how this daemon is."""
+BOOT_FILE = "boot"
 """Peers ask each other on this port: where it is closed, a healthy domain calls itself DEGRADED."""
 
 CHANNELS_PER_NODE = 2048

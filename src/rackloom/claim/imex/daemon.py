@@ -34,8 +34,15 @@ class ImexDaemon:
     """Joins, follows the clique object, keeps the daemon running, and tells what it sees of it."""
 
     def __init__(
-        self, api: KubeApi, place: Place, supervisor: Supervisor, control: ImexControl, random: Random
+        self,
+        api: KubeApi,
+        place: Place,
+        supervisor: Supervisor,
+        control: ImexControl,
+        random: Random,
+        entered: Callable[[], None] = lambda: None,
     ) -> None:
+        self._entered = entered
         self._api = api
         self._place = place
         self._supervisor = supervisor
@@ -51,7 +58,9 @@ class ImexDaemon:
         Raises `Refused` when the clique has no place left.
         """
         self._follow(await self._member.join())
-        reporter = Reporter(self._control, self._supervisor, self._member.set_ready, self._pod.report)
+        reporter = Reporter(
+            self._control, self._supervisor, self._member.set_ready, self._pod.report, self._entered
+        )
         endless = (self._watch, self._supervisor.run, reporter.run, self._look_at_credentials)
         try:
             async with asyncio.TaskGroup() as group:

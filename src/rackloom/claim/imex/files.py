@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from rackloom.claim.domain.names import BOOT_FILE
 from rackloom.claim.domain.objects import is_ip_address
 from rackloom.claim.imex.config import DAEMON_PREFIX, ImexConfig, config_text, daemon_host
 
@@ -25,6 +26,14 @@ class ImexFiles:
     def write_config(self, config: ImexConfig) -> None:
         """The service's options; read once, when it starts."""
         self.config.write_text(config_text(config))
+
+    def write_boot(self, boot_id: str) -> None:
+        """The boot of the node in which the daemon has said how it is: the device plugin reads it.
+
+        Nothing where the plugin named no boot: one of an earlier release reads no such file either.
+        """
+        if boot_id:
+            (self.config.parent / BOOT_FILE).write_text(boot_id)
 
     def write_nodes(self, text: str) -> None:
         """The node file; read once, when the service starts."""

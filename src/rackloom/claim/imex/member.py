@@ -30,6 +30,8 @@ class Place:
     address: str
     pod: Ref
     max_nodes: int
+    boot_id: str = ""
+    """Of the node; empty where the device plugin does not name it."""
 
 
 class CliqueMember:

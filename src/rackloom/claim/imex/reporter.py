@@ -50,8 +50,9 @@ class _Report(msgspec.Struct, frozen=True):
 class Reporter:
     """Looks at the daemon and passes on what is new.
 
-    `tell_ready(bool)` is for the entry in the clique, `report(mesh as JSON, error)` for the pod. A report
-    replaces the one before it: a daemon that has ended reaches nobody, and one that is READY has no error.
+    `tell_ready(bool)` is for the entry in the clique, `report(mesh as JSON, error)` for the pod. `entered` is
+    called once, when the entry says what this process saw, and not a process before it. A report replaces the
+    one before it: a daemon that has ended reaches nobody, and one that is READY has no error.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Reporter:
         daemon: Daemon,
         tell_ready: Callable[[bool], Awaitable[None]],
         report: Callable[[str | None, str | None], Awaitable[None]],
+        entered: Callable[[], None] = lambda: None,
     ) -> None:
+        self._entered = entered
         self._control = control
         self._daemon = daemon
         self._tell_ready = tell_ready
@@ -89,6 +92,8 @@ class Reporter:
             self._daemon.note_ready()
         if ready != self._ready:
             await self._tell_ready(ready)
+            if self._ready is None:
+                self._entered()
             self._ready = ready
         mesh = await self._seen_mesh() if ready else None
         report = self._now(ready, mesh)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rackloom.claim.domain import names
 from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.domain.objects import Ref
 from rackloom.claim.imex.daemon import ImexDaemon
+from rackloom.claim.imex.files import ImexFiles
 from rackloom.claim.imex.member import Place
 from rackloom.claim.kube.api import KubeError, Object
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, GANG_PLAN, NODE, RESOURCE_CLAIM
@@ -59,7 +61,7 @@ class Machine:
         self.daemons: dict[str, Kept] = {}
         """IMEX daemons by the UID of their pod."""
         self.was_ready: set[tuple[str, str]] = set()
-        """(UID of the ComputeDomain, address of the pod) of daemons that were READY here in any boot."""
+        """(UID of the ComputeDomain, address of the pod) of daemons that were READY here in this boot."""
         self._kube = kube
         self.isolation = isolation
         self._steps = steps
@@ -71,7 +73,7 @@ class Machine:
 
     async def _serve(self, life: Life) -> None:
         api = stepped(DirectApi(self._kube, "plugin"), life, self._steps)
-        plugin = self.tray.plugin(api, self.isolation)
+        plugin = self.tray.plugin(api, self.isolation, str(self.boot))
         await plugin.start()
         self.running = one = self.tray.running(plugin, api, str(self.boot))
         self._seen.changed()
@@ -135,7 +137,10 @@ class Machine:
             rng = random.Random(self._steps.taken)  # noqa: S311 (reproducible on purpose)
             telling = asyncio.create_task(_tell_once_ready(imex, ready))
             try:
-                await ImexDaemon(api, place, imex, imex, rng).run()
+                home = self.tray.domains / place.compute_domain
+                files = ImexFiles(home, home / "hosts")
+                entered = partial(files.write_boot, str(self.boot))
+                await ImexDaemon(api, place, imex, imex, rng, entered).run()
             finally:
                 telling.cancel()
 

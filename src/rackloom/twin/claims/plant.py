@@ -131,7 +131,7 @@ class Plant:
         self._tasks = Tasks()
         asyncio.get_running_loop().set_task_factory(self._tasks.make)
         self.died = False
-        self._ready_on: dict[str, set[tuple[str, str]]] = {}
+        self._ready_on: dict[str, list[set[tuple[str, str]]]] = {}
         self._death, self._at = death, at
         self._classes = classes
         api = DirectApi(self.kube, "kubelet")
@@ -218,13 +218,13 @@ class Plant:
 
         Also on a tray that is off: what it said may arrive late.
         """
-        return any(address == known for _, known in self._ready_on.get(node, ()))
+        boots = self._ready_on.get(node, ())
+        return any(address == known for ready in boots for _, known in ready)
 
     async def _boot(self, tray: Tray, boot: int) -> None:
         machine = Machine(self.kube, tray, self.isolation, self.steps, self.seen, boot=boot)
         self.machines.on[tray.name] = machine
-        # A reboot changes nothing: plugins go by the clique object, where a daemon corrects its entry later.
-        machine.was_ready = self._ready_on.setdefault(tray.name, machine.was_ready)
+        self._ready_on.setdefault(tray.name, []).append(machine.was_ready)
         capacity = {"cpu": "96", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": GPUS}
         spec = NodeSpec(tray.name, labels=tray.labels, capacity=capacity, boot_id=str(boot))
         await insist(lambda: self._kubelets.register(spec))

@@ -45,7 +45,7 @@ class Tray:
         self.domains = self.places.home(names.IMEX_DRIVER) / "domains"
         """The directories of ComputeDomains."""
 
-    def plugin(self, api: KubeApi, isolation: Isolation) -> ImexPlugin:
+    def plugin(self, api: KubeApi, isolation: Isolation, boot_id: str = "1") -> ImexPlugin:
         """The real plugin, as it comes up after any end."""
         self.places.home(names.IMEX_DRIVER).mkdir(parents=True, exist_ok=True)
         fabric = self.root / f"fabric-{self.clique_number}.json"
@@ -58,6 +58,7 @@ class Tray:
             domains=self.domains,
             isolation=isolation,
             kernel=Kernel(proc_devices=self.root / "devices", imex_capability=self.root / "capability"),
+            boot_id=boot_id,
         )
         view = FabricView(lambda: read_declared(fabric), loop_time)
         return ImexPlugin(api, settings, view, HostDaemon(root=self.disk))

@@ -50,6 +50,7 @@ def test_a_channel_waits_while_the_daemon_that_it_waits_for_is_prepared_by_the_s
                 f"COMPUTE_DOMAIN_UUID={uid}",
                 "COMPUTE_DOMAIN_NAME=cd",
                 "COMPUTE_DOMAIN_NAMESPACE=default",
+                "IMEX_BOOT_ID=",
             ]
             home = imex.settings().domains / uid
             options = ["rw", "nosuid", "nodev", "bind"]
@@ -248,6 +249,27 @@ def test_a_second_domain_waits_until_the_first_has_left_the_node(imex):
             )
             await waiting
             assert await imex.label() == second
+
+    asyncio.run(story())
+
+
+def test_ready_of_an_earlier_boot_does_not_count(imex):
+    async def story():
+        await imex.kit.boot()
+        uid = await imex.domain()
+        await imex.ready(uid)
+        claim = await imex.channel("work", uid)
+        plugin = imex.plugin(boot_id="now")
+        said = imex.settings().domains / uid / names.BOOT_FILE
+        said.parent.mkdir(parents=True)
+        async with imex.kit.plugin(plugin) as running:
+            for boot in ("before", ""):
+                said.write_text(boot)
+                (answer,) = (await running.requests.prepare([claim.ref], 0.3)).values()
+                assert "is not ready on this node" in answer.error
+            said.write_text("now")
+            (answer,) = (await running.requests.prepare([claim.ref], 0.3)).values()
+            assert not answer.error
 
     asyncio.run(story())
 

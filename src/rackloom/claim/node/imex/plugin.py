@@ -61,7 +61,7 @@ class ImexPlugin:
         self._driver = driver
         self._domains = Domains(api)
         self._label = NodeLabel(api, settings.node)
-        self._daemons = Daemons(api, settings.node, settings.namespaces)
+        self._daemons = Daemons(api, settings)
 
     async def start(self) -> None:
         """Learn the node's mode before anything is published or prepared. Raises `KubeError`."""
@@ -190,6 +190,7 @@ class ImexPlugin:
                 f"COMPUTE_DOMAIN_UUID={wanted.domain}",
                 f"COMPUTE_DOMAIN_NAME={domain.name}",
                 f"COMPUTE_DOMAIN_NAMESPACE={domain.namespace}",
+                f"{names.BOOT_ID_VARIABLE}={self._settings.boot_id}",
             ),
             device_nodes=(self._settings.kernel.management_node(),) if clique else (),
             mounts=(

@@ -1,16 +1,23 @@
-"""Whether the IMEX daemon that a channel needs is READY on this node."""
+"""Whether the IMEX daemon that a channel needs is READY on this node.
 
-from collections.abc import AsyncIterator, Sequence
+A clique object says what daemons wrote into it. After the node's power failed it says READY of a daemon that
+has not started again, until that has. So a daemon writes the boot of its node into a file in its directory,
+which lies on the host, after its first word on itself: READY counts where that file names this boot. Daemons
+of NVIDIA's driver and of earlier releases write none, and count as before.
+"""
+
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from rackloom import programs
-from rackloom.claim.domain.names import CLIQUE_ID_LABEL, COMPUTE_DOMAIN_LABEL, clique_object_name
+from rackloom.claim.domain.names import BOOT_FILE, CLIQUE_ID_LABEL, COMPUTE_DOMAIN_LABEL, clique_object_name
 from rackloom.claim.domain.objects import Readiness, clique
 from rackloom.claim.kube.api import KubeApi, NotFound, Object
 from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE
+from rackloom.claim.node.imex.settings import ImexSettings
 from rackloom.errors import Retry
 
 WAIT_SECONDS = 0.25
@@ -18,12 +25,12 @@ CTL_SECONDS = 10.0
 
 
 class Daemons:
-    """IMEX daemons of this node, as the clique objects in their `namespaces` tell of them."""
+    """IMEX daemons of this node, as the clique objects in their namespaces tell of them."""
 
-    def __init__(self, api: KubeApi, node: str, namespaces: Sequence[str]) -> None:
+    def __init__(self, api: KubeApi, settings: ImexSettings) -> None:
         self._api = api
-        self._node = node
-        self._namespaces = namespaces
+        self._settings = settings
+        self._namespaces = settings.namespaces
 
     async def need_own(self, uid: str, clique_id: str) -> None:
         """Raise `Retry` unless the daemon of ComputeDomain `uid` is READY here."""
@@ -60,8 +67,17 @@ class Daemons:
                 yield
 
     def _is_ready(self, obj: Object) -> bool:
-        here = clique(obj).on(self._node)
-        return here is not None and here.status is Readiness.READY
+        value = clique(obj)
+        here = value.on(self._settings.node)
+        ready = here is not None and here.status is Readiness.READY
+        return ready and self._is_of_this_boot(value.compute_domain)
+
+    def _is_of_this_boot(self, uid: str) -> bool:
+        try:
+            named = (self._settings.domains / uid / BOOT_FILE).read_text()
+        except FileNotFoundError:
+            return True
+        return named == self._settings.boot_id
 
 
 def _not_ready(whose: str) -> Retry:

@@ -21,3 +21,5 @@ class ImexSettings(msgspec.Struct, frozen=True, kw_only=True):
     isolation: Isolation = Isolation.DOMAIN
     """Of a node without the label."""
     kernel: Kernel = Kernel()
+    boot_id: str = ""
+    """Of the node; where it is empty, daemons of an earlier boot are not told from those of this one."""
