@@ -48,7 +48,9 @@ def test_a_nic_goes_into_a_pod_and_comes_back(installed: NodeCluster) -> None:
     installed.kubectl("delete", "pod", *names, "--wait=false")
     until_gone(installed, *names)
     until_seen(lambda: "fab0" in _interfaces(installed, 0), "the NIC is back on its node", 30)
-    assert "10.99.0.1" in installed.nodes[0].run("ip", "address", "show", "fab0")
+    # Its addresses come a moment after it.
+    node = installed.nodes[0]
+    until_seen(lambda: "10.99.0.1" in node.run("ip", "address", "show", "fab0"), "it has its address", 10)
 
 
 def test_links_of_the_pods_own_network_are_not_published(installed: NodeCluster) -> None:
