@@ -13,8 +13,6 @@ Directory = Annotated[Path, Parameter(env_var="IMEX_DIRECTORY")]
 TlsDirectory = Annotated[Path, Parameter(env_var="IMEX_TLS_DIRECTORY")]
 Program = Annotated[str, Parameter(env_var="IMEX_PROGRAM")]
 ControlProgram = Annotated[str, Parameter(env_var="IMEX_CTL_PROGRAM")]
-
-
 ProbePort = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=65535))]
 
 

@@ -80,3 +80,8 @@ def test_the_boot_is_written_where_the_plugin_named_one(tmp_path):
     assert not (tmp_path / BOOT_FILE).exists()
     files.write_boot("this one")
     assert (tmp_path / BOOT_FILE).read_text() == "this one"
+
+
+def test_a_boot_that_cannot_be_written_ends_no_daemon(tmp_path):
+    (tmp_path / BOOT_FILE).mkdir()
+    ImexFiles(tmp_path, tmp_path / "hosts").write_boot("this one")

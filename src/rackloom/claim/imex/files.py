@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import structlog
+
 from rackloom.claim.domain.names import BOOT_FILE
 from rackloom.claim.domain.objects import is_ip_address
 from rackloom.claim.imex.config import DAEMON_PREFIX, ImexConfig, config_text, daemon_host
+
+_log = structlog.get_logger(__name__)
 
 MARKER = "# Compute Domain Daemon mappings"
 
@@ -30,10 +34,15 @@ class ImexFiles:
     def write_boot(self, boot_id: str) -> None:
         """The boot of the node in which the daemon has said how it is: the device plugin reads it.
 
-        Nothing where the plugin named no boot: one of an earlier release reads no such file either.
+        Nothing where the plugin named no boot: one of an earlier release reads no such file either. A disk
+        that takes no file must not end a daemon that runs; the plugin then lets no new job in after a reboot.
         """
-        if boot_id:
+        if not boot_id:
+            return
+        try:
             (self.config.parent / BOOT_FILE).write_text(boot_id)
+        except OSError as error:
+            _log.warning("imex.boot-not-written", reason=str(error))
 
     def write_nodes(self, text: str) -> None:
         """The node file; read once, when the service starts."""

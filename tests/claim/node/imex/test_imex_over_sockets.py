@@ -1,6 +1,9 @@
 """The IMEX plugin, a kubelet and an API server: a channel that waits for a daemon on the same plugin."""
 
 import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.waiting import until_so
@@ -267,6 +270,18 @@ def test_ready_of_an_earlier_boot_does_not_count(imex):
                 said.write_text(boot)
                 (answer,) = (await running.requests.prepare([claim.ref], 0.3)).values()
                 assert "is not ready on this node" in answer.error
+            said.unlink()
+            hostile: list[Callable[[], Any]] = [
+                lambda: said.symlink_to(imex.root / "now"),
+                lambda: os.mkfifo(said),
+                lambda: said.write_text("now" * 1000),
+            ]
+            (imex.root / "now").write_text("now")
+            for put in hostile:
+                put()
+                (answer,) = (await running.requests.prepare([claim.ref], 0.3)).values()
+                assert "is not ready on this node" in answer.error
+                said.unlink()
             said.write_text("now")
             (answer,) = (await running.requests.prepare([claim.ref], 0.3)).values()
             assert not answer.error

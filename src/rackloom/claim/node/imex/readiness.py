@@ -6,6 +6,7 @@ which lies on the host, after its first word on itself: READY counts where that 
 of NVIDIA's driver and of earlier releases write none, and count as before.
 """
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -73,11 +74,27 @@ class Daemons:
         return ready and self._is_of_this_boot(value.compute_domain)
 
     def _is_of_this_boot(self, uid: str) -> bool:
+        """Whether its file names this boot, or there is none.
+
+        The daemon's container can put anything there. A link is not followed, a pipe not waited for, and no
+        more is read than an id has.
+        """
+        wanted = self._settings.boot_id.encode()
+        if not wanted:
+            return True
+        path = self._settings.domains / uid / BOOT_FILE
         try:
-            named = (self._settings.domains / uid / BOOT_FILE).read_text()
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             return True
-        return named == self._settings.boot_id
+        except OSError:
+            return False
+        try:
+            return os.read(file, len(wanted) + 1) == wanted
+        except OSError:
+            return False
+        finally:
+            os.close(file)
 
 
 def _not_ready(whose: str) -> Retry:
