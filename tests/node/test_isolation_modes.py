@@ -17,8 +17,8 @@ from tests.node.workloads import (
     IMAGE,
     claiming,
     compute_domain,
-    condition,
     inside,
+    is_ready,
     phase,
     pod,
     until_gone,
@@ -73,11 +73,7 @@ def test_two_jobs_share_both_nodes_and_no_channel(channel_mode: NodeCluster) -> 
     assert all(len(channels) == 1 for channels in seen.values()), f"a job has one channel: {seen}"
     assert seen["left"] != seen["right"]
     for job in seen:
-        until_seen(
-            lambda job=job: condition(channel_mode, job, "Ready").get("status") == "True",
-            f"{job} is Ready",
-            30,
-        )
+        until_seen(lambda job=job: is_ready(channel_mode, job), f"{job} is Ready", 30)
         pods = [f"{job}-{node.name}" for node in channel_mode.nodes]
         channel_mode.kubectl("delete", "pod", *pods, "--wait=false")
         channel_mode.kubectl("delete", "computedomain", job, "--timeout=60s")
@@ -107,14 +103,10 @@ def run_mpi_example(cluster: NodeCluster) -> None:
     assert hosts == {node.name for node in cluster.nodes}
     listings = [inside(cluster, worker, "ls", "-l", CHANNELS) for worker in workers]
     assert len({*_channels("".join(listings))}) == 1
-    until_seen(lambda: _is_ready(cluster, name), "its domain is Ready", 30)
+    until_seen(lambda: is_ready(cluster, name), "its domain is Ready", 30)
     cluster.kubectl("delete", "mpijob", name, "--timeout=60s")
     cluster.kubectl("delete", "computedomain", name, "--timeout=60s")
     until_gone(cluster, *workers)
-
-
-def _is_ready(cluster: NodeCluster, domain: str) -> bool:
-    return condition(cluster, domain, "Ready").get("status") == "True"
 
 
 def _mpi_example(workers: int) -> tuple[Any, Any]:

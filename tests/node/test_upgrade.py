@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from tests.node.conftest import ROOT, only_all
 from tests.node.nodes import NodeCluster
-from tests.node.workloads import claiming, compute_domain, condition, pod, until_gone, until_running
+from tests.node.workloads import claiming, compute_domain, is_ready, pod, until_gone, until_running
 from tests.waiting import until_seen
 
 pytestmark = only_all
@@ -36,7 +36,7 @@ def test_a_job_runs_on_through_an_upgrade_and_back(installed: NodeCluster, tmp_p
     _upgrade(installed, _with_image(tmp_path, NEXT))
     assert _images(installed) == {f"rackloom:{NEXT}"}
     assert (_started(installed, pods), _daemons(installed)) == began, "the job or its daemons were restarted"
-    until_seen(lambda: _is_ready(installed, "before"), "the job's domain is Ready", 60)
+    until_seen(lambda: is_ready(installed, "before"), "the job's domain is Ready", 60)
     later = _job(installed, "later", at=1)  # it waits: a node is of one job
     _end(installed, "before", pods)
     until_running(installed, *later)
@@ -44,7 +44,7 @@ def test_a_job_runs_on_through_an_upgrade_and_back(installed: NodeCluster, tmp_p
 
     _go_back(installed)
     assert _images(installed) == {"rackloom:0.1.0"}
-    until_seen(lambda: _is_ready(installed, "later"), "the job's domain is Ready", 60)
+    until_seen(lambda: is_ready(installed, "later"), "the job's domain is Ready", 60)
     _end(installed, "later", later)
     last = _job(installed, "last")
     until_running(installed, *last)
@@ -112,10 +112,6 @@ def _daemons(cluster: NodeCluster) -> set[tuple[str, str]]:
     """Image and UID of each IMEX daemon's pod."""
     found = cluster.get("pods", "-n", "rackloom-imex")["items"]
     return {(item["spec"]["containers"][0]["image"], item["metadata"]["uid"]) for item in found}
-
-
-def _is_ready(cluster: NodeCluster, domain: str) -> bool:
-    return condition(cluster, domain, "Ready").get("status") == "True"
 
 
 def _end(cluster: NodeCluster, domain: str, pods: Sequence[str]) -> None:

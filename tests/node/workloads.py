@@ -82,3 +82,8 @@ def condition(cluster: NodeCluster, domain: str, kind: str) -> Object:
     value = cluster.get("computedomain", domain)
     found = value.get("status", {}).get("conditions", [])
     return next((entry for entry in found if entry["type"] == kind), {})
+
+
+def is_ready(cluster: NodeCluster, domain: str) -> bool:
+    """Whether a ComputeDomain is Ready."""
+    return condition(cluster, domain, "Ready").get("status") == "True"

@@ -84,6 +84,20 @@ def test_who_sends_nothing_or_too_much_is_cut_off_and_kubelet_is_answered_after(
     asyncio.run(scenario())
 
 
+def test_connections_that_are_held_open_keep_no_probe_away(port: int) -> None:
+    async def scenario() -> None:
+        async def look() -> None:
+            pass
+
+        async with probes_answered("127.0.0.1", port, look):
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * CONNECTIONS)]
+            assert (await asyncio.wait_for(ask(port), 1)).startswith(b"HTTP/1.1 200")
+            for _, writer in held:
+                writer.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_port_in_use_is_refused_with_what_to_do(port: int) -> None:
     async def scenario() -> None:
         async def look() -> None:

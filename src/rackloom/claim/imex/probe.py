@@ -6,7 +6,8 @@ is one HTTP request, and costs one run of nvidia-imex-ctl. The answer is 200 or 
 path.
 
 Any pod may connect where NetworkPolicies are not enforced, so nobody can cost more than that: a request is at
-most 2 KiB within 2 s, 16 connections are open at once, and requests that come together share one look.
+most 2 KiB within 2 s, requests that come together share one look, and 16 connections are open at once:
+another ends the oldest, so that nobody keeps kubelet, which asks at once, away by holding them open.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ CONNECTIONS = 16
 SECONDS = 2.0
 
 Look = Callable[[], Awaitable[None]]
-"""Returns if the daemon is ready, or has nothing to do. Raises `Retry` or `NotUnderstood` with the reason."""
+"""Returns if the daemon is ready, or has nothing to do. Else raises `Retry`, `NotUnderstood` or `Refused`."""
 
 
 @asynccontextmanager
@@ -45,22 +46,26 @@ class _Probe:
     def __init__(self, look: Look) -> None:
         self._look = look
         self._looking: asyncio.Task[str] | None = None
-        self._open = 0
+        self._open: dict[asyncio.StreamWriter, None] = {}
+        """The oldest first."""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection: a request, an answer, the end."""
-        self._open += 1
+        if len(self._open) >= CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = None
         try:
-            if self._open <= CONNECTIONS:
-                async with asyncio.timeout(SECONDS):
-                    await reader.readuntil(b"\r\n\r\n")
-                writer.write(_response(await self._reason()))
-                async with asyncio.timeout(SECONDS):
-                    await writer.drain()
+            async with asyncio.timeout(SECONDS):
+                await reader.readuntil(b"\r\n\r\n")
+            writer.write(_response(await self._reason()))
+            async with asyncio.timeout(SECONDS):
+                await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             pass  # not a probe
         finally:
-            self._open -= 1
+            self._open.pop(writer, None)
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()
@@ -74,7 +79,7 @@ class _Probe:
     async def _looked(self) -> str:
         try:
             await self._look()
-        except (Retry, NotUnderstood) as reason:
+        except (Retry, NotUnderstood, Refused) as reason:
             return str(reason) or "not ready"
         return ""
 
