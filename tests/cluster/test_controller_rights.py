@@ -32,6 +32,7 @@ from rackloom.claim.kube.kinds import (
     DAEMON_SET,
     LEASE,
     NETWORK_POLICY,
+    NODE,
     POD,
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
@@ -398,6 +399,9 @@ async def test_one_controller_stays_while_nodes_are_drained(
         return found if len(found) == 2 and seen else []
 
     both = await until(ready, "both replicas are ready, and counted")
+    # As a drain does, first: the replacement of the evicted pod must not become ready before the second eviction.
+    for node in (await api.list(NODE)).items:
+        await api.patch(NODE, node["metadata"]["name"], None, {"spec": {"unschedulable": True}})
     answers = []
     for name in both:
         meta = {"name": name, "namespace": DRIVER}

@@ -63,8 +63,9 @@ def ref_of(pod: Object) -> Ref:
 async def test_a_daemon_writes_its_own_entry_only(
     cluster: ControlPlane, api: KubeApi, namespace: str, base_applied: None
 ) -> None:
-    one, two = [await daemon_pod(api, DOMAIN, suffix) for suffix in ("aaaa1", "aaaa2")]
-    here, there = ref_of(one), Ref("daemon-x", "uid-x")
+    # All three exist: the garbage collector deletes a clique whose only owner does not.
+    one, two, three = [await daemon_pod(api, DOMAIN, suffix) for suffix in ("aaaa1", "aaaa2", "aaaa3")]
+    here, there = ref_of(one), ref_of(three)
     node = one["spec"]["nodeName"]
     value = Clique(compute_domain=DOMAIN, clique_id=CLIQUE)
     by_admin = join(value, node="other", ip_address="10.0.0.9", pod=there, max_nodes=18)
