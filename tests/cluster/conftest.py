@@ -23,12 +23,13 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.credentials import MASTERS
 from tests.cluster.custom import MPI_JOB, serve, withdraw
 from tests.cluster.installed import applied
+from tests.cluster.policies import DAEMONS, DRIVER
 from tests.cluster.processes import start
 from tests.waiting import until
 
-from rackloom.claim.kube.api import KubeApi, NotFound
+from rackloom.claim.kube.api import Kind, KubeApi, NotFound, Object
 from rackloom.claim.kube.connection import http_client
-from rackloom.claim.kube.kinds import NAMESPACE, NODE, POD, SERVICE_ACCOUNT
+from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE, NAMESPACE, NODE, POD, SERVICE_ACCOUNT
 from rackloom.claim.kube.lightkube_api import LightkubeApi
 from rackloom.claim.kube.pace import Pace
 from rackloom.twin.kubelet.kubelet import Kubelet
@@ -105,12 +106,18 @@ def cluster(
         plane.stop()
 
 
-@pytest.fixture
-async def api(cluster: ControlPlane) -> AsyncIterator[KubeApi]:
-    """The cluster as its administrator sees it, at full speed."""
+@contextlib.asynccontextmanager
+async def _administered(cluster: ControlPlane) -> AsyncIterator[KubeApi]:
     client = http_client(cluster.admin, None)
     client.timeout = _PATIENT
     async with LightkubeApi(client, _UNLIMITED) as admin:
+        yield admin
+
+
+@pytest.fixture
+async def api(cluster: ControlPlane) -> AsyncIterator[KubeApi]:
+    """The cluster as its administrator sees it, at full speed."""
+    async with _administered(cluster) as admin:
         yield admin
 
 
@@ -132,20 +139,25 @@ def kubelets_of_plugins() -> dict[str, Kubelet]:
     return {}
 
 
-@pytest.fixture
-async def kubelets(api: KubeApi, devices: Devices, containers: Containers) -> AsyncIterator[Kubelets]:
-    """Kubelets at work, of no node yet."""
-    at_work = Kubelets(api, time.time, random.Random(1), devices=devices, containers=containers)
-    task = asyncio.create_task(at_work.run())
-    yield at_work
+@contextlib.asynccontextmanager
+async def _at_work(api: KubeApi, devices: Devices, containers: Containers) -> AsyncIterator[Kubelets]:
+    kubelets = Kubelets(api, time.time, random.Random(1), devices=devices, containers=containers)
+    task = asyncio.create_task(kubelets.run())
+    yield kubelets
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
 
 
 @pytest.fixture
-async def add_nodes(api: KubeApi, kubelets: Kubelets) -> AsyncIterator[AddNodes]:
-    """Registers nodes that are ready, `add_nodes(count, labels=...)`, and returns their names."""
+async def kubelets(api: KubeApi, devices: Devices, containers: Containers) -> AsyncIterator[Kubelets]:
+    """Kubelets at work, of no node yet."""
+    async with _at_work(api, devices, containers) as kubelets:
+        yield kubelets
+
+
+@contextlib.asynccontextmanager
+async def _adding_nodes(api: KubeApi, kubelets: Kubelets) -> AsyncIterator[AddNodes]:
     names: list[str] = []
 
     async def add(count: int, **spec: Any) -> list[str]:
@@ -159,6 +171,13 @@ async def add_nodes(api: KubeApi, kubelets: Kubelets) -> AsyncIterator[AddNodes]
     for name in names:
         with contextlib.suppress(NotFound):  # A test may have taken it away.
             await api.delete(NODE, name)
+
+
+@pytest.fixture
+async def add_nodes(api: KubeApi, kubelets: Kubelets) -> AsyncIterator[AddNodes]:
+    """Registers nodes that are ready, `add_nodes(count, labels=...)`, and returns their names."""
+    async with _adding_nodes(api, kubelets) as add:
+        yield add
 
 
 @pytest.fixture
@@ -178,6 +197,43 @@ async def base_applied(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes)
     await add_nodes(1)
     async with applied(cluster, api, "base"):
         yield
+
+
+@pytest.fixture(scope="module")
+async def base_of_module(cluster: ControlPlane) -> AsyncIterator[None]:
+    """What deploy/kubernetes/base installs, with a node for its pods, for all tests of a module."""
+    async with (
+        _administered(cluster) as api,
+        _at_work(api, NoDevices(), Idle()) as kubelets,
+        _adding_nodes(api, kubelets) as add,
+    ):
+        await add(1)
+        async with applied(cluster, api, "base"):
+            yield
+
+
+@pytest.fixture
+async def base_shared(api: KubeApi, base_of_module: None) -> AsyncIterator[None]:
+    """The installation of the module; what a test leaves in its namespaces is gone before the next.
+
+    To install and uninstall takes longer than most tests that need no more than the rights and the policies.
+    """
+    yield
+    for kind in (POD, COMPUTE_DOMAIN_CLIQUE):
+        for namespace in (DRIVER, DAEMONS):
+            for meta in await _made_by_tests(api, kind, namespace):
+                await api.delete(kind, meta["name"], namespace)
+    await until(lambda: _none_made_by_tests(api), "pods of a test are gone")
+
+
+async def _made_by_tests(api: KubeApi, kind: Kind, namespace: str) -> list[Object]:
+    """What no controller of Kubernetes made, by its metadata."""
+    found = [obj["metadata"] for obj in (await api.list(kind, namespace)).items]
+    return [meta for meta in found if kind is not POD or "ownerReferences" not in meta]
+
+
+async def _none_made_by_tests(api: KubeApi) -> bool:
+    return not any([await _made_by_tests(api, POD, namespace) for namespace in (DRIVER, DAEMONS)])
 
 
 @pytest.fixture

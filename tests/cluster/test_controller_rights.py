@@ -1,13 +1,13 @@
 """What the controller may do on a real API server with its own token, and what is kept from it."""
 
 import asyncio
+import contextlib
 import copy
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.installed import SETTINGS, as_account
 from tests.cluster.kubectl import tried
@@ -51,7 +51,7 @@ ROLE = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles", namespaced=True)
 
 
 @pytest.fixture
-async def controller(cluster: ControlPlane, api: KubeApi, base_applied: None) -> AsyncIterator[KubeApi]:
+async def controller(cluster: ControlPlane, api: KubeApi, base_shared: None) -> AsyncIterator[KubeApi]:
     """The API server with the token of a pod of the controller."""
     await plain_pod(api, ACCOUNT, ACCOUNT)
     async with as_account(api, cluster, ACCOUNT) as own:
@@ -389,7 +389,7 @@ async def test_the_controller_opens_the_ports_of_imex_to_the_same_compute_domain
 
 
 async def test_one_controller_stays_while_nodes_are_drained(
-    cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes, base_applied: None
+    cluster: ControlPlane, api: KubeApi, base_shared: None
 ) -> None:
     async def ready() -> list[str]:
         pods = (await api.list(POD, DRIVER, labels="app.kubernetes.io/component=controller")).items
@@ -399,18 +399,28 @@ async def test_one_controller_stays_while_nodes_are_drained(
         return found if len(found) == 2 and seen else []
 
     both = await until(ready, "both replicas are ready, and counted")
-    # As a drain does, first: the replacement of the evicted pod must not become ready before the second eviction.
-    for node in (await api.list(NODE)).items:
-        await api.patch(NODE, node["metadata"]["name"], None, {"spec": {"unschedulable": True}})
-    answers = []
-    for name in both:
-        meta = {"name": name, "namespace": DRIVER}
-        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
-        path = f"/api/v1/namespaces/{DRIVER}/pods/{name}/eviction"
-        words = ("create", "--raw", path, "-f", "-")
-        answers.append(await asyncio.to_thread(tried, cluster, *words, given=json.dumps(body)))
+    # A drain cordons first. Without it, a replacement may be ready before the second eviction.
+    async with cordoned(api):
+        answers = []
+        for name in both:
+            meta = {"name": name, "namespace": DRIVER}
+            body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
+            path = f"/api/v1/namespaces/{DRIVER}/pods/{name}/eviction"
+            words = ("create", "--raw", path, "-f", "-")
+            answers.append(await asyncio.to_thread(tried, cluster, *words, given=json.dumps(body)))
     assert [answer.returncode for answer in answers] == [0, 1]
     assert "disruption budget" in answers[1].stderr
+
+
+@contextlib.asynccontextmanager
+async def cordoned(api: KubeApi) -> AsyncIterator[None]:
+    """No node takes new pods."""
+    nodes = [node["metadata"]["name"] for node in (await api.list(NODE)).items]
+    for name in nodes:
+        await api.patch(NODE, name, None, {"spec": {"unschedulable": True}})
+    yield
+    for name in nodes:
+        await api.patch(NODE, name, None, {"spec": {"unschedulable": None}})
 
 
 def is_ready(pod: Object) -> bool:

@@ -53,7 +53,7 @@ def says(org: str | None, **labels: str) -> Object:
 
 @pytest.fixture
 async def as_user(
-    cluster: ControlPlane, base_applied: None, namespace: str
+    cluster: ControlPlane, base_shared: None, namespace: str
 ) -> AsyncIterator[Callable[..., Label]]:
     """`as_user(name, *groups)` labels the test's namespace with an organisation, as that user."""
     tenant = (

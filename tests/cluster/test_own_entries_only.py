@@ -61,7 +61,7 @@ def ref_of(pod: Object) -> Ref:
 
 
 async def test_a_daemon_writes_its_own_entry_only(
-    cluster: ControlPlane, api: KubeApi, namespace: str, base_applied: None
+    cluster: ControlPlane, api: KubeApi, namespace: str, base_shared: None
 ) -> None:
     # All three exist: the garbage collector deletes a clique whose only owner does not.
     one, two, three = [await daemon_pod(api, DOMAIN, suffix) for suffix in ("aaaa1", "aaaa2", "aaaa3")]
@@ -115,7 +115,7 @@ async def test_a_daemon_writes_its_own_entry_only(
 
 
 async def test_a_daemon_is_held_to_its_own_compute_domain(
-    cluster: ControlPlane, api: KubeApi, namespace: str, base_applied: None
+    cluster: ControlPlane, api: KubeApi, namespace: str, base_shared: None
 ) -> None:
     """Its pod is named after the ComputeDomain, and its token names the pod."""
     pod = await daemon_pod(api, DOMAIN, "bbbb1")
@@ -154,7 +154,7 @@ async def test_a_daemon_is_held_to_its_own_compute_domain(
 
 
 async def test_a_daemon_says_what_it_sees_on_its_own_pod(
-    cluster: ControlPlane, api: KubeApi, namespace: str, base_applied: None
+    cluster: ControlPlane, api: KubeApi, namespace: str, base_shared: None
 ) -> None:
     one, two = [await daemon_pod(api, DOMAIN, suffix) for suffix in ("cccc1", "cccc2")]
     own, other = one["metadata"]["name"], two["metadata"]["name"]
@@ -190,7 +190,7 @@ async def test_a_daemon_says_what_it_sees_on_its_own_pod(
 
 
 async def test_a_plugin_writes_its_own_node_only(
-    cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes, base_applied: None
+    cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes, base_shared: None
 ) -> None:
     (other,) = await add_nodes(1)
     pod = await plain_pod(api, "plugin", "rackloom-node-imex")
@@ -229,7 +229,7 @@ async def test_a_plugin_writes_its_own_node_only(
 
 @pytest.mark.parametrize("plugin", ["imex", "gpu", "nic"])
 async def test_a_plugin_has_kubelet_try_the_pods_of_its_own_node_again_and_changes_nothing_else_of_them(
-    cluster: ControlPlane, api: KubeApi, namespace: str, add_nodes: AddNodes, base_applied: None, plugin: str
+    cluster: ControlPlane, api: KubeApi, namespace: str, add_nodes: AddNodes, base_shared: None, plugin: str
 ) -> None:
     account = f"rackloom-node-{plugin}"
     node = (await plain_pod(api, account, account))["spec"]["nodeName"]
@@ -296,7 +296,7 @@ async def test_a_plugin_has_kubelet_try_the_pods_of_its_own_node_again_and_chang
 
 
 async def test_the_controller_changes_its_own_taint_and_labels_of_nodes_only(
-    cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes, base_applied: None
+    cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes, base_shared: None
 ) -> None:
     theirs, ours = {"key": "team", "value": "a", "effect": "NoSchedule"}, {"key": marks.TAINT, "value": "uid"}
     (node,) = await add_nodes(1, labels={names.GPU_CLIQUE_LABEL: CLIQUE})
@@ -334,7 +334,7 @@ async def test_the_controller_changes_its_own_taint_and_labels_of_nodes_only(
 
 
 async def test_a_plugin_tells_the_status_of_its_own_nics_only(
-    cluster: ControlPlane, api: KubeApi, namespace: str, base_applied: None
+    cluster: ControlPlane, api: KubeApi, namespace: str, base_shared: None
 ) -> None:
     pod = await plain_pod(api, "plugin", "rackloom-node-nic")
     node = pod["spec"]["nodeName"]
