@@ -24,9 +24,10 @@ test: venv
 	$(BIN)/python -m pytest -n auto
 
 # A real control plane (etcd, kube-apiserver, kube-scheduler, kube-controller-manager): built once, then cached.
+# Two at a time, each with tests of its own: they wait for half of their time.
 test-cluster: venv
 	$(BIN)/python tests/cluster/build.py
-	RACKLOOM_TEST_CLUSTER=1 $(BIN)/python -m pytest tests/cluster
+	RACKLOOM_TEST_CLUSTER=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster
 
 # Two real nodes (kubelet, containerd, runc) with the image and deploy/kubernetes on them; needs root on Linux.
 test-node: venv
