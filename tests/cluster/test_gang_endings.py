@@ -12,6 +12,7 @@ from rackloom.claim.cluster.gang import marks
 from rackloom.claim.cluster.gang.observe import holders_of
 from rackloom.claim.kube.api import KubeApi, Object
 from rackloom.claim.kube.kinds import JOB, NODE, POD
+from rackloom.claim.kube.pods import is_ready
 
 pytestmark = pytest.mark.anyio
 MEMBERS = 3
@@ -47,7 +48,10 @@ async def end(api: KubeApi, namespace: str, pod: str, phase: str) -> None:
 
 
 async def running(api: KubeApi, namespace: str) -> dict[str, tuple[str, str]]:
-    """By index: the name of the pod that runs, and its node."""
+    """By index: the name of the pod that runs, and its node.
+
+    Ready is the last that a kubelet says of a pod that runs: it would overwrite what `end` says before.
+    """
     pods = (await api.list(POD, namespace, labels="job=ends")).items
     return {
         one["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]: (
@@ -55,7 +59,7 @@ async def running(api: KubeApi, namespace: str) -> dict[str, tuple[str, str]]:
             one["spec"]["nodeName"],
         )
         for one in pods
-        if one["status"].get("phase") == "Running"
+        if one["status"].get("phase") == "Running" and is_ready(one)
     }
 
 
@@ -147,7 +151,11 @@ async def test_two_jobs_go_on_after_a_pause_with_the_members_that_are_left(
 
     async def run(count: int) -> set[str]:
         pods = (await api.list(POD, namespace, labels="job=ends")).items
-        found = {one["metadata"]["name"] for one in pods if one["status"].get("phase") == "Running"}
+        found = {
+            one["metadata"]["name"]
+            for one in pods
+            if one["status"].get("phase") == "Running" and is_ready(one)
+        }
         return found if len(found) == count else set()
 
     async def both_run() -> set[str]:
