@@ -62,7 +62,7 @@ async def applied(cluster: ControlPlane, api: KubeApi, overlay: str) -> AsyncIte
     folder = str(DEPLOY / overlay)
     await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-k", folder)
     await until(lambda: is_served(api, COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE), "the new types are served")
-    await until(lambda: asyncio.to_thread(policies_count, cluster), "the policies count")
+    await until(lambda: policies_count(cluster), "the policies count")
     yield
     await _taken_back(cluster, api, "-k", folder)
 

@@ -1,13 +1,23 @@
 """The admission policies of deploy/kubernetes: whether they count yet."""
 
 import json
+from typing import Self
 
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kubectl import tried
 
 from rackloom.claim.domain import names
 from rackloom.claim.domain.objects import Clique, clique_json
-from rackloom.claim.kube.api import Object
+from rackloom.claim.kube.api import Kind, KubeError, Object
+from rackloom.claim.kube.connection import http_client
+from rackloom.claim.kube.kinds import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    DAEMON_SET,
+    RESOURCE_SLICE,
+    SECRET,
+)
+from rackloom.claim.kube.lightkube_api import LightkubeApi
+from rackloom.claim.kube.pace import Pace
 
 DRIVER = "rackloom-system"
 """The namespace of the programs that deploy/kubernetes installs."""
@@ -15,6 +25,8 @@ DAEMONS = "rackloom-imex"
 """The namespace of IMEX daemons."""
 DAEMON_ACCOUNT = "compute-domain-daemon-service-account"
 CLIQUE = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
+
+_POLICY = "ValidatingAdmissionPolicy"
 
 
 def slice_of(node: str, name: str) -> Object:
@@ -26,32 +38,65 @@ def slice_of(node: str, name: str) -> Object:
     }
 
 
-def policies_count(cluster: ControlPlane) -> bool:
+async def policies_count(cluster: ControlPlane) -> bool:
     """A policy counts a moment after it was made. RBAC allows these writes, one policy each does not."""
-    plugin = f"--as=system:serviceaccount:{DRIVER}:rackloom-node-imex"
-    controller = f"--as=system:serviceaccount:{DRIVER}:rackloom-controller"
-    daemon = f"--as=system:serviceaccount:{DAEMONS}:{DAEMON_ACCOUNT}"
-    label = ("label", "--overwrite", "--dry-run=server")
-    create = ("create", "--dry-run=server", "-f", "-")
-    clique_object = clique_json(Clique(compute_domain="probe", clique_id=CLIQUE), DAEMONS)
     meta = {"name": "probe", "namespace": DAEMONS}
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": meta}
-    domain = {"apiVersion": names.API_VERSION, "kind": "ComputeDomain", "metadata": meta}
-    domain["spec"] = {"channel": {"resourceClaimTemplate": {"name": "probe"}}}
-    containers = [{"name": "main", "image": "none"}]
     labels = {"labels": {"a": "b"}}
     pods = {"selector": {"matchLabels": labels["labels"]}}
-    pods["template"] = {"metadata": labels, "spec": {"containers": containers}}
-    daemons = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": meta, "spec": pods}
-    published = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **slice_of("none", "probe")}
-    probes = (
-        ((plugin, *label, "nodes", "--all", "probe=1"), None),
-        ((controller, *label, "nodes", "--all", "probe=1"), None),
-        ((plugin, *create), json.dumps(published)),
-        ((daemon, *create), json.dumps(clique_object)),
-        *(((controller, *create), json.dumps(made)) for made in (published, secret, domain, daemons)),
-        ((plugin, *label, "pods", "--all", "-n", DRIVER, "probe=1"), None),
-    )
-    return all(
-        "ValidatingAdmissionPolicy" in tried(cluster, *words, given=body).stderr for words, body in probes
-    )
+    pods["template"] = {"metadata": labels, "spec": {"containers": [{"name": "main", "image": "none"}]}}
+    channel = {"channel": {"resourceClaimTemplate": {"name": "probe"}}}
+    clique = clique_json(Clique(compute_domain="probe", clique_id=CLIQUE), DAEMONS)
+    published = (RESOURCE_SLICE, slice_of("none", "probe"))
+    async with (
+        _Account(cluster, DRIVER, "rackloom-node-imex") as plugin,
+        _Account(cluster, DRIVER, "rackloom-controller") as controller,
+        _Account(cluster, DAEMONS, DAEMON_ACCOUNT) as daemon,
+    ):
+        return (
+            await plugin.may_not_label("nodes")
+            and await controller.may_not_label("nodes")
+            and await plugin.may_not_create(*published)
+            and await daemon.may_not_create(COMPUTE_DOMAIN_CLIQUE, clique)
+            and await controller.may_not_create(*published)
+            and await controller.may_not_create(SECRET, {"metadata": meta})
+            and await controller.may_not_create(COMPUTE_DOMAIN, {"metadata": meta, "spec": channel})
+            and await controller.may_not_create(DAEMON_SET, {"metadata": meta, "spec": pods})
+            and await plugin.may_not_label(f"namespaces/{DRIVER}/pods")
+        )
+
+
+class _Account:
+    """What the policies keep a service account from, as the administrator finds out in its name."""
+
+    def __init__(self, cluster: ControlPlane, namespace: str, name: str) -> None:
+        self._client = http_client(cluster.admin, None)
+        self._client.headers["Impersonate-User"] = f"system:serviceaccount:{namespace}:{name}"
+        self._admin = http_client(cluster.admin, None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.aclose()
+        await self._admin.aclose()
+
+    async def may_not_create(self, kind: Kind, obj: Object) -> bool:
+        try:
+            await LightkubeApi(self._client, Pace(1000.0, 1000)).create(kind, obj, dry_run=True)
+        except KubeError as error:
+            return _POLICY in error.message
+        return False
+
+    async def may_not_label(self, kind: str) -> bool:
+        """The first of a kind in v1 that is there; False where there is none."""
+        path = f"api/v1/{kind}"
+        found = (await self._admin.get(path)).json()["items"]
+        if not found:
+            return False
+        answer = await self._client.patch(
+            f"{path}/{found[0]['metadata']['name']}",
+            params={"dryRun": "All"},
+            content=json.dumps({"metadata": {"labels": {"probe": "1"}}}),
+            headers={"Content-Type": "application/merge-patch+json"},
+        )
+        return _POLICY in answer.text
