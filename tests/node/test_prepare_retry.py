@@ -68,6 +68,25 @@ def test_a_pod_that_came_while_its_plugin_was_away(installed: NodeCluster) -> No
     until_gone(installed, "early")
 
 
+def test_a_right_that_is_given_after_the_claim_was_refused(installed: NodeCluster) -> None:
+    node = installed.nodes[0]
+    installed.apply(claim_template("any-gpu", "gpu.nvidia.com"))
+    binding = installed.get("clusterrolebinding", GPU_PLUGIN)
+    installed.kubectl("delete", "clusterrolebinding", GPU_PLUGIN)
+    try:
+        installed.apply(claiming(pod("refused", node=node.name), "any-gpu"))
+        until_seen(lambda: "Permanent error" in failures(installed, "refused"), "the claim is refused", 60)
+    finally:
+        kept = {part: binding[part] for part in ("apiVersion", "kind", "roleRef", "subjects")}
+        installed.apply(
+            {**kept, "metadata": {"name": GPU_PLUGIN, "labels": binding["metadata"].get("labels", {})}}
+        )
+    assert until_running(installed, "refused") - plain_pod(installed, node.name) < MOST_WAIT
+    assert annotation(installed, "refused").endswith(" gpu.nvidia.com")
+    installed.kubectl("delete", "pod", "refused", "--wait=false")
+    until_gone(installed, "refused")
+
+
 def plain_pod(cluster: NodeCluster, node: str) -> float:
     """Seconds that a pod without claims takes now."""
     cluster.apply(pod("plain", node=node))

@@ -283,18 +283,67 @@ def test_an_error_that_nobody_thought_of_is_tried_again() -> None:
     play(story)
 
 
-def test_what_is_refused_waits_for_kubelet() -> None:
+@given(seed=st.integers(0, 10_000), lasts=st.floats(0.0, 300.0))
+@settings(max_examples=15)
+def test_a_pod_whose_claim_was_refused_starts_soon_after_that_has_changed(seed: int, lasts: float) -> None:
     async def story(node: Node) -> None:
-        node.toys.trouble["c"] = Refused("never")
+        node.toys.trouble["c"] = Refused("not with this label")
         await node.claim()
         async with node.plugin():
             await node.pod()
-            await asyncio.sleep(30.0)
-            assert len(node.toys.prepared) == 1
+            await asyncio.sleep(lasts)
             node.toys.trouble.clear()
-            await asyncio.sleep(90.0)
-            assert await node.runs()
-            assert await node.annotation() == ""
+            await node.starts()
+
+    play(story, seed)
+
+
+@pytest.mark.parametrize(("claims", "most"), [(1, 2 + 60 / retrying.REFUSED_PAUSE), (100, 100 + 60 / 0.25)])
+def test_what_is_refused_is_tried_seldom(claims: int, most: float) -> None:
+    async def story(node: Node) -> None:
+        refs = [await node.claim(f"c{number}", f"toy-{number}") for number in range(claims)]
+        node.toys.trouble = {ref.name: Refused("never") for ref in refs}
+        async with node.plugin() as plugin:
+            await plugin.requests.prepare(refs, 1.0)
+            await asyncio.sleep(60.0)
+            assert claims < len(node.toys.prepared) <= most
+
+    play(story)
+
+
+def test_refused_claims_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrying, "MOST_REFUSED", 2)
+
+    async def story(node: Node) -> None:
+        refs = [await node.claim(f"c{number}", f"toy-{number}") for number in range(4)]
+        node.toys.trouble = {ref.name: Refused("never") for ref in refs[:3]} | {"c3": NOT_YET}
+        async with node.plugin() as plugin:
+            await plugin.requests.prepare(refs, 1.0)
+            node.toys.trouble.clear()
+            await asyncio.sleep(MOST_WAIT)
+            assert sorted(entry.ref.name for entry in plugin.checkpoint.claims.values() if entry.devices) == [
+                "c0",
+                "c1",
+                "c3",
+            ]
+
+    play(story)
+
+
+def test_a_call_that_comes_after_the_claim_was_given_back_is_not_repeated() -> None:
+    """When the mark of the claim has expired, nobody would give back what a repetition prepared."""
+
+    async def story(node: Node) -> None:
+        node.toys.trouble["c"] = NOT_YET
+        ref = await node.claim()
+        async with node.plugin() as plugin:
+            await plugin.requests.prepare([ref], 1.0)
+            node.toys.trouble.clear()
+            await plugin.requests.unprepare([ref])
+            answers = await plugin.requests.prepare([ref], 1.0)
+            assert "stale prepare" in answers[ref.uid].error
+            await asyncio.sleep(300.0)
+            assert all(not entry.devices for entry in plugin.checkpoint.claims.values())
 
     play(story)
 

@@ -16,20 +16,24 @@ POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 API_RETRY_SECONDS = 0.25
 
 
+class Obsolete(Refused):
+    """Nobody waits for this claim any more: it is gone, or another has its name, or kubelet gave it back."""
+
+
 async def fetch_claim(api: KubeApi, ref: ClaimRef, driver: str) -> Claim:
     """The claim of `ref` as the API server has it now.
 
-    Raises `Refused` when it is gone, is another one of that name, or is not allocated; `Retry` when the API
-    server gives no answer.
+    Raises `Obsolete` when it is gone or is another one of that name, `Refused` when it is not allocated, and
+    `Retry` when the API server gives no answer.
     """
     try:
         found = await api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
     except NotFound as error:
-        raise Refused(f"claim {ref.namespace}/{ref.name} does not exist any more") from error
+        raise Obsolete(f"claim {ref.namespace}/{ref.name} does not exist any more") from error
     except KubeError as error:
         raise api_trouble(f"cannot read claim {ref.namespace}/{ref.name}", error) from error
     if found["metadata"]["uid"] != ref.uid:
-        raise Refused(
+        raise Obsolete(
             f"claim {ref.namespace}/{ref.name} got replaced: its UID is {found['metadata']['uid']},"
             f" the pod's claim was {ref.uid}",
             nearest_fix="delete the pod, so that it is scheduled with the new claim",

@@ -19,8 +19,7 @@ cases:
 - This process was stopped (SIGSTOP, a frozen cgroup) for as long as kubelet waits for an answer. kubelet has
   given up calls meanwhile that never arrived here (`run` sees by its clock that its pause took too long).
 
-Nothing depends on it: where the annotation cannot be written, pods wait for the resync as before. A claim
-that was refused waits for it too, since nothing says when a refusal would become another answer.
+Nothing depends on it: where the annotation cannot be written, pods wait for the resync as before.
 """
 
 import asyncio

@@ -10,9 +10,10 @@ import msgspec
 
 from rackloom.claim.node.cdi import CdiDirectory
 from rackloom.claim.node.checkpoint import Checkpoint
+from rackloom.claim.node.claims import Obsolete
 from rackloom.claim.node.plugin import Plugin
 from rackloom.claim.node.values import Claim, Entry, Prepared, PreparedDevice, ReadyDevice, State
-from rackloom.errors import Refused, Retry
+from rackloom.errors import Retry
 
 ABORTED_TTL = 90.0
 """Seconds: twice kubelet's timeout. A prepare that overlapped the giving back has ended by then."""
@@ -156,8 +157,8 @@ def _ready(device: PreparedDevice, cdi_ids: tuple[str, ...]) -> ReadyDevice:
     )
 
 
-def _stale(claim: Claim) -> Refused:
-    return Refused(
+def _stale(claim: Claim) -> Obsolete:
+    return Obsolete(
         f"stale prepare: claim {claim.ref.namespace}/{claim.ref.name} was already aborted on this node",
         nearest_fix="delete the pod if it still waits for this claim",
     )

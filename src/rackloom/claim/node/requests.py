@@ -4,10 +4,10 @@ Every claim has a task of its own. A channel claim waits here for a daemon whose
 same plugin meanwhile, so nothing that another claim needs is held between two attempts: the lock of a claim
 lasts one attempt, and no other lock exists.
 
-A prepare that kubelet went away without, because of an error that may pass or because it hung up, is repeated
-in the background (`BackgroundRetries`). Once the claim is prepared, kubelet is made to ask again (`PodSync`),
-since by itself it would not for up to 90 s. kubelet's next call for the claim and its unprepare end the
-repeating.
+A prepare that kubelet went away without, because of an error or because it hung up, is repeated in the
+background (`BackgroundRetries`). Once the claim is prepared, kubelet is made to ask again (`PodSync`), since
+by itself it would not for up to 90 s. kubelet's next call for the claim and its unprepare end the repeating.
+A refused claim is repeated too: a label of the node, a role or a kernel module may be put right meanwhile.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from rackloom.claim.kube.api import KubeApi, KubeError
-from rackloom.claim.node.claims import api_trouble, fetch_claim
+from rackloom.claim.node.claims import Obsolete, api_trouble, fetch_claim
 from rackloom.claim.node.meter import Meter
 from rackloom.claim.node.plugin import Plugin
 from rackloom.claim.node.pod_sync import PodSync
@@ -104,10 +104,10 @@ class Requests:
         was_missed = self._retries.stop(ref.uid)
         try:
             devices = await self._devices(ref, deadline)
-        except Refused:
+        except Obsolete:
             raise
-        except (Exception, asyncio.CancelledError):
-            self._retries.begin(ref)
+        except (Exception, asyncio.CancelledError) as error:
+            self._retries.begin(ref, refused=isinstance(error, Refused))
             raise
         if was_missed:
             # The call that went without an answer may have been for another pod with the same claim.

@@ -1,8 +1,10 @@
 """Repeating an attempt: until it succeeds, is refused, or its caller goes away, and then in the background.
 
-kubelet waits 45 s for an answer. `persist` repeats an attempt for as long as kubelet waits. What has not
-succeeded by then is taken over by `BackgroundRetries`, which repeats it until it succeeds, so that the plugin
-knows when kubelet's next call would be answered, and does not leave that to the time of the call.
+kubelet waits 45 s for an answer. `persist` repeats an attempt for as long as kubelet waits, but answers a
+refusal at once. What has not succeeded by then is taken over by `BackgroundRetries`, which repeats it until
+it succeeds, so that the plugin knows when kubelet's next call would be answered, and does not leave that to
+the time of the call. What was refused is repeated too, but seldom: each attempt asks the API server, and a
+tenant can make many claims that will never be prepared.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ from typing import TypeVar
 import structlog
 
 from rackloom.claim.kube.api import KubeError
+from rackloom.claim.node.claims import Obsolete
 from rackloom.claim.node.tasks import beside, end
 from rackloom.claim.node.values import ClaimRef
 from rackloom.errors import Refused, Retry
@@ -24,6 +27,12 @@ log = structlog.get_logger(__name__)
 
 FIRST_PAUSE, LAST_PAUSE = 0.25, 3.0
 """Seconds between attempts: doubling from the first to the last."""
+REFUSED_PAUSE = 6.0
+"""Seconds between attempts at a claim that is refused."""
+REFUSED_GAP = 0.25
+"""Seconds between attempts at refused claims altogether: each of more than 24 is tried less often."""
+MOST_REFUSED = 128
+"""Refused claims that are retried at once, so that they leave room for others."""
 NOT_ANSWERED = "the first attempt did not end in time"
 UNASKED_SECONDS = 900.0
 """How long a claim is retried for which kubelet does not call: while a pod waits, it calls every 90 s."""
@@ -96,21 +105,24 @@ class BackgroundRetries:
     """Claims that are to be prepared although no call of kubelet waits for them, each in a task.
 
     `work` is one round for a claim, which ends when nothing is left to do for it. It raises `Retry` where the
-    next round may have a chance, after pauses of its own, and `Refused` where none will.
+    next round may have a chance, after pauses of its own, `Refused` where something has to change before, and
+    `Obsolete` where no round has a chance.
     """
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._refused: set[str] = set()
 
-    def begin(self, ref: ClaimRef) -> None:
-        """Retry a claim until that succeeds, it is refused, or `stop`."""
+    def begin(self, ref: ClaimRef, *, refused: bool = False) -> None:
+        """Retry a claim until that succeeds, nobody can want it any more, or `stop`."""
         self.stop(ref.uid)
-        if len(self._tasks) >= MOST_CLAIMS:
-            log.warning(
-                "node.claim-not-retried", **_about(ref), reason=f"{MOST_CLAIMS} claims are being retried"
-            )
+        if len(self._tasks) >= MOST_CLAIMS or (refused and len(self._refused) >= MOST_REFUSED):
+            about = {**_about(ref), "retried": len(self._tasks), "refused": len(self._refused)}
+            log.warning("node.claim-not-retried", **about, reason="as many as may be are being retried")
             return
+        if refused:
+            self._refused.add(ref.uid)
         task = self._tasks[ref.uid] = asyncio.create_task(self._retry(ref))
         task.add_done_callback(partial(self._forget, ref.uid))
 
@@ -131,18 +143,25 @@ class BackgroundRetries:
     def _forget(self, uid: str, task: "asyncio.Task[None]") -> None:
         if self._tasks.get(uid) is task:
             del self._tasks[uid]
+            self._refused.discard(uid)
 
     async def _retry(self, ref: ClaimRef) -> None:
         loop = asyncio.get_running_loop()
         deadline, reported = loop.time() + UNASKED_SECONDS, ""
+        if ref.uid in self._refused:
+            await self._pause_refused()
         while loop.time() < deadline:
             try:
                 await self._work(ref)
             except Retry:
+                self._refused.discard(ref.uid)
                 await asyncio.sleep(FIRST_PAUSE)
-            except Refused as refused:
-                log.info("node.claim-not-retried", **_about(ref), reason=str(refused))
+            except Obsolete as obsolete:
+                log.info("node.claim-not-retried", **_about(ref), reason=str(obsolete))
                 return
+            except Refused:
+                self._refused.add(ref.uid)
+                await self._pause_refused()
             except Exception as error:
                 # A full disk, for example: it may pass as well, and each kind is worth one report.
                 if repr(error) != reported:
@@ -151,6 +170,9 @@ class BackgroundRetries:
                 await asyncio.sleep(LAST_PAUSE)
             else:
                 return
+
+    async def _pause_refused(self) -> None:
+        await asyncio.sleep(max(REFUSED_PAUSE, len(self._refused) * REFUSED_GAP))
 
 
 def _about(ref: ClaimRef) -> dict[str, str]:
