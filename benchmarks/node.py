@@ -36,7 +36,9 @@ def one(plugin: str, claims: int) -> None:
 def every(words: list[str]) -> None:
     """Each plugin in a process of its own: its memory is not to be another's."""
     for plugin in PARTS:
-        subprocess.run([sys.executable, __file__, *words, "--only", plugin], check=True)
+        # A crash in native code says where.
+        command = [sys.executable, "-X", "faulthandler", __file__, *words, "--only", plugin]
+        subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":
