@@ -23,15 +23,16 @@ WITHIN = 1800.0
 pytestmark = pytest.mark.anyio
 
 
-def suite(cluster: ControlPlane) -> subprocess.CompletedProcess[str]:
+def suite(cluster: ControlPlane, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", str(SUITE), "-q", "-k", "real", "-p", "no:cacheprovider"]
+    command.append(f"--basetemp={folder / 'suite'}")
     environment = {**os.environ, "RACKLOOM_TEST_KUBECONFIG": str(cluster.admin)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WITHIN)
 
 
-async def test_a_real_server_keeps_the_contract(cluster: ControlPlane, api: KubeApi) -> None:
+async def test_a_real_server_keeps_the_contract(cluster: ControlPlane, api: KubeApi, tmp_path: Path) -> None:
     async with beside_other_clients(api) as lives:
-        done = await asyncio.to_thread(suite, cluster)
+        done = await asyncio.to_thread(suite, cluster, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout, done.stdout
     assert lives.keys() == {kind.kind for kind in KINDS}, "others wrote objects of every kind meanwhile"

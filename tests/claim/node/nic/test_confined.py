@@ -7,6 +7,7 @@ that is confined as its container is; but for the seccomp profile, which needs a
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -30,19 +31,22 @@ def container() -> dict:
 
 
 def run_again(capabilities: set[str], *options: str, sysctl: bool = True) -> tuple[int, str]:
-    done = subprocess.run(
-        [
-            *(sys.executable, str(HERE / "confined.py"), ",".join(sorted(capabilities))),
-            *(["--sysctl"] if sysctl else []),
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"),
-            *(str(HERE / name) for name in AGAIN),
-            *options,
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    # In the folder that all runs share, pytest may fail when another run tidies up at the same time.
+    with tempfile.TemporaryDirectory(prefix="rl") as folder:
+        done = subprocess.run(
+            [
+                *(sys.executable, str(HERE / "confined.py"), ",".join(sorted(capabilities))),
+                *(["--sysctl"] if sysctl else []),
+                *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"),
+                f"--basetemp={folder}/again",
+                *(str(HERE / name) for name in AGAIN),
+                *options,
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
     return done.returncode, done.stdout[-3000:] + done.stderr[-2000:]
 
 
