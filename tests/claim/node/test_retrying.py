@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from rackloom.claim.kube.api import KubeError
-from rackloom.claim.node.retrying import NOT_ANSWERED, persist
+from rackloom.claim.node.retrying import NOT_ANSWERED, BackgroundRetries, persist
+from rackloom.claim.node.values import ClaimRef
 from rackloom.errors import Refused, Retry
 from rackloom.twin.virtual.event_loop import run
 
@@ -113,3 +114,21 @@ def test_changes_are_not_listened_to_before_they_are_needed():
         assert await persist(Attempts(), deadline=5.0, changes=changes()) == "done"
 
     run(1, story)
+
+
+def test_a_claim_that_is_begun_anew_is_not_taken_for_refused():
+    async def story():
+        times = []
+
+        async def work(ref):
+            times.append(now())
+
+        retries = BackgroundRetries(work)
+        ref = ClaimRef(namespace="default", name="c", uid="u")
+        retries.begin(ref, refused=True)
+        retries.begin(ref)
+        await asyncio.sleep(1.0)
+        await retries.close()
+        return times
+
+    assert run(1, story) == [0.0]

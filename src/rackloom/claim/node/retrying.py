@@ -117,6 +117,7 @@ class BackgroundRetries:
     def begin(self, ref: ClaimRef, *, refused: bool = False) -> None:
         """Retry a claim until that succeeds, nobody can want it any more, or `stop`."""
         self.stop(ref.uid)
+        self._refused.discard(ref.uid)
         if len(self._tasks) >= MOST_CLAIMS or (refused and len(self._refused) >= MOST_REFUSED):
             about = {**_about(ref), "retried": len(self._tasks), "refused": len(self._refused)}
             log.warning("node.claim-not-retried", **about, reason="as many as may be are being retried")
