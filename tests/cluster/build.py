@@ -137,7 +137,7 @@ def _build(tools: Tools, target: Path) -> None:
 
 def _go_build(module: Path, output: Path, *packages: str) -> None:
     flags = f"-s -w {stamps((module / 'go.mod').read_text())}"
-    # Nobody debugs these programs: without DWARF, compiling them takes a tenth less.
+    # Nobody debugs these programs, so the compiler need not describe them (DWARF).
     words = ("-trimpath", "-gcflags=all=-dwarf=false", "-ldflags", flags, "-o", str(output))
     done = _go(module, "build", *words, *packages)
     if done.returncode != 0:
@@ -164,7 +164,7 @@ def _go(module: Path, command: str, *words: str) -> subprocess.CompletedProcess[
     return subprocess.run(
         [go, command, "-mod=readonly", *words],
         cwd=module,
-        # The compiler's own garbage collection is a fifth of its work, and each process ends soon.
+        # Each process of the compiler ends soon: it collects its garbage less often than by default.
         env={"GOGC": "400", **os.environ, "CGO_ENABLED": "0"},
         capture_output=True,
         text=True,

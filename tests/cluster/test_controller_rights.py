@@ -418,9 +418,12 @@ async def cordoned(api: KubeApi) -> AsyncIterator[None]:
     nodes = [node["metadata"]["name"] for node in (await api.list(NODE)).items]
     for name in nodes:
         await api.patch(NODE, name, None, {"spec": {"unschedulable": True}})
-    yield
-    for name in nodes:
-        await api.patch(NODE, name, None, {"spec": {"unschedulable": None}})
+    try:
+        yield
+    finally:
+        # The next test's pods need the node too.
+        for name in nodes:
+            await api.patch(NODE, name, None, {"spec": {"unschedulable": None}})
 
 
 def is_ready(pod: Object) -> bool:

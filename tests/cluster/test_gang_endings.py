@@ -152,9 +152,9 @@ async def test_two_jobs_go_on_after_a_pause_with_the_members_that_are_left(
     async def run(count: int) -> set[str]:
         pods = (await api.list(POD, namespace, labels="job=ends")).items
         found = {
-            one["metadata"]["name"]
-            for one in pods
-            if one["status"].get("phase") == "Running" and is_ready(one)
+            pod["metadata"]["name"]
+            for pod in pods
+            if pod["status"].get("phase") == "Running" and is_ready(pod)
         }
         return found if len(found) == count else set()
 
