@@ -144,6 +144,14 @@ def _set(cluster: NodeCluster, overlay: str, variable: str) -> None:
     cluster.kubectl("set", "env", *SYSTEM, WEBHOOK, variable)
     for workload in ("deployment/rackloom-controller", "daemonset/rackloom-node-imex", WEBHOOK):
         cluster.kubectl("rollout", "status", *SYSTEM, workload, "--timeout=120s")
+    # The API server keeps its connections to a webhook that is ending, which answers in the previous mode.
+    until_seen(lambda: not _ending(cluster), "the old pods are gone", 60)
+
+
+def _ending(cluster: NodeCluster) -> list[str]:
+    """The pods of the system that are being deleted; a rollout does not wait for them."""
+    found = cluster.get("pods", *SYSTEM)["items"]
+    return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" in pod["metadata"]]
 
 
 def _warm(cluster: NodeCluster) -> list[str]:
