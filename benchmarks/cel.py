@@ -3,7 +3,7 @@
 import json
 import time
 
-from rackloom.claim.allocate import cel
+from rackloom.core.allocate.cel import compiler, environment
 
 EXPRESSION = 'device.attributes["dra.net"].rdma == true && device.attributes["dra.net"].numaNode == 0'
 DEVICES = 1000
@@ -11,9 +11,9 @@ ROUNDS = 300
 COMPILES = 200
 
 
-def views() -> list[cel.DeviceView]:
+def views() -> list[environment.DeviceView]:
     return [
-        cel.DeviceView.of(
+        environment.DeviceView.of(
             "dra.net",
             {"rdma": {"bool": index % 4 != 0}, "numaNode": {"int": index % 2}},
             {"bandwidth": "400G"},
@@ -24,7 +24,7 @@ def views() -> list[cel.DeviceView]:
 
 def evaluations_per_second() -> float:
     devices = views()
-    matches = cel.compile(EXPRESSION).matches
+    matches = compiler.compile_selector(EXPRESSION).matches
     start = time.perf_counter()
     for _ in range(ROUNDS):
         for device in devices:
@@ -33,10 +33,10 @@ def evaluations_per_second() -> float:
 
 
 def compile_milliseconds() -> float:
-    cel.compile(EXPRESSION)
+    compiler.compile_selector(EXPRESSION)
     start = time.perf_counter()
     for index in range(COMPILES):
-        cel.compile(f"{EXPRESSION} && {index} == {index}")
+        compiler.compile_selector(f"{EXPRESSION} && {index} == {index}")
     return (time.perf_counter() - start) / COMPILES * 1000
 
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from rackloom.claim.allocate.allocator import allocate
-from rackloom.claim.allocate.features import Features
-from rackloom.claim.allocate.fleet import Fleet
-from rackloom.claim.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
-from rackloom.claim.allocate.outcome import Allocation
+from rackloom.core.allocate.allocator import allocate
+from rackloom.core.allocate.fleet import Fleet
+from rackloom.core.allocate.inputs import Features
+from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
+from rackloom.core.allocate.outcome import Allocation
 
 
 def measured(scenario: dict[str, Any]) -> dict[str, Any]:

@@ -29,24 +29,25 @@ import structlog
 from compute_domains_plant import IMEX_READY, POD_START, Kubernetes, Tray
 from site_figures import load
 
-from rackloom.claim.cluster.controller import Controller
-from rackloom.claim.cluster.settings import DaemonSettings, Settings
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation
-from rackloom.claim.kube.events import Recorder
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE
-from rackloom.twin.claims.tray import DRIVER_NAMESPACE, install_kernel
-from rackloom.twin.kube import DirectApi, FakeKube
-from rackloom.twin.kube.times import loop_time
-from rackloom.twin.virtual import event_loop
+from rackloom.claim.cluster.domain_controller import DomainController
+from rackloom.claim.kube.events import EventRecorder
+from rackloom.core.domains import names
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings, ImexDaemonSettings
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE
+from rackloom.lab.compute_domains.tray import write_kernel_files
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.virtual import event_loop
+from rackloom.lab.virtual.event_loop import loop_wall_time
 
 API_SECONDS = 0.005
-PODS_PER_TRAY = {Isolation.DOMAIN: 1, Isolation.CHANNEL: 4}
+PODS_PER_TRAY = {ImexIsolation.DOMAIN: 1, ImexIsolation.CHANNEL: 4}
 """A tray's one channel of domain mode is one claim's; the claim of a job in channel mode has many pods."""
 TRAYS_PER_CLIQUE = 18
 TEAM = "team"
 OURS = ("controller", "plugin", "daemon")
-GOAL_MS = {Isolation.DOMAIN: 500.0, Isolation.CHANNEL: 100.0}
+GOAL_MS = {ImexIsolation.DOMAIN: 500.0, ImexIsolation.CHANNEL: 100.0}
 SETTLED = 15.0
 """Seconds after the last pod: statuses are written at most once a second, meshes looked at every half."""
 
@@ -54,11 +55,11 @@ SETTLED = 15.0
 class Plant:
     """All of one measurement."""
 
-    def __init__(self, isolation: Isolation, domains: int, pods: int, root: Path) -> None:
+    def __init__(self, isolation: ImexIsolation, domains: int, pods: int, root: Path) -> None:
         self.isolation = isolation
-        self.kube = FakeKube(namespaces=("default", TEAM, DRIVER_NAMESPACE), window=10**6)
+        self.kube = FakeKube(namespaces=("default", TEAM, DEFAULT_DAEMON_NAMESPACE), window=10**6)
         self.user = DirectApi(self.kube, "user")
-        install_kernel(root)
+        write_kernel_files(root)
         self.jobs = {job: pods // domains + (job < pods % domains) for job in range(domains)}
         self.trays: dict[str, Tray] = {}
         self.places = dict(self._places(root))
@@ -83,11 +84,13 @@ class Plant:
         for tray in self.trays.values():
             await self.user.create(NODE, tray.node())
         api = DirectApi(self.kube, "controller")
-        recorder = Recorder(api, "rackloom-controller", "benchmark", loop_time)
-        settings = Settings(daemon=DaemonSettings(image="none"), isolation=self.isolation)
+        recorder = EventRecorder(api, "rackloom-controller", "benchmark", loop_wall_time)
+        settings = ControllerSettings(daemon=ImexDaemonSettings(image="none"), isolation=self.isolation)
         rng = random.Random(1)  # noqa: S311 (reproducible on purpose)
-        self.controller = asyncio.create_task(Controller(api, settings, recorder, loop_time, rng).run())
-        while self.isolation is Isolation.CHANNEL and not await self._is_warm():  # noqa: ASYNC110
+        self.controller = asyncio.create_task(
+            DomainController(api, settings, recorder, loop_wall_time, rng).run()
+        )
+        while self.isolation is ImexIsolation.CHANNEL and not await self._is_warm():  # noqa: ASYNC110
             await asyncio.sleep(1.0)
         await asyncio.sleep(5.0)
 
@@ -103,7 +106,7 @@ class Plant:
             COMPUTE_DOMAIN, {"metadata": {"name": f"job-{number}", "namespace": TEAM}, "spec": spec}
         )
         claim: dict[str, str] = {"resourceClaimTemplateName": f"channel-{number}"}
-        if self.isolation is Isolation.CHANNEL:  # as the webhook rewrites it
+        if self.isolation is ImexIsolation.CHANNEL:  # as the webhook rewrites it
             claim = {"resourceClaimName": names.shared_claim_name(made["metadata"]["uid"])}
         for pod in range(pods):
             entry = {"name": "channel", **claim}
@@ -118,7 +121,7 @@ class Plant:
         await self.kubernetes.stop()
 
 
-async def measured(isolation: Isolation, domains: int, pods: int, root: Path) -> list[dict[str, Any]]:
+async def measured(isolation: ImexIsolation, domains: int, pods: int, root: Path) -> list[dict[str, Any]]:
     """The rows of one mode."""
     began = time.perf_counter()
     plant = Plant(isolation, domains, pods, root)
@@ -146,11 +149,11 @@ def _delays(plant: Plant) -> list[float]:
     here = {
         pod["metadata"]["uid"] for pod in plant.kube.store.all(POD) if pod["metadata"]["namespace"] == TEAM
     }
-    declared = POD_START + IMEX_READY if plant.isolation is Isolation.DOMAIN else 0.0
+    declared = POD_START + IMEX_READY if plant.isolation is ImexIsolation.DOMAIN else 0.0
     return [seconds - declared for uid, seconds in waited.items() if uid in here]
 
 
-def _spread(isolation: Isolation, delays: list[float]) -> dict[str, Any]:
+def _spread(isolation: ImexIsolation, delays: list[float]) -> dict[str, Any]:
     ordered = sorted(delays)
     p99 = ordered[int(len(ordered) * 0.99)] * 1e3
     return {
@@ -191,13 +194,13 @@ def _of(calls: dict[Any, int], about: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run(isolation: Isolation, domains: int, pods: int) -> None:
+def run(isolation: ImexIsolation, domains: int, pods: int) -> None:
     """Print the rows of one mode."""
     level = structlog.make_filtering_bound_logger(logging.ERROR)
     structlog.configure(wrapper_class=level, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     memory = Path("/dev/shm")  # noqa: S108 (checkpoints are synced; how fast the disk is, is not asked here)
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
-        for row in event_loop.run(1, lambda: measured(isolation, domains, pods, Path(root))):
+        for row in event_loop.run_simulation(1, lambda: measured(isolation, domains, pods, Path(root))):
             print(json.dumps(row), flush=True)
 
 
@@ -208,11 +211,13 @@ def main() -> None:
     )
     parser.add_argument("--domains", type=int, default=300, help="ComputeDomains, of 16 or 17 pods each")
     parser.add_argument("--quick", action="store_true", help="20 ComputeDomains: shows that it works")
-    parser.add_argument("--only", choices=[one.value for one in Isolation], help="one mode instead of both")
+    parser.add_argument(
+        "--only", choices=[one.value for one in ImexIsolation], help="one mode instead of both"
+    )
     asked = parser.parse_args()
     domains = 20 if asked.quick else asked.domains
     pods = domains * 5000 // 300
-    for isolation in [Isolation(asked.only)] if asked.only else Isolation:
+    for isolation in [ImexIsolation(asked.only)] if asked.only else ImexIsolation:
         process = get_context("spawn").Process(target=run, args=(isolation, domains, pods))
         process.start()
         process.join()

@@ -13,18 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation
-from rackloom.claim.domain.objects import Ref
 from rackloom.claim.imex.daemon import ImexDaemon
-from rackloom.claim.imex.member import Place
-from rackloom.claim.kube import kinds
-from rackloom.claim.kube.api import Kind, Object
-from rackloom.claim.node.values import ClaimRef
-from rackloom.twin.claims.imex import Imex
-from rackloom.twin.claims.tray import DRIVER_NAMESPACE
-from rackloom.twin.claims.tray import Tray as Machine
-from rackloom.twin.kube import DirectApi, FakeKube
+from rackloom.claim.imex.member import DaemonIdentity
+from rackloom.claim.node.plugin import ClaimRef
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import ObjectRef
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.lab.compute_domains.tray import ImexTray as Machine
+from rackloom.lab.compute_domains.tray import SimulatedImexProgram
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.server import FakeKube
 
 POD_START, IMEX_READY = 1.0, 0.5
 """Declared latencies: seconds from a prepared pod to its running containers, and from those to READY."""
@@ -33,7 +34,9 @@ POD_START, IMEX_READY = 1.0, 0.5
 class Tray:
     """A node with the real plugin."""
 
-    def __init__(self, kube: FakeKube, root: Path, clique: int, number: int, isolation: Isolation) -> None:
+    def __init__(
+        self, kube: FakeKube, root: Path, clique: int, number: int, isolation: ImexIsolation
+    ) -> None:
         machine = Machine(root, clique, number)
         self.name, self.clique = machine.name, machine.clique
         api = DirectApi(kube, "plugin")
@@ -82,18 +85,18 @@ class Kubernetes:
     def _do(self, work: Any) -> None:
         self._tasks.add(asyncio.create_task(work))
 
-    def _hear(self, kind: Kind, obj: Object) -> None:
+    def _hear(self, kind: ResourceKind, obj: Object) -> None:
         meta = obj["metadata"]
-        if kind == kinds.POD and meta["uid"] not in self._created:
+        if kind == objects.POD and meta["uid"] not in self._created:
             self._created[meta["uid"]] = _now()
             self._claims_of(obj)
-        elif kind == kinds.RESOURCE_CLAIM_TEMPLATE:
+        elif kind == objects.RESOURCE_CLAIM_TEMPLATE:
             for pod in self._waiting.pop((meta["namespace"], meta["name"]), ()):
                 self._do(self._pod(pod, obj))
-        elif kind == kinds.RESOURCE_CLAIM:
+        elif kind == objects.RESOURCE_CLAIM:
             for pod in self._waiting.pop((meta["namespace"], f"claim/{meta['name']}"), ()):
                 self._do(self._pod(pod, None))
-        elif kind in (kinds.NODE, kinds.DAEMON_SET):
+        elif kind in (objects.NODE, objects.DAEMON_SET):
             self._daemon_sets(kind, obj)
 
     def _claims_of(self, pod: Object) -> None:
@@ -101,35 +104,37 @@ class Kubernetes:
         namespace, template = pod["metadata"]["namespace"], wanted.get("resourceClaimTemplateName")
         if template is None:
             name = wanted["resourceClaimName"]
-            self._when(pod, kinds.RESOURCE_CLAIM, namespace, name, f"claim/{name}")
+            self._when(pod, objects.RESOURCE_CLAIM, namespace, name, f"claim/{name}")
         else:
-            self._when(pod, kinds.RESOURCE_CLAIM_TEMPLATE, namespace, template, template)
+            self._when(pod, objects.RESOURCE_CLAIM_TEMPLATE, namespace, template, template)
 
-    def _when(self, pod: Object, kind: Kind, namespace: str, name: str, key: str) -> None:
+    def _when(self, pod: Object, kind: ResourceKind, namespace: str, name: str, key: str) -> None:
         """Go on when the object is there."""
         found = self._kube.store.find(kind, (namespace, name))
         if found is None:
             self._waiting[namespace, key].append(pod)
         else:
-            self._do(self._pod(pod, found if kind == kinds.RESOURCE_CLAIM_TEMPLATE else None))
+            self._do(self._pod(pod, found if kind == objects.RESOURCE_CLAIM_TEMPLATE else None))
 
-    def _daemon_sets(self, kind: Kind, obj: Object) -> None:
+    def _daemon_sets(self, kind: ResourceKind, obj: Object) -> None:
         """The DaemonSet controller: a pod where a node and a DaemonSet come together."""
-        if kind == kinds.NODE:
+        if kind == objects.NODE:
             labels = obj["metadata"].get("labels") or {}
             uid = labels.get(names.COMPUTE_DOMAIN_LABEL)
             if uid is not None:
                 self._start_daemon(names.daemon_name(uid), obj["metadata"]["name"])
             warm = labels.get(names.WARM_CLIQUE_LABEL)
             found = (
-                [one for one in self._kube.store.all(kinds.DAEMON_SET) if _warms(one) == warm] if warm else []
+                [one for one in self._kube.store.all(objects.DAEMON_SET) if _warms(one) == warm]
+                if warm
+                else []
             )
             for one in found:
                 self._start_daemon(one["metadata"]["name"], obj["metadata"]["name"])
         else:
             warm = _warms(obj)
             for tray in self._trays.values() if warm else ():
-                node = self._kube.store.find(kinds.NODE, (None, tray.name))
+                node = self._kube.store.find(objects.NODE, (None, tray.name))
                 if node and (node["metadata"].get("labels") or {}).get(names.WARM_CLIQUE_LABEL) == warm:
                     self._start_daemon(obj["metadata"]["name"], tray.name)
 
@@ -139,25 +144,25 @@ class Kubernetes:
             self._do(self._daemon_pod(daemon_set, node))
 
     async def _daemon_pod(self, daemon_set: str, node: str) -> None:
-        found = self._kube.store.read(kinds.DAEMON_SET, (DRIVER_NAMESPACE, daemon_set))
+        found = self._kube.store.read(objects.DAEMON_SET, (DEFAULT_DAEMON_NAMESPACE, daemon_set))
         template = found["spec"]["template"]
-        meta = {"generateName": f"{daemon_set}-", "namespace": DRIVER_NAMESPACE}
+        meta = {"generateName": f"{daemon_set}-", "namespace": DEFAULT_DAEMON_NAMESPACE}
         spec = {**template["spec"], "schedulerName": node}
         await self._api.create(
-            kinds.POD, {"metadata": {**meta, "labels": template["metadata"]["labels"]}, "spec": spec}
+            objects.POD, {"metadata": {**meta, "labels": template["metadata"]["labels"]}, "spec": spec}
         )
 
     async def _pod(self, pod: Object, template: Object | None) -> None:
         """A pod whose template or claim is there: claimed, bound, prepared, running."""
         meta = pod["metadata"]
         for_object = _now() - self._created[meta["uid"]]
-        daemon = meta["namespace"] == DRIVER_NAMESPACE
+        daemon = meta["namespace"] == DEFAULT_DAEMON_NAMESPACE
         node = pod["spec"]["schedulerName"] if daemon else self._places[meta["name"]]
         if template is None:
             claim = await self._share(pod, node)
         else:
             claim = await self._claim(pod, template, node, "daemon-0" if daemon else "channel-0")
-        await self._api.patch(kinds.POD, meta["name"], meta["namespace"], {"spec": {"nodeName": node}})
+        await self._api.patch(objects.POD, meta["name"], meta["namespace"], {"spec": {"nodeName": node}})
         asked = _now()
         await self._prepare(pod, node, claim)
         self.waited[meta["uid"]] = for_object + _now() - asked
@@ -166,7 +171,7 @@ class Kubernetes:
         conditions = [{"type": "Ready", "status": "True"}]
         status = {"phase": "Running", "podIP": address, "conditions": conditions}
         await self._api.patch(
-            kinds.POD, meta["name"], meta["namespace"], {"status": status}, subresource="status"
+            objects.POD, meta["name"], meta["namespace"], {"status": status}, subresource="status"
         )
         if daemon:
             await self._daemon(pod, node, address)
@@ -175,7 +180,7 @@ class Kubernetes:
         """A claim of its own: made, named in the pod's status, allocated and reserved."""
         meta = pod["metadata"]
         made = await self._api.create(
-            kinds.RESOURCE_CLAIM,
+            objects.RESOURCE_CLAIM,
             {
                 "metadata": {"generateName": f"{meta['name']}-", "namespace": meta["namespace"]},
                 "spec": template["spec"]["spec"],
@@ -183,14 +188,14 @@ class Kubernetes:
         )
         said = [{"name": "channel", "resourceClaimName": made["metadata"]["name"]}]
         patch = {"status": {"resourceClaimStatuses": said}}
-        await self._api.patch(kinds.POD, meta["name"], meta["namespace"], patch, subresource="status")
+        await self._api.patch(objects.POD, meta["name"], meta["namespace"], patch, subresource="status")
         return await self._allocate(made, pod, node, device)
 
     async def _share(self, pod: Object, node: str) -> Object:
         """One more pod for a claim that is there."""
         name = pod["spec"]["resourceClaims"][0]["resourceClaimName"]
         async with self._shared[name]:
-            claim = self._kube.store.read(kinds.RESOURCE_CLAIM, (pod["metadata"]["namespace"], name))
+            claim = self._kube.store.read(objects.RESOURCE_CLAIM, (pod["metadata"]["namespace"], name))
             clique = self._trays[node].clique
             pool = names.channel_pool_name(clique)
             taken = ((claim.get("status") or {}).get("allocation") or {}).get("devices")
@@ -209,7 +214,7 @@ class Kubernetes:
             "reservedFor": reserved,
         }
         return await self._api.replace(
-            kinds.RESOURCE_CLAIM, {**claim, "status": status}, subresource="status"
+            objects.RESOURCE_CLAIM, {**claim, "status": status}, subresource="status"
         )
 
     async def _prepare(self, pod: Object, node: str, claim: Object) -> None:
@@ -221,16 +226,16 @@ class Kubernetes:
 
     async def _daemon(self, pod: Object, node: str, address: str) -> None:
         meta = pod["metadata"]
-        place = Place(
+        place = DaemonIdentity(
             compute_domain=meta["labels"][names.COMPUTE_DOMAIN_LABEL],
             clique_id=self._trays[node].clique,
-            namespace=DRIVER_NAMESPACE,
+            namespace=DEFAULT_DAEMON_NAMESPACE,
             node=node,
             address=address,
-            pod=Ref(meta["name"], meta["uid"]),
+            pod=ObjectRef(meta["name"], meta["uid"]),
             max_nodes=names.MAX_NODES_PER_IMEX_DOMAIN,
         )
-        imex: Any = Imex(IMEX_READY)
+        imex: Any = SimulatedImexProgram(IMEX_READY)
         await ImexDaemon(DirectApi(self._kube, "daemon"), place, imex, imex, self._random).run()
 
 

@@ -8,16 +8,13 @@ import msgspec
 from node_kit import NODE_NAME, Counting, claim, claims_measured, cluster, host_below, row
 from site_figures import resident_mib
 
-from rackloom.claim.node.gpu.condition import HARMLESS_XIDS
-from rackloom.claim.node.gpu.declared import DeclaredGpu, DeclaredGpus, DeclaredInventory
-from rackloom.claim.node.gpu.driver_files import DriverFiles
-from rackloom.claim.node.gpu.plugin import GpuPlugin
-from rackloom.claim.node.gpu.programs import Programs
-from rackloom.claim.node.gpu.settings import GPU_DRIVER, GpuSettings
-from rackloom.claim.node.gpu.view import GpuView, Reading
-from rackloom.claim.node.run import running
+from rackloom.claim.node.gpu.inventory import DeclaredGpu, DeclaredGpus, DeclaredInventory
+from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
+from rackloom.claim.node.gpu.plugin import GPU_DRIVER, DriverFiles, GpuPlugin, GpuSettings
+from rackloom.claim.node.gpu.sharing import DriverPrograms
+from rackloom.claim.node.run import run_plugin
+from rackloom.lab.nodes.plugin_manager import plugin_manager_on
 from rackloom.topology.machine import Machine
-from rackloom.twin.kubelet.kubelet import kubelet_on
 
 DEVICES = 128
 PLUGIN = "gpu"
@@ -31,8 +28,8 @@ async def measured(root: Path, claims: int) -> list[dict[str, Any]]:
     before, view = resident_mib(), gpus(root)
     start, writes = time.perf_counter(), api.writes
     async with (
-        running(plugin(root, view), api, host) as one,
-        kubelet_on(host.places.registry, api, NODE_NAME) as kubelet,
+        run_plugin(plugin(root, view), api, host) as one,
+        plugin_manager_on(host.places.registry, api, NODE_NAME) as kubelet,
     ):
         await one.publisher.published.wait()
         first = row(PLUGIN, "publish", change="first", **published(start, api.writes - writes))
@@ -43,7 +40,7 @@ async def measured(root: Path, claims: int) -> list[dict[str, Any]]:
     return [first, changed, *rows, memory]
 
 
-async def changing(root: Path, view: GpuView, publish: Any, api: Counting) -> dict[str, Any]:
+async def changing(root: Path, view: GpuMonitor, publish: Any, api: Counting) -> dict[str, Any]:
     """One GPU fails: the look that finds out, and what is written."""
     write_inventory(root, recovery="gpu-reset")
     start, writes = time.perf_counter(), api.writes
@@ -61,20 +58,20 @@ def published(start: float, writes: int) -> dict[str, Any]:
     }
 
 
-def plugin(root: Path, view: GpuView) -> GpuPlugin:
+def plugin(root: Path, view: GpuMonitor) -> GpuPlugin:
     """The plugin; its claims share nothing, so no program is run."""
     (root / "devices").write_text(PROC_DEVICES)
     files = DriverFiles(proc_devices=root / "devices")
     settings = GpuSettings(node=NODE_NAME, mps_home=root / "mps", files=files)
-    return GpuPlugin(settings, view, Programs(Path("/")))
+    return GpuPlugin(settings, view, DriverPrograms(Path("/")))
 
 
-def gpus(root: Path) -> GpuView:
+def gpus(root: Path) -> GpuMonitor:
     """A node of 128 GPUs, about whose place nothing is known."""
     write_inventory(root)
     machine = Machine(name=NODE_NAME, note="", origin=(), gpus=(), nics=())
-    reading = Reading(DeclaredGpus(root / "inventory.json"), lambda: machine)
-    return GpuView(reading, HARMLESS_XIDS, time.time)
+    reading = GpuReader(DeclaredGpus(root / "inventory.json"), lambda: machine)
+    return GpuMonitor(reading, HARMLESS_XIDS, time.time)
 
 
 def write_inventory(root: Path, recovery: str = "none") -> None:

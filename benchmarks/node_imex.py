@@ -8,17 +8,15 @@ from typing import Any
 from node_kit import NODE_NAME, claim, claims_measured, cluster, host_below, row
 from site_figures import resident_mib
 
-from rackloom.claim.domain import configs, names
-from rackloom.claim.domain.objects import Clique, DaemonInfo, Readiness, clique_json
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE
-from rackloom.claim.node.imex.declared import read_declared
-from rackloom.claim.node.imex.host import Kernel
+from rackloom.claim.node.fabric import FabricMonitor, read_declared_fabric
+from rackloom.claim.node.imex.devices import ImexKernel, ImexSettings
+from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
-from rackloom.claim.node.imex.readiness import HostDaemon
-from rackloom.claim.node.imex.settings import ImexSettings
-from rackloom.claim.node.imex.view import FabricView
-from rackloom.claim.node.run import Host, running
-from rackloom.twin.kubelet.kubelet import kubelet_on
+from rackloom.claim.node.run import PluginHost, run_plugin
+from rackloom.core.domains import device_configs, names
+from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, Readiness, clique_json
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE
+from rackloom.lab.nodes.plugin_manager import plugin_manager_on
 
 PLUGIN = "imex"
 NAMESPACE = "rackloom-imex"
@@ -30,14 +28,14 @@ async def measured(root: Path, claims: int) -> list[dict[str, Any]]:
     """Claims and memory. Each prepare labels the node and each unprepare takes the label away."""
     api, host = await cluster(), host_below(root)
     uid = await ready_domain(api)
-    config = configs.config_json(configs.ChannelConfig(domain_id=uid))
+    config = device_configs.imex_config_json(device_configs.ChannelConfig(domain_id=uid))
     made = [
         await claim(api, number, names.IMEX_DRIVER, names.CHANNEL_DEVICE, config) for number in range(claims)
     ]
     before = resident_mib()
     async with (
-        running(plugin(api, root, host), api, host) as one,
-        kubelet_on(host.places.registry, api, NODE_NAME) as kubelet,
+        run_plugin(plugin(api, root, host), api, host) as one,
+        plugin_manager_on(host.places.registry, api, NODE_NAME) as kubelet,
     ):
         await one.publisher.published.wait()
         await kubelet.registered(names.IMEX_DRIVER)
@@ -58,12 +56,12 @@ async def ready_domain(api: Any) -> str:
     )
     uid, clique = str(made["metadata"]["uid"]), f"{CLUSTER}.1"
     daemon = DaemonInfo(node_name=NODE_NAME, ip_address="10.0.0.1", clique_id=clique, status=Readiness.READY)
-    value = Clique(compute_domain=uid, clique_id=clique, daemons=(daemon,))
+    value = ComputeDomainClique(compute_domain=uid, clique_id=clique, daemons=(daemon,))
     await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(value, NAMESPACE))
     return uid
 
 
-def plugin(api: Any, root: Path, host: Host) -> ImexPlugin:
+def plugin(api: Any, root: Path, host: PluginHost) -> ImexPlugin:
     """The plugin of a node with one GPU in the clique."""
     (root / "devices").write_text(PROC_DEVICES)
     (root / "capability").write_text("DeviceFileMinor: 512\nDeviceFileMode: 438\nDeviceFileModify: 1\n")
@@ -74,7 +72,7 @@ def plugin(api: Any, root: Path, host: Host) -> ImexPlugin:
         node=NODE_NAME,
         namespaces=(NAMESPACE,),
         domains=host.places.home(names.IMEX_DRIVER) / "domains",
-        kernel=Kernel(proc_devices=root / "devices", imex_capability=root / "capability"),
+        kernel=ImexKernel(proc_devices=root / "devices", imex_capability=root / "capability"),
     )
-    view = FabricView(lambda: read_declared(root / "fabric.json"), time.time)
-    return ImexPlugin(api, settings, view, HostDaemon(root=root))
+    view = FabricMonitor(lambda: read_declared_fabric(root / "fabric.json"), time.time)
+    return ImexPlugin(api, settings, view, HostImexDaemon(root=root))

@@ -7,11 +7,12 @@ from typing import Any
 
 from site_figures import load
 
-from rackloom.claim.kube.kinds import NODE, RESOURCE_CLAIM
-from rackloom.claim.node.run import Host, Places
-from rackloom.twin.kube import DirectApi, FakeKube
-from rackloom.twin.kubelet.claims import PodClaim, pod_claim
-from rackloom.twin.kubelet.kubelet import Kubelet
+from rackloom.claim.node.run import PluginDirectories, PluginHost
+from rackloom.core.kubernetes.objects import NODE, RESOURCE_CLAIM
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim
+from rackloom.lab.nodes.plugin_manager import KubeletPluginManager
 
 NODE_NAME = "bench"
 NAMESPACES = ("default", "rackloom-imex")
@@ -38,10 +39,10 @@ async def cluster() -> Counting:
     return api
 
 
-def host_below(root: Path) -> Host:
+def host_below(root: Path) -> PluginHost:
     """Where the plugin and kubelet meet."""
-    places = Places(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
-    return Host(node=NODE_NAME, boot_id="boot", places=places, wall=time.time)
+    places = PluginDirectories(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
+    return PluginHost(node=NODE_NAME, boot_id="boot", places=places, wall=time.time)
 
 
 async def claim(api: Any, number: int, driver: str, device: str, config: Any = None) -> PodClaim:
@@ -63,7 +64,9 @@ async def claim(api: Any, number: int, driver: str, device: str, config: Any = N
     return pod_claim(await api.replace(RESOURCE_CLAIM, {**made, "status": status}, subresource="status"))
 
 
-async def claims_measured(plugin: str, kubelet: Kubelet, made: Iterable[PodClaim]) -> list[dict[str, Any]]:
+async def claims_measured(
+    plugin: str, kubelet: KubeletPluginManager, made: Iterable[PodClaim]
+) -> list[dict[str, Any]]:
     """Every claim prepared and given back, one after the other."""
     prepares, unprepares = [], []
     for one in made:

@@ -18,14 +18,14 @@ from node_kit import NODE_NAME, claim, cluster, host_below, latency, row, timed
 from pyroute2 import IPRoute  # type: ignore[import-untyped]
 from site_figures import resident_mib
 
-from rackloom.app.node import NodeOptions
-from rackloom.app.node_nic import NicOptions, nic_node
-from rackloom.claim.node.nic.plugin import DRIVER
-from rackloom.claim.node.run import Host
-from rackloom.topology.discovery.nics import LeftOut
-from rackloom.twin.hosts.nri_runtime import Runtime
-from rackloom.twin.kubelet.claims import PodClaim
-from rackloom.twin.kubelet.kubelet import Kubelet, kubelet_on
+from rackloom.app.node.nic import NicOptions, nic_node
+from rackloom.app.node.process import NodeOptions
+from rackloom.claim.node.nic.plugin import NIC_DRIVER
+from rackloom.claim.node.run import PluginHost
+from rackloom.lab.nodes.dra_manager import PodClaim
+from rackloom.lab.nodes.nri_runtime import NriRuntime
+from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, plugin_manager_on
+from rackloom.topology.nics import ExclusionPolicy
 
 NICS = 8
 PLUGIN = "nic"
@@ -52,15 +52,15 @@ async def measured(root: Path, claims: int) -> list[dict[str, Any]]:
 async def stepped(root: Path, claims: int, pod: Path) -> list[dict[str, Any]]:
     """The rows."""
     api, host = await cluster(), host_below(root)
-    made = [await claim(api, number, DRIVER, f"nic{number % NICS}", CONFIG) for number in range(claims)]
+    made = [await claim(api, number, NIC_DRIVER, f"nic{number % NICS}", CONFIG) for number in range(claims)]
     before = resident_mib()
     async with (
-        Runtime(root / "nri.sock").serving() as runtime,
+        NriRuntime(root / "nri.sock").serving() as runtime,
         nic_node(common(root, host), options(root), api) as one,
-        kubelet_on(host.places.registry, api, NODE_NAME) as kubelet,
+        plugin_manager_on(host.places.registry, api, NODE_NAME) as kubelet,
     ):
         await one.publisher.published.wait()
-        await kubelet.registered(DRIVER)
+        await kubelet.registered(NIC_DRIVER)
         await runtime.ready.wait()
         times = [await through(kubelet, runtime, pod, number, one) for number, one in enumerate(made)]
         rows = [
@@ -70,7 +70,7 @@ async def stepped(root: Path, claims: int, pod: Path) -> list[dict[str, Any]]:
 
 
 async def through(
-    kubelet: Kubelet, runtime: Runtime, pod: Path, number: int, one: PodClaim
+    kubelet: KubeletPluginManager, runtime: NriRuntime, pod: Path, number: int, one: PodClaim
 ) -> tuple[float, float, float, float]:
     """One claim from the host into the pod and back: milliseconds of each step."""
 
@@ -86,7 +86,7 @@ async def through(
     )
 
 
-def common(root: Path, host: Host) -> NodeOptions:
+def common(root: Path, host: PluginHost) -> NodeOptions:
     """A machine without PCI devices: the interfaces are virtual."""
     boot = root / "machine/proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
@@ -96,7 +96,7 @@ def common(root: Path, host: Host) -> NodeOptions:
 
 def options(root: Path) -> NicOptions:
     """All kinds of interfaces are offered."""
-    return NicOptions(nri_socket=root / "nri.sock", left_out=LeftOut(kinds=frozenset(), names=()))
+    return NicOptions(nri_socket=root / "nri.sock", left_out=ExclusionPolicy(kinds=frozenset(), names=()))
 
 
 def plug_in(network: Path) -> None:

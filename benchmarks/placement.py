@@ -24,12 +24,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rackloom.claim.place.gang import plan_gang
-from rackloom.claim.place.many.packing import TRAY, Clique, Item, by_best_fit, score
-from rackloom.claim.place.many.whole import packing_of
-from rackloom.claim.place.search.effort import Effort
-from rackloom.claim.place.search.fit import try_gang
-from rackloom.claim.place.values import Gang, Group, Hold, Room, Site, Tray
+from rackloom.core.place.batch import solve_packing
+from rackloom.core.place.gang_planner import plan_gang
+from rackloom.core.place.packing import (
+    TRAY_WORTH,
+    PackingClique,
+    PackingItem,
+    best_fit_decreasing,
+    packing_score,
+)
+from rackloom.core.place.placement_values import (
+    ClaimCapacity,
+    Gang,
+    GangGroup,
+    PlacementSite,
+    PlacementTray,
+    TrayHold,
+)
+from rackloom.core.place.search.gang_search import try_gang
+from rackloom.core.place.search.joint_assignment import SearchBudget
 from rackloom.errors import Refused
 
 RACKS, TRAYS, GPUS = 32, 18, 4
@@ -70,7 +83,7 @@ def best_fit(free: Sequence[int], size: int, _: random.Random) -> int | None:
 
 def planned(free: Sequence[int], size: int, _: random.Random) -> int | None:
     """What the planner says about a site with these free trays."""
-    plan = try_gang(site_with(free), gang_of(size), Effort())
+    plan = try_gang(site_with(free), gang_of(size), SearchBudget())
     return None if plan is None else int(plan.cliques[0])
 
 
@@ -85,14 +98,14 @@ RULES: dict[str, Choose] = {
 
 def gang_of(trays: int, **more: Any) -> Gang:
     """A gang of whole trays."""
-    return Gang(name="gang", groups=(Group(name="worker", members=trays, gpus=GPUS),), **more)
+    return Gang(name="gang", groups=(GangGroup(name="worker", members=trays, gpus=GPUS),), **more)
 
 
-def site_with(free: Sequence[int]) -> Site:
+def site_with(free: Sequence[int]) -> PlacementSite:
     """Racks with so many open trays each."""
-    return Site(
+    return PlacementSite(
         tuple(
-            Tray(name=f"{rack}-{tray}", clique=str(rack), gpus=GPUS)
+            PlacementTray(name=f"{rack}-{tray}", clique=str(rack), gpus=GPUS)
             for rack, trays in enumerate(free)
             for tray in range(trays)
         )
@@ -180,11 +193,11 @@ def speed(nodes: int, plans: int) -> Iterator[dict[str, Any]]:
     chance = random.Random(1)  # noqa: S311 (reproducible on purpose)
     empty = site_with([TRAYS] * (nodes // TRAYS))
     holds = (
-        Hold(owner=f"job-{at}", tray=tray.name, gpus=GPUS, movable=chance.random() < 0.3)
+        TrayHold(owner=f"job-{at}", tray=tray.name, gpus=GPUS, movable=chance.random() < 0.3)
         for at, tray in enumerate(empty.trays)
         if chance.random() < 0.5
     )
-    site = Site(empty.trays, tuple(holds))
+    site = PlacementSite(empty.trays, tuple(holds))
     gangs = [gang_of(chance.choice(SIZES[:4])) for _ in range(plans * 9 // 10)]
     gangs += [gang_of(128, segment=4) for _ in range(plans - len(gangs))]
     yield timed("one gang", site, gangs)
@@ -199,30 +212,30 @@ def speed(nodes: int, plans: int) -> Iterator[dict[str, Any]]:
     yield timed("two device kinds, explained refusal", mixed, refused * max(1, plans // 100))
 
 
-def site_in_parts(nodes: int) -> Site:
+def site_in_parts(nodes: int) -> PlacementSite:
     """Trays of 4 GPUs and NICs, half of them in use in part; `pair` is 2 of each, `single` one."""
     chance = random.Random(1)  # noqa: S311 (reproducible on purpose)
     trays, holds = [], []
     for at in range(nodes // TRAYS * TRAYS):
         used = chance.choice((1, 2, 4)) if chance.random() < 0.5 else 0
         free = GPUS - used
-        rooms = {"pair": Room(free // 2, GPUS // 2), "single": Room(free, GPUS)}
-        trays.append(Tray(name=f"n{at}", clique=str(at // TRAYS), gpus=GPUS, rooms=rooms))
+        rooms = {"pair": ClaimCapacity(free // 2, GPUS // 2), "single": ClaimCapacity(free, GPUS)}
+        trays.append(PlacementTray(name=f"n{at}", clique=str(at // TRAYS), gpus=GPUS, rooms=rooms))
         movable = chance.random() < 0.3
-        holds += [Hold(owner=f"job-{at}", tray=f"n{at}", gpus=used, movable=movable)] if used else []
-    return Site(tuple(trays), tuple(holds))
+        holds += [TrayHold(owner=f"job-{at}", tray=f"n{at}", gpus=used, movable=movable)] if used else []
+    return PlacementSite(tuple(trays), tuple(holds))
 
 
 def unlike(prefill: int, decode: int, **more: Any) -> Gang:
     """Two groups that compete for the trays of one clique."""
     groups = (
-        Group(name="prefill", members=prefill, gpus=2, devices="pair"),
-        Group(name="decode", members=decode, gpus=1, devices="single"),
+        GangGroup(name="prefill", members=prefill, gpus=2, devices="pair"),
+        GangGroup(name="decode", members=decode, gpus=1, devices="single"),
     )
     return Gang(name="gang", groups=groups, **more)
 
 
-def timed(what: str, site: Site, gangs: Sequence[Gang]) -> dict[str, Any]:
+def timed(what: str, site: PlacementSite, gangs: Sequence[Gang]) -> dict[str, Any]:
     """Milliseconds of planning each gang on the same site: on the clock, and of the processor."""
     times, processor, refused = [], [], 0
     for gang in gangs:
@@ -254,17 +267,17 @@ def optimum(racks: int, gangs: int, seeds: int, limit: float) -> Iterator[dict[s
     """
     for seed in range(1, seeds + 1):
         chance = random.Random(seed)  # noqa: S311 (reproducible on purpose)
-        cliques = [Clique(sum(chance.random() >= 0.01 for _ in range(TRAYS))) for _ in range(racks)]
+        cliques = [PackingClique(sum(chance.random() >= 0.01 for _ in range(TRAYS))) for _ in range(racks)]
         sizes = (1, 2, 4, 5, 6, 8, 9, 12, 16, 17)
-        items = [Item((chance.choice(sizes),), chance.choice((1, 2, 3))) for _ in range(gangs)]
+        items = [PackingItem((chance.choice(sizes),), chance.choice((1, 2, 3))) for _ in range(gangs)]
         start, begun = time.perf_counter(), time.process_time()
-        ours = score(cliques, items, packing_of(cliques, items))
+        ours = packing_score(cliques, items, solve_packing(cliques, items))
         row = {
             "benchmark": "optimum",
             "racks": racks,
             "gangs": gangs,
             "seed": seed,
-            "best_fit": score(cliques, items, by_best_fit(cliques, items).result()),
+            "best_fit": packing_score(cliques, items, best_fit_decreasing(cliques, items).result()),
             "ours": ours,
             "seconds": round(time.perf_counter() - start, 2),
             "cpu_seconds": round(time.process_time() - begun, 2),
@@ -279,7 +292,7 @@ def optimum(racks: int, gangs: int, seeds: int, limit: float) -> Iterator[dict[s
         )
 
 
-def upper_bound(cliques: Sequence[Clique], items: Sequence[Item]) -> int:
+def upper_bound(cliques: Sequence[PackingClique], items: Sequence[PackingItem]) -> int:
     """What no assignment of gangs of one block to unused cliques can exceed.
 
     Trays are filled by weight as if all were in one clique; no fewer cliques are opened than the largest ones
@@ -289,12 +302,14 @@ def upper_bound(cliques: Sequence[Clique], items: Sequence[Item]) -> int:
     trays, worth, left = 0, 0, sum(empty)
     for item in sorted(items, key=lambda one: -one.weight):
         taken = min(item.blocks[0], left) if item.blocks[0] <= empty[0] else 0
-        trays, worth, left = trays + taken, worth + TRAY * item.weight * taken, left - taken
+        trays, worth, left = trays + taken, worth + TRAY_WORTH * item.weight * taken, left - taken
     opened = next(count for count in range(len(empty) + 1) if sum(empty[:count]) >= trays)
-    return max(worth - opened, worth - TRAY)
+    return max(worth - opened, worth - TRAY_WORTH)
 
 
-def solved(cliques: Sequence[Clique], items: Sequence[Item], limit: float, ours: int) -> dict[str, Any]:
+def solved(
+    cliques: Sequence[PackingClique], items: Sequence[PackingItem], limit: float, ours: int
+) -> dict[str, Any]:
     """HiGHS's best solution and bound, and how far below them ours is (negative: above)."""
     import highspy
 

@@ -13,20 +13,19 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from benchmarks.site_figures import load, spent
+from tests.web.pictures import picture
+
+from rackloom.core.diagnosis.snapshot import SiteSnapshot
+from rackloom.web.frames import ColourMode
+from rackloom.web.live import LiveReading
+from rackloom.web.model import SiteMapCache, SiteReading, site_map, update_site_map
+from rackloom.web.painters import Painter
+from rackloom.web.render import render_changes, render_page
 
 # The pictures are those of the tests.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.site_figures import load, spent
-from tests.web.pictures import picture
-
-from rackloom.prove.picture.values import Picture
-from rackloom.web.colouring import Mode
-from rackloom.web.live import Now
-from rackloom.web.parts import Painter
-from rackloom.web.reading import Reading
-from rackloom.web.render import changes, page
-from rackloom.web.scene import Seated, next_scene, scene
 
 T = TypeVar("T")
 HOLDERS = ("acme",) * 10 + (None,) * 3 + ("blue",) * 4 + ("crimson",) * 6
@@ -39,7 +38,7 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
     return round(spent() - begun, 3), done
 
 
-def one_sick_gpu(seen: Picture) -> Picture:
+def one_sick_gpu(seen: SiteSnapshot) -> SiteSnapshot:
     """A reading a second later in which one GPU is sick."""
     layers = tuple(msgspec.structs.replace(one, at=seen.at + 1) for one in seen.layers)
     gpus = (msgspec.structs.replace(seen.fabric_gpus[0], healthy=False), *seen.fabric_gpus[1:])
@@ -55,17 +54,17 @@ def main() -> None:
     racks = parser.parse_args().racks
     seen = picture(racks, 18, HOLDERS)
     # The templates are compiled once in the life of a process.
-    Painter(None, Mode.PARTITION, 9).follow(
-        Now(number=1, whole=scene(Reading(picture=picture(1, 1, HOLDERS))))
+    Painter(None, ColourMode.PARTITION, 9).follow(
+        LiveReading(number=1, whole=site_map(SiteReading(picture=picture(1, 1, HOLDERS))))
     )
-    painter, tenant = Painter(None, Mode.PARTITION, 9), Painter("blue", Mode.PARTITION, 9)
-    joined, (whole, seated) = timed(lambda: next_scene(Reading(picture=seen), Seated()))
-    drawn, sheet = timed(lambda: painter.follow(Now(number=1, whole=whole)))
-    written, text = timed(lambda: page("provider", Mode.PARTITION, "0.1", dict(sheet.all())))
-    as_tenant, _ = timed(lambda: tenant.follow(Now(number=1, whole=whole)))
-    rejoined, (changed, _) = timed(lambda: next_scene(Reading(picture=one_sick_gpu(seen)), seated))
-    redrawn, after = timed(lambda: painter.follow(Now(number=2, whole=changed)))
-    again_as_tenant, _ = timed(lambda: tenant.follow(Now(number=2, whole=changed)))
+    painter, tenant = Painter(None, ColourMode.PARTITION, 9), Painter("blue", ColourMode.PARTITION, 9)
+    joined, (whole, seated) = timed(lambda: update_site_map(SiteReading(picture=seen), SiteMapCache()))
+    drawn, sheet = timed(lambda: painter.follow(LiveReading(number=1, whole=whole)))
+    written, text = timed(lambda: render_page("provider", ColourMode.PARTITION, "0.1", dict(sheet.all())))
+    as_tenant, _ = timed(lambda: tenant.follow(LiveReading(number=1, whole=whole)))
+    rejoined, (changed, _) = timed(lambda: update_site_map(SiteReading(picture=one_sick_gpu(seen)), seated))
+    redrawn, after = timed(lambda: painter.follow(LiveReading(number=2, whole=changed)))
+    again_as_tenant, _ = timed(lambda: tenant.follow(LiveReading(number=2, whole=changed)))
     figures = {
         "racks": racks,
         "gpus": len(whole.seats),
@@ -80,7 +79,7 @@ def main() -> None:
         "cpu_seconds_to_draw_one_change": redrawn,
         "cpu_seconds_to_draw_one_change_for_a_tenant": again_as_tenant,
         "one_change_of_everything": round((rejoined + redrawn) / (joined + drawn), 3),
-        "kib_sent_for_one_change": round(len(changes(after.since(1))) / 1024, 1),
+        "kib_sent_for_one_change": round(len(render_changes(after.since(1))) / 1024, 1),
     }
     print(json.dumps(figures | load()))
 

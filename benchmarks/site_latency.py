@@ -9,8 +9,8 @@ import httpx2
 from site_figures import load, spent
 from site_plant import BASE, Plant, plant
 
-from rackloom.app.listeners import listening
-from rackloom.carve.site.values import Status
+from rackloom.app.listeners import serve_http
+from rackloom.carve.store.values import Status
 
 POLL_SECONDS = 0.005
 GIVE_UP_SECONDS = 60.0
@@ -18,7 +18,11 @@ GIVE_UP_SECONDS = 60.0
 
 async def measured(domains: int, samples: int, folder: Path) -> list[dict[str, Any]]:
     """One row: `samples` instances, one after another, each of one tray whose 4 GPUs join a partition."""
-    async with plant(domains, folder) as site, site.reconciling(), listening(site.app, "127.0.0.1:0") as port:
+    async with (
+        plant(domains, folder) as site,
+        site.reconciling(),
+        serve_http(site.app, "127.0.0.1:0") as port,
+    ):
         headers = {"Authorization": f"Bearer {site.token}"}
         url = f"http://127.0.0.1:{port}{BASE}/"
         async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=GIVE_UP_SECONDS) as client:

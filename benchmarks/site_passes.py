@@ -8,7 +8,7 @@ from site_figures import load
 from site_plant import Passes, Plant, plant, quiet
 
 from rackloom.carve.reconcile.loop import Reconciler
-from rackloom.carve.site.values import Status
+from rackloom.carve.store.values import Status
 
 
 async def measured(domains: int, folder: Path) -> list[dict[str, Any]]:

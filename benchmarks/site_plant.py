@@ -12,19 +12,17 @@ from typing import Any
 import msgspec
 from site_switches import profile, racks, switches
 
-from rackloom.app.collecting import spare_what_is_loaded
-from rackloom.carve.api.app import ApiDeps, create_app
-from rackloom.carve.api.auth import Role
-from rackloom.carve.api.local_tokens import LocalIssuer
+from rackloom.app.process import freeze_loaded_objects
+from rackloom.carve.api.app import create_app
+from rackloom.carve.api.auth import LocalIssuer, Role
+from rackloom.carve.api.routing import ApiDeps
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.plan.values import Observation
-from rackloom.carve.reconcile.clock import SteadyClock
-from rackloom.carve.reconcile.hooks import Hooks
+from rackloom.carve.inventory.enrolment import DEMO_ORG, seed_embedded_site
+from rackloom.carve.reconcile.hooks import ConcurrencySlots, NoMetrics, ReconcileHooks
 from rackloom.carve.reconcile.loop import Reconciler
-from rackloom.carve.reconcile.meter import Silent
-from rackloom.carve.reconcile.slots import Slots
-from rackloom.carve.site.seed import DEMO_ORG, seed_embedded_site
-from rackloom.carve.site.store import Store
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.journal import MonotonicSiteClock
+from rackloom.core.partitions.domain import DomainObservation
 
 BASE = f"/v2/org/{DEMO_ORG}/nico"
 QUIET_SECONDS = 0.5
@@ -32,7 +30,7 @@ AT_ONCE = 16
 """Domains worked on at once, as `rackloom serve` does unless it is told otherwise."""
 
 
-class Passes(Silent):
+class Passes(NoMetrics):
     """Counts passes, and what had been used of the CPU when the last one ended."""
 
     def __init__(self) -> None:
@@ -46,7 +44,7 @@ class Passes(Silent):
         self.ended += 1
         self.last_cpu, self.last_wall = time.process_time(), time.perf_counter()
 
-    def observed(self, endpoint_id: str, observation: Observation) -> None:
+    def observed(self, endpoint_id: str, observation: DomainObservation) -> None:
         """An endpoint was read."""
         self.readings += 1
 
@@ -55,7 +53,7 @@ class Plant(msgspec.Struct, frozen=True):
     """A site on `store`, and the way into its REST application."""
 
     store: Store
-    clock: SteadyClock
+    clock: MonotonicSiteClock
     app: Any
     token: str
     reconcilers: list[Reconciler]
@@ -65,10 +63,10 @@ class Plant(msgspec.Struct, frozen=True):
     async def reconciling(self, *, acts: bool = True) -> AsyncIterator[tuple[Reconciler, Passes]]:
         """A reconciler that runs until the context ends; begun like one that has just been started."""
         passes = Passes()
-        hooks = Hooks(meter=passes, acts=acts, slots=Slots(AT_ONCE))
+        hooks = ReconcileHooks(meter=passes, acts=acts, slots=ConcurrencySlots(AT_ONCE))
         reconciler = Reconciler(self.store, self._driver, self.clock, hooks=hooks)
         self.reconcilers.append(reconciler)
-        spare_what_is_loaded()
+        freeze_loaded_objects()
         running = asyncio.create_task(reconciler.run())
         try:
             await reconciler.first_passes()
@@ -106,7 +104,7 @@ async def plant(domains: int, folder: Path) -> AsyncIterator[Plant]:
 
 
 def _plant(store: Store, home: Path) -> Plant:
-    clock = SteadyClock(time.time, time.monotonic, 0.0)
+    clock = MonotonicSiteClock(time.time, time.monotonic, 0.0)
     issuer = LocalIssuer(home / "keys")
     reconcilers: list[Reconciler] = []
 

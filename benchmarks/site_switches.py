@@ -12,12 +12,10 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
+from rackloom.lab.switches.fabric import SeededNames, fabrics_of
+from rackloom.lab.switches.servers import NmxcServer
 from rackloom.topology import profiles
-from rackloom.topology.build import build_site
-from rackloom.topology.rack import RackProfile, Site
-from rackloom.twin.names import SeededNames
-from rackloom.twin.switches.nmxc_server import NmxcServer
-from rackloom.twin.switches.racks import fabrics_of
+from rackloom.topology.rack import RackProfile, RackSite, build_site
 
 SEED = "benchmark"
 
@@ -27,7 +25,7 @@ def profile() -> RackProfile:
     return profiles.load_rack("gb200-nvl72")
 
 
-def racks(domains: int) -> Site:
+def racks(domains: int) -> RackSite:
     """The site that the controllers serve."""
     return build_site(profile(), domains, SeededNames(SEED))
 

@@ -30,11 +30,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer.lanes import Place
-from rackloom.prove.transfer.memory import missing
-from rackloom.prove.transfer.run import run_pair
-from rackloom.prove.transfer.sockets import run_sockets
-from rackloom.prove.transfer.values import Promise, Seat, TransferSpec, Ucx
+from rackloom.prove.transfer.agent import nixl_missing_reason
+from rackloom.prove.transfer.fallback import run_over_sockets
+from rackloom.prove.transfer.run import EndLocation, run_pair
+from rackloom.prove.transfer.values import EndConfig, Promise, TransferSpec, UcxPins
 
 ENOUGH = 7
 FOREIGN = 0.1
@@ -53,7 +52,7 @@ class Contended(Exception):
 
 
 def ours(spec: TransferSpec) -> Way:
-    place = Place(seat=Seat(ucx=Ucx(("tcp",), ("lo",))))
+    place = EndLocation(seat=EndConfig(ucx=UcxPins(("tcp",), ("lo",))))
 
     def measure() -> tuple[float, str | None]:
         report = run_pair(spec, initiator=place, target=place, promise=Promise("lo"))
@@ -104,7 +103,7 @@ def ucx_perftest(program: Path, spec: TransferSpec) -> Way:
 
 def raw_tcp(spec: TransferSpec) -> Way:
     def measure() -> tuple[float, str | None]:
-        report = run_sockets(spec.total_bytes, spec.iters)
+        report = run_over_sockets(spec.total_bytes, spec.iters)
         assert report.verified, "the data did not arrive intact"
         return spec.total_bytes / report.avg_seconds / 1e9, None
 
@@ -243,7 +242,7 @@ def main() -> int:
         "--quick", action="store_true", help="one attempt of a small size: for tests of this file"
     )
     args = parser.parse_args()
-    if reason := missing():
+    if reason := nixl_missing_reason():
         sys.exit(f"SKIPPED: {reason}")
     size, iters, attempts = (_MIB, 3, 1) if args.quick else (args.size, args.iters, args.attempts)
     spec = TransferSpec(block_size=size, iters=iters, warmup_iters=3, timeout_seconds=120)

@@ -29,19 +29,17 @@ import uvloop
 from site_figures import load, resident_mib, spent
 
 from rackloom.app.home import Home
-from rackloom.app.taking_turns import take_short_turns
-from rackloom.app.whole.running import freeze_when_up
-from rackloom.app.whole.site import Whole, whole_site
-from rackloom.claim.kube.kinds import RESOURCE_SLICE
-from rackloom.web.colouring import Mode
-from rackloom.web.live import Live
-from rackloom.web.painters import Kind, Painters
-from rackloom.web.parts import Sheet
-from rackloom.web.reading import Reading
-from rackloom.web.render import changes
+from rackloom.app.process import shorten_switch_interval
+from rackloom.app.twin.up import RunningTwin, freeze_after_start, running_twin
+from rackloom.core.kubernetes.objects import RESOURCE_SLICE
+from rackloom.web.frames import ColourMode
+from rackloom.web.live import LiveMap
+from rackloom.web.model import SiteReading
+from rackloom.web.painters import PageSheet, Painters, ViewerKind
+from rackloom.web.render import render_changes
 
 PROFILE, ORG = "gb200-nvl72", "demo"
-OPERATOR: Kind = (None, Mode.TENANT)
+OPERATOR: ViewerKind = (None, ColourMode.TENANT)
 READS = ("instance?pageSize=20", "machine?pageSize=20", "nvlink-logical-partition", "instance/type")
 GOAL_REST_MS, GOAL_MAP_S = 200.0, 1.0
 TOKEN_SECONDS = 3600.0
@@ -104,12 +102,12 @@ async def _ordered(call: Any) -> tuple[str, str]:
 class Viewer:
     """An operator who looks at the map: when each instance was first in what is sent to the page."""
 
-    def __init__(self, whole: Whole) -> None:
+    def __init__(self, whole: RunningTwin) -> None:
         self._source = whole.site.source
         self.first: dict[str, float] = {}
         self.readings: list[float] = []
 
-    async def read(self) -> Reading:
+    async def read(self) -> SiteReading:
         """A reading of the site, timed."""
         began = time.perf_counter()
         reading = await self._source.read()
@@ -122,16 +120,16 @@ class Viewer:
 
     async def look(self) -> None:
         """What a stream of the page does, until cancelled."""
-        live, painters, number = Live(self, time.time), Painters(0), 0
+        live, painters, number = LiveMap(self, time.time), Painters(0), 0
         with painters.held(OPERATOR):
             async with live.watched():
                 while True:
                     sheet = await painters.sheet(OPERATOR, await live.after(number))
-                    changes(sheet.since(number))
+                    render_changes(sheet.since(number))
                     number = sheet.number
                     self._note(sheet)
 
-    def _note(self, sheet: Sheet) -> None:
+    def _note(self, sheet: PageSheet) -> None:
         now = time.time()
         for seat in sheet.whole.seats:
             machine = seat.chain.machine if seat.chain is not None else None
@@ -157,9 +155,9 @@ class Turns:
 async def started(racks: int, folder: Path) -> Any:
     """A twin whose nodes are all there, and the row about that."""
     began = time.perf_counter()
-    async with whole_site(Home(folder), port=0, racks=racks, profile=PROFILE) as whole:
+    async with running_twin(Home(folder), port=0, racks=racks, profile=PROFILE) as whole:
         answers = time.perf_counter() - began
-        await freeze_when_up(whole.nodes)
+        await freeze_after_start(whole.nodes)
         row = {
             "measure": "start",
             "racks": racks,
@@ -252,7 +250,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="for the home; default: a temporary one")
     asked = parser.parse_args()
     racks, seconds = (2, 5.0) if asked.quick else (asked.racks, asked.seconds)
-    take_short_turns()
+    shorten_switch_interval()
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         for row in uvloop.run(measured(racks, seconds, Path(folder))):
             print(json.dumps(row), flush=True)

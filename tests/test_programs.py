@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from rackloom.errors import Retry
-from rackloom.programs import Ended, below, run
+from rackloom.programs import ProgramResult, chroot_prefix, run_program
 
 
 def ended(*command, seconds=60.0, **more):
-    return asyncio.run(run(*command, seconds=seconds, again=3.0, **more))
+    return asyncio.run(run_program(*command, seconds=seconds, again=3.0, **more))
 
 
 def test_a_program_is_given_its_input_and_heard_out():
     script = "read word; echo $word $WHO; echo but >&2; exit 3"
     environment = {"PATH": os.environ["PATH"], "WHO": "you"}
     done = ended("sh", "-c", script, given=b"hello\n", env=environment)
-    assert done == Ended(3, b"hello you\n", b"but\n")
+    assert done == ProgramResult(3, b"hello you\n", b"but\n")
     assert done.said == "hello you\nbut"
 
 
@@ -58,8 +58,8 @@ def test_what_a_program_leaves_behind_is_not_waited_for(tmp_path):
 
 
 def test_a_program_below_another_root_is_run_there():
-    assert below(Path("/")) == ()
-    assert below(Path("/driver-root")) == ("chroot", "/driver-root")
+    assert chroot_prefix(Path("/")) == ()
+    assert chroot_prefix(Path("/driver-root")) == ("chroot", "/driver-root")
 
 
 @pytest.mark.parametrize("script", ["head -c 20000000 /dev/zero; sleep 9", "head -c 20000000 /dev/zero >&2"])

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from rackloom.claim.cluster.gang.crd import gang_crd
-from rackloom.claim.domain.crds import crds
+from rackloom.core.domains.crds import domain_crds
+from rackloom.core.gangs.record import gang_crd
 
 
 def write(name: str, documents: Iterable[dict[str, Any]]) -> None:
@@ -17,5 +17,5 @@ def write(name: str, documents: Iterable[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    write("crds.yaml", crds())
+    write("crds.yaml", domain_crds())
     write("crd-gangs.yaml", (gang_crd(),))

@@ -13,14 +13,13 @@ from pathlib import Path
 import uvloop
 from playwright.async_api import Page, async_playwright
 
-from rackloom.app.demo.breaking import Accident
-from rackloom.app.demo.carving import Tenant, Tenants
-from rackloom.app.demo.tell import PART_OF_A_RACK, PROFILE, RACKS, WHOLE_RACK
-from rackloom.app.demo.working import RackJob
+from rackloom.app.demo.job import LostGpu, RackJob
+from rackloom.app.demo.run import PART_OF_A_RACK, RACK_COUNT, RACK_PROFILE, WHOLE_RACK
+from rackloom.app.demo.tenants import DemoTenant, DemoTenants
 from rackloom.app.home import Home
-from rackloom.app.whole.site import Whole, whole_site
+from rackloom.app.twin.up import RunningTwin, running_twin
 from rackloom.carve.api.auth import Role
-from rackloom.carve.site.seed import DEMO_ORG
+from rackloom.carve.inventory.enrolment import DEMO_ORG
 
 PICTURE = Path(__file__).with_name("rack-map.png")
 LOST_GPU = "#findings a[data-shows]"
@@ -33,25 +32,25 @@ async def draw(chromium: str) -> None:
     """Tell the demo's story up to the accident, and look at it."""
     with tempfile.TemporaryDirectory() as directory:
         async with (
-            whole_site(Home(Path(directory)), port=0, racks=RACKS, profile=PROFILE) as whole,
-            Tenant(whole.site, *WHOLE_RACK) as blue,
-            Tenant(whole.site, *PART_OF_A_RACK) as green,
+            running_twin(Home(Path(directory)), port=0, racks=RACK_COUNT, profile=RACK_PROFILE) as whole,
+            DemoTenant(whole.site, *WHOLE_RACK) as blue,
+            DemoTenant(whole.site, *PART_OF_A_RACK) as green,
             async_playwright() as running,
         ):
-            found = await _happened(whole, Tenants(blue, green))
+            found = await _happened(whole, DemoTenants(blue, green))
             browser = await running.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             page = await browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
             await _look(page, whole, found)
 
 
-async def _happened(whole: Whole, tenants: Tenants) -> str:
-    job, accident = RackJob(whole, WHOLE_RACK[0]), Accident(whole)
+async def _happened(whole: RunningTwin, tenants: DemoTenants) -> str:
+    job, accident = RackJob(whole, WHOLE_RACK[0]), LostGpu(whole)
     for act in (tenants.create_partitions, tenants.create_instances, job.place, job.run, accident.happen):
         await act()
     return next(iter(await accident.be_found()))
 
 
-async def _look(page: Page, whole: Whole, found: str) -> None:
+async def _look(page: Page, whole: RunningTwin, found: str) -> None:
     token = whole.site.issuer.mint(DEMO_ORG, [Role.PROVIDER_ADMIN], now=time.time(), ttl=TOKEN_SECONDS)
     await page.goto(whole.site.url)
     await page.fill("input[name=org]", DEMO_ORG)

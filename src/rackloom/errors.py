@@ -1,4 +1,12 @@
-"""The three errors that cross rooms, named by what the caller should do; and what errors of files say."""
+"""The three errors that cross layers, named by what the caller should do.
+
+`Retry` means that nothing was decided: call again after `after` seconds. `Refused` means that the request
+will not be carried out as made; `nearest_fix` is the change that would make it acceptable, or None where
+no change would. `Unknown` means that the state could not be observed since a point in time. A reconcile
+loop can therefore derive its next step from the type of the error alone.
+
+`file_error_text` words an OSError or a decoding error for a sentence that already names the file.
+"""
 
 
 class Retry(Exception):
@@ -28,7 +36,7 @@ class Unknown(Exception):
         self.since = since
 
 
-def why(error: OSError | UnicodeError) -> str:
+def file_error_text(error: OSError | UnicodeError) -> str:
     """What kept a file from being read, in words and without its name: the sentence around it has that."""
     if isinstance(error, UnicodeError):
         return "it is not text (UTF-8)"

@@ -1,10 +1,19 @@
-"""An HTTP server that is one of several in its process, and one that strangers cannot exhaust.
+"""HTTP servers that share a process, and one that untrusted clients cannot exhaust.
 
-`BoundedServer` is for a server that anybody can reach and only some may use, who cannot be told apart before
-they have been read: an admission server, whose caller presents no certificate. Everything that a connection
-can hold is bounded from the moment that the kernel hands it over: how many there are, how long a handshake, a
-head and a request take, how long a head is. What is scarce is shared by address (`FairShare`), so that a
-flood from some leaves the others their part. Not bounded is the processor time of accepting and closing.
+`HttpServer` is uvicorn without signal handling, because several servers run in one process. It sets an
+event when it accepts connections.
+
+`BoundedServer` is for a server that anybody can reach although only some may use it, for example an
+admission webhook whose caller presents no client certificate. Everything that a connection can hold has a
+limit (`ConnectionLimits`) from the moment of `accept`: the number of connections, the time of the TLS
+handshake, of the request head and of the request, and the size of the head. A deadline runs whenever the
+server waits for the client. HTTP/1.1 pipelining and WebSockets are not supported.
+
+Connections are shared per client address (an IPv6 client counts as its /64 network) by `FairShare`. While
+there is room, every client gets what it asks for. Then the oldest connection of the address that holds
+most is closed for an address that holds less (longest queue drop: Suter, Lakshman, Stiliadis, Choudhury,
+INFOCOM 1998). A connection whose request has arrived completely is not closed for another client. CPU
+time spent on accepting and closing connections is not limited.
 """
 
 import asyncio
@@ -24,16 +33,16 @@ import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_ACCEPTED_AT_ONCE = 16
+_ACCEPT_BATCH = 16
 """Connections that are taken from the kernel before others are served again."""
-_WAITING = 1024
+_BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted."""
-_AGAIN_SECONDS = 0.5
-_RESET = struct.pack("ii", 1, 0)
+_ACCEPT_RETRY_SECONDS = 0.5
+_LINGER_RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: close at once, and leave nothing behind."""
-_SILENT = logging.getLogger("rackloom.http_server.strangers")
+_SILENT_LOGGER = logging.getLogger("rackloom.http_server.strangers")
 """A line for each bad request would let whoever sends them fill the log: they are counted instead."""
-_SILENT.setLevel(logging.CRITICAL)
+_SILENT_LOGGER.setLevel(logging.CRITICAL)
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -65,7 +74,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     return bound
 
 
-class Share:
+class HeldShare:
     """What one holder has of a `FairShare`, until it gives it back or loses it to somebody poorer."""
 
     def __init__(self, of: "FairShare", owner: str, amount: int, evict: Callable[[], None]) -> None:
@@ -98,14 +107,14 @@ class FairShare:
         self._total = total
         self._most = most
         self._held: dict[str, int] = defaultdict(int)
-        self._shares: dict[str, deque[Share]] = defaultdict(deque)
+        self._shares: dict[str, deque[HeldShare]] = defaultdict(deque)
 
     @property
     def held(self) -> int:
         """By all together."""
         return sum(self._held.values())
 
-    def take(self, owner: str, amount: int, evict: Callable[[], None]) -> Share | None:
+    def take(self, owner: str, amount: int, evict: Callable[[], None]) -> HeldShare | None:
         """A share of so much, or None: its owner has its part already. `evict` is called when it is lost."""
         if amount > self._total or self._held.get(owner, 0) + amount > self._most:
             return None
@@ -115,12 +124,12 @@ class FairShare:
                 return None
             victim.release()
             victim.evict()
-        share = Share(self, owner, amount, evict)
+        share = HeldShare(self, owner, amount, evict)
         self._held[owner] += amount
         self._shares[owner].append(share)
         return share
 
-    def give_back(self, share: Share) -> None:
+    def give_back(self, share: HeldShare) -> None:
         """What it held is free."""
         with suppress(ValueError):
             self._shares[share.owner].remove(share)
@@ -129,13 +138,13 @@ class FairShare:
             del self._shares[share.owner]
             self._held.pop(share.owner, None)
 
-    def renew(self, share: Share) -> None:
+    def renew(self, share: HeldShare) -> None:
         """It is the last that its owner would lose."""
         with suppress(ValueError):
             self._shares[share.owner].remove(share)
             self._shares[share.owner].append(share)
 
-    def _victim(self, more_than: int) -> Share | None:
+    def _victim(self, more_than: int) -> HeldShare | None:
         """The oldest share that can be lost, of whoever holds most and more than the one who asks."""
         for owner, amount in sorted(self._held.items(), key=lambda known: -known[1]):
             if amount <= more_than:
@@ -159,7 +168,7 @@ def address_key(host: str) -> str:
     return str(ipaddress.ip_network((address, 64), strict=False))
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What connections may hold together, and each by itself. Seconds, bytes."""
 
     connections: int = 256
@@ -174,14 +183,14 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     head_fields: int = 64
 
 
-Ended = Callable[[str], None]
+ConnectionEnded = Callable[[str], None]
 """Hears why a connection was refused or cut: `full`, `evicted`, `handshake`, `head`, `request`."""
 
 
 class BoundedServer(HttpServer):
     """A server within `bounds`; speaks HTTP/1.1 without pipelining, and no WebSocket."""
 
-    def __init__(self, config: uvicorn.Config, bounds: Bounds, ended: Ended) -> None:
+    def __init__(self, config: uvicorn.Config, bounds: ConnectionLimits, ended: ConnectionEnded) -> None:
         super().__init__(config)
         self._bounds = bounds
         self._ended = ended
@@ -195,22 +204,22 @@ class BoundedServer(HttpServer):
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        gates = [_Gate(one, self.config.ssl, self._bounds, make, self._ended) for one in sockets or ()]
+        gates = [_Acceptor(one, self.config.ssl, self._bounds, make, self._ended) for one in sockets or ()]
         self.servers = gates  # type: ignore[assignment]
         self.started = True
         self.answering.set()
 
 
-class _Gate:
+class _Acceptor:
     """Accepts connections as long as they get a share, and sees them through their handshake."""
 
     def __init__(
         self,
         listener: socket.socket,
         tls: ssl.SSLContext | None,
-        bounds: Bounds,
+        bounds: ConnectionLimits,
         make: Callable[..., "BoundedProtocol"],
-        ended: Ended,
+        ended: ConnectionEnded,
     ) -> None:
         self._listener = listener
         self._tls = tls
@@ -221,7 +230,7 @@ class _Gate:
         self._opening: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         listener.setblocking(False)
-        listener.listen(_WAITING)
+        listener.listen(_BACKLOG)
         self._listen()
 
     def close(self) -> None:
@@ -239,7 +248,7 @@ class _Gate:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE):
+        for _ in range(_ACCEPT_BATCH):
             try:
                 connection, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -248,17 +257,17 @@ class _Gate:
                 if error.errno not in _OUT_OF_FILES:
                     raise
                 self._loop.remove_reader(self._listener.fileno())
-                self._loop.call_later(_AGAIN_SECONDS, self._listen)
+                self._loop.call_later(_ACCEPT_RETRY_SECONDS, self._listen)
                 return
             self._admit(connection, address_key(address[0]))
 
     def _admit(self, connection: socket.socket, owner: str) -> None:
-        holder = _Holder(self._ended)
+        holder = _ConnectionHandle(self._ended)
         share = self._connections.take(owner, 1, holder.evict)
         if share is None:
             self._ended("full")
             with suppress(OSError):
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
             connection.close()
             return
         connection.setblocking(False)
@@ -267,7 +276,7 @@ class _Gate:
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _open(self, connection: socket.socket, share: Share, holder: "_Holder") -> None:
+    async def _open(self, connection: socket.socket, share: HeldShare, holder: "_ConnectionHandle") -> None:
         """Until the handshake is over; from then on the protocol has the share."""
         try:
             limits = _tls_limits(self._bounds) if self._tls is not None else {}
@@ -283,14 +292,14 @@ class _Gate:
             raise
 
 
-def _tls_limits(bounds: Bounds) -> dict[str, float]:
+def _tls_limits(bounds: ConnectionLimits) -> dict[str, float]:
     return {"ssl_handshake_timeout": bounds.handshake_seconds, "ssl_shutdown_timeout": 1.0}
 
 
-class _Holder:
+class _ConnectionHandle:
     """A connection, as whoever evicts it sees it: a task that opens it, then a transport."""
 
-    def __init__(self, ended: Ended) -> None:
+    def __init__(self, ended: ConnectionEnded) -> None:
         self.task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None
         self._ended = ended
@@ -307,9 +316,17 @@ class _Holder:
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. A deadline runs whenever something is expected of the other side."""
 
-    def __init__(self, *, bounds: Bounds, share: Share, holder: _Holder, ended: Ended, **rest: Any) -> None:
+    def __init__(
+        self,
+        *,
+        bounds: ConnectionLimits,
+        share: HeldShare,
+        holder: _ConnectionHandle,
+        ended: ConnectionEnded,
+        **rest: Any,
+    ) -> None:
         super().__init__(**rest)
-        self.logger = _SILENT
+        self.logger = _SILENT_LOGGER
         self._bounds = bounds
         self._share = share
         self._holder = holder

@@ -1,4 +1,14 @@
-"""Running a program for no longer than somebody waits for it."""
+"""Run an external program with a time limit and a limit on its output.
+
+`run_program` starts the program without a shell, gives it `given` on standard input, and returns its exit
+code and what it wrote (`ProgramResult`). Standard input, output and error are anonymous memory files
+(memfd), not pipes: a daemon that the program leaves behind would keep a pipe open, and the caller would
+wait for it.
+
+The program is polled ten times a second. It is killed when it has not ended within `seconds`, or has
+written more than `MAX_OUTPUT_BYTES`. Both cases, and a program that cannot be started, raise `Retry`. No
+child survives the call, because the process is killed and awaited on every way out.
+"""
 
 import asyncio
 import os
@@ -12,13 +22,13 @@ import msgspec
 
 from rackloom.errors import Retry
 
-MOST = 16 << 20
+MAX_OUTPUT_BYTES = 16 << 20
 """Bytes that a program may write to its output, and as many to its complaints: they are in our memory."""
-_GLANCE = 0.1
+_POLL_SECONDS = 0.1
 """Seconds between two looks at how much it wrote."""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class ProgramResult(msgspec.Struct, frozen=True):
     """A program that ended: its exit code (negative: by which signal), its output and its complaints."""
 
     code: int
@@ -31,9 +41,9 @@ class Ended(msgspec.Struct, frozen=True):
         return (self.printed + self.complaint).decode(errors="replace").strip()
 
 
-async def run(
+async def run_program(
     *command: str, seconds: float, again: float, given: bytes = b"", env: Mapping[str, str] | None = None
-) -> Ended:
+) -> ProgramResult:
     """How the program ended that got `given` on its input; without `env` it has this process' environment.
 
     It writes to memory and not to pipes, which a daemon that it leaves behind would keep open.
@@ -43,21 +53,21 @@ async def run(
             had not ended within `seconds`, or wrote more than `MOST`.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(_memory(name)) for name in ("given", "printed", "complaint")]
+        files = [stack.enter_context(_memory_file(name)) for name in ("given", "printed", "complaint")]
         files[0].write(given)
         files[0].seek(0)
-        code = await _code(command, files, seconds, again, env)
+        code = await _exit_code(command, files, seconds, again, env)
         _check_size(command, files[1:], again)
         _, printed, complaint = (_content(file) for file in files)
-    return Ended(code, printed, complaint)
+    return ProgramResult(code, printed, complaint)
 
 
-def below(root: Path) -> tuple[str, ...]:
+def chroot_prefix(root: Path) -> tuple[str, ...]:
     """What stands before a command that is installed in another root."""
     return () if root == Path("/") else ("chroot", str(root))
 
 
-async def _code(
+async def _exit_code(
     command: tuple[str, ...],
     files: list[BinaryIO],
     seconds: float,
@@ -75,7 +85,7 @@ async def _code(
         async with asyncio.timeout(seconds):
             while process.returncode is None:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_GLANCE):
+                    async with asyncio.timeout(_POLL_SECONDS):
                         await process.wait()
                 _check_size(command, files[1:], again)
             return process.returncode
@@ -88,11 +98,11 @@ async def _code(
 
 
 def _check_size(command: tuple[str, ...], written: list[BinaryIO], again: float) -> None:
-    if any(os.fstat(file.fileno()).st_size > MOST for file in written):
-        raise Retry(f"`{shlex.join(command)}` wrote more than {MOST >> 20} MiB", after=again)
+    if any(os.fstat(file.fileno()).st_size > MAX_OUTPUT_BYTES for file in written):
+        raise Retry(f"`{shlex.join(command)}` wrote more than {MAX_OUTPUT_BYTES >> 20} MiB", after=again)
 
 
-def _memory(name: str) -> BinaryIO:
+def _memory_file(name: str) -> BinaryIO:
     return os.fdopen(os.memfd_create(name), "w+b")
 
 

@@ -13,11 +13,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.waiting import PATIENCE
 
+from rackloom.lab.switches.fabric import SeededNames, fabrics_of
+from rackloom.lab.switches.servers import NmxcServer, NmxcServerTls
 from rackloom.topology import profiles
-from rackloom.topology.build import build_site
-from rackloom.twin.names import SeededNames
-from rackloom.twin.switches.nmxc_server import NmxcServer, ServerTls
-from rackloom.twin.switches.racks import fabrics_of
+from rackloom.topology.rack import build_site
 
 ORG = "acme"
 
@@ -86,7 +85,9 @@ class Ground:
         """Simulated racks whose controllers want a certificate of the authority."""
         site = build_site(profiles.load_rack("gb200-nvl72"), count, SeededNames("lab"))
         pem = self.authority.issue("switch")
-        material = ServerTls(certificate=pem.certificate, key=pem.key, client_ca=self.authority.certificate)
+        material = NmxcServerTls(
+            certificate=pem.certificate, key=pem.key, client_ca=self.authority.certificate
+        )
         async with AsyncExitStack() as stack:
             yield [
                 await stack.enter_async_context(NmxcServer(fabric, tls=material if tls else None))

@@ -6,19 +6,22 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from rackloom.app import cluster_follower
-from rackloom.app.cluster_follower import ClusterFollower
-from rackloom.app.picture.glance import KINDS, glance
-from rackloom.app.picture.look import site_picture
-from rackloom.app.rack_map import SiteSource
-from rackloom.carve.site.store import Store
-from rackloom.claim.domain.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL
+from rackloom.app.site import cluster
+from rackloom.app.site.cluster import ClusterFollower
+from rackloom.app.site.rack_map import SiteSource
+from rackloom.app.snapshot.assemble import site_snapshot
+from rackloom.app.snapshot.cluster import SNAPSHOT_KINDS, project_object
+from rackloom.carve.store.database import Store
 from rackloom.claim.kube.api import KubeError, NotFound
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NAMESPACE, NODE, POD
-from rackloom.prove.doctor.collectors.cluster import DAEMON_CONTAINER
-from rackloom.prove.picture.values import Layer
-from rackloom.twin.kube import DirectApi, FakeKube, Fault, answers
-from rackloom.twin.virtual import event_loop
+from rackloom.core.diagnosis.snapshot import Layer
+from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, NAMESPACE, NODE, POD
+from rackloom.lab.kube import refusals
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.virtual import event_loop
+from rackloom.prove.collectors.cluster import DAEMON_CONTAINER
 
 EPOCH = 1_800_000_000.0
 LONG = 100.0
@@ -42,7 +45,7 @@ async def followed(api):
 
 
 async def layer_of(follower):
-    picture = await site_picture(wall(), cluster=follower, reach=follower.reach)
+    picture = await site_snapshot(wall(), cluster=follower, reach=follower.reach)
     return picture.layer(Layer.CLUSTER), picture
 
 
@@ -58,15 +61,15 @@ class Silent(DirectApi):
 
     async def list(self, *what, **how):
         if self.silent:
-            raise Fault().error()
+            raise RequestFault().error()
         return await super().list(*what, **how)
 
     async def watch(self, kind, *what, **how):
         if self.silent:
-            raise Fault().error()
+            raise RequestFault().error()
         async for event in super().watch(kind, *what, **how):
             if self.silent:
-                raise Fault().error()
+                raise RequestFault().error()
             yield event
 
 
@@ -81,8 +84,8 @@ def test_each_kind_is_listed_once_however_often_it_is_looked_at():
             assert (layer.unknown_since, [one.name for one in picture.nodes]) == (None, ["a"])
         return {(call.verb, call.resource): n for call, n in kube.calls.items() if call.user == "map"}
 
-    counted = event_loop.run(1, run)
-    assert counted == {(verb, kind.plural): 1 for verb in ("list", "watch") for kind in KINDS}
+    counted = event_loop.run_simulation(1, run)
+    assert counted == {(verb, kind.plural): 1 for verb in ("list", "watch") for kind in SNAPSHOT_KINDS}
 
 
 def test_a_cluster_that_never_answered_is_unknown_and_not_empty():
@@ -96,7 +99,7 @@ def test_a_cluster_that_never_answered_is_unknown_and_not_empty():
             assert (layer.at, picture.nodes) == (None, ())
             assert "the cluster cannot be read" in layer.problem
 
-    event_loop.run(1, run)
+    event_loop.run_simulation(1, run)
 
 
 def test_what_is_lost_is_unknown_since_it_was_last_heard_of_and_comes_back():
@@ -123,7 +126,7 @@ def test_what_is_lost_is_unknown_since_it_was_last_heard_of_and_comes_back():
             assert again.at > lost.unknown_since
             assert [one.name for one in picture.nodes] == ["a"]
 
-    event_loop.run(1, run)
+    event_loop.run_simulation(1, run)
 
 
 def test_only_what_is_drawn_is_a_change():
@@ -154,15 +157,15 @@ def test_only_what_is_drawn_is_a_change():
         await asyncio.sleep(1)
         return follower.version()
 
-    event_loop.run(1, run)
+    event_loop.run_simulation(1, run)
 
 
 @pytest.mark.parametrize(
     ("kind", "refusal", "is_known"),
     [
         (COMPUTE_DOMAIN, NotFound(404, "NotFound", "no such type"), True),
-        (NAMESPACE, answers.forbidden(NAMESPACE, "", "not yours"), True),
-        (NODE, answers.forbidden(NODE, "", "not yours"), False),
+        (NAMESPACE, refusals.forbidden(NAMESPACE, "", "not yours"), True),
+        (NODE, refusals.forbidden(NODE, "", "not yours"), False),
         (NODE, NotFound(404, "NotFound", "no such type"), False),
         (COMPUTE_DOMAIN, KubeError(500, "InternalError", "etcd is away"), False),
     ],
@@ -182,14 +185,14 @@ def test_a_kind_that_is_refused(kind, refusal, is_known):
             assert (layer.at is not None) is is_known
             assert is_known or refusal.message in layer.problem
 
-    event_loop.run(1, run)
+    event_loop.run_simulation(1, run)
 
 
 @pytest.mark.parametrize(
     ("kind", "refusal"),
     [
         (COMPUTE_DOMAIN, NotFound(404, "NotFound", "no such type")),
-        (NAMESPACE, answers.forbidden(NAMESPACE, "", "not yours")),
+        (NAMESPACE, refusals.forbidden(NAMESPACE, "", "not yours")),
     ],
 )
 def test_what_is_excused_was_heard_of_when_it_was_last_told(kind, refusal):
@@ -226,7 +229,7 @@ def test_what_is_excused_was_heard_of_when_it_was_last_told(kind, refusal):
             assert again.unknown_since is None
             assert follower.version() == known
 
-    event_loop.run(1, run)
+    event_loop.run_simulation(1, run)
 
 
 def test_a_defect_makes_the_cluster_unknown_and_ends_nothing(caplog, monkeypatch):
@@ -239,9 +242,9 @@ def test_a_defect_makes_the_cluster_unknown_and_ends_nothing(caplog, monkeypatch
             def drawn(kind, obj):
                 if broken:
                     raise RecursionError("too deep")
-                return glance(kind, obj)
+                return project_object(kind, obj)
 
-            monkeypatch.setattr(cluster_follower, "glance", drawn)
+            monkeypatch.setattr(cluster, "project_object", drawn)
             await api.create(NODE, node("a"))
             await asyncio.sleep(1)
             lost, picture = await layer_of(follower)
@@ -255,7 +258,7 @@ def test_a_defect_makes_the_cluster_unknown_and_ends_nothing(caplog, monkeypatch
             assert (again.unknown_since, [one.name for one in picture.nodes]) == (None, ["a"])
             assert follower.version() != known
 
-    event_loop.run(1, run)
+    event_loop.run_simulation(1, run)
 
 
 def test_the_map_looks_for_imex_daemons_where_it_is_told():
@@ -275,4 +278,4 @@ def test_the_map_looks_for_imex_daemons_where_it_is_told():
             assert seen == [[], ["tray-1"]]
         await store.close()
 
-    event_loop.run(1, run)
+    event_loop.run_simulation(1, run)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rackloom.app.config import load, settings
+from rackloom.app.config import load_config, setting_names
 from rackloom.errors import Refused
 
 LEAST = """
@@ -53,7 +53,7 @@ def refused(written):
     def reason(text):
         file = written(text)
         with pytest.raises(Refused) as caught:
-            load(file)
+            load_config(file)
         assert str(file) in caught.value.reason
         return caught.value.reason
 
@@ -61,7 +61,7 @@ def refused(written):
 
 
 def test_the_least_that_a_file_must_say(written):
-    config = load(written(LEAST))
+    config = load_config(written(LEAST))
     assert config.nvlink_config.enabled is False
     assert config.nvlink_config.monitor_run_interval == timedelta(seconds=60)
     assert config.metrics.prefix == "nico_"
@@ -69,7 +69,7 @@ def test_the_least_that_a_file_must_say(written):
 
 
 def test_upstreams_section_is_read_as_it_is(written):
-    nvlink = load(written(LEAST + UPSTREAM)).nvlink_config
+    nvlink = load_config(written(LEAST + UPSTREAM)).nvlink_config
     assert nvlink.monitor_run_interval == timedelta(seconds=45)
     assert nvlink.nmx_c_certificate_rotation.rotate_before_expiry == timedelta(days=7)
     assert (nvlink.nmx_c_endpoint_port, nvlink.partition_monitor_max_concurrent_groups) == (9371, 8)
@@ -123,26 +123,26 @@ def test_exactly_one_database(refused):
 
 def test_a_missing_file_is_told(tmp_path):
     with pytest.raises(Refused, match="No such file"):
-        load(tmp_path / "none.toml")
+        load_config(tmp_path / "none.toml")
 
 
 def test_the_environment_wins_and_keeps_passwords_out_of_the_file(written, monkeypatch):
     monkeypatch.setenv("RACKLOOM_DATABASE__POSTGRESQL", "postgresql://u:hush@db/site")
-    config = load(written(LEAST.replace('sqlite = "/var/lib/rackloom"', "")))
+    config = load_config(written(LEAST.replace('sqlite = "/var/lib/rackloom"', "")))
     assert config.database.postgresql == "postgresql://u:hush@db/site"
     assert "hush" not in repr(config)
 
 
 def test_every_setting_is_documented():
     page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
-    missing = [setting for setting in settings() if f"| `{setting}` |" not in page]
+    missing = [setting for setting in setting_names() if f"| `{setting}` |" not in page]
     assert missing == []
-    assert len(settings()) > 50
+    assert len(setting_names()) > 50
 
 
 def test_no_setting_is_documented_that_does_not_exist():
     page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
     table = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
-    sections = {setting.partition(".")[0] for setting in settings()}
+    sections = {setting.partition(".")[0] for setting in setting_names()}
     told = {name for name in table if "." in name and name.partition(".")[0] in sections}
-    assert told == set(settings())
+    assert told == set(setting_names())

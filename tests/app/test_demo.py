@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from rackloom.app.demo import claiming, proving, tell
-from rackloom.app.demo.carving import Tenant
-from rackloom.app.demo.story import NotSeen, Story
+from rackloom.app.demo import run
+from rackloom.app.demo.story import DemoStory, NotObserved
+from rackloom.app.demo.tenants import DemoTenant
 
 STEPS = [
     "two tenants' logical partitions created",
@@ -50,13 +50,13 @@ def test_the_whole_story_holds():
 
 
 def story_of(act):
-    story = Story(lambda _: None)
+    story = DemoStory(lambda _: None)
     asyncio.run(story.step("a step", act))
     return story.report()
 
 
 async def _unseen():
-    raise NotSeen("nothing was there", seen=0)
+    raise NotObserved("nothing was there", seen=0)
 
 
 async def _broken():
@@ -74,7 +74,7 @@ def test_a_step_that_was_not_seen_is_not_ok(act, reason):
 
 def test_what_stands_on_a_failed_step_is_not_attempted():
     async def tell_it():
-        story = Story(lambda _: None)
+        story = DemoStory(lambda _: None)
         await story.step("first", _unseen)
         await story.step_if_holding("second", _broken)
         return story.report()
@@ -84,16 +84,16 @@ def test_what_stands_on_a_failed_step_is_not_attempted():
 
 
 def test_a_claim_that_got_the_wrong_nics_fails_the_step(monkeypatch):
-    wrong = dict(zip(claiming.EXPECTED, reversed(claiming.EXPECTED.values()), strict=True))
-    monkeypatch.setattr(claiming, "EXPECTED", wrong)
-    report = story_of(claiming.allocate_templates)
+    wrong = dict(zip(run.EXPECTED, reversed(run.EXPECTED.values()), strict=True))
+    monkeypatch.setattr(run, "EXPECTED", wrong)
+    report = story_of(run.allocate_templates)
     assert report.ok is False
     assert set(report.steps[0].evidence["claims"]) == set(wrong)
 
 
 def test_without_nixl_the_step_degrades_and_says_so(monkeypatch):
-    monkeypatch.setattr(proving, "missing", lambda: "no wheel")
-    evidence = story_of(proving.move_buffer).steps[0].evidence
+    monkeypatch.setattr(run, "nixl_missing_reason", lambda: "no wheel")
+    evidence = story_of(run.run_transfer).steps[0].evidence
     assert evidence["label"] == "degraded: plain TCP socket, not NIXL (no wheel)"
     assert evidence["dataVerified"] is True
 
@@ -105,11 +105,11 @@ def test_a_fabric_that_keeps_a_partition_fails_the_release(monkeypatch):
     async def as_if_gone(self):
         return True
 
-    monkeypatch.setattr(Tenant, "_delete", nothing_deleted)
-    monkeypatch.setattr(Tenant, "_gone", as_if_gone)
-    monkeypatch.setattr(Tenant, "_partition_gone", as_if_gone)
+    monkeypatch.setattr(DemoTenant, "_delete", nothing_deleted)
+    monkeypatch.setattr(DemoTenant, "_gone", as_if_gone)
+    monkeypatch.setattr(DemoTenant, "_partition_gone", as_if_gone)
     said = []
-    assert tell.run_demo(as_json=True, say=said.append) == 1
+    assert run.run_demo(as_json=True, say=said.append) == 1
     last = json.loads(said[-1])["steps"][-1]
     assert last["ok"] is False
     assert last["evidence"]["reason"] == "the fabric still holds partitions"

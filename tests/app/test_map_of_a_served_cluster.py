@@ -14,25 +14,29 @@ import yaml
 from tests.app.test_serve import Operator, furnish
 from tests.waiting import PATIENCE, until
 
-from rackloom.app.config import load
-from rackloom.app.examples import example
-from rackloom.app.listeners import listening
-from rackloom.app.picture.cluster import ORG_LABEL
-from rackloom.app.picture.glance import KINDS, glance
-from rackloom.app.picture.look import site_picture
-from rackloom.app.serve import service
-from rackloom.app.whole.cluster import twin_cluster
-from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
-from rackloom.claim.kube.api import Listed
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, JOB, NAMESPACE, NODE, POD, RESOURCE_CLAIM_TEMPLATE
+from rackloom.app.config import load_config
+from rackloom.app.demo.story import example_directory
+from rackloom.app.listeners import serve_http
+from rackloom.app.site.service import site_service
+from rackloom.app.snapshot.assemble import site_snapshot
+from rackloom.app.snapshot.cluster import ORG_LABEL, SNAPSHOT_KINDS, project_object
+from rackloom.app.twin.cluster import twin_cluster
+from rackloom.claim.kube.api import ObjectList
+from rackloom.core.domains.names import GPU_CLIQUE_LABEL
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN,
+    JOB,
+    NAMESPACE,
+    NODE,
+    POD,
+    RESOURCE_CLAIM_TEMPLATE,
+)
 from rackloom.errors import Refused
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.kubectl.serving import KubeApplication
+from rackloom.lab.switches.fabric import SeededNames, SimulatedFabric
 from rackloom.topology import profiles
-from rackloom.topology.build import build_site
-from rackloom.topology.rack import RackProfile, Site
-from rackloom.twin.kube import DirectApi
-from rackloom.twin.kube.serving import KubeServing
-from rackloom.twin.names import SeededNames
-from rackloom.twin.switches.fabric import SimulatedFabric
+from rackloom.topology.rack import RackProfile, RackSite, build_site
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 PROFILE = profiles.load_rack("gb200-nvl72")
@@ -43,7 +47,7 @@ class Racks(msgspec.Struct):
     """The racks of `ground.racks`, as a cluster stands on them."""
 
     fabrics: tuple[SimulatedFabric, ...]
-    site: Site = build_site(PROFILE, 1, SeededNames("lab"))
+    site: RackSite = build_site(PROFILE, 1, SeededNames("lab"))
     profile: RackProfile = PROFILE
     seed: str = "lab"
 
@@ -52,13 +56,13 @@ class ApiServer:
     """A fake API server that comes and goes at one address."""
 
     def __init__(self, kube, folder):
-        self._app = KubeServing(kube, "secret", "rack-map")
+        self._app = KubeApplication(kube, "secret", "rack-map")
         self._port = 0
         self.kubeconfig = folder / "kubeconfig"
 
     @asynccontextmanager
     async def up(self):
-        async with listening(self._app, f"127.0.0.1:{self._port}") as self._port:
+        async with serve_http(self._app, f"127.0.0.1:{self._port}") as self._port:
             self.kubeconfig.write_text(json.dumps(kubeconfig(f"http://127.0.0.1:{self._port}")))
             yield
 
@@ -155,7 +159,7 @@ async def job_runs(cluster, org):
     await cluster.nodes.settle()
     api = DirectApi(cluster.kube, "kubectl")
     await api.create(NAMESPACE, {"metadata": {"name": "jobs", "labels": {ORG_LABEL: org}}})
-    domain, pod = yaml.safe_load_all((example("imex-minimal") / "compute-domain.yaml").read_text())
+    domain, pod = yaml.safe_load_all((example_directory("imex-minimal") / "compute-domain.yaml").read_text())
     domain["metadata"]["namespace"] = "jobs"
     await api.create(COMPUTE_DOMAIN, domain)
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 4}}
@@ -190,8 +194,8 @@ async def at_work(ground):
         server = ApiServer(cluster.kube, ground.directory)
         async with server.up():
             pass
-        config = load(ground.config(kubernetes=f'kubeconfig = "{server.kubeconfig}"\ncontext = "lab"'))
-        async with service(config) as site:
+        config = load_config(ground.config(kubernetes=f'kubeconfig = "{server.kubeconfig}"\ncontext = "lab"'))
+        async with site_service(config) as site:
             async with Operator(ground, site.admin_port) as admin:
                 await admin.register(switch)
             yield site, cluster, server
@@ -237,25 +241,26 @@ class Seen(msgspec.Struct):
     objects: dict
 
     async def list(self, kind):
-        return Listed(tuple(self.objects[kind]), "")
+        return ObjectList(tuple(self.objects[kind]), "")
 
 
 async def a_glance_is_enough(cluster):
     """What is kept of each object makes the picture that the whole objects make."""
     api = DirectApi(cluster.kube, "kubectl")
-    whole = {kind: (await api.list(kind)).items for kind in KINDS}
+    whole = {kind: (await api.list(kind)).items for kind in SNAPSHOT_KINDS}
     kept = {
-        kind: [one for one in map(partial(glance, kind), objects) if one] for kind, objects in whole.items()
+        kind: [one for one in map(partial(project_object, kind), objects) if one]
+        for kind, objects in whole.items()
     }
     assert all(whole.values()), "something of every kind is there"
-    assert await site_picture(1.0, cluster=Seen(kept)) == await site_picture(1.0, cluster=Seen(whole))
+    assert await site_snapshot(1.0, cluster=Seen(kept)) == await site_snapshot(1.0, cluster=Seen(whole))
     assert len(json.dumps(kept[NODE])) < len(json.dumps(whole[NODE])) / 2
 
 
 def test_a_site_without_a_readable_kubeconfig_is_not_served(ground):
     def refusal(**tables):
         async def start():
-            async with service(load(ground.config(**tables))):
+            async with site_service(load_config(ground.config(**tables))):
                 raise AssertionError("it is served")
 
         with pytest.raises(Refused) as caught:

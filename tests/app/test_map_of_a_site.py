@@ -5,8 +5,8 @@ import time
 
 import httpx2
 
-from rackloom.app.embedded import embedded_site
 from rackloom.app.home import Home
+from rackloom.app.twin.site import embedded_site
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 

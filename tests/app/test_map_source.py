@@ -5,11 +5,11 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 
-from rackloom.app.picture.look import site_picture, stale_after
-from rackloom.app.rack_map import HAPPENINGS, SiteSource, doorman_of
+from rackloom.app.site.rack_map import TIMELINE_PER_ORG, SiteSource, authenticator_of
+from rackloom.app.snapshot.assemble import site_snapshot, stale_after
 from rackloom.carve.api.auth import Caller, Role
-from rackloom.carve.site.store import Store
-from rackloom.carve.site.tables import endpoint, operation, provider, site
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.schema import endpoint, operation, provider, site
 
 NOW = 1_800_000_000.0
 TIMES = {"created": NOW, "updated": NOW}
@@ -57,7 +57,7 @@ class Verifier:
 
 async def is_operator(store, org):
     source = SiteSource(store, lambda: NOW)
-    viewer = await doorman_of(Verifier(), source.is_operated_by)("token", org)
+    viewer = await authenticator_of(Verifier(), source.is_operated_by)("token", org)
     return viewer.operator
 
 
@@ -72,9 +72,9 @@ async def test_nobody_operates_the_sites_of_another_provider(store):
 
 
 async def test_what_others_do_leaves_a_tenant_its_timeline(store):
-    await store.run(_operations, "acme", *["blue"] * (2 * HAPPENINGS))
+    await store.run(_operations, "acme", *["blue"] * (2 * TIMELINE_PER_ORG))
     told = (await SiteSource(store, lambda: NOW).read()).happenings
-    assert [one.tenant for one in told] == [*["blue"] * HAPPENINGS, "acme"]
+    assert [one.tenant for one in told] == [*["blue"] * TIMELINE_PER_ORG, "acme"]
 
 
 async def test_an_operation_says_what_it_was_asked_of_and_how_long_it_took(store):
@@ -97,8 +97,8 @@ async def test_the_map_calls_readings_old_when_it_is_told_to(store, monkeypatch)
 
     async def look(now, *, stale, **rest):
         seen.append(stale.seconds)
-        return await site_picture(now, stale=stale, **rest)
+        return await site_snapshot(now, stale=stale, **rest)
 
-    monkeypatch.setattr("rackloom.app.rack_map.site_picture", look)
+    monkeypatch.setattr("rackloom.app.site.rack_map.site_snapshot", look)
     await SiteSource(store, lambda: NOW, stale_seconds=30.0).read()
     assert seen == [30.0]

@@ -7,11 +7,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import PATIENCE, until
 
-from rackloom.app.config import load
-from rackloom.app.metrics import OPERATIONS, SiteMetrics, connect_error
-from rackloom.app.serve import service
-from rackloom.app.site_counts import DomainCounts, SiteCounts, node_health
-from rackloom.carve.plan.values import (
+from rackloom.app.config import load_config
+from rackloom.app.site.metrics import OPERATIONS, SiteMetrics, connect_error
+from rackloom.app.site.record_counts import DomainCounts, SiteCounts, node_health
+from rackloom.app.site.service import site_service
+from rackloom.carve.fabric.controller import ControllerKind
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.reconcile.hooks import OperationOutcome
+from rackloom.carve.store.journal import OperatorOrder
+from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,
     AddGpus,
     CreatePartition,
@@ -19,10 +23,6 @@ from rackloom.carve.plan.values import (
     GpuHealth,
     RemoveGpus,
 )
-from rackloom.carve.reconcile.meter import Outcome
-from rackloom.carve.site import endpoint_registry
-from rackloom.carve.site.controllers import ControllerKind
-from rackloom.carve.site.operator_steps import Order
 
 NOTHING = SiteCounts(
     logical_partitions=0,
@@ -112,7 +112,9 @@ def test_a_connect_error_is_one_that_did_not_get_beyond_hello(reason, label):
 )
 def test_operations_have_upstreams_words(operation, name, state, status):
     metrics = SiteMetrics("")
-    metrics.operated("e1", operation, Outcome(kind="", partition_name="p", state=state, message=""), 0.25)
+    metrics.operated(
+        "e1", operation, OperationOutcome(kind="", partition_name="p", state=state, message=""), 0.25
+    )
     seen = samples(metrics.page(NOTHING, 0.0).decode())
     labels = ("operation", name), ("status", status)
     assert seen["nvlink_partition_monitor_nmxc_changes_applied_total", *labels] == 1
@@ -172,12 +174,12 @@ def test_a_site_that_drifts_and_loses_its_switch(ground):
     base = "nico_nvlink_partition_monitor_"
 
     async def scenario():
-        async with ground.racks() as (switch,), service(load(ground.config())) as site:
+        async with ground.racks() as (switch,), site_service(load_config(ground.config())) as site:
             at_first = switch.fabric.snapshot()
             domain = ("nvlink_domain_uuid", switch.fabric.domain)
-            order = Order("test", "", site.reconciler.clock())
+            order = OperatorOrder("test", "", site.reconciler.clock())
             serial = next(iter(switch.fabric.gpus.values())).chassis_serial
-            await site.store.run(endpoint_registry.create, serial, switch.url, order, lambda: "e1")
+            await site.store.run(endpoints.create_chassis_endpoint, serial, switch.url, order, lambda: "e1")
             site.reconciler.endpoints_changed()
             gone = (
                 f"{base}nmxc_changes_applied_total",
@@ -205,7 +207,10 @@ def test_a_site_that_drifts_and_loses_its_switch(ground):
 
 def test_pages_that_are_not_there(ground):
     async def scenario():
-        async with service(load(ground.config())) as site, httpx2.AsyncClient(timeout=PATIENCE) as client:
+        async with (
+            site_service(load_config(ground.config())) as site,
+            httpx2.AsyncClient(timeout=PATIENCE) as client,
+        ):
             assert (await client.get(f"http://127.0.0.1:{site.metrics_port}/admin")).status_code == 404
 
     asyncio.run(scenario())
@@ -214,7 +219,7 @@ def test_pages_that_are_not_there(ground):
 def test_what_an_nmxm_does_is_counted_as_its_own():
     metrics = SiteMetrics("")
     metrics.speaks("m", ControllerKind.NMX_M)
-    done = Outcome(kind="", partition_name="p", state="done", message="")
+    done = OperationOutcome(kind="", partition_name="p", state="done", message="")
     metrics.operated("m", DeletePartition(partition_id=1, name="p"), done, 0.25)
     metrics.unreachable("m", "Hello: UNAVAILABLE: connection refused")
     labels = {"operation": "remove", "status": "completed"}

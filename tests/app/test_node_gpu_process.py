@@ -15,18 +15,18 @@ from tests.claim.node.gpu.test_gpu_nvml import Library
 from tests.ports import reserved_ports
 from tests.waiting import PATIENCE, until
 
-from rackloom.app.node import NodeOptions
-from rackloom.app.node_gpu import GpuOptions, gpu_node
-from rackloom.claim.kube.kinds import NODE, RESOURCE_CLAIM, RESOURCE_SLICE
-from rackloom.claim.node.gpu.settings import GPU_DRIVER
-from rackloom.claim.node.run import Places
+from rackloom.app.node.gpu import GpuOptions, gpu_node
+from rackloom.app.node.process import NodeOptions
+from rackloom.claim.node.gpu.plugin import GPU_DRIVER
+from rackloom.claim.node.run import PluginDirectories
+from rackloom.core.kubernetes.objects import NODE, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.errors import Refused
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.nodes.dra_manager import pod_claim
+from rackloom.lab.nodes.host_files import declared_inventory, host_files, write_sysroot
+from rackloom.lab.nodes.plugin_manager import PluginManagerTiming, plugin_manager_on
 from rackloom.topology import profiles
-from rackloom.twin.hosts.gpu_inventory import declared_inventory
-from rackloom.twin.hosts.sysroot import host_files, write_sysroot
-from rackloom.twin.kube import DirectApi, FakeKube
-from rackloom.twin.kubelet.claims import pod_claim
-from rackloom.twin.kubelet.kubelet import Timing, kubelet_on
 
 PROFILE = "oci-bm.gpu.gb200-v3.4"
 
@@ -48,7 +48,7 @@ def host():
 
 
 def options(host):
-    places = Places(registry=host / "reg", plugins=host / "plug", cdi=host / "cdi")
+    places = PluginDirectories(registry=host / "reg", plugins=host / "plug", cdi=host / "cdi")
     common = NodeOptions(node="n1", places=places, sysroot=host)
     return common, GpuOptions(inventory_file=host / "inventory.json", driver_root=host, vfio=True)
 
@@ -62,7 +62,9 @@ async def a_node():
 def test_it_registers_and_publishes_what_is_declared(host):
     async def story():
         api = await a_node()
-        async with kubelet_on(host / "reg", api, "n1", timing=Timing(look=0.01)) as kubelet:
+        async with plugin_manager_on(
+            host / "reg", api, "n1", timing=PluginManagerTiming(look=0.01)
+        ) as kubelet:
             async with gpu_node(*options(host), api) as one:
                 await kubelet.registered(GPU_DRIVER)
                 await one.publisher.published.wait()
@@ -125,7 +127,7 @@ def test_a_driver_that_comes_later_is_waited_for(host, monkeypatch):
         common = msgspec.structs.replace(common, listen=listen)
         gpus = msgspec.structs.replace(gpus, inventory_file=None, vfio=False)
         async with (
-            kubelet_on(host / "reg", api, "n1", timing=Timing(look=0.01)) as kubelet,
+            plugin_manager_on(host / "reg", api, "n1", timing=PluginManagerTiming(look=0.01)) as kubelet,
             gpu_node(common, gpus, api) as one,
             httpx2.AsyncClient(timeout=PATIENCE) as http,
         ):

@@ -14,20 +14,24 @@ from pathlib import Path
 import grpc.aio
 import httpx2
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import (
+    health_pb2,  # type: ignore[import-untyped]
+    health_pb2_grpc,
+)
 from tests.ports import reserved_ports
 from tests.waiting import PATIENCE, until
 
-from rackloom.app.node import NodeOptions, until_stopped
-from rackloom.app.node_imex import ImexOptions, imex_node
-from rackloom.claim.domain.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, ISOLATION_LABEL
-from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
+from rackloom.app.node.imex import ImexOptions, imex_node
+from rackloom.app.node.process import NodeOptions, serve_plugin
 from rackloom.claim.node.imex.plugin import ImexPlugin
-from rackloom.claim.node.run import Places
+from rackloom.claim.node.run import PluginDirectories
 from rackloom.claim.node.wire import registration_pb2, registration_pb2_grpc
+from rackloom.core.domains.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, ISOLATION_LABEL
+from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
 from rackloom.errors import Refused
-from rackloom.twin.kube import DirectApi, FakeKube
-from rackloom.twin.kubelet.kubelet import Timing, kubelet_on
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.nodes.plugin_manager import PluginManagerTiming, plugin_manager_on
 
 CLUSTER = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 PROC_DEVICES = "Character devices:\n235 nvidia-caps-imex-channels\n236 nvidia-caps\n\nBlock devices:\n"
@@ -51,7 +55,7 @@ def host():
 def options(host, **changes):
     common = NodeOptions(
         node="n1",
-        places=Places(registry=host / "reg", plugins=host / "plug", cdi=host / "cdi"),
+        places=PluginDirectories(registry=host / "reg", plugins=host / "plug", cdi=host / "cdi"),
         sysroot=host,
         listen=changes.pop("listen", None),
         health_listen=changes.pop("health_listen", None),
@@ -76,8 +80,8 @@ def test_it_registers_publishes_labels_and_answers_probes(host):
     async def story(listen, health):
         api = await a_node()
         common, imex = options(host, clique_label=True, listen=listen, health_listen=health)
-        timing = Timing(look=0.01)
-        async with kubelet_on(host / "reg", api, "n1", timing=timing) as kubelet:
+        timing = PluginManagerTiming(look=0.01)
+        async with plugin_manager_on(host / "reg", api, "n1", timing=timing) as kubelet:
             async with imex_node(common, imex, api) as one, httpx2.AsyncClient(timeout=PATIENCE) as http:
                 await kubelet.registered(IMEX_DRIVER)
                 await one.publisher.published.wait()
@@ -163,7 +167,7 @@ def test_a_driver_that_comes_later_or_becomes_newer_is_waited_for(host, quick_lo
         api = await a_node()
         common, imex = options(host, listen=listen)
         async with (
-            kubelet_on(host / "reg", api, "n1", timing=Timing(look=0.01)) as kubelet,
+            plugin_manager_on(host / "reg", api, "n1", timing=PluginManagerTiming(look=0.01)) as kubelet,
             imex_node(common, imex, api) as one,
             httpx2.AsyncClient(timeout=PATIENCE) as http,
         ):
@@ -213,7 +217,9 @@ def test_it_is_ready_while_kubelet_has_it_registered(host, quick_looks):
         async with imex_node(common, imex, api) as one, httpx2.AsyncClient(timeout=PATIENCE) as http:
             await one.publisher.published.wait()
             assert await readiness(http, listen) == (503, "kubelet has not registered the plugin yet")
-            async with kubelet_on(host / "reg", api, "n1", timing=Timing(look=0.01)) as kubelet:
+            async with plugin_manager_on(
+                host / "reg", api, "n1", timing=PluginManagerTiming(look=0.01)
+            ) as kubelet:
                 await kubelet.registered(IMEX_DRIVER)
                 await until_ready(http, listen)
             async with grpc.aio.insecure_channel(f"unix:{one.registrar_socket}") as channel:
@@ -233,7 +239,7 @@ def test_it_is_ready_while_kubelet_has_it_registered(host, quick_looks):
 
 async def until_imex_stopped(host, announce):
     common, imex = options(host)
-    await until_stopped(common, IMEX_DRIVER, partial(imex_node, common, imex), announce)
+    await serve_plugin(common, IMEX_DRIVER, partial(imex_node, common, imex), announce)
 
 
 def test_it_ends_in_good_order_when_it_is_told_to(host, monkeypatch):
@@ -241,7 +247,7 @@ def test_it_ends_in_good_order_when_it_is_told_to(host, monkeypatch):
 
     async def story():
         api = await a_node()
-        monkeypatch.setattr("rackloom.app.node.connect", lambda *_, **__: nullcontext(api))
+        monkeypatch.setattr("rackloom.app.node.process.connect", lambda *_, **__: nullcontext(api))
 
         def announce(line):
             said.append(line)
@@ -257,7 +263,7 @@ def test_it_ends_in_good_order_when_it_is_told_to(host, monkeypatch):
 def test_it_ends_with_the_reason_when_a_part_of_it_fails(host, monkeypatch):
     async def story():
         api = await a_node()
-        monkeypatch.setattr("rackloom.app.node.connect", lambda *_, **__: nullcontext(api))
+        monkeypatch.setattr("rackloom.app.node.process.connect", lambda *_, **__: nullcontext(api))
         monkeypatch.setattr(ImexPlugin, "run", fail)
         await until_imex_stopped(host, lambda _: None)
 

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.twin.scenario.texts import CARVED, END, HEAD, READY
+from tests.lab.scenario.texts import CARVED, END, HEAD, READY
 
-from rackloom.app.playing import play_scenario
+from rackloom.app.twin.scenarios import play_scenario
 from rackloom.errors import Refused
-from rackloom.twin.scenario.library import find, shipped
-from rackloom.twin.scenario.read import parse, read_scenario
+from rackloom.lab.scenario.reading import find_scenario, parse_scenario, read_scenario, shipped_scenarios
 
 
 def ignore(_):
@@ -20,11 +19,11 @@ def outcome(played):
 
 
 def known(name):
-    return read_scenario(find(Path(name)))
+    return read_scenario(find_scenario(Path(name)))
 
 
 def named(speed):
-    return [one.name for one in shipped() if speed in one.speeds]
+    return [one.name for one in shipped_scenarios() if speed in one.speeds]
 
 
 @pytest.mark.parametrize("name", named("virtual"))
@@ -71,7 +70,7 @@ def test_virtual_time_is_the_same_every_time(name):
     ],
 )
 def test_what_is_not_so_is_not_observed(step, seen):
-    scenario = parse(f"{HEAD}{CARVED}{READY}[[step]]\n{step}\n", "wrong", "wrong.toml")
+    scenario = parse_scenario(f"{HEAD}{CARVED}{READY}[[step]]\n{step}\n", "wrong", "wrong.toml")
     played = play_scenario(scenario, speed="virtual", home=None, tell=ignore)
     assert not played.ok
     assert played.observed == played.expected - 1
@@ -81,7 +80,7 @@ def test_what_is_not_so_is_not_observed(step, seen):
 def test_a_request_that_is_refused_ends_the_scenario():
     more = '[[step]]\ndo = "make-instances"\ngroup = "more"\nvpc = "net"\ncount = 18\n'
     played = play_scenario(
-        parse(HEAD + CARVED + more + END, "x", "x"), speed="virtual", home=None, tell=ignore
+        parse_scenario(HEAD + CARVED + more + END, "x", "x"), speed="virtual", home=None, tell=ignore
     )
     assert not played.ok
     assert played.lines[-1].seen.startswith("POST instance/batch: 4")

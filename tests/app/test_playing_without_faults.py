@@ -4,19 +4,18 @@ import os
 
 import pytest
 
-from rackloom.app.playing import play_scenario
-from rackloom.twin.scenario.check import faults_of
-from rackloom.twin.scenario.library import shipped
+from rackloom.app.twin.scenarios import play_scenario
+from rackloom.lab.scenario.reading import scenario_problems, shipped_scenarios
 
 EVERY = os.environ.get("RACKLOOM_ALL_SCENARIOS") == "1"
 SAMPLE = 10
 """Of those with a cluster, which take seconds each: every so manieth, where not all are asked for."""
-BREAKING = [one for one in shipped() if one.faults != "none" and "virtual" in one.speeds]
+BREAKING = [one for one in shipped_scenarios() if one.faults != "none" and "virtual" in one.speeds]
 CLUSTERED = [one for one in BREAKING if "cluster" in one.layers]
 PLAYED = BREAKING if EVERY else [one for one in BREAKING if one not in CLUSTERED] + CLUSTERED[::SAMPLE]
 
 
-@pytest.mark.parametrize("scenario", shipped(), ids=lambda one: one.name)
+@pytest.mark.parametrize("scenario", shipped_scenarios(), ids=lambda one: one.name)
 def test_something_breaks_unless_the_file_says_that_nothing_does(scenario):
     assert (scenario.without_faults == scenario) == (scenario.faults == "none")
 
@@ -24,7 +23,7 @@ def test_something_breaks_unless_the_file_says_that_nothing_does(scenario):
 @pytest.mark.parametrize("scenario", PLAYED, ids=lambda one: one.name)
 def test_a_day_on_which_nothing_breaks_is_told_from_one_on_which_it_does(scenario):
     calm = scenario.without_faults
-    if any(faults_of(calm)):
+    if any(scenario_problems(calm)):
         assert scenario.faults == "seen", "what it expects cannot even be said of such a day"
         return
     played = play_scenario(calm, speed="virtual", home=None, tell=lambda _: None)

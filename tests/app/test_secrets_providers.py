@@ -11,11 +11,13 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from rackloom.app.secrets.environment import EnvironmentSecrets, variable
-from rackloom.app.secrets.files import FileSecrets
-from rackloom.app.secrets.kubernetes import KubernetesSecrets
-from rackloom.app.secrets.values import Secret
-from rackloom.app.secrets.vault import VaultSecrets, kubernetes_role, token_from
+from rackloom.app.site.secret_stores import (
+    KubernetesSecrets,
+    VaultSecrets,
+    login_with_service_account,
+    login_with_token,
+)
+from rackloom.app.site.secrets import EnvironmentSecrets, FileSecrets, Secret, variable_prefix
 from rackloom.errors import Refused, Retry
 
 PATH = "nmxm/default/auth"
@@ -135,7 +137,7 @@ def provider(request, tmp_path, account, vault):
     if request.param == "kubernetes":
         return KubernetesSecrets("https://cluster", "site", account, FakeCluster())
     (tmp_path / "vault-token").write_text("good\n")
-    return VaultSecrets(vault.url, "secret", token_from(tmp_path / "vault-token"))
+    return VaultSecrets(vault.url, "secret", login_with_token(tmp_path / "vault-token"))
 
 
 def test_what_is_written_is_read_replaced_and_forgotten(provider):
@@ -160,7 +162,11 @@ def test_a_path_means_one_place(provider, path):
 
 
 def test_the_environment_is_read_only():
-    told = {f"{variable(PATH)}USERNAME": "root", f"{variable(PATH)}PASSWORD": "hush", "HOME": "/"}
+    told = {
+        f"{variable_prefix(PATH)}USERNAME": "root",
+        f"{variable_prefix(PATH)}PASSWORD": "hush",
+        "HOME": "/",
+    }
     provider = EnvironmentSecrets(told)
 
     async def scenario():
@@ -195,7 +201,7 @@ def test_a_file_that_everybody_may_read_is_no_secret(tmp_path):
 
 
 def test_vault_logs_in_again_when_its_token_has_run_out(vault, account):
-    provider = VaultSecrets(vault.url, "secret", kubernetes_role("rackloom", account / "token"))
+    provider = VaultSecrets(vault.url, "secret", login_with_service_account("rackloom", account / "token"))
 
     async def scenario():
         await provider.write(PATH, FIELDS)
@@ -213,7 +219,9 @@ def test_vault_logs_in_again_when_its_token_has_run_out(vault, account):
 def test_a_sealed_vault_is_tried_again_later(vault, account):
     vault.broken = True
     with pytest.raises(Retry, match="cannot be asked") as trouble:
-        asyncio.run(VaultSecrets(vault.url, "secret", token_from(account / "token")).write(PATH, FIELDS))
+        asyncio.run(
+            VaultSecrets(vault.url, "secret", login_with_token(account / "token")).write(PATH, FIELDS)
+        )
     assert "hush" not in str(trouble.value)
     assert trouble.value.__cause__ is None
 

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from tests.waiting import PATIENCE, until
 
-from rackloom.app.config import load
-from rackloom.app.serve import service
+from rackloom.app.config import load_config
+from rackloom.app.site.service import site_service
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import forge_pb2_grpc, operator_pb2_grpc
 from rackloom.carve.admin import operator_pb2 as ours
@@ -63,12 +63,12 @@ async def furnish(http, machines):
 
 
 def test_an_operator_brings_up_a_rack_and_a_tenant_uses_it(ground):
-    config = load(ground.config())
+    config = load_config(ground.config())
 
     async def scenario():
         async with (
             ground.racks() as (switch,),
-            service(config) as site,
+            site_service(config) as site,
             Operator(ground, site.admin_port) as admin,
         ):
             assert await admin.machines() == []
@@ -103,12 +103,12 @@ def test_an_operator_brings_up_a_rack_and_a_tenant_uses_it(ground):
 
 
 def test_an_endpoint_is_used_without_a_restart_and_forgotten_without_one(ground):
-    config = load(ground.config())
+    config = load_config(ground.config())
 
     async def scenario():
         async with (
             ground.racks(2) as (first, second),
-            service(config) as site,
+            site_service(config) as site,
             Operator(ground, site.admin_port) as admin,
         ):
             await admin.register(first)
@@ -135,14 +135,14 @@ def test_an_endpoint_is_used_without_a_restart_and_forgotten_without_one(ground)
 
 def test_each_controller_may_have_material_of_its_own(ground, make_authority):
     stranger = make_authority("another site")
-    config = load(ground.config())
+    config = load_config(ground.config())
 
     async def scenario():
         ground.authority, common = stranger, ground.authority
         async with ground.racks() as (switch,):
             ground.authority = common
             (serial,) = {gpu.chassis_serial for gpu in switch.fabric.gpus.values()}
-            async with service(config) as site, Operator(ground, site.admin_port) as admin:
+            async with site_service(config) as site, Operator(ground, site.admin_port) as admin:
                 await admin.register(switch)
                 page = await until(lambda: failed(site.metrics_port), "the failure is counted")
                 assert 'nico_nvlink_endpoints{state="never"} 1.0' in page
@@ -170,12 +170,12 @@ def test_each_controller_may_have_material_of_its_own(ground, make_authority):
 
 
 def test_plaintext_switches_need_allow_insecure(ground):
-    config = load(ground.config())
+    config = load_config(ground.config())
 
     async def scenario():
         async with (
             ground.racks(tls=False) as (switch,),
-            service(config) as site,
+            site_service(config) as site,
             Operator(ground, site.admin_port) as admin,
         ):
             with pytest.raises(grpc.aio.AioRpcError, match="plaintext") as refused:
@@ -191,7 +191,7 @@ def test_domains_that_are_read_too_rarely_to_be_compared_are_refused(ground):
 
     async def scenario():
         with pytest.raises(Refused, match=r"monitor_run_interval is 360 s.*at least every 300 s"):
-            async with service(load(written)):
+            async with site_service(load_config(written)):
                 pass
 
     asyncio.run(scenario())
@@ -202,12 +202,12 @@ def test_a_site_that_only_discovers_does_what_an_operator_applies(ground):
     path.write_text(
         path.read_text().replace("enabled = true", "enabled = false\ndomain_discovery_enabled = true")
     )
-    config = load(path)
+    config = load_config(path)
 
     async def scenario():
         async with (
             ground.racks() as (switch,),
-            service(config) as site,
+            site_service(config) as site,
             Operator(ground, site.admin_port) as admin,
         ):
             await admin.register(switch)
@@ -228,12 +228,12 @@ def test_a_site_that_only_discovers_does_what_an_operator_applies(ground):
 
 
 def test_a_plan_is_not_applied_in_a_paused_domain_and_the_refusal_says_so(ground):
-    config = load(ground.config())
+    config = load_config(ground.config())
 
     async def scenario():
         async with (
             ground.racks() as (switch,),
-            service(config) as site,
+            site_service(config) as site,
             Operator(ground, site.admin_port) as admin,
         ):
             await admin.register(switch)
@@ -251,12 +251,12 @@ def test_a_plan_is_not_applied_in_a_paused_domain_and_the_refusal_says_so(ground
 
 
 def test_browse_asks_the_controller_itself(ground):
-    config = load(ground.config())
+    config = load_config(ground.config())
 
     async def scenario():
         async with (
             ground.racks() as (switch,),
-            service(config) as site,
+            site_service(config) as site,
             Operator(ground, site.admin_port, "viewer") as viewer,
         ):
             async with Operator(ground, site.admin_port) as admin:
@@ -282,10 +282,10 @@ async def metrics(port, path="metrics"):
 
 
 def test_tokens_of_other_issuers_are_not_believed(ground):
-    config = load(ground.config())
+    config = load_config(ground.config())
 
     async def scenario():
-        async with service(config) as site, ground.rest(site.rest_port) as http:
+        async with site_service(config) as site, ground.rest(site.rest_port) as http:
             assert (await http.get("site")).status_code == 200
             wrong = {"Authorization": f"Bearer {ground.token(issuer='https://issuer.evil')}"}
             assert (await http.get("site", headers=wrong)).status_code == 401
@@ -298,7 +298,7 @@ def test_tokens_of_other_issuers_are_not_believed(ground):
 
 def test_a_database_serves_one_site(ground):
     async def start(path):
-        async with service(load(path)):
+        async with site_service(load_config(path)):
             return
 
     asyncio.run(start(ground.config()))
@@ -309,9 +309,7 @@ def test_a_database_serves_one_site(ground):
 
 
 def test_the_process_says_where_it_listens_and_ends_when_told(ground):
-    code = (
-        "import sys, pathlib; from rackloom.cli.serve import serve; serve(config=pathlib.Path(sys.argv[1]))"
-    )
+    code = "import sys, pathlib; from rackloom.cli.site import serve; serve(config=pathlib.Path(sys.argv[1]))"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(ground.config())], stdout=subprocess.PIPE, text=True
     )
@@ -330,7 +328,7 @@ def test_time_never_runs_backwards_over_a_restart(ground):
     """The clock of the service starts after everything that is recorded."""
 
     async def start():
-        async with service(load(ground.config())) as site:
+        async with site_service(load_config(ground.config())) as site:
             return site.reconciler.clock()
 
     before = asyncio.run(start())

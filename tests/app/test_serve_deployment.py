@@ -13,17 +13,17 @@ import yaml
 from alembic import command
 from alembic.config import Config as Alembic
 
-from rackloom.app.config import load
-from rackloom.app.metrics import SiteMetrics
-from rackloom.app.secrets.kubernetes import name_of
-from rackloom.app.serve import service
-from rackloom.app.site_counts import DomainCounts, SiteCounts
-from rackloom.app.switch_secrets import FAMILY
-from rackloom.carve.admin.credentials import NMX_M
-from rackloom.carve.site import endpoint_registry, endpoints
-from rackloom.carve.site import migrate as migrate_module
-from rackloom.carve.site.controllers import ControllerKind
-from rackloom.carve.site.operator_steps import Order
+from rackloom.app.config import load_config
+from rackloom.app.site.metrics import SiteMetrics
+from rackloom.app.site.record_counts import DomainCounts, SiteCounts
+from rackloom.app.site.secret_stores import secret_name
+from rackloom.app.site.service import site_service
+from rackloom.app.site.switches import SECRET_FAMILY
+from rackloom.carve.admin.endpoints import NMX_M_CREDENTIAL
+from rackloom.carve.fabric.controller import ControllerKind
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.store import schema as migrate_module
+from rackloom.carve.store.journal import OperatorOrder
 
 SITE = Path(__file__).parents[2] / "deploy" / "site"
 BASE = SITE / "base"
@@ -62,7 +62,7 @@ def _metric_names():
 
 def test_the_base_looks_and_does_not_act_before_its_operator_says_so(monkeypatch):
     monkeypatch.setenv("RACKLOOM_DATABASE__POSTGRESQL", "postgresql://u@db/site")
-    config = load(BASE / "site.toml")
+    config = load_config(BASE / "site.toml")
     assert config.nvlink_config.domain_discovery_enabled
     assert not config.nvlink_config.enabled
     assert config.admin.admin_names
@@ -103,15 +103,15 @@ def test_the_role_allows_every_secret_that_a_chassis_may_have():
     reading = [rule for rule in role["rules"] if "get" in rule["verbs"]]
 
     def may_read(path):
-        return any(name_of(path) in rule.get("resourceNames", [name_of(path)]) for rule in reading)
+        return any(secret_name(path) in rule.get("resourceNames", [secret_name(path)]) for rule in reading)
 
     # Kubernetes answers 403, not 404, for a name that is not allowed: that chassis could not be spoken to.
-    for kind in FAMILY.values():
+    for kind in SECRET_FAMILY.values():
         assert may_read(f"{kind}/SERIAL-1/tls")
     assert may_read("nmxm/SERIAL-1/auth")
-    assert may_read(NMX_M)
+    assert may_read(NMX_M_CREDENTIAL)
     writing = [rule for rule in role["rules"] if {"update", "delete"} & set(rule["verbs"])]
-    assert [rule["resourceNames"] for rule in writing] == [[name_of(NMX_M)]]
+    assert [rule["resourceNames"] for rule in writing] == [[secret_name(NMX_M_CREDENTIAL)]]
 
 
 def test_every_resource_that_is_named_is_there():
@@ -141,9 +141,11 @@ def test_the_unit_is_hardened_and_starts_the_service():
 
 def test_a_backup_of_a_running_service_brings_it_back(ground, tmp_path):
     async def before():
-        async with service(load(ground.config())) as site:
-            order = Order("test", "", site.reconciler.clock())
-            await site.store.run(endpoint_registry.create, "S1", "https://switch", order, lambda: "e1")
+        async with site_service(load_config(ground.config())) as site:
+            order = OperatorOrder("test", "", site.reconciler.clock())
+            await site.store.run(
+                endpoints.create_chassis_endpoint, "S1", "https://switch", order, lambda: "e1"
+            )
             (tmp_path / "restored").mkdir()
             source = ground.directory / "home" / "site.db"
             with (
@@ -155,8 +157,8 @@ def test_a_backup_of_a_running_service_brings_it_back(ground, tmp_path):
     async def after():
         path = ground.config()
         path.write_text(path.read_text().replace("/home", "/restored"))
-        async with service(load(path)) as site:
-            return await site.store.read(endpoints.every)
+        async with site_service(load_config(path)) as site:
+            return await site.store.read(endpoints.all_endpoints)
 
     asyncio.run(before())
     (found,) = asyncio.run(after())
@@ -178,7 +180,7 @@ def test_the_database_of_the_first_version_is_upgraded(ground):
     engine.dispose()
 
     async def start():
-        async with service(load(ground.config())) as site:
+        async with site_service(load_config(ground.config())) as site:
             provider = sa.text("SELECT id FROM provider WHERE org = 'acme'")
             return await site.store.read(lambda conn: conn.execute(provider).scalar_one())
 

@@ -7,24 +7,23 @@ import httpx2
 import pytest
 import sqlalchemy as sa
 
-from rackloom.app import host_state
-from rackloom.app.host_state import HostStates
-from rackloom.carve.admin.machine_book import MachineRecord, enrol
-from rackloom.carve.admin.site_book import ensure_site
-from rackloom.carve.plan.values import DefaultPartition
-from rackloom.carve.site.store import Store
-from rackloom.carve.site.tables import machine
-from rackloom.topology.facts import Source
-from rackloom.twin.virtual import event_loop
+from rackloom.app.site import host_state
+from rackloom.app.site.host_state import HostStatePoller
+from rackloom.carve.inventory.enrolment import MachineRecord, enrol_machines, ensure_site
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.schema import machine
+from rackloom.core.partitions.domain import DefaultPartitionPolicy
+from rackloom.lab.virtual import event_loop
+from rackloom.topology.join_key import Source
 
 
 def _furnish(conn):
     ids = iter("ps")
-    site = ensure_site(conn, "lab", "acme", DefaultPartition.NONE, 1.0, lambda: next(ids))
+    site = ensure_site(conn, "lab", "acme", DefaultPartitionPolicy.NONE, 1.0, lambda: next(ids))
     records = [
         MachineRecord(chassis_serial="C", slot=slot, tray_index=0, rack="r", gpus=4) for slot in (0, 1)
     ]
-    enrol(conn, site, records, Source.DECLARED, "Unknown", 1.0)
+    enrol_machines(conn, site, records, Source.DECLARED, "Unknown", 1.0)
     conn.execute(sa.update(machine).values(domain="d1"))
 
 
@@ -50,7 +49,7 @@ def asked():
     provider = Provider()
     store = Store.inline()
     asyncio.run(store.run(_furnish))
-    hosts = HostStates("http://hosts.test/v1/", 60.0, store, lambda: 2.0, httpx2.MockTransport(provider))
+    hosts = HostStatePoller("http://hosts.test/v1/", 60.0, store, lambda: 2.0, httpx2.MockTransport(provider))
 
     def ask(**answers):
         provider.answers = {name.replace("_", "-"): answer for name, answer in answers.items()}
@@ -58,7 +57,7 @@ def asked():
         async def scenario():
             return await hosts.ask(), await store.read(_statuses)
 
-        return event_loop.run(1, scenario)
+        return event_loop.run_simulation(1, scenario)
 
     yield ask
     asyncio.run(store.close())
@@ -87,7 +86,7 @@ def test_a_ready_host_is_ready_and_a_silent_one_is_not(asked):
         told(["ready"]),
         httpx2.Response(200, content="ready"),
         httpx2.Response(200, content="[" * 100_000),
-        httpx2.Response(200, content=json.dumps({"state": "ready", "also": "x" * host_state.MOST_BYTES})),
+        httpx2.Response(200, content=json.dumps({"state": "ready", "also": "x" * host_state.MAX_BYTES})),
     ],
 )
 def test_what_is_not_understood_is_unknown(asked, answer):

@@ -8,9 +8,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from rackloom.app.config_sections import Issuer
-from rackloom.app.issuers import Issuers, trusted_keys
-from rackloom.carve.api.auth import Unauthenticated
+from rackloom.app.config import IssuerConfig
+from rackloom.app.site.issuers import IssuerVerifier, trusted_keys
+from rackloom.carve.api.auth import UnauthenticatedCaller
 from rackloom.errors import Refused
 
 NOW = 1000.0
@@ -36,7 +36,7 @@ class Signer:
         self.file.write_text(json.dumps({"keys": [jwk | {"kid": kid} | fields]}))
 
     def issuer(self, *algorithms):
-        return Issuer(
+        return IssuerConfig(
             issuer=self.name,
             audience="rackloom",
             jwks_file=self.file,
@@ -56,7 +56,7 @@ def signers(tmp_path):
 
 
 def loaded(*issuers):
-    verifier = Issuers(issuers, lambda: NOW)
+    verifier = IssuerVerifier(issuers, lambda: NOW)
     asyncio.run(verifier.load())
     return verifier
 
@@ -83,7 +83,7 @@ def test_an_issuer_speaks_only_for_itself(signers):
         "Basic x",
         None,
     ):
-        with pytest.raises(Unauthenticated):
+        with pytest.raises(UnauthenticatedCaller):
             verifier.verify(forged, "acme")
 
 
@@ -92,11 +92,11 @@ def test_keys_are_rotated_and_old_ones_end(signers):
     verifier = loaded(signer.issuer())
     old = signer.token()
     signer.rotate("two")
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(UnauthenticatedCaller):
         verifier.verify(signer.token(), "acme")
     asyncio.run(verifier.load())
     verifier.verify(signer.token(), "acme")
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(UnauthenticatedCaller):
         verifier.verify(old, "acme")
 
 

@@ -9,20 +9,18 @@ import httpx2
 import pytest
 from tests.waiting import PATIENCE, until, until_so
 
-from rackloom.app.config import load
-from rackloom.app.secrets.choose import provider_of
-from rackloom.app.serve import service
-from rackloom.app.switches import Switches
-from rackloom.carve.fabric.ports import FabricUnavailable
-from rackloom.carve.site.endpoints import Endpoint
+from rackloom.app.config import load_config
+from rackloom.app.site.secrets import secret_provider
+from rackloom.app.site.service import site_service
+from rackloom.app.site.switches import Switches
+from rackloom.carve.fabric.controller import FabricUnavailable
+from rackloom.carve.inventory.endpoints import Endpoint
 from rackloom.errors import Refused
+from rackloom.lab.switches.fabric import SeededNames, fabrics_of
+from rackloom.lab.switches.faults import NmxmFault
+from rackloom.lab.switches.servers import NmxcServer, NmxcServerTls, NmxmServer
 from rackloom.topology import profiles
-from rackloom.topology.build import build_site
-from rackloom.twin.names import SeededNames
-from rackloom.twin.switches.nmxc_server import NmxcServer, ServerTls
-from rackloom.twin.switches.nmxm_faults import NmxmFault
-from rackloom.twin.switches.nmxm_server import NmxmServer
-from rackloom.twin.switches.racks import fabrics_of
+from rackloom.topology.rack import build_site
 
 PASSWORD = "simulated"
 
@@ -53,7 +51,7 @@ async def nmxm(ground, *fabrics, **options):
 @asynccontextmanager
 async def nmxc(ground, fabric):
     pem = ground.authority.issue("switch")
-    tls = ServerTls(certificate=pem.certificate, key=pem.key, client_ca=ground.authority.certificate)
+    tls = NmxcServerTls(certificate=pem.certificate, key=pem.key, client_ca=ground.authority.certificate)
     async with NmxcServer(fabric, tls=tls) as server:
         yield server
 
@@ -130,7 +128,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage(ground, **changes):
-    async with service(load(ground.config(**changes))) as site, AsyncExitStack() as stack:
+    async with site_service(load_config(ground.config(**changes))) as site, AsyncExitStack() as stack:
         yield await Stage(ground, site, stack).open()
 
 
@@ -278,7 +276,7 @@ def test_an_nmxm_in_plaintext_is_refused_at_the_start(ground):
     path = ground.config(nvlink_config='nmx_m_endpoint = "http://nmx-m"')
 
     async def start():
-        async with service(load(path)):
+        async with site_service(load_config(path)):
             raise AssertionError("it started")
 
     with pytest.raises(Refused, match="plaintext"):
@@ -288,13 +286,13 @@ def test_an_nmxm_in_plaintext_is_refused_at_the_start(ground):
 def test_an_nmxm_can_be_browsed(ground):
     (fabric,) = fabrics(1)
     keep_login(ground)
-    config = load(ground.config())
+    config = load_config(ground.config())
     (serial,) = serials(fabric)
     guid = max(fabric.gpus)
 
     async def scenario():
         async with nmxm(ground, fabric) as manager:
-            switches = Switches(config.nvlink_config, provider_of(config.secrets), clock=lambda: 0.0)
+            switches = Switches(config.nvlink_config, secret_provider(config.secrets), clock=lambda: 0.0)
             endpoint = Endpoint(id="e", url=manager.url, chassis_serials=(serial,), domain=None)
             one = json.loads(await switches.browse(endpoint, "GetGpuInfoList", guid))
             assert [gpu["DeviceUID"] for gpu in one] == [guid]

@@ -5,18 +5,26 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rackloom.app.site_counts import count
-from rackloom.carve.plan.values import CreatePartition, GpuHealth, Limits, Observation, ObservedGpu
-from rackloom.carve.site import endpoints, knowledge, operations
-from rackloom.carve.site.store import Store
-from rackloom.carve.site.tables import domain_dispute, endpoint, owned_partition
+from rackloom.app.site.record_counts import count_site_records
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.observation import latest
+from rackloom.carve.partitions import ownership
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.schema import domain_dispute, endpoint, owned_partition
+from rackloom.core.partitions.domain import (
+    CreatePartition,
+    DomainLimits,
+    DomainObservation,
+    GpuHealth,
+    ObservedGpu,
+)
 
 
 def _fill(conn: sa.Connection) -> None:
     conn.execute(sa.insert(endpoint).values(id="e", url="http://switch", created=1.0, updated=1.0))
     for name, number in (("asked-for", None), ("seen", 1), ("seen-too", 2)):
         wanted = CreatePartition(name=name, logical_partition=name, guids=(1,))
-        asked = operations.begin(conn, "e", "d", wanted, 1.0, 1.0)
+        asked = ownership.begin_operation_record(conn, "e", "d", wanted, 1.0, 1.0)
         row: dict[str, Any] = {"domain": "d", "name": name, "logical_partition_id": name, "created": 1.0}
         row |= {"partition_id": number, "operation_id": asked}
         conn.execute(sa.insert(owned_partition).values(**row))
@@ -26,7 +34,7 @@ def test_a_partition_counts_once_it_was_seen():
     async def scenario():
         store = Store.inline()
         await store.run(_fill)
-        counted = await store.read(count, 0)
+        counted = await store.read(count_site_records, 0)
         await store.close()
         return counted.physical_partitions
 
@@ -36,40 +44,42 @@ def test_a_partition_counts_once_it_was_seen():
 def test_domains_in_dispute_are_counted():
     async def scenario():
         store = Store.inline()
-        before = await store.read(count, 0)
+        before = await store.read(count_site_records, 0)
         row = {"domain": "d", "reason": "they differ", "since": 1.0}
         await store.run(lambda conn: conn.execute(sa.insert(domain_dispute).values(**row)))
-        after = await store.read(count, 0)
+        after = await store.read(count_site_records, 0)
         await store.close()
         return before.disputed_domains, after.disputed_domains
 
     assert asyncio.run(scenario()) == (0, 1)
 
 
-def _reading(at: float, *gpus: int) -> Observation:
+def _reading(at: float, *gpus: int) -> DomainObservation:
     listed = (
         ObservedGpu(
             guid=guid, chassis_serial="c", slot=1, tray_index=0, module_id=guid, health=GpuHealth.HEALTHY
         )
         for guid in gpus
     )
-    return Observation(domain="d", gpus=tuple(listed), partitions=(), limits=Limits(), observed_at=at)
+    return DomainObservation(
+        domain="d", gpus=tuple(listed), partitions=(), limits=DomainLimits(), observed_at=at
+    )
 
 
 def _leader_and_standby(conn: sa.Connection) -> None:
     for key, reading in (("leader", _reading(5.0, 1, 2)), ("standby", _reading(9.0))):
-        endpoints.register(conn, f"http://{key}", [key], 1.0, lambda key=key: key)
-        knowledge.learn(conn, key, reading)
-        endpoints.set_domain(conn, key, "d", 9.0)
+        endpoints.register_endpoint(conn, f"http://{key}", [key], 1.0, lambda key=key: key)
+        latest.save_reading(conn, key, reading)
+        endpoints.set_endpoint_domain(conn, key, "d", 9.0)
 
 
 def test_a_standby_hides_nothing_and_what_a_lost_controller_showed_is_not_counted_as_there():
     async def scenario():
         store = Store.inline()
         await store.run(_leader_and_standby)
-        (both,) = (await store.read(count, 0)).domains
-        await store.run(knowledge.lose, "leader", "UNAVAILABLE", 10.0)
-        (lost,) = (await store.read(count, 0)).domains
+        (both,) = (await store.read(count_site_records, 0)).domains
+        await store.run(latest.mark_unreadable, "leader", "UNAVAILABLE", 10.0)
+        (lost,) = (await store.read(count_site_records, 0)).domains
         await store.close()
         return both, lost
 

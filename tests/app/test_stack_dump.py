@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import asyncio
-from rackloom.app.stopping import told_to_stop
+from rackloom.app.process import told_to_stop
 
 async def waits_for_a_switch():
     await asyncio.Event().wait()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rackloom.app.stopping import work_until
+from rackloom.app.process import run_until_stopped
 from rackloom.errors import Refused
 
 
@@ -21,7 +21,7 @@ def test_work_ends_in_good_order_when_told_to_stop():
             finally:
                 left.append("cleaned up")
 
-        await work_until(stopped, work())
+        await run_until_stopped(stopped, work())
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
     assert left == ["cleaned up"]
@@ -32,8 +32,8 @@ def test_what_work_fails_with_is_raised():
         raise Refused("no channel")
 
     with pytest.raises(Refused, match="no channel"):
-        asyncio.run(asyncio.wait_for(work_until(asyncio.Event(), work()), 60))
+        asyncio.run(asyncio.wait_for(run_until_stopped(asyncio.Event(), work()), 60))
 
 
 def test_work_that_is_over_ends_the_process():
-    asyncio.run(asyncio.wait_for(work_until(asyncio.Event(), asyncio.sleep(0)), 60))
+    asyncio.run(asyncio.wait_for(run_until_stopped(asyncio.Event(), asyncio.sleep(0)), 60))

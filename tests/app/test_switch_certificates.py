@@ -9,17 +9,16 @@ import pytest
 import structlog
 from tests.waiting import PATIENCE
 
-from rackloom.app.config_sections import CertificateRotation, NvlinkConfig
-from rackloom.app.secrets.files import FileSecrets
-from rackloom.app.switches import Switches
-from rackloom.carve.fabric.ports import FabricUnavailable
-from rackloom.carve.plan.values import CreatePartition
-from rackloom.carve.site.endpoints import Endpoint
+from rackloom.app.config import CertificateRotation, NvlinkConfig
+from rackloom.app.site.secrets import FileSecrets
+from rackloom.app.site.switches import Switches
+from rackloom.carve.fabric.controller import FabricUnavailable
+from rackloom.carve.inventory.endpoints import Endpoint
+from rackloom.core.partitions.domain import CreatePartition
+from rackloom.lab.switches.fabric import SeededNames, fabrics_of
+from rackloom.lab.switches.servers import NmxcServer, NmxcServerTls
 from rackloom.topology import profiles
-from rackloom.topology.build import build_site
-from rackloom.twin.names import SeededNames
-from rackloom.twin.switches.nmxc_server import NmxcServer, ServerTls
-from rackloom.twin.switches.racks import fabrics_of
+from rackloom.topology.rack import build_site
 
 HOUR = 3600.0
 
@@ -37,7 +36,7 @@ class Bench:
     async def controller(self, authority):
         """The controller shows a certificate of `authority`, and asks for one; the port stays."""
         pem = authority.issue("switch")
-        tls = ServerTls(certificate=pem.certificate, key=pem.key, client_ca=authority.certificate)
+        tls = NmxcServerTls(certificate=pem.certificate, key=pem.key, client_ca=authority.certificate)
         port = 0 if self.server is None else int(self.server.url.rpartition(":")[2])
         async with NmxcServer(self.fabric, port=port, tls=tls) as self.server:
             yield

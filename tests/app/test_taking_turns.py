@@ -5,7 +5,7 @@ import sys
 
 SHOWN = """
 import sys
-from rackloom.app.taking_turns import TURN, take_short_turns
+from rackloom.app.process import TURN, take_short_turns
 before = sys.getswitchinterval()
 take_short_turns()
 assert sys.getswitchinterval() == TURN < before, (before, sys.getswitchinterval())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.prove.transfer.memory import missing
+from rackloom.prove.transfer.agent import nixl_missing_reason
 
 TRANSFER = Path(__file__).parents[2] / "benchmarks" / "transfer.py"
 
@@ -60,7 +60,7 @@ def test_the_overall_rate_of_ucx_perftest_is_read() -> None:
 
 
 @pytest.mark.nixl
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.skipif(nixl_missing_reason() is not None, reason=str(nixl_missing_reason()))
 def test_it_prints_a_row_for_each_comparison() -> None:
     done = subprocess.run(
         [sys.executable, str(TRANSFER), "--quick"], capture_output=True, text=True, timeout=300, check=False

@@ -12,9 +12,9 @@ import pytest
 from tests.web.pictures import AT
 from tests.web.stand_ins import ShownSite, doorman
 
-from rackloom.app.listeners import listening
+from rackloom.app.listeners import serve_http
+from rackloom.web.model import SiteReading
 from rackloom.web.pages import create_pages
-from rackloom.web.reading import Reading
 
 FLAGS = [
     "--no-sandbox",
@@ -58,7 +58,7 @@ class Served:
         self.site = site
         self._loop = loop
 
-    def show(self, reading: Reading) -> None:
+    def show(self, reading: SiteReading) -> None:
         self._loop.call_soon_threadsafe(self.site.show, reading)
 
     def breaks(self, broken: bool) -> None:
@@ -66,7 +66,7 @@ class Served:
 
 
 @contextmanager
-def serving(reading: Reading) -> Iterator[Served]:
+def serving(reading: SiteReading) -> Iterator[Served]:
     ready: list[Served] = []
     up = threading.Event()
     stop: list[asyncio.Event] = []
@@ -75,7 +75,7 @@ def serving(reading: Reading) -> Iterator[Served]:
         site = ShownSite(reading)
         stop.append(asyncio.Event())
         pages = create_pages(site, doorman, lambda: AT, switch_trays=9)
-        async with listening(pages, "127.0.0.1:0") as port:
+        async with serve_http(pages, "127.0.0.1:0") as port:
             ready.append(Served(f"http://127.0.0.1:{port}", site, asyncio.get_running_loop()))
             up.set()
             await stop[0].wait()
@@ -95,7 +95,9 @@ def open_map(chromium):
     """Opens the map of a reading, signed in; gives the page and what serves it."""
 
     @contextmanager
-    def opened(reading: Reading, *, org="provider", token=OPERATOR, scheme="light", width=1500, height=1000):
+    def opened(
+        reading: SiteReading, *, org="provider", token=OPERATOR, scheme="light", width=1500, height=1000
+    ):
         with serving(reading) as served:
             context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
             page = context.new_page()

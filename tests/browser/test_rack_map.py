@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from tests.web.pictures import AT, picture
 
-from rackloom.prove.doctor.checks.view import around, at_domain
-from rackloom.prove.doctor.findings import fails, unknown
-from rackloom.prove.picture.join import JoinedShares, join
-from rackloom.web.reading import Happening, Reading
+from rackloom.core.diagnosis.findings import fails, unknown
+from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
+from rackloom.core.diagnosis.index import at_domain, places_around
+from rackloom.web.model import SiteReading, TimelineEntry
 
 GPU = "rect[role=gridcell]"
 HOLDERS = ("acme",) * 10 + (None,) * 3 + ("blue",) * 4 + ("crimson",) * 6
@@ -47,10 +47,12 @@ def story(racks=8):
         unknown("controller", "domain domain-3", "it does not answer", "rackloom admin endpoint list"),
     )  # fmt: skip
     happenings = tuple(
-        Happening(at=AT - 30 * n, tenant="acme", what=f"add gpus acme-{n}", where="domain 0", outcome="done")
+        TimelineEntry(
+            at=AT - 30 * n, tenant="acme", what=f"add gpus acme-{n}", where="domain 0", outcome="done"
+        )
         for n in range(4)
     )
-    return Reading(picture=seen, findings=findings, happenings=happenings)
+    return SiteReading(picture=seen, findings=findings, happenings=happenings)
 
 
 def style(page, selector, name):
@@ -211,7 +213,7 @@ def test_a_change_appears_by_itself_and_takes_neither_focus_nor_choice(open_map)
             msgspec.structs.replace(one, healthy=False) if one.place.slot == 17 else one
             for one in seen.fabric_gpus
         )
-        served.show(Reading(picture=msgspec.structs.replace(seen, fabric_gpus=sick)))
+        served.show(SiteReading(picture=msgspec.structs.replace(seen, fabric_gpus=sick)))
         page.wait_for_selector(f"#{first}.s")
         page.wait_for_selector("#chain >> text=unhealthy")
         assert focused(page) == first
@@ -303,9 +305,11 @@ def test_few_racks_fill_the_screen_and_a_chosen_gpu_hides_nothing(open_map, pict
 
 def test_a_finding_leads_to_its_gpu_by_mouse_and_by_keys(open_map):
     reading = story(2)
-    chains = join(reading.picture, JoinedShares()).chains
+    chains = join_shares(reading.picture, JoinedShares()).chains
     there = next(one for one in chains if one.machine.id == "acme-machine-0-6")
-    broken = fails("GPU health", "GPU 1 of acme-machine-0-6", "is sick", "mend it", where=around((there,)))
+    broken = fails(
+        "GPU health", "GPU 1 of acme-machine-0-6", "is sick", "mend it", where=places_around((there,))
+    )
     paused = unknown(
         "domain at work", "domain domain-1", "is paused", "go on", where=(at_domain("domain-1"),)
     )

@@ -16,25 +16,27 @@ import pytest
 import sqlalchemy as sa
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from rackloom.carve.plan.values import (
+from rackloom.carve.inventory.enrolment import seed_embedded_site
+from rackloom.carve.reconcile import leases, records
+from rackloom.carve.store import schema
+from rackloom.carve.store.database import Store
+from rackloom.carve.tenancy import entitlements
+from rackloom.core.partitions.domain import (
     CreatePartition,
+    DomainLimits,
+    DomainObservation,
     GpuHealth,
-    Limits,
-    Observation,
     ObservedGpu,
     ObservedPartition,
     PartitionHealth,
 )
-from rackloom.carve.site import allocations, fabric_book, leases, tables, tenants
-from rackloom.carve.site.seed import seed_embedded_site
-from rackloom.carve.site.store import Store
-from rackloom.topology.identity import GpuKey
-from rackloom.topology.rack import Domain, RackProfile, Site, Tray
+from rackloom.topology.join_key import GpuKey
+from rackloom.topology.rack import ComputeTray, NvlinkDomain, RackProfile, RackSite
 
 DOMAINS = ("00000000-0000-4000-8000-00000000d001", "00000000-0000-4000-8000-00000000d002")
 TRAYS, GPUS = 3, 4
 START = 1000.0
-_TABLES = tables.metadata.sorted_tables
+_TABLES = schema.metadata.sorted_tables
 PROFILE = RackProfile(
     name="small-rack",
     product="NVIDIA GB200",
@@ -51,9 +53,9 @@ PROFILE = RackProfile(
 )
 
 
-def _domain(number: int) -> Domain:
+def _domain(number: int) -> NvlinkDomain:
     trays = tuple(
-        Tray(
+        ComputeTray(
             chassis_serial=f"CHASSIS{number}",
             slot=slot,
             tray_index=slot,
@@ -62,10 +64,10 @@ def _domain(number: int) -> Domain:
         )
         for slot in range(TRAYS)
     )
-    return Domain(uuid=DOMAINS[number], racks=(f"rack{number}",), trays=trays)
+    return NvlinkDomain(uuid=DOMAINS[number], racks=(f"rack{number}",), trays=trays)
 
 
-TOPOLOGY = Site(name="small", domains=(_domain(0), _domain(1)))
+TOPOLOGY = RackSite(name="small", domains=(_domain(0), _domain(1)))
 
 
 class Runner:
@@ -91,11 +93,11 @@ class SmallSite:
         self._ids = itertools.count(last_id + 1)
         self.partitions: dict[str, dict[str, frozenset[int]]] = {domain: {} for domain in DOMAINS}
         self.health: dict[int, GpuHealth] = {}
-        self.site_id = self.read(lambda conn: conn.execute(sa.select(tables.site.c.id)).scalar_one())
-        self.tenant = self.read(tenants.of, "demo")
-        self.type_id = self.read(lambda conn: conn.execute(sa.select(tables.instance_type.c.id)).scalar_one())
+        self.site_id = self.read(lambda conn: conn.execute(sa.select(schema.site.c.id)).scalar_one())
+        self.tenant = self.read(entitlements.get_tenant, "demo")
+        self.type_id = self.read(lambda conn: conn.execute(sa.select(schema.instance_type.c.id)).scalar_one())
         self.endpoint = {
-            domain: next(one.id for one in self.read(fabric_book.endpoints) if one.url.endswith(domain))
+            domain: next(one.id for one in self.read(records.list_endpoints) if one.url.endswith(domain))
             for domain in DOMAINS
         }
 
@@ -118,15 +120,15 @@ class SmallSite:
         )
 
     def other_tenant(self, org: str = "rival") -> Any:
-        tenant = self.run(tenants.ensure, org, self.now, self.ids)
-        self.run(allocations.grant_everything, tenant.id, self.now, self.ids)
+        tenant = self.run(entitlements.ensure_tenant, org, self.now, self.ids)
+        self.run(entitlements.grant_everything, tenant.id, self.now, self.ids)
         return tenant
 
     def guid(self, domain: str, slot: int, device: int) -> int:
         """Above 2**63, like the GUIDs of real fabrics."""
         return (0xDB00 + DOMAINS.index(domain) << 48) + (slot << 8) + device
 
-    def observation(self, domain: str, *, at: float | None = None) -> Observation:
+    def observation(self, domain: str, *, at: float | None = None) -> DomainObservation:
         gpus = [
             ObservedGpu(
                 guid=self.guid(domain, slot, device),
@@ -150,50 +152,46 @@ class SmallSite:
             )
             for number, (name, members) in enumerate(self.partitions[domain].items(), 1)
         ]
-        return Observation(
+        return DomainObservation(
             domain=domain,
             gpus=tuple(gpus),
             partitions=tuple(partitions),
-            limits=Limits(),
+            limits=DomainLimits(),
             observed_at=self.now if at is None else at,
         )
 
     def observe(self, domain: str) -> None:
         self.tick()
-        self.run(
-            fabric_book.record_observation, self.endpoint[domain], self.observation(domain), self.tick(0.5)
-        )
+        self.run(records.record_observation, self.endpoint[domain], self.observation(domain), self.tick(0.5))
 
     def observe_all(self) -> None:
         for domain in DOMAINS:
             self.observe(domain)
 
     def lose(self, domain: str, reason: str = "connection refused") -> None:
-        self.run(fabric_book.record_unknown, self.endpoint[domain], reason, self.tick())
+        self.run(records.record_unreadable, self.endpoint[domain], reason, self.tick())
 
     def lease(self, domain: str) -> leases.Lease:
         """The lease under which the test plays the reconciler of `domain`."""
         taken: leases.Lease = self.run(
-            leases.try_acquire, self.endpoint[domain], "test", self.now, self.now + 60.0
+            leases.try_acquire_lease, self.endpoint[domain], "test", self.now, self.now + 60.0
         )
         return taken
 
     def begin_create(self, domain: str, partition: str, name: str, guids: frozenset[int]) -> str:
         wanted = CreatePartition(name=name, logical_partition=partition, guids=tuple(sorted(guids)))
-        operation: str = self.run(
-            fabric_book.begin_operation, self.lease(domain), wanted, self.now, self.tick()
-        )
+        operation: str = self.run(records.begin_operation, self.lease(domain), wanted, self.now, self.tick())
         return operation
 
     def finish(self, operation: str, state: str = "done", code: str | None = None) -> None:
-        self.run(fabric_book.finish_operation, operation, state, code, None, self.tick())
+        self.run(records.finish_operation, operation, state, code, None, self.tick())
 
     def converge(self) -> None:
         """Make the fabric what the records want, the way a reconciler would, and look again."""
         self.observe_all()
         for domain in DOMAINS:
             wanted: dict[str, set[int]] = {}
-            for one in self.read(fabric_book.intent, domain).assignments:
+            for one in self.read(records.load_intent, domain).assignments:
                 wanted.setdefault(one.logical_partition, set()).add(one.guid)
             held = {f"p-{partition}": (partition, frozenset(guids)) for partition, guids in wanted.items()}
             for name, (partition, guids) in held.items():
@@ -310,7 +308,7 @@ def postgres_url(postgres_server: Server, postgres_template: str) -> Iterator[st
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The records are tested on both databases; so is every module that sets BOTH_STORES."""
-    records = Path(metafunc.module.__file__ or "").parent.name == "site"
+    records = Path(metafunc.module.__file__ or "").parent.name == "records"
     if "database" in metafunc.fixturenames and getattr(metafunc.module, "BOTH_STORES", records):
         metafunc.parametrize("database", ["sqlite", "postgresql"], indirect=True, scope="session")
 

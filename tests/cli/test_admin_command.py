@@ -14,8 +14,8 @@ from anyio.from_thread import start_blocking_portal
 from inline_snapshot import external_file
 from tests.waiting import until_seen
 
-from rackloom.app.config import load
-from rackloom.app.serve import service
+from rackloom.app.config import load_config
+from rackloom.app.site.service import site_service
 from rackloom.cli.admin import app
 from rackloom.errors import Refused, Retry
 
@@ -43,7 +43,7 @@ def running(ground):
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(ground.racks()) as (switch,),
-        portal.wrap_async_context_manager(service(load(ground.config()))) as site,
+        portal.wrap_async_context_manager(site_service(load_config(ground.config()))) as site,
     ):
         yield switch, site
     structlog.reset_defaults()

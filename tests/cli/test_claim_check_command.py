@@ -8,7 +8,7 @@ import yaml
 from cyclopts import App
 from inline_snapshot import external_file
 
-from rackloom.cli.claim_check import check
+from rackloom.cli.claim import check
 from rackloom.errors import Refused
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nixl-kv-transfer"

@@ -8,10 +8,9 @@ import yaml
 from cyclopts import App
 from inline_snapshot import external_file
 
-from rackloom.claim.allocate.slices import slices_of
 from rackloom.cli.claim import app as claim_app
-from rackloom.cli.claim_check import check
-from rackloom.cli.claim_template import template
+from rackloom.cli.claim import check, template
+from rackloom.core.allocate.driver_slices import slices_of
 from rackloom.errors import Refused
 from rackloom.topology import profiles
 

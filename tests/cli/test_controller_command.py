@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from rackloom.app import controller as process
-from rackloom.claim.cluster.gang.settings import GangSettings
 from rackloom.cli.controller import controller
 from rackloom.cli.main import app
+from rackloom.core.gangs.spec import GangSettings
 from rackloom.errors import Refused
 
 PAGE = Path(__file__).parents[2] / "docs" / "gangs.md"

@@ -9,12 +9,12 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from inline_snapshot import snapshot
 
-from rackloom.app.embedded import embedded_site
 from rackloom.app.home import Home
+from rackloom.app.twin.site import embedded_site
 from rackloom.cli.doctor import doctor
+from rackloom.core.diagnosis import catalogue
 from rackloom.errors import Refused
-from rackloom.prove.doctor import names
-from rackloom.twin.switches.fabric import FabricPartition
+from rackloom.lab.switches.fabric import FabricPartition
 
 RACKLOOM = [sys.executable, "-m", "rackloom.cli.main"]
 CHANGING = (
@@ -104,7 +104,7 @@ def until_found(told, check):
 
 def test_a_fault_is_told_with_both_sides_and_the_fix(portal, site, told, tmp_path):
     break_it(portal, site)
-    finding = until_found(told, names.PARTITION_OWNED)
+    finding = until_found(told, catalogue.PARTITION_OWNED)
     assert finding["severity"] == "warning"
     metrics = tmp_path / "doctor.prom"
     assert told(textfile=metrics) == snapshot("""\
@@ -234,7 +234,7 @@ current-context: c
     )
     found = json.loads(told(kubeconfig=config, json=True))["findings"]
     assert [(one["check"], one["state"], one["severity"]) for one in found] == [
-        (names.LAYER, "unknown", "unknown")
+        (catalogue.LAYER, "unknown", "unknown")
     ]
     assert told.code == 1
 

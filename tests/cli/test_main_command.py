@@ -114,11 +114,11 @@ def test_a_job_that_fits_loads_nothing_that_explains_moves_or_packs():
         f"app(['place', {str(job)!r}, '--profile', 'gb200-nvl72', '--racks', '2']); print(list(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
-    assert "rackloom.claim.place.search.fit" in done.stdout
-    for module in ("refusal.fixes", "refusal.shortage", "defrag", "many.whole", "many.exact", "render"):
-        assert f"rackloom.claim.place.{module}" not in done.stdout
-    assert "rackloom.claim.allocate.objects" in done.stdout
-    assert "rackloom.claim.allocate.cel" not in done.stdout
+    assert "rackloom.core.place.search.gang_search" in done.stdout
+    for module in ("gang_planner", "rendering", "pod_templates", "claim_capacity"):
+        assert f"rackloom.core.place.{module}" not in done.stdout
+    assert "rackloom.core.allocate.objects" in done.stdout
+    assert "rackloom.core.allocate.cel" not in done.stdout
     assert "cel_expr_python" not in done.stdout
 
 
@@ -139,8 +139,8 @@ def test_claims_without_patterns_load_nothing_that_reads_patterns():
         "print(list(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
-    assert "'rackloom.claim.allocate.cel'" in done.stdout
-    assert "rackloom.claim.allocate.cel.regex" not in done.stdout
+    assert "'rackloom.core.allocate.cel'" in done.stdout
+    assert "rackloom.core.allocate.cel.regex" not in done.stdout
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"], ids=["in blocks", "at once"])

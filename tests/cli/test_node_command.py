@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from rackloom.app import node_gpu, node_imex, node_nic
-from rackloom.app.node import NodeOptions
-from rackloom.app.node_gpu import GpuOptions
-from rackloom.app.node_imex import ImexOptions
-from rackloom.claim.node.gpu.shares import Shares
-from rackloom.claim.node.run import Places
+from rackloom.app.node import gpu as node_gpu
+from rackloom.app.node import imex
+from rackloom.app.node import nic as node_nic
+from rackloom.app.node.gpu import GpuOptions
+from rackloom.app.node.imex import ImexOptions
+from rackloom.app.node.process import NodeOptions
+from rackloom.claim.node.gpu.devices import ShareSettings
+from rackloom.claim.node.run import PluginDirectories
 from rackloom.cli.node import app
 from rackloom.errors import Refused
-from rackloom.topology.discovery.nics import LEFT_OUT, LeftOut
+from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, ExclusionPolicy
 
 
 @pytest.fixture
@@ -42,10 +44,16 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "left_out"),
     [
-        ((), LEFT_OUT),
-        (("--filter", "true"), LeftOut(kinds=LEFT_OUT.kinds - {"veth", "netkit"})),
-        (("--filter", "true", "--leave-out", "bridge"), LeftOut(kinds=frozenset({"bridge"}), names=())),
-        (("--leave-out", "veth", "--leave-out", "tun"), LeftOut(kinds=frozenset({"veth", "tun"}), names=())),
+        ((), DEFAULT_EXCLUSION_POLICY),
+        (("--filter", "true"), ExclusionPolicy(kinds=DEFAULT_EXCLUSION_POLICY.kinds - {"veth", "netkit"})),
+        (
+            ("--filter", "true", "--leave-out", "bridge"),
+            ExclusionPolicy(kinds=frozenset({"bridge"}), names=()),
+        ),
+        (
+            ("--leave-out", "veth", "--leave-out", "tun"),
+            ExclusionPolicy(kinds=frozenset({"veth", "tun"}), names=()),
+        ),
     ],
 )
 def test_a_filter_offers_ends_of_pairs_and_what_is_said_takes_the_place_of_the_default(nic, words, left_out):
@@ -58,8 +66,8 @@ def test_ipoib_interfaces_stay_where_that_is_said(nic):
 
 
 def test_shares_are_read_before_anything_is_served(gpu):
-    assert gpu().shares == Shares()
-    assert gpu("--consumable-shares", "4").shares == Shares("shares", 4)
+    assert gpu().shares == ShareSettings()
+    assert gpu("--consumable-shares", "4").shares == ShareSettings("shares", 4)
     with pytest.raises(Refused, match="--consumable-shares is 'some'"):
         gpu("--consumable-shares", "some")
 
@@ -68,7 +76,7 @@ def test_shares_are_read_before_anything_is_served(gpu):
 def heard(monkeypatch):
     """What the process of each plugin is told: what is alike for all, and its own."""
     told = []
-    for module, name in ((node_imex, "run_imex"), (node_gpu, "run_gpu"), (node_nic, "run_nic")):
+    for module, name in ((imex, "run_imex"), (node_gpu, "run_gpu"), (node_nic, "run_nic")):
         monkeypatch.setattr(module, name, lambda common, options, _announce: told.append((common, options)))
 
     def run(*words):
@@ -86,7 +94,7 @@ COMMON = {
     "HTTP_ENDPOINT": "127.0.0.1:8080",
     "HEALTHCHECK_PORT": "51515",
 }
-PLACES = Places(registry=Path("/k/registry"), plugins=Path("/k/plugins"), cdi=Path("/k/cdi"))
+PLACES = PluginDirectories(registry=Path("/k/registry"), plugins=Path("/k/plugins"), cdi=Path("/k/cdi"))
 
 
 @pytest.mark.parametrize("plugin", ["imex", "gpu", "nic"])

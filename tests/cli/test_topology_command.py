@@ -7,8 +7,8 @@ from inline_snapshot import external_file, snapshot
 
 from rackloom.cli.main import app
 from rackloom.errors import Refused
-from rackloom.topology.profiles import load, load_machine, names
-from rackloom.twin.hosts.sysroot import host_files, write_sysroot
+from rackloom.lab.nodes.host_files import host_files, write_sysroot
+from rackloom.topology.profiles import load_machine, load_profile, profile_names
 
 
 @pytest.fixture
@@ -88,16 +88,16 @@ def test_classes_for_programs(rackloom):
     ]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", profile_names())
 def test_every_profile_shows_the_same_in_json_and_yaml(rackloom, name):
     printed = json.loads(rackloom("show", name, "-o", "json"))
     assert printed["name"] == name
     assert yaml.safe_load(rackloom("show", name, "--output", "yaml")) == printed
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", profile_names())
 def test_every_profile_has_a_table(rackloom, name):
-    assert load(name).note in rackloom("show", name)
+    assert load_profile(name).note in rackloom("show", name)
 
 
 def test_a_saved_machine_is_read_back(rackloom, tmp_path):

@@ -11,10 +11,10 @@ from tests.waiting import PATIENCE
 from rackloom.cli.transfer import app
 from rackloom.cli.transfer_options import parse_address, parse_size, read_secret
 from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer.memory import missing
-from rackloom.prove.transfer.pairing import Pair
-from rackloom.prove.transfer.records import load, save
-from rackloom.prove.transfer.run import Watch
+from rackloom.prove.transfer.agent import nixl_missing_reason
+from rackloom.prove.transfer.pairing import GpuNicPair
+from rackloom.prove.transfer.records import load_record, save_record
+from rackloom.prove.transfer.run import RunObserver
 from rackloom.prove.transfer.values import AlignmentReport, Promise
 
 SMALL = ("--block-size", "256KiB", "--iters", "2", "--warmup", "0")
@@ -77,7 +77,7 @@ def test_nonsense_sizes_do_not_start_anything() -> None:
 
 
 @pytest.mark.nixl
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.skipif(nixl_missing_reason() is not None, reason=str(nixl_missing_reason()))
 def test_a_run_prints_a_result_line_and_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("run", *SMALL, "--runs", "1", "--transport", "tcp", "--net-device", "lo") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -102,13 +102,13 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str], monkeypatch: p
 
 
 @pytest.mark.nixl
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.skipif(nixl_missing_reason() is not None, reason=str(nixl_missing_reason()))
 def test_a_saved_run_has_its_environment_and_becomes_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept, html = tmp_path / "run.json", tmp_path / "run.html"
     call("run", *SMALL, "--runs", "2", "--transport", "tcp", "--net-device", "lo", "--save", str(kept))
-    one = load(kept).report.runs[0]
+    one = load_record(kept).report.runs[0]
     assert one.verified
     host = one.environment.initiator
     assert host.ucx_version is not None
@@ -124,7 +124,7 @@ def test_a_saved_run_has_its_environment_and_becomes_a_page(
 
 
 @pytest.mark.nixl
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.skipif(nixl_missing_reason() is not None, reason=str(nixl_missing_reason()))
 def test_pairs_are_served_on_ports_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef")
@@ -160,13 +160,13 @@ def test_every_gpu_needs_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*_: object) -> None:
         raise Refused("there is no CUDA driver here")
 
-    monkeypatch.setattr("rackloom.prove.transfer.cuda.Driver.__init__", absent)
+    monkeypatch.setattr("rackloom.prove.transfer.buffers.CudaDriver.__init__", absent)
     with pytest.raises(Refused, match="no CUDA driver"):
         call("run", "--every-gpu")
 
 
 def test_runs_before_a_failure_are_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(*_: object, watch: Watch, **__: object) -> None:
+    def breaks(*_: object, watch: RunObserver, **__: object) -> None:
         watch.finished(run(39.0))
         raise Retry("the target ended in the middle of the transfer", after=1.0)
 
@@ -174,17 +174,19 @@ def test_runs_before_a_failure_are_saved(tmp_path: Path, monkeypatch: pytest.Mon
     kept = tmp_path / "run.json"
     with pytest.raises(Retry, match="in the middle"):
         call("run", "--save", str(kept))
-    assert load(kept).incomplete == "the target ended in the middle of the transfer"
-    assert len(load(kept).report.runs) == 1
+    assert load_record(kept).incomplete == "the target ended in the middle of the transfer"
+    assert len(load_record(kept).report.runs) == 1
     with pytest.raises(Refused, match="incomplete"):
         call("baseline", str(kept), str(tmp_path / "base.json"))
 
 
 def test_a_gate_passes_the_same_and_fails_a_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {name: tmp_path / f"{name}.json" for name in ("good", "base", "slow", "weak")}
-    save(record([run(rate) for rate in STEADY]), files["good"])
-    save(record([run(rate) for rate in SLOW]), files["slow"])
-    save(record([run(rate, links=[nic("mlx5_0", 200.0)]) for rate in (19.5, 19.4, 19.6)]), files["weak"])
+    save_record(record([run(rate) for rate in STEADY]), files["good"])
+    save_record(record([run(rate) for rate in SLOW]), files["slow"])
+    save_record(
+        record([run(rate, links=[nic("mlx5_0", 200.0)]) for rate in (19.5, 19.4, 19.6)]), files["weak"]
+    )
     call("baseline", str(files["good"]), str(files["base"]))
     assert call("gate", str(files["good"]), "--baseline", str(files["base"])) == 0
     assert "HOLDS" in capsys.readouterr().out
@@ -199,7 +201,7 @@ def test_a_gate_passes_the_same_and_fails_a_loss(tmp_path: Path, capsys: pytest.
 
 def test_a_comparison_states_its_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, rates in (("a", STEADY), ("b", SLOW)):
-        save(record([run(rate) for rate in rates]), tmp_path / name)
+        save_record(record([run(rate) for rate in rates]), tmp_path / name)
     call("compare", str(tmp_path / "a"), str(tmp_path / "b"))
     said = capsys.readouterr().out
     assert "plain  39.06   27.54   0.100      differs (x0.705" in said
@@ -207,7 +209,7 @@ def test_a_comparison_states_its_test(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_evidence_of_other_tools_joins_the_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(record([run(39.0)]), tmp_path / "one.json")
+    save_record(record([run(39.0)]), tmp_path / "one.json")
     (tmp_path / "nv.json").write_text(NVBANDWIDTH)
     call("evidence", str(tmp_path / "one.json"), "--nvbandwidth", str(tmp_path / "nv.json"))
     assert capsys.readouterr().out == "nvbandwidth: 1 figures\n"
@@ -218,10 +220,10 @@ def test_evidence_of_other_tools_joins_the_record(tmp_path: Path, capsys: pytest
 
 
 def test_the_matrix_is_an_svg(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(paired([STEADY], [Pair("cuda:0", "mlx5_0:1", "PIX", "PIX")]), tmp_path / "one.json")
+    save_record(paired([STEADY], [GpuNicPair("cuda:0", "mlx5_0:1", "PIX", "PIX")]), tmp_path / "one.json")
     call("report", str(tmp_path / "one.json"), "-o", "svg")
     assert capsys.readouterr().out.startswith("<svg ")
-    save(record([run(39.0, promise=Promise())]), tmp_path / "plain.json")
+    save_record(record([run(39.0, promise=Promise())]), tmp_path / "plain.json")
     with pytest.raises(Refused, match="no run of this record had a device promised"):
         call("report", str(tmp_path / "plain.json"), "-o", "svg")
 

@@ -18,9 +18,9 @@ from tests.claim.cluster.uninstall.a_cluster import (
     strange,
 )
 
-from rackloom.app.whole.kubeconfig import served
-from rackloom.claim.domain import names
-from rackloom.claim.kube.kinds import CONFIG_MAP, DEVICE_CLASS, POD
+from rackloom.app.twin.up import served_api
+from rackloom.core.domains import names
+from rackloom.core.kubernetes.objects import CONFIG_MAP, DEVICE_CLASS, POD
 
 CHANGING = (
     (re.compile(r" +\d+\.\d s"), " TIME"),
@@ -65,7 +65,7 @@ def played(tmp_path, story):
     async def run():
         cluster, command = Cluster(), Command(tmp_path)
         try:
-            async with served(cluster.kube, "admin", command.config):
+            async with served_api(cluster.kube, "admin", command.config):
                 await story(cluster, command)
         finally:
             await cluster.end()

@@ -27,20 +27,26 @@ from tests.cluster.policies import DAEMONS, DRIVER
 from tests.cluster.processes import start
 from tests.waiting import until
 
-from rackloom.claim.kube.api import Kind, KubeApi, NotFound, Object
+from rackloom.claim.kube.api import KubeApi, NotFound
+from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE, NAMESPACE, NODE, POD, SERVICE_ACCOUNT
-from rackloom.claim.kube.lightkube_api import LightkubeApi
-from rackloom.claim.kube.pace import Pace
-from rackloom.twin.kubelet.kubelet import Kubelet
-from rackloom.twin.nodes.hooks import Containers, Devices, Idle, NoDevices
-from rackloom.twin.nodes.kubelets import Kubelets
-from rackloom.twin.nodes.node_objects import NodeSpec
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN_CLIQUE,
+    NAMESPACE,
+    NODE,
+    POD,
+    SERVICE_ACCOUNT,
+    Object,
+    ResourceKind,
+)
+from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
+from rackloom.lab.nodes.plugin_manager import KubeletPluginManager
+from rackloom.lab.nodes.pods import ContainerRuntime, DeviceManager, IdleContainers, NoDeviceManager
 
 ASKED_BY = "RACKLOOM_TEST_CLUSTER"
 _PATIENT = httpx2.Timeout(60.0, pool=None)
 """A thousand pods of one process wait for a hundred connections as long as it takes."""
-_UNLIMITED = Pace(10_000.0, 10_000)
+_UNLIMITED = RateLimiter(10_000.0, 10_000)
 _EMPTY_WITHIN = 900.0
 """Seconds: hundreds of pods end one by one on two busy cores."""
 _numbers = itertools.count(1)
@@ -110,7 +116,7 @@ def cluster(
 async def _administered(cluster: ControlPlane) -> AsyncIterator[KubeApi]:
     client = http_client(cluster.admin, None)
     client.timeout = _PATIENT
-    async with LightkubeApi(client, _UNLIMITED) as admin:
+    async with KubeClient(client, _UNLIMITED) as admin:
         yield admin
 
 
@@ -122,26 +128,28 @@ async def api(cluster: ControlPlane) -> AsyncIterator[KubeApi]:
 
 
 @pytest.fixture
-def devices() -> Devices:
+def devices() -> DeviceManager:
     """What prepares claims on the nodes of a test; tests put their own plugins here."""
-    return NoDevices()
+    return NoDeviceManager()
 
 
 @pytest.fixture
-def containers() -> Containers:
+def containers() -> ContainerRuntime:
     """What runs in the pods of a test."""
-    return Idle()
+    return IdleContainers()
 
 
 @pytest.fixture
-def kubelets_of_plugins() -> dict[str, Kubelet]:
+def kubelets_of_plugins() -> dict[str, KubeletPluginManager]:
     """Kubelets that call plugins over sockets, by node; a module whose `devices` are theirs adds some."""
     return {}
 
 
 @contextlib.asynccontextmanager
-async def _at_work(api: KubeApi, devices: Devices, containers: Containers) -> AsyncIterator[Kubelets]:
-    kubelets = Kubelets(api, time.time, random.Random(1), devices=devices, containers=containers)
+async def _at_work(
+    api: KubeApi, devices: DeviceManager, containers: ContainerRuntime
+) -> AsyncIterator[SimulatedKubelets]:
+    kubelets = SimulatedKubelets(api, time.time, random.Random(1), devices=devices, containers=containers)
     task = asyncio.create_task(kubelets.run())
     yield kubelets
     task.cancel()
@@ -150,14 +158,16 @@ async def _at_work(api: KubeApi, devices: Devices, containers: Containers) -> As
 
 
 @pytest.fixture
-async def kubelets(api: KubeApi, devices: Devices, containers: Containers) -> AsyncIterator[Kubelets]:
+async def kubelets(
+    api: KubeApi, devices: DeviceManager, containers: ContainerRuntime
+) -> AsyncIterator[SimulatedKubelets]:
     """Kubelets at work, of no node yet."""
     async with _at_work(api, devices, containers) as kubelets:
         yield kubelets
 
 
 @contextlib.asynccontextmanager
-async def _adding_nodes(api: KubeApi, kubelets: Kubelets) -> AsyncIterator[AddNodes]:
+async def _adding_nodes(api: KubeApi, kubelets: SimulatedKubelets) -> AsyncIterator[AddNodes]:
     names: list[str] = []
 
     async def add(count: int, **spec: Any) -> list[str]:
@@ -174,7 +184,7 @@ async def _adding_nodes(api: KubeApi, kubelets: Kubelets) -> AsyncIterator[AddNo
 
 
 @pytest.fixture
-async def add_nodes(api: KubeApi, kubelets: Kubelets) -> AsyncIterator[AddNodes]:
+async def add_nodes(api: KubeApi, kubelets: SimulatedKubelets) -> AsyncIterator[AddNodes]:
     """Registers nodes that are ready, `add_nodes(count, labels=...)`, and returns their names."""
     async with _adding_nodes(api, kubelets) as add:
         yield add
@@ -204,7 +214,7 @@ async def base_of_module(cluster: ControlPlane) -> AsyncIterator[None]:
     """What deploy/kubernetes/base installs, with a node for its pods, for all tests of a module."""
     async with (
         _administered(cluster) as api,
-        _at_work(api, NoDevices(), Idle()) as kubelets,
+        _at_work(api, NoDeviceManager(), IdleContainers()) as kubelets,
         _adding_nodes(api, kubelets) as add,
     ):
         await add(1)
@@ -226,7 +236,7 @@ async def base_shared(api: KubeApi, base_of_module: None) -> AsyncIterator[None]
     await until(lambda: _none_made_by_tests(api), "pods of a test are gone")
 
 
-async def _made_by_tests(api: KubeApi, kind: Kind, namespace: str) -> list[Object]:
+async def _made_by_tests(api: KubeApi, kind: ResourceKind, namespace: str) -> list[Object]:
     """What no controller of Kubernetes made, by its metadata."""
     found = [obj["metadata"] for obj in (await api.list(kind, namespace)).items]
     return [meta for meta in found if kind is not POD or "ownerReferences" not in meta]

@@ -4,13 +4,13 @@ import contextlib
 
 from tests.waiting import until
 
-from rackloom.claim.kube.api import Kind, KubeApi, KubeError, NotFound, Object
-from rackloom.claim.kube.kinds import CRD
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
+from rackloom.core.kubernetes.objects import CRD, Object, ResourceKind
 
-MPI_JOB = Kind("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", namespaced=True)
+MPI_JOB = ResourceKind("kubeflow.org", "v2beta1", "MPIJob", "mpijobs", namespaced=True)
 
 
-def definition(kind: Kind) -> Object:
+def definition(kind: ResourceKind) -> Object:
     """The definition of a kind."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {
@@ -28,13 +28,13 @@ def definition(kind: Kind) -> Object:
     }
 
 
-async def serve(api: KubeApi, kind: Kind) -> None:
+async def serve(api: KubeApi, kind: ResourceKind) -> None:
     """Define a kind and wait until it is served."""
     await api.create(CRD, definition(kind))
     await until(lambda: is_served(api, kind), f"{kind.plural} are served")
 
 
-async def is_served(api: KubeApi, *kinds: Kind) -> bool:
+async def is_served(api: KubeApi, *kinds: ResourceKind) -> bool:
     """A type that was just installed answers "storage is (re)initializing" for a moment."""
     try:
         for kind in kinds:
@@ -44,7 +44,7 @@ async def is_served(api: KubeApi, *kinds: Kind) -> bool:
     return True
 
 
-async def withdraw(api: KubeApi, *kinds: Kind) -> None:
+async def withdraw(api: KubeApi, *kinds: ResourceKind) -> None:
     """Take the definitions of kinds away and wait until they are gone: another test may define them anew."""
     for kind in kinds:
         with contextlib.suppress(NotFound):
@@ -52,11 +52,11 @@ async def withdraw(api: KubeApi, *kinds: Kind) -> None:
     await until(lambda: none_is_going(api, CRD), "deleted definitions are gone")
 
 
-async def none_is_going(api: KubeApi, kind: Kind) -> bool:
+async def none_is_going(api: KubeApi, kind: ResourceKind) -> bool:
     """Definitions and namespaces that were deleted stay until all that belongs to them is gone."""
     return not any("deletionTimestamp" in one["metadata"] for one in (await api.list(kind)).items)
 
 
-def name_of(kind: Kind) -> str:
+def name_of(kind: ResourceKind) -> str:
     """The name of its definition."""
     return f"{kind.plural}.{kind.group}"

@@ -8,11 +8,11 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.installed import installed, led
 from tests.waiting import until
 
-from rackloom.claim.cluster.admission.desk import AdmissionSettings
-from rackloom.claim.cluster.gang.record import Record, record_of
-from rackloom.claim.domain import names
+from rackloom.claim.cluster.admission.webhook import AdmissionSettings
 from rackloom.claim.kube.api import KubeApi, NotFound
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, GANG_PLAN
+from rackloom.core.domains import names
+from rackloom.core.gangs.record import GangRecord, read_record
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, GANG_PLAN
 
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 CAPACITY = {"cpu": "96", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": "4"}
@@ -43,9 +43,9 @@ async def has_no_plans(api: KubeApi) -> bool:
     return not (await api.list(GANG_PLAN)).items
 
 
-async def record(api: KubeApi, namespace: str, name: str) -> Record | None:
+async def record(api: KubeApi, namespace: str, name: str) -> GangRecord | None:
     try:
-        return record_of(await api.get(GANG_PLAN, name, namespace))
+        return read_record(await api.get(GANG_PLAN, name, namespace))
     except NotFound:
         return None
 

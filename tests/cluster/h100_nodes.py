@@ -7,24 +7,23 @@ from typing import Any
 
 import msgspec
 
-from rackloom.app.node import NodeOptions
-from rackloom.app.node_gpu import GpuOptions, gpu_node
-from rackloom.app.node_nic import NicOptions, nic_node
+from rackloom.app.node.gpu import GpuOptions, gpu_node
+from rackloom.app.node.nic import NicOptions, nic_node
+from rackloom.app.node.process import NodeOptions
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.gpu.declared import DeclaredInventory
-from rackloom.claim.node.gpu.settings import GPU_DRIVER
-from rackloom.claim.node.gpu.shares import Shares
-from rackloom.claim.node.nic.plugin import DRIVER as NIC_DRIVER
-from rackloom.claim.node.run import Places
+from rackloom.claim.node.gpu.devices import ShareSettings
+from rackloom.claim.node.gpu.inventory import DeclaredInventory
+from rackloom.claim.node.gpu.plugin import GPU_DRIVER
+from rackloom.claim.node.nic.plugin import NIC_DRIVER
+from rackloom.claim.node.run import PluginDirectories
+from rackloom.lab.nodes.host_files import declared_inventory, host_files, write_sysroot
+from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, plugin_manager_on
 from rackloom.topology import profiles
-from rackloom.topology.discovery.nics import LEFT_OUT, LeftOut
-from rackloom.twin.hosts.gpu_inventory import declared_inventory
-from rackloom.twin.hosts.sysroot import host_files, write_sysroot
-from rackloom.twin.kubelet.kubelet import Kubelet, kubelet_on
+from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, ExclusionPolicy
 
 MACHINE = profiles.load_machine("azure-nd96isr-h100-v5")
 PROC_DEVICES = "Character devices:\n195 nvidia\n507 nvidia-uvm\n\nBlock devices:\n"
-ALONE = Shares()
+ALONE = ShareSettings()
 _HARDWARE = ""
 """Kind of an interface that nothing made: those of the machine under the tests are none of the node's."""
 
@@ -36,7 +35,7 @@ class Files:
         self.root = root
         self.inventory = root / "inventory.json"
         self.nccl = root / "nccl.xml"
-        self.places = Places(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
+        self.places = PluginDirectories(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
         files = host_files(MACHINE)
         write_sysroot(files, root)
         self.nccl.write_text(files.nccl_topology or "")
@@ -73,7 +72,7 @@ class Files:
 
 
 async def plug_gpus(
-    stack: AsyncExitStack, api: KubeApi, node: str, files: Files, shares: Shares = ALONE
+    stack: AsyncExitStack, api: KubeApi, node: str, files: Files, shares: ShareSettings = ALONE
 ) -> None:
     """Start the GPU plugin on a node, and wait for its slices."""
     options = GpuOptions(
@@ -88,7 +87,7 @@ async def plug_nics(stack: AsyncExitStack, api: KubeApi, node: str, files: Files
     """Start the NIC plugin on a node, and wait for its slices. No runtime: the NICs have no netdev."""
     options = NicOptions(
         nri_socket=files.root / "nri.sock",
-        left_out=LeftOut(kinds=LEFT_OUT.kinds | {_HARDWARE}),
+        left_out=ExclusionPolicy(kinds=DEFAULT_EXCLUSION_POLICY.kinds | {_HARDWARE}),
         nccl_topology=files.nccl,
     )
     common = NodeOptions(node=node, places=files.places, sysroot=files.root)
@@ -98,15 +97,15 @@ async def plug_nics(stack: AsyncExitStack, api: KubeApi, node: str, files: Files
 
 async def plug_kubelet(
     stack: AsyncExitStack, api: KubeApi, node: str, files: Files, drivers: tuple[str, ...]
-) -> Kubelet:
+) -> KubeletPluginManager:
     """A kubelet with which the drivers' plugins have registered."""
-    kubelet = await stack.enter_async_context(kubelet_on(files.places.registry, api, node))
+    kubelet = await stack.enter_async_context(plugin_manager_on(files.places.registry, api, node))
     for driver in drivers:
         await kubelet.registered(driver)
     return kubelet
 
 
-async def plug(stack: AsyncExitStack, api: KubeApi, node: str, files: Files) -> Kubelet:
+async def plug(stack: AsyncExitStack, api: KubeApi, node: str, files: Files) -> KubeletPluginManager:
     """Both plugins and the kubelet of a node."""
     await plug_gpus(stack, api, node, files)
     await plug_nics(stack, api, node, files)

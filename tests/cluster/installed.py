@@ -20,14 +20,15 @@ from tests.cluster.kubectl import LEAVE, kubectl
 from tests.cluster.policies import DAEMONS, DRIVER, policies_count
 from tests.waiting import until
 
-from rackloom.app.leadership import Leadership
-from rackloom.app.webhook import Options, webhook
-from rackloom.claim.cluster.admission.desk import AdmissionSettings
-from rackloom.claim.cluster.controller import Controller
-from rackloom.claim.cluster.settings import DaemonSettings, Settings
-from rackloom.claim.kube.api import Kind, KubeApi, KubeError, NotFound, Object
-from rackloom.claim.kube.events import Recorder
-from rackloom.claim.kube.kinds import (
+from rackloom.app.controller import Leadership
+from rackloom.app.webhook import WebhookOptions, webhook
+from rackloom.claim.cluster.admission.webhook import AdmissionSettings
+from rackloom.claim.cluster.domain_controller import DomainController
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
+from rackloom.claim.kube.client import connect
+from rackloom.claim.kube.events import EventRecorder
+from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     CRD,
@@ -35,8 +36,9 @@ from rackloom.claim.kube.kinds import (
     NAMESPACE,
     POD,
     VALIDATING_WEBHOOK,
+    Object,
+    ResourceKind,
 )
-from rackloom.claim.kube.lightkube_api import connect
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "kubernetes"
@@ -52,7 +54,7 @@ PROBE: Object = {
     },
 }
 """The webhook gates it."""
-SETTINGS = Settings(daemon=DaemonSettings(image="rackloom:0.1.0"))
+SETTINGS = ControllerSettings(daemon=ImexDaemonSettings(image="rackloom:0.1.0"))
 """With the image that deploy/kubernetes/base names, for no other may be run as a daemon."""
 
 
@@ -69,7 +71,7 @@ async def applied(cluster: ControlPlane, api: KubeApi, overlay: str) -> AsyncIte
 
 @contextlib.asynccontextmanager
 async def installed(
-    cluster: ControlPlane, api: KubeApi, settings: AdmissionSettings, *kinds: Kind
+    cluster: ControlPlane, api: KubeApi, settings: AdmissionSettings, *kinds: ResourceKind
 ) -> AsyncIterator[None]:
     """Everything is installed while the context is entered, `kinds` are served, and the webhook answers."""
     rest, hooks = await asyncio.to_thread(shipped)
@@ -77,7 +79,7 @@ async def installed(
     await asyncio.to_thread(kubectl, cluster, "apply", "--server-side", "-f", "-", given=rest)
     await until(lambda: is_served(api, *kinds), "the new types are served")
     async with as_account(api, cluster, "rackloom-webhook") as own:
-        options = Options(identity="test", listen="127.0.0.1:0", dns_names=("localhost",))
+        options = WebhookOptions(identity="test", listen="127.0.0.1:0", dns_names=("localhost",))
         async with webhook(own, settings, options) as port:
             for one in hooks:
                 await api.create(HOOKS[one["kind"]], called_at(one, port))
@@ -114,12 +116,12 @@ async def led(api: KubeApi, cluster: ControlPlane) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def controlled(
-    api: KubeApi, cluster: ControlPlane, settings: Settings = SETTINGS
+    api: KubeApi, cluster: ControlPlane, settings: ControllerSettings = SETTINGS
 ) -> AsyncIterator[None]:
     """The ComputeDomain controller alone, with the token of its own pod."""
     async with as_account(api, cluster, "rackloom-controller") as own:
-        recorder = Recorder(own, "rackloom-controller", "test", time.time)
-        async with _beside(Controller(own, settings, recorder, time.time, random.Random(1)).run()):
+        recorder = EventRecorder(own, "rackloom-controller", "test", time.time)
+        async with _beside(DomainController(own, settings, recorder, time.time, random.Random(1)).run()):
             yield
 
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from tests.claim.kube.world import WIDGET
 from tests.waiting import until
 
-from rackloom.claim.kube.api import Kind, KubeApi, KubeError, Object
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.kube.api import KubeApi, KubeError
+from rackloom.core.kubernetes.objects import (
     CONFIG_MAP,
     DEVICE_CLASS,
     EVENT,
@@ -21,6 +21,8 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM,
     RESOURCE_SLICE,
     SECRET,
+    Object,
+    ResourceKind,
 )
 
 _PAUSE = 0.005
@@ -37,7 +39,7 @@ _SLICE = {
 }
 _ROOM = {"cpu": "4", "memory": "8Gi", "pods": "10"}
 _READY = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "made for a test"}
-KINDS: dict[Kind, Object] = {
+KINDS: dict[ResourceKind, Object] = {
     WIDGET: {"spec": {"size": 1}},
     CONFIG_MAP: {"data": {"x": "1"}},
     SECRET: {"stringData": {"x": "1"}},
@@ -74,7 +76,9 @@ async def beside_other_clients(api: KubeApi) -> AsyncIterator[Counter[str]]:
     assert failures == [None, None], failures
 
 
-async def _write(api: KubeApi, kinds: Sequence[Kind], counts: Counter[str], ended: asyncio.Event) -> None:
+async def _write(
+    api: KubeApi, kinds: Sequence[ResourceKind], counts: Counter[str], ended: asyncio.Event
+) -> None:
     for number, kind in enumerate(itertools.cycle(kinds)):
         if ended.is_set():
             return
@@ -94,11 +98,11 @@ async def _none_left(api: KubeApi) -> bool:
     return not left
 
 
-async def _written(api: KubeApi, kind: Kind) -> list[Object]:
+async def _written(api: KubeApi, kind: ResourceKind) -> list[Object]:
     return [one for one in (await api.list(kind)).items if one["metadata"]["name"].startswith(_MARK)]
 
 
-async def _one_life(api: KubeApi, kind: Kind, obj: Object) -> None:
+async def _one_life(api: KubeApi, kind: ResourceKind, obj: Object) -> None:
     name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace")
     await api.create(kind, obj)
     await asyncio.sleep(_PAUSE)
@@ -108,7 +112,7 @@ async def _one_life(api: KubeApi, kind: Kind, obj: Object) -> None:
     await asyncio.sleep(_PAUSE)
 
 
-def _named(kind: Kind, name: str) -> Object:
+def _named(kind: ResourceKind, name: str) -> Object:
     meta = {"name": name} | ({"namespace": _HOME} if kind.namespaced else {})
     told = {"involvedObject": {"namespace": _HOME, "name": name}} if kind == EVENT else {}
     return {"metadata": meta} | KINDS[kind] | told

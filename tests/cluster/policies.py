@@ -5,19 +5,20 @@ from typing import Self
 
 from tests.cluster.control_plane import ControlPlane
 
-from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import Clique, clique_json
-from rackloom.claim.kube.api import Kind, KubeError, Object
+from rackloom.claim.kube.api import KubeError
+from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
-from rackloom.claim.kube.kinds import (
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import ComputeDomainClique, clique_json
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
     RESOURCE_SLICE,
     SECRET,
+    Object,
+    ResourceKind,
 )
-from rackloom.claim.kube.lightkube_api import LightkubeApi
-from rackloom.claim.kube.pace import Pace
 
 DRIVER = "rackloom-system"
 """The namespace of the programs that deploy/kubernetes installs."""
@@ -45,7 +46,7 @@ async def policies_count(cluster: ControlPlane) -> bool:
     pods = {"selector": {"matchLabels": labels["labels"]}}
     pods["template"] = {"metadata": labels, "spec": {"containers": [{"name": "main", "image": "none"}]}}
     channel = {"channel": {"resourceClaimTemplate": {"name": "probe"}}}
-    clique = clique_json(Clique(compute_domain="probe", clique_id=CLIQUE), DAEMONS)
+    clique = clique_json(ComputeDomainClique(compute_domain="probe", clique_id=CLIQUE), DAEMONS)
     published = (RESOURCE_SLICE, slice_of("none", "probe"))
     async with (
         _Account(cluster, DRIVER, "rackloom-node-imex") as plugin,
@@ -80,9 +81,9 @@ class _Account:
         await self._client.aclose()
         await self._admin.aclose()
 
-    async def may_not_create(self, kind: Kind, obj: Object) -> bool:
+    async def may_not_create(self, kind: ResourceKind, obj: Object) -> bool:
         try:
-            await LightkubeApi(self._client, Pace(1000.0, 1000)).create(kind, obj, dry_run=True)
+            await KubeClient(self._client, RateLimiter(1000.0, 1000)).create(kind, obj, dry_run=True)
         except KubeError as error:
             return _POLICY in error.message
         return False

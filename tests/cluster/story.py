@@ -13,11 +13,11 @@ from tests.cluster.story_programs import Programs
 from tests.cluster.story_trays import CAPACITY, FOR_TRAYS, Tray, clique_name
 from tests.waiting import until
 
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation
-from rackloom.claim.domain.objects import Status, read_status
-from rackloom.claim.kube.api import Kind, KubeApi, NotFound, Object
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.kube.api import KubeApi, NotFound
+from rackloom.core.domains import names
+from rackloom.core.domains.compute_domain import ComputeDomainStatus, read_compute_domain_status
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
@@ -28,9 +28,10 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_SLICE,
     SECRET,
     SERVICE_ACCOUNT,
+    Object,
+    ResourceKind,
 )
-from rackloom.twin.nodes.kubelets import Kubelets
-from rackloom.twin.nodes.node_objects import NodeSpec
+from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
 
 PATIENCE = 480.0
 """Seconds: a rack of daemons shares two busy cores with a control plane here."""
@@ -60,7 +61,7 @@ class Site:
 
     cluster: ControlPlane
     api: KubeApi
-    nodes: Kubelets
+    nodes: SimulatedKubelets
     trays: Mapping[str, Tray]
     programs: Programs
 
@@ -98,16 +99,18 @@ class Site:
         """Apply a manifest of examples/ as it is."""
         await self.kubectl("apply", "-n", namespace, "-f", str(ROOT / "examples" / example))
 
-    async def status(self, name: str, namespace: str) -> Status:
-        return read_status(await self.api.get(COMPUTE_DOMAIN, name, namespace))
+    async def status(self, name: str, namespace: str) -> ComputeDomainStatus:
+        return read_compute_domain_status(await self.api.get(COMPUTE_DOMAIN, name, namespace))
 
-    async def ready(self, name: str, namespace: str, nodes: set[str], *, shared: bool = False) -> Status:
+    async def ready(
+        self, name: str, namespace: str, nodes: set[str], *, shared: bool = False
+    ) -> ComputeDomainStatus:
         """The status of a ComputeDomain once it is Ready and meshed on these nodes.
 
         One that shares a warm clique has all of its nodes, and the warm domain says whether it is meshed.
         """
 
-        async def look() -> Status | None:
+        async def look() -> ComputeDomainStatus | None:
             status = await self.status(name, namespace)
             said = {one.type: one.status for one in status.conditions}
             found = {node.name for node in status.nodes}
@@ -134,7 +137,7 @@ class Site:
     async def cool_down(self) -> None:
         """Take every tray back to domain mode: the warm daemons go."""
         for node in self.trays:
-            labels = {names.ISOLATION_LABEL: Isolation.DOMAIN.value}
+            labels = {names.ISOLATION_LABEL: ImexIsolation.DOMAIN.value}
             await self.api.patch(NODE, node, None, {"metadata": {"labels": labels}})
 
     async def has_account(self, namespace: str) -> bool:
@@ -173,7 +176,7 @@ class Site:
             found["prepared"] = [uid for tray in self.trays.values() for uid in tray.prepared()]
         return {what: some for what, some in found.items() if some}
 
-    async def _of(self, kind: Kind, namespace: str | None = None, labels: str = "") -> list[str]:
+    async def _of(self, kind: ResourceKind, namespace: str | None = None, labels: str = "") -> list[str]:
         return [
             one["metadata"]["name"] for one in (await self.api.list(kind, namespace, labels=labels)).items
         ]

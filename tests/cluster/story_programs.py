@@ -21,39 +21,33 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.policies import DAEMONS, DRIVER
 from tests.cluster.story_trays import Tray
 
-from rackloom.app.imex import place_from
-from rackloom.app.leadership import Leadership
-from rackloom.app.node import NodeOptions
-from rackloom.app.node_imex import ImexOptions, imex_node
-from rackloom.app.webhook import Options, webhook
-from rackloom.claim.cluster.admission.desk import AdmissionSettings
-from rackloom.claim.cluster.admission.modes import Mode
-from rackloom.claim.cluster.settings import DaemonSettings, Settings
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation
-from rackloom.claim.imex.child import Child
-from rackloom.claim.imex.config import ImexConfig, Tls
-from rackloom.claim.imex.credentials import Credentials
+from rackloom.app.controller import Leadership
+from rackloom.app.imex import member_from_environment
+from rackloom.app.node.imex import ImexOptions, imex_node
+from rackloom.app.node.process import NodeOptions
+from rackloom.app.webhook import WebhookOptions, webhook
+from rackloom.claim.cluster.admission.reviews import AdmissionMode
+from rackloom.claim.cluster.admission.webhook import AdmissionSettings
+from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls, TlsCredentials
 from rackloom.claim.imex.daemon import ImexDaemon
-from rackloom.claim.imex.files import ImexFiles
-from rackloom.claim.imex.member import Place
-from rackloom.claim.imex.status import READY
-from rackloom.claim.imex.steps import Layout
-from rackloom.claim.imex.supervisor import Supervisor
-from rackloom.claim.kube.api import KubeApi, NotFound, Object
+from rackloom.claim.imex.member import DaemonIdentity
+from rackloom.claim.imex.nvidia_imex import READY, ImexChild
+from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
+from rackloom.claim.kube.api import KubeApi, NotFound
+from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
-from rackloom.claim.kube.kinds import POD, RESOURCE_CLAIM, SECRET
-from rackloom.claim.kube.leader import Election
-from rackloom.claim.kube.lightkube_api import LightkubeApi
-from rackloom.claim.kube.pace import Pace
-from rackloom.claim.kube.pods import claim_names
+from rackloom.claim.kube.leader import LeaderElection
+from rackloom.core.domains import names
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
+from rackloom.core.kubernetes.objects import POD, RESOURCE_CLAIM, SECRET, Object, pod_claim_names
 from rackloom.errors import Retry
-from rackloom.twin.imex.inside import InsideChild, InsideControl
-from rackloom.twin.imex.settings import Surroundings
-from rackloom.twin.nodes.hooks import Idle
+from rackloom.lab.imex.in_process import LoopbackImexChild, LoopbackImexControl
+from rackloom.lab.imex.settings import ImexHost
+from rackloom.lab.nodes.pods import IdleContainers
 
 DAEMON_ACCOUNT = "compute-domain-daemon-service-account"
-_PACE = Pace(400.0, 2000)
+_PACE = RateLimiter(400.0, 2000)
 _LOOK_S = 0.2
 Ready = Callable[[], Awaitable[None]]
 
@@ -67,7 +61,7 @@ class Programs:
     trays: Mapping[str, Tray]
     home: Path
     network: str
-    isolation: Isolation = Isolation.DOMAIN
+    isolation: ImexIsolation = ImexIsolation.DOMAIN
     serving: set[str] = field(default_factory=set)
     """Nodes whose plugin has published its devices."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,7 +71,7 @@ class Programs:
     """While it is cleared, no daemon starts."""
     failures: list[str] = field(default_factory=list)
     """What programs ended with that should have gone on."""
-    children: dict[str, Child] = field(default_factory=dict)
+    children: dict[str, ImexChild] = field(default_factory=dict)
     """The nvidia-imex of each daemon pod, by the pod's name."""
 
     def __post_init__(self) -> None:
@@ -104,25 +98,25 @@ class Programs:
             for program, run in programs.items():
                 if words[: len(program)] == program:
                     return await run(node, pod, ready)
-        return await Idle().run(node, pod, ready)
+        return await IdleContainers().run(node, pod, ready)
 
     @contextlib.asynccontextmanager
-    async def _own(self, pod: Object) -> AsyncIterator[LightkubeApi]:
+    async def _own(self, pod: Object) -> AsyncIterator[KubeClient]:
         """The API server with the token of this pod; to the pod's token the program's rights are bound."""
         account = pod["spec"]["serviceAccountName"]
         token = await asyncio.to_thread(self.cluster.bound_token, pod, account)
         file = self.cluster.kubeconfig_of_token(pod["metadata"]["uid"], token)
-        async with LightkubeApi(http_client(file, None), _PACE) as own:
+        async with KubeClient(http_client(file, None), _PACE) as own:
             yield own
 
     async def _controller(self, node: str, pod: Object, ready: Ready) -> int:
         (container,) = pod["spec"]["containers"]
         (image,) = (one["value"] for one in container["env"] if one["name"] == "IMAGE_NAME")
-        settings = Settings(daemon=DaemonSettings(image=image), isolation=self.isolation)
+        settings = ControllerSettings(daemon=ImexDaemonSettings(image=image), isolation=self.isolation)
         identity = pod["metadata"]["name"]
         async with self._own(pod) as own:
             leadership = Leadership(own, settings, identity)
-            election = Election(
+            election = LeaderElection(
                 own, DRIVER, "rackloom-controller", identity, wall=time.time, rng=random.Random(identity)
             )
             await ready()
@@ -149,8 +143,8 @@ class Programs:
     async def _webhook(self, node: str, pod: Object, ready: Ready) -> int:
         """The API server has no way into a pod here: it calls the webhook at a port of this machine."""
         name = pod["metadata"]["name"]
-        options = Options(identity=name, listen="127.0.0.1:0", dns_names=("localhost",))
-        settings = AdmissionSettings(mode=Mode.ENFORCE, isolation=self.isolation)
+        options = WebhookOptions(identity=name, listen="127.0.0.1:0", dns_names=("localhost",))
+        settings = AdmissionSettings(mode=AdmissionMode.ENFORCE, isolation=self.isolation)
         async with self._own(pod) as own, webhook(own, settings, options) as port:
             self.webhook_ports.append(port)
             await ready()
@@ -170,18 +164,18 @@ class Programs:
     async def _edits(self, node: str, pod: Object) -> list[dict[str, list[object]]]:
         """What each claim of the pod puts into its container."""
         namespace = pod["metadata"]["namespace"]
-        claims = [await self.api.get(RESOURCE_CLAIM, name, namespace) for name in claim_names(pod)]
+        claims = [await self.api.get(RESOURCE_CLAIM, name, namespace) for name in pod_claim_names(pod)]
         return [self.trays[node].edits(claim["metadata"]["uid"]) for claim in claims]
 
     async def _daemon(self, node: str, pod: Object, ready: Ready) -> int:
         await self.may_start.wait()
         (edits,) = await self._edits(node, pod)
-        place = place_from(_environment(pod, edits))
+        place = member_from_environment(_environment(pod, edits))
         around, files, tls = await self._files(pod, place)
-        control = InsideControl(files.config, around)
+        control = LoopbackImexControl(files.config, around)
         name = pod["metadata"]["name"]
         spawn = partial(self._spawn, name, files.config, around)
-        supervisor = Supervisor(Layout("dns", place.max_nodes), files, Credentials(tls), spawn)
+        supervisor = Supervisor(PeerLayout("dns", place.max_nodes), files, TlsCredentials(tls), spawn)
         async with self._own(pod) as own:
             daemon = ImexDaemon(own, place, supervisor, control, random.Random(name))
             running = asyncio.create_task(daemon.run())
@@ -195,15 +189,15 @@ class Programs:
                 self.children.pop(name, None)
         return 0
 
-    async def _spawn(self, name: str, config: Path, around: Surroundings) -> Child:
-        self.children[name] = child = InsideChild(config, around)
+    async def _spawn(self, name: str, config: Path, around: ImexHost) -> ImexChild:
+        self.children[name] = child = LoopbackImexChild(config, around)
         return child
 
     def kill_imex(self, pod: str) -> None:
         """nvidia-imex of a daemon pod ends without a farewell."""
         self.children[pod].send_signal(signal.SIGKILL)
 
-    async def _files(self, pod: Object, place: Place) -> tuple[Surroundings, ImexFiles, Tls]:
+    async def _files(self, pod: Object, place: DaemonIdentity) -> tuple[ImexHost, ImexFiles, ImexTls]:
         """The container's own files; its certificate is what kubelet projects of the domain's Secret."""
         folder = self.home / pod["metadata"]["uid"]
         folder.mkdir()
@@ -212,10 +206,10 @@ class Programs:
         secret = await self._secret(names.imex_secret_name(place.compute_domain))
         for file, content in secret.items():
             (folder / file).write_bytes(content)
-        tls = Tls(folder, names.imex_peer_name(place.compute_domain))
+        tls = ImexTls(folder, names.imex_peer_name(place.compute_domain))
         files = ImexFiles(folder, hosts)
         files.write_config(ImexConfig(place.address, files.nodes, tls))
-        return Surroundings(hosts, self.network, beat=2.0, speed=10), files, tls
+        return ImexHost(hosts, self.network, beat=2.0, speed=10), files, tls
 
     async def _secret(self, name: str) -> dict[str, bytes]:
         """kubelet starts no container before it has the Secrets that are mounted there."""
@@ -226,7 +220,7 @@ class Programs:
             await asyncio.sleep(_LOOK_S)
 
 
-async def _until_ready(control: InsideControl, running: asyncio.Task[None]) -> None:
+async def _until_ready(control: LoopbackImexControl, running: asyncio.Task[None]) -> None:
     """The answer that probes wait for."""
     while not running.done():
         with contextlib.suppress(Retry, FileNotFoundError):

@@ -6,12 +6,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rackloom.claim.domain.names import IMEX_DRIVER
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.checkpoint import decode
-from rackloom.claim.node.run import Places
-from rackloom.claim.node.values import State
-from rackloom.twin.kubelet.kubelet import Kubelet, kubelet_on
+from rackloom.claim.node.checkpoint import decode_checkpoint
+from rackloom.claim.node.plugin import PrepareState
+from rackloom.claim.node.run import PluginDirectories
+from rackloom.core.domains.names import IMEX_DRIVER
+from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, plugin_manager_on
 
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 GPUS_PER_TRAY = 4
@@ -36,8 +36,10 @@ class Tray:
     slot: int
 
     @property
-    def places(self) -> Places:
-        return Places(registry=self.root / "reg", plugins=self.root / "plug", cdi=self.root / "cdi")
+    def places(self) -> PluginDirectories:
+        return PluginDirectories(
+            registry=self.root / "reg", plugins=self.root / "plug", cdi=self.root / "cdi"
+        )
 
     @property
     def fabric(self) -> Path:
@@ -69,8 +71,8 @@ class Tray:
     def prepared(self) -> list[str]:
         """UIDs of the claims in the plugin's checkpoint, without those that it remembers to refuse them."""
         path = self.places.home(IMEX_DRIVER) / "checkpoint.json"
-        claims = decode(path.read_bytes(), path).claims if path.exists() else {}
-        return sorted(uid for uid, one in claims.items() if one.state is not State.ABORTED)
+        claims = decode_checkpoint(path.read_bytes(), path).claims if path.exists() else {}
+        return sorted(uid for uid, one in claims.items() if one.state is not PrepareState.ABORTED)
 
     def edits(self, claim_uid: str) -> dict[str, list[object]]:
         """What the container runtime reads of a claim's CDI spec."""
@@ -86,10 +88,12 @@ class Tray:
 
 
 @asynccontextmanager
-async def kubelets_of(trays: Mapping[str, Tray], api: KubeApi) -> AsyncIterator[dict[str, Kubelet]]:
+async def kubelets_of(
+    trays: Mapping[str, Tray], api: KubeApi
+) -> AsyncIterator[dict[str, KubeletPluginManager]]:
     """The part of each node's kubelet that finds plugins and calls them."""
     async with AsyncExitStack() as stack:
         yield {
-            node: await stack.enter_async_context(kubelet_on(tray.places.registry, api, node))
+            node: await stack.enter_async_context(plugin_manager_on(tray.places.registry, api, node))
             for node, tray in trays.items()
         }

@@ -5,14 +5,16 @@ from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.waiting import until
 
-from rackloom.claim.kube.api import Kind, KubeApi, Object, Rejected
-from rackloom.claim.kube.kinds import CONFIG_MAP, LEASE, POD
-from rackloom.claim.kube.lightkube_api import connect
+from rackloom.claim.kube.api import KubeApi, Rejected
+from rackloom.claim.kube.client import connect
+from rackloom.core.kubernetes.objects import CONFIG_MAP, LEASE, POD, Object, ResourceKind
 
-SELF = Kind("authentication.k8s.io", "v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False)
+SELF = ResourceKind(
+    "authentication.k8s.io", "v1", "SelfSubjectReview", "selfsubjectreviews", namespaced=False
+)
 pytestmark = pytest.mark.anyio
-ROLE = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles", namespaced=True)
-ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings", namespaced=True)
+ROLE = ResourceKind("rbac.authorization.k8s.io", "v1", "Role", "roles", namespaced=True)
+ROLE_BINDING = ResourceKind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings", namespaced=True)
 
 
 async def running_pod(api: KubeApi, namespace: str) -> Object:

@@ -11,8 +11,8 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.waiting import until
 
-from rackloom.claim.kube.api import KubeApi, Object, Rejected
-from rackloom.claim.kube.kinds import CONFIG_MAP, VALIDATING_WEBHOOK
+from rackloom.claim.kube.api import KubeApi, Rejected
+from rackloom.core.kubernetes.objects import CONFIG_MAP, VALIDATING_WEBHOOK, Object
 
 pytestmark = pytest.mark.anyio
 WHY = "this name is not wanted here"

@@ -9,19 +9,20 @@ import yaml
 from tests.cluster.conftest import AddNodes
 from tests.waiting import until
 
-from rackloom.claim.allocate.objects import AllocationResult
-from rackloom.claim.allocate.pods import Placed
-from rackloom.claim.allocate.slices import device_classes, slices_of
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.kube.api import KubeApi
+from rackloom.cli import claim_plan
+from rackloom.cli.claim import machine_of
+from rackloom.core.allocate.driver_slices import device_classes, slices_of
+from rackloom.core.allocate.objects import AllocationResult
+from rackloom.core.allocate.planning import PlacedClaim
+from rackloom.core.kubernetes.objects import (
     DEVICE_CLASS,
     POD,
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
+    Object,
 )
-from rackloom.cli import claim_plan
-from rackloom.cli.claim_template import machine_of
 
 pytestmark = pytest.mark.anyio
 EXAMPLE = Path(__file__).parents[2] / "examples" / "nixl-kv-transfer"
@@ -35,8 +36,8 @@ Devices = list[tuple[str, str, str]]
 
 def predicted() -> Mapping[str, Devices]:
     """By template: request, driver and device of each result, in order."""
-    answers = claim_plan.answers(claim_plan.manifests([*TEMPLATES.values()], PROFILE, 2), "exact")
-    return {answer.claim: told(answer.allocation) for answer in answers if isinstance(answer, Placed)}
+    answers = claim_plan.allocate_all(claim_plan.read_inputs([*TEMPLATES.values()], PROFILE, 2), "exact")
+    return {answer.claim: told(answer.allocation) for answer in answers if isinstance(answer, PlacedClaim)}
 
 
 def told(allocation: AllocationResult) -> Devices:

@@ -23,17 +23,17 @@ from tests.cluster.kubectl import kubectl
 from tests.cluster.test_nixl_example import EXAMPLES
 from tests.waiting import until
 
-from rackloom.claim.allocate.slices import device_classes
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.allocate.driver_slices import device_classes
+from rackloom.core.kubernetes.objects import (
     DEVICE_CLASS,
     POD,
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
+    Object,
 )
-from rackloom.twin.kubelet.kubelet import Kubelet
-from rackloom.twin.nodes.plugins import PluginDevices
+from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraManager
 
 pytestmark = pytest.mark.anyio
 RACKLOOM = Path(sys.executable).with_name("rackloom")
@@ -45,13 +45,13 @@ Devices = list[tuple[str, str, str]]
 
 
 @pytest.fixture
-def devices(kubelets_of_plugins: dict[str, Kubelet]) -> PluginDevices:
-    return PluginDevices(kubelets_of_plugins)
+def devices(kubelets_of_plugins: dict[str, KubeletPluginManager]) -> SocketDraManager:
+    return SocketDraManager(kubelets_of_plugins)
 
 
 @pytest.fixture
 async def h100_nodes(
-    api: KubeApi, add_nodes: AddNodes, kubelets_of_plugins: dict[str, Kubelet]
+    api: KubeApi, add_nodes: AddNodes, kubelets_of_plugins: dict[str, KubeletPluginManager]
 ) -> AsyncIterator[dict[str, Files]]:
     """Two nodes with both plugins, and the classes that the example's templates name."""
     nodes = await add_nodes(2)

@@ -12,17 +12,19 @@ from tests.cluster.kubectl import kubectl
 from tests.cluster.policies import DAEMONS, DRIVER
 from tests.waiting import until
 
-from rackloom.claim.cluster.credentials import Credentials
-from rackloom.claim.cluster.manifests import daemon_set, daemon_template
-from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import compute_domain, read_status
-from rackloom.claim.kube.api import Kind, KubeApi, NotFound, Object, Rejected
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.cluster.certificates import DaemonCertificates
+from rackloom.claim.kube.api import KubeApi, NotFound, Rejected
+from rackloom.core.domains import names
+from rackloom.core.domains.compute_domain import read_compute_domain, read_compute_domain_status
+from rackloom.core.domains.manifests import daemon_set, daemon_template
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
     EVENT,
     RESOURCE_CLAIM_TEMPLATE,
     SECRET,
+    Object,
+    ResourceKind,
 )
 
 pytestmark = pytest.mark.anyio
@@ -35,7 +37,7 @@ async def domain(api: KubeApi, namespace: str, name: str = "job") -> Object:
 
 
 async def has_reason(api: KubeApi, namespace: str, reason: str, name: str = "job") -> bool:
-    status = read_status(await api.get(COMPUTE_DOMAIN, name, namespace))
+    status = read_compute_domain_status(await api.get(COMPUTE_DOMAIN, name, namespace))
     return any(one.reason == reason for one in status.conditions)
 
 
@@ -44,7 +46,7 @@ async def has_event(api: KubeApi, namespace: str, name: str, reason: str) -> boo
     return any(one["reason"] == reason for one in events)
 
 
-async def is_gone(api: KubeApi, kind: Kind, name: str, namespace: str | None) -> bool:
+async def is_gone(api: KubeApi, kind: ResourceKind, name: str, namespace: str | None) -> bool:
     try:
         await api.get(kind, name, namespace)
     except NotFound:
@@ -102,10 +104,10 @@ async def test_daemons_of_an_earlier_release_run_until_their_domain_is_deleted(
     async with applied(cluster, api, "take-over"):
         old = await domain(api, namespace)
         uid, secret = old["metadata"]["uid"], names.imex_secret_name(old["metadata"]["uid"])
-        made = compute_domain(old)
+        made = read_compute_domain(old)
         await api.create(RESOURCE_CLAIM_TEMPLATE, daemon_template(made, DRIVER))
         await api.create(DAEMON_SET, daemon_set(made, settings, DRIVER))
-        await Credentials(api, lambda: 1.0e9).ensure(uid, DRIVER)
+        await DaemonCertificates(api, lambda: 1.0e9).ensure(uid, DRIVER)
         expired = (await api.get(SECRET, secret, DRIVER))["data"]["tls.crt"]
         async with controlled(api, cluster, settings):
             await until(lambda: has_reason(api, namespace, "NoNodes"), "the status is told")

@@ -12,9 +12,9 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.custom import is_served, none_is_going
 from tests.waiting import PATIENCE, until
 
-from rackloom.claim.domain.crds import crds
 from rackloom.claim.kube.api import Conflict, KubeApi, NotFound
-from rackloom.claim.kube.kinds import (
+from rackloom.core.domains.crds import domain_crds
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     CRD,
@@ -72,7 +72,7 @@ async def replica(cluster: ControlPlane) -> AsyncIterator[Replica]:
 
 
 async def install(api: KubeApi) -> None:
-    for crd in crds():
+    for crd in domain_crds():
         with suppress(Conflict):
             await api.create(CRD, crd)
     for name in NAMESPACES:
@@ -116,7 +116,7 @@ async def test_a_killed_leader_is_replaced(cluster: ControlPlane, api: KubeApi, 
                 return not (await api.list(COMPUTE_DOMAIN)).items
 
             await until(gone, "everything is taken apart")
-    for crd in crds():
+    for crd in domain_crds():
         await api.delete(CRD, crd["metadata"]["name"])
     for name in NAMESPACES:
         await api.delete(NAMESPACE, name)

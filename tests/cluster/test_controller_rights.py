@@ -15,19 +15,19 @@ from tests.cluster.policies import CLIQUE, DAEMONS, DRIVER, slice_of
 from tests.cluster.test_own_entries_only import plain_pod
 from tests.waiting import until
 
-from rackloom.claim.cluster.credentials import Credentials
-from rackloom.claim.cluster.manifests import (
+from rackloom.claim.cluster.certificates import DaemonCertificates
+from rackloom.claim.kube.api import KubeApi, Rejected
+from rackloom.core.domains import names
+from rackloom.core.domains.channel_mode import channel_slice_manifest, warm_domain_manifest
+from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
+from rackloom.core.domains.manifests import (
     daemon_set,
     daemon_template,
     network_policy,
     shared_claim,
     workload_template,
 )
-from rackloom.claim.cluster.offers import pool_manifest, warm_manifest
-from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import ComputeDomain, compute_domain
-from rackloom.claim.kube.api import Kind, KubeApi, Object, Rejected
-from rackloom.claim.kube.kinds import (
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
     LEASE,
@@ -38,6 +38,8 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
     SECRET,
+    Object,
+    ResourceKind,
 )
 
 pytestmark = pytest.mark.anyio
@@ -45,9 +47,9 @@ ACCOUNT = "rackloom-controller"
 OTHER = "5a4c9d1e-77aa-4b1c-8d8e-2f60c0a4b922"
 """UID of another ComputeDomain."""
 Change = Callable[[Any], None]
-ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings", namespaced=True)
-PDB = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", namespaced=True)
-ROLE = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles", namespaced=True)
+ROLE_BINDING = ResourceKind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings", namespaced=True)
+PDB = ResourceKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", namespaced=True)
+ROLE = ResourceKind("rbac.authorization.k8s.io", "v1", "Role", "roles", namespaced=True)
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ async def domain(api: KubeApi, controller: KubeApi, namespace: str) -> ComputeDo
     """A user's ComputeDomain."""
     spec = {"channel": {"resourceClaimTemplate": {"name": "channel"}}}
     meta = {"name": "job", "namespace": namespace}
-    return compute_domain(await api.create(COMPUTE_DOMAIN, {"metadata": meta, "spec": spec}))
+    return read_compute_domain(await api.create(COMPUTE_DOMAIN, {"metadata": meta, "spec": spec}))
 
 
 async def refused(call: Any, why: str) -> None:
@@ -266,7 +268,7 @@ async def test_the_controller_reads_and_writes_certificates_of_daemons_only(
     for namespace in (DRIVER, "kube-system", domain.namespace):
         await refused(controller.get(SECRET, names.imex_secret_name(domain.uid), namespace), "forbidden")
 
-    await Credentials(controller, lambda: 1.8e9).ensure(domain.uid, DAEMONS)
+    await DaemonCertificates(controller, lambda: 1.8e9).ensure(domain.uid, DAEMONS)
     made = await controller.get(SECRET, names.imex_secret_name(domain.uid), DAEMONS)
     new = {key: made[key] for key in ("type", "data")}
     new["metadata"] = {key: made["metadata"][key] for key in ("name", "namespace", "labels")}
@@ -297,7 +299,7 @@ async def test_the_controller_takes_away_its_own_claims_templates_and_slices_onl
     api: KubeApi, controller: KubeApi, domain: ComputeDomain
 ) -> None:
     namespace = domain.namespace
-    own_claim, own_pool = shared_claim(domain), pool_manifest(CLIQUE)
+    own_claim, own_pool = shared_claim(domain), channel_slice_manifest(CLIQUE)
     own_template = workload_template(domain, SETTINGS)
     for kind, obj in (
         (RESOURCE_CLAIM, own_claim),
@@ -447,7 +449,7 @@ async def test_the_controller_marks_compute_domains_of_users_and_changes_nothing
     await controller.patch(*where, {"metadata": {"finalizers": []}})
     await refused(controller.delete(*where), "forbidden")
 
-    warm = warm_manifest(CLIQUE, SETTINGS)
+    warm = warm_domain_manifest(CLIQUE, SETTINGS)
     await refused(
         controller.create(COMPUTE_DOMAIN, changed(warm, _no_label), dry_run=True), "keeps a clique warm"
     )

@@ -7,10 +7,11 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.custom import serve, withdraw
 from tests.cluster.kubectl import kubectl
 
-from rackloom.claim.kube.api import Kind, KubeApi
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.kubernetes.objects import ResourceKind
 
 pytestmark = pytest.mark.anyio
-WIDGET = Kind("test.example.com", "v1", "Widget", "widgets", namespaced=True)
+WIDGET = ResourceKind("test.example.com", "v1", "Widget", "widgets", namespaced=True)
 
 
 async def test_status_is_a_subresource_and_kubectl_reads_it(

@@ -9,29 +9,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.gangs_at_work import (
-    PATIENCE,
-    does_not_fit,
-    gangs_at_work,
-    has_no_plans,
-    record,
-    two_racks,
-)
+from tests.cluster.custom import MPI_JOB
+from tests.cluster.gangs_at_work import PATIENCE, does_not_fit, gangs_at_work, has_no_plans, record, two_racks
 from tests.cluster.installed import as_account
-from tests.cluster.test_mpi_operator import MPI_JOB
 from tests.waiting import until
 
-from rackloom.claim.cluster.gang import marks
-from rackloom.claim.cluster.gang.observe import holders_of
-from rackloom.claim.kube.api import KubeApi, Object, Rejected
-from rackloom.claim.kube.kinds import (
-    EVENT,
-    JOB,
-    NODE,
-    POD,
-)
-from rackloom.twin.nodes.kubelets import Kubelets
-from rackloom.twin.nodes.node_objects import NodeSpec
+from rackloom.claim.kube.api import KubeApi, Rejected
+from rackloom.core.gangs import spec
+from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.kubernetes.objects import EVENT, JOB, NODE, POD, Object
+from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
 
 pytestmark = pytest.mark.anyio
 TRAYS = 18
@@ -53,8 +40,8 @@ async def racks(add_nodes: AddNodes) -> dict[str, str]:
 def mpi_job(namespace: str, name: str, workers: int) -> Object:
     def template(group: str, limits: dict[str, str]) -> Object:
         meta = {
-            "labels": {"job": name, marks.GROUP_LABEL: group, "rackloom.dev/gang": name},
-            "annotations": {marks.SIZE_ANNOTATION: f"launcher=1,worker={workers}"},
+            "labels": {"job": name, spec.GROUP_LABEL: group, "rackloom.dev/gang": name},
+            "annotations": {spec.SIZE_ANNOTATION: f"launcher=1,worker={workers}"},
         }
         container = {"name": "main", "image": "none", "resources": {"limits": limits}}
         return {"metadata": meta, "spec": {"containers": [container]}}
@@ -99,7 +86,7 @@ def all_bound(api: KubeApi, namespace: str, job: str, count: int) -> Callable[[]
 
 async def held(api: KubeApi) -> set[str]:
     """Nodes that are reserved for any gang."""
-    return {one["metadata"]["name"] for one in (await api.list(NODE)).items if holders_of(one)}
+    return {one["metadata"]["name"] for one in (await api.list(NODE)).items if reserving_plans(one)}
 
 
 async def test_a_full_rack_job_is_whole_beside_one_that_would_have_split_its_rack(
@@ -139,7 +126,12 @@ async def test_a_full_rack_job_is_whole_beside_one_that_would_have_split_its_rac
 
 
 async def test_members_of_a_node_that_is_gone_move_to_another_of_their_rack_and_nobody_else(
-    driver: None, mpi_operator: None, add_nodes: AddNodes, kubelets: Kubelets, api: KubeApi, namespace: str
+    driver: None,
+    mpi_operator: None,
+    add_nodes: AddNodes,
+    kubelets: SimulatedKubelets,
+    api: KubeApi,
+    namespace: str,
 ) -> None:
     racks = await two_racks(add_nodes, 4)
     await api.create(MPI_JOB, mpi_job(namespace, "part", 3))
@@ -172,7 +164,7 @@ async def test_the_controller_may_change_pods_of_gangs_only_and_only_to_let_them
     plain: Object = {
         "metadata": {"name": "plain", "namespace": namespace},
         "spec": {
-            "schedulingGates": [{"name": marks.GATE}],
+            "schedulingGates": [{"name": spec.GANG_GATE}],
             "containers": [{"name": "main", "image": "none"}],
         },
     }
@@ -182,7 +174,7 @@ async def test_the_controller_may_change_pods_of_gangs_only_and_only_to_let_them
     }
     for one in (plain, gang):
         await api.create(POD, one)
-    note = {"op": "add", "path": "/metadata/annotations", "value": {marks.TRAY_ANNOTATION: "n"}}
+    note = {"op": "add", "path": "/metadata/annotations", "value": {spec.TRAY_ANNOTATION: "n"}}
     gate = {"op": "remove", "path": "/spec/schedulingGates/0"}
     image = {"op": "replace", "path": "/spec/containers/0/image", "value": "other"}
     changes = {"plain": (note, gate), "ganged": (gate, image)}

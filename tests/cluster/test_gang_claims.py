@@ -8,14 +8,15 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.gangs_at_work import PATIENCE, does_not_fit, gangs_at_work, two_racks
 from tests.waiting import until
 
-from rackloom.claim.cluster.gang import marks
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.gangs import spec as gangs_spec
+from rackloom.core.kubernetes.objects import (
     DEVICE_CLASS,
     JOB,
     POD,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
+    Object,
 )
 
 pytestmark = pytest.mark.anyio
@@ -61,7 +62,7 @@ def job(namespace: str, name: str, pods: int) -> Object:
     }
     meta = {
         "labels": {"job": name, "rackloom.dev/gang": name},
-        "annotations": {marks.SIZE_ANNOTATION: str(pods)},
+        "annotations": {gangs_spec.SIZE_ANNOTATION: str(pods)},
     }
     template = {"metadata": meta, "spec": spec}
     return {

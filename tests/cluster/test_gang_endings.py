@@ -8,11 +8,11 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.gangs_at_work import PATIENCE, gangs_at_work, record, two_racks
 from tests.waiting import until
 
-from rackloom.claim.cluster.gang import marks
-from rackloom.claim.cluster.gang.observe import holders_of
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import JOB, NODE, POD
-from rackloom.claim.kube.pods import is_ready
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.gangs import spec
+from rackloom.core.gangs import spec as gangs_spec
+from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.kubernetes.objects import JOB, NODE, POD, Object, is_pod_ready
 
 pytestmark = pytest.mark.anyio
 MEMBERS = 3
@@ -33,7 +33,7 @@ def indexed_job(namespace: str) -> Object:
     }
     meta = {
         "labels": {"job": "ends", "rackloom.dev/gang": "ends"},
-        "annotations": {marks.SIZE_ANNOTATION: str(MEMBERS)},
+        "annotations": {gangs_spec.SIZE_ANNOTATION: str(MEMBERS)},
     }
     count = {"parallelism": MEMBERS, "completions": MEMBERS, "completionMode": "Indexed", "backoffLimit": 6}
     return {
@@ -59,7 +59,7 @@ async def running(api: KubeApi, namespace: str) -> dict[str, tuple[str, str]]:
             one["spec"]["nodeName"],
         )
         for one in pods
-        if one["status"].get("phase") == "Running" and is_ready(one)
+        if one["status"].get("phase") == "Running" and is_pod_ready(one)
     }
 
 
@@ -76,7 +76,7 @@ async def all_run(add_nodes: AddNodes, api: KubeApi, namespace: str) -> dict[str
 
 
 async def held(api: KubeApi) -> set[str]:
-    return {one["metadata"]["name"] for one in (await api.list(NODE)).items if holders_of(one)}
+    return {one["metadata"]["name"] for one in (await api.list(NODE)).items if reserving_plans(one)}
 
 
 async def test_the_tray_of_an_index_that_succeeded_is_free_and_that_of_one_that_failed_is_not(
@@ -137,8 +137,8 @@ def half(namespace: str, group: str) -> Object:
     made["metadata"]["name"] = group
     made["spec"] |= {"parallelism": 2, "completions": 2}
     meta = made["spec"]["template"]["metadata"]
-    meta["labels"][marks.GROUP_LABEL] = group
-    meta["annotations"] = {marks.SIZE_ANNOTATION: "a=2,b=2"}
+    meta["labels"][spec.GROUP_LABEL] = group
+    meta["annotations"] = {spec.SIZE_ANNOTATION: "a=2,b=2"}
     return made
 
 
@@ -154,7 +154,7 @@ async def test_two_jobs_go_on_after_a_pause_with_the_members_that_are_left(
         found = {
             pod["metadata"]["name"]
             for pod in pods
-            if pod["status"].get("phase") == "Running" and is_ready(pod)
+            if pod["status"].get("phase") == "Running" and is_pod_ready(pod)
         }
         return found if len(found) == count else set()
 

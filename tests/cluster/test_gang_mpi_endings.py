@@ -6,15 +6,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.custom import MPI_JOB
 from tests.cluster.gangs_at_work import PATIENCE, gangs_at_work, record, two_racks
-from tests.cluster.test_mpi_operator import MPI_JOB, ROLE, LaunchersEnd
+from tests.cluster.test_mpi_operator import ROLE, LaunchersEnd
 from tests.waiting import until
 
-from rackloom.claim.cluster.gang import marks
-from rackloom.claim.cluster.gang.observe import holders_of
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import NODE, POD
-from rackloom.twin.nodes.hooks import Containers
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.gangs import spec
+from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.kubernetes.objects import NODE, POD, Object
+from rackloom.lab.nodes.pods import ContainerRuntime
 
 pytestmark = pytest.mark.anyio
 WORKERS = 3
@@ -40,7 +41,7 @@ class EarlyReturns:
 
 
 @pytest.fixture
-def containers() -> Containers:
+def containers() -> ContainerRuntime:
     return LaunchersEnd()
 
 
@@ -70,8 +71,8 @@ def mpi_job(namespace: str, policy: str) -> Object:
 
     def template(group: str) -> Object:
         meta = {
-            "labels": {"job": "ranks", marks.GROUP_LABEL: group, "rackloom.dev/gang": "ranks"},
-            "annotations": {marks.SIZE_ANNOTATION: f"launcher=1,worker={WORKERS}"},
+            "labels": {"job": "ranks", spec.GROUP_LABEL: group, "rackloom.dev/gang": "ranks"},
+            "annotations": {spec.SIZE_ANNOTATION: f"launcher=1,worker={WORKERS}"},
         }
         container = {"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
         return {"metadata": meta, "spec": {"containers": [container]}}
@@ -103,7 +104,7 @@ async def trays_of(api: KubeApi, namespace: str, role: str) -> dict[str, str]:
 
 
 async def held(api: KubeApi) -> set[str]:
-    return {one["metadata"]["name"] for one in (await api.list(NODE)).items if holders_of(one)}
+    return {one["metadata"]["name"] for one in (await api.list(NODE)).items if reserving_plans(one)}
 
 
 def holds(api: KubeApi, trays: set[str]) -> Callable[[], Awaitable[bool]]:

@@ -9,11 +9,11 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.gangs_at_work import PATIENCE, gangs_at_work, record, two_racks
 from tests.waiting import until
 
-from rackloom.claim.cluster.gang import marks
-from rackloom.claim.cluster.gang.observe import holders_of
-from rackloom.claim.domain import names
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import JOB, NODE, POD
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.domains import names
+from rackloom.core.gangs import spec as gangs_spec
+from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.kubernetes.objects import JOB, NODE, POD, Object
 
 pytestmark = pytest.mark.anyio
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -39,7 +39,7 @@ def job(namespace: str, pods: int, gpus: int, how: Mapping[str, Any]) -> Object:
     container = {"name": "main", "image": "none", "resources": {"limits": limits}}
     meta = {
         "labels": {"job": "big", "rackloom.dev/gang": "big"},
-        "annotations": {marks.SIZE_ANNOTATION: str(pods)},
+        "annotations": {gangs_spec.SIZE_ANNOTATION: str(pods)},
     }
     spec = {"restartPolicy": "Never", "containers": [container], **how}
     return {
@@ -90,7 +90,7 @@ async def test_a_gang_goes_to_the_nodes_that_its_pods_choose_and_is_told_of_rule
     ):
         await api.create(JOB, job(namespace, pods, gpus, how))
         assert await places(api, namespace, pods) == expected
-        reserved = {one["metadata"]["name"] for one in (await api.list(NODE)).items if holders_of(one)}
+        reserved = {one["metadata"]["name"] for one in (await api.list(NODE)).items if reserving_plans(one)}
         assert reserved == expected
         await ended(api, namespace)
 

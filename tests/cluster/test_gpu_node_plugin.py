@@ -12,44 +12,47 @@ from tests.cluster.conftest import AddNodes
 from tests.cluster.h100_nodes import ALONE, MACHINE, Files, plug_gpus, plug_kubelet
 from tests.waiting import until
 
-from rackloom.claim.allocate.slices import device_classes
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.node.gpu.devices import ShareSettings, parse_shares
+from rackloom.claim.node.gpu.plugin import GPU_DRIVER
+from rackloom.core.allocate.driver_slices import device_classes
+from rackloom.core.kubernetes.objects import (
     DEVICE_CLASS,
     POD,
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
+    Object,
 )
-from rackloom.claim.node.gpu.settings import GPU_DRIVER
-from rackloom.claim.node.gpu.shares import Shares, shares_of
-from rackloom.twin.hosts.gpu_inventory import declared_inventory
-from rackloom.twin.kubelet.kubelet import Kubelet
-from rackloom.twin.nodes.plugins import PluginDevices
+from rackloom.lab.nodes.host_files import declared_inventory
+from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraManager
 
 pytestmark = pytest.mark.anyio
 FAILED = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}
 WANTED = "mlx5_3"
 """The NIC that the GPU asked for is next to: just one is."""
 MADE = {"resourceClaimTemplateName": "gpu"}
-MANY = shares_of("1000")
+MANY = parse_shares("1000")
 """The API server writes it in another way: 1k."""
 
 
 @pytest.fixture
-def devices(kubelets_of_plugins: dict[str, Kubelet]) -> PluginDevices:
-    return PluginDevices(kubelets_of_plugins)
+def devices(kubelets_of_plugins: dict[str, KubeletPluginManager]) -> SocketDraManager:
+    return SocketDraManager(kubelets_of_plugins)
 
 
 @pytest.fixture
-def shares() -> Shares:
+def shares() -> ShareSettings:
     """How many claims may have one GPU."""
     return ALONE
 
 
 @pytest.fixture
 async def host(
-    api: KubeApi, add_nodes: AddNodes, kubelets_of_plugins: dict[str, Kubelet], shares: Shares
+    api: KubeApi,
+    add_nodes: AddNodes,
+    kubelets_of_plugins: dict[str, KubeletPluginManager],
+    shares: ShareSettings,
 ) -> AsyncIterator[tuple[str, Files]]:
     """A node with the plugin, its files, and the driver's class."""
     (node,) = await add_nodes(1)

@@ -11,13 +11,14 @@ from tests.cluster.conftest import AddNodes
 from tests.cluster.custom import serve, withdraw
 from tests.waiting import until
 
-from rackloom.app.node import NodeOptions
-from rackloom.app.node_imex import ImexOptions, imex_node
-from rackloom.claim.domain import names
-from rackloom.claim.domain.configs import ChannelConfig, config_json
-from rackloom.claim.domain.objects import Clique, DaemonInfo, Readiness, clique_json
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import (
+from rackloom.app.node.imex import ImexOptions, imex_node
+from rackloom.app.node.process import NodeOptions
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.node.run import PluginDirectories
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, Readiness, clique_json
+from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DEVICE_CLASS,
@@ -25,10 +26,9 @@ from rackloom.claim.kube.kinds import (
     POD,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
+    Object,
 )
-from rackloom.claim.node.run import Places
-from rackloom.twin.kubelet.kubelet import Kubelet, kubelet_on
-from rackloom.twin.nodes.plugins import PluginDevices
+from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraManager, plugin_manager_on
 
 pytestmark = pytest.mark.anyio
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
@@ -52,13 +52,13 @@ def a_host(root: Path) -> Path:
 
 
 @pytest.fixture
-def devices(kubelets_of_plugins: dict[str, Kubelet]) -> PluginDevices:
-    return PluginDevices(kubelets_of_plugins)
+def devices(kubelets_of_plugins: dict[str, KubeletPluginManager]) -> SocketDraManager:
+    return SocketDraManager(kubelets_of_plugins)
 
 
 @pytest.fixture
 async def imex_node_name(
-    api: KubeApi, add_nodes: AddNodes, kubelets_of_plugins: dict[str, Kubelet]
+    api: KubeApi, add_nodes: AddNodes, kubelets_of_plugins: dict[str, KubeletPluginManager]
 ) -> AsyncIterator[str]:
     """A node with the plugin, and the types that it needs."""
     for kind in (COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE):
@@ -66,14 +66,16 @@ async def imex_node_name(
     (node,) = await add_nodes(1)
     async with AsyncExitStack() as stack:
         root = a_host(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rl"))))
-        places = Places(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
+        places = PluginDirectories(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
         common = NodeOptions(node=node, places=places, sysroot=root)
         # Daemon namespace of this test: clique objects are written there by hand.
         options = ImexOptions(
             namespaces=("default",), clique_label=True, fabric_file=root / "fabric.json", driver_root=root
         )
         one = await stack.enter_async_context(imex_node(common, options, api))
-        kubelets_of_plugins[node] = await stack.enter_async_context(kubelet_on(places.registry, api, node))
+        kubelets_of_plugins[node] = await stack.enter_async_context(
+            plugin_manager_on(places.registry, api, node)
+        )
         await kubelets_of_plugins[node].registered(names.IMEX_DRIVER)
         await one.publisher.published.wait()
         yield node
@@ -104,7 +106,7 @@ async def test_a_channel_is_allocated_by_the_scheduler_and_prepared_when_its_dae
 
     await until(labelled, "the node belongs to the ComputeDomain")
     daemon = DaemonInfo(node_name=node, ip_address="10.0.0.1", clique_id=CLIQUE, status=Readiness.READY)
-    ready = Clique(compute_domain=uid, clique_id=CLIQUE, daemons=(daemon,))
+    ready = ComputeDomainClique(compute_domain=uid, clique_id=CLIQUE, daemons=(daemon,))
     await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(ready, "default"))
 
     async def runs() -> bool:
@@ -138,7 +140,7 @@ async def _job(api: KubeApi, namespace: str, uid: str) -> None:
     await api.create(
         DEVICE_CLASS, {"metadata": {"name": names.CHANNEL_CLASS}, "spec": {"selectors": [selector]}}
     )
-    opaque = {"driver": names.IMEX_DRIVER, "parameters": config_json(ChannelConfig(domain_id=uid))}
+    opaque = {"driver": names.IMEX_DRIVER, "parameters": imex_config_json(ChannelConfig(domain_id=uid))}
     claim: Object = {
         "devices": {
             "requests": [{"name": "channel", "exactly": {"deviceClassName": names.CHANNEL_CLASS}}],

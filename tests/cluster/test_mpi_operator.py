@@ -8,9 +8,9 @@ from tests.cluster.conftest import AddNodes
 from tests.cluster.custom import MPI_JOB
 from tests.waiting import until
 
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import POD
-from rackloom.twin.nodes.hooks import Containers, Idle
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.kubernetes.objects import POD, Object
+from rackloom.lab.nodes.pods import ContainerRuntime, IdleContainers
 
 pytestmark = pytest.mark.anyio
 ROLE = "training.kubeflow.org/job-role"
@@ -28,11 +28,11 @@ class LaunchersEnd:
         if pod["metadata"].get("labels", {}).get(ROLE) == "launcher":
             await self.done.wait()
             return 0
-        return await Idle().run(node, pod, ready)
+        return await IdleContainers().run(node, pod, ready)
 
 
 @pytest.fixture
-def containers() -> Containers:
+def containers() -> ContainerRuntime:
     return LaunchersEnd()
 
 

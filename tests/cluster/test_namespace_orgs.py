@@ -5,14 +5,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.installed import kubectl
-from tests.cluster.kubectl import LEAVE
+from tests.cluster.kubectl import LEAVE, kubectl
 from tests.waiting import until
 
-from rackloom.app.picture.cluster import ORG_LABEL
-from rackloom.claim.kube.api import KubeApi, KubeError, Object, Rejected
-from rackloom.claim.kube.kinds import NAMESPACE
-from rackloom.claim.kube.lightkube_api import connect
+from rackloom.app.snapshot.cluster import ORG_LABEL
+from rackloom.claim.kube.api import KubeApi, KubeError, Rejected
+from rackloom.claim.kube.client import connect
+from rackloom.core.kubernetes.objects import NAMESPACE, Object
 
 pytestmark = pytest.mark.anyio
 GROUP = "rackloom:org-labels"

@@ -11,17 +11,16 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubectl import kubectl, tried
 from tests.waiting import until
 
-from rackloom.claim.allocate.objects import Device
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.events import Recorder
-from rackloom.claim.kube.kinds import ENDPOINT_SLICE, EVENT, NODE, POD
-from rackloom.claim.kube.lightkube_api import connect
-from rackloom.claim.node.nic.loans import Held
-from rackloom.claim.node.nic.look import NodeNetwork
-from rackloom.claim.node.nic.settings import Identity
-from rackloom.claim.node.nic.telling import Teller
-from rackloom.claim.node.nri.hooks import Sandbox
-from rackloom.claim.node.values import ClaimRef
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.client import connect
+from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.node.nic.inventory import NodeNetwork
+from rackloom.claim.node.nic.status import AttachmentReporter
+from rackloom.claim.node.nri.client import PodSandbox
+from rackloom.claim.node.plugin import ClaimRef
+from rackloom.core.allocate.objects import Device
+from rackloom.core.kubernetes.objects import ENDPOINT_SLICE, EVENT, NODE, POD, Object
+from rackloom.core.nics.attachment import LinkIdentity, PreparedNic
 from rackloom.errors import Refused
 
 pytestmark = pytest.mark.anyio
@@ -55,12 +54,12 @@ async def test_a_failed_attachment_is_an_event_on_the_pod(
 ) -> None:
     spec = {"containers": [{"name": "main", "image": "none"}]}
     pod = await api.create(POD, {"metadata": {"name": "worker", "namespace": namespace}, "spec": spec})
-    sandbox = Sandbox(
+    sandbox = PodSandbox(
         id="s", pod=pod["metadata"]["uid"], namespace=namespace, name="worker", netns="/var/run/netns/x"
     )
-    nic = Held(device="nic0", published=Device(name="nic0"), identity=Identity(name="eth1"))
+    nic = PreparedNic(device="nic0", published=Device(name="nic0"), identity=LinkIdentity(name="eth1"))
     async with connect(cluster.kubeconfig(ACCOUNT)) as plugin:
-        teller = Teller(lambda *_: None, Recorder(plugin, "dra.net", "n", time.time))
+        teller = AttachmentReporter(lambda *_: None, EventRecorder(plugin, "dra.net", "n", time.time))
         teller.told(
             REF, nic, sandbox, Refused("NIC nic0 was not attached", nearest_fix="choose another name")
         )

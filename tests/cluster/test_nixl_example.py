@@ -7,12 +7,12 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubectl import LEAVE, kubectl
 from tests.waiting import until
 
-from rackloom.claim.kube.api import Kind, KubeApi
-from rackloom.claim.kube.kinds import POD
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.kubernetes.objects import POD, ResourceKind
 
 pytestmark = pytest.mark.anyio
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CLAIM = Kind("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims", namespaced=True)
+CLAIM = ResourceKind("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims", namespaced=True)
 TEMPLATE = "h100-4gpu-4nic-numa-aligned"
 
 

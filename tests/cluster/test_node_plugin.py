@@ -11,13 +11,18 @@ from tests.claim.node.conftest import DRIVER, Toys
 from tests.cluster.conftest import AddNodes
 from tests.waiting import until
 
-from rackloom.claim.allocate.objects import Device
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import DEVICE_CLASS, POD, RESOURCE_CLAIM, RESOURCE_CLAIM_TEMPLATE
-from rackloom.claim.node.run import Host, Places, running
-from rackloom.claim.node.values import Pool
-from rackloom.twin.kubelet.kubelet import Kubelet, kubelet_on
-from rackloom.twin.nodes.plugins import PluginDevices
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.node.plugin import DevicePool
+from rackloom.claim.node.run import PluginDirectories, PluginHost, run_plugin
+from rackloom.core.allocate.objects import Device
+from rackloom.core.kubernetes.objects import (
+    DEVICE_CLASS,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    Object,
+)
+from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraManager, plugin_manager_on
 
 pytestmark = pytest.mark.anyio
 
@@ -29,28 +34,28 @@ class ToysOf(Toys):
         super().__init__()
         self._node = node
 
-    async def pools(self) -> tuple[Pool, ...]:
-        return (Pool(name=self._node, devices=tuple(Device(name=name) for name in self.names)),)
+    async def pools(self) -> tuple[DevicePool, ...]:
+        return (DevicePool(name=self._node, devices=tuple(Device(name=name) for name in self.names)),)
 
 
 class Plugged:
     """Nodes with a kubelet that calls plugins; the devices of every pod of the test go through it."""
 
     def __init__(self, stack: AsyncExitStack, root: Path, api: KubeApi) -> None:
-        self.kubelets: dict[str, Kubelet] = {}
+        self.kubelets: dict[str, KubeletPluginManager] = {}
         self._stack = stack
         self._root = root
         self._api = api
 
-    def places(self, node: str) -> Places:
+    def places(self, node: str) -> PluginDirectories:
         root = self._root / node
-        return Places(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
+        return PluginDirectories(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
 
     async def plug(self, node: str, toys: Toys) -> None:
         places = self.places(node)
-        host = Host(node=node, boot_id="1", places=places, wall=time.time)
-        await self._stack.enter_async_context(running(toys, self._api, host))
-        registry = kubelet_on(places.registry, self._api, node)
+        host = PluginHost(node=node, boot_id="1", places=places, wall=time.time)
+        await self._stack.enter_async_context(run_plugin(toys, self._api, host))
+        registry = plugin_manager_on(places.registry, self._api, node)
         self.kubelets[node] = await self._stack.enter_async_context(registry)
         await self.kubelets[node].registered(DRIVER)
 
@@ -64,8 +69,8 @@ async def plugged(api: KubeApi) -> AsyncIterator[Plugged]:
 
 
 @pytest.fixture
-def devices(plugged: Plugged) -> PluginDevices:
-    return PluginDevices(plugged.kubelets)
+def devices(plugged: Plugged) -> SocketDraManager:
+    return SocketDraManager(plugged.kubelets)
 
 
 async def test_a_claim_goes_through_the_plugin_and_back(

@@ -7,12 +7,12 @@ import pytest
 from tests.cluster.conftest import AddNodes
 from tests.waiting import until
 
-from rackloom.claim.kube.api import Kind, KubeApi, Object
-from rackloom.claim.kube.kinds import DAEMON_SET, JOB, NODE, POD
-from rackloom.twin.nodes.hooks import Containers, Idle
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.kubernetes.objects import DAEMON_SET, JOB, NODE, POD, Object, ResourceKind
+from rackloom.lab.nodes.pods import ContainerRuntime, IdleContainers
 
 pytestmark = pytest.mark.anyio
-DEPLOYMENT = Kind("apps", "v1", "Deployment", "deployments", namespaced=True)
+DEPLOYMENT = ResourceKind("apps", "v1", "Deployment", "deployments", namespaced=True)
 LABELS = {"app": "test"}
 POD_SPEC = {"containers": [{"name": "main", "image": "none"}]}
 
@@ -23,15 +23,15 @@ class EndAtOnce:
     async def run(self, node: str, pod: Object, ready: Callable[[], Awaitable[None]]) -> int:
         if "job-name" in pod["metadata"]["labels"]:
             return 0
-        return await Idle().run(node, pod, ready)
+        return await IdleContainers().run(node, pod, ready)
 
 
 @pytest.fixture
-def containers() -> Containers:
+def containers() -> ContainerRuntime:
     return EndAtOnce()
 
 
-def workload(kind: Kind, namespace: str, **spec: object) -> Object:
+def workload(kind: ResourceKind, namespace: str, **spec: object) -> Object:
     template = {"metadata": {"labels": LABELS}, "spec": POD_SPEC}
     return {
         "apiVersion": kind.api_version,
@@ -41,7 +41,7 @@ def workload(kind: Kind, namespace: str, **spec: object) -> Object:
     }
 
 
-async def status_of(api: KubeApi, kind: Kind, namespace: str) -> Object:
+async def status_of(api: KubeApi, kind: ResourceKind, namespace: str) -> Object:
     found: Object = (await api.get(kind, "work", namespace)).get("status", {})
     return found
 

@@ -12,29 +12,39 @@ from tests.cluster.installed import as_account, pod_of
 from tests.cluster.policies import CLIQUE, DAEMON_ACCOUNT, DAEMONS, DRIVER, slice_of
 from tests.waiting import until
 
-from rackloom.claim.cluster.gang import marks
-from rackloom.claim.domain import names
-from rackloom.claim.domain.membership import join, leave
-from rackloom.claim.domain.objects import Clique, Ref, clique, clique_json
-from rackloom.claim.kube.api import Kind, KubeApi, Object, Rejected
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.kube.api import KubeApi, Rejected
+from rackloom.claim.node.requests import RETRY_ANNOTATION
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import (
+    ComputeDomainClique,
+    ObjectRef,
+    clique_json,
+    join_clique,
+    leave_clique,
+    read_clique,
+)
+from rackloom.core.gangs import spec
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN_CLIQUE,
     NODE,
     POD,
     RESOURCE_CLAIM,
     RESOURCE_SLICE,
     SECRET,
+    Object,
+    ResourceKind,
 )
-from rackloom.claim.node.pod_sync import ANNOTATION
 
 pytestmark = pytest.mark.anyio
-CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False)
-CLUSTER_ROLE_BINDING = Kind(
+CLUSTER_ROLE = ResourceKind(
+    "rbac.authorization.k8s.io", "v1", "ClusterRole", "clusterroles", namespaced=False
+)
+CLUSTER_ROLE_BINDING = ResourceKind(
     "rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False
 )
 DOMAIN, FOREIGN = "0b6e5f0a-6a3b-4c55-9a52-1f0d6c3d7a11", "5a4c9d1e-77aa-4b1c-8d8e-2f60c0a4b922"
 """UIDs of two ComputeDomains."""
-ACCESS = Kind(
+ACCESS = ResourceKind(
     "authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
 )
 
@@ -56,8 +66,8 @@ async def as_daemon(api: KubeApi, cluster: ControlPlane, pod: Object) -> AsyncIt
         yield daemon
 
 
-def ref_of(pod: Object) -> Ref:
-    return Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
+def ref_of(pod: Object) -> ObjectRef:
+    return ObjectRef(pod["metadata"]["name"], pod["metadata"]["uid"])
 
 
 async def test_a_daemon_writes_its_own_entry_only(
@@ -67,30 +77,32 @@ async def test_a_daemon_writes_its_own_entry_only(
     one, two, three = [await daemon_pod(api, DOMAIN, suffix) for suffix in ("aaaa1", "aaaa2", "aaaa3")]
     here, there = ref_of(one), ref_of(three)
     node = one["spec"]["nodeName"]
-    value = Clique(compute_domain=DOMAIN, clique_id=CLIQUE)
-    by_admin = join(value, node="other", ip_address="10.0.0.9", pod=there, max_nodes=18)
+    value = ComputeDomainClique(compute_domain=DOMAIN, clique_id=CLIQUE)
+    by_admin = join_clique(value, node="other", ip_address="10.0.0.9", pod=there, max_nodes=18)
     read = await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(by_admin, DAEMONS))
     async with as_daemon(api, cluster, one) as daemon:
 
-        async def refused(value: Clique, over: Object, why: str) -> None:
+        async def refused(value: ComputeDomainClique, over: Object, why: str) -> None:
             with pytest.raises(Rejected, match=why):
                 await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(value, DAEMONS, over))
 
-        forged = join(clique(read), node="elsewhere", ip_address="10.0.0.1", pod=here, max_nodes=18)
+        forged = join_clique(
+            read_clique(read), node="elsewhere", ip_address="10.0.0.1", pod=here, max_nodes=18
+        )
         await refused(forged, read, "own node only")
-        own = join(clique(read), node=node, ip_address="10.0.0.1", pod=here, max_nodes=18)
+        own = join_clique(read_clique(read), node=node, ip_address="10.0.0.1", pod=here, max_nodes=18)
         for owners in ((there,), (there, ref_of(two))):
             for_nobody = msgspec.structs.replace(own, owners=owners)
             await refused(for_nobody, read, r"together with its pod|own pod as owner only")
         entry = msgspec.structs.replace(own.on(node), clique_id=f"{CLIQUE}2")
-        elsewhere = msgspec.structs.replace(own, daemons=(*clique(read).daemons, entry))
+        elsewhere = msgspec.structs.replace(own, daemons=(*read_clique(read).daemons, entry))
         await refused(elsewhere, read, "of the clique that the object is of")
 
         written = await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(own, DAEMONS, read))
-        assert [one.node_name for one in clique(written).daemons] == ["other", node]
-        thrown_out = leave(clique(written), node="other", pod=there)
+        assert [one.node_name for one in read_clique(written).daemons] == ["other", node]
+        thrown_out = leave_clique(read_clique(written), node="other", pod=there)
         await refused(thrown_out, written, "own node only")
-        alone = msgspec.structs.replace(clique(written), owners=(there,))
+        alone = msgspec.structs.replace(read_clique(written), owners=(there,))
         await refused(alone, written, "together with its pod")
         for address in (
             "10.0.0.1\n10.0.0.66\tapi.example.com",
@@ -99,18 +111,20 @@ async def test_a_daemon_writes_its_own_entry_only(
             "",
             "fe80::1%eth0",
         ):
-            crafted = join(clique(written), node=node, ip_address=address, pod=here, max_nodes=18)
+            crafted = join_clique(read_clique(written), node=node, ip_address=address, pod=here, max_nodes=18)
             await refused(crafted, written, r"daemons\[1\]\.ipAddress")
         # What the schema takes for an address, and the policy does not.
-        mapped = join(clique(written), node=node, ip_address="::ffff:10.0.0.1", pod=here, max_nodes=18)
+        mapped = join_clique(
+            read_clique(written), node=node, ip_address="::ffff:10.0.0.1", pod=here, max_nodes=18
+        )
         await refused(mapped, written, "an IP address, and nothing else")
-        moved = join(clique(written), node=node, ip_address="fd00::1", pod=here, max_nodes=18)
+        moved = join_clique(read_clique(written), node=node, ip_address="fd00::1", pod=here, max_nodes=18)
         written = await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(moved, DAEMONS, written))
         name = written["metadata"]["name"]
         for change in ({"finalizers": ["example.com/keep"]}, {"annotations": {"a": "b"}}):
             with pytest.raises(Rejected, match="no finalizers and no annotations"):
                 await daemon.patch(COMPUTE_DOMAIN_CLIQUE, name, DAEMONS, {"metadata": change})
-        left = leave(clique(written), node=node, pod=here)
+        left = leave_clique(read_clique(written), node=node, pod=here)
         await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(left, DAEMONS, written))
 
 
@@ -120,19 +134,21 @@ async def test_a_daemon_is_held_to_its_own_compute_domain(
     """Its pod is named after the ComputeDomain, and its token names the pod."""
     pod = await daemon_pod(api, DOMAIN, "bbbb1")
     node, here = pod["spec"]["nodeName"], ref_of(pod)
-    foreign = Clique(compute_domain=FOREIGN, clique_id=CLIQUE)
+    foreign = ComputeDomainClique(compute_domain=FOREIGN, clique_id=CLIQUE)
     read = await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(foreign, DAEMONS))
 
-    def entered(value: Clique) -> Clique:
-        return join(value, node=node, ip_address="10.0.0.1", pod=here, max_nodes=18)
+    def entered(value: ComputeDomainClique) -> ComputeDomainClique:
+        return join_clique(value, node=node, ip_address="10.0.0.1", pod=here, max_nodes=18)
 
     async with as_daemon(api, cluster, pod) as daemon:
         with pytest.raises(Rejected, match="own ComputeDomain only: " + DOMAIN):
-            await daemon.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(entered(clique(read)), DAEMONS, read))
-        longer = Clique(compute_domain=DOMAIN + "0", clique_id=CLIQUE)
+            await daemon.replace(
+                COMPUTE_DOMAIN_CLIQUE, clique_json(entered(read_clique(read)), DAEMONS, read)
+            )
+        longer = ComputeDomainClique(compute_domain=DOMAIN + "0", clique_id=CLIQUE)
         with pytest.raises(Rejected, match="own ComputeDomain only"):
             await daemon.create(COMPUTE_DOMAIN_CLIQUE, clique_json(entered(longer), DAEMONS))
-        own = clique_json(entered(Clique(compute_domain=DOMAIN, clique_id=CLIQUE)), DAEMONS)
+        own = clique_json(entered(ComputeDomainClique(compute_domain=DOMAIN, clique_id=CLIQUE)), DAEMONS)
         mislabelled = {
             **own,
             "metadata": {**own["metadata"], "labels": {names.COMPUTE_DOMAIN_LABEL: FOREIGN}},
@@ -142,8 +158,8 @@ async def test_a_daemon_is_held_to_its_own_compute_domain(
         await daemon.create(COMPUTE_DOMAIN_CLIQUE, own)
     stray = await plain_pod(api, "stray", DAEMON_ACCOUNT, DAEMONS)
     async with as_daemon(api, cluster, stray) as daemon:
-        value = join(
-            Clique(compute_domain=DOMAIN, clique_id=CLIQUE),
+        value = join_clique(
+            ComputeDomainClique(compute_domain=DOMAIN, clique_id=CLIQUE),
             node=node,
             ip_address="10.0.0.1",
             pod=ref_of(stray),
@@ -247,7 +263,7 @@ async def test_a_plugin_has_kubelet_try_the_pods_of_its_own_node_again_and_chang
         assert "there" not in {pod["metadata"]["name"] for pod in listed.items}
 
         async def annotate(name: str, value: Any, **more: Any) -> Object:
-            change = {"metadata": {"annotations": {ANNOTATION: value}, **more}}
+            change = {"metadata": {"annotations": {RETRY_ANNOTATION: value}, **more}}
             return await own.patch(POD, name, namespace, change)
 
         async def refused(change: Object, why: str) -> None:
@@ -256,7 +272,7 @@ async def test_a_plugin_has_kubelet_try_the_pods_of_its_own_node_again_and_chang
 
         for value in ("2026-01-01T00:00:00.000000Z dra.net", "2026-01-01T00:00:01.000000Z dra.net"):
             written = await annotate("here", value, uid=here["metadata"]["uid"])
-            assert written["metadata"]["annotations"] == {"theirs": "1", ANNOTATION: value}
+            assert written["metadata"]["annotations"] == {"theirs": "1", RETRY_ANNOTATION: value}
         with pytest.raises(Rejected, match="own node only"):
             await annotate("there", "now")
         with pytest.raises(Rejected, match=r"metadata\.uid: Invalid value"):
@@ -264,15 +280,18 @@ async def test_a_plugin_has_kubelet_try_the_pods_of_its_own_node_again_and_chang
         for value in (None, "x" * 129):
             with pytest.raises(Rejected, match="to a time and its driver"):
                 await annotate("here", value)
-        said = {"annotations": {ANNOTATION: "now"}}
+        said = {"annotations": {RETRY_ANNOTATION: "now"}}
         await refused(
-            {"metadata": {"annotations": {ANNOTATION: "now", "more": "1"}}}, "no annotation of a pod but"
+            {"metadata": {"annotations": {RETRY_ANNOTATION: "now", "more": "1"}}},
+            "no annotation of a pod but",
         )
         await refused(
-            {"metadata": {"annotations": {ANNOTATION: "now", "theirs": "2"}}}, "no annotation of a pod but"
+            {"metadata": {"annotations": {RETRY_ANNOTATION: "now", "theirs": "2"}}},
+            "no annotation of a pod but",
         )
         await refused(
-            {"metadata": {"annotations": {ANNOTATION: "now", "theirs": None}}}, "no annotation of a pod but"
+            {"metadata": {"annotations": {RETRY_ANNOTATION: "now", "theirs": None}}},
+            "no annotation of a pod but",
         )
         await refused({"metadata": {**said, "labels": {"app": "y"}}}, "nothing else")
         await refused({"metadata": {**said, "labels": {"more": "1"}}}, "nothing else")
@@ -298,7 +317,10 @@ async def test_a_plugin_has_kubelet_try_the_pods_of_its_own_node_again_and_chang
 async def test_the_controller_changes_its_own_taint_and_labels_of_nodes_only(
     cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes, base_shared: None
 ) -> None:
-    theirs, ours = {"key": "team", "value": "a", "effect": "NoSchedule"}, {"key": marks.TAINT, "value": "uid"}
+    theirs, ours = (
+        {"key": "team", "value": "a", "effect": "NoSchedule"},
+        {"key": spec.GANG_TAINT, "value": "uid"},
+    )
     (node,) = await add_nodes(1, labels={names.GPU_CLIQUE_LABEL: CLIQUE})
     await api.patch(NODE, node, None, {"spec": {"taints": [theirs]}})
     await plain_pod(api, "rackloom-controller", "rackloom-controller")

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.installed import installed, kubectl
+from tests.cluster.installed import installed
+from tests.cluster.kubectl import kubectl
 from tests.waiting import until
 
-from rackloom.claim.cluster.admission.desk import AdmissionSettings
-from rackloom.claim.kube.api import KubeApi, KubeError, Object, Rejected
-from rackloom.claim.kube.kinds import DAEMON_SET, GANG_PLAN, NODE, POD
-from rackloom.claim.kube.lightkube_api import connect
+from rackloom.claim.cluster.admission.webhook import AdmissionSettings
+from rackloom.claim.kube.api import KubeApi, KubeError, Rejected
+from rackloom.claim.kube.client import connect
+from rackloom.core.kubernetes.objects import DAEMON_SET, GANG_PLAN, NODE, POD, Object
 
 pytestmark = pytest.mark.anyio
 CONTAINERS = [{"name": "main", "image": "none"}]

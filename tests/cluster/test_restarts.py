@@ -8,8 +8,8 @@ from tests.cluster.conftest import AddNodes
 from tests.cluster.control_plane import ControlPlane
 from tests.waiting import until
 
-from rackloom.claim.kube.api import KubeApi, KubeError, Object
-from rackloom.claim.kube.kinds import POD
+from rackloom.claim.kube.api import KubeApi, KubeError
+from rackloom.core.kubernetes.objects import POD, Object
 
 pytestmark = pytest.mark.anyio
 

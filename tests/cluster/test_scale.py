@@ -4,11 +4,11 @@ import pytest
 from tests.cluster.conftest import AddNodes
 from tests.waiting import until
 
-from rackloom.claim.kube.api import Kind, KubeApi
-from rackloom.claim.kube.kinds import POD
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.kubernetes.objects import POD, ResourceKind
 
 pytestmark = pytest.mark.anyio
-REPLICA_SET = Kind("apps", "v1", "ReplicaSet", "replicasets", namespaced=True)
+REPLICA_SET = ResourceKind("apps", "v1", "ReplicaSet", "replicasets", namespaced=True)
 NODES, PODS = 100, 500
 WITHIN = 900.0
 

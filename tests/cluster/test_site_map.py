@@ -12,20 +12,22 @@ import yaml
 from tests.cluster.control_plane import ControlPlane
 from tests.waiting import until
 
-from rackloom.app.cluster_follower import ClusterFollower
-from rackloom.app.picture.glance import KINDS, glance
-from rackloom.app.picture.look import site_picture
-from rackloom.claim.kube.api import Kind, KubeApi, Rejected
-from rackloom.claim.kube.kinds import NAMESPACE, NODE, SECRET
-from rackloom.claim.kube.lightkube_api import connect
-from rackloom.prove.picture.values import Layer, LayerSeen
+from rackloom.app.site.cluster import ClusterFollower
+from rackloom.app.snapshot.assemble import site_snapshot
+from rackloom.app.snapshot.cluster import SNAPSHOT_KINDS, project_object
+from rackloom.claim.kube.api import KubeApi, Rejected
+from rackloom.claim.kube.client import connect
+from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
+from rackloom.core.kubernetes.objects import NAMESPACE, NODE, SECRET, ResourceKind
 
 pytestmark = pytest.mark.anyio
 READER = Path(__file__).parents[2] / "deploy" / "site" / "with-cluster" / "cluster-reader.yaml"
 RBAC = "rbac.authorization.k8s.io"
 ROLES = {
-    "ClusterRole": Kind(RBAC, "v1", "ClusterRole", "clusterroles", namespaced=False),
-    "ClusterRoleBinding": Kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
+    "ClusterRole": ResourceKind(RBAC, "v1", "ClusterRole", "clusterroles", namespaced=False),
+    "ClusterRoleBinding": ResourceKind(
+        RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False
+    ),
 }
 
 
@@ -37,7 +39,7 @@ async def account(cluster: ControlPlane, api: KubeApi) -> AsyncIterator[KubeApi]
         await api.create(ROLES[one["kind"]], one)
     (subject,) = shipped[1]["subjects"]
     user = f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
-    async with connect(cluster.kubeconfig(user), keep=glance) as client:
+    async with connect(cluster.kubeconfig(user), keep=project_object) as client:
         yield client
     for one in shipped:
         await api.delete(ROLES[one["kind"]], one["metadata"]["name"])
@@ -56,8 +58,8 @@ async def follower(account: KubeApi) -> AsyncIterator[ClusterFollower]:
 async def test_the_account_of_the_site_follows_what_the_map_draws(
     follower: ClusterFollower, api: KubeApi, namespace: str
 ) -> None:
-    async def known() -> LayerSeen | None:
-        picture = await site_picture(time.time(), cluster=follower, reach=follower.reach)
+    async def known() -> LayerStatus | None:
+        picture = await site_snapshot(time.time(), cluster=follower, reach=follower.reach)
         seen = picture.layer(Layer.CLUSTER)
         return seen if seen.unknown_since is None and namespace in picture.namespaces else None
 
@@ -74,4 +76,4 @@ async def test_it_may_do_nothing_else(account: KubeApi) -> None:
         await account.create(NAMESPACE, {"metadata": {"name": "made-by-the-map"}})
     with pytest.raises(Rejected, match="forbidden"):
         await account.delete(NODE, "none-such")
-    assert SECRET not in KINDS
+    assert SECRET not in SNAPSHOT_KINDS

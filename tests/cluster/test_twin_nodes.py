@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 from tests.waiting import until
 
-from rackloom.app.embedded import ground
 from rackloom.app.home import Home
-from rackloom.app.whole.classes import device_classes
-from rackloom.app.whole.cluster import twin_nodes
-from rackloom.claim.domain.names import GPU_CLIQUE_LABEL, GPU_DRIVER, SIMULATED_LABEL
+from rackloom.app.twin.cluster import installed_device_classes, twin_nodes
+from rackloom.app.twin.site import open_embedded_home
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.kube.kinds import DEVICE_CLASS, NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.core.domains.names import GPU_CLIQUE_LABEL, GPU_DRIVER, SIMULATED_LABEL
+from rackloom.core.kubernetes.objects import DEVICE_CLASS, NODE, POD, RESOURCE_CLAIM, RESOURCE_SLICE
 
 pytestmark = pytest.mark.anyio
 TRAYS = 18
@@ -19,7 +18,7 @@ CLAIM = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName":
 
 
 async def test_a_pod_gets_the_gpus_of_a_simulated_tray(api: KubeApi, namespace: str, tmp_path: Path) -> None:
-    (gpus,) = [one for one in device_classes() if one["metadata"]["name"] == GPU_DRIVER]
+    (gpus,) = [one for one in installed_device_classes() if one["metadata"]["name"] == GPU_DRIVER]
     await api.create(DEVICE_CLASS, gpus)
     home = Home(tmp_path)
 
@@ -32,7 +31,7 @@ async def test_a_pod_gets_the_gpus_of_a_simulated_tray(api: KubeApi, namespace: 
         pod = await api.get(POD, "work", namespace)
         return bool(pod["status"].get("phase") == "Running")
 
-    async with ground(home, racks=1, profile="gb200-nvl72") as (_, twin):
+    async with open_embedded_home(home, racks=1, profile="gb200-nvl72") as (_, twin):
         async with twin_nodes(twin, home.twin / "cluster", api) as work:
             await until(published, "every tray is published with its clique")
             await api.create(

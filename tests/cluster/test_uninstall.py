@@ -22,12 +22,13 @@ from tests.cluster.policies import DAEMONS, DRIVER, slice_of
 from tests.cluster.uninstalled import is_admitted, remains
 from tests.waiting import until
 
-from rackloom.claim.cluster.admission.desk import AdmissionSettings
-from rackloom.claim.cluster.gang import marks
-from rackloom.claim.cluster.gang.observe import holders_of
-from rackloom.claim.domain import names
-from rackloom.claim.kube.api import KubeApi, NotFound, Object
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.cluster.admission.webhook import AdmissionSettings
+from rackloom.claim.kube.api import KubeApi, NotFound
+from rackloom.claim.kube.client import KubeClient, connect
+from rackloom.core.domains import names
+from rackloom.core.gangs import spec
+from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     CONFIG_MAP,
@@ -40,8 +41,8 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
+    Object,
 )
-from rackloom.claim.kube.lightkube_api import LightkubeApi, connect
 
 pytestmark = pytest.mark.anyio
 CLIQUE = f"{CLUSTER_UUID}.1"
@@ -118,7 +119,7 @@ async def gang(api: KubeApi, namespace: str) -> None:
             "name": f"member-{number}",
             "namespace": namespace,
             "labels": {"rackloom.dev/gang": "g"},
-            "annotations": {marks.SIZE_ANNOTATION: "2"},
+            "annotations": {spec.SIZE_ANNOTATION: "2"},
         }
         container = {"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
         await api.create(POD, {"metadata": meta, "spec": {"containers": [container]}})
@@ -161,7 +162,7 @@ def blocked(answer: Any) -> dict[str, str]:
 
 async def test_it_holds_while_pods_use_anything_and_then_removes_all(
     cluster: ControlPlane,
-    api: LightkubeApi,
+    api: KubeClient,
     plugin: KubeApi,
     nodes: list[str],
     driver: None,
@@ -190,7 +191,7 @@ async def test_it_holds_while_pods_use_anything_and_then_removes_all(
     code, outcome, complaint = await uninstall(cluster, "--yes")
     assert (code, outcome["rest"]["steps"]) == (0, []), complaint
     assert await remains(api) == []
-    assert not [node for node in (await api.list(NODE)).items if holders_of(node)]
+    assert not [node for node in (await api.list(NODE)).items if reserving_plans(node)]
     assert await is_admitted(api, namespace)
     code, planned, _ = await uninstall(cluster)
     assert (code, planned["steps"]) == (0, [])
@@ -202,7 +203,7 @@ async def has_domain(api: KubeApi, uid: str) -> bool:
 
 async def test_an_installation_that_was_deleted_under_a_compute_domain_is_freed(
     cluster: ControlPlane,
-    api: LightkubeApi,
+    api: KubeClient,
     plugin: KubeApi,
     nodes: list[str],
     driver: None,
@@ -231,7 +232,7 @@ async def has_no_pods_of_ours(api: KubeApi) -> bool:
 
 
 async def test_a_webhook_without_that_condition_and_without_pods_is_taken_away_though_pods_wait(
-    cluster: ControlPlane, api: LightkubeApi, driver: None, namespace: str
+    cluster: ControlPlane, api: KubeClient, driver: None, namespace: str
 ) -> None:
     """One that was installed earlier refuses all pods with claims when its pods are gone."""
     await half_a_gang(api, namespace)
@@ -265,7 +266,7 @@ async def half_a_gang(api: KubeApi, namespace: str) -> None:
         "name": "waits",
         "namespace": namespace,
         "labels": {"rackloom.dev/gang": "half"},
-        "annotations": {marks.SIZE_ANNOTATION: "2"},
+        "annotations": {spec.SIZE_ANNOTATION: "2"},
     }
     await api.create(POD, {"metadata": meta, "spec": {"containers": [{"name": "main", "image": "none"}]}})
     await until(lambda: has_plan(api), "the controller has a plan for it", PATIENCE)
@@ -285,7 +286,7 @@ async def is_refused(api: KubeApi, namespace: str) -> bool:
 
 
 async def test_what_is_not_ours_stays(
-    cluster: ControlPlane, api: LightkubeApi, driver: None, namespace: str
+    cluster: ControlPlane, api: KubeClient, driver: None, namespace: str
 ) -> None:
     """A Helm release, a name of ours without our label, what somebody put into our namespace."""
     label = {"labels": {"app.kubernetes.io/part-of": None}}

@@ -9,11 +9,11 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.installed import DEPLOY, controlled
 from tests.cluster.kubectl import kubectl
 from tests.cluster.policies import DAEMONS, DRIVER
-from tests.cluster.test_uninstall import live_domain, nodes, plugin, publish  # noqa: F401 (fixtures)
+from tests.cluster.test_uninstall import live_domain, nodes, plugin, publish  # noqa: F401
 from tests.waiting import until
 
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, DAEMON_SET, DEPLOYMENT, POD
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, DAEMON_SET, DEPLOYMENT, POD
 
 pytestmark = pytest.mark.anyio
 PLUGINS = "node-imex, node-gpu, node-nic"

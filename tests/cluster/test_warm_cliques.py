@@ -7,18 +7,25 @@ from tests.cluster.installed import controlled
 from tests.cluster.policies import CLIQUE, DAEMONS, slice_of
 from tests.waiting import until
 
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation
-from rackloom.claim.domain.membership import join, with_status
-from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique_json
-from rackloom.claim.kube.api import KubeApi, NotFound, Object
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.kube.api import KubeApi, NotFound
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import (
+    ComputeDomainClique,
+    ObjectRef,
+    Readiness,
+    clique_json,
+    join_clique,
+    with_daemon_status,
+)
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     NODE,
     POD,
     RESOURCE_CLAIM,
     RESOURCE_SLICE,
+    Object,
 )
 
 pytestmark = pytest.mark.anyio
@@ -68,7 +75,7 @@ async def test_two_jobs_in_one_warm_clique_get_two_channels_from_the_real_schedu
 
 async def domain_of_job(api: KubeApi, namespace: str, job: str) -> Object:
     spec = {"channel": {"resourceClaimTemplate": {"name": f"channel-{job}"}}}
-    labels = {names.ISOLATION_LABEL: Isolation.CHANNEL.value}
+    labels = {names.ISOLATION_LABEL: ImexIsolation.CHANNEL.value}
     meta = {"name": job, "namespace": namespace, "labels": labels}
     return await api.create(COMPUTE_DOMAIN, {"metadata": meta, "spec": spec})
 
@@ -91,12 +98,12 @@ async def ready_daemons(api: KubeApi, uid: str, nodes: list[str]) -> None:
         found = [pod for pod in pods if is_ready(pod)]
         return found if len(found) == len(nodes) else []
 
-    value = Clique(compute_domain=uid, clique_id=CLIQUE)
+    value = ComputeDomainClique(compute_domain=uid, clique_id=CLIQUE)
     for pod in await until(ready, "a daemon pod is ready on each node"):
-        ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
+        ref = ObjectRef(pod["metadata"]["name"], pod["metadata"]["uid"])
         node, address = pod["spec"]["nodeName"], pod["status"].get("podIP", "")
-        value = join(value, node=node, ip_address=address, pod=ref, max_nodes=18)
-        value = with_status(value, node=node, ip_address=address, status=Readiness.READY)
+        value = join_clique(value, node=node, ip_address=address, pod=ref, max_nodes=18)
+        value = with_daemon_status(value, node=node, ip_address=address, status=Readiness.READY)
     await api.create(COMPUTE_DOMAIN_CLIQUE, clique_json(value, DAEMONS))
 
 

@@ -10,12 +10,11 @@ from tests.cluster.installed import ROOT, as_account, controlled, installed
 from tests.cluster.policies import DRIVER
 from tests.waiting import until
 
-from rackloom.claim.cluster.admission.desk import AdmissionSettings
-from rackloom.claim.cluster.admission.marks import CHANNEL_CONDITION, GATE
-from rackloom.claim.cluster.admission.modes import Mode
-from rackloom.claim.domain import names
-from rackloom.claim.kube.api import Kind, KubeApi, KubeError, Object, Rejected
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.cluster.admission.reviews import AdmissionMode
+from rackloom.claim.cluster.admission.webhook import AdmissionSettings
+from rackloom.claim.kube.api import KubeApi, KubeError, Rejected
+from rackloom.core.domains import names
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     NODE,
@@ -24,7 +23,10 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
     SECRET,
+    Object,
+    ResourceKind,
 )
+from rackloom.core.kubernetes.pods import CHANNEL_CONDITION, TEMPLATE_GATE
 
 pytestmark = pytest.mark.anyio
 CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
@@ -34,7 +36,7 @@ CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 async def driver(cluster: ControlPlane, api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[None]:
     """The controller at work, and the webhook asked about everything it is installed for."""
     await add_nodes(1)
-    settings = AdmissionSettings(mode=Mode.ENFORCE)
+    settings = AdmissionSettings(mode=AdmissionMode.ENFORCE)
     async with (
         installed(cluster, api, settings, COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE),
         controlled(api, cluster),
@@ -69,7 +71,7 @@ async def channels(api: KubeApi, add_nodes: AddNodes) -> AsyncIterator[list[str]
         await api.delete(RESOURCE_SLICE, f"{node}-channels")
 
 
-async def create(api: KubeApi, kind: Kind, obj: Object, namespace: str) -> Object:
+async def create(api: KubeApi, kind: ResourceKind, obj: Object, namespace: str) -> Object:
     """Create it as soon as the API server has heard of the webhook's certificate."""
     meta = {**obj["metadata"], "namespace": namespace}
 
@@ -96,7 +98,7 @@ async def test_the_minimal_example_applied_in_reverse_order_runs_unchanged(
     text = (ROOT / "examples" / "imex-minimal" / "compute-domain.yaml").read_text()
     domain, pod = yaml.safe_load_all(text)
     made = await create(api, POD, pod, namespace)
-    assert made["spec"]["schedulingGates"] == [{"name": GATE}]
+    assert made["spec"]["schedulingGates"] == [{"name": TEMPLATE_GATE}]
     assert made["spec"]["affinity"] == pod["spec"]["affinity"] | made["spec"]["affinity"]
     await create(api, COMPUTE_DOMAIN, domain, namespace)
     await until(lambda: runs(api, namespace, pod["metadata"]["name"]), "the pod runs")
@@ -138,7 +140,7 @@ async def test_a_wrong_config_is_denied_with_its_place(api: KubeApi, driver: Non
         }
     }
 
-    async def denied(kind: Kind, spec: Object) -> str:
+    async def denied(kind: ResourceKind, spec: Object) -> str:
         try:
             obj = {"metadata": {"name": "c", "namespace": namespace}, "spec": spec}
             await api.create(kind, obj, dry_run=True)

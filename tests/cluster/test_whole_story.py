@@ -15,30 +15,31 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.custom import MPI_JOB
 from tests.cluster.installed import applied
+from tests.cluster.policies import DAEMONS
 from tests.cluster.story import Reader, Site, admission
 from tests.cluster.story_jobs import DEATHS, domain, end, hand_made, told, worker
 from tests.cluster.story_jobs import start as start_job
-from tests.cluster.story_programs import DAEMON_ACCOUNT, DAEMONS, Programs, pods_of
+from tests.cluster.story_programs import DAEMON_ACCOUNT, Programs, pods_of
 from tests.cluster.story_trays import Tray, kubelets_of
 from tests.waiting import until
 
-from rackloom.claim.domain.isolation import Isolation
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.node.requests import ANSWER_SECONDS
+from rackloom.core.diagnosis.checks.domains import check_domains
+from rackloom.core.diagnosis.findings import CheckState, verdict
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     NAMESPACE,
     POD,
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
+    Object,
 )
-from rackloom.claim.node.requests import PATIENCE
-from rackloom.prove.doctor.checks.domains import check_domains
-from rackloom.prove.doctor.collectors.cluster import collect_cluster
-from rackloom.prove.doctor.findings import State, verdict
-from rackloom.twin.kubelet.claims import pod_claim
-from rackloom.twin.kubelet.kubelet import Kubelet
-from rackloom.twin.nodes.kubelets import Kubelets
-from rackloom.twin.nodes.plugins import PluginDevices
+from rackloom.lab.nodes.dra_manager import pod_claim
+from rackloom.lab.nodes.kubelets import SimulatedKubelets
+from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, SocketDraManager
+from rackloom.prove.collectors.cluster import collect_cluster
 
 pytestmark = [
     pytest.mark.anyio,
@@ -54,13 +55,13 @@ class Scene:
     """Trays by clique, and what is installed on them."""
 
     racks: Mapping[int, int]
-    isolation: Isolation = Isolation.DOMAIN
+    isolation: ImexIsolation = ImexIsolation.DOMAIN
     overlay: str = "base"
     with_webhook: bool = False
 
 
 TWO_RACKS = Scene({1: 18, 2: 18})
-SHARED_RACK = Scene({1: 18}, Isolation.CHANNEL, "channel-isolation", with_webhook=True)
+SHARED_RACK = Scene({1: 18}, ImexIsolation.CHANNEL, "channel-isolation", with_webhook=True)
 FEW_TRAYS = Scene({1: 3, 2: 3})
 """Every rack takes a whole job: affinity alone lets the first pod choose one that is too small for all."""
 
@@ -84,14 +85,16 @@ def trays(scene: Scene) -> Iterator[dict[str, Tray]]:
 
 
 @pytest.fixture
-async def node_kubelets(api: KubeApi, trays: dict[str, Tray]) -> AsyncIterator[dict[str, Kubelet]]:
+async def node_kubelets(
+    api: KubeApi, trays: dict[str, Tray]
+) -> AsyncIterator[dict[str, KubeletPluginManager]]:
     async with kubelets_of(trays, api) as kubelets:
         yield kubelets
 
 
 @pytest.fixture
-def devices(node_kubelets: dict[str, Kubelet]) -> PluginDevices:
-    return PluginDevices(node_kubelets)
+def devices(node_kubelets: dict[str, KubeletPluginManager]) -> SocketDraManager:
+    return SocketDraManager(node_kubelets)
 
 
 @pytest.fixture
@@ -111,7 +114,7 @@ async def site(
     scene: Scene,
     cluster: ControlPlane,
     api: KubeApi,
-    kubelets: Kubelets,
+    kubelets: SimulatedKubelets,
     trays: dict[str, Tray],
     containers: Programs,
     namespace: str,
@@ -132,7 +135,7 @@ async def site(
 async def test_both_seed_manifests_reach_ready_and_leave_nothing(
     site: Site, scene: Scene, mpi_operator: None, namespace: str
 ) -> None:
-    shares = scene.isolation is Isolation.CHANNEL
+    shares = scene.isolation is ImexIsolation.CHANNEL
     if shares:
         await site.warm()
     await site.apply("imex-minimal", namespace)
@@ -162,7 +165,7 @@ async def test_both_seed_manifests_reach_ready_and_leave_nothing(
 
     async def all_holds() -> bool:
         findings = check_domains(await collect_cluster(Reader(site.api), DAEMONS))
-        return verdict(findings) is State.HOLDS
+        return verdict(findings) is CheckState.HOLDS
 
     await until(all_holds, "every check of the doctor holds")
     site.programs.done.set()
@@ -198,7 +201,7 @@ async def test_whoever_dies_on_the_way_a_job_starts_and_ends(site: Site, who: st
 
 @pytest.mark.parametrize("scene", [FEW_TRAYS], indirect=True, ids=["few"])
 async def test_what_can_never_work_is_said_on_the_pod_with_what_to_change(
-    site: Site, namespace: str, node_kubelets: dict[str, Kubelet]
+    site: Site, namespace: str, node_kubelets: dict[str, KubeletPluginManager]
 ) -> None:
     made = await site.api.create(COMPUTE_DOMAIN, domain(namespace, "cd"))
     uid = made["metadata"]["uid"]
@@ -239,7 +242,7 @@ async def said_in_time(site: Site, namespace: str, pod: str, text: str) -> None:
     assert event["message"].startswith("Permanent error: ")
     bound = await site.api.get(POD, pod, namespace)
     waited = moment(event["metadata"]["creationTimestamp"]) - moment(scheduled(bound))
-    assert waited.total_seconds() < PATIENCE
+    assert waited.total_seconds() < ANSWER_SECONDS
 
 
 def scheduled(pod: Object) -> str:

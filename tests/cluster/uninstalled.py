@@ -7,10 +7,10 @@ writers. Used here and on real nodes.
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from rackloom.claim.kube.api import Kind, KubeApi, KubeError, NotFound, Object
-from rackloom.claim.kube.discovery import served
-from rackloom.claim.kube.kinds import POD
-from rackloom.claim.kube.lightkube_api import LightkubeApi
+from rackloom.claim.cluster.uninstall.executor import discover_types
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
+from rackloom.claim.kube.client import KubeClient
+from rackloom.core.kubernetes.objects import POD, Object, ResourceKind
 
 _KEYS = ("rackloom.dev/", "resource.nvidia.com/")
 _NAMES = ("rackloom-", "computedomain")
@@ -34,10 +34,10 @@ DEVICE_POD: Object = {
 }
 
 
-async def remains(api: LightkubeApi, *, besides: Collection[str] = ()) -> list[str]:
+async def remains(api: KubeClient, *, besides: Collection[str] = ()) -> list[str]:
     """What is left, as `Kind namespace/name: why`; `besides`: names of objects that are to stay."""
     found = []
-    for kind in (await served(api)).kinds:
+    for kind in (await discover_types(api)).kinds:
         if kind.kind in _OF_USERS:
             continue
         for obj in await _listed(api, kind):
@@ -58,14 +58,14 @@ async def is_admitted(api: KubeApi, namespace: str) -> bool:
     return not made["spec"].get("schedulingGates")
 
 
-async def _listed(api: KubeApi, kind: Kind) -> tuple[Object, ...]:
+async def _listed(api: KubeApi, kind: ResourceKind) -> tuple[Object, ...]:
     try:
         return (await api.list(kind)).items
     except NotFound:
         return ()
 
 
-def _reasons(kind: Kind, obj: Object) -> Iterator[str]:
+def _reasons(kind: ResourceKind, obj: Object) -> Iterator[str]:
     meta = obj["metadata"]
     if (meta.get("labels") or {}).get("app.kubernetes.io/part-of") == "rackloom":
         yield "our label"

@@ -13,12 +13,11 @@ from typing import Any
 
 import msgspec
 
-from rackloom.claim.allocate.allocator import allocate
-from rackloom.claim.allocate.features import Features
-from rackloom.claim.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
-from rackloom.claim.allocate.outcome import Allocation, Fault, Outcome
-from rackloom.claim.allocate.quantity import Quantity
-from rackloom.claim.allocate.use import DeviceId, InUse
+from rackloom.core.allocate.allocator import allocate
+from rackloom.core.allocate.inputs import DeviceId, Features, InUse
+from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
+from rackloom.core.allocate.outcome import Allocation, Fault, Outcome
+from rackloom.core.allocate.quantity import Quantity
 
 Case = dict[str, Any]
 

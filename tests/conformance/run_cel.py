@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rackloom.claim.allocate import cel
+from rackloom.core.allocate.cel import compiler, environment, errors
 
 Outcome = dict[str, Any]
 
 
-def view_of(device: dict[str, Any]) -> cel.DeviceView:
+def view_of(device: dict[str, Any]) -> environment.DeviceView:
     """The device of a case, in API JSON."""
     capacity = {name: of["value"] for name, of in (device.get("capacity") or {}).items()}
-    return cel.DeviceView.of(
+    return environment.DeviceView.of(
         device.get("driver", ""),
         device.get("attributes") or {},
         capacity,
@@ -34,8 +34,8 @@ def outcome(expression: str, device: dict[str, Any], **options: Any) -> Outcome:
         ("match", "compileError", "matchError", "maxCost", "actualCost", "outputType")
     )
     try:
-        program = cel.compile(expression, **options)
-    except cel.CompileError as error:
+        program = compiler.compile_selector(expression, **options)
+    except errors.CompileError as error:
         return found | {"compileError": str(error)}
     found |= {"maxCost": program.max_cost, "outputType": program.output}
     result = program.evaluate(view_of(device))

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rackloom.claim.cluster.manifests import SERVICE_ACCOUNT
-from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE, DEFAULT_NAMESPACE
-from rackloom.claim.domain import names
-from rackloom.claim.domain.crds import crds
-from rackloom.claim.domain.objects import compute_domain
+from rackloom.core.domains import names
+from rackloom.core.domains.compute_domain import read_compute_domain
+from rackloom.core.domains.crds import domain_crds
+from rackloom.core.domains.manifests import DAEMON_SERVICE_ACCOUNT
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, DEFAULT_NAMESPACE
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy" / "kubernetes" / "base"
@@ -22,7 +22,7 @@ def documents(path: Path) -> list[dict]:
 
 
 def test_the_crds_are_those_of_the_code():
-    assert documents(BASE / "crds.yaml") == list(crds()), "run deploy/kubernetes/write_crds.py"
+    assert documents(BASE / "crds.yaml") == list(domain_crds()), "run deploy/kubernetes/write_crds.py"
 
 
 def built(folder: Path) -> list[dict]:
@@ -50,7 +50,7 @@ def test_daemons_are_all_that_is_in_their_namespace():
     assert sorted(one["kind"] for one in objects) == sorted(kinds), "a file is not in kustomization.yaml"
     placed = {(one["kind"], one["metadata"]["name"], one["metadata"].get("namespace")) for one in objects}
     daemons = {(kind, name) for kind, name, namespace in placed if namespace == DEFAULT_DAEMON_NAMESPACE}
-    assert {name for kind, name in daemons if kind == "ServiceAccount"} == {SERVICE_ACCOUNT}
+    assert {name for kind, name in daemons if kind == "ServiceAccount"} == {DAEMON_SERVICE_ACCOUNT}
     assert {kind for kind, _ in daemons} == {"ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"}
     others = {namespace for _, _, namespace in placed} - {DEFAULT_DAEMON_NAMESPACE}
     assert others == {None, DEFAULT_NAMESPACE}
@@ -225,7 +225,7 @@ def test_examples_name_the_template_of_their_compute_domain(example):
     found = documents(ROOT / "examples" / example)
     domain = found[0]
     domain["metadata"] |= {"namespace": "team", "uid": "1"}
-    template = compute_domain(domain).template
+    template = read_compute_domain(domain).template
     assert f"resourceClaimTemplateName: {template}" in (ROOT / "examples" / example).read_text()
     assert names.GPU_CLIQUE_LABEL in (ROOT / "examples" / example).read_text()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rackloom.app.config import load
-from rackloom.app.picture.glance import KINDS
+from rackloom.app.config import load_config
+from rackloom.app.snapshot.cluster import SNAPSHOT_KINDS
 
 SITE = Path(__file__).parents[2] / "deploy" / "site"
 READER = SITE / "with-cluster" / "cluster-reader.yaml"
@@ -34,7 +34,7 @@ def test_what_the_map_is_made_of_may_be_followed_and_nothing_more():
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert granted == {(kind.group, kind.plural, verb) for kind in KINDS for verb in FOLLOWING}
+    assert granted == {(kind.group, kind.plural, verb) for kind in SNAPSHOT_KINDS for verb in FOLLOWING}
 
 
 def test_it_is_granted_to_the_account_of_the_service():
@@ -67,7 +67,7 @@ def test_the_service_is_told_to_follow_the_cluster(monkeypatch):
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     for variable in container["env"]:
         monkeypatch.setenv(variable["name"], variable.get("value", "postgresql://u@db/site"))
-    config = load(SITE / "base" / "site.toml")
+    config = load_config(SITE / "base" / "site.toml")
     assert config.kubernetes is not None
     assert config.kubernetes.in_cluster
     (binding,) = of_kind("ClusterRoleBinding", built)

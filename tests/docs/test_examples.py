@@ -6,14 +6,15 @@ import pytest
 import yaml
 from tests.docs.markdown import fenced
 
-from rackloom.app.config import load
-from rackloom.claim.node.gpu.declared import DeclaredGpus
-from rackloom.claim.node.imex.declared import read_declared as read_fabric
-from rackloom.claim.node.nic.extras import read_extras
-from rackloom.claim.node.nic.profiles import read_profiles
-from rackloom.claim.opaque.gpu import decode_gpu_config
-from rackloom.topology.discovery.statements import read_declared
-from rackloom.twin.kube import DirectApi, FakeKube, Fault
+from rackloom.app.config import load_config
+from rackloom.claim.node.fabric import read_declared_fabric as read_fabric
+from rackloom.claim.node.gpu.inventory import DeclaredGpus
+from rackloom.claim.node.nic.config import read_profiles, read_stated_attributes
+from rackloom.core.domains.device_configs import decode_gpu_config
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.kube.server import FakeKube
+from rackloom.topology.discovery.discover import read_declaration
 
 
 @pytest.fixture
@@ -27,13 +28,15 @@ def written(tmp_path):
 
 def test_the_configuration_of_the_first_day_only_looks(written):
     (text,) = fenced("docs/operating.md", "toml")
-    nvlink = load(written("\n".join(line.removeprefix("   ") for line in text.splitlines()))).nvlink_config
+    nvlink = load_config(
+        written("\n".join(line.removeprefix("   ") for line in text.splitlines()))
+    ).nvlink_config
     assert (nvlink.enabled, nvlink.domain_discovery_enabled) == (False, True)
 
 
 def test_a_declaration_of_a_machine():
     (text,) = fenced("docs/discovery.md", "json")
-    assert read_declared(text.encode(), "docs/discovery.md").nics["mlx5_8"].excluded == "storage"
+    assert read_declaration(text.encode(), "docs/discovery.md").nics["mlx5_8"].excluded == "storage"
 
 
 def test_an_inventory_of_gpus(written):
@@ -56,7 +59,7 @@ def test_the_fabric_of_a_node(written):
 
 def test_what_an_operator_says_of_nics(written):
     attributes, profiles = fenced("docs/nics.md", "yaml")
-    assert read_extras(written(attributes))
+    assert read_stated_attributes(written(attributes))
     assert set(read_profiles(written(profiles)).known) == {"rail"}
 
 
@@ -68,5 +71,5 @@ def test_what_python_is_told_to_import_for_claims_is_there():
 
 def test_what_is_told_of_the_fake_api_server():
     (text,) = fenced("docs/kubernetes-client.md", "python")
-    known = {one.__name__: one for one in (FakeKube, DirectApi, Fault)}
+    known = {one.__name__: one for one in (FakeKube, DirectApi, RequestFault)}
     exec(text, known | {"webhook": None})  # noqa: S102 - our own page

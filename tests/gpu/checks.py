@@ -61,9 +61,9 @@ class Machine:
     @cached_property
     def lacks_gpu(self) -> str | None:
         """Why nothing can be shown here; None where there is a GPU that answers."""
-        from rackloom.prove.transfer.cuda import missing
+        from rackloom.prove.transfer.buffers import no_gpu_reason
 
-        why = missing()
+        why = no_gpu_reason()
         on_the_bus = nvidia_functions(self.sysroot)
         if why is not None and on_the_bus:
             return f"the GPU at {', '.join(on_the_bus)} cannot be used: {why}"
@@ -142,9 +142,9 @@ def inventory(machine: Machine) -> Figures:
 
 def topology(machine: Machine) -> Figures:
     """`topology discover` against nvidia-smi and sysfs: GPUs, UUIDs, and each one's NUMA node."""
-    from rackloom.topology.discovery.discover import discover
+    from rackloom.topology.discovery.discover import discover_machine
 
-    found = discover(machine.sysroot)
+    found = discover_machine(machine.sysroot)
     theirs = {address: known["uuid"] for address, known in gpus_in(machine.printed()).items()}
     ours = {gpu.pci_address or "?": gpu.uuid or "?" for gpu in found.gpus}
     if ours != theirs:
@@ -165,10 +165,10 @@ def topology(machine: Machine) -> Figures:
 def cuda_agrees(machine: Machine) -> Figures:
     """CUDA's devices, asked through ctypes, against the inventory: same UUIDs, same PCI addresses."""
     from rackloom.claim.node.gpu.nvml import read_gpus
-    from rackloom.prove.transfer.cuda import Driver
+    from rackloom.prove.transfer.buffers import CudaDriver
 
     read = read_gpus(machine.root).gpus
-    theirs = sorted(Driver().addresses())
+    theirs = sorted(CudaDriver().addresses())
     ours = sorted(gpu.pci_address for gpu in read)
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
@@ -258,9 +258,9 @@ def _contained(machine: Machine, given: Given) -> Figures:
 
 def transfer(machine: Machine) -> Figures:
     """GPU memory of two processes: verified, carried by cuda_ipc alone; without it, by other lanes."""
-    from rackloom.prove.transfer import memory
+    from rackloom.prove.transfer import agent
 
-    problem = memory.missing()
+    problem = agent.nixl_missing_reason()
     if problem:
         raise Skipped(problem)
     shown = {}
@@ -286,11 +286,10 @@ def transfer(machine: Machine) -> Figures:
 
 
 def _measured(transports: tuple[str, ...]) -> Any:
-    from rackloom.prove.transfer.lanes import Place
-    from rackloom.prove.transfer.run import run_pair
-    from rackloom.prove.transfer.values import Seat, TransferSpec, Ucx
+    from rackloom.prove.transfer.run import EndLocation, run_pair
+    from rackloom.prove.transfer.values import EndConfig, TransferSpec, UcxPins
 
-    place = Place(seat=Seat(device="cuda:0", ucx=Ucx(transports)))
+    place = EndLocation(seat=EndConfig(device="cuda:0", ucx=UcxPins(transports)))
     spec = TransferSpec(
         block_size=TRANSFER_BYTES, iters=TRANSFER_ITERATIONS, warmup_iters=5, timeout_seconds=120
     )
@@ -384,9 +383,8 @@ CHECKS: tuple[Callable[[Machine], Figures], ...] = (
 
 def nvidia_functions(sysroot: Path) -> list[str]:
     """PCI addresses of NVIDIA's display and 3D controllers."""
-    from rackloom.topology.discovery.fuse import NVIDIA
-    from rackloom.topology.discovery.pci import read_pci
-    from rackloom.topology.discovery.sysroot import Sysroot
+    from rackloom.topology.discovery.discover import NVIDIA
+    from rackloom.topology.discovery.sysfs import Sysroot, read_pci
 
     known = read_pci(Sysroot(sysroot))
     return [one.address for one in known if one.vendor == NVIDIA and one.class_code >> 16 == 0x03]
@@ -413,9 +411,9 @@ def root_of(library: Path) -> Path:
 
 def full_address(text: str) -> str:
     """`0000:0f:00.0` of any spelling: domains of eight digits, capitals."""
-    from rackloom.topology.discovery.pci import pci_address
+    from rackloom.topology.discovery.sysfs import normal_pci_address
 
-    return pci_address(text) or text.lower()
+    return normal_pci_address(text) or text.lower()
 
 
 def gpus_in(log: ET.Element) -> dict[str, dict[str, str | None]]:
@@ -495,26 +493,27 @@ def wrong_library(file: Path, folders: Sequence[Path]) -> str | None:
 
 async def _prepared(machine: Machine, kind: str) -> Given:
     """The whole way of a claim on this machine: published, allocated, prepared; kubelet and API simulated."""
-    from rackloom.app.node import NodeOptions
-    from rackloom.app.node_gpu import GpuOptions, gpu_node
-    from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
-    from rackloom.claim.node.gpu.settings import GPU_DRIVER
-    from rackloom.claim.node.run import Places
-    from rackloom.twin.kube import DirectApi, FakeKube
-    from rackloom.twin.kubelet.kubelet import kubelet_on
+    from rackloom.app.node.gpu import GpuOptions, gpu_node
+    from rackloom.app.node.process import NodeOptions
+    from rackloom.claim.node.gpu.plugin import GPU_DRIVER
+    from rackloom.claim.node.run import PluginDirectories
+    from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
+    from rackloom.lab.kube.direct import DirectApi
+    from rackloom.lab.kube.server import FakeKube
+    from rackloom.lab.nodes.plugin_manager import plugin_manager_on
 
     name = "this-machine"
     api = DirectApi(FakeKube(namespaces=("default",), seed=1), "checks")
     await api.create(NODE, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-")))
-        places = Places(registry=home / "reg", plugins=home / "plug", cdi=home / "cdi")
+        places = PluginDirectories(registry=home / "reg", plugins=home / "plug", cdi=home / "cdi")
         common = NodeOptions(node=name, places=places, sysroot=machine.sysroot)
         options = GpuOptions(
             driver_root=machine.root, host_driver_root=machine.root, **dict(machine.node_options)
         )
         one = await stack.enter_async_context(gpu_node(common, options, api))
-        kubelet = await stack.enter_async_context(kubelet_on(places.registry, api, name))
+        kubelet = await stack.enter_async_context(plugin_manager_on(places.registry, api, name))
         async with asyncio.timeout(SECONDS):
             await one.publisher.published.wait()
             await kubelet.registered(GPU_DRIVER)
@@ -539,8 +538,8 @@ async def _prepared(machine: Machine, kind: str) -> Given:
 
 
 async def _claim(api: Any, driver: str, node: str, device: str) -> Any:
-    from rackloom.claim.kube.kinds import RESOURCE_CLAIM
-    from rackloom.twin.kubelet.claims import pod_claim
+    from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
+    from rackloom.lab.nodes.dra_manager import pod_claim
 
     request = {"name": "gpu", "exactly": {"deviceClassName": driver}}
     made = await api.create(

@@ -22,11 +22,10 @@ from tests.gpu.checks import CHECKS, Differs, Given, Machine, Skipped
 from tests.gpu.container import in_container
 from tests.gpu.run import outcome_of, report_of, verdict
 
-from rackloom.claim.node.gpu.declared import DeclaredInventory
-from rackloom.prove.transfer import cuda
+from rackloom.claim.node.gpu.inventory import DeclaredInventory
+from rackloom.lab.nodes.host_files import declared_inventory, host_files, write_sysroot
+from rackloom.prove.transfer import buffers
 from rackloom.topology.profiles import load_machine
-from rackloom.twin.hosts.gpu_inventory import declared_inventory
-from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 
 ROOT = Path(__file__).parents[2]
 UUID = "00112233445566778899aabbccddeeff"
@@ -41,7 +40,9 @@ LOG = """<?xml version="1.0" ?><!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12
     <gpu_power_readings><requested_power_limit>700.00 W</requested_power_limit></gpu_power_readings>
   </gpu>
 </nvidia_smi_log>"""
-needs_no_gpu = pytest.mark.skipif(cuda.missing() is None, reason="THERE IS A GPU: run `make test-gpu`")
+needs_no_gpu = pytest.mark.skipif(
+    buffers.no_gpu_reason() is None, reason="THERE IS A GPU: run `make test-gpu`"
+)
 
 
 @needs_no_gpu
@@ -135,7 +136,7 @@ def test_a_setting_that_has_changed_meanwhile_is_found(monkeypatch):
 
 
 def read_gpu(**changes):
-    from rackloom.claim.node.gpu.inventory import Gpu, Inventory
+    from rackloom.claim.node.gpu.inventory import GpuInventory, NodeGpu
 
     known = {
         "minor": 0,
@@ -144,7 +145,9 @@ def read_gpu(**changes):
         "product": "NVIDIA H100 80GB HBM3",
         "memory_bytes": 81559 << 20,
     }
-    return Inventory(gpus=(Gpu(**{**known, **changes}),), driver_version="580.95.05", cuda_version="13.0")
+    return GpuInventory(
+        gpus=(NodeGpu(**{**known, **changes}),), driver_version="580.95.05", cuda_version="13.0"
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from rackloom.lab.nodes.host_files import declared_inventory, host_files, write_sysroot
 from rackloom.topology import profiles
-from rackloom.twin.hosts.gpu_inventory import declared_inventory
-from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 
 SOURCES = Path(__file__).parent / "driver"
 REAL_IMEX = "RACKLOOM_NVIDIA_IMEX"

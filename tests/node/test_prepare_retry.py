@@ -18,7 +18,7 @@ from tests.node.workloads import (
 )
 from tests.waiting import until_seen
 
-from rackloom.claim.node.pod_sync import ANNOTATION
+from rackloom.claim.node.requests import RETRY_ANNOTATION
 
 MOST_WAIT = 10.0
 """Seconds that a pod may wait after a failure that has cleared."""
@@ -111,7 +111,7 @@ def failures(cluster: NodeCluster, name: str) -> str:
 
 def annotation(cluster: NodeCluster, name: str) -> str:
     """When which plugin made kubelet try a pod again."""
-    return str(cluster.get("pod", name)["metadata"].get("annotations", {}).get(ANNOTATION, ""))
+    return str(cluster.get("pod", name)["metadata"].get("annotations", {}).get(RETRY_ANNOTATION, ""))
 
 
 def hold(cluster: NodeCluster, value: str | None) -> None:

@@ -8,7 +8,7 @@ from tests.cluster.uninstalled import is_admitted, remains
 from tests.node.nodes import NodeCluster
 from tests.node.workloads import claiming, compute_domain, pod, until_gone, until_running
 
-from rackloom.claim.kube.lightkube_api import connect
+from rackloom.claim.kube.client import connect
 
 NAMES = ("leaving-0", "leaving-1")
 

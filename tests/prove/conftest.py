@@ -2,8 +2,8 @@
 
 import pytest
 
-from rackloom.prove.transfer.emulate import can_emulate
-from rackloom.prove.transfer.memory import missing
+from rackloom.prove.transfer.agent import nixl_missing_reason
+from rackloom.prove.transfer.emulation import can_emulate
 
 
 @pytest.fixture(scope="session")
@@ -13,7 +13,7 @@ def no_emulation() -> str | None:
 
 @pytest.fixture(autouse=True)
 def _skip_what_cannot_run(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("nixl") and (reason := missing()):
+    if request.node.get_closest_marker("nixl") and (reason := nixl_missing_reason()):
         pytest.skip(reason)
     if request.node.get_closest_marker("root") and (reason := request.getfixturevalue("no_emulation")):
         pytest.skip(f"no emulated pods: {reason}")

@@ -15,27 +15,26 @@ from typing import Any
 
 import msgspec
 
-from rackloom.twin.carving.deaths import points_of, story
-from rackloom.twin.carving.run import Plan, Result, simulate
+from rackloom.lab.carving.run import LoadPlan, RunResult, count_crash_points, run_script, simulate
 
 say = partial(print, flush=True)
 YEAR = 365.25 * 86400
 
 
-def outcome(seed: int) -> Result:
+def outcome(seed: int) -> RunResult:
     result = simulate(seed)
     return result if result.broken else _without_trace(result)
 
 
-def death(point: int) -> Result | None:
-    result = story(point)
+def death(point: int) -> RunResult | None:
+    result = run_script(point)
     if result.broken is None and result.lives == 2:
         return None
     say(f"point {point}: {result.broken or 'nobody died'}")
     return result
 
 
-def summary(results: Sequence[Result], plan: Plan) -> str:
+def summary(results: Sequence[RunResult], plan: LoadPlan) -> str:
     faults: Counter[str] = Counter()
     for one in results:
         faults.update(one.faults)
@@ -59,7 +58,7 @@ def summary(results: Sequence[Result], plan: Plan) -> str:
     return "; ".join(f"{what}: {value}" for what, value in told.items())
 
 
-def _without_trace(result: Result) -> Result:
+def _without_trace(result: RunResult) -> RunResult:
     return msgspec.structs.replace(result, trace=())
 
 
@@ -91,10 +90,10 @@ def main() -> int:
                     say(f"seed {one.seed}: {one.broken}")
     if arguments.deaths:
         with multiprocessing.Pool(arguments.jobs) as pool:
-            deaths = pool.map(death, range(1, points_of() + 1), chunksize=4)
+            deaths = pool.map(death, range(1, count_crash_points() + 1), chunksize=4)
         say(f"points of death: {len(deaths)}; not survived: {sum(one is not None for one in deaths)}")
         results += [one for one in deaths if one is not None]
-    say(summary(results, Plan()))
+    say(summary(results, LoadPlan()))
     return 1 if any(one.broken for one in results) else 0
 
 

@@ -20,23 +20,23 @@ from pathlib import Path
 import structlog
 import yaml
 
-from rackloom.twin.claims.plant import STOPS, Death, Plot
-from rackloom.twin.claims.story import Told, tell
+from rackloom.lab.compute_domains.cluster import STOP_DISRUPTIONS, Disruption, StoryKind
+from rackloom.lab.compute_domains.story import StoryResult, play_story
 
 say = partial(print, flush=True)
 CLASSES = Path(__file__).parents[2] / "deploy/kubernetes/base/device-classes.yaml"
-Case = tuple[Plot, Death | None, int]
+Case = tuple[StoryKind, Disruption | None, int]
 
 
 def classes() -> list[dict[str, object]]:
     return list(yaml.safe_load_all(CLASSES.read_text()))
 
 
-def outcome(case: Case) -> Told:
-    return tell(classes(), *case)
+def outcome(case: Case) -> StoryResult:
+    return play_story(classes(), *case)
 
 
-def summary(told: Sequence[Told], steps: dict[Plot, int], seconds: float) -> str:
+def summary(told: Sequence[StoryResult], steps: dict[StoryKind, int], seconds: float) -> str:
     facts = {
         "steps": ", ".join(f"{plot.value} {count}" for plot, count in steps.items()),
         "kinds of death": len({one.death for one in told if one.death}),
@@ -54,8 +54,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=[one.value for one in Plot], help="one plot instead of all")
-    parser.add_argument("--death", choices=[one.value for one in Death], help="one kind instead of all")
+    parser.add_argument("--only", choices=[one.value for one in StoryKind], help="one plot instead of all")
+    parser.add_argument("--death", choices=[one.value for one in Disruption], help="one kind instead of all")
     parser.add_argument(
         "--every",
         type=int,
@@ -67,9 +67,9 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def steps_of(plot: Plot, death: Death, count: int, every: int) -> range:
+def steps_of(plot: StoryKind, death: Disruption, count: int, every: int) -> range:
     """Of a sample, gangs and processes that are stopped get half as many: their stories are longer."""
-    thinner = every > 1 and (plot is Plot.GANG or death in STOPS)
+    thinner = every > 1 and (plot is StoryKind.GANG or death in STOP_DISRUPTIONS)
     return range(1, count + 1, 2 * every if thinner else every)
 
 
@@ -80,8 +80,8 @@ def quiet() -> None:
 def main() -> int:
     arguments = _arguments()
     began = time.perf_counter()
-    plots = [Plot(arguments.only)] if arguments.only else list(Plot)
-    kinds = [Death(arguments.death)] if arguments.death else list(Death)
+    plots = [StoryKind(arguments.only)] if arguments.only else list(StoryKind)
+    kinds = [Disruption(arguments.death)] if arguments.death else list(Disruption)
     with multiprocessing.Pool(arguments.jobs, initializer=quiet) as pool:
         told = pool.map(outcome, [(plot, None, 0) for plot in plots])
         steps = {one.plot: one.steps for one in told}

@@ -11,15 +11,15 @@ import structlog
 from tests.simulation.planted.claims import BUGS
 from tests.simulation.run_claims import classes, quiet
 
-from rackloom.claim.imex.reporter import Reporter
+from rackloom.claim.imex.daemon import DaemonReporter
 from rackloom.claim.node import cdi, checkpoint
 from rackloom.claim.node.checkpoint import Checkpoint
-from rackloom.claim.node.imex.node_label import NodeLabel
+from rackloom.claim.node.imex.labels import ComputeDomainLabel
 from rackloom.claim.node.imex.plugin import ImexPlugin
-from rackloom.claim.node.preparing import Preparing
-from rackloom.claim.node.values import State
-from rackloom.twin.claims.plant import STOPS, Death, Plot
-from rackloom.twin.claims.story import tell
+from rackloom.claim.node.plugin import PrepareState
+from rackloom.claim.node.prepare import ClaimPreparer
+from rackloom.lab.compute_domains.cluster import STOP_DISRUPTIONS, Disruption, StoryKind
+from rackloom.lab.compute_domains.story import play_story
 
 EVERY = bool(os.environ.get("RACKLOOM_EVERY_DEATH"))
 SAMPLE = (0.15, 0.4, 0.65)
@@ -39,35 +39,35 @@ def _quiet():
 @pytest.fixture(scope="module")
 def steps():
     """Steps of an undisturbed story, in each mode."""
-    told = {plot: tell(classes(), plot) for plot in Plot}
+    told = {plot: play_story(classes(), plot) for plot in StoryKind}
     assert all(one.broken == () and one.judged for one in told.values())
     return {plot: one.steps for plot, one in told.items()}
 
 
-@pytest.mark.parametrize("plot", Plot)
-@pytest.mark.parametrize("death", Death)
+@pytest.mark.parametrize("plot", StoryKind)
+@pytest.mark.parametrize("death", Disruption)
 def test_whoever_dies_nothing_is_stuck_or_left_behind(plot, death, steps):
     count = steps[plot]
-    parts = FEWER if plot is Plot.GANG or death in STOPS else SAMPLE
+    parts = FEWER if plot is StoryKind.GANG or death in STOP_DISRUPTIONS else SAMPLE
     taken = range(1, count + 1) if EVERY else [int(count * part) for part in parts]
     for at in taken:
-        told = tell(classes(), plot, death, at)
+        told = play_story(classes(), plot, death, at)
         assert told.died
         assert told.broken == (), (plot, death, at)
 
 
 def test_the_steps_are_of_every_kind(steps):
     """Fewer would mean that some part of the story is no longer told."""
-    assert steps[Plot.DOMAIN] > 150
-    assert steps[Plot.CHANNEL] > 200
-    assert steps[Plot.GANG] > 200
+    assert steps[StoryKind.DOMAIN] > 150
+    assert steps[StoryKind.CHANNEL] > 200
+    assert steps[StoryKind.GANG] > 200
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(bug, monkeypatch):
     bug(monkeypatch)
     sought = BUGS[bug]
-    stories = (tell(classes(), sought.plot, sought.death, at) for at in sought.steps)
+    stories = (play_story(classes(), sought.plot, sought.death, at) for at in sought.steps)
     assert any(sought.said in said for told in stories for said in told.broken)
 
 
@@ -75,7 +75,7 @@ class TestPlanted:
     """Bugs that the stories must find; else that nothing is found says nothing."""
 
     def found(self, plot, death=None, steps=(0,)):
-        return (said for at in steps for said in tell(classes(), plot, death, at).broken)
+        return (said for at in steps for said in play_story(classes(), plot, death, at).broken)
 
     def test_one_channel_for_all(self, monkeypatch):
         whole = ImexPlugin._channels
@@ -84,35 +84,35 @@ class TestPlanted:
             return whole(self, msgspec.structs.replace(wanted, channel=1))
 
         monkeypatch.setattr(ImexPlugin, "_channels", first)
-        assert any(said.startswith("S8") for said in self.found(Plot.CHANNEL))
+        assert any(said.startswith("S8") for said in self.found(StoryKind.CHANNEL))
 
     def test_a_channel_without_a_type(self, monkeypatch):
         def encoded(kind, devices):
             return spec(kind, devices).replace(b'"type":"c",', b"")
 
-        spec = cdi.spec
-        monkeypatch.setattr(cdi, "spec", encoded)
-        assert any("failed to stat CDI host device" in said for said in self.found(Plot.DOMAIN))
+        spec = cdi.cdi_spec
+        monkeypatch.setattr(cdi, "cdi_spec", encoded)
+        assert any("failed to stat CDI host device" in said for said in self.found(StoryKind.DOMAIN))
 
     def test_a_label_that_stays(self, monkeypatch):
         async def leave(self, uid):
             return None
 
-        monkeypatch.setattr(NodeLabel, "leave", leave)
-        monkeypatch.setattr("rackloom.claim.cluster.teardown._unlabelling", lambda snapshot: ())
-        assert any("label resource.nvidia.com/computeDomain" in one for one in self.found(Plot.DOMAIN))
+        monkeypatch.setattr(ComputeDomainLabel, "leave", leave)
+        monkeypatch.setattr("rackloom.core.domains.owned._unlabelling", lambda snapshot: ())
+        assert any("label resource.nvidia.com/computeDomain" in one for one in self.found(StoryKind.DOMAIN))
 
     def test_a_claim_forgotten_before_it_is_undone(self, monkeypatch):
         async def unprepare(self, uid):
             entry = self._checkpoint.claims.get(uid)
-            if entry is not None and entry.state is State.COMPLETED:
+            if entry is not None and entry.state is PrepareState.COMPLETED:
                 self._checkpoint.drop(uid)
                 await self._plugin.unprepare(entry, self._others(uid))
                 self._cdi.remove(uid)
 
-        monkeypatch.setattr(Preparing, "unprepare", unprepare)
-        monkeypatch.setattr(Preparing, "sweep_specs", lambda self: None)
-        found = self.found(Plot.DOMAIN, Death.PLUGIN, range(100, 220, 3))
+        monkeypatch.setattr(ClaimPreparer, "unprepare", unprepare)
+        monkeypatch.setattr(ClaimPreparer, "sweep_specs", lambda self: None)
+        found = self.found(StoryKind.DOMAIN, Disruption.PLUGIN, range(100, 220, 3))
         assert any("cdi/" in said or "label" in said for said in found)
 
     def test_a_checkpoint_that_is_not_written(self, monkeypatch):
@@ -120,18 +120,18 @@ class TestPlanted:
             self._claims = claims
 
         monkeypatch.setattr(Checkpoint, "_write", write)
-        found = self.found(Plot.DOMAIN, Death.PLUGIN, range(40, 160, 4))
+        found = self.found(StoryKind.DOMAIN, Disruption.PLUGIN, range(40, 160, 4))
         assert any("CDI spec" in said for said in found)
 
     def test_a_record_lost_after_a_reboot(self, monkeypatch):
         """The plugin then gives the claim back without knowing whose label the node has."""
-        begun = checkpoint._begun
+        begun = checkpoint._as_started
 
         def forget(entry):
             return msgspec.structs.replace(begun(entry), record={})
 
-        monkeypatch.setattr(checkpoint, "_begun", forget)
-        found = self.found(Plot.DOMAIN, Death.REBOOT, range(70, 120, 3))
+        monkeypatch.setattr(checkpoint, "_as_started", forget)
+        found = self.found(StoryKind.DOMAIN, Disruption.REBOOT, range(70, 120, 3))
         assert any("only the jobs' nodes are labelled" in said for said in found)
 
     def test_a_daemon_that_ends_with_the_api_server(self, monkeypatch):
@@ -140,6 +140,6 @@ class TestPlanted:
             self._mesh = mesh
             return True
 
-        monkeypatch.setattr(Reporter, "_tell", tell_it)
-        found = self.found(Plot.DOMAIN, Death.SERVER, range(60, 180, 4))
+        monkeypatch.setattr(DaemonReporter, "_tell", tell_it)
+        found = self.found(StoryKind.DOMAIN, Disruption.SERVER, range(60, 180, 4))
         assert any(said.startswith("daemon on") for said in found)

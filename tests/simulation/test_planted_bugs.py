@@ -8,8 +8,8 @@ import pytest
 from tests.simulation.planted import answering, knowing, owning, passing, planning, speaking
 from tests.simulation.planted.plans import Bug
 
-from rackloom.twin.carving.run import Plan as SimPlan
-from rackloom.twin.carving.run import simulate
+from rackloom.lab.carving.run import LoadPlan as SimPlan
+from rackloom.lab.carving.run import simulate
 
 BUGS: dict[Bug, SimPlan] = {
     **speaking.BUGS,

@@ -6,14 +6,13 @@ import sys
 
 import pytest
 
-from rackloom.twin.carving.deaths import points_of, story
-from rackloom.twin.carving.mishaps import KINDS, LIES
-from rackloom.twin.carving.run import Plan, simulate
+from rackloom.lab.carving.faults import CONFLICT_FAULT_WEIGHTS, FAULT_WEIGHTS
+from rackloom.lab.carving.run import LoadPlan, count_crash_points, run_script, simulate
 
-SHORT = Plan(seconds=400)
+SHORT = LoadPlan(seconds=400)
 
 DIGEST = """
-from rackloom.twin.carving.run import Plan, simulate
+from rackloom.lab.carving.run import Plan, simulate
 print(simulate(11, Plan(seconds=200)).digest, simulate(11, Plan(seconds=200, replicas=2)).digest)
 """
 
@@ -27,7 +26,7 @@ def test_every_promise_is_kept(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_two_processes_that_share_the_records_keep_them_too(seed: int) -> None:
-    result = simulate(seed, Plan(seconds=300, replicas=2))
+    result = simulate(seed, LoadPlan(seconds=300, replicas=2))
     assert result.broken is None, "\n".join(result.trace[-40:])
     assert result.lives >= 2
 
@@ -35,12 +34,12 @@ def test_two_processes_that_share_the_records_keep_them_too(seed: int) -> None:
 @pytest.mark.parametrize("room", [1, 2])
 def test_a_domain_is_never_asked_for_more_partitions_than_it_holds(room: int) -> None:
     for seed in range(3):
-        assert simulate(seed, Plan(seconds=300, think=8, max_partitions=room)).broken is None
+        assert simulate(seed, LoadPlan(seconds=300, think=8, max_partitions=room)).broken is None
 
 
 def test_faults_of_every_kind_happen() -> None:
-    kinds = {kind for seed in range(6) for kind in simulate(seed, Plan(seconds=100, pause=1)).faults}
-    assert kinds == set(KINDS)
+    kinds = {kind for seed in range(6) for kind in simulate(seed, LoadPlan(seconds=100, pause=1)).faults}
+    assert kinds == set(FAULT_WEIGHTS)
 
 
 def test_a_seed_is_a_trace_byte_for_byte() -> None:
@@ -65,7 +64,7 @@ def test_a_trace_does_not_depend_on_the_process_that_made_it() -> None:
 
 def test_a_fault_in_one_domain_delays_no_other() -> None:
     for seed in range(3):
-        assert simulate(seed, Plan(pause=None, seconds=200, patience=2.0, dark_rack=True)).broken is None
+        assert simulate(seed, LoadPlan(pause=None, seconds=200, patience=2.0, dark_rack=True)).broken is None
 
 
 STRIDE = 23
@@ -73,29 +72,29 @@ STRIDE = 23
 
 
 def test_death_at_a_write_or_call_loses_nothing_that_was_acknowledged() -> None:
-    points = points_of()
+    points = count_crash_points()
     assert points > 60
     for point in range(1, points + 1, STRIDE):
-        result = story(point)
+        result = run_script(point)
         assert result.broken is None, f"killed at point {point} of {points}"
         assert result.lives == 2
 
 
 def test_a_domain_may_come_back_under_another_uuid() -> None:
-    plan = Plan(seconds=400, pause=60, kinds={"new-domain-uuid": 1})
+    plan = LoadPlan(seconds=400, pause=60, kinds={"new-domain-uuid": 1})
     assert not any(simulate(seed, plan).broken for seed in range(6))
 
 
 def test_a_second_controller_that_lies_is_neither_believed_nor_obeyed() -> None:
-    plan = Plan(seconds=400, pause=30, kinds=LIES)
+    plan = LoadPlan(seconds=400, pause=30, kinds=CONFLICT_FAULT_WEIGHTS)
     assert not any(simulate(seed, plan).broken for seed in range(4))
 
 
 def test_hardware_that_two_domains_list_is_left_alone() -> None:
-    plan = Plan(seconds=400, pause=30, kinds={"listed-twice": 1})
+    plan = LoadPlan(seconds=400, pause=30, kinds={"listed-twice": 1})
     assert not any(simulate(seed, plan).broken for seed in range(3))
 
 
 def test_a_list_may_omit_a_partition_whose_trays_are_away() -> None:
-    plan = Plan(seconds=600, pause=6, kinds={"list-omits": 3, "tray-away": 1, "tray-swapped": 1})
+    plan = LoadPlan(seconds=600, pause=6, kinds={"list-omits": 3, "tray-away": 1, "tray-swapped": 1})
     assert not any(simulate(seed, plan).broken for seed in range(6))

@@ -9,18 +9,16 @@ from hypothesis import strategies as st
 from rackloom.errors import Refused
 from rackloom.topology.affinity import (
     Cell,
-    PathClass,
     classes,
     classify,
     guest_view,
     nearest,
-    numa_of,
     own_gpus,
     own_nics,
     partner,
 )
-from rackloom.topology.facts import Fact, Source, directness
-from rackloom.topology.machine import ClassRow, Gpu, Machine, Nic, PciePath
+from rackloom.topology.join_key import Fact, Source, directness
+from rackloom.topology.machine import ClassRow, Gpu, Machine, Nic, PathClass, PciePath, numa_of
 from rackloom.topology.profiles import load_machine, machine_names
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_matrices.json").read_text())

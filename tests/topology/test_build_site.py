@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.errors import Refused
-from rackloom.topology.build import build_site
-from rackloom.topology.facts import Source
+from rackloom.topology.join_key import Source
 from rackloom.topology.profiles import load_rack, rack_names
+from rackloom.topology.rack import build_site
 
 PROFILES = st.sampled_from(rack_names()).map(load_rack)
 

@@ -4,8 +4,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rackloom.errors import Refused
-from rackloom.topology.facts import Fact, Source, directness
-from rackloom.topology.identity import GpuKey, SlotKey, joins, merge
+from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, directness, joins, merge_keys
 
 SOURCES = st.sampled_from(Source)
 
@@ -33,7 +32,7 @@ def merged(*keys):
     try:
         result = keys[0]
         for key in keys[1:]:
-            result = merge(result, key)
+            result = merge_keys(result, key)
     except Refused:
         return None
     return result
@@ -83,7 +82,7 @@ def test_the_order_of_merging_does_not_matter(a, b, c):
 
 @given(KEYS)
 def test_merging_a_key_with_itself_adds_nothing(key):
-    assert merge(key, key) == key
+    assert merge_keys(key, key) == key
 
 
 def test_a_swapped_tray_keeps_its_place_and_is_another_gpu():
@@ -92,7 +91,7 @@ def test_a_swapped_tray_keeps_its_place_and_is_another_gpu():
     after = msgspec.structs.replace(before, fabric_guid=Fact(0xB, Source.NVML))
     assert joins(before, after) is False
     with pytest.raises(Refused) as refused:
-        merge(before, after)
+        merge_keys(before, after)
     assert refused.value.reason == (
         "fabric_guid is 0xa (nmx) but 0xb (nvml): not one GPU, or one of the two is stale"
     )

@@ -6,7 +6,7 @@ import pytest
 
 from rackloom.errors import Refused
 from rackloom.topology import profiles
-from rackloom.topology.facts import Source
+from rackloom.topology.join_key import Source
 from rackloom.topology.machine import Machine
 from rackloom.topology.rack import RackProfile
 
@@ -14,12 +14,12 @@ from rackloom.topology.rack import RackProfile
 def test_sixteen_machines_and_four_racks_ship():
     assert len(profiles.machine_names()) == 16
     assert profiles.rack_names() == ("gb200-nvl36x2", "gb200-nvl72", "gb300-nvl72", "vera-rubin-nvl72")
-    assert profiles.names() == profiles.machine_names() + profiles.rack_names()
+    assert profiles.profile_names() == profiles.machine_names() + profiles.rack_names()
 
 
 @pytest.mark.parametrize("name", profiles.machine_names())
 def test_every_machine_is_called_like_its_file_and_says_where_it_is_from(name):
-    machine = profiles.load(name)
+    machine = profiles.load_profile(name)
     assert isinstance(machine, Machine)
     assert machine.name == name
     assert machine.origin
@@ -49,7 +49,7 @@ def test_a_stated_matrix_fits_the_machine(name):
 
 @pytest.mark.parametrize("name", profiles.rack_names())
 def test_every_rack_is_called_like_its_file_and_its_tray_has_its_gpus(name):
-    rack = profiles.load(name)
+    rack = profiles.load_profile(name)
     assert isinstance(rack, RackProfile)
     assert rack.name == name
     assert rack.gpus_per_domain == 72
@@ -74,7 +74,7 @@ def test_management_nics_are_kept_but_not_for_tenants():
     assert [nic.if_name for nic in gb200.nics if nic.excluded] == ["eth0", "eth1"]
 
 
-@pytest.mark.parametrize("load", [profiles.load, profiles.load_machine])
+@pytest.mark.parametrize("load", [profiles.load_profile, profiles.load_machine])
 def test_an_unknown_machine_names_the_closest(load):
     with pytest.raises(Refused) as refused:
         load("azure-nd96isr-h100")

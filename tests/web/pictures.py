@@ -2,37 +2,37 @@
 
 import msgspec
 
-from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import ComputeDomain, NodeStatus, Readiness, Status
-from rackloom.prove.picture.values import (
-    DeviceSeen,
-    DeviceUse,
-    DomainSeen,
-    FabricGpu,
-    InstanceGpu,
+from rackloom.core.diagnosis.snapshot import (
+    AllocatedDevice,
+    ClaimRecord,
+    DeviceRecord,
+    FabricGpuRecord,
+    InstanceGpuRecord,
     Layer,
-    LayerSeen,
-    LogicalSeen,
-    MachineSeen,
-    NodeSeen,
-    PartitionSeen,
-    Picture,
-    TransferSeen,
+    LayerStatus,
+    LogicalPartitionRecord,
+    MachineRecord,
+    MeasuredTransfer,
+    NodeRecord,
+    NvlinkDomainRecord,
+    PartitionRecord,
+    SiteSnapshot,
 )
-from rackloom.prove.picture.workloads import ClaimSeen
-from rackloom.topology.facts import Fact, Source
-from rackloom.topology.identity import GpuKey, SlotKey
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import Readiness
+from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainNode, ComputeDomainStatus
+from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
 
 AT = 1_790_000_000.0
 GPU_DRIVER, NIC_DRIVER = "gpu.rackloom.dev", "nic.rackloom.dev"
 GPUS = 4
 
 
-def picture(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = ()) -> Picture:
+def picture(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = ()) -> SiteSnapshot:
     """Racks of one domain each; `tenants` holds the trays of all racks in turn, None a free one."""
-    found = Picture(
+    found = SiteSnapshot(
         at=AT,
-        layers=tuple(LayerSeen(layer=layer, at=AT) for layer in Layer),
+        layers=tuple(LayerStatus(layer=layer, at=AT) for layer in Layer),
         tenants={f"{name}-id": name for name in tenants if name},
         vpcs={f"{name}-vpc": f"{name}-network" for name in tenants if name},
         namespaces={f"{name}-ns": name for name in tenants if name},
@@ -43,7 +43,7 @@ def picture(racks: int = 2, trays: int = 18, tenants: tuple[str | None, ...] = (
         for slot in range(trays)
     ]
     joined = {name: tuple(one for part in parts for one in part[name]) for name in parts[0]}
-    domains = tuple(DomainSeen(uuid=f"domain-{rack}", observed_at=AT) for rack in range(racks))
+    domains = tuple(NvlinkDomainRecord(uuid=f"domain-{rack}", observed_at=AT) for rack in range(racks))
     held = {name for name in tenants if name}
     return msgspec.structs.replace(
         found,
@@ -60,9 +60,9 @@ def _holder(tenants: tuple[str | None, ...], tray: int) -> str | None:
     return tenants[tray % len(tenants)] if tenants else None
 
 
-def _partition(rack: int, name: str) -> PartitionSeen:
+def _partition(rack: int, name: str) -> PartitionRecord:
     number = _number(name)
-    return PartitionSeen(
+    return PartitionRecord(
         domain=f"domain-{rack}",
         id=number,
         name=f"{name}-{rack}-nvl",
@@ -76,21 +76,21 @@ def _number(name: str) -> int:
     return sum(name.encode()) % 30000 + 1
 
 
-def _logical(name: str) -> LogicalSeen:
-    return LogicalSeen(
+def _logical(name: str) -> LogicalPartitionRecord:
+    return LogicalPartitionRecord(
         id=f"{name}-lp", name=f"{name}-training", tenant=f"{name}-id", status="Ready", since=AT - 60
     )
 
 
-def _claim(name: str) -> ClaimSeen:
-    return ClaimSeen(
+def _claim(name: str) -> ClaimRecord:
+    return ClaimRecord(
         namespace=f"{name}-ns", name=f"{name}-channel", domain=f"{name}-uid", allocated=True, reserved_for=()
     )
 
 
-def _compute_domain(name: str, nodes: tuple[NodeSeen, ...]) -> ComputeDomain:
+def _compute_domain(name: str, nodes: tuple[NodeRecord, ...]) -> ComputeDomain:
     members = tuple(
-        NodeStatus(name=one.name, ip_address="", clique_id=one.clique or "", status=Readiness.READY)
+        ComputeDomainNode(name=one.name, ip_address="", clique_id=one.clique or "", status=Readiness.READY)
         for one in nodes
         if one.name.startswith(f"{name}-node")
     )
@@ -99,7 +99,7 @@ def _compute_domain(name: str, nodes: tuple[NodeSeen, ...]) -> ComputeDomain:
         name=f"{name}-domain",
         uid=f"{name}-uid",
         template=f"{name}-template",
-        status=Status(status=Readiness.READY, nodes=members),
+        status=ComputeDomainStatus(status=Readiness.READY, nodes=members),
     )
 
 
@@ -111,7 +111,7 @@ def _tray(rack: int, slot: int, holder: str | None) -> dict[str, list[object]]:
     found: dict[str, list[object]] = {
         "fabric_gpus": [_fabric_gpu(rack, slot, key, holder) for key in keys],
         "machines": [_machine(rack, slot, machine, keys, holder)],
-        "nodes": [NodeSeen(name=node, ready=True, ready_since=AT - 600, clique=clique)],
+        "nodes": [NodeRecord(name=node, ready=True, ready_since=AT - 600, clique=clique)],
         "devices": [one for n, key in enumerate(keys) for one in _devices(node, n, key, clique, who)],
         "instance_gpus": [],
         "uses": [],
@@ -134,10 +134,10 @@ def _key(rack: int, slot: int, module: int, who: str) -> GpuKey:
     )
 
 
-def _fabric_gpu(rack: int, slot: int, key: GpuKey, holder: str | None) -> FabricGpu:
+def _fabric_gpu(rack: int, slot: int, key: GpuKey, holder: str | None) -> FabricGpuRecord:
     assert key.place is not None
     assert key.fabric_guid is not None
-    return FabricGpu(
+    return FabricGpuRecord(
         domain=f"domain-{rack}",
         place=key.place.value,
         guid=key.fabric_guid.value,
@@ -147,8 +147,8 @@ def _fabric_gpu(rack: int, slot: int, key: GpuKey, holder: str | None) -> Fabric
     )
 
 
-def _machine(rack: int, slot: int, name: str, keys: list[GpuKey], holder: str | None) -> MachineSeen:
-    return MachineSeen(
+def _machine(rack: int, slot: int, name: str, keys: list[GpuKey], holder: str | None) -> MachineRecord:
+    return MachineRecord(
         id=name,
         rack=f"rack-{rack:02}",
         domain=f"domain-{rack}",
@@ -164,10 +164,10 @@ def _machine(rack: int, slot: int, name: str, keys: list[GpuKey], holder: str | 
     )
 
 
-def _devices(node: str, number: int, key: GpuKey, clique: str | None, who: str) -> list[DeviceSeen]:
+def _devices(node: str, number: int, key: GpuKey, clique: str | None, who: str) -> list[DeviceRecord]:
     assert key.pci_address is not None
     root = f"pci0000:{number:02x}"
-    gpu = DeviceSeen(
+    gpu = DeviceRecord(
         driver=GPU_DRIVER,
         pool=node,
         name=f"gpu-{number}",
@@ -178,7 +178,7 @@ def _devices(node: str, number: int, key: GpuKey, clique: str | None, who: str) 
         pcie_root=root,
         numa=number // 2,
     )
-    nic = DeviceSeen(
+    nic = DeviceRecord(
         driver=NIC_DRIVER,
         pool=node,
         name=f"{who}-nic-{number}",
@@ -192,8 +192,8 @@ def _devices(node: str, number: int, key: GpuKey, clique: str | None, who: str) 
     return [gpu, nic]
 
 
-def _wanted(machine: str, module: int, holder: str) -> InstanceGpu:
-    return InstanceGpu(
+def _wanted(machine: str, module: int, holder: str) -> InstanceGpuRecord:
+    return InstanceGpuRecord(
         instance=f"{machine}-instance",
         machine=machine,
         module_id=module,
@@ -203,10 +203,10 @@ def _wanted(machine: str, module: int, holder: str) -> InstanceGpu:
     )
 
 
-def _uses(node: str, holder: str) -> list[DeviceUse]:
+def _uses(node: str, holder: str) -> list[AllocatedDevice]:
     pods = (f"{holder}-ns/{holder}-worker-{node}",)
     gpus = [
-        DeviceUse(
+        AllocatedDevice(
             driver=GPU_DRIVER,
             pool=node,
             device=f"gpu-{n}",
@@ -216,7 +216,7 @@ def _uses(node: str, holder: str) -> list[DeviceUse]:
         )
         for n in range(GPUS)
     ]
-    channel = DeviceUse(
+    channel = AllocatedDevice(
         driver=names.IMEX_DRIVER,
         pool=node,
         device="channel-7",
@@ -227,8 +227,8 @@ def _uses(node: str, holder: str) -> list[DeviceUse]:
     return [*gpus, channel]
 
 
-def _transfer(node: str, key: GpuKey) -> TransferSeen:
-    return TransferSeen(
+def _transfer(node: str, key: GpuKey) -> MeasuredTransfer:
+    return MeasuredTransfer(
         at=AT - 300,
         node=node,
         key=GpuKey(gpu_uuid=key.gpu_uuid, pci_address=key.pci_address),

@@ -3,8 +3,8 @@
 import asyncio
 
 from rackloom.errors import Retry
-from rackloom.web.door import Viewer
-from rackloom.web.reading import Reading
+from rackloom.web.model import SiteReading
+from rackloom.web.pages import Viewer
 
 FAR = 4_000_000_000.0
 PEOPLE = {
@@ -21,13 +21,13 @@ async def doorman(token: str, org: str) -> Viewer | None:
 class ShownSite:
     """What is read is what was last shown to it; `broken` makes reading fail."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: SiteReading) -> None:
         self.reading = reading
         self.broken = False
         self.reads = 0
         self._news = asyncio.Event()
 
-    def show(self, reading: Reading) -> None:
+    def show(self, reading: SiteReading) -> None:
         self.reading = reading
         self._news.set()
 
@@ -35,7 +35,7 @@ class ShownSite:
         self.broken = broken
         self._news.set()
 
-    async def read(self) -> Reading:
+    async def read(self) -> SiteReading:
         self.reads += 1
         if self.broken:
             raise Retry("the store is busy", after=1)

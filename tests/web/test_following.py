@@ -6,17 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.web.pictures import GPUS, picture
 
-from rackloom.prove.doctor.checks.view import around, at_partition
-from rackloom.prove.doctor.findings import fails
-from rackloom.prove.picture import join, shares
-from rackloom.prove.picture.values import Layer
-from rackloom.web import parts, render
-from rackloom.web import scene as scenes
-from rackloom.web.colouring import Mode, State
-from rackloom.web.live import Now
-from rackloom.web.parts import Painter
-from rackloom.web.reading import Happening, Reading
-from rackloom.web.scene import Seated, next_scene, scene
+from rackloom.core.diagnosis import incremental, join
+from rackloom.core.diagnosis.findings import fails
+from rackloom.core.diagnosis.index import at_partition, places_around
+from rackloom.core.diagnosis.snapshot import Layer
+from rackloom.web import model as scenes
+from rackloom.web import painters, render
+from rackloom.web.frames import ColourMode, GpuState
+from rackloom.web.live import LiveReading
+from rackloom.web.model import SiteMapCache, SiteReading, TimelineEntry, site_map, update_site_map
+from rackloom.web.painters import Painter
 
 RACKS, TRAYS = 3, 2
 HOLDERS = ("acme", None, "blue", "acme", "blue", None)
@@ -107,11 +106,11 @@ STORIES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 999)), min_s
 
 FIRST = picture(RACKS, TRAYS, HOLDERS)
 FINDINGS = tuple(
-    fails("check", f"GPU {number}", "is sick", "mend it", where=around((seat.chain,)))
-    for number, seat in enumerate(scene(Reading(picture=FIRST)).seats)
+    fails("check", f"GPU {number}", "is sick", "mend it", where=places_around((seat.chain,)))
+    for number, seat in enumerate(site_map(SiteReading(picture=FIRST)).seats)
 )
 HAPPENED = tuple(
-    Happening(
+    TimelineEntry(
         at=FIRST.at,
         tenant=holder,
         what="",
@@ -125,46 +124,46 @@ HAPPENED = tuple(
 
 def told_of(seen):
     """Findings and operations name things that move, change hands and go."""
-    return Reading(picture=seen, findings=FINDINGS, examined_at=FIRST.at, happenings=HAPPENED)
+    return SiteReading(picture=seen, findings=FINDINGS, examined_at=FIRST.at, happenings=HAPPENED)
 
 
 @settings(max_examples=60, deadline=None)
-@given(story=STORIES, org=st.sampled_from([None, "acme", "blue"]), mode=st.sampled_from(Mode))
+@given(story=STORIES, org=st.sampled_from([None, "acme", "blue"]), mode=st.sampled_from(ColourMode))
 def test_following_gives_what_drawing_anew_gives(story, org, mode):
-    seen, seated = picture(RACKS, TRAYS, HOLDERS), Seated()
+    seen, seated = picture(RACKS, TRAYS, HOLDERS), SiteMapCache()
     following, forgetful = Painter(org, mode, 9), Painter(org, mode, 9)
     for number, (change, with_) in enumerate([(lambda seen, _: seen, 0), *story], 1):
         seen = change(seen, with_)
         reading = told_of(seen)
-        whole, seated = next_scene(reading, seated)
-        anew = scene(reading)
+        whole, seated = update_site_map(reading, seated)
+        anew = site_map(reading)
         assert whole == anew
         forgetful._own, forgetful._drawn = {}, {}
-        drawn = following.follow(Now(number=number, whole=whole))
-        again = forgetful.follow(Now(number=number, whole=anew))
+        drawn = following.follow(LiveReading(number=number, whole=whole))
+        again = forgetful.follow(LiveReading(number=number, whole=anew))
         assert drawn == again
 
 
 def test_racks_that_did_not_change_are_the_very_same_scene():
     seen = picture(RACKS, TRAYS, HOLDERS)
-    before, seated = next_scene(Reading(picture=seen), Seated())
+    before, seated = update_site_map(SiteReading(picture=seen), SiteMapCache())
     later = toggled("fabric_gpus", healthy=False)(time_passes(seen, 9), 0)
-    after, _ = next_scene(Reading(picture=later), seated)
+    after, _ = update_site_map(SiteReading(picture=later), seated)
     assert [one is other for one, other in zip(after.racks, before.racks, strict=True)] == [False, True, True]
 
 
 def test_a_rack_of_which_no_record_changed_is_hatched_when_its_source_is_lost():
     seen = picture(RACKS, TRAYS, HOLDERS)
-    painter = Painter(None, Mode.PARTITION, 9)
-    whole, seated = next_scene(Reading(picture=seen), Seated())
-    painter.follow(Now(number=1, whole=whole))
+    painter = Painter(None, ColourMode.PARTITION, 9)
+    whole, seated = update_site_map(SiteReading(picture=seen), SiteMapCache())
+    painter.follow(LiveReading(number=1, whole=whole))
     lost = layer_lost_or_back(seen, tuple(Layer).index(Layer.FABRIC))
-    whole, seated = next_scene(Reading(picture=lost), seated)
-    sheet = painter.follow(Now(number=2, whole=whole))
+    whole, seated = update_site_map(SiteReading(picture=lost), seated)
+    sheet = painter.follow(LiveReading(number=2, whole=whole))
     states = [cell.state for part in sheet.racks.values() for tray in part.rack.trays for cell in tray.cells]
-    assert states == [State.UNKNOWN] * RACKS * TRAYS * GPUS
-    whole, _ = next_scene(Reading(picture=seen), seated)
-    back = painter.follow(Now(number=3, whole=whole))
+    assert states == [GpuState.UNKNOWN] * RACKS * TRAYS * GPUS
+    whole, _ = update_site_map(SiteReading(picture=seen), seated)
+    back = painter.follow(LiveReading(number=3, whole=whole))
     assert {part.changed for part in back.racks.values()} == {3}
 
 
@@ -191,17 +190,17 @@ ONE_CHANGE = {
 @pytest.mark.parametrize("change", ONE_CHANGE, ids=["sick GPU", "cordoned tray", "device gone", "node lost"])
 def test_one_change_is_the_work_of_one_rack(monkeypatch, change):
     seen = picture(RACKS, TRAYS, HOLDERS)
-    painter = Painter(None, Mode.PARTITION, 9)
-    whole, seated = next_scene(Reading(picture=seen), Seated())
-    painter.follow(Now(number=1, whole=whole))
-    taken_apart = counted(monkeypatch, shares, "_grouped")
+    painter = Painter(None, ColourMode.PARTITION, 9)
+    whole, seated = update_site_map(SiteReading(picture=seen), SiteMapCache())
+    painter.follow(LiveReading(number=1, whole=whole))
+    taken_apart = counted(monkeypatch, incremental, "_grouped")
     made = [
         counted(monkeypatch, *where)
-        for where in ((join, "chains"), (scenes, "_seats"), (scenes, "_rack"), (parts, "drawn_rack"))
+        for where in ((join, "chains"), (scenes, "_seats"), (scenes, "_rack"), (painters, "drawn_rack"))
     ]
     written = counted(monkeypatch, render, "rack")
-    later, seated = next_scene(Reading(picture=change(time_passes(seen, 9), 0)), seated)
-    sheet = painter.follow(Now(number=2, whole=later))
+    later, seated = update_site_map(SiteReading(picture=change(time_passes(seen, 9), 0)), seated)
+    sheet = painter.follow(LiveReading(number=2, whole=later))
     assert [one.kind for one in taken_apart] == ONE_CHANGE[change]
     assert [len(calls) for calls in made] == [1, 1, 1, 1]
     assert [one.name for one in written] == ["rack-00"]
@@ -210,30 +209,32 @@ def test_one_change_is_the_work_of_one_rack(monkeypatch, change):
 
 def test_a_reading_in_which_nothing_changed_is_no_work(monkeypatch):
     seen = picture(RACKS, TRAYS, HOLDERS)
-    painter = Painter(None, Mode.PARTITION, 9)
-    whole, seated = next_scene(Reading(picture=seen), Seated())
-    painter.follow(Now(number=1, whole=whole))
+    painter = Painter(None, ColourMode.PARTITION, 9)
+    whole, seated = update_site_map(SiteReading(picture=seen), SiteMapCache())
+    painter.follow(LiveReading(number=1, whole=whole))
     made = [
         counted(monkeypatch, *where)
         for where in (
-            (shares, "_grouped"),
-            (shares, "_in_shares"),
+            (incremental, "_grouped"),
+            (incremental, "_in_shares"),
             (join, "chains"),
             (scenes, "_seats"),
             (scenes, "_rack"),
-            (parts, "drawn_rack"),
+            (painters, "drawn_rack"),
             (render, "rack"),
         )
     ]
     anew = picture(RACKS, TRAYS, HOLDERS)
-    later, _ = next_scene(Reading(picture=time_passes(anew, 9)), seated)
-    painter.follow(Now(number=2, whole=later))
+    later, _ = update_site_map(SiteReading(picture=time_passes(anew, 9)), seated)
+    painter.follow(LiveReading(number=2, whole=later))
     assert made == [[]] * len(made)
 
 
 def test_what_somebody_has_joined_already_is_not_joined_again(monkeypatch):
     seen = picture(RACKS, TRAYS, HOLDERS)
-    joined = join.join(seen, join.JoinedShares())
+    joined = incremental.join_shares(seen, incremental.JoinedShares())
     calls = counted(monkeypatch, join, "chains")
-    assert next_scene(Reading(picture=seen, joined=joined), Seated())[0] == scene(Reading(picture=seen))
+    assert update_site_map(SiteReading(picture=seen, joined=joined), SiteMapCache())[0] == site_map(
+        SiteReading(picture=seen)
+    )
     assert len(calls) == RACKS, "only `scene`, which is not given them, joins"

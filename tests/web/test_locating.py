@@ -8,72 +8,71 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.web.pictures import AT, picture
 
-from rackloom.prove.doctor import names
-from rackloom.prove.doctor.checks.view import (
-    around,
+from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.findings import fails
+from rackloom.core.diagnosis.index import (
     at_domain,
     at_gpu,
     at_logical,
     at_machine,
     at_node,
     at_partition,
+    places_around,
 )
-from rackloom.prove.doctor.examine import examine
-from rackloom.prove.doctor.findings import fails
-from rackloom.web.colouring import Mode
-from rackloom.web.live import Now
-from rackloom.web.locating import among, locations, rack_places
-from rackloom.web.parts import Painter
-from rackloom.web.racks import find, rack_id
-from rackloom.web.reading import Happening, Reading
-from rackloom.web.render import short
-from rackloom.web.scene import Scene, scene
+from rackloom.web.frames import ColourMode
+from rackloom.web.live import LiveReading
+from rackloom.web.model import SiteMap, SiteReading, TimelineEntry, site_map
+from rackloom.web.painters import Painter
+from rackloom.web.panels import locate, places_named, rack_places
+from rackloom.web.racks import find_gpu, rack_id
+from rackloom.web.render import shorten_uuids
 
 HOLDERS = ("acme", "acme", None, "blue")
 UUID = "4ee58484-58e7-47c7-a32b-89833e58daf4"
 
 
-def led(whole: Scene, *where: str):
-    return locations(where, among(map(rack_places, whole.racks), where))
+def led(whole: SiteMap, *where: str):
+    return locate(where, places_named(map(rack_places, whole.racks), where))
 
 
-def seat_of(whole: Scene, id_: str):
+def seat_of(whole: SiteMap, id_: str):
     rack, tray, gpu = id_.split("-")
-    return find(whole, (rack, int(tray), int(gpu)))
+    return find_gpu(whole, (rack, int(tray), int(gpu)))
 
 
 @given(number=st.integers(0, 31))
 def test_what_is_about_a_gpu_leads_to_that_gpu(number):
-    whole = scene(Reading(picture=picture(2, 4, HOLDERS)))
+    whole = site_map(SiteReading(picture=picture(2, 4, HOLDERS)))
     seat = whole.seats[number]
     assert seat.chain is not None
-    (one,) = led(whole, *around((seat.chain,))).named
+    (one,) = led(whole, *places_around((seat.chain,))).named
     assert seat_of(whole, one.id) is seat
     assert one.words == f"{seat.place.rack}, slot {seat.place.slot}, GPU {seat.place.module}"
 
 
 @pytest.mark.parametrize("name", [at_node("acme-node-1-0"), at_machine("acme-machine-1-0")])
 def test_what_is_about_a_tray_leads_to_the_tray(name):
-    whole = scene(Reading(picture=picture(2, 4, HOLDERS)))
+    whole = site_map(SiteReading(picture=picture(2, 4, HOLDERS)))
     (one,) = led(whole, at_domain("domain-1"), name).named
     assert (one.words, seat_of(whole, one.id).place.module) == ("rack-01, slot 0", 1)
 
 
 def test_what_is_about_a_domain_or_a_partition_leads_to_its_racks():
-    whole = scene(Reading(picture=picture(2, 4, (*HOLDERS, *HOLDERS[1:], "lonely"))))
+    whole = site_map(SiteReading(picture=picture(2, 4, (*HOLDERS, *HOLDERS[1:], "lonely"))))
     for name in (at_domain("domain-1"), at_partition("domain-1", "acme-1-nvl"), at_logical("lonely-lp")):
         (one,) = led(whole, name).named
         assert (one.id, one.words) == (rack_id("rack-01"), "rack-01")
 
 
 def test_of_many_places_the_first_are_named_and_the_rest_is_counted():
-    whole = scene(Reading(picture=picture(1, 9)))
+    whole = site_map(SiteReading(picture=picture(1, 9)))
     found = led(whole, *(at_machine(f"free-machine-0-{slot}") for slot in range(9)))
     assert ([one.words for one in found.named], found.more) == (
         ["rack-00, slot 0", "rack-00, slot 1", "rack-00, slot 2"],
         6,
     )
-    assert led(whole, at_node("gone"), "a host") == locations((), {})
+    assert led(whole, at_node("gone"), "a host") == locate((), {})
 
 
 def test_a_finding_of_the_doctor_shows_its_check_and_where_it_is():
@@ -85,10 +84,15 @@ def test_a_finding_of_the_doctor_shows_its_check_and_where_it_is():
         for one in seen.devices
     )
     seen = msgspec.structs.replace(seen, devices=down)
-    (found,) = [one for one in examine(seen) if one.check == names.NIC_LINK]
-    whole = scene(Reading(picture=seen, findings=(found,), examined_at=AT))
-    panel = Painter(None, Mode.PARTITION, 9).follow(Now(number=1, whole=whole)).panels["findings"].markup
-    assert f'<span class="check">{names.NIC_LINK}</span>' in panel
+    (found,) = [one for one in examine(seen) if one.check == catalogue.NIC_LINK]
+    whole = site_map(SiteReading(picture=seen, findings=(found,), examined_at=AT))
+    panel = (
+        Painter(None, ColourMode.PARTITION, 9)
+        .follow(LiveReading(number=1, whole=whole))
+        .panels["findings"]
+        .markup
+    )
+    assert f'<span class="check">{catalogue.NIC_LINK}</span>' in panel
     (link,) = re.findall('<a href="#([^"]+)" data-shows="([^"]+)">([^<]+)</a>', panel)
     assert link[0] == link[1]
     assert link[2] == "rack-01, slot 1, GPU 3"
@@ -104,18 +108,18 @@ def test_a_tenant_is_led_to_its_own_gpus_and_racks_alone(holders):
     seen = picture(2, 3, holders)
     everything = tuple(
         {
-            *around(scene(Reading(picture=seen)).seats[n].chain for n in range(24)),
+            *places_around(site_map(SiteReading(picture=seen)).seats[n].chain for n in range(24)),
             *(at_domain(f"domain-{rack}") for rack in range(2)),
             at_gpu("domain-0", 1),
         }
     )
     happenings = tuple(
-        Happening(at=AT, tenant="acme", what="", where="", places=(place,), outcome="done")
+        TimelineEntry(at=AT, tenant="acme", what="", where="", places=(place,), outcome="done")
         for place in everything
     )
     found = fails("check", "all", "is wrong", "mend", where=everything)
-    whole = scene(Reading(picture=seen, findings=(found,), examined_at=AT, happenings=happenings))
-    sheet = Painter("acme", Mode.TENANT, 9).follow(Now(number=1, whole=whole))
+    whole = site_map(SiteReading(picture=seen, findings=(found,), examined_at=AT, happenings=happenings))
+    sheet = Painter("acme", ColourMode.TENANT, 9).follow(LiveReading(number=1, whole=whole))
     own = {
         id_
         for rack in sheet.whole.racks
@@ -130,12 +134,17 @@ def test_a_tenant_is_led_to_its_own_gpus_and_racks_alone(holders):
 
 
 def test_an_operation_says_when_how_long_and_where_and_shortens_ids():
-    happened = Happening(
+    happened = TimelineEntry(
         at=AT, seconds=2.25, tenant="acme", what=f"add gpus rl-{UUID}: asked", where=f"domain {UUID}",
         places=(at_domain("domain-1"),), outcome="done",
     )  # fmt: skip
-    whole = scene(Reading(picture=picture(2, 1, ("acme",)), happenings=(happened,)))
-    panel = Painter(None, Mode.PARTITION, 9).follow(Now(number=1, whole=whole)).panels["timeline"].markup
+    whole = site_map(SiteReading(picture=picture(2, 1, ("acme",)), happenings=(happened,)))
+    panel = (
+        Painter(None, ColourMode.PARTITION, 9)
+        .follow(LiveReading(number=1, whole=whole))
+        .panels["timeline"]
+        .markup
+    )
     assert "2026-09-21 14:13:20 UTC" in panel
     assert "took 2.2 s" in panel
     assert f'rl-<abbr title="{UUID}">4ee58484</abbr>: asked' in panel
@@ -144,14 +153,14 @@ def test_an_operation_says_when_how_long_and_where_and_shortens_ids():
 
 def test_only_ids_are_shortened_and_nothing_becomes_markup():
     assert (
-        short(f"<b>{UUID}</b> 4ee58484")
+        shorten_uuids(f"<b>{UUID}</b> 4ee58484")
         == f'&lt;b&gt;<abbr title="{UUID}">4ee58484</abbr>&lt;/b&gt; 4ee58484'
     )
 
 
 def test_operators_read_the_domain_of_a_rack_in_its_caption():
-    whole = scene(Reading(picture=picture(1, 1, ("acme",))))
+    whole = site_map(SiteReading(picture=picture(1, 1, ("acme",))))
     caption = '<figcaption title="domain domain-0">'
     for org, count in ((None, 1), ("acme", 0)):
-        sheet = Painter(org, Mode.PARTITION, 9).follow(Now(number=1, whole=whole))
+        sheet = Painter(org, ColourMode.PARTITION, 9).follow(LiveReading(number=1, whole=whole))
         assert "".join(part.markup for part in sheet.racks.values()).count(caption) == count

@@ -8,18 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.web.pictures import AT, picture
 
-from rackloom.prove.doctor import names
-from rackloom.prove.doctor.examine import examine
-from rackloom.prove.doctor.findings import State as Found
-from rackloom.topology.facts import Fact, Source
-from rackloom.topology.identity import GpuKey
-from rackloom.web.colouring import Colours, Mode
-from rackloom.web.details import objections, said
-from rackloom.web.frames import frames
+from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.findings import CheckState as Found
+from rackloom.topology.join_key import Fact, GpuKey, Source
+from rackloom.web.chain import findings_on_gpu, layer_reports
+from rackloom.web.frames import ColourMode, MapColours, rack_frames
+from rackloom.web.model import SiteReading, site_map
 from rackloom.web.racks import drawn_rack
-from rackloom.web.reading import Reading
-from rackloom.web.render import chain, rack
-from rackloom.web.scene import scene
+from rackloom.web.render import render_chain, render_rack
 
 OWN, OTHER = "0000:a1:00.0", "0000:a2:00.0"
 
@@ -49,16 +46,21 @@ def two_nics(own="up", other="up"):
 )
 def test_the_worst_link_of_two_is_drawn_and_both_are_named(own, other, drawn):
     seen = two_nics(own, other)
-    whole = scene(Reading(picture=seen))
-    (frame,) = frames(whole).values()
-    found = drawn_rack(frame, Mode.TENANT, Colours())
+    whole = site_map(SiteReading(picture=seen))
+    (frame,) = rack_frames(whole).values()
+    found = drawn_rack(frame, ColourMode.TENANT, MapColours())
     assert [cell.nic for cell in found.trays[0].cells] == [drawn, "aligned", "aligned", "aligned"]
-    assert f"NIC {drawn}" in re.findall('aria-label="([^"]*)"', rack(found, 1))[1]
+    assert f"NIC {drawn}" in re.findall('aria-label="([^"]*)"', render_rack(found, 1))[1]
     seat = whole.seats[0]
-    links = {value: note for one in said(whole, seat) for label, value, note in one.links if label == "NIC"}
+    links = {
+        value: note
+        for one in layer_reports(whole, seat)
+        for label, value, note in one.links
+        if label == "NIC"
+    }
     assert list(links) == ["mlx5_1", "mlx5_0"]
     assert [("its link is down" in note) for note in links.values()] == [own == "down", other == "down"]
-    assert "mlx5_0" in chain(seat, said(whole, seat))
+    assert "mlx5_0" in render_chain(seat, layer_reports(whole, seat))
 
 
 @pytest.mark.parametrize(("rate", "drawn"), [(400, "aligned"), (200, "slow"), (None, "aligned")])
@@ -67,14 +69,14 @@ def test_a_link_that_is_slower_than_those_beside_it_is_drawn_and_named(rate, dra
     fast = [msgspec.structs.replace(one, gbps=400) if one.kind == "nic" else one for one in seen.devices]
     fast[2] = msgspec.structs.replace(fast[2], gbps=rate)
     seen = msgspec.structs.replace(seen, devices=tuple(fast))
-    whole = scene(Reading(picture=seen, findings=examine(seen), examined_at=AT))
-    (frame,) = frames(whole).values()
-    found = drawn_rack(frame, Mode.TENANT, Colours())
+    whole = site_map(SiteReading(picture=seen, findings=examine(seen), examined_at=AT))
+    (frame,) = rack_frames(whole).values()
+    found = drawn_rack(frame, ColourMode.TENANT, MapColours())
     assert [cell.nic for cell in found.trays[0].cells] == [drawn, "aligned", "aligned", "aligned"]
-    assert f'class="nic {drawn}"' in rack(found, 1)
-    told = {(one.check, one.state) for one in objections(whole, whole.seats[0])}
-    assert ((names.NIC_LINK, Found.FAILS) in told) == (drawn == "slow")
-    page = chain(whole.seats[0], said(whole, whole.seats[0]))
+    assert f'class="nic {drawn}"' in render_rack(found, 1)
+    told = {(one.check, one.state) for one in findings_on_gpu(whole, whole.seats[0])}
+    assert ((catalogue.NIC_LINK, Found.FAILS) in told) == (drawn == "slow")
+    page = render_chain(whole.seats[0], layer_reports(whole, whole.seats[0]))
     assert ("it runs at 200 Gb/s, its siblings at 400" in page) == (drawn == "slow")
 
 
@@ -94,14 +96,14 @@ def test_what_the_doctor_objects_to_in_a_nic_is_drawn_and_nothing_else(own, othe
         *rest,
     )
     seen = msgspec.structs.replace(seen, devices=devices)
-    whole = scene(Reading(picture=seen, findings=examine(seen), examined_at=AT))
-    told = {(one.check, one.state) for one in objections(whole, whole.seats[0])}
-    (frame,) = frames(whole).values()
-    drawn = drawn_rack(frame, Mode.TENANT, Colours()).trays[0].cells[0].nic
+    whole = site_map(SiteReading(picture=seen, findings=examine(seen), examined_at=AT))
+    told = {(one.check, one.state) for one in findings_on_gpu(whole, whole.seats[0])}
+    (frame,) = rack_frames(whole).values()
+    drawn = drawn_rack(frame, ColourMode.TENANT, MapColours()).trays[0].cells[0].nic
     broken, untold, apart = (
-        (names.NIC_LINK, Found.FAILS) in told,
-        (names.NIC_LINK, Found.UNKNOWN) in told,
-        (names.NIC_ALIGNED, Found.FAILS) in told,
+        (catalogue.NIC_LINK, Found.FAILS) in told,
+        (catalogue.NIC_LINK, Found.UNKNOWN) in told,
+        (catalogue.NIC_ALIGNED, Found.FAILS) in told,
     )
     assert (drawn in ("down", "slow")) == broken
     if not broken:

@@ -9,10 +9,10 @@ import pytest
 from tests.web.pictures import AT, picture
 from tests.web.stand_ins import ShownSite, doorman
 
-from rackloom.app.listeners import listening
-from rackloom.web import live, streams
+from rackloom.app.listeners import serve_http
+from rackloom.web import live, pages
+from rackloom.web.model import SiteReading
 from rackloom.web.pages import create_pages
-from rackloom.web.reading import Reading
 
 OURS = {"Sec-Fetch-Site": "same-origin"}
 OPERATOR = {"org": "provider", "token": "operator-token"}
@@ -22,10 +22,10 @@ def visit(scenario, reading=None):
     """Run `scenario(client, site)` on the pages of a site."""
 
     async def served():
-        site = ShownSite(reading or Reading(picture=picture(2, 3, ("acme", None, "blue"))))
+        site = ShownSite(reading or SiteReading(picture=picture(2, 3, ("acme", None, "blue"))))
         pages = create_pages(site, doorman, lambda: AT, switch_trays=9)
         async with (
-            listening(pages, "127.0.0.1:0") as port,
+            serve_http(pages, "127.0.0.1:0") as port,
             httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
         ):
             return await scenario(client, site)
@@ -231,10 +231,10 @@ def test_a_change_sends_the_racks_that_changed_and_no_others():
         await sign_in(client)
         page = (await client.get("/")).text
         async with client.stream("GET", f"/map/live?after={position(page)}") as stream:
-            site.show(Reading(picture=sick(seen)))
+            site.show(SiteReading(picture=sick(seen)))
             return page, await events(stream, 1)
 
-    page, [(_, markup)] = visit(scenario, Reading(picture=seen))
+    page, [(_, markup)] = visit(scenario, SiteReading(picture=seen))
     racks = [one for one in parts(markup) if one.startswith("r") and f'id="{one}" class="rack"' in page]
     assert len(racks) == 1
     assert "unhealthy" in markup
@@ -246,13 +246,13 @@ def test_one_who_comes_back_gets_what_was_missed():
     async def scenario(client, site):
         await sign_in(client)
         at = position((await client.get("/")).text)
-        site.show(Reading(picture=sick(seen)))
+        site.show(SiteReading(picture=sick(seen)))
         await asyncio.sleep(0.5)
         await client.get("/")
         async with client.stream("GET", "/map/live", headers={"Last-Event-ID": at}) as stream:
             return await events(stream, 1)
 
-    [(_, markup)] = visit(scenario, Reading(picture=seen))
+    [(_, markup)] = visit(scenario, SiteReading(picture=seen))
     assert "unhealthy" in markup
 
 
@@ -269,8 +269,8 @@ def test_a_position_that_is_no_number_is_none():
 
 @pytest.mark.parametrize(("of_one", "of_all", "other"), [(2, 9, 200), (9, 2, 429)])
 def test_streams_are_few_and_what_ends_makes_room(monkeypatch, of_one, of_all, other):
-    monkeypatch.setattr(streams, "OF_ONE", of_one)
-    monkeypatch.setattr(streams, "OF_ALL", of_all)
+    monkeypatch.setattr(pages, "MAX_OF_VIEWER", of_one)
+    monkeypatch.setattr(pages, "MAX_STREAMS", of_all)
 
     async def scenario(client, _):
         async def opened(person):
@@ -326,7 +326,7 @@ def test_racks_that_come_bring_all_of_them_in_order():
     async def scenario(client, site):
         await sign_in(client)
         at = position((await client.get("/")).text)
-        site.show(Reading(picture=picture(3, 3)))
+        site.show(SiteReading(picture=picture(3, 3)))
         async with client.stream("GET", f"/map/live?after={at}") as stream:
             return await events(stream, 1)
 

@@ -5,15 +5,13 @@ import threading
 
 from tests.web.pictures import picture
 
-from rackloom.web.colouring import Mode
-from rackloom.web.live import Now
-from rackloom.web.painters import KINDS_KEPT, Painters
-from rackloom.web.parts import Painter
-from rackloom.web.reading import Reading
-from rackloom.web.scene import scene
+from rackloom.web.frames import ColourMode
+from rackloom.web.live import LiveReading
+from rackloom.web.model import SiteReading, site_map
+from rackloom.web.painters import KINDS_KEPT, Painter, Painters
 
-NOW = Now(number=1, whole=scene(Reading(picture=picture(1, 1))))
-LOOKING_IN = [(f"org-{number}", Mode.PARTITION) for number in range(KINDS_KEPT + 4)]
+NOW = LiveReading(number=1, whole=site_map(SiteReading(picture=picture(1, 1))))
+LOOKING_IN = [(f"org-{number}", ColourMode.PARTITION) for number in range(KINDS_KEPT + 4)]
 
 
 def test_a_painter_with_a_stream_is_kept_until_the_stream_ends():

@@ -10,23 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.web.pictures import GPUS, picture
 
-from rackloom.prove.picture.values import Layer, LayerSeen
-from rackloom.web.colouring import Colours, Mode, State
-from rackloom.web.frames import Fabric, frames
-from rackloom.web.live import Now
-from rackloom.web.parts import Painter
-from rackloom.web.racks import Rack, drawn_rack
-from rackloom.web.reading import Reading
-from rackloom.web.render import rack as rendered
-from rackloom.web.scene import scene
-from rackloom.web.shapes import drawing
+from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
+from rackloom.web.frames import ColourMode, FabricState, GpuState, MapColours, rack_frames
+from rackloom.web.live import LiveReading
+from rackloom.web.model import SiteReading, site_map
+from rackloom.web.painters import Painter
+from rackloom.web.racks import DrawnRack, drawing, drawn_rack
+from rackloom.web.render import render_rack as rendered
 
 HOLDERS = ("acme", "acme", None, "blue")
 
 
-def drawn(seen, mode=Mode.PARTITION) -> tuple[Rack, ...]:
-    colours = Colours()
-    return tuple(drawn_rack(one, mode, colours) for one in frames(scene(Reading(picture=seen))).values())
+def drawn(seen, mode=ColourMode.PARTITION) -> tuple[DrawnRack, ...]:
+    colours = MapColours()
+    return tuple(
+        drawn_rack(one, mode, colours) for one in rack_frames(site_map(SiteReading(picture=seen))).values()
+    )
 
 
 def cells(markup):
@@ -36,13 +35,13 @@ def cells(markup):
 
 def without(seen, layer):
     lost = tuple(
-        LayerSeen(layer=one.layer, unknown_since=1.0) if one.layer is layer else one for one in seen.layers
+        LayerStatus(layer=one.layer, unknown_since=1.0) if one.layer is layer else one for one in seen.layers
     )
     return msgspec.structs.replace(seen, layers=lost)
 
 
 @settings(max_examples=30)
-@given(trays=st.integers(1, 19), switches=st.integers(0, 9), mode=st.sampled_from(Mode))
+@given(trays=st.integers(1, 19), switches=st.integers(0, 9), mode=st.sampled_from(ColourMode))
 def test_every_gpu_is_drawn_once_and_the_markup_is_well_formed(trays, switches, mode):
     (one,) = drawn(picture(1, trays, HOLDERS), mode)
     found = cells(rendered(one, switches))
@@ -63,27 +62,27 @@ def test_compute_trays_stand_around_the_switches_as_they_are_built():
 
 
 LAYER = {
-    Mode.PARTITION: Layer.FABRIC,
-    Mode.TENANT: Layer.SITE,
-    Mode.CLIQUE: Layer.CLUSTER,
-    Mode.WORKLOAD: Layer.CLUSTER,
+    ColourMode.PARTITION: Layer.FABRIC,
+    ColourMode.TENANT: Layer.SITE,
+    ColourMode.CLIQUE: Layer.CLUSTER,
+    ColourMode.WORKLOAD: Layer.CLUSTER,
 }
 
 
-@given(mode=st.sampled_from(Mode))
+@given(mode=st.sampled_from(ColourMode))
 def test_what_is_unknown_is_hatched_and_keeps_the_letter_it_had(mode):
     (one,) = drawn(without(picture(1, 4, HOLDERS), LAYER[mode]), mode)
-    assert {cell.state for tray in one.trays for cell in tray.cells} == {State.UNKNOWN}
+    assert {cell.state for tray in one.trays for cell in tray.cells} == {GpuState.UNKNOWN}
     markup = rendered(one, 9)
     assert {cell.get("class", "").split()[0] for cell in cells(markup)} == {"q"}
     assert 'class="dim"' in markup
     assert "unknown, last known" in markup
 
 
-@given(mode=st.sampled_from(Mode), other=st.sampled_from(Layer))
+@given(mode=st.sampled_from(ColourMode), other=st.sampled_from(Layer))
 def test_only_the_layer_that_says_it_makes_it_unknown(mode, other):
     (one,) = drawn(without(picture(1, 4, HOLDERS), other), mode)
-    unknown = any(cell.state is State.UNKNOWN for tray in one.trays for cell in tray.cells)
+    unknown = any(cell.state is GpuState.UNKNOWN for tray in one.trays for cell in tray.cells)
     assert unknown == (other is LAYER[mode])
 
 
@@ -91,9 +90,9 @@ def test_a_silent_domain_hatches_its_own_rack_only():
     seen = picture(2, 4, HOLDERS)
     silent = (msgspec.structs.replace(seen.domains[0], unknown_since=1.0), seen.domains[1])
     first, second = drawn(msgspec.structs.replace(seen, domains=silent))
-    assert {cell.state for tray in first.trays for cell in tray.cells} == {State.UNKNOWN}
-    assert State.UNKNOWN not in {cell.state for tray in second.trays for cell in tray.cells}
-    assert (first.switches, second.switches) == (Fabric.SILENT, Fabric.READ)
+    assert {cell.state for tray in first.trays for cell in tray.cells} == {GpuState.UNKNOWN}
+    assert GpuState.UNKNOWN not in {cell.state for tray in second.trays for cell in tray.cells}
+    assert (first.switches, second.switches) == (FabricState.SILENT, FabricState.READ)
 
 
 def told_of(**domain):
@@ -106,15 +105,15 @@ def told_of(**domain):
 
 def test_a_domain_in_dispute_is_not_called_silent():
     switches, markup = told_of(unknown_since=1.0, disputed=True, problem="A and B list the same")
-    assert switches is Fabric.DISPUTED
+    assert switches is FabricState.DISPUTED
     assert "NVLink in dispute" in markup
     assert "NVLink switches: in dispute; A and B list the same" in markup
 
 
 def test_a_paused_domain_says_so_and_one_that_is_lost_too_says_the_worse():
     switches, markup = told_of(paused=True)
-    assert (switches, "NVLink paused" in markup) == (Fabric.PAUSED, True)
-    assert told_of(paused=True, unknown_since=1.0)[0] is Fabric.SILENT
+    assert (switches, "NVLink paused" in markup) == (FabricState.PAUSED, True)
+    assert told_of(paused=True, unknown_since=1.0)[0] is FabricState.SILENT
     assert "NVLink" not in told_of()[1].replace("NVLink switches: as last read", "")
 
 
@@ -129,7 +128,9 @@ def test_names_cannot_become_markup():
         machines=tuple(msgspec.structs.replace(one, id=HOSTILE, rack=HOSTILE) for one in seen.machines),
         compute_domains=tuple(msgspec.structs.replace(one, name=HOSTILE) for one in seen.compute_domains),
     )
-    sheet = Painter(None, Mode.PARTITION, 9).follow(Now(number=1, whole=scene(Reading(picture=named))))
+    sheet = Painter(None, ColourMode.PARTITION, 9).follow(
+        LiveReading(number=1, whole=site_map(SiteReading(picture=named)))
+    )
     page = "".join(markup for _, markup in sheet.all())
     assert "<script" not in page
     assert "<img" not in page
@@ -192,7 +193,7 @@ def test_a_lost_node_has_a_mark_of_its_own(ready):
     assert "lost" not in rendered(unread, 9)
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", ColourMode)
 def test_a_gpu_in_no_group_is_not_called_free(mode):
     seen = picture(1, 1, ("acme",))
     machines = tuple(msgspec.structs.replace(one, tenant=None) for one in seen.machines)
@@ -202,23 +203,28 @@ def test_a_gpu_in_no_group_is_not_called_free(mode):
     seen = msgspec.structs.replace(
         seen, machines=machines, fabric_gpus=gpus, nodes=nodes, devices=devices, uses=()
     )
-    sheet = Painter(None, mode, 9).follow(Now(number=1, whole=scene(Reading(picture=seen))))
+    sheet = Painter(None, mode, 9).follow(LiveReading(number=1, whole=site_map(SiteReading(picture=seen))))
     (part,) = sheet.racks.values()
     assert all(f": no {mode}, " in cell.get("aria-label") for cell in cells(part.markup))
     assert f"<span>no {mode}</span>" in sheet.panels["legend"].markup
 
 
 def test_what_somebody_elses_seat_is_called_that_nobody_has():
-    whole = scene(Reading(picture=picture(1, 1)))
-    sheet = Painter("acme", Mode.WORKLOAD, 9).follow(Now(number=1, whole=whole))
+    whole = site_map(SiteReading(picture=picture(1, 1)))
+    sheet = Painter("acme", ColourMode.WORKLOAD, 9).follow(LiveReading(number=1, whole=whole))
     (part,) = sheet.racks.values()
     assert all(cell.get("aria-label").endswith(": free") for cell in cells(part.markup))
     assert "<span>no workload, or free</span>" in sheet.panels["legend"].markup
 
 
 def test_the_legend_says_what_frames_of_one_number_have_in_common():
-    whole = scene(Reading(picture=picture(1, 4, ("acme", "blue"))))
-    legend = Painter(None, Mode.PARTITION, 9).follow(Now(number=1, whole=whole)).panels["legend"].markup
+    whole = site_map(SiteReading(picture=picture(1, 4, ("acme", "blue"))))
+    legend = (
+        Painter(None, ColourMode.PARTITION, 9)
+        .follow(LiveReading(number=1, whole=whole))
+        .panels["legend"]
+        .markup
+    )
     assert "All frames with one number are one ComputeDomain" in legend
 
 
@@ -231,24 +237,28 @@ def test_trays_of_one_compute_domain_that_stand_together_share_an_outline():
 
 
 def test_a_group_keeps_its_colour_when_others_come():
-    painter = Painter(None, Mode.TENANT, 9)
-    before = painter.follow(Now(number=1, whole=scene(Reading(picture=picture(2, 3, ("zebra",))))))
-    grown = scene(Reading(picture=picture(2, 3, ("zebra", "zebra", "zebra", "ant", "zebra", "zebra"))))
-    after = painter.follow(Now(number=2, whole=grown))
+    painter = Painter(None, ColourMode.TENANT, 9)
+    before = painter.follow(
+        LiveReading(number=1, whole=site_map(SiteReading(picture=picture(2, 3, ("zebra",)))))
+    )
+    grown = site_map(SiteReading(picture=picture(2, 3, ("zebra", "zebra", "zebra", "ant", "zebra", "zebra"))))
+    after = painter.follow(LiveReading(number=2, whole=grown))
     assert next(iter(after.racks)) in before.racks
     changed = [id_ for id_, _ in after.since(1) if id_ in after.racks]
     assert len(changed) == 1
 
 
 def test_nothing_is_drawn_again_that_did_not_change():
-    painter = Painter(None, Mode.PARTITION, 9)
-    whole = scene(Reading(picture=picture(3, 3, HOLDERS)))
-    painter.follow(Now(number=1, whole=whole))
+    painter = Painter(None, ColourMode.PARTITION, 9)
+    whole = site_map(SiteReading(picture=picture(3, 3, HOLDERS)))
+    painter.follow(LiveReading(number=1, whole=whole))
     seen = picture(3, 3, HOLDERS)
     sick = (msgspec.structs.replace(seen.fabric_gpus[0], healthy=False), *seen.fabric_gpus[1:])
-    again = painter.follow(Now(number=2, whole=scene(Reading(picture=seen))))
+    again = painter.follow(LiveReading(number=2, whole=site_map(SiteReading(picture=seen))))
     assert list(again.since(1)) == []
     changed = painter.follow(
-        Now(number=3, whole=scene(Reading(picture=msgspec.structs.replace(seen, fabric_gpus=sick))))
+        LiveReading(
+            number=3, whole=site_map(SiteReading(picture=msgspec.structs.replace(seen, fabric_gpus=sick)))
+        )
     )
     assert [id_ for id_, _ in changed.since(2)] == [next(iter(changed.racks))]

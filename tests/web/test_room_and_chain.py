@@ -4,27 +4,25 @@ import msgspec
 import pytest
 from tests.web.pictures import AT, GPUS, picture
 
-from rackloom.prove.doctor.checks.view import around
-from rackloom.prove.doctor.findings import fails
-from rackloom.prove.picture.values import Layer, LayerSeen
-from rackloom.web.colouring import Colours, Mode
-from rackloom.web.details import Said, objections, said
-from rackloom.web.frames import frames
+from rackloom.core.diagnosis.findings import fails
+from rackloom.core.diagnosis.index import places_around
+from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
+from rackloom.web.chain import LayerReport, findings_on_gpu, layer_reports
+from rackloom.web.frames import ColourMode, MapColours, rack_frames
+from rackloom.web.model import SiteReading, site_map
+from rackloom.web.panels import FreeCapacity, rack_capacity, site_capacity
 from rackloom.web.racks import drawn_rack
-from rackloom.web.reading import Reading
-from rackloom.web.render import chain, findings, moment
-from rackloom.web.room_left import RoomLeft, rack_room, room_left
-from rackloom.web.scene import scene
-from rackloom.web.tenancy import next_own
+from rackloom.web.render import render_chain, render_findings, time_markup
+from rackloom.web.tenancy import tenant_map
 
 
-def left(seen) -> RoomLeft:
-    return room_left([rack_room(one) for one in scene(Reading(picture=seen)).racks])
+def left(seen) -> FreeCapacity:
+    return site_capacity([rack_capacity(one) for one in site_map(SiteReading(picture=seen)).racks])
 
 
 def test_the_largest_gang_stays_within_one_domain():
     seen = picture(2, 3, ("acme", None, None, None, "acme", None))
-    assert left(seen) == RoomLeft(
+    assert left(seen) == FreeCapacity(
         free_trays=4, unknown_trays=0, gang_trays=2, gang_gpus=2 * GPUS, stranded_gpus=0
     )
 
@@ -46,7 +44,7 @@ def test_gpus_beside_a_pod_in_a_tray_that_no_instance_has_are_stranded():
 def test_trays_that_nobody_can_vouch_for_are_not_free():
     seen = picture(1, 2)
     lost = tuple(
-        LayerSeen(layer=one.layer, unknown_since=1.0) if one.layer is Layer.SITE else one
+        LayerStatus(layer=one.layer, unknown_since=1.0) if one.layer is Layer.SITE else one
         for one in seen.layers
     )
     found = left(msgspec.structs.replace(seen, layers=lost))
@@ -64,7 +62,8 @@ def test_a_tray_whose_controllers_do_not_answer_is_not_free(doubt):
     assert (found.free_trays, found.unknown_trays, found.gang_trays) == (2, 2, 2)
     assert left(msgspec.structs.replace(seen, domains=seen.domains[1:])) == found
     racks = [
-        drawn_rack(one, Mode.TENANT, Colours()) for one in frames(scene(Reading(picture=silent))).values()
+        drawn_rack(one, ColourMode.TENANT, MapColours())
+        for one in rack_frames(site_map(SiteReading(picture=silent))).values()
     ]
     assert [rack.free for rack in racks] == [None, 2]
 
@@ -76,12 +75,12 @@ def test_a_site_that_was_asked_of_no_fabric_has_the_room_that_its_cluster_tells_
     assert left(bare).free_trays == 2
 
 
-def told(seen) -> dict[str, Said]:
-    whole = scene(Reading(picture=seen))
-    return {one.who: one for one in said(whole, whole.seats[0])}
+def told(seen) -> dict[str, LayerReport]:
+    whole = site_map(SiteReading(picture=seen))
+    return {one.who: one for one in layer_reports(whole, whole.seats[0])}
 
 
-def values(one: Said) -> dict[str, str | None]:
+def values(one: LayerReport) -> dict[str, str | None]:
     return {label: value for label, value, _ in one.links}
 
 
@@ -120,8 +119,8 @@ def test_of_a_layer_that_was_not_read_nothing_is_said_to_be_absent():
     bare = msgspec.structs.replace(seen, layers=layers, nodes=(), devices=(), uses=())
     cluster = told(bare)["Kubernetes"]
     assert not cluster.current
-    whole = scene(Reading(picture=bare))
-    page = chain(whole.seats[0], said(whole, whole.seats[0]))
+    whole = site_map(SiteReading(picture=bare))
+    page = render_chain(whole.seats[0], layer_reports(whole, whole.seats[0]))
     row = page[page.index(">Claim<") :]
     assert row[: row.index("</tr>")].count("unknown") == 1
 
@@ -139,9 +138,9 @@ def test_a_domain_that_is_in_doubt_says_why_to_operators_alone():
         msgspec.structs.replace(one, unknown_since=AT - 9, problem="A and B contradict")
         for one in seen.domains
     )
-    whole = scene(Reading(picture=msgspec.structs.replace(seen, domains=doubt)))
-    for shown, count in ((whole, 1), (next_own(whole, "acme", {})[0], 0)):
-        page = chain(shown.seats[0], said(shown, shown.seats[0]))
+    whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, domains=doubt)))
+    for shown, count in ((whole, 1), (tenant_map(whole, "acme", {})[0], 0)):
+        page = render_chain(shown.seats[0], layer_reports(shown, shown.seats[0]))
         assert page.count("A and B contradict") == count
         assert page.count("unknown since") == 1
 
@@ -170,37 +169,42 @@ def test_where_two_layers_contradict_each_other_both_are_quoted():
             msgspec.structs.replace(one, guid=one.guid + (1 << 48)) for one in seen.fabric_gpus
         ),
     )
-    whole = scene(Reading(picture=swapped))
+    whole = site_map(SiteReading(picture=swapped))
     quoted = [seat for seat in whole.seats if seat.chain is not None and seat.chain.conflicts]
     assert len(quoted) == GPUS
-    assert all('class="trouble"' in chain(seat, said(whole, seat)) for seat in quoted)
+    assert all('class="trouble"' in render_chain(seat, layer_reports(whole, seat)) for seat in quoted)
 
 
 def test_findings_say_of_which_moment_they_are():
-    reading = Reading(picture=picture(1, 1, ("acme",)), findings=(), examined_at=AT - 7)
-    whole = scene(reading)
-    assert f"as of {moment(AT - 7)}" in findings(whole, {})
-    assert "as of" not in findings(next_own(whole, "acme", {})[0], {})
+    reading = SiteReading(picture=picture(1, 1, ("acme",)), findings=(), examined_at=AT - 7)
+    whole = site_map(reading)
+    assert f"as of {time_markup(AT - 7)}" in render_findings(whole, {})
+    assert "as of" not in render_findings(tenant_map(whole, "acme", {})[0], {})
 
 
 def test_a_gpu_says_what_the_doctor_objects_to_there_and_what_follows_from_it():
     seen = picture(1, 2, ("acme",))
-    here, elsewhere = scene(Reading(picture=seen)).seats[0], scene(Reading(picture=seen)).seats[-1]
-    broken = fails("CHECK", "<it>", "is broken", "mend it", where=around([here.chain])[:1])
+    here, elsewhere = (
+        site_map(SiteReading(picture=seen)).seats[0],
+        site_map(SiteReading(picture=seen)).seats[-1],
+    )
+    broken = fails("CHECK", "<it>", "is broken", "mend it", where=places_around([here.chain])[:1])
     broken = msgspec.structs.replace(
         broken, consequences=("pod runs: team/one", "pod runs: team/two", "IMEX: <all>")
     )
-    reading = Reading(picture=seen, findings=(broken,), examined_at=AT)
-    whole = scene(reading)
-    assert (objections(whole, here), objections(whole, elsewhere)) == ((broken,), ())
-    panel = chain(here, said(whole, here), objections(whole, here))
-    for markup in (panel, findings(whole, {})):
+    reading = SiteReading(picture=seen, findings=(broken,), examined_at=AT)
+    whole = site_map(reading)
+    assert (findings_on_gpu(whole, here), findings_on_gpu(whole, elsewhere)) == ((broken,), ())
+    panel = render_chain(here, layer_reports(whole, here), findings_on_gpu(whole, here))
+    for markup in (panel, render_findings(whole, {})):
         assert "&lt;it&gt;: is broken" in markup
         assert "pod runs: team/one, team/two</li>" in markup
         assert "IMEX: &lt;all&gt;</li>" in markup
-    assert "and therefore" not in chain(elsewhere, said(whole, elsewhere), objections(whole, elsewhere))
-    tenants = next_own(whole, "acme", {})[0]
-    assert objections(tenants, tenants.seats[0]) == ()
+    assert "and therefore" not in render_chain(
+        elsewhere, layer_reports(whole, elsewhere), findings_on_gpu(whole, elsewhere)
+    )
+    tenants = tenant_map(whole, "acme", {})[0]
+    assert findings_on_gpu(tenants, tenants.seats[0]) == ()
 
 
 def test_a_controller_that_lists_other_gpus_in_the_same_places_makes_no_room_and_takes_none():
@@ -210,5 +214,5 @@ def test_a_controller_that_lists_other_gpus_in_the_same_places_makes_no_room_and
     )
     lied = msgspec.structs.replace(seen, fabric_gpus=(*wrong, *seen.fabric_gpus))
     assert left(lied) == left(seen)
-    told, honest = (scene(Reading(picture=one)).seats for one in (lied, seen))
+    told, honest = (site_map(SiteReading(picture=one)).seats for one in (lied, seen))
     assert [seat.taken for seat in told] == [seat.taken for seat in honest]

@@ -6,19 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.web.pictures import AT, picture
 
-from rackloom.prove.doctor.checks.view import around
-from rackloom.prove.doctor.findings import fails
-from rackloom.prove.picture.join import JoinedShares, join
-from rackloom.prove.picture.values import Layer, LayerSeen
-from rackloom.web.colouring import Mode, State
-from rackloom.web.details import objections, said
-from rackloom.web.live import Now
-from rackloom.web.parts import Painter
-from rackloom.web.reading import Happening, Reading
-from rackloom.web.render import chain
-from rackloom.web.room_left import rack_room, room_left
-from rackloom.web.scene import scene
-from rackloom.web.tenancy import next_own
+from rackloom.core.diagnosis.findings import fails
+from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
+from rackloom.core.diagnosis.index import places_around
+from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
+from rackloom.web.chain import findings_on_gpu, layer_reports
+from rackloom.web.frames import ColourMode, GpuState
+from rackloom.web.live import LiveReading
+from rackloom.web.model import SiteReading, TimelineEntry, site_map
+from rackloom.web.painters import Painter
+from rackloom.web.panels import rack_capacity, site_capacity
+from rackloom.web.render import render_chain
+from rackloom.web.tenancy import tenant_map
 
 MINE, THEIRS = "zulu", "xray"
 """Names that occur in no template."""
@@ -36,63 +35,66 @@ def reading(holders, swapped=False):
         seen = msgspec.structs.replace(seen, partitions=moved)
     found = fails(
         "check", f"node {THEIRS}-node-0-0", f"{THEIRS} is wrong", f"fix {THEIRS}", evidence=(THEIRS,),
-        where=tuple(around(join(seen, JoinedShares()).chains)),
+        where=tuple(places_around(join_shares(seen, JoinedShares()).chains)),
     )  # fmt: skip
     found = msgspec.structs.replace(found, consequences=(f"check: {THEIRS}",))
-    happened = Happening(
+    happened = TimelineEntry(
         at=AT, tenant=THEIRS, what=f"made {THEIRS}", where=THEIRS, places=found.where, outcome="done"
     )
     # One of the tenant's own may be of a partition that others have GPUs in too.
     own = msgspec.structs.replace(happened, tenant=MINE, what="made mine", where="mine")
-    return Reading(picture=seen, findings=(found,), happenings=(happened, own))
+    return SiteReading(picture=seen, findings=(found,), happenings=(happened, own))
 
 
 def seen_by(whole, org):
-    return next_own(whole, org, {})[0]
+    return tenant_map(whole, org, {})[0]
 
 
 def shown(whole, org, mode):
     """All that a viewer can be sent: the page, and the chain of each GPU."""
-    sheet = Painter(org, mode, 9).follow(Now(number=1, whole=whole))
+    sheet = Painter(org, mode, 9).follow(LiveReading(number=1, whole=whole))
     page = "".join(markup for _, markup in sheet.all())
     return page + "".join(
-        chain(seat, said(sheet.whole, seat), objections(sheet.whole, seat)) for seat in sheet.whole.seats
+        render_chain(seat, layer_reports(sheet.whole, seat), findings_on_gpu(sheet.whole, seat))
+        for seat in sheet.whole.seats
     )
 
 
 @settings(max_examples=40)
-@given(holders=HOLDERS, mode=st.sampled_from(Mode), swapped=st.booleans())
+@given(holders=HOLDERS, mode=st.sampled_from(ColourMode), swapped=st.booleans())
 def test_no_word_of_another_tenant_is_sent(holders, mode, swapped):
-    whole = scene(reading(holders, swapped and MINE in holders and THEIRS in holders))
+    whole = site_map(reading(holders, swapped and MINE in holders and THEIRS in holders))
     assert THEIRS not in shown(whole, MINE, mode)
 
 
 @given(holders=HOLDERS)
 def test_a_tenant_sees_all_that_is_its_own(holders):
-    own = seen_by(scene(Reading(picture=picture(2, 3, holders))), MINE)
+    own = seen_by(site_map(SiteReading(picture=picture(2, 3, holders))), MINE)
     mine = [seat for seat in own.seats if seat.chain is not None]
     assert {seat.chain.machine.tenant for seat in mine if seat.chain and seat.chain.machine} <= {f"{MINE}-id"}
     assert len(mine) == sum(holders[n % len(holders)] == MINE for n in range(6)) * 4
     if mine:
-        assert f"{MINE}-worker" in shown(scene(Reading(picture=picture(2, 3, holders))), MINE, Mode.WORKLOAD)
+        assert f"{MINE}-worker" in shown(
+            site_map(SiteReading(picture=picture(2, 3, holders))), MINE, ColourMode.WORKLOAD
+        )
 
 
 @given(holders=HOLDERS)
 def test_the_rest_is_drawn_as_in_use_or_free(holders):
-    whole = scene(Reading(picture=picture(2, 3, holders)))
+    whole = site_map(SiteReading(picture=picture(2, 3, holders)))
     assert [(s.place.rack, s.place.slot, s.taken) for s in seen_by(whole, MINE).seats] == [
         (s.place.rack, s.place.slot, s.taken) for s in whole.seats
     ]
 
 
 def test_operators_see_everything():
-    page = shown(scene(reading((MINE, THEIRS))), None, Mode.TENANT)
+    page = shown(site_map(reading((MINE, THEIRS))), None, ColourMode.TENANT)
     assert MINE in page
     assert f"fix {THEIRS}" in page
 
 
 def test_an_organisation_without_a_tenant_owns_nothing():
-    own = seen_by(scene(reading((THEIRS, None))), "nobody")
+    own = seen_by(site_map(reading((THEIRS, None))), "nobody")
     assert all(seat.chain is None for seat in own.seats)
 
 
@@ -103,7 +105,7 @@ def test_a_compute_domain_over_two_tenants_is_nobodys():
     wide = msgspec.structs.replace(
         one, name="shared", status=msgspec.structs.replace(one.status, nodes=nodes)
     )
-    own = seen_by(scene(Reading(picture=msgspec.structs.replace(seen, compute_domains=(wide,)))), MINE)
+    own = seen_by(site_map(SiteReading(picture=msgspec.structs.replace(seen, compute_domains=(wide,)))), MINE)
     assert own.compute_domains == ()
     assert all(seat.chain.compute_domain is None for seat in own.seats if seat.chain)
 
@@ -116,8 +118,8 @@ def test_a_compute_domain_of_another_that_a_claim_of_the_tenants_own_names_is_no
     claims = tuple(msgspec.structs.replace(one, domain=theirs[0].uid) for one in seen.claims)
     told = {**seen.namespaces, **was.namespaces}
     seen = msgspec.structs.replace(seen, claims=claims, compute_domains=theirs, namespaces=told)
-    whole = scene(Reading(picture=seen))
-    for mode in Mode:
+    whole = site_map(SiteReading(picture=seen))
+    for mode in ColourMode:
         assert f"{THEIRS}-domain" in shown(whole, None, mode)
         assert THEIRS not in shown(whole, MINE, mode)
     own = [seat.chain for seat in seen_by(whole, MINE).seats if seat.chain]
@@ -130,7 +132,7 @@ def test_a_compute_domain_of_another_that_a_claim_of_the_tenants_own_names_is_no
 def test_a_tenant_has_no_more_room_left_than_there_is(sick):
     seen = picture(1, 3, (MINE, None, None))
     machines = (*seen.machines[:-1], msgspec.structs.replace(seen.machines[-1], **sick))
-    whole = scene(Reading(picture=msgspec.structs.replace(seen, machines=machines)))
+    whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, machines=machines)))
     assert left(seen_by(whole, MINE)) == left(whole)
     assert left(whole).free_trays == 1
 
@@ -139,18 +141,18 @@ def test_a_tenant_has_no_more_room_left_than_there_is(sick):
 def test_there_is_no_room_in_a_domain_where_nothing_is_given_away(closed):
     seen = picture(2, 3, (MINE, None, None))
     domains = (msgspec.structs.replace(seen.domains[0], **closed), seen.domains[1])
-    whole = scene(Reading(picture=msgspec.structs.replace(seen, domains=domains)))
+    whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, domains=domains)))
     assert left(seen_by(whole, MINE)) == left(whole)
     assert (left(whole).free_trays, left(whole).gang_trays) == (2, 2)
 
 
 def left(whole):
-    return room_left([rack_room(one) for one in whole.racks])
+    return site_capacity([rack_capacity(one) for one in whole.racks])
 
 
 def test_trays_that_only_the_cluster_knows_stay_apart_and_unnamed():
     seen = picture(1, 12, (THEIRS,))
-    whole = scene(Reading(picture=msgspec.structs.replace(seen, machines=(), fabric_gpus=())))
+    whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, machines=(), fabric_gpus=())))
     own = seen_by(whole, MINE)
     assert [len(tray) for rack in own.racks for tray in rack.trays] == [4] * 12
     assert list(own.seats) == sorted(own.seats, key=lambda seat: seat.place.order)
@@ -161,7 +163,7 @@ def handed_over(since, cluster_at):
     """A machine that the other had until just now; the cluster and the transfers still tell of the other."""
     seen = picture(1, 1, (THEIRS,))
     mine = picture(1, 1, (MINE,))
-    lost = LayerSeen(layer=Layer.CLUSTER, at=cluster_at, unknown_since=AT)
+    lost = LayerStatus(layer=Layer.CLUSTER, at=cluster_at, unknown_since=AT)
     wanted = tuple(msgspec.structs.replace(one, since=since) for one in mine.instance_gpus)
     return msgspec.structs.replace(
         seen,
@@ -175,7 +177,7 @@ def handed_over(since, cluster_at):
 
 @pytest.mark.parametrize("since", [AT - 60, None])
 def test_what_was_seen_before_the_machine_was_the_tenants_is_not_shown(since):
-    own = seen_by(scene(Reading(picture=handed_over(since, AT - 90))), MINE)
+    own = seen_by(site_map(SiteReading(picture=handed_over(since, AT - 90))), MINE)
     chains = [seat.chain for seat in own.seats if seat.chain is not None]
     assert len(chains) == 4
     assert {(one.use, one.compute_domain, one.channel, one.transfer) for one in chains} == {(None,) * 4}
@@ -185,7 +187,7 @@ def test_what_was_seen_before_the_machine_was_the_tenants_is_not_shown(since):
 def test_what_was_seen_since_the_machine_is_the_tenants_is_shown():
     seen = picture(1, 1, (MINE,))
     later = tuple(msgspec.structs.replace(one, at=AT - 5) for one in seen.transfers)
-    own = seen_by(scene(Reading(picture=msgspec.structs.replace(seen, transfers=later))), MINE)
+    own = seen_by(site_map(SiteReading(picture=msgspec.structs.replace(seen, transfers=later))), MINE)
     chains = [seat.chain for seat in own.seats if seat.chain is not None]
     assert all(one.use and one.compute_domain and one.channel for one in chains)
     assert [one.transfer.at for one in chains if one.transfer] == [AT - 5]
@@ -195,7 +197,7 @@ def test_what_was_seen_since_the_machine_is_the_tenants_is_shown():
 def test_a_pod_that_began_before_the_machine_was_the_tenants_is_not_shown_though_the_cluster_lists_it(since):
     seen = picture(1, 1, (MINE,))
     before = tuple(msgspec.structs.replace(one, since=since) for one in seen.uses)
-    whole = scene(Reading(picture=msgspec.structs.replace(seen, uses=before)))
+    whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, uses=before)))
     told = seen_by(whole, MINE)
     assert told.compute_domains == ()
     own = [seat.chain for seat in told.seats if seat.chain is not None]
@@ -211,7 +213,7 @@ def kept_back(chain):
 @pytest.mark.parametrize("namespaces", [{}, {f"{MINE}-ns": THEIRS}, {f"{THEIRS}-ns": MINE}])
 def test_a_pod_of_a_namespace_that_is_not_the_tenants_is_not_shown_whenever_it_began(namespaces):
     seen = msgspec.structs.replace(picture(1, 1, (MINE,)), namespaces=namespaces)
-    told = seen_by(scene(Reading(picture=seen)), MINE)
+    told = seen_by(site_map(SiteReading(picture=seen)), MINE)
     assert {kept_back(seat.chain) for seat in told.seats if seat.chain} == {True}
     assert (told.compute_domains, told.namespaces) == ((), {})
 
@@ -226,14 +228,16 @@ def test_a_pod_that_the_controller_of_the_tenant_before_starts_again_is_not_name
         for one, old in zip(seen.uses, was.uses, strict=True)
     )
     seen = msgspec.structs.replace(seen, uses=again, claims=was.claims, compute_domains=there)
-    whole = scene(Reading(picture=seen))
-    for mode in Mode:
+    whole = site_map(SiteReading(picture=seen))
+    for mode in ColourMode:
         assert f"{THEIRS}-worker" in shown(whole, None, mode)
         assert THEIRS not in shown(whole, MINE, mode)
-    sheet = Painter(MINE, Mode.WORKLOAD, 9).follow(Now(number=1, whole=whole))
+    sheet = Painter(MINE, ColourMode.WORKLOAD, 9).follow(LiveReading(number=1, whole=whole))
     cells = [cell for part in sheet.racks.values() for tray in part.rack.trays for cell in tray.cells]
-    assert {(cell.state, cell.busy) for cell in cells} == {(State.UNKNOWN, True)}
-    page = next(chain(seat, said(sheet.whole, seat)) for seat in sheet.whole.seats if seat.chain)
+    assert {(cell.state, cell.busy) for cell in cells} == {(GpuState.UNKNOWN, True)}
+    page = next(
+        render_chain(seat, layer_reports(sheet.whole, seat)) for seat in sheet.whole.seats if seat.chain
+    )
     for label in ("Claim", "Pod", "ComputeDomain", "Channel"):
         assert row(page, label) == "<td><i>not shown</i></td>"
 
@@ -241,7 +245,7 @@ def test_a_pod_that_the_controller_of_the_tenant_before_starts_again_is_not_name
 def test_a_pod_on_a_machine_of_which_nobody_knows_since_when_it_is_held_is_not_shown():
     seen = picture(1, 1, (MINE,))
     machines = tuple(msgspec.structs.replace(one, held_since=None) for one in seen.machines)
-    own = seen_by(scene(Reading(picture=msgspec.structs.replace(seen, machines=machines))), MINE)
+    own = seen_by(site_map(SiteReading(picture=msgspec.structs.replace(seen, machines=machines))), MINE)
     assert all(seat.chain is not None and kept_back(seat.chain) for seat in own.seats)
 
 
@@ -251,11 +255,13 @@ def test_a_pod_on_a_machine_of_which_nobody_knows_since_when_it_is_held_is_not_s
 def test_a_gpu_in_a_partition_that_is_not_the_tenants_is_not_called_free(change):
     seen = picture(1, 2, (MINE, THEIRS))
     other = tuple(msgspec.structs.replace(one, **change) for one in seen.partitions)
-    whole = scene(Reading(picture=msgspec.structs.replace(seen, partitions=other)))
-    sheet = Painter(MINE, Mode.PARTITION, 9).follow(Now(number=1, whole=whole))
+    whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, partitions=other)))
+    sheet = Painter(MINE, ColourMode.PARTITION, 9).follow(LiveReading(number=1, whole=whole))
     cells = [tray.cells for part in sheet.racks.values() for tray in part.rack.trays]
-    assert [{cell.state for cell in tray} for tray in cells] == [{State.OTHERS}, {State.UNKNOWN}]
-    page = next(chain(seat, said(sheet.whole, seat)) for seat in sheet.whole.seats if seat.chain)
+    assert [{cell.state for cell in tray} for tray in cells] == [{GpuState.OTHERS}, {GpuState.UNKNOWN}]
+    page = next(
+        render_chain(seat, layer_reports(sheet.whole, seat)) for seat in sheet.whole.seats if seat.chain
+    )
     assert {name: row(page, name) for name in ("Partition", "Logical partition")} == {
         "Partition": "<td><i>not shown</i></td>",
         "Logical partition": "<td><i>not shown</i></td>",
@@ -276,9 +282,9 @@ def test_a_tenant_reads_that_its_domain_is_not_known_and_neither_addresses_nor_o
     why = f"unknown since then: https://{THEIRS}-switch:9370 of domain {THEIRS}-uuid lists the same GPUs"
     asked = tuple(msgspec.structs.replace(one, status="Pending", problem=why) for one in seen.instance_gpus)
     domains = (msgspec.structs.replace(seen.domains[0], problem=why, **doubt),)
-    whole = scene(Reading(picture=msgspec.structs.replace(seen, instance_gpus=asked, domains=domains)))
-    assert why in shown(whole, None, Mode.TENANT)
-    page = shown(whole, MINE, Mode.TENANT)
+    whole = site_map(SiteReading(picture=msgspec.structs.replace(seen, instance_gpus=asked, domains=domains)))
+    assert why in shown(whole, None, ColourMode.TENANT)
+    page = shown(whole, MINE, ColourMode.TENANT)
     assert THEIRS not in page
     assert "://" not in row(page, "Asked into")
     assert told in row(page, "Asked into")
@@ -289,7 +295,9 @@ def test_what_else_keeps_a_gpu_from_joining_a_tenant_reads():
     why = "the GPU is still in partition 7"
     asked = tuple(msgspec.structs.replace(one, status="Pending", problem=why) for one in seen.instance_gpus)
     page = shown(
-        scene(Reading(picture=msgspec.structs.replace(seen, instance_gpus=asked))), MINE, Mode.TENANT
+        site_map(SiteReading(picture=msgspec.structs.replace(seen, instance_gpus=asked))),
+        MINE,
+        ColourMode.TENANT,
     )
     assert why in row(page, "Asked into")
 

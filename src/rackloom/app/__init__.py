@@ -1,1 +1,11 @@
-"""Composition: which rooms run together in which process; nothing else."""
+"""Composition: which parts run together in which process, and nothing else.
+
+One module or package per process. `site` is the site service (`rackloom serve`), `controller` the elected
+controllers, `webhook` the admission webhook, `node` the kubelet plugins, `imex` one IMEX daemon, `doctor`
+the examination of a site, `uninstall` the removal from a cluster, `twin` the simulated site (`rackloom
+up` and `rackloom twin play`), and `demo` the demonstration.
+
+`config`, `process`, `listeners` and `home` hold what several processes share. Decisions belong in `core`,
+work on one system belongs in `carve`, `claim` or `prove`; here they are only connected. Packages below
+`app` read no configuration: each process passes them what they need as parameters.
+"""

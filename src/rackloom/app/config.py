@@ -1,33 +1,269 @@
-"""The configuration of `rackloom serve`: one TOML file, checked whole before anything starts.
+"""The configuration of `rackloom serve`: one TOML file, validated completely before anything starts.
 
-`[nvlink_config]` has the keys of NVIDIA Infra Controller, so that a site keeps its section; the other
-sections are ours. A key that nobody knows is an error: a misspelt setting must not pass for its default.
-Every setting can be overridden by an environment variable, `RACKLOOM_` and the path with two underscores:
-`RACKLOOM_DATABASE__POSTGRESQL`.
+Each table of the file is a `Section`, a frozen pydantic model that forbids unknown keys: a misspelt
+setting must not silently leave its default in force. Rules that join several keys of a table (TLS
+certificate and key, exactly one of two databases, one login for Vault) are validators of its section.
+`[nvlink_config]` has the keys of NVIDIA Infra Controller, so that an existing section can be kept; the
+other sections are specific to Rackloom.
+
+An environment variable overrides each setting: `RACKLOOM_` and the path with two underscores between its
+parts, as in `RACKLOOM_DATABASE__POSTGRESQL`. The environment wins over the file. Durations are written as
+`60s`, `10m`, `1h 30m` or `7d`.
+
+`load_config` raises one `Refused` that names the file and every wrong key. `setting_names` lists all
+settings; a test uses it to check that docs/operating.md documents each of them.
 """
 
+import re
 import tomllib
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from rackloom.app.config_sections import (
-    AdminConfig,
-    AuthConfig,
-    ClusterConfig,
-    DatabaseConfig,
-    LogConfig,
-    MapConfig,
-    MetricsConfig,
-    NvlinkConfig,
-    SecretsConfig,
-    ServerConfig,
-    SiteConfig,
-)
-from rackloom.app.config_values import Section
+from rackloom.app.process import is_loopback
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
+from rackloom.core.partitions.domain import DefaultPartitionPolicy
 from rackloom.errors import Refused
+
+# How values are written: durations, addresses, and tables that forbid unknown keys.
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+
+
+def _parse_duration(value: object) -> object:
+    """`60s`, `1h`, `1h 30m`; anything else is left for pydantic to refuse."""
+    if not isinstance(value, str):
+        return value
+    parts = _DURATION.findall(value)
+    if not parts or _DURATION.sub("", value).strip():
+        raise ValueError('write a duration like "60s", "10m", "1h" or "7d"')
+    return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
+
+
+Duration = Annotated[timedelta, BeforeValidator(_parse_duration), Field(gt=timedelta(0))]
+Listen = Annotated[str, Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):\d{1,5}$")]
+"""`host:port`."""
+
+
+class Section(BaseModel):
+    """A part of the file in which no unknown key is let through."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# One section per table of the file.
+
+
+class CertificateRotation(Section):
+    """`[nvlink_config.nmx_c_certificate_rotation]`."""
+
+    enabled: bool = False
+    run_interval: Duration = timedelta(hours=1)
+    rotate_before_expiry: Duration = timedelta(days=7)
+    probe_timeout: Duration = timedelta(seconds=10)
+
+
+class NvlinkConfig(Section):
+    """`[nvlink_config]`: the switch controllers and the reconciler."""
+
+    enabled: bool = False
+    monitor_run_interval: Duration = timedelta(seconds=60)
+    allow_insecure: bool
+    nmx_m_operation_timeout: Duration = timedelta(seconds=10)
+    nmx_m_endpoint: str = "localhost"
+    nmx_c_tls_ca_cert_path: Path | None = None
+    nmx_c_tls_client_cert_path: Path | None = None
+    nmx_c_tls_client_key_path: Path | None = None
+    nmx_c_tls_authority: str | None = None
+    nmx_c_endpoint_port: Annotated[int, Field(ge=1, le=65535)] = 9370
+    nmx_c_certificate_rotation: CertificateRotation = CertificateRotation()
+    partition_monitor_max_concurrent_groups: Annotated[int, Field(ge=1)] = 16
+    domain_discovery_enabled: bool = False
+    domain_discovery_operation_timeout: Duration = timedelta(seconds=30)
+
+    @model_validator(mode="after")
+    def _whole_client_identity(self) -> "NvlinkConfig":
+        if (self.nmx_c_tls_client_cert_path is None) != (self.nmx_c_tls_client_key_path is None):
+            raise ValueError(
+                "nmx_c_tls_client_cert_path and nmx_c_tls_client_key_path go together: give both or neither"
+            )
+        return self
+
+
+class ServerConfig(Section):
+    """`[server]`: the REST service."""
+
+    listen: Listen = "127.0.0.1:8443"
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    @model_validator(mode="after")
+    def _tls_or_loopback(self) -> "ServerConfig":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together: give both or neither")
+        if self.tls_cert is None and not is_loopback(self.listen):
+            raise ValueError(f"{self.listen} is not loopback, so tls_cert and tls_key are needed")
+        return self
+
+
+class DatabaseConfig(Section):
+    """`[database]`: exactly one of a directory for SQLite and a PostgreSQL URL."""
+
+    sqlite: Path | None = None
+    postgresql: str | None = Field(default=None, repr=False)
+
+    @model_validator(mode="after")
+    def _one(self) -> "DatabaseConfig":
+        if (self.sqlite is None) == (self.postgresql is None):
+            raise ValueError("give either sqlite (a directory) or postgresql (a URL)")
+        return self
+
+
+class IssuerConfig(Section):
+    """`[[auth.issuers]]`: who may sign bearer tokens, with which keys."""
+
+    issuer: str
+    audience: str
+    jwks_file: Path | None = None
+    jwks_url: str | None = None
+    algorithms: tuple[Literal["EdDSA", "ES256", "RS256"], ...] = Field(default=("RS256",), min_length=1)
+    refresh: Duration = timedelta(minutes=5)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "IssuerConfig":
+        if (self.jwks_file is None) == (self.jwks_url is None):
+            raise ValueError("give either jwks_file or jwks_url")
+        if self.jwks_url is not None and not self.jwks_url.startswith("https://"):
+            raise ValueError("jwks_url must be https: who can change the keys can sign any token")
+        return self
+
+
+class AuthConfig(Section):
+    """`[auth]`."""
+
+    issuers: tuple[IssuerConfig, ...] = ()
+    auto_tenant: bool = False
+
+
+class AdminConfig(Section):
+    """`[admin]`: the operator's gRPC, always over mTLS. Without this section it is not served."""
+
+    listen: Listen = "127.0.0.1:1079"
+    tls_cert: Path
+    tls_key: Path
+    client_ca: Path
+    admin_names: tuple[str, ...] = ()
+    reader_names: tuple[str, ...] = ()
+
+
+class MetricsConfig(Section):
+    """`[metrics]`: /metrics, /healthz and /readyz, in plain HTTP."""
+
+    listen: Listen = "127.0.0.1:9108"
+    prefix: Annotated[str, Field(pattern=r"^([a-zA-Z_:][a-zA-Z0-9_:]*)?$")] = "nico_"
+
+
+class HostStateConfig(Section):
+    """`[site.host_state]`: who else must say that a host is ready before its instance is."""
+
+    provider: Literal["none", "http"] = "none"
+    url: str | None = None
+    interval: Duration = timedelta(seconds=10)
+
+    @model_validator(mode="after")
+    def _url_with_http(self) -> "HostStateConfig":
+        if (self.provider == "http") != (self.url is not None):
+            raise ValueError('url goes with provider = "http"')
+        return self
+
+
+class SiteConfig(Section):
+    """`[site]`: what the site is called and where its machines come from."""
+
+    name: Annotated[str, Field(min_length=2, max_length=256)]
+    provider_org: Annotated[str, Field(min_length=1)]
+    default_partition: DefaultPartitionPolicy = DefaultPartitionPolicy.NONE
+    machine_sources: tuple[Literal["nmx-c", "nmx-m", "import"], ...] = ("nmx-c", "nmx-m", "import")
+    host_state: HostStateConfig = HostStateConfig()
+
+
+class ClusterConfig(Section):
+    """`[kubernetes]`: the cluster on the site's racks, which the map draws."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    in_cluster: bool = False
+    namespace: str = DEFAULT_DAEMON_NAMESPACE
+
+    @model_validator(mode="after")
+    def _one_way_in(self) -> "ClusterConfig":
+        if self.in_cluster == (self.kubeconfig is not None):
+            raise ValueError("give either kubeconfig (a file) or in_cluster = true (a service account)")
+        if self.context is not None and self.kubeconfig is None:
+            raise ValueError("context is one of a kubeconfig: give kubeconfig too, or leave context out")
+        return self
+
+
+class MapConfig(Section):
+    """`[map]`: what the map draws beside records and cluster."""
+
+    transfers: Path | None = None
+
+
+class VaultConfig(Section):
+    """`[secrets.vault]`: KV version 2."""
+
+    url: str
+    mount: str = "secret"
+    token_file: Path | None = None
+    kubernetes_role: str | None = None
+    service_account_token: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+    ca: Path | None = None
+
+    @model_validator(mode="after")
+    def _one_login(self) -> "VaultConfig":
+        if (self.token_file is None) == (self.kubernetes_role is None):
+            raise ValueError("give either token_file or kubernetes_role")
+        return self
+
+
+class KubernetesSecretsConfig(Section):
+    """`[secrets.kubernetes]`: Secrets of one namespace, through the API server."""
+
+    url: str = "https://kubernetes.default.svc"
+    namespace: str
+    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class SecretsConfig(Section):
+    """`[secrets]`: where passwords and keys lie."""
+
+    provider: Literal["file", "environment", "kubernetes", "vault"] = "environment"
+    directory: Path | None = None
+    kubernetes: KubernetesSecretsConfig | None = None
+    vault: VaultConfig | None = None
+
+    @model_validator(mode="after")
+    def _what_the_provider_needs(self) -> "SecretsConfig":
+        needed = {"file": self.directory, "kubernetes": self.kubernetes, "vault": self.vault}
+        if self.provider in needed and needed[self.provider] is None:
+            name = "directory" if self.provider == "file" else f"[secrets.{self.provider}]"
+            raise ValueError(f'provider = "{self.provider}" needs {name}')
+        return self
+
+
+class LogConfig(Section):
+    """`[log]`."""
+
+    file: Path | None = None
+
+
+# The whole file.
 
 
 class Config(BaseSettings):
@@ -62,7 +298,7 @@ class Config(BaseSettings):
         return env_settings, init_settings
 
 
-def load(path: Path) -> Config:
+def load_config(path: Path) -> Config:
     """The configuration in `path`. Raises Refused naming the file and every key that is wrong."""
     try:
         content = tomllib.loads(path.read_text())
@@ -73,33 +309,33 @@ def load(path: Path) -> Config:
     try:
         return Config(**content)
     except ValidationError as error:
-        told = "; ".join(_told(one) for one in error.errors(include_input=False, include_url=False))
+        told = "; ".join(_problem_text(one) for one in error.errors(include_input=False, include_url=False))
         raise Refused(
             f"{path}: {told}", nearest_fix="see docs/operating.md, which names every setting"
         ) from None
 
 
-def settings() -> tuple[str, ...]:
+def setting_names() -> tuple[str, ...]:
     """Every setting by its path, as `nvlink_config.enabled`."""
-    return tuple(_paths(Config, ""))
+    return tuple(_setting_paths(Config, ""))
 
 
-def _paths(model: type[BaseModel], prefix: str) -> list[str]:
+def _setting_paths(model: type[BaseModel], prefix: str) -> list[str]:
     found: list[str] = []
     for name, field in model.model_fields.items():
-        section = _section(field.annotation)
-        found += _paths(section, f"{prefix}{name}.") if section else [f"{prefix}{name}"]
+        section = _section_of(field.annotation)
+        found += _setting_paths(section, f"{prefix}{name}.") if section else [f"{prefix}{name}"]
     return found
 
 
-def _section(annotation: Any) -> type[Section] | None:
+def _section_of(annotation: Any) -> type[Section] | None:
     for candidate in (annotation, *getattr(annotation, "__args__", ())):
         if isinstance(candidate, type) and issubclass(candidate, Section):
             return candidate
     return None
 
 
-def _told(problem: Any) -> str:
+def _problem_text(problem: Any) -> str:
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return f"unknown key {key}"

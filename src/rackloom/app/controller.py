@@ -1,33 +1,148 @@
-"""`rackloom controller`: ComputeDomains and gangs, controlled by one process, elected among its replicas."""
+"""`rackloom controller`: the controllers of ComputeDomains and gangs, elected among replicas.
+
+A Lease elects the replica that leads. `Leadership` runs both controllers for each term and starts every
+term from a new listing of the cluster, so nothing of an earlier term is trusted. The client is limited to
+400 requests per second with a burst of 2000: 300 ComputeDomains that are created together cause about
+2000 writes.
+
+The metrics endpoint reports `nvidia_dra_compute_domain_info` under the name that NVIDIA's driver uses,
+counted anew at each scrape, so that it is right after a restart too. /healthz fails after a leader could
+not follow the API server for 300 s, and kubelet then restarts it.
+
+Channel isolation needs IMEX daemons that Rackloom runs, so it is refused together with hostManaged mode.
+"""
 
 import asyncio
 import contextlib
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from starlette.responses import Response
 
-from rackloom.app.controller_pages import ControllerPages
-from rackloom.app.leadership import LEASE, Leadership
-from rackloom.app.listeners import listening
-from rackloom.app.stopping import told_to_stop, work_until
-from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE, Settings
-from rackloom.claim.domain.isolation import ImexMode, Isolation
+from rackloom.app.listeners import (
+    PlainEndpoints,
+    metrics_response,
+    ok_response,
+    serve_http,
+    unavailable_response,
+)
+from rackloom.app.process import run_until_stopped, stop_on_signals
+from rackloom.claim.cluster.domain_controller import DomainController
+from rackloom.claim.cluster.gang_controller import GangController
+from rackloom.claim.cluster.gang_metrics import GangMetrics
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
-from rackloom.claim.kube.leader import Election
-from rackloom.claim.kube.lightkube_api import LightkubeApi
-from rackloom.claim.kube.pace import Pace
+from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.leader import LeaderElection
+from rackloom.core.domains.clique import Readiness
+from rackloom.core.domains.compute_domain import read_compute_domain_status
+from rackloom.core.domains.names import ImexIsolation, ImexMode
+from rackloom.core.domains.settings import DEFAULT_NAMESPACE, ControllerSettings
+from rackloom.core.gangs.placement import PlacementSearch
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN
 from rackloom.errors import Refused
+
+# What runs while this process leads.
+
+
+CONTROLLER_LEASE = "rackloom-controller"
+"""Name of the Lease that says who leads, and of the process in events and at the API server."""
+
+
+class Leadership:
+    """Runs the controllers for each term in which this process leads."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        settings: ControllerSettings,
+        identity: str,
+        wall: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._wall = wall
+        self._rng = rng or random.Random()  # noqa: S311 (jitter)
+        self._api = api
+        self._settings = settings
+        self._identity = identity
+        self.controller: DomainController | None = None
+        """The one at work; None while another process leads."""
+        self.gangs: GangController | None = None
+        self.meter = GangMetrics()
+
+    async def lead(self) -> None:
+        """Control until cancelled. A new term starts from a new look at the cluster."""
+        recorder = EventRecorder(self._api, CONTROLLER_LEASE, self._identity, self._wall)
+        wall, rng = self._wall, self._rng
+        self.controller = DomainController(self._api, self._settings, recorder, wall, rng)
+        self.gangs = GangController(
+            self._api, PlacementSearch(), recorder, wall, rng, self._settings.gangs, self.meter
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.controller.run())
+                tasks.create_task(self.gangs.run())
+        finally:
+            self.controller = self.gangs = None
+
+
+# Metrics and health.
+
+
+BLIND_SECONDS = 300.0
+"""A leader that could not follow the API server for so long is restarted."""
+
+
+class ControllerEndpoints(PlainEndpoints):
+    """An ASGI application: /metrics from what is known now, and /healthz."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        super().__init__({"/metrics": self._metrics, "/healthz": self._health})
+        self._leadership = leadership
+
+    async def _metrics(self) -> Response:
+        controller = self._leadership.controller
+        registry = CollectorRegistry()
+        leading = Gauge("rackloom_controller_leading", "1 while this process leads.", registry=registry)
+        leading.set(0 if controller is None else 1)
+        if controller is not None:
+            _count_domains(controller, registry)
+        gangs = self._leadership.gangs
+        counted = self._leadership.meter.page(() if gangs is None else gangs.caches.plans())
+        return metrics_response(generate_latest(registry) + counted)
+
+    async def _health(self) -> Response:
+        controller = self._leadership.controller
+        since = None if controller is None else controller.caches.unknown_since()
+        if since is not None and asyncio.get_running_loop().time() - since > BLIND_SECONDS:
+            return unavailable_response("the API server could not be followed")
+        return ok_response()
+
+
+def _count_domains(controller: DomainController, registry: CollectorRegistry) -> None:
+    """The gauge of NVIDIA's driver, under its name; counted afresh, so it is right after a restart too."""
+    gauge = Gauge("nvidia_dra_compute_domain_info", "ComputeDomains.", ["status"], registry=registry)
+    found = Counter(read_compute_domain_status(one).status for one in controller.caches.all(COMPUTE_DOMAIN))
+    for status in Readiness:
+        gauge.labels(status.value).set(found[status])
+
+
+# The process.
+
 
 REQUESTS_PER_SECOND = 400.0
 BURST = 2000
 """One process writes for the whole cluster: a morning's 300 ComputeDomains are about 2000 writes at once."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ControllerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How this process runs."""
 
     identity: str
@@ -39,32 +154,38 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     kubeconfig: Path | None = None
 
 
-def run_controller(settings: Settings, options: Options, announce: Callable[[str], None]) -> None:
+def run_controller(
+    settings: ControllerSettings, options: ControllerOptions, announce: Callable[[str], None]
+) -> None:
     """Control ComputeDomains and gangs until SIGTERM or SIGINT."""
-    check_supported(settings)
-    asyncio.run(_run(settings, options, announce))
+    check_settings(settings)
+    asyncio.run(_run_controller(settings, options, announce))
 
 
-def check_supported(settings: Settings) -> None:
+def check_settings(settings: ControllerSettings) -> None:
     """Raise Refused for settings that contradict one another."""
-    if settings.imex_mode is ImexMode.HOST_MANAGED and settings.isolation is Isolation.CHANNEL:
+    if settings.imex_mode is ImexMode.HOST_MANAGED and settings.isolation is ImexIsolation.CHANNEL:
         raise Refused(
             "channel isolation needs IMEX daemons of ours, and in hostManaged mode the host runs them",
             nearest_fix="use --mode driverManaged, or --isolation domain",
         )
 
 
-async def _run(settings: Settings, options: Options, announce: Callable[[str], None]) -> None:
-    stopped = told_to_stop()
+async def _run_controller(
+    settings: ControllerSettings, options: ControllerOptions, announce: Callable[[str], None]
+) -> None:
+    stopped = stop_on_signals()
     identity = f"{options.identity}-{uuid.uuid4()}"
     client = http_client(options.kubeconfig, None)
-    client.headers["User-Agent"] = LEASE
-    api = LightkubeApi(client, Pace(REQUESTS_PER_SECOND, BURST))
+    client.headers["User-Agent"] = CONTROLLER_LEASE
+    api = KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST))
     async with api, contextlib.AsyncExitStack() as stack:
         leadership = Leadership(api, settings, identity)
         if options.listen is not None:
-            port = await stack.enter_async_context(listening(ControllerPages(leadership), options.listen))
+            port = await stack.enter_async_context(
+                serve_http(ControllerEndpoints(leadership), options.listen)
+            )
             announce(f"rackloom: metrics on port {port}")
         rng = random.Random()  # noqa: S311
-        election = Election(api, options.namespace, LEASE, identity, wall=time.time, rng=rng)
-        await work_until(stopped, election.run(leadership.lead))
+        election = LeaderElection(api, options.namespace, CONTROLLER_LEASE, identity, wall=time.time, rng=rng)
+        await run_until_stopped(stopped, election.run(leadership.lead))

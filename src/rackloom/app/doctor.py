@@ -1,8 +1,23 @@
-"""What `rackloom doctor` examines: a home, a configured site, a cluster, this host; and how each is read."""
+"""What `rackloom doctor` examines: a home, a configured site, a cluster, this host.
+
+`choose_sources` completes what the command line names. Without a name it takes the default home, and this
+host where NVIDIA's kernel module is loaded. `read_snapshot` reads all of it once into one snapshot. A
+source that does not exist is refused. A database that does not answer makes the switch and record layers
+unknown, and a configured cluster that cannot be read from this machine makes the cluster layer unknown;
+everything else is still read.
+
+Nothing is changed, no program is run and no library is called on the host: its files below `sysroot` are
+enough.
+
+Each finding carries a command that mends it. `command_access` derives from the same sources with which
+kubeconfig, address and credentials `kubectl` and `rackloom admin` reach this site, and what the
+operator's environment still lacks for it.
+"""
 
 import asyncio
+import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -11,31 +26,129 @@ from shlex import quote
 import msgspec
 from sqlalchemy import make_url
 
-from rackloom.app.config import load
-from rackloom.app.config_sections import ClusterConfig, DatabaseConfig
-from rackloom.app.doctor_host import findings_on, has_gpus, name_of
-from rackloom.app.doctor_ways import ways_to
+from rackloom.app.config import AdminConfig, ClusterConfig, DatabaseConfig, load_config
 from rackloom.app.home import Home, default_home
-from rackloom.app.picture.fabric import Staleness
-from rackloom.app.picture.look import STALE_SECONDS, site_picture, stale_after
-from rackloom.app.picture.read_only import PostgresReader, Reader, SqliteReader, is_running
-from rackloom.app.site_cluster import connected
-from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
-from rackloom.claim.domain.names import COMPUTE_DOMAIN_LABEL
+from rackloom.app.site.cluster import cluster_client
+from rackloom.app.snapshot.assemble import DEFAULT_STALE_SECONDS, site_snapshot, stale_after
+from rackloom.app.snapshot.fabric import Staleness
+from rackloom.app.snapshot.readers import PostgresRecordReader, RecordReader, SqliteRecordReader, is_running
 from rackloom.claim.kube.api import KubeError, NotFound
-from rackloom.claim.kube.kinds import NAMESPACE
-from rackloom.claim.kube.lightkube_api import LightkubeApi, connect
+from rackloom.claim.kube.client import KubeClient, connect
+from rackloom.core.diagnosis.checks.host_imex import check_host
+from rackloom.core.diagnosis.checks.host_nics import check_host_links, check_host_nics, locate_host
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.findings import Finding
+from rackloom.core.diagnosis.report import SiteCommands, with_site_commands
+from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
+from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
+from rackloom.core.kubernetes.objects import NAMESPACE
 from rackloom.errors import Refused, Retry
-from rackloom.prove.doctor.commands import runnable
-from rackloom.prove.doctor.examine import examine
-from rackloom.prove.doctor.findings import Finding
-from rackloom.prove.picture.values import Layer, LayerSeen, Picture
-from rackloom.topology.discovery.sysroot import OWN
+from rackloom.prove.collectors.host import collect_host
+from rackloom.topology.discovery.discover import build_machine
+from rackloom.topology.discovery.sysfs import OWN_ROOT, Sysroot, read_host
 
-_AGENT = "rackloom-doctor"
+# One host with NVIDIA GPUs, below the directory where its file system is seen.
 
 
-class Sources(msgspec.Struct, frozen=True, kw_only=True):
+def has_nvidia_module(root: Path) -> bool:
+    """Whether NVIDIA's kernel module is loaded."""
+    return (root / "sys/module/nvidia").is_dir()
+
+
+def host_name(root: Path) -> str:
+    """What the host below `root` calls itself. Raises Refused where none is."""
+    told = Sysroot(root).text("proc/sys/kernel/hostname")
+    if told is None or not (root / "sys").is_dir():
+        raise Refused(
+            f"{root} holds no sys and proc of a host",
+            nearest_fix="name where the host's own / is mounted, such as /host in a pod",
+        )
+    return told
+
+
+def host_findings(root: Path, picture: SiteSnapshot) -> tuple[Finding, ...]:
+    """Every check of the host, also what is well. No program is run, and no library asked.
+
+    The cluster of `picture` tells what runs the host's containers, whether its IMEX daemon's pod has told of
+    its mesh, and what its devices are called, if the host is one of its nodes.
+    """
+    host = read_host(Sysroot(root))
+    machine = build_machine(host)
+    here = locate_host(machine, host_name(root), picture)
+    runtime = next((one.runtime for one in picture.nodes if one.name == here.node), None)
+    meshed = any(one.node == here.node and one.complete is not None for one in picture.meshes)
+    seen = msgspec.structs.replace(collect_host(here.name, root, runtime), meshed=meshed)
+    links = check_host_links(host, machine, here)
+    return (*check_host(seen), *check_host_nics(machine, here), *links)
+
+
+# With which options commands reach the examined site.
+
+
+_WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 (what is listened on, not listening)
+_ADMIN_VARIABLES = ("RACKLOOM_ADMIN_CA", "RACKLOOM_ADMIN_CERT", "RACKLOOM_ADMIN_KEY")
+
+
+def command_access(
+    home: Path | None,
+    config: Path | None,
+    kubeconfig: Path | None,
+    environment: Mapping[str, str] = os.environ,
+) -> SiteCommands:
+    """How `kubectl` and `rackloom admin` reach what was read from these."""
+    if config is None:
+        kubectl = _kubectl_options(kubeconfig, None)
+        return SiteCommands(kubectl=kubectl) if home is None else _access_to_home(home, kubectl)
+    found = load_config(config)
+    cluster = found.kubernetes
+    if kubeconfig is None and cluster is not None:
+        kubectl = _kubectl_options(cluster.kubeconfig, cluster.context)
+    else:
+        kubectl = _kubectl_options(kubeconfig, None)
+    if found.admin is None:
+        lacks = f"{config} has no section [admin]: without it no admin interface is served"
+        return SiteCommands(kubectl=kubectl, admin_lacks=lacks)
+    return SiteCommands(
+        kubectl=kubectl,
+        admin=_admin_address(found.admin, environment),
+        admin_lacks=_missing_variables(environment),
+    )
+
+
+def _access_to_home(home: Path, kubectl: str) -> SiteCommands:
+    """The twin's own service has REST alone, where its operator is whoever has a token of its home."""
+    return SiteCommands(
+        kubectl=kubectl,
+        instead=f"rackloom token --home {quote(str(home))} --org demo --role PROVIDER_ADMIN",
+        then="rackloom up serves REST alone: with this token it does what elsewhere does",
+    )
+
+
+def _kubectl_options(kubeconfig: Path | None, context: str | None) -> str:
+    file = "" if kubeconfig is None else f"--kubeconfig {quote(str(kubeconfig))}"
+    return " ".join(one for one in (file, "" if context is None else f"--context {quote(context)}") if one)
+
+
+def _admin_address(admin: AdminConfig, environment: Mapping[str, str]) -> str:
+    if "RACKLOOM_ADMIN_SITE" in environment:
+        return ""
+    host, _, port = admin.listen.rpartition(":")
+    return f"RACKLOOM_ADMIN_SITE={'localhost' if host in _WILDCARDS else host}:{port}"
+
+
+def _missing_variables(environment: Mapping[str, str]) -> str:
+    missing = [name for name in _ADMIN_VARIABLES if name not in environment]
+    return f"as an operator, with {', '.join(missing)} set" if missing else ""
+
+
+# Sources, snapshot and diagnosis.
+
+
+_USER_AGENT = "rackloom-doctor"
+
+
+class DoctorSources(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked to be examined; None is left to `chosen`."""
 
     home: Path | None = None
@@ -48,23 +161,23 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
     """Where the files of a host are seen."""
 
 
-class Examined(msgspec.Struct, frozen=True):
+class DoctorResult(msgspec.Struct, frozen=True):
     """A picture and what is wrong in it."""
 
-    picture: Picture
+    picture: SiteSnapshot
     findings: tuple[Finding, ...]
     host: str | None = None
     """The host whose own files were read too."""
 
 
-def chosen(sources: Sources) -> Sources:
+def choose_sources(sources: DoctorSources) -> DoctorSources:
     """What will be examined: also this host, where it has NVIDIA GPUs. Nothing named is the default home.
 
     Raises Refused when there is nothing.
     """
     if sources.home is not None and sources.config is not None:
         raise Refused("a home and a configuration are two sites", nearest_fix="give --home or --config")
-    own = OWN if sources.sysroot is None and has_gpus(OWN) else None
+    own = OWN_ROOT if sources.sysroot is None and has_nvidia_module(OWN_ROOT) else None
     found = msgspec.structs.replace(sources, sysroot=sources.sysroot or own)
     if any((sources.home, sources.config, sources.kubeconfig, sources.transfers, sources.sysroot)):
         return found if sources.home is None else _with_home(found, sources.home)
@@ -80,7 +193,7 @@ def chosen(sources: Sources) -> Sources:
     return found
 
 
-def _with_home(sources: Sources, home: Path) -> Sources:
+def _with_home(sources: DoctorSources, home: Path) -> DoctorSources:
     """A home, and what lies in it."""
     return msgspec.structs.replace(
         sources,
@@ -90,58 +203,60 @@ def _with_home(sources: Sources, home: Path) -> Sources:
     )
 
 
-def diagnose(sources: Sources) -> Examined:
+def diagnose(sources: DoctorSources) -> DoctorResult:
     """Read everything once and examine it. Raises Refused for sources that cannot be read at all."""
-    sources = chosen(sources)
-    picture = asyncio.run(look(sources, time.time()))
-    ways = ways_to(sources.home, sources.config, sources.kubeconfig)
+    sources = choose_sources(sources)
+    picture = asyncio.run(read_snapshot(sources, time.time()))
+    ways = command_access(sources.home, sources.config, sources.kubeconfig)
     if sources.sysroot is None:
-        return Examined(picture, runnable(examine(picture), ways))
-    own = findings_on(sources.sysroot, picture)
-    return Examined(picture, runnable(examine(picture, host=own), ways), name_of(sources.sysroot))
+        return DoctorResult(picture, with_site_commands(examine(picture), ways))
+    own = host_findings(sources.sysroot, picture)
+    return DoctorResult(
+        picture, with_site_commands(examine(picture, host=own), ways), host_name(sources.sysroot)
+    )
 
 
-async def look(sources: Sources, now: float) -> Picture:
+async def read_snapshot(sources: DoctorSources, now: float) -> SiteSnapshot:
     """The picture of what was chosen, at `now` (seconds since the epoch).
 
     A database server that does not answer makes its layers unknown; what else there is, is read. Raises
     Refused for sources that are none.
     """
     async with AsyncExitStack() as stack:
-        records = await stack.enter_async_context(_records(sources))
+        records = await stack.enter_async_context(_record_reader(sources))
         cluster = _cluster(sources, now)
-        if isinstance(cluster, LightkubeApi):
+        if isinstance(cluster, KubeClient):
             await stack.enter_async_context(cluster)
-            await _known_namespace(cluster, sources.namespace)
+            await _check_namespace(cluster, sources.namespace)
         others = partial(
-            site_picture,
+            site_snapshot,
             now,
-            cluster=cluster if isinstance(cluster, LightkubeApi) else None,
-            transfers=_folder(_transfers(sources)),
+            cluster=cluster if isinstance(cluster, KubeClient) else None,
+            transfers=_checked_directory(_transfers(sources)),
             namespace=_namespace(sources),
         )
         try:
-            picture = _marked(await others(records=records, stale=_staleness(sources, now)), sources)
+            picture = _mark_simulated(await others(records=records, stale=_staleness(sources, now)), sources)
         except Retry as silent:
             picture = _without_records(await others(), silent.reason, sources)
-        return _with_layer(picture, cluster) if isinstance(cluster, LayerSeen) else picture
+        return _with_layer(picture, cluster) if isinstance(cluster, LayerStatus) else picture
 
 
-def _cluster(sources: Sources, now: float) -> LightkubeApi | LayerSeen | None:
+def _cluster(sources: DoctorSources, now: float) -> KubeClient | LayerStatus | None:
     """The cluster that was named, or else that of the site's configuration.
 
     That may be for another machine, from which the service runs: then it is unknown, and all else is read.
     """
     if sources.kubeconfig is not None:
-        return connect(sources.kubeconfig, user_agent=_AGENT)
+        return connect(sources.kubeconfig, user_agent=_USER_AGENT)
     configured = _configured_cluster(sources)
     if configured is None:
         return None
     try:
-        return connected(configured, _AGENT)
+        return cluster_client(configured, _USER_AGENT)
     except Refused as error:
         config = quote(str(sources.config))
-        return LayerSeen(
+        return LayerStatus(
             layer=Layer.CLUSTER,
             unknown_since=now,
             problem=f"the cluster cannot be read from here: {error.reason}",
@@ -149,7 +264,7 @@ def _cluster(sources: Sources, now: float) -> LightkubeApi | LayerSeen | None:
         )
 
 
-async def _known_namespace(api: LightkubeApi, named: str | None) -> None:
+async def _check_namespace(api: KubeClient, named: str | None) -> None:
     """Raises Refused for one that the cluster has not: in it nobody would be heard of."""
     if named is None:
         return
@@ -165,77 +280,77 @@ async def _known_namespace(api: LightkubeApi, named: str | None) -> None:
         return  # Whoever may not ask, or is not answered, is told so of the whole layer.
 
 
-def _configured_cluster(sources: Sources) -> ClusterConfig | None:
-    return load(sources.config).kubernetes if sources.config else None
+def _configured_cluster(sources: DoctorSources) -> ClusterConfig | None:
+    return load_config(sources.config).kubernetes if sources.config else None
 
 
-def _namespace(sources: Sources) -> str:
+def _namespace(sources: DoctorSources) -> str:
     configured = _configured_cluster(sources)
     return sources.namespace or (DEFAULT_DAEMON_NAMESPACE if configured is None else configured.namespace)
 
 
-def _with_layer(picture: Picture, seen: LayerSeen) -> Picture:
+def _with_layer(picture: SiteSnapshot, seen: LayerStatus) -> SiteSnapshot:
     return msgspec.structs.replace(picture, layers=(*picture.layers, seen))
 
 
-def _transfers(sources: Sources) -> Path | None:
+def _transfers(sources: DoctorSources) -> Path | None:
     """The folder that was named, or else that of the site's configuration."""
     if sources.transfers is not None or sources.config is None:
         return sources.transfers
-    return load(sources.config).map.transfers
+    return load_config(sources.config).map.transfers
 
 
-def _marked(picture: Picture, sources: Sources) -> Picture:
+def _mark_simulated(picture: SiteSnapshot, sources: DoctorSources) -> SiteSnapshot:
     """Say what is simulated: a home in which the twin keeps its switches has no others."""
-    folder = sources.home or (load(sources.config).database.sqlite if sources.config else None)
+    folder = sources.home or (load_config(sources.config).database.sqlite if sources.config else None)
     if folder is None or not Home(folder).twin.is_dir():
         return picture
     return msgspec.structs.replace(picture, simulated=(Layer.FABRIC, Layer.SITE, *picture.simulated))
 
 
-def _without_records(picture: Picture, problem: str, sources: Sources) -> Picture:
+def _without_records(picture: SiteSnapshot, problem: str, sources: DoctorSources) -> SiteSnapshot:
     """What the rest of a site shows while its database does not answer."""
     lost = tuple(
-        LayerSeen(layer=one, unknown_since=picture.at, problem=problem, fix=_ask_database(sources))
+        LayerStatus(layer=one, unknown_since=picture.at, problem=problem, fix=_database_command(sources))
         for one in (Layer.FABRIC, Layer.SITE)
     )
     return msgspec.structs.replace(picture, layers=(*lost, *picture.layers))
 
 
-def _ask_database(sources: Sources) -> str:
+def _database_command(sources: DoctorSources) -> str:
     """A command that says whether the database server is there. It holds no password."""
-    url = make_url(load(sources.config).database.postgresql or "") if sources.config else None
+    url = make_url(load_config(sources.config).database.postgresql or "") if sources.config else None
     host = f" --host {quote(url.host)}" if url is not None and url.host else ""
     port = f" --port {url.port}" if url is not None and url.port else ""
     return f"pg_isready{host}{port}  # the server that [database] names in {sources.config}"
 
 
 @asynccontextmanager
-async def _records(sources: Sources) -> AsyncIterator[Reader | None]:
+async def _record_reader(sources: DoctorSources) -> AsyncIterator[RecordReader | None]:
     if sources.home is not None:
-        yield SqliteReader(sources.home)
+        yield SqliteRecordReader(sources.home)
     elif sources.config is not None:
-        async with _configured(load(sources.config).database, sources.config) as reader:
+        async with _configured_reader(load_config(sources.config).database, sources.config) as reader:
             yield reader
     else:
         yield None
 
 
 @asynccontextmanager
-async def _configured(database: DatabaseConfig, config: Path) -> AsyncIterator[Reader]:
+async def _configured_reader(database: DatabaseConfig, config: Path) -> AsyncIterator[RecordReader]:
     if database.sqlite is not None:
-        yield _sqlite(database.sqlite, config)
+        yield _sqlite_reader(database.sqlite, config)
         return
-    reader = PostgresReader(database.postgresql or "")
+    reader = PostgresRecordReader(database.postgresql or "")
     try:
         yield reader
     finally:
         await reader.close()
 
 
-def _sqlite(folder: Path, config: Path) -> SqliteReader:
+def _sqlite_reader(folder: Path, config: Path) -> SqliteRecordReader:
     try:
-        return SqliteReader(folder)
+        return SqliteRecordReader(folder)
     except Refused as missing:
         raise Refused(
             f"{missing.reason}, which [database] of {config} names",
@@ -244,24 +359,24 @@ def _sqlite(folder: Path, config: Path) -> SqliteReader:
         ) from missing
 
 
-def _staleness(sources: Sources, now: float) -> Staleness:
+def _staleness(sources: DoctorSources, now: float) -> Staleness:
     if sources.config is None:
         start = f"rackloom up --home {quote(str(sources.home))}"
-        return _running_or_not(sources.home, now, STALE_SECONDS, start)
-    config = load(sources.config)
+        return _staleness_of(sources.home, now, DEFAULT_STALE_SECONDS, start)
+    config = load_config(sources.config)
     seconds = stale_after(config.nvlink_config.monitor_run_interval)
     start = f"rackloom serve --config {quote(str(sources.config))}"
-    return _running_or_not(config.database.sqlite, now, seconds, start)
+    return _staleness_of(config.database.sqlite, now, seconds, start)
 
 
-def _running_or_not(home: Path | None, now: float, seconds: float, start: str) -> Staleness:
+def _staleness_of(home: Path | None, now: float, seconds: float, start: str) -> Staleness:
     """Whether anybody reads the switch controllers; of a database server only the age of readings tells."""
     if home is None or is_running(home):
         return Staleness(now, seconds)
     return Staleness(now, 0.0, "the site service, which reads the switch controllers, is not running", start)
 
 
-def _folder(folder: Path | None) -> Path | None:
+def _checked_directory(folder: Path | None) -> Path | None:
     if folder is not None and not folder.is_dir():
         raise Refused(f"{folder} is no directory", nearest_fix="name the one that transfers were saved in")
     return folder

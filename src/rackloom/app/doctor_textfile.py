@@ -1,17 +1,22 @@
-"""The doctor's result for the textfile collector of Prometheus' node exporter."""
+"""The doctor's result for the textfile collector of Prometheus' node exporter.
+
+Every check has a series with zero from the start, so that the first finding is a change and not a new
+series. The file is replaced atomically. If the examination itself fails, `write_failed_textfile` writes
+`rackloom_doctor_ok 0`: whoever watches the file must not keep reading an old success.
+"""
 
 from collections import Counter
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
+from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.findings import Finding, Severity
+from rackloom.core.diagnosis.snapshot import Layer, LayerStatus, SiteSnapshot
 from rackloom.errors import Refused
-from rackloom.prove.doctor import names
-from rackloom.prove.doctor.findings import Finding, Severity
-from rackloom.prove.picture.values import Layer, LayerSeen, Picture
 
 
-def write_textfile(file: Path, picture: Picture, findings: tuple[Finding, ...]) -> None:
+def write_textfile(file: Path, picture: SiteSnapshot, findings: tuple[Finding, ...]) -> None:
     """Put the result into `file`, whole or not at all. Raises Refused where it cannot be written.
 
     Every check has a series from the start, with zero, so that the first finding is a change.
@@ -19,9 +24,9 @@ def write_textfile(file: Path, picture: Picture, findings: tuple[Finding, ...]) 
     _write(file, registry_of(picture, findings))
 
 
-def write_unread(file: Path, now: float) -> None:
+def write_failed_textfile(file: Path, now: float) -> None:
     """Say in `file` that nothing could be examined at `now` (seconds since the epoch). Raises Refused."""
-    _write(file, _begun(False, now))
+    _write(file, _new_registry(False, now))
 
 
 def _write(file: Path, registry: CollectorRegistry) -> None:
@@ -34,13 +39,13 @@ def _write(file: Path, registry: CollectorRegistry) -> None:
         ) from error
 
 
-def registry_of(picture: Picture, findings: tuple[Finding, ...]) -> CollectorRegistry:
+def registry_of(picture: SiteSnapshot, findings: tuple[Finding, ...]) -> CollectorRegistry:
     """The series."""
-    registry = _begun(not findings, picture.at)
+    registry = _new_registry(not findings, picture.at)
     labels = ("check", "severity")
     found = Gauge("rackloom_doctor_findings", "Findings by check and severity.", labels, registry=registry)
     counts = Counter((one.check, one.severity.value) for one in findings)
-    for check in (*names.ALL, *names.OF_HOST):
+    for check in (*catalogue.SITE_CHECKS, *catalogue.HOST_CHECKS):
         found.labels(check, Severity.ERROR.value).set(0)
     for (check, severity), count in counts.items():
         found.labels(check, severity).set(count)
@@ -50,7 +55,7 @@ def registry_of(picture: Picture, findings: tuple[Finding, ...]) -> CollectorReg
     return registry
 
 
-def _begun(ok: bool, now: float) -> CollectorRegistry:
+def _new_registry(ok: bool, now: float) -> CollectorRegistry:
     registry = CollectorRegistry()
     Gauge("rackloom_doctor_ok", "1 if everything read is as it should be.", registry=registry).set(ok)
     at = Gauge("rackloom_doctor_examined_seconds", "When, seconds since the epoch.", registry=registry)
@@ -58,7 +63,7 @@ def _begun(ok: bool, now: float) -> CollectorRegistry:
     return registry
 
 
-def _is_known(seen: LayerSeen, picture: Picture) -> bool:
+def _is_known(seen: LayerStatus, picture: SiteSnapshot) -> bool:
     """Whether anything of the layer is how things are: of the fabrics, at least one domain."""
     if seen.unknown_since is not None or seen.at is None:
         return False

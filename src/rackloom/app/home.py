@@ -1,10 +1,25 @@
-"""The directory an embedded site lives in: store, keys, logs, and what the twin's switches remember."""
+"""The home directory of an embedded site: paths, durable writes, and tokens signed with its key.
+
+A home holds the store, the private key of the local token issuer, the logs, and what the simulated
+switches remember. All of it is readable by its owner only (umask 077, directories 0700).
+
+`write_durably` replaces a file atomically: it writes and syncs a partial file, renames it over the old
+one, and syncs the directory. A crash or a power loss leaves either the old content or the new one.
+
+`mint_token` signs a token for an organisation. It works whether or not the site runs, because the service
+verifies with the key in the same home. It refuses a home without a site, a name that cannot be part of a
+URL path, and a lifetime beyond 366 days.
+"""
 
 import os
+import re
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from rackloom.carve.api.auth import LocalIssuer
 from rackloom.errors import Refused
 
 
@@ -61,3 +76,30 @@ def write_durably(path: Path, content: bytes) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+_ORG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_MAX_TOKEN_HOURS = 24 * 366
+
+
+def mint_token(home: Home, *, org: str, roles: Sequence[str], hours: float) -> str:
+    """A bearer token for `org`. Refused when no site lives in `home`."""
+    _check_token_request(org, hours)
+    if not home.keys.is_dir():
+        raise Refused(
+            f"no site lives in {home.path}",
+            nearest_fix=f"start one with: rackloom up --home {home.path}",
+        )
+    return LocalIssuer(home.keys).mint(org, tuple(dict.fromkeys(roles)), now=time.time(), ttl=hours * 3600)
+
+
+def _check_token_request(org: str, hours: float) -> None:
+    if not _ORG_NAME.fullmatch(org):
+        raise Refused(
+            f"{org!r} cannot be an organisation: it is part of a path",
+            nearest_fix="use letters, digits, dots, dashes and underscores, 63 at most",
+        )
+    if not 0 < hours <= _MAX_TOKEN_HOURS:
+        raise Refused(
+            f"a token cannot be valid for {hours} hours", nearest_fix=f"use up to {_MAX_TOKEN_HOURS}"
+        )

@@ -1,4 +1,13 @@
-"""`rackloom imex run`: one IMEX daemon, as a container of a ComputeDomain's DaemonSet."""
+"""`rackloom imex run`: one IMEX daemon, as a container of a ComputeDomain's DaemonSet.
+
+The device plugin (CDI) and the DaemonSet describe the member in environment variables: ComputeDomain,
+node, pod, address, clique and boot id. `member_from_environment` reads and validates them.
+
+A node without an NVLink clique has nothing to supervise: the process labels its pod, answers probes with
+success and waits for the signal. In a clique it writes the daemon's configuration (mutual TLS unless
+authentication is switched off), supervises `nvidia-imex`, and keeps its peers current. kubelet's probes
+succeed while the local daemon reports READY.
+"""
 
 import asyncio
 import os
@@ -10,35 +19,35 @@ from pathlib import Path
 
 import structlog
 
-from rackloom.app.stopping import told_to_stop, work_until
-from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import Ref, is_ip_address
-from rackloom.claim.imex.child import start
-from rackloom.claim.imex.config import ImexConfig, Mode, Tls
-from rackloom.claim.imex.control import ImexControl
-from rackloom.claim.imex.credentials import Credentials
-from rackloom.claim.imex.daemon import ImexDaemon
-from rackloom.claim.imex.files import ImexFiles, config_file
-from rackloom.claim.imex.member import Place
-from rackloom.claim.imex.own_pod import label_pod
-from rackloom.claim.imex.probe import probes_answered
-from rackloom.claim.imex.status import READY
-from rackloom.claim.imex.steps import Layout
-from rackloom.claim.imex.supervisor import Supervisor
-from rackloom.claim.kube.lightkube_api import connect
+from rackloom.app.process import run_until_stopped, stop_on_signals
+from rackloom.claim.imex.config import (
+    ImexConfig,
+    ImexFiles,
+    ImexTls,
+    NodeFileMode,
+    TlsCredentials,
+    config_file,
+)
+from rackloom.claim.imex.daemon import ImexDaemon, answer_probes
+from rackloom.claim.imex.member import DaemonIdentity, label_pod
+from rackloom.claim.imex.nvidia_imex import READY, ImexControl, start_imex
+from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
+from rackloom.claim.kube.client import connect
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import ObjectRef, is_ip_address
 from rackloom.errors import Refused, Retry
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ImexSettings:
+class ImexDaemonOptions:
     """Where things are, and how peers are named. `tls` None switches authentication off."""
 
     directory: Path
     hosts: Path
     tls_directory: Path | None
-    mode: Mode
+    mode: NodeFileMode
     quorum: int
     program: Sequence[str]
     control_program: Sequence[str]
@@ -46,7 +55,7 @@ class ImexSettings:
     probe_port: int
 
 
-def place_from(environment: Mapping[str, str]) -> Place:
+def member_from_environment(environment: Mapping[str, str]) -> DaemonIdentity:
     """Where this daemon runs, from what the device plugin and the DaemonSet put into the environment."""
     wanted = ("COMPUTE_DOMAIN_UUID", "NODE_NAME", "POD_IP", "POD_UID", "POD_NAME", "POD_NAMESPACE")
     missing = [name for name in wanted if not environment.get(name)]
@@ -60,29 +69,29 @@ def place_from(environment: Mapping[str, str]) -> Place:
         raise Refused(f"MAX_NODES_PER_IMEX_DOMAIN is {most!r}", nearest_fix="use a number from 1 to 9999")
     if not is_ip_address(environment["POD_IP"]):
         raise Refused(f"POD_IP is {environment['POD_IP']!r}", nearest_fix="set it to the pod's address")
-    return Place(
+    return DaemonIdentity(
         compute_domain=environment["COMPUTE_DOMAIN_UUID"],
         clique_id=environment.get("CLIQUE_ID", ""),
         namespace=environment["POD_NAMESPACE"],
         node=environment["NODE_NAME"],
         address=environment["POD_IP"],
-        pod=Ref(environment["POD_NAME"], environment["POD_UID"], environment["POD_NAMESPACE"]),
+        pod=ObjectRef(environment["POD_NAME"], environment["POD_UID"], environment["POD_NAMESPACE"]),
         max_nodes=int(most),
         boot_id=environment.get(names.BOOT_ID_VARIABLE, ""),
     )
 
 
-def run_imex(settings: ImexSettings) -> None:
+def run_imex(settings: ImexDaemonOptions) -> None:
     """Run the daemon until SIGTERM or SIGINT."""
-    asyncio.run(_run(settings, place_from(os.environ)))
+    asyncio.run(_run_daemon(settings, member_from_environment(os.environ)))
 
 
-async def _run(settings: ImexSettings, place: Place) -> None:
-    stopped = told_to_stop()
+async def _run_daemon(settings: ImexDaemonOptions, place: DaemonIdentity) -> None:
+    stopped = stop_on_signals()
     async with connect(settings.kubeconfig, user_agent="rackloom-imex") as api:
         if not place.clique_id:
             _log.info("imex.idle", reason="this node is in no NVLink clique")
-            async with probes_answered(place.address, settings.probe_port, _nothing_to_do):
+            async with answer_probes(place.address, settings.probe_port, _always_ready):
                 await label_pod(api, place)
                 await stopped.wait()
             return
@@ -96,25 +105,25 @@ async def _run(settings: ImexSettings, place: Place) -> None:
             random.Random(),  # noqa: S311
             entered=partial(files.write_boot, place.boot_id),
         )
-        async with probes_answered(place.address, settings.probe_port, partial(_need_ready, control)):
-            await work_until(stopped, daemon.run())
+        async with answer_probes(place.address, settings.probe_port, partial(_check_ready, control)):
+            await run_until_stopped(stopped, daemon.run())
 
 
-def _supervisor(settings: ImexSettings, place: Place, files: ImexFiles) -> Supervisor:
+def _supervisor(settings: ImexDaemonOptions, place: DaemonIdentity, files: ImexFiles) -> Supervisor:
     tls = None
     if settings.tls_directory is not None:
-        tls = Tls(settings.tls_directory, names.imex_peer_name(place.compute_domain))
+        tls = ImexTls(settings.tls_directory, names.imex_peer_name(place.compute_domain))
     files.write_config(ImexConfig(place.address, files.nodes, tls, settings.mode))
-    layout = Layout(settings.mode, place.max_nodes, settings.quorum)
+    layout = PeerLayout(settings.mode, place.max_nodes, settings.quorum)
     command = (*settings.program, "-c", str(files.config))
-    return Supervisor(layout, files, Credentials(tls), partial(start, command))
+    return Supervisor(layout, files, TlsCredentials(tls), partial(start_imex, command))
 
 
-async def _need_ready(control: ImexControl) -> None:
+async def _check_ready(control: ImexControl) -> None:
     status = await control.local_status()
     if status != READY:
         raise Retry(f"nvidia-imex is {status}", after=1.0)
 
 
-async def _nothing_to_do() -> None:
+async def _always_ready() -> None:
     """A node without NVLink fabric has no daemon to wait for."""

@@ -1,23 +1,36 @@
-"""HTTP servers that run beside each other in one process, and end when they are told to.
+"""HTTP listeners of a process, and plain endpoints for probes and Prometheus.
 
-The server library would handle signals itself, one server against the other; here the process does.
+`serve_http` serves an ASGI application at `host:port` while its context is entered, and gives the port
+that it is bound to. uvicorn would install signal handlers for each server; the subclasses in
+`rackloom.http_server` do not, because the process handles signals. TLS comes from files, or from an
+`SSLContext` whose certificate its owner may replace while the server runs. With `bounds`, connections,
+handshakes and requests are limited, so that nobody who can connect can exhaust the process; `ended` hears
+of each connection that a limit has cost.
+
+A port that is taken and a certificate that cannot be used raise `Refused` with the way to mend it.
+
+`PlainEndpoints` answers requests by path, without reading any input: /metrics, /healthz, /readyz.
 """
 
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Receive, Scope, Send
 
-from rackloom.app.config_values import split_listen
+from rackloom.app.process import split_listen
 from rackloom.errors import Refused
-from rackloom.http_server import BoundedServer, Bounds, Ended, HttpServer, bound_socket
+from rackloom.http_server import BoundedServer, ConnectionEnded, ConnectionLimits, HttpServer, bound_socket
 
-_OPTIONS: dict[str, Any] = {
+_UVICORN_OPTIONS: dict[str, Any] = {
     "log_config": None,
     "access_log": False,
     "lifespan": "off",
@@ -29,7 +42,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def listening(
+async def serve_http(
     app: Any,
     listen: str,
     *,
@@ -37,8 +50,8 @@ async def listening(
     key: Path | None = None,
     tls: ssl.SSLContext | None = None,
     keep_alive: int = 5,
-    bounds: Bounds | None = None,
-    ended: Ended = lambda _: None,
+    bounds: ConnectionLimits | None = None,
+    ended: ConnectionEnded = lambda _: None,
 ) -> AsyncIterator[int]:
     """Serve an ASGI application at `host:port` while the context is entered; gives the port.
 
@@ -47,7 +60,7 @@ async def listening(
     `ended` hears of each connection that they cost.
     """
     try:
-        options = {**_OPTIONS, "timeout_keep_alive": keep_alive}
+        options = {**_UVICORN_OPTIONS, "timeout_keep_alive": keep_alive}
         config = uvicorn.Config(app, ssl_certfile=cert, ssl_keyfile=key, **options)
         server = HttpServer(config) if bounds is None else BoundedServer(config, bounds, ended)
         server.config.load()
@@ -57,7 +70,7 @@ async def listening(
             f"cannot use certificate {cert} with key {key}: {error}",
             nearest_fix="name a certificate and its own key, both as PEM",
         ) from error
-    with _bound(listen) as bound:
+    with _bind(listen) as bound:
         task = asyncio.create_task(server.serve(sockets=[bound]))
         try:
             await server.answering.wait()
@@ -67,7 +80,7 @@ async def listening(
             await task
 
 
-def _bound(listen: str) -> socket.socket:
+def _bind(listen: str) -> socket.socket:
     try:
         host, port = split_listen(listen)
     except ValueError as error:
@@ -80,3 +93,36 @@ def _bound(listen: str) -> socket.socket:
             f"cannot listen on {listen}: {told.partition(' (while attempting')[0]}",
             nearest_fix="stop the program that uses the port, or choose another port",
         ) from error
+
+
+EndpointHandler = Callable[[], Awaitable[Response]]
+
+
+class PlainEndpoints:
+    """An ASGI application of these pages, by their path."""
+
+    def __init__(self, pages: Mapping[str, EndpointHandler]) -> None:
+        self._pages = pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return
+        page = self._pages.get(Request(scope, receive).url.path)
+        reply = PlainTextResponse("not found\n", 404) if page is None else await page()
+        await reply(scope, receive, send)
+
+
+def ok_response() -> Response:
+    """What a probe hears when all is well."""
+    return PlainTextResponse("ok\n")
+
+
+def unavailable_response(why: str) -> Response:
+    """What a probe hears when it is not."""
+    return PlainTextResponse(f"{why}\n", 503)
+
+
+def metrics_response(content: bytes) -> Response:
+    """A page as Prometheus reads it."""
+    return Response(content, media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,10 @@
-"""`rackloom uninstall`: a cluster by its kubeconfig, what is planned for it, and how far it came."""
+"""`rackloom uninstall`: connects to the cluster of a kubeconfig, and plans or performs the removal.
+
+`plan_removal` only reads. `perform_removal` performs the steps that nothing blocks, and reports each one
+when another look at the cluster finds nothing more of it. A request that the API server forbids becomes a
+refusal that names the missing right; a cluster that does not answer becomes `Retry`. Log events of single
+writes are silenced meanwhile: the output is for people, or is JSON.
+"""
 
 import asyncio
 import logging
@@ -11,32 +17,31 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
-from rackloom.claim.cluster.uninstall.plan import Plan, Step, plan
-from rackloom.claim.cluster.uninstall.run import (
-    Done,
-    Limits,
-    Outcome,
-    Reader,
+from rackloom.claim.cluster.uninstall.executor import (
+    FinishedStep,
+    InventoryReader,
     Uninstallation,
-    of_rights,
+    UninstallLimits,
+    UninstallOutcome,
+    access_error,
+    discover_types,
 )
+from rackloom.claim.cluster.uninstall.plan import UninstallPlan, UninstallStep, build_uninstall_plan
 from rackloom.claim.kube.api import KubeError
+from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
-from rackloom.claim.kube.discovery import served
-from rackloom.claim.kube.lightkube_api import LightkubeApi
-from rackloom.claim.kube.pace import Pace
+from rackloom.core.domains.settings import DEFAULT_NAMESPACE
 from rackloom.errors import Retry
 
 AGENT = "rackloom-uninstall"
 REQUESTS_PER_SECOND = 200.0
 BURST = 400
 """One look asks for every type in every namespace of ours."""
-AGAIN_SECONDS = 10.0
+RETRY_SECONDS = 10.0
 T = TypeVar("T")
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class UninstallTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Which installation."""
 
     kubeconfig: Path | None = None
@@ -46,32 +51,34 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Of the driver; ours even where it carries no label."""
 
 
-class Watcher(msgspec.Struct, frozen=True):
+class ProgressListener(msgspec.Struct, frozen=True):
     """Who hears how it goes on."""
 
-    done: Callable[[Done], None]
-    waiting: Callable[[Step, float], None]
+    done: Callable[[FinishedStep], None]
+    waiting: Callable[[UninstallStep, float], None]
 
 
-def planned(target: Target) -> Plan:
+def plan_removal(target: UninstallTarget) -> UninstallPlan:
     """What would be done. Raises Refused for a cluster that cannot be asked, Retry for one that is silent."""
     with _quiet():
         return asyncio.run(_with_cluster(target, _plan))
 
 
-def carried_out(target: Target, still_seconds: float, watcher: Watcher) -> Outcome:
+def perform_removal(
+    target: UninstallTarget, still_seconds: float, watcher: ProgressListener
+) -> UninstallOutcome:
     """Do it, as far as nothing blocks it. Raises as `planned` does."""
 
-    async def run(api: LightkubeApi, reader: Reader) -> Outcome:
-        limits = Limits(still_seconds, time.monotonic, asyncio.sleep)
+    async def run(api: KubeClient, reader: InventoryReader) -> UninstallOutcome:
+        limits = UninstallLimits(still_seconds, time.monotonic, asyncio.sleep)
         return await Uninstallation(reader.look, api, limits, watcher.done, watcher.waiting).run()
 
     with _quiet():
         return asyncio.run(_with_cluster(target, run))
 
 
-async def _plan(_: LightkubeApi, reader: Reader) -> Plan:
-    return plan(await reader.look())
+async def _plan(_: KubeClient, reader: InventoryReader) -> UninstallPlan:
+    return build_uninstall_plan(await reader.look())
 
 
 @contextmanager
@@ -85,15 +92,17 @@ def _quiet() -> Iterator[None]:
         structlog.configure(**before)
 
 
-async def _with_cluster(target: Target, work: Callable[[LightkubeApi, Reader], Awaitable[T]]) -> T:
+async def _with_cluster(
+    target: UninstallTarget, work: Callable[[KubeClient, InventoryReader], Awaitable[T]]
+) -> T:
     client = http_client(target.kubeconfig, target.context)
     client.headers["User-Agent"] = AGENT
-    async with LightkubeApi(client, Pace(REQUESTS_PER_SECOND, BURST)) as api:
+    async with KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST)) as api:
         try:
-            types = await served(api)
-            return await work(api, Reader(api, types, target.namespace, time.time))
+            types = await discover_types(api)
+            return await work(api, InventoryReader(api, types, target.namespace, time.time))
         except KubeError as error:
-            told = of_rights(error, "ask what is there")
+            told = access_error(error, "ask what is there")
             if told is error:
-                raise Retry(error.message, after=AGAIN_SECONDS) from error
+                raise Retry(error.message, after=RETRY_SECONDS) from error
             raise told from error

@@ -1,4 +1,18 @@
-"""`rackloom webhook`: admission over HTTPS, and the gates of pods, as a process with replicas."""
+"""`rackloom webhook`: admission of claims and pods over HTTPS, and the opening of pod gates.
+
+One page per kind of review takes an AdmissionReview and answers one. The API server presents no client
+certificate, so everybody who can connect must be bounded: body size (7 MiB; a review may hold an object
+twice, and the API server reads requests of up to 3 MiB), time for a body, number of JSON values in it
+(small JSON becomes up to 24 times larger in memory), and all bodies together, shared fairly between
+addresses. A body that is still being read may lose its share to another; one that is being judged may
+not.
+
+The serving certificate is kept in a Secret and renewed; `ServingCertificate` loads it into the running
+`SSLContext` through a memory file, so that the key lies on no disk and no connection is cut. Readiness
+means: a certificate that the API server was told to trust, and complete informers. The HTTP keep-alive of
+120 s is longer than the 90 s after which the API server closes an idle connection, so that both sides
+never close at once and lose a review. One elected replica runs the gatekeeper.
+"""
 
 import asyncio
 import os
@@ -12,27 +26,238 @@ from pathlib import Path
 
 import msgspec
 import structlog
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
-from rackloom.app.listeners import listening
-from rackloom.app.stopping import told_to_stop
-from rackloom.app.webhook_metrics import WebhookMetrics
-from rackloom.app.webhook_pages import application
-from rackloom.claim.cluster.admission.desk import AdmissionSettings, Desk
-from rackloom.claim.cluster.admission.gatekeeper import Gatekeeper
-from rackloom.claim.cluster.admission.serving import NAME, Serving
-from rackloom.claim.cluster.admission.surroundings import Known
-from rackloom.claim.cluster.certificates import Identity, not_after
+from rackloom.app.listeners import serve_http
+from rackloom.app.process import stop_on_signals
+from rackloom.claim.cluster.admission.cache import AdmissionCache
+from rackloom.claim.cluster.admission.gates import GateController
+from rackloom.claim.cluster.admission.reviews import AdmissionVerdict, encode_response, read_review
+from rackloom.claim.cluster.admission.reviews import ReviewRequest as Question
+from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME, ServingCertificates
+from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
+from rackloom.claim.cluster.certificates import CertifiedKey, expires_at
 from rackloom.claim.kube.api import KubeApi, KubeError
+from rackloom.claim.kube.client import KubeClient, RateLimiter
 from rackloom.claim.kube.connection import http_client
-from rackloom.claim.kube.events import Recorder
-from rackloom.claim.kube.leader import Election
-from rackloom.claim.kube.lightkube_api import LightkubeApi
-from rackloom.claim.kube.pace import Pace
-from rackloom.http_server import Bounds
+from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.leader import LeaderElection
+from rackloom.errors import Refused
+from rackloom.http_server import ConnectionLimits, FairShare, address_key
+
+# Metrics.
+
+
+_LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""The API server waits for five."""
+
+
+class WebhookMetrics:
+    """Counts of one process. `expires`: when its certificate ends (seconds since 1970; 0: it has none)."""
+
+    def __init__(self, expires: Callable[[], float]) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "rackloom_admission_requests",
+            "Questions of the API server, by page and answer.",
+            ["page", "answer"],
+            registry=self._registry,
+        )
+        self._decisions = Counter(
+            "rackloom_admission_decisions",
+            "What rules did to objects; several may act on one.",
+            ["rule", "decision"],
+            registry=self._registry,
+        )
+        self._ended = Counter(
+            "rackloom_admission_connections_ended",
+            "Connections that were refused or cut, by what they would have taken too much of.",
+            ["why"],
+            registry=self._registry,
+        )
+        for why in ("full", "evicted", "handshake", "head", "request", "bodies"):
+            self._ended.labels(why)
+        self._seconds = Histogram(
+            "rackloom_admission_seconds",
+            "How long answers took.",
+            ["page"],
+            buckets=_LATENCY_BUCKETS,
+            registry=self._registry,
+        )
+        expiry = Gauge(
+            "rackloom_webhook_certificate_expiry_timestamp_seconds",
+            "When the serving certificate ends; 0 without one.",
+            registry=self._registry,
+        )
+        expiry.set_function(expires)
+
+    def answered(self, page: str, verdict: AdmissionVerdict, seconds: float) -> None:
+        """A question got its verdict."""
+        answer = "allowed" if verdict.allowed else "unanswered" if verdict.code >= 500 else "denied"
+        self._requests.labels(page, answer).inc()
+        self._seconds.labels(page).observe(seconds)
+        for rule, decision in verdict.rules:
+            self._decisions.labels(rule, decision).inc()
+
+    def connection_ended(self, why: str) -> None:
+        """A connection, or a body on one, went beyond a bound."""
+        self._ended.labels(why).inc()
+
+    def not_understood(self, page: str) -> None:
+        """What came was no question."""
+        self._requests.labels(page, "invalid").inc()
+
+    def page(self) -> bytes:
+        """The page that Prometheus reads."""
+        return generate_latest(self._registry)
+
+
+# Reviews over HTTP.
+
+
+MAX_BODY = 7 << 20
+"""Bytes. A review may hold an object twice, and the API server reads requests of up to 3 MiB."""
+BODY_SECONDS = 10.0
+BODIES, BODIES_OF_AN_ADDRESS = 32 << 20, 16 << 20
+"""Bytes of all bodies that are being read or judged at a time."""
+MAX_VALUES = 500_000
+"""In one body. JSON of no more than `{},{},{}` takes 24 times its length once it is read."""
+_DIGITS = 16
+ReviewHandler = Callable[[Question], Awaitable[AdmissionVerdict]]
+
+
+def admission_app(
+    desk: AdmissionReviewer, is_ready: Callable[[], bool], metrics: WebhookMetrics
+) -> Starlette:
+    """The pages: one per kind of question, /readyz and /metrics."""
+
+    async def told(_: Request) -> Response:
+        return Response(metrics.page(), media_type=CONTENT_TYPE_LATEST)
+
+    async def readyz(_: Request) -> Response:
+        ready = is_ready()
+        return PlainTextResponse("ok\n" if ready else "not ready\n", 200 if ready else 503)
+
+    bodies = FairShare(BODIES, BODIES_OF_AN_ADDRESS)
+    judges: dict[str, ReviewHandler] = {
+        "/validate-resource-claim-parameters": desk.validate_claims,
+        "/validate-pods": desk.validate_pods,
+        "/mutate-pods": desk.mutate_pods,
+    }
+    pages = [
+        Route(path, _review_endpoint(path, judge, metrics, bodies), methods=["POST"])
+        for path, judge in judges.items()
+    ]
+    return Starlette(routes=[*pages, Route("/readyz", readyz), Route("/metrics", told)])
+
+
+def _review_endpoint(
+    path: str, judge: ReviewHandler, metrics: WebhookMetrics, bodies: FairShare
+) -> Callable[[Request], Awaitable[Response]]:
+    name = path.removeprefix("/")
+
+    async def judged(question: Question) -> bytes:
+        began = time.perf_counter()
+        verdict = await judge(question)
+        metrics.answered(name, verdict, time.perf_counter() - began)
+        return encode_response(question.uid, verdict)
+
+    async def page(request: Request) -> Response:
+        reply = await replied(request)
+        if reply.status_code != 200:
+            metrics.not_understood(name)
+        return reply
+
+    async def replied(request: Request) -> Response:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return PlainTextResponse("send Content-Type: application/json\n", 415)
+        try:
+            async with _body_with_share(request, bodies) as body:
+                return Response(await judged(read_review(body)), media_type="application/json")
+        except _TooLarge:
+            return PlainTextResponse(f"the body is larger than {MAX_BODY} bytes\n", 413)
+        except _NoRoom:
+            metrics.connection_ended("bodies")
+            return PlainTextResponse("too much is being asked at a time; ask again\n", 503)
+        except TimeoutError:
+            return PlainTextResponse(f"the body took over {BODY_SECONDS:g} seconds\n", 408)
+        except (Refused, ClientDisconnect) as refused:
+            return PlainTextResponse(f"{refused}\n", 400)
+
+    return page
+
+
+class _TooLarge(Exception):
+    """The body is."""
+
+
+class _NoRoom(Exception):
+    """There is no room for the body beside those of others."""
+
+
+@asynccontextmanager
+async def _body_with_share(request: Request, bodies: FairShare) -> AsyncIterator[bytearray]:
+    """The body, for which there is room until it is answered; while it is on its way others may take that."""
+    size, lost = _announced_size(request), asyncio.Event()
+    reading = asyncio.timeout(BODY_SECONDS)
+
+    def evict() -> None:
+        lost.set()
+        reading.reschedule(asyncio.get_running_loop().time())
+
+    owner = address_key(request.client.host if request.client else "")
+    share = bodies.take(owner, size, evict)
+    if share is None:
+        raise _NoRoom
+    try:
+        try:
+            async with reading:
+                body = await _read_body(request, size)
+        except TimeoutError as error:
+            raise (_NoRoom if lost.is_set() else error) from None
+        share.is_needed = True
+        yield body
+    finally:
+        share.release()
+
+
+def _announced_size(request: Request) -> int:
+    """What room the body takes: its length, or as much as any may where it does not say."""
+    length = request.headers.get("content-length", "")
+    size = int(length) if length.isascii() and length.isdigit() and len(length) < _DIGITS else MAX_BODY
+    if size > MAX_BODY or len(length) >= _DIGITS:
+        raise _TooLarge
+    return size
+
+
+async def _read_body(request: Request, size: int) -> bytearray:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > size:
+            raise _TooLarge
+    if sum(map(body.count, (b"{", b"[", b","))) > MAX_VALUES:
+        raise Refused(f"the body has more than {MAX_VALUES} values")
+    return body
+
+
+# The process.
+
 
 log = structlog.get_logger(__name__)
 
-RENEWAL_CHECK = 60.0
+RENEWAL_CHECK_SECONDS = 60.0
 """Seconds between two looks at the certificate, and at the API server's trust in it."""
 RETRY_SECONDS = 2.0
 KEEP_ALIVE = 120
@@ -42,7 +267,7 @@ REQUESTS_PER_SECOND = 200.0
 BURST = 1000
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class WebhookOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How this process runs."""
 
     identity: str
@@ -54,23 +279,27 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     kubeconfig: Path | None = None
 
 
-def run_webhook(settings: AdmissionSettings, options: Options, announce: Callable[[str], None]) -> None:
+def run_webhook(
+    settings: AdmissionSettings, options: WebhookOptions, announce: Callable[[str], None]
+) -> None:
     """Answer reviews until SIGTERM or SIGINT."""
-    asyncio.run(_run(settings, options, announce))
+    asyncio.run(_run_webhook(settings, options, announce))
 
 
-async def _run(settings: AdmissionSettings, options: Options, announce: Callable[[str], None]) -> None:
-    stopped = told_to_stop()
+async def _run_webhook(
+    settings: AdmissionSettings, options: WebhookOptions, announce: Callable[[str], None]
+) -> None:
+    stopped = stop_on_signals()
     client = http_client(options.kubeconfig, None)
-    client.headers["User-Agent"] = NAME
-    api = LightkubeApi(client, Pace(REQUESTS_PER_SECOND, BURST))
+    client.headers["User-Agent"] = WEBHOOK_NAME
+    api = KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST))
     async with api, webhook(api, settings, options) as port:
         announce(f"rackloom: admission on port {port}")
         await stopped.wait()
 
 
 @asynccontextmanager
-async def webhook(api: KubeApi, settings: AdmissionSettings, options: Options) -> AsyncIterator[int]:
+async def webhook(api: KubeApi, settings: AdmissionSettings, options: WebhookOptions) -> AsyncIterator[int]:
     """A webhook at work while the context is entered; gives the port.
 
     It listens from the start; it is ready once it has a certificate that the API server was told to trust and
@@ -78,28 +307,30 @@ async def webhook(api: KubeApi, settings: AdmissionSettings, options: Options) -
     """
     identity = f"{options.identity}-{uuid.uuid4()}"
     rng = random.Random()  # noqa: S311
-    known = Known(api, settings.isolation, rng)
-    gatekeeper = Gatekeeper(api, known, Recorder(api, NAME, identity, time.time), rng)
-    names = options.dns_names or (f"{NAME}.{settings.namespace}.svc",)
-    certificate = Certificate(Serving(api, settings.namespace, names, time.time))
-    election = Election(api, settings.namespace, NAME, identity, wall=time.time, rng=rng)
+    known = AdmissionCache(api, settings.isolation, rng)
+    gatekeeper = GateController(api, known, EventRecorder(api, WEBHOOK_NAME, identity, time.time), rng)
+    names = options.dns_names or (f"{WEBHOOK_NAME}.{settings.namespace}.svc",)
+    certificate = ServingCertificate(ServingCertificates(api, settings.namespace, names, time.time))
+    election = LeaderElection(api, settings.namespace, WEBHOOK_NAME, identity, wall=time.time, rng=rng)
     metrics = WebhookMetrics(lambda: certificate.expires)
-    app = application(Desk(known, settings), lambda: known.is_synced and certificate.is_held, metrics)
-    async with listening(
+    app = admission_app(
+        AdmissionReviewer(known, settings), lambda: known.is_synced and certificate.is_held, metrics
+    )
+    async with serve_http(
         app,
         options.listen,
         tls=certificate.context,
         keep_alive=KEEP_ALIVE,
-        bounds=Bounds(),
+        bounds=ConnectionLimits(),
         ended=metrics.connection_ended,
     ) as port:
         informers = [one.run() for one in known.informers]
-        async with _meanwhile([*informers, certificate.run(), election.run(gatekeeper.run)]):
+        async with _in_background([*informers, certificate.run(), election.run(gatekeeper.run)]):
             yield port
 
 
 @asynccontextmanager
-async def _meanwhile(work: Sequence[Awaitable[None]]) -> AsyncIterator[None]:
+async def _in_background(work: Sequence[Awaitable[None]]) -> AsyncIterator[None]:
     """Let all of this go on while the context is entered. A defect in one of them ends it all."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_awaited(one)) for one in work]
@@ -114,12 +345,12 @@ async def _awaited(one: Awaitable[None]) -> None:
     await one
 
 
-class Certificate:
+class ServingCertificate:
     """The TLS side of the server. A renewed certificate serves the next connection; none is cut."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: ServingCertificates) -> None:
         self._serving = serving
-        self._held: Identity | None = None
+        self._held: CertifiedKey | None = None
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
 
@@ -131,14 +362,14 @@ class Certificate:
     @property
     def expires(self) -> float:
         """When it ends, in seconds since 1970; 0 without one."""
-        return 0.0 if self._held is None else not_after(self._held.certificate)
+        return 0.0 if self._held is None else expires_at(self._held.certificate)
 
     async def run(self) -> None:
         """Keep it good until cancelled."""
         while True:
             try:
                 await self.renew()
-                pause = RENEWAL_CHECK
+                pause = RENEWAL_CHECK_SECONDS
             except KubeError as error:
                 log.warning("webhook.certificate", why=error.message)
                 pause = RETRY_SECONDS
@@ -153,7 +384,7 @@ class Certificate:
             log.info("webhook.certificate_loaded")
 
 
-def load_identity(context: ssl.SSLContext, identity: Identity) -> None:
+def load_identity(context: ssl.SSLContext, identity: CertifiedKey) -> None:
     """Serve new connections with this. OpenSSL wants a file, and the key is to lie on no disk."""
     with os.fdopen(os.memfd_create("identity"), "wb") as file:
         file.write(identity.certificate + identity.key)

@@ -1,21 +1,150 @@
-"""`rackloom admin`: what an operator does at a site, over its admin interface."""
+"""`rackloom admin`: the operator's commands at a site, and their connection to it.
 
-from cyclopts import App
+The connection is gRPC over mTLS. Address and certificates come from options or from environment
+variables. A call has 60 s. UNAVAILABLE becomes `Retry`; every other status becomes `Refused`, with the
+nearest fix that the server sends as trailing metadata. The web proxy of the environment is not used for
+these calls.
+
+The commands themselves are in `admin_inventory` and `admin_partitions`. They are named here by import
+path and imported when one is called, because the protobuf modules take time to load.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from rackloom.cli.common import Output
+from rackloom.errors import Refused, Retry, file_error_text
+
+# The connection.
+
+
+CALL_SECONDS = 60.0
+FIX_METADATA = "nearest-fix-bin"
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where the admin interface is, and who we are."""
+
+    site: Annotated[str, Parameter(env_var="RACKLOOM_ADMIN_SITE")] = "localhost:1079"
+    """HOST:PORT of the admin interface."""
+    ca: Annotated[Path | None, Parameter(env_var="RACKLOOM_ADMIN_CA")] = None
+    """Certificate authority of the site (PEM)."""
+    cert: Annotated[Path | None, Parameter(env_var="RACKLOOM_ADMIN_CERT")] = None
+    """Our certificate (PEM)."""
+    key: Annotated[Path | None, Parameter(env_var="RACKLOOM_ADMIN_KEY")] = None
+    """Key of our certificate (PEM)."""
+
+
+ConnectionParameters = Annotated[Connection, Parameter(name="*")]
+DEFAULT_CONNECTION = Connection()
+Printed = Annotated[Output, Parameter(help="How to print.")]
+Reason = Annotated[str, Parameter(name="--reason", help="Why; it is recorded.")]
+Domain = Annotated[str, Parameter(help="Domain uuid.")]
+MachineId = Annotated[str, Parameter(help="Machine id.")]
+Serial = Annotated[str, Parameter(name="--chassis-serial", help="Serial number of the chassis.")]
+Url = Annotated[str, Parameter(name="--endpoint", help="https://HOST[:PORT] of its controller.")]
+PAGE_SIZE = 100
+"""The server's limit on ids in one call."""
+
+
+class AdminClient:
+    """Calls RPCs of the site by name."""
+
+    def __init__(self, channel: Any) -> None:
+        from rackloom.carve.admin import forge_pb2_grpc, operator_pb2_grpc
+
+        self._forge = forge_pb2_grpc.ForgeStub(channel)
+        self._operator = operator_pb2_grpc.OperatorStub(channel)
+
+    def forge(self, rpc: str, request: Any) -> Any:
+        """The reply of an RPC of upstream's interface. Raises Refused or Retry."""
+        return _call_rpc(getattr(self._forge, rpc), request)
+
+    def operator(self, rpc: str, request: Any) -> Any:
+        """The reply of an RPC of our own interface. Raises Refused or Retry."""
+        return _call_rpc(getattr(self._operator, rpc), request)
+
+
+@contextmanager
+def connect(at: Connection) -> Iterator[AdminClient]:
+    """A client of the site. Refused when a file is missing."""
+    import grpc
+
+    credentials = grpc.ssl_channel_credentials(
+        _read_pem(at.ca, "--ca", "RACKLOOM_ADMIN_CA"),
+        _read_pem(at.key, "--key", "RACKLOOM_ADMIN_KEY"),
+        _read_pem(at.cert, "--cert", "RACKLOOM_ADMIN_CERT"),
+    )
+    # A proxy meant for the web must not see these calls.
+    with grpc.secure_channel(at.site, credentials, options=(("grpc.enable_http_proxy", 0),)) as channel:
+        yield AdminClient(channel)
+
+
+def as_dict(message: Any) -> dict[str, Any]:
+    """A message as JSON has it, with the field names of the wire; 64-bit numbers are text."""
+    from google.protobuf.json_format import MessageToDict
+
+    return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def id_pages(ids: Sequence[Any]) -> list[Sequence[Any]]:
+    """`ids` in parts that one call may ask for."""
+    return [ids[start : start + PAGE_SIZE] for start in range(0, len(ids), PAGE_SIZE)]
+
+
+def send_order(at: Connection, rpc: str, request: Any) -> None:
+    """Give an order whose answer is a sentence, and print that."""
+    with connect(at) as site:
+        print(site.operator(rpc, request).message)
+
+
+def _read_pem(path: Path | None, option: str, variable: str) -> bytes:
+    if path is None:
+        raise Refused(f"the admin interface needs {option}", nearest_fix=f"give {option} or set {variable}")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Refused(
+            f"{path} cannot be read: {file_error_text(error)}", nearest_fix=f"give {option} a PEM file"
+        ) from error
+
+
+def _call_rpc(method: Any, request: Any) -> Any:
+    import grpc
+
+    try:
+        return method(request, timeout=CALL_SECONDS)
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            raise Retry(f"the site did not answer: {error.details()}", after=1.0) from error
+        metadata: Mapping[str, Any] = dict(error.trailing_metadata() or ())
+        fix = metadata[FIX_METADATA].decode() if FIX_METADATA in metadata else None
+        raise Refused(f"{error.details()} ({error.code().name})", nearest_fix=fix) from error
+
+
+# The commands.
+
 
 app = App(name="admin", help="Operate a site: switch controllers, machines, partitions, plans.")
 # Named here and imported when one is called: the others' imports would cost every command its time.
 _COMMANDS = {
-    "endpoint": ("admin_endpoints:endpoint", "Switch controllers, by the chassis they speak for."),
-    "browse": ("admin_endpoints:browse", "Print what a controller itself answers, as JSON."),
-    "credential": ("admin_endpoints:credential", "Credentials of controllers."),
-    "machine": ("admin_machines:machine", "Machines and where their GPUs are in the fabric."),
-    "instance": ("admin_machines:instance", "Instances of tenants."),
+    "endpoint": ("admin_inventory:endpoint", "Switch controllers, by the chassis they speak for."),
+    "browse": ("admin_inventory:browse", "Print what a controller itself answers, as JSON."),
+    "credential": ("admin_inventory:credential", "Credentials of controllers."),
+    "machine": ("admin_inventory:machine", "Machines and where their GPUs are in the fabric."),
+    "instance": ("admin_inventory:instance", "Instances of tenants."),
     "logical-partition": ("admin_partitions:logical", "Logical partitions of tenants."),
     "partition": ("admin_partitions:partition", "Physical partitions, as the switch controllers show them."),
-    "plan": ("admin_plans:plan", "Show what would be done to a domain now."),
-    "apply": ("admin_plans:apply", "Carry out a plan."),
-    "domain": ("admin_plans:domain", "Show, pause and resume NVLink domains."),
-    "tray": ("admin_plans:tray", "Cordon and drain trays."),
+    "plan": ("admin_partitions:plan", "Show what would be done to a domain now."),
+    "apply": ("admin_partitions:apply", "Carry out a plan."),
+    "domain": ("admin_partitions:domain", "Show, pause and resume NVLink domains."),
+    "tray": ("admin_partitions:tray", "Cordon and drain trays."),
 }
 for _name, (_where, _help) in _COMMANDS.items():
     app.command(f"rackloom.cli.{_where}", name=_name, help=_help)

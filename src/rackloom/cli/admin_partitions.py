@@ -1,15 +1,39 @@
-"""`rackloom admin logical-partition` and `partition`: what tenants want, and what the fabric has."""
+"""`rackloom admin logical-partition|partition|plan|apply|domain|tray`: partitions and maintenance.
+
+Logical partitions are what tenants want; physical partitions are what the switch controllers show. A
+partition that was found has no owner until it is adopted or released. `plan` prints what would be done to
+a domain and does nothing; `apply` carries out a saved plan, and is refused when fabric or intent have
+changed since. A domain can be paused. A tray can be cordoned (nothing new is placed on it) or drained
+(its GPUs leave all partitions).
+"""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from cyclopts import App, Parameter
 
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
-from rackloom.cli.admin_client import HERE, At, Domain, Printed, Reason, as_dict, connect, order, pages
-from rackloom.cli.output import columns, emit
-from rackloom.errors import Refused
+from rackloom.cli.admin import (
+    DEFAULT_CONNECTION,
+    ConnectionParameters,
+    Domain,
+    MachineId,
+    Printed,
+    Reason,
+    as_dict,
+    connect,
+    id_pages,
+    send_order,
+)
+from rackloom.cli.common import columns, emit
+from rackloom.errors import Refused, file_error_text
+
+# Partitions.
+
 
 logical = App(name="logical-partition", help="Logical partitions of tenants.")
 partition = App(name="partition", help="Physical partitions, as the switch controllers show them.")
@@ -20,7 +44,7 @@ def logical_show(
     partition_id: Annotated[str | None, Parameter(help="Only this one.")] = None,
     *,
     name: Annotated[str | None, Parameter(name=["--name", "-n"], help="Only those of this name.")] = None,
-    at: At = HERE,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
     output: Printed = "table",
 ) -> None:
     """Show logical partitions."""
@@ -29,7 +53,7 @@ def logical_show(
         ids = site.forge("FindNVLinkLogicalPartitionIds", wanted).partition_ids
         found = [
             one
-            for page in pages(_only(ids, partition_id))
+            for page in id_pages(_only_id(ids, partition_id))
             for one in site.forge(
                 "FindNVLinkLogicalPartitionsByIds",
                 pb.NVLinkLogicalPartitionsByIdsRequest(partition_ids=page),
@@ -53,7 +77,7 @@ def logical_create(
     *,
     name: Annotated[str, Parameter(name=["--name", "-n"], help="Its name, unique for the tenant.")],
     tenant: Annotated[str, Parameter(name=["--tenant", "-t"], help="Organisation of the tenant.")],
-    at: At = HERE,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
 ) -> None:
     """Make a logical partition for a tenant, and print its id."""
     config = pb.NVLinkLogicalPartitionConfig(metadata=pb.Metadata(name=name), tenant_organization_id=tenant)
@@ -63,7 +87,9 @@ def logical_create(
 
 
 @logical.command(name="delete")
-def logical_delete(partition_id: Annotated[str, Parameter(help="Its id.")], *, at: At = HERE) -> None:
+def logical_delete(
+    partition_id: Annotated[str, Parameter(help="Its id.")], *, at: ConnectionParameters = DEFAULT_CONNECTION
+) -> None:
     """Begin to delete a logical partition that nothing refers to."""
     with connect(at) as site:
         request = pb.NVLinkLogicalPartitionDeletionRequest()
@@ -80,7 +106,7 @@ def partition_show(
         str | None, Parameter(name=["--tenant", "-t"], help="Only those of this organisation.")
     ] = None,
     name: Annotated[str | None, Parameter(name=["--name", "-n"], help="Only those of this name.")] = None,
-    at: At = HERE,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
     output: Printed = "table",
 ) -> None:
     """Show physical partitions; those without a logical partition were found, and are nobody's."""
@@ -89,7 +115,7 @@ def partition_show(
         ids = site.forge("FindNVLinkPartitionIds", wanted).partition_ids
         found = [
             one
-            for page in pages(_only(ids, partition_id))
+            for page in id_pages(_only_id(ids, partition_id))
             for one in site.forge(
                 "FindNVLinkPartitionsByIds", pb.NVLinkPartitionsByIdsRequest(partition_ids=page)
             ).partitions
@@ -111,10 +137,10 @@ def partition_adopt(
         str, Parameter(help="Id of the logical partition, which must want exactly the GPUs that are in it.")
     ],
     reason: Reason,
-    at: At = HERE,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
 ) -> None:
     """Make a partition that was found that of a logical partition. No GPU moves."""
-    order(
+    send_order(
         at,
         "AdoptPartition",
         ours.AdoptRequest(
@@ -129,15 +155,151 @@ def partition_release(
     domain: Domain,
     name: Annotated[str, Parameter(help="Name of the partition.")],
     reason: Reason,
-    at: At = HERE,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
 ) -> None:
     """Let a partition that was found be taken apart."""
     request = ours.ReleaseRequest(domain=domain, partition_name=name, reason=reason)
-    order(at, "ReleasePartition", request)
+    send_order(at, "ReleasePartition", request)
 
 
-def _only(ids: Sequence[Any], wanted: str | None) -> list[Any]:
+def _only_id(ids: Sequence[Any], wanted: str | None) -> list[Any]:
     found = [one for one in ids if wanted in (None, one.value)]
     if wanted is not None and not found:
         raise Refused(f"there is nothing with id {wanted}", nearest_fix="leave it out to see all")
     return found
+
+
+# Plans, domains and trays.
+
+
+domain = App(name="domain", help="NVLink domains.")
+tray = App(name="tray", help="Trays under maintenance.")
+
+
+def plan(
+    domain: Domain,
+    *,
+    to: Annotated[
+        Path | None, Parameter(help="Also write the plan into this file, for `rackloom admin apply`.")
+    ] = None,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Printed = "table",
+) -> None:
+    """Show what would be done to a domain now; nothing is done."""
+    with connect(at) as site:
+        text = site.operator("MakePlan", ours.PlanRequest(domain=domain)).plan
+    if to is not None:
+        try:
+            to.write_text(text + "\n")
+        except OSError as error:
+            raise Refused(f"cannot write {to}: {error.strerror}") from error
+    emit(msgspec.json.decode(text), output, lambda: _plan_table(msgspec.json.decode(text)))
+
+
+def apply(
+    file: Annotated[Path, Parameter(help="What `rackloom admin plan --to` wrote.")],
+    *,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Printed = "table",
+) -> int:
+    """Carry out a plan. Refused when fabric or intent are no longer as the plan found them."""
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(
+            f"{file} cannot be read: {file_error_text(error)}",
+            nearest_fix="write one with: rackloom admin plan --to FILE",
+        ) from error
+    with connect(at) as site:
+        outcomes = site.operator("ApplyPlan", ours.ApplyRequest(plan=text)).outcomes
+    rows = [(one.kind, one.partition_name, one.state, one.message) for one in outcomes]
+    heads = ("OPERATION", "PARTITION", "RESULT", "MESSAGE")
+    emit([as_dict(one) for one in outcomes], output, lambda: columns(heads, rows))
+    return 0 if all(one.state == "done" for one in outcomes) else 1
+
+
+@domain.command(name="show")
+def domain_show(
+    domain: Annotated[str | None, Parameter(help="Only this one.")] = None,
+    *,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Printed = "table",
+) -> None:
+    """Show what is known of domains, and which GPUs something stands in the way of."""
+    with connect(at) as site:
+        found = site.operator("ShowDomains", ours.DomainsRequest(domain=domain or "")).domains
+    emit([as_dict(one) for one in found], output, lambda: _domains_table(found))
+
+
+@domain.command(name="pause")
+def domain_pause(domain: Domain, *, reason: Reason, at: ConnectionParameters = DEFAULT_CONNECTION) -> None:
+    """Do nothing to a domain until it is resumed; it is observed as ever."""
+    send_order(at, "PauseDomain", ours.DomainRequest(domain=domain, reason=reason))
+
+
+@domain.command(name="resume")
+def domain_resume(
+    domain: Domain, *, reason: Reason = "", at: ConnectionParameters = DEFAULT_CONNECTION
+) -> None:
+    """Work on a domain again."""
+    send_order(at, "ResumeDomain", ours.DomainRequest(domain=domain, reason=reason))
+
+
+@tray.command(name="cordon")
+def tray_cordon(
+    machine_id: MachineId, *, reason: Reason, at: ConnectionParameters = DEFAULT_CONNECTION
+) -> None:
+    """Place nothing new on a tray; what runs there stays."""
+    send_order(at, "CordonTray", ours.TrayRequest(machine_id=machine_id, reason=reason))
+
+
+@tray.command(name="uncordon")
+def tray_uncordon(
+    machine_id: MachineId, *, reason: Reason = "", at: ConnectionParameters = DEFAULT_CONNECTION
+) -> None:
+    """Use a tray again, and join the GPUs of its instance again if it was drained."""
+    send_order(at, "UncordonTray", ours.TrayRequest(machine_id=machine_id, reason=reason))
+
+
+@tray.command(name="drain")
+def tray_drain(
+    machine_id: MachineId, *, reason: Reason, at: ConnectionParameters = DEFAULT_CONNECTION
+) -> None:
+    """Take the GPUs of a tray out of all partitions. Its instance stays and is not Ready meanwhile."""
+    send_order(at, "DrainTray", ours.TrayRequest(machine_id=machine_id, reason=reason))
+
+
+def _plan_table(plan: dict[str, Any]) -> str:
+    observed = plan["observation"]
+    lines = [f"domain {observed['domain']}, as observed at {_utc_time(observed['observed_at'])}"]
+    rows = [(one["type"], one["name"], _guid_list(one.get("guids", ()))) for one in plan["operations"]]
+    lines.append(columns(("OPERATION", "PARTITION", "GPUS"), rows) if rows else "nothing to do")
+    lines += [f"blocked: GPUs {_guid_list(one['guids'])}: {one['reason']}" for one in plan["blocked"]]
+    return "\n".join(lines)
+
+
+def _domains_table(found: Sequence[Any]) -> str:
+    rows = [
+        (
+            one.domain,
+            _utc_time(one.observed_at.seconds) if one.HasField("observed_at") else one.doubt,
+            one.pause_reason if one.HasField("pause_reason") else "-",
+            str(len(one.blocked)),
+        )
+        for one in found
+    ]
+    table = columns(("DOMAIN", "OBSERVED", "PAUSED", "BLOCKED"), rows)
+    return "\n".join((table, *(_blocked_line(gpu) for one in found for gpu in one.blocked)))
+
+
+def _blocked_line(gpu: Any) -> str:
+    fix = f"; fix: {gpu.fix}" if gpu.HasField("fix") else ""
+    return f"blocked: GPU {gpu.guid:#x} since {_utc_time(gpu.since.seconds)}: {gpu.reason}{fix}"
+
+
+def _guid_list(guids: Sequence[int]) -> str:
+    return " ".join(f"{guid:#x}" for guid in guids) or "-"
+
+
+def _utc_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

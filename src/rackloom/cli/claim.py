@@ -1,32 +1,327 @@
-"""`rackloom claim`: what claims would get on this hardware, and why not."""
+"""`rackloom claim`: what device claims get on given hardware, why not, templates, and checks.
 
+`template` prints a ResourceClaimTemplate that was allocated on fresh nodes of the hardware first. `check`
+finds what the API server accepts and the hardware does not, with file and line. `allocate` and `explain`
+run the allocator; their work is in `claim_plan`.
+
+The hardware comes from a profile, from ResourceSlices, or from both: then the profile tells the topology
+that the slices leave out. This module imports no allocator at its top: the CEL library takes longer to
+load than help may take to print.
+"""
+
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.output import Output, emit
+from rackloom.cli.common import Output, emit
+
+if TYPE_CHECKING:
+    from rackloom.claim.manifests.documents import Document
+    from rackloom.claim.manifests.read import Manifests
+    from rackloom.core.allocate.lint.selectors import FieldPath, LintContext, LintFinding
+    from rackloom.core.allocate.objects import ResourceClaimTemplate
+    from rackloom.core.allocate.templates.generate import AlternativeInventory, GeneratedTemplate
+    from rackloom.core.allocate.templates.inventory import HardwareInventory
+    from rackloom.topology.machine import Machine
+
+
+# `rackloom claim template`.
+
+
+Slices = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
+Flag = Annotated[bool, Parameter(negative="")]
+Rails = Annotated[list[int] | None, Parameter(negative="", consume_multiple=True)]
+TemplateFormat = Annotated[Literal["yaml", "json"], Parameter(name=["--output", "-o"])]
+_YAML_WIDTH = 10_000
+"""Columns of YAML: an expression stays on one line."""
+
+
+def template(
+    *,
+    gpus: int,
+    nics: int,
+    align: Literal["numa", "pcie", "rail"],
+    pairs: Flag = False,
+    unaligned: Flag = False,
+    rail: Rails = None,
+    profile: str | None = None,
+    slices: Slices = None,
+    cluster: Flag = False,
+    context: str | None = None,
+    name: str | None = None,
+    output: TemplateFormat = "yaml",
+) -> None:
+    """Print a ResourceClaimTemplate for GPUs and NICs that belong together on this hardware.
+
+    It was allocated on fresh nodes of the hardware before it is printed, and the topology of what it got was
+    checked.
+
+    Parameters
+    ----------
+    gpus
+        GPUs of a claim.
+    nics
+        NICs of a claim.
+    align
+        What they have in common: one NUMA node, one PCIe switch or root, or the rail (the same NICs on every
+        node, each near a GPU).
+    pairs
+        A pair of requests (gpu-0/nic-0, ...) for each unit of the ratio of GPUs to NICs, aligned by itself.
+    unaligned
+        NICs that are far from the GPUs instead: the other arm of a comparison.
+    rail
+        The rails, as positions of the NICs on a node from 0. Without it: the first that fit.
+    profile
+        A machine or rack of `rackloom topology list`. With slices: what is known of the topology of the
+        devices that they publish.
+    slices
+        ResourceSlices of a cluster (`kubectl get resourceslices,deviceclasses -o yaml`).
+    cluster
+        Ask the cluster that kubectl talks to for its slices.
+    context
+        Another of kubectl's contexts.
+    name
+        Name of the template.
+    output
+        How to print.
+    """
+    # The allocator and its CEL library take longer to load than help may take to print.
+    from rackloom.core.allocate.templates.generate import generate_template
+    from rackloom.core.allocate.templates.layout import Align, TemplateRequest
+
+    wish = TemplateRequest(
+        gpus=gpus,
+        nics=nics,
+        align=Align(align),
+        pairs=pairs,
+        unaligned=unaligned,
+        rails=tuple(rail or ()),
+        name=name,
+    )
+    found = _hardware_manifests(slices, cluster, context)
+    elsewhere = _matching_profiles(found) if found is not None and profile is None else ()
+    print(
+        _template_text(generate_template(wish, stock_of(profile, found), elsewhere=elsewhere), output), end=""
+    )
+
+
+def stock_of(profile: str | None, found: "Manifests | None") -> "HardwareInventory":
+    """The nodes of a profile, of slices, or of slices with the topology of a profile."""
+    from rackloom.core.allocate.templates.inventory import inventory_of_machine, inventory_of_slices
+    from rackloom.errors import Refused
+
+    machine = machine_of(profile) if profile is not None else None
+    if found is not None:
+        return inventory_of_slices(found.slices, found.classes, found.nodes, machine=machine)
+    if machine is None:
+        fix = "name a --profile or files of --slices, or ask with --cluster"
+        raise Refused("it is not known for which hardware the template is", nearest_fix=fix)
+    return inventory_of_machine(machine)
+
+
+def machine_of(profile: str) -> "Machine":
+    """The machine of a profile; of a rack, that of its trays."""
+    from rackloom.errors import Refused
+    from rackloom.topology import profiles
+    from rackloom.topology.machine import Machine
+
+    found = profiles.load_profile(profile)
+    if isinstance(found, Machine):
+        return found
+    if found.tray_machine is None:
+        raise Refused(f"no machine like a tray of {found.name} is published, so its devices are not known")
+    return profiles.load_machine(found.tray_machine)
+
+
+def _hardware_manifests(
+    slices: Sequence[Path] | None, cluster: bool, context: str | None
+) -> "Manifests | None":
+    if cluster:
+        from rackloom.claim.manifests.cluster import read_cluster
+
+        return read_cluster(context)
+    from rackloom.claim.manifests.read import read_manifests
+
+    return read_manifests(slices) if slices else None
+
+
+def _matching_profiles(found: "Manifests") -> "Iterator[AlternativeInventory]":
+    """Profiles with GPUs at the addresses that the slices show: they may know the rest of the topology."""
+    from rackloom.core.allocate.templates.inventory import inventory_of_slices
+    from rackloom.topology import profiles
+
+    stock = inventory_of_slices(found.slices, found.classes, found.nodes)
+    seen = {gpu.pci_address for kind in stock.kinds for gpu in kind.machine.gpus} - {None}
+    for name in profiles.machine_names():
+        known = {gpu.pci_address for gpu in profiles.load_machine(name).gpus} - {None}
+        if known and known == seen:
+            yield f"--profile {name}", lambda name=name: stock_of(name, found)  # type: ignore[misc]
+
+
+def _template_text(generated: "GeneratedTemplate", output: str) -> str:
+    import msgspec
+    import yaml
+
+    value = template_manifest(generated.template)
+    if output == "json":
+        return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+    notes = "".join(f"# {note}\n" for note in generated.notes)
+    return notes + yaml.safe_dump(value, sort_keys=False, width=_YAML_WIDTH)
+
+
+def template_manifest(made: "ResourceClaimTemplate") -> dict[str, object]:
+    """The template as an object for the API server."""
+    import msgspec
+
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": made.metadata.name},
+        "spec": {"spec": msgspec.to_builtins(made.spec.spec)},
+    }
+
+
+# `rackloom claim check`.
+
+
+class LocatedFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding with its place in a file."""
+
+    where: str
+    """`file:line`."""
+    object: str
+    path: str
+    trap: str
+    why: str
+    fix: str
+
+
+def check(*file: Path, profile: str | None = None, slices: Slices = None, output: Output = "table") -> int:
+    """Find traps in claims, templates and classes: what the API server takes and the hardware does not.
+
+    Selectors are run on the devices that they will meet, and claims are allocated. Exit code 1 if there is a
+    trap.
+
+    Parameters
+    ----------
+    file
+        Manifests to check; their classes, slices and nodes count.
+    profile
+        A machine or rack of `rackloom topology list` for which the claims are meant. With slices: what is
+        known of the topology of the devices that they publish.
+    slices
+        ResourceSlices of the cluster (`kubectl get resourceslices,deviceclasses -o yaml`). With neither,
+        claims are checked against what the drivers are known to publish.
+    output
+        How to print.
+    """
+    found = list(_located_findings(file, profile, slices or []))
+    emit(found, output, lambda: _findings_page(found))
+    return 1 if found else 0
+
+
+def _located_findings(
+    files: Sequence[Path], profile: str | None, slices: Sequence[Path]
+) -> Iterator[LocatedFinding]:
+    # The allocator and its CEL library take longer to load than help may take to print.
+    from rackloom.claim.manifests.documents import read_documents
+    from rackloom.claim.manifests.read import claim_from_template, decode_object
+    from rackloom.core.allocate.lint.claims import claim_findings, class_findings
+    from rackloom.core.allocate.objects import DeviceClass, ResourceClaim, ResourceClaimTemplate
+    from rackloom.errors import Refused
+
+    decoded = [(document, decode_object(document)) for path in files for document in read_documents(path)]
+    checked = [
+        (document, value)
+        for document, value in decoded
+        if isinstance(value, ResourceClaim | ResourceClaimTemplate | DeviceClass)
+    ]
+    if not checked:
+        raise Refused("there is nothing to check", nearest_fix="name files with claims, templates or classes")
+    evidence = _check_evidence(files, profile, slices)
+    for document, value in checked:
+        prefix: FieldPath = ("spec",)
+        if isinstance(value, ResourceClaimTemplate):
+            prefix, value = ("spec", "spec"), claim_from_template(value)
+        found = (
+            class_findings(value, evidence)
+            if isinstance(value, DeviceClass)
+            else claim_findings(value, evidence)
+        )
+        yield from (_located_finding(document, prefix, one) for one in found)
+
+
+def _check_evidence(files: Sequence[Path], profile: str | None, slices: Sequence[Path]) -> "LintContext":
+    from rackloom.claim.manifests.read import Manifests, read_manifests
+    from rackloom.core.allocate.lint.selectors import lint_context
+    from rackloom.core.allocate.templates.inventory import inventory_of_machine
+    from rackloom.topology import profiles
+
+    own, cluster = read_manifests(files), read_manifests(slices)
+    found = Manifests(
+        classes=(*cluster.classes, *own.classes),
+        slices=(*cluster.slices, *own.slices),
+        nodes=(*cluster.nodes, *own.nodes),
+    )
+    if found.slices or profile is not None:
+        return lint_context(stock_of(profile, found if found.slices else None), found.classes)
+    machines = (inventory_of_machine(profiles.load_machine(name)) for name in profiles.machine_names())
+    return lint_context(None, found.classes, machines)
+
+
+def _located_finding(document: "Document", prefix: "FieldPath", finding: "LintFinding") -> LocatedFinding:
+    from rackloom.core.allocate.lint.selectors import dotted_path
+
+    path = _as_written(document, (*prefix, *finding.path))
+    metadata = document.value.get("metadata") or {}
+    return LocatedFinding(
+        where=document.where(path),
+        object=f"{document.value.get('kind')} {metadata.get('name', '(unnamed)')}",
+        path=dotted_path(path),
+        trap=finding.trap.value,
+        why=finding.why,
+        fix=finding.fix,
+    )
+
+
+def _as_written(document: "Document", path: "FieldPath") -> "FieldPath":
+    """The path in the file: requests of v1beta1 are flat, without `exactly`."""
+    if "exactly" in path and path[: path.index("exactly") + 1] not in document.lines:
+        return tuple(part for part in path if part != "exactly")
+    return path
+
+
+def _findings_page(found: Sequence[LocatedFinding]) -> str:
+    if not found:
+        return "no traps found"
+    return "\n".join(
+        f"{one.where}: {one.trap}: {one.object}, {one.path}\n  {one.why}\n  fix: {one.fix}" for one in found
+    )
+
+
+# `rackloom claim allocate` and `explain`.
+
 
 app = App(name="claim", help="Claims for devices: what they would get here, and why not.")
+app.command("rackloom.cli.claim:template", name="template", help="A claim template for this hardware.")
 app.command(
-    "rackloom.cli.claim_template:template", name="template", help="A claim template for this hardware."
-)
-app.command(
-    "rackloom.cli.claim_check:check", name="check", help="Find the traps in claims before they are applied."
+    "rackloom.cli.claim:check", name="check", help="Find the traps in claims before they are applied."
 )
 
-Files = Annotated[list[Path], Parameter(name=["--file", "-f"], negative="", consume_multiple=True)]
-Slices = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
-Nodes = Annotated[int, Parameter(validator=Number(gte=1, lte=10_000))]
+ClaimFiles = Annotated[list[Path], Parameter(name=["--file", "-f"], negative="", consume_multiple=True)]
+NodeCount = Annotated[int, Parameter(validator=Number(gte=1, lte=10_000))]
 
 
 @app.command(name="allocate")
 def allocate_claims(
     *,
-    file: Files,
+    file: ClaimFiles,
     profile: str | None = None,
-    nodes: Nodes = 1,
+    nodes: NodeCount = 1,
     slices: Slices = None,
     mode: Literal["exact", "best"] = "exact",
     output: Output = "table",
@@ -55,18 +350,18 @@ def allocate_claims(
     # The allocator and its CEL library take longer to load than help may take to print.
     from rackloom.cli import claim_plan
 
-    manifests = claim_plan.manifests([*file, *(slices or [])], profile, nodes)
-    answers = claim_plan.answers(manifests, mode)
-    emit(answers, output, lambda: claim_plan.page(answers, manifests.slices))
+    manifests = claim_plan.read_inputs([*file, *(slices or [])], profile, nodes)
+    answers = claim_plan.allocate_all(manifests, mode)
+    emit(answers, output, lambda: claim_plan.allocation_page(answers, manifests.slices))
     return claim_plan.exit_code(answers)
 
 
 @app.command(name="explain")
 def explain_claims(
     *,
-    file: Files,
+    file: ClaimFiles,
     profile: str | None = None,
-    nodes: Nodes = 1,
+    nodes: NodeCount = 1,
     slices: Slices = None,
     output: Output = "table",
 ) -> int:
@@ -88,6 +383,6 @@ def explain_claims(
     """
     from rackloom.cli import claim_plan
 
-    accounts = claim_plan.accounts(claim_plan.manifests([*file, *(slices or [])], profile, nodes))
-    emit(accounts, output, lambda: claim_plan.told_all(accounts))
+    accounts = claim_plan.explain_all(claim_plan.read_inputs([*file, *(slices or [])], profile, nodes))
+    emit(accounts, output, lambda: claim_plan.explanations_text(accounts))
     return claim_plan.exit_code(accounts)

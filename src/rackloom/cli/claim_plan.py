@@ -1,4 +1,10 @@
-"""The work of `rackloom claim`: inputs from files and profiles, answers as tables."""
+"""The work of `rackloom claim allocate` and `explain`: inputs from files, answers as tables.
+
+Claims, classes, slices and nodes come from the files; a profile adds the slices and classes that its
+drivers would publish. Without Node objects, the nodes are those that the slices name. A search ends after
+10 s, the time for which kube-scheduler searches on one node. The exit code is 1 where a claim was
+refused, or cannot be met on some node that was asked.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,70 +12,69 @@ from time import monotonic
 
 import msgspec
 
-from rackloom.claim.allocate.allocator import Mode
-from rackloom.claim.allocate.cost import Standing
-from rackloom.claim.allocate.explain import Explanation, explain
-from rackloom.claim.allocate.objects import DeviceAttribute, DeviceResult, Node, ObjectMeta, ResourceSlice
-from rackloom.claim.allocate.pods import Placed, Unplaced, allocate_each
-from rackloom.claim.allocate.slices import device_classes, slices_of
-from rackloom.claim.allocate.tell import told
-from rackloom.claim.allocate.use import in_use_by
-from rackloom.claim.manifests.read import Manifests, read
-from rackloom.cli.claim_template import machine_of
-from rackloom.cli.output import columns
+from rackloom.claim.manifests.read import Manifests, read_manifests
+from rackloom.cli.claim import machine_of
+from rackloom.cli.common import columns
+from rackloom.core.allocate.allocator import SearchMode
+from rackloom.core.allocate.driver_slices import device_classes, slices_of
+from rackloom.core.allocate.explain import Explanation, explain, render_explanation
+from rackloom.core.allocate.inputs import in_use_by
+from rackloom.core.allocate.objects import DeviceAttribute, DeviceResult, Node, ObjectMeta, ResourceSlice
+from rackloom.core.allocate.outcome import Optimality
+from rackloom.core.allocate.planning import PlacedClaim, RefusedClaim, allocate_each
 from rackloom.errors import Refused
 
 DeviceKey = tuple[str, str, str]
-_BOUND_S = 10.0
+_SEARCH_SECONDS = 10.0
 """As long as kube-scheduler searches on one node (filterTimeout)."""
-_TELLING = ("rdmaDevice", "ifName", "pciBusID", "numaNode")
+_IDENTIFYING_ATTRIBUTES = ("rdmaDevice", "ifName", "pciBusID", "numaNode")
 """Attributes by which people know a device."""
 
 
-def answers(found: Manifests, mode: Mode) -> tuple[Placed | Unplaced, ...]:
+def allocate_all(found: Manifests, mode: SearchMode) -> tuple[PlacedClaim | RefusedClaim, ...]:
     """Each claim on the first node that can serve it."""
     return allocate_each(
-        found.nodes, found.classes, found.slices, found.claims, mode=mode, proceed=_bounded()
+        found.nodes, found.classes, found.slices, found.claims, mode=mode, proceed=_deadline()
     )
 
 
-def accounts(found: Manifests) -> list[Explanation]:
+def explain_all(found: Manifests) -> list[Explanation]:
     """The accounts of each claim without an allocation, on every node."""
     state = in_use_by(found.claims)
     return [
-        explain(node, found.classes, found.slices, [claim], state=state, proceed=_bounded())
+        explain(node, found.classes, found.slices, [claim], state=state, proceed=_deadline())
         for claim in found.claims
         if claim.status.allocation is None
         for node in found.nodes
     ]
 
 
-def exit_code(found: Sequence[Placed | Unplaced | Explanation]) -> int:
+def exit_code(found: Sequence[PlacedClaim | RefusedClaim | Explanation]) -> int:
     """1 where a claim was refused, or cannot be met on some node that was asked."""
     refused = [
-        bool(one.fault or one.conflict) if isinstance(one, Explanation) else isinstance(one, Unplaced)
+        bool(one.fault or one.conflict) if isinstance(one, Explanation) else isinstance(one, RefusedClaim)
         for one in found
     ]
     return int(any(refused))
 
 
-def told_all(found: Sequence[Explanation]) -> str:
+def explanations_text(found: Sequence[Explanation]) -> str:
     """The accounts in words."""
-    return "\n\n".join(map(told, found))
+    return "\n\n".join(map(render_explanation, found))
 
 
-def _bounded() -> Callable[[], bool]:
+def _deadline() -> Callable[[], bool]:
     """Lets searches go on for a while from now."""
-    until = monotonic() + _BOUND_S
+    until = monotonic() + _SEARCH_SECONDS
     return lambda: monotonic() < until
 
 
-def manifests(files: Sequence[Path], profile: str | None, nodes: int) -> Manifests:
+def read_inputs(files: Sequence[Path], profile: str | None, nodes: int) -> Manifests:
     """What the files hold, and the slices and classes of `nodes` machines of the profile."""
-    found = read(files)
+    found = read_manifests(files)
     if not found.claims:
         raise Refused("there is no claim in the files", nearest_fix="add a ResourceClaimTemplate")
-    planned = _planned(profile, nodes) if profile is not None else ()
+    planned = _profile_slices(profile, nodes) if profile is not None else ()
     slices = (*found.slices, *planned)
     if not slices:
         raise Refused("there is no device to allocate", nearest_fix="name a --profile or a file of --slices")
@@ -79,17 +84,17 @@ def manifests(files: Sequence[Path], profile: str | None, nodes: int) -> Manifes
         claims=found.claims,
         classes=(*found.classes, *built_in),
         slices=slices,
-        nodes=found.nodes or _nodes(slices),
+        nodes=found.nodes or _nodes_of_slices(slices),
         skipped=found.skipped,
     )
 
 
-def _planned(profile: str, nodes: int) -> tuple[ResourceSlice, ...]:
+def _profile_slices(profile: str, nodes: int) -> tuple[ResourceSlice, ...]:
     machine = machine_of(profile)
     return tuple(one for number in range(nodes) for one in slices_of(machine, f"node-{number}"))
 
 
-def _nodes(slices: Sequence[ResourceSlice]) -> tuple[Node, ...]:
+def _nodes_of_slices(slices: Sequence[ResourceSlice]) -> tuple[Node, ...]:
     """The nodes that the slices name: enough unless slices select nodes by label."""
     names = dict.fromkeys(name for one in slices for name in _node_names(one))
     labels = "kubernetes.io/hostname"
@@ -101,40 +106,47 @@ def _node_names(one: ResourceSlice) -> list[str]:
     return [name for name in names if name]
 
 
-def page(found: Sequence[Placed | Unplaced], slices: Sequence[ResourceSlice]) -> str:
+def allocation_page(found: Sequence[PlacedClaim | RefusedClaim], slices: Sequence[ResourceSlice]) -> str:
     """What was placed as a table, then what was refused with the reasons."""
-    placed = [answer for answer in found if isinstance(answer, Placed)]
-    refused = [answer for answer in found if isinstance(answer, Unplaced)]
+    placed = [answer for answer in found if isinstance(answer, PlacedClaim)]
+    refused = [answer for answer in found if isinstance(answer, RefusedClaim)]
     parts = [_table(placed, slices)] if placed else []
-    parts += [f"{one.claim}: {_standing(one.standing)}" for one in placed if one.standing is not None]
+    parts += [f"{one.claim}: {_cost_text(one.standing)}" for one in placed if one.standing is not None]
     return "\n\n".join([*parts, *(_refusal(answer) for answer in refused)])
 
 
-def _table(placed: Sequence[Placed], slices: Sequence[ResourceSlice]) -> str:
+def _table(placed: Sequence[PlacedClaim], slices: Sequence[ResourceSlice]) -> str:
     known = {
         (one.spec.driver, one.spec.pool.name, device.name): device.attributes
         for one in slices
         for device in one.spec.devices
     }
     rows = [
-        (answer.claim, answer.node, result.request, result.driver, result.device, _known_as(result, known))
+        (
+            answer.claim,
+            answer.node,
+            result.request,
+            result.driver,
+            result.device,
+            _device_names(result, known),
+        )
         for answer in placed
         for result in answer.allocation.devices.results
     ]
     return columns(("CLAIM", "NODE", "REQUEST", "DRIVER", "DEVICE", "KNOWN AS"), rows)
 
 
-def _standing(standing: Standing) -> str:
+def _cost_text(standing: Optimality) -> str:
     """`broken 1, apart 2 (proved best)`; what costs nothing is not named."""
     fields = msgspec.structs.asdict(standing.cost).items()
     costs = ", ".join(f"{name} {value}" for name, value in fields if value) or "no cost"
     return f"{costs} ({'proved best' if standing.proved else 'the best so far: the search was cut short'})"
 
 
-def _known_as(result: DeviceResult, known: Mapping[DeviceKey, Mapping[str, DeviceAttribute]]) -> str:
+def _device_names(result: DeviceResult, known: Mapping[DeviceKey, Mapping[str, DeviceAttribute]]) -> str:
     attributes = known.get((result.driver, result.pool, result.device), {})
     short = {name.rpartition("/")[2]: value for name, value in attributes.items()}
-    return " ".join(f"{name}={_value(short[name])}" for name in _TELLING if name in short)
+    return " ".join(f"{name}={_value(short[name])}" for name in _IDENTIFYING_ATTRIBUTES if name in short)
 
 
 def _value(attribute: DeviceAttribute) -> object:
@@ -142,11 +154,11 @@ def _value(attribute: DeviceAttribute) -> object:
     return next((value for value in values if value is not None), "?")
 
 
-def _refusal(answer: Unplaced) -> str:
+def _refusal(answer: RefusedClaim) -> str:
     """Nodes of which the same is true are told once."""
     told_of: dict[str, list[Explanation]] = {}
     for account in answer.nodes:
-        told_of.setdefault(told(account).partition("\n")[2], []).append(account)
+        told_of.setdefault(render_explanation(account).partition("\n")[2], []).append(account)
     lines = [f"{answer.claim} is refused: {answer.reason}"]
     for text, accounts in told_of.items():
         lines += [f"on {', '.join(account.node for account in accounts)}:", text]

@@ -1,4 +1,10 @@
-"""`rackloom controller`: the controllers of ComputeDomains and of gangs."""
+"""`rackloom controller` and `rackloom webhook`: the control-plane processes on Kubernetes.
+
+Almost every option may be set by an environment variable, which is how a Deployment configures them. The
+controller's options fall into four groups: where it runs, the IMEX daemons that it creates, how
+ComputeDomains are isolated, and the timing of gangs. `app.controller` and `app.webhook` are imported when
+a command runs.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -6,37 +12,37 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from rackloom.cli.node_options import listed
+from rackloom.cli.common import split_names
 
 
-def _env(name: str) -> Parameter:
+def _controller_env(name: str) -> Parameter:
     return Parameter(env_var=name)
 
 
 def controller(
     *,
-    image: Annotated[str, _env("IMAGE_NAME")],
-    namespace: Annotated[str, _env("NAMESPACE")] = "rackloom-system",
-    daemon_namespace: Annotated[str, _env("IMEX_NAMESPACE")] = "rackloom-imex",
-    additional_namespaces: Annotated[str, _env("ADDITIONAL_NAMESPACES")] = "",
-    mode: Annotated[Literal["driverManaged", "hostManaged"], _env("IMEX_MODE")] = "driverManaged",
-    isolation: Annotated[Literal["domain", "channel"], _env("IMEX_ISOLATION")] = "domain",
-    max_nodes_per_imex_domain: Annotated[int, _env("MAX_NODES_PER_IMEX_DOMAIN")] = 18,
-    daemon_pull_secrets: Annotated[str, _env("CD_DAEMON_IMAGE_PULL_SECRET_NAMES")] = "",
-    daemon_log_verbosity: Annotated[int, _env("LOG_VERBOSITY_CD_DAEMON")] = 4,
-    daemon_authentication: Annotated[bool, _env("IMEX_AUTHENTICATION")] = True,
-    daemon_priority_class: Annotated[str | None, _env("CD_DAEMON_PRIORITY_CLASS")] = None,
-    daemon_cpu: Annotated[str, _env("CD_DAEMON_CPU")] = "50m",
-    daemon_memory: Annotated[str, _env("CD_DAEMON_MEMORY")] = "128Mi",
-    daemon_guaranteed: Annotated[bool, _env("CD_DAEMON_GUARANTEED")] = False,
-    gang_max_spares: Annotated[int, _env("GANG_MAX_SPARES")] = 8,
-    gang_clique_label: Annotated[str, _env("GANG_CLIQUE_LABEL")] = "nvidia.com/gpu.clique",
-    gang_settle: Annotated[float, _env("GANG_SETTLE_SECONDS")] = 2.0,
-    gang_lost_after: Annotated[float, _env("GANG_LOST_AFTER_SECONDS")] = 300.0,
-    gang_bind_after: Annotated[float, _env("GANG_BIND_AFTER_SECONDS")] = 120.0,
-    gang_retry: Annotated[float, _env("GANG_RETRY_SECONDS")] = 15.0,
-    listen: Annotated[str | None, _env("HTTP_ENDPOINT")] = None,
-    pod: Annotated[str, _env("POD_NAME")] = "controller",
+    image: Annotated[str, _controller_env("IMAGE_NAME")],
+    namespace: Annotated[str, _controller_env("NAMESPACE")] = "rackloom-system",
+    daemon_namespace: Annotated[str, _controller_env("IMEX_NAMESPACE")] = "rackloom-imex",
+    additional_namespaces: Annotated[str, _controller_env("ADDITIONAL_NAMESPACES")] = "",
+    mode: Annotated[Literal["driverManaged", "hostManaged"], _controller_env("IMEX_MODE")] = "driverManaged",
+    isolation: Annotated[Literal["domain", "channel"], _controller_env("IMEX_ISOLATION")] = "domain",
+    max_nodes_per_imex_domain: Annotated[int, _controller_env("MAX_NODES_PER_IMEX_DOMAIN")] = 18,
+    daemon_pull_secrets: Annotated[str, _controller_env("CD_DAEMON_IMAGE_PULL_SECRET_NAMES")] = "",
+    daemon_log_verbosity: Annotated[int, _controller_env("LOG_VERBOSITY_CD_DAEMON")] = 4,
+    daemon_authentication: Annotated[bool, _controller_env("IMEX_AUTHENTICATION")] = True,
+    daemon_priority_class: Annotated[str | None, _controller_env("CD_DAEMON_PRIORITY_CLASS")] = None,
+    daemon_cpu: Annotated[str, _controller_env("CD_DAEMON_CPU")] = "50m",
+    daemon_memory: Annotated[str, _controller_env("CD_DAEMON_MEMORY")] = "128Mi",
+    daemon_guaranteed: Annotated[bool, _controller_env("CD_DAEMON_GUARANTEED")] = False,
+    gang_max_spares: Annotated[int, _controller_env("GANG_MAX_SPARES")] = 8,
+    gang_clique_label: Annotated[str, _controller_env("GANG_CLIQUE_LABEL")] = "nvidia.com/gpu.clique",
+    gang_settle: Annotated[float, _controller_env("GANG_SETTLE_SECONDS")] = 2.0,
+    gang_lost_after: Annotated[float, _controller_env("GANG_LOST_AFTER_SECONDS")] = 300.0,
+    gang_bind_after: Annotated[float, _controller_env("GANG_BIND_AFTER_SECONDS")] = 120.0,
+    gang_retry: Annotated[float, _controller_env("GANG_RETRY_SECONDS")] = 15.0,
+    listen: Annotated[str | None, _controller_env("HTTP_ENDPOINT")] = None,
+    pod: Annotated[str, _controller_env("POD_NAME")] = "controller",
     kubeconfig: Path | None = None,
 ) -> None:
     """Give each ComputeDomain its claim templates and IMEX daemons, and whole-rack jobs their trays.
@@ -92,22 +98,22 @@ def controller(
     kubeconfig
         How to reach the API server; default: as the service account of this pod.
     """
-    from rackloom.app.controller import Options, run_controller
-    from rackloom.claim.cluster.gang.settings import GangSettings, checked
-    from rackloom.claim.cluster.settings import DaemonSettings, Settings
-    from rackloom.claim.domain.isolation import ImexMode, Isolation
+    from rackloom.app.controller import ControllerOptions, run_controller
+    from rackloom.core.domains.names import ImexIsolation, ImexMode
+    from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
+    from rackloom.core.gangs.spec import GangSettings, checked_gang_settings
 
     requests = {"cpu": daemon_cpu, "memory": daemon_memory}
-    daemon = DaemonSettings(
+    daemon = ImexDaemonSettings(
         image=image,
-        pull_secrets=listed(daemon_pull_secrets),
+        pull_secrets=split_names(daemon_pull_secrets),
         log_verbosity=daemon_log_verbosity,
         max_nodes=max_nodes_per_imex_domain,
         authentication=daemon_authentication,
         priority_class=daemon_priority_class,
         resources={"requests": requests} | ({"limits": requests} if daemon_guaranteed else {}),
     )
-    gangs = checked(
+    gangs = checked_gang_settings(
         GangSettings(
             settle=gang_settle,
             lost_after=gang_lost_after,
@@ -117,13 +123,64 @@ def controller(
             clique_label=gang_clique_label,
         )
     )
-    settings = Settings(
+    settings = ControllerSettings(
         daemon=daemon,
         daemon_namespace=daemon_namespace,
-        additional_namespaces=listed(additional_namespaces),
+        additional_namespaces=split_names(additional_namespaces),
         imex_mode=ImexMode(mode),
-        isolation=Isolation(isolation),
+        isolation=ImexIsolation(isolation),
         gangs=gangs,
     )
-    options = Options(identity=pod, namespace=namespace, listen=listen, kubeconfig=kubeconfig)
+    options = ControllerOptions(identity=pod, namespace=namespace, listen=listen, kubeconfig=kubeconfig)
     run_controller(settings, options, partial(print, flush=True))
+
+
+def _webhook_env(name: str) -> Parameter:
+    return Parameter(env_var=name)
+
+
+def webhook(
+    *,
+    namespace: Annotated[str, _webhook_env("NAMESPACE")] = "rackloom-system",
+    daemon_namespace: Annotated[str, _webhook_env("IMEX_NAMESPACE")] = "rackloom-imex",
+    mode: Annotated[Literal["warn", "enforce"], _webhook_env("ADMISSION_MODE")] = "warn",
+    isolation: Annotated[Literal["domain", "channel"], _webhook_env("IMEX_ISOLATION")] = "domain",
+    listen: Annotated[str, _webhook_env("HTTPS_ENDPOINT")] = "0.0.0.0:8443",
+    dns_name: tuple[str, ...] = (),
+    pod: Annotated[str, _webhook_env("POD_NAME")] = "webhook",
+    kubeconfig: Path | None = None,
+) -> None:
+    """Validate device configs, keep the pods of a ComputeDomain together, and hold back those that are early.
+
+    Parameters
+    ----------
+    namespace
+        Namespace of this program: the certificate is kept there, and nothing in it is changed or refused.
+    daemon_namespace
+        Where IMEX daemons run, as the controller has it; nothing in it is changed or refused either.
+    mode
+        Whether what is wrong is a warning or a denial.
+    isolation
+        What a ComputeDomain without the label rackloom.dev/imex-isolation gets; as the controller has it.
+    listen
+        HOST:PORT of HTTPS.
+    dns_name
+        Name by which the API server calls the webhook; default: that of its service.
+    pod
+        Name of this pod, for the election.
+    kubeconfig
+        How to reach the API server; default: as the service account of this pod.
+    """
+    from rackloom.app.webhook import WebhookOptions, run_webhook
+    from rackloom.claim.cluster.admission.reviews import AdmissionMode
+    from rackloom.claim.cluster.admission.webhook import AdmissionSettings
+    from rackloom.core.domains.names import ImexIsolation
+
+    settings = AdmissionSettings(
+        namespace=namespace,
+        daemon_namespace=daemon_namespace,
+        mode=AdmissionMode(mode),
+        isolation=ImexIsolation(isolation),
+    )
+    options = WebhookOptions(identity=pod, listen=listen, dns_names=dns_name, kubeconfig=kubeconfig)
+    run_webhook(settings, options, partial(print, flush=True))

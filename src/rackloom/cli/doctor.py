@@ -1,28 +1,32 @@
-"""`rackloom doctor`: what is wrong, over every layer at once, with evidence and the fix as a command."""
+"""`rackloom doctor`: what is wrong over all layers, with evidence and a command that mends it.
+
+Exit code 1 if anything is wrong or unknown. If the examination fails, the textfile for Prometheus says
+so: whoever watches it must not keep reading an old success.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import ArgumentCollection, Group, Parameter
 
-from rackloom.cli.output import emit
+from rackloom.cli.common import emit
 
 if TYPE_CHECKING:
-    from rackloom.app.doctor import Examined
+    from rackloom.app.doctor import DoctorResult
 
 
-def _one_site(named: ArgumentCollection) -> None:
+def _require_one_site(named: ArgumentCollection) -> None:
     if sum(one.has_tokens for one in named) > 1:
         raise ValueError("--home and --config name two sites: give one of them")
 
 
-_SITE = Group(validator=_one_site)
+_SITE_GROUP = Group(validator=_require_one_site)
 
 
 def doctor(
     *,
-    home: Annotated[Path | None, Parameter(group=_SITE)] = None,
-    config: Annotated[Path | None, Parameter(group=_SITE)] = None,
+    home: Annotated[Path | None, Parameter(group=_SITE_GROUP)] = None,
+    config: Annotated[Path | None, Parameter(group=_SITE_GROUP)] = None,
     kubeconfig: Path | None = None,
     transfers: Path | None = None,
     namespace: str | None = None,
@@ -60,9 +64,9 @@ def doctor(
     evidence
         Print the results of an acceptance suite instead: ncp is NVIDIA's for cloud partners.
     """
-    from rackloom.app.doctor import Sources, diagnose
+    from rackloom.app.doctor import DoctorSources, diagnose
 
-    sources = Sources(
+    sources = DoctorSources(
         home=home,
         config=config,
         kubeconfig=kubeconfig,
@@ -73,37 +77,41 @@ def doctor(
     try:
         examined = diagnose(sources)
     except Exception:
-        _tell_unread(textfile)
+        _write_failed_textfile(textfile)
         raise
     if textfile is not None:
         from rackloom.app.doctor_textfile import write_textfile
 
         write_textfile(textfile, examined.picture, examined.findings)
     if evidence == "ncp":
-        from rackloom.prove.doctor.acceptance import acceptance
+        from rackloom.core.diagnosis.acceptance import acceptance
 
         emit(acceptance(examined.picture), "json", str)
     else:
-        _show(examined, json=json)
+        _print_result(examined, json=json)
     return 1 if examined.findings else 0
 
 
-def _tell_unread(textfile: Path | None) -> None:
+def _write_failed_textfile(textfile: Path | None) -> None:
     """Whoever watches the file must not go on reading that all was well."""
     if textfile is not None:
         import time
 
-        from rackloom.app.doctor_textfile import write_unread
+        from rackloom.app.doctor_textfile import write_failed_textfile
 
-        write_unread(textfile, time.time())
+        write_failed_textfile(textfile, time.time())
 
 
-def _show(examined: "Examined", *, json: bool) -> None:
-    from rackloom.prove.doctor.page import page
+def _print_result(examined: "DoctorResult", *, json: bool) -> None:
+    from rackloom.core.diagnosis.report import render_findings
 
     value = {
         "ok": not examined.findings,
         "simulated": bool(examined.picture.simulated),
         "findings": examined.findings,
     }
-    emit(value, "json" if json else "table", lambda: page(examined.picture, examined.findings, examined.host))
+    emit(
+        value,
+        "json" if json else "table",
+        lambda: render_findings(examined.picture, examined.findings, examined.host),
+    )

@@ -1,11 +1,15 @@
-"""`rackloom imex`: the IMEX daemon of a ComputeDomain on one node."""
+"""`rackloom imex run`: the IMEX daemon of a ComputeDomain on one node.
+
+Node, pod and ComputeDomain come from the environment that the device plugin and the DaemonSet make; the
+options say where the daemon's files and programs are, and how peers are named.
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter, validators
 
-from rackloom.claim.domain.names import IMEX_PROBE_PORT
+from rackloom.core.domains.names import IMEX_PROBE_PORT
 
 app = App(name="imex", help="Supervise NVIDIA's IMEX daemon in a pod of a ComputeDomain.")
 
@@ -59,10 +63,10 @@ def run(
         Where kubelet's probes are answered, over HTTP at the pod's address: 200 if nvidia-imex is READY, or
         if the node has no NVLink fabric.
     """
-    from rackloom.app.imex import ImexSettings, run_imex
+    from rackloom.app.imex import ImexDaemonOptions, run_imex
 
     run_imex(
-        ImexSettings(
+        ImexDaemonOptions(
             directory=directory,
             hosts=hosts,
             tls_directory=tls_directory if authentication else None,

@@ -1,6 +1,11 @@
 """The `rackloom` program: finds the command, imports only that one, and turns errors into exit codes.
 
-Exit codes: 0 done, 1 refused or unhealthy, 2 usage; 130 after Ctrl-C.
+Exit codes: 0 done, 1 refused or unhealthy, 2 usage, 130 after Ctrl-C. `Refused` prints its reason and the
+nearest fix; `Retry` and `Unknown` print their reason. A full disk and a closed pipe end the program
+without a traceback.
+
+`COMMANDS` gives each command's import path and its line in the list of commands. cyclopts imports the
+path when the command is called, so that listing the commands imports none of them.
 """
 
 import errno
@@ -24,19 +29,23 @@ app = App(
 )
 # Help texts stand here because listing the commands must not import them.
 COMMANDS = (
-    ("demo", "rackloom.cli.demo:demo", "Tell the whole story on simulated racks, each step verified."),
-    ("up", "rackloom.cli.up:up", "Run a site on simulated racks, on loopback."),
-    ("token", "rackloom.cli.up:token", "Print a bearer token for such a simulated site."),
-    ("twin", "rackloom.cli.twin:app", "Replay incidents on the production code."),
+    ("demo", "rackloom.cli.site:demo", "Tell the whole story on simulated racks, each step verified."),
+    ("up", "rackloom.cli.site:up", "Run a site on simulated racks, on loopback."),
+    ("token", "rackloom.cli.site:token", "Print a bearer token for such a simulated site."),
+    ("twin", "rackloom.cli.site:twin_app", "Replay incidents on the production code."),
     ("doctor", "rackloom.cli.doctor:doctor", "What is wrong with a site, over all layers, and the fix."),
     ("topology", "rackloom.cli.topology:app", "What is wired to what, on known machines and racks."),
     ("claim", "rackloom.cli.claim:app", "What device claims would get here, and why not."),
     ("place", "rackloom.cli.place:place", "Where whole jobs would go, or what blocks them."),
     ("transfer", "rackloom.cli.transfer:app", "Measure a KV-cache transfer and prove its path."),
-    ("serve", "rackloom.cli.serve:serve", "Run the site service on real switch controllers."),
+    ("serve", "rackloom.cli.site:serve", "Run the site service on real switch controllers."),
     ("admin", "rackloom.cli.admin:app", "Operate a site: endpoints, machines, partitions, plans."),
     ("controller", "rackloom.cli.controller:controller", "Control the ComputeDomains of a cluster."),
-    ("webhook", "rackloom.cli.webhook:webhook", "Admit claims and pods: validate, keep together, hold back."),
+    (
+        "webhook",
+        "rackloom.cli.controller:webhook",
+        "Admit claims and pods: validate, keep together, hold back.",
+    ),
     (
         "uninstall",
         "rackloom.cli.uninstall:uninstall",
@@ -46,38 +55,38 @@ COMMANDS = (
     ("imex", "rackloom.cli.imex:app", "Supervise the IMEX daemon of a ComputeDomain on one node."),
 )
 """In the order in which they are listed: to try, to look and plan, to run a site, to run on Kubernetes."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 for _place, (_name, _path, _help) in enumerate(COMMANDS):
     app.command(_path, name=_name, help=_help, sort_key=_place)
 
 
 def main() -> None:
     """Entry point of the console script."""
-    _have_somewhere_to_write()
-    _tell_in_full(sys.argv[1:2])
+    _open_missing_streams()
+    _use_docstring_as_help(sys.argv[1:2])
     try:
-        result = _called()
+        result = _run_command()
         sys.stdout.flush()  # A pipe is written in blocks: whether anybody reads the last shows here.
     except Refused as refused:
-        _complain(refused.reason, refused.nearest_fix)
+        _print_error(refused.reason, refused.nearest_fix)
         sys.exit(1)
     except (Retry, Unknown) as trouble:
-        _complain(trouble.reason, None)
+        _print_error(trouble.reason, None)
         sys.exit(1)
     except BrokenPipeError:
         # The reader (head, a pager) has seen enough; the interpreter must not complain about it at its end.
-        _write_no_more()
+        _discard_output()
         sys.exit(1)
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in _DISK_FULL:
             raise
-        _write_no_more()
-        _complain(f"what this writes has no room: {error.strerror}", "make room on that disk")
+        _discard_output()
+        _print_error(f"what this writes has no room: {error.strerror}", "make room on that disk")
         sys.exit(1)
     sys.exit(result if isinstance(result, int) else 0)
 
 
-def _called() -> object:
+def _run_command() -> object:
     """Do what was asked for. A version needs no typesetting, which takes as long to load as all else."""
     if sys.argv[1:] == ["--version"]:
         print(__version__)
@@ -85,14 +94,14 @@ def _called() -> object:
     return app()
 
 
-def _tell_in_full(called: list[str]) -> None:
+def _use_docstring_as_help(called: list[str]) -> None:
     """A function that is called is described by its docstring; the line in the list is for the list."""
     for name, _, _ in COMMANDS:
         if [name] == called and app[name].default_command is not None:
             app[name].help = None
 
 
-def _have_somewhere_to_write() -> None:
+def _open_missing_streams() -> None:
     """A program that was started with its output closed has none (`>&-`); what it prints goes nowhere."""
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (open until the end)
@@ -100,12 +109,12 @@ def _have_somewhere_to_write() -> None:
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
 
 
-def _write_no_more() -> None:
+def _discard_output() -> None:
     """What is still in the buffer could not be written either, and the interpreter would try."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(reason: str, fix: str | None) -> None:
+def _print_error(reason: str, fix: str | None) -> None:
     print(f"rackloom: {reason}", file=sys.stderr)
     if fix is not None:
         print(f"  fix: {fix}", file=sys.stderr)

@@ -1,4 +1,8 @@
-"""`rackloom place`: where a whole job would go, or what blocks it."""
+"""`rackloom place`: where whole jobs would go, or what blocks them; nothing is changed.
+
+This module holds the options and their help. `place_site` reads the site, `place_plan` places the jobs,
+and `place_page` prints the result. They are imported when the command runs.
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -6,31 +10,31 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.output import Output
+from rackloom.cli.common import Output
 
-Files = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
-Names = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]
-Flag = Annotated[bool, Parameter(negative="")]
-Target = Literal["affinity", "kueue", "kai", "lws", "podgroup", "slurm"]
+SiteFiles = Annotated[list[Path] | None, Parameter(negative="", consume_multiple=True)]
+NameList = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]
+PlainFlag = Annotated[bool, Parameter(negative="")]
+RenderTarget = Literal["affinity", "kueue", "kai", "lws", "podgroup", "slurm"]
 
 
 def place(
     *jobs: Path,
     profile: str | None = None,
     racks: Annotated[int, Parameter(validator=Number(lte=10_000))] = 1,
-    site: Files = None,
-    cluster: Flag = False,
+    site: SiteFiles = None,
+    cluster: PlainFlag = False,
     context: str | None = None,
     segment: int | None = None,
     spares: int = 0,
-    apart: Flag = False,
-    exclusive: Flag = False,
-    without_tray: Names = None,
-    drain: Names = None,
-    defrag: Flag = False,
+    apart: PlainFlag = False,
+    exclusive: PlainFlag = False,
+    without_tray: NameList = None,
+    drain: NameList = None,
+    defrag: PlainFlag = False,
     down: float | None = None,
-    label: Names = None,
-    render: Target | None = None,
+    label: NameList = None,
+    render: RenderTarget | None = None,
     output: Output = "table",
 ) -> int:
     """Choose the clique and the trays of whole jobs before their pods exist; nothing is changed.
@@ -79,12 +83,12 @@ def place(
         How to print.
     """
     # The allocator and its CEL library take longer to load than help may take to print.
-    from rackloom.claim.place.labels import Labels
     from rackloom.cli import place_plan
-    from rackloom.cli.place_site import Source
+    from rackloom.cli.place_site import SiteOptions
+    from rackloom.core.place.placement_values import SchedulerLabels
 
-    asked = place_plan.Asked(
-        labels=Labels().changed(label or []),
+    asked = place_plan.PlacementRequest(
+        labels=SchedulerLabels().changed(label or []),
         segment=segment,
         spares=spares,
         apart=apart,
@@ -95,11 +99,11 @@ def place(
         down=down,
         alone=render == "lws",
     )
-    source = Source(
+    source = SiteOptions(
         profile=profile,
         racks=racks,
         files=tuple(site or ()),
         cluster=cluster or context is not None,
         context=context,
     )
-    return place_plan.answer(jobs, source, asked, render, output)
+    return place_plan.answer_placement(jobs, source, asked, render, output)

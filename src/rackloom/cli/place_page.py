@@ -1,26 +1,46 @@
-"""What `rackloom place` answers, and how it reads."""
+"""What `rackloom place` prints: the report, prices of segment sizes, objects for schedulers.
 
-from collections.abc import Iterator, Sequence
+The report starts with the moves that come first, then each job: where it goes and why, or what blocks it
+with the nearest fixes. The price of a segment size is the trays of a clique that no segment takes, and
+the share of trays that whole segments use with some trays down. A segment that no group fills, or that is
+larger than any empty clique, is refused. Rendered jobs are printed with the other objects of their files,
+those that several jobs need once.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import yaml
 
-from rackloom.claim.place.refusal.moves import Move, listed
-from rackloom.claim.place.values import Hole, Plan
-from rackloom.cli.output import columns
+from rackloom.claim.manifests.documents import Document
+from rackloom.cli.common import columns
+from rackloom.core.place.job_moves import JobMove, list_names
+from rackloom.core.place.jobs import Job
+from rackloom.core.place.placement_values import FreeRegionCount, Gang, GangPlan, PlacementSite
+from rackloom.core.place.plan_notes import usable_share
+from rackloom.errors import Refused
+
+if TYPE_CHECKING:
+    from rackloom.core.place.rendering import RenderedJob
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+# The report.
+
+
+class JobAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one job."""
 
     job: str
-    plan: Plan | None
+    plan: GangPlan | None
     blocked: str | None = None
     fixes: tuple[str, ...] = ()
     """Nearest first; each was planned."""
     notes: tuple[str, ...] = ()
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentPrice(msgspec.Struct, frozen=True, kw_only=True):
     """What segments of one size use of a clique."""
 
     trays: int
@@ -30,47 +50,47 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """Share (0 to 1) of all trays that whole segments use, with some of them down."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementReport(msgspec.Struct, frozen=True, kw_only=True):
     """What is printed."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[JobMove, ...]
     """What has to move first."""
-    jobs: tuple[Answer, ...]
-    segments: tuple[Segment, ...] = ()
+    jobs: tuple[JobAnswer, ...]
+    segments: tuple[SegmentPrice, ...] = ()
     """Where their price was asked for."""
 
 
-def page(report: Report, *, seats: bool = True) -> str:
+def report_page(report: PlacementReport, *, seats: bool = True) -> str:
     """Moves first, then each job: where it goes and why, or what blocks it. `seats`: tray by tray."""
-    parts = ["\n".join(_move(move) for move in report.moves)] if report.moves else []
-    parts += [_together(report.jobs)] if len(report.jobs) > 1 else []
-    parts += ["\n".join(_job(one, seats)) for one in report.jobs]
-    parts += [columns(("SEGMENT", "OUTSIDE", "USABLE"), map(_segment, report.segments))] * bool(
+    parts = ["\n".join(_move_line(move) for move in report.moves)] if report.moves else []
+    parts += [_jobs_line(report.jobs)] if len(report.jobs) > 1 else []
+    parts += ["\n".join(_job_lines(one, seats)) for one in report.jobs]
+    parts += [columns(("SEGMENT", "OUTSIDE", "USABLE"), map(_segment_row, report.segments))] * bool(
         report.segments
     )
     return "\n\n".join(parts) or "nothing has to move"
 
 
-def _move(move: Move) -> str:
+def _move_line(move: JobMove) -> str:
     """What it costs and what it opens."""
     gain = move.gain()
     return f"first {move.told()}: {gain}" if gain else f"first {move.told()}"
 
 
-def _segment(one: Segment) -> tuple[str, str, str]:
+def _segment_row(one: SegmentPrice) -> tuple[str, str, str]:
     return str(one.trays), str(one.outside), f"{one.usable:.1%}"
 
 
-def _together(jobs: Sequence[Answer]) -> str:
+def _jobs_line(jobs: Sequence[JobAnswer]) -> str:
     """How many of several jobs fit beside each other."""
     plans = [one.plan for one in jobs if one.plan is not None]
-    refused = listed([one.job for one in jobs if one.plan is None], most=8)
+    refused = list_names([one.job for one in jobs if one.plan is None], most=8)
     if not refused:
         return f"{len(jobs)} jobs fit together"
     return f"{len(plans)} of {len(jobs)} jobs fit together; refused: {refused}"
 
 
-def _job(one: Answer, seats: bool) -> Iterator[str]:
+def _job_lines(one: JobAnswer, seats: bool) -> Iterator[str]:
     if one.plan is None:
         yield f"refused: {one.blocked}"
         yield f"nearest fix: {one.fixes[0] if one.fixes else 'none was found'}"
@@ -78,22 +98,86 @@ def _job(one: Answer, seats: bool) -> Iterator[str]:
         return
     yield f"{one.job}: {one.plan.reason}"
     if seats:
-        yield columns(("GROUP", "MEMBERS", "TRAY"), _rows(one.plan))
+        yield columns(("GROUP", "MEMBERS", "TRAY"), _tray_rows(one.plan))
     if one.plan.spares:
         yield f"spare trays: {', '.join(one.plan.spares)}"
     if one.plan.price:
-        yield f"price: {', '.join(_hole(hole) for hole in one.plan.price)}"
+        yield f"price: {', '.join(_hole_text(hole) for hole in one.plan.price)}"
     yield from (f"note: {note}" for note in one.notes)
 
 
-def _rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+def _tray_rows(plan: GangPlan) -> Iterator[tuple[str, str, str]]:
     """Members on one tray are one row."""
     seats: dict[tuple[str, str], list[int]] = {}
     for seat in plan.seats:
         seats.setdefault((seat.group, seat.tray), []).append(seat.member)
     for (group, tray), members in seats.items():
-        yield group, listed([str(member) for member in members], most=8), tray
+        yield group, list_names([str(member) for member in members], most=8), tray
 
 
-def _hole(hole: Hole) -> str:
+def _hole_text(hole: FreeRegionCount) -> str:
     return f"{hole.before - hole.after} fewer of {hole.trays} trays ({hole.before} -> {hole.after})"
+
+
+# Segment sizes.
+
+
+def segment_prices(site: PlacementSite, down: float) -> tuple[SegmentPrice, ...]:
+    """Every size up to the largest clique of the site, in cliques of that size."""
+    trays = max(Counter(tray.sharing for tray in site.trays).values(), default=0)
+    return tuple(
+        SegmentPrice(trays=size, outside=trays % size, usable=usable_share(trays, size, down))
+        for size in range(1, trays + 1)
+    )
+
+
+def check_segment(gang: Gang, site: PlacementSite) -> None:
+    """Refuse a segment that no group fills, or that is larger than any clique when it is empty."""
+    serious = [group for group in gang.groups if not group.is_helper]
+    if gang.segment is None or not serious:
+        return
+    largest = max(serious, key=lambda group: group.members)
+    if gang.segment > largest.members:
+        raise Refused(
+            f"{gang.name}: a segment of {gang.segment} members, and {largest.name} has {largest.members}",
+            nearest_fix="leave --segment out: all of them share a clique then",
+        )
+    room = Counter[str]()
+    for tray in site.trays:
+        room[tray.sharing] += tray.gpus // largest.gpus if largest.gpus else gang.segment
+    most = max(room.values(), default=0)
+    if gang.segment > most:
+        raise Refused(
+            f"{gang.name}: a segment of {gang.segment} {largest.name}, and the largest clique takes {most}"
+            " when it is empty",
+            nearest_fix=f"use --segment {most} or less" if most else "name a site with GPUs",
+        )
+
+
+# Rendered jobs.
+
+
+_SITE_KINDS = ("Node", "Pod", "ResourceSlice")
+
+
+def rendered_manifests(done: "Sequence[RenderedJob]", beside: Iterable[Any]) -> str:
+    """Scripts first, then all objects, those that several jobs need once."""
+    scripts = "\n".join(one.script for one in done if one.script)
+    objects: list[Any] = []
+    for value in (*beside, *(value for one in done for value in one.objects)):
+        if value not in objects:
+            objects.append(value)
+    return scripts + "---\n".join(yaml.safe_dump(value, sort_keys=False) for value in objects)
+
+
+def objects_beside(documents: Iterable[Document], jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
+    """What the files have beside the jobs (claim templates, ComputeDomains), unless it tells of the site."""
+    placed = {id(value) for job in jobs for value in job.objects}
+    for one in documents:
+        if id(one.value) not in placed and not _is_site_object(one.value):
+            yield one.value
+
+
+def _is_site_object(value: dict[str, Any]) -> bool:
+    allocated = (value.get("status") or {}).get("allocation")
+    return value.get("kind") in _SITE_KINDS or (value.get("kind") == "ResourceClaim" and bool(allocated))

@@ -1,36 +1,57 @@
-"""Where `rackloom place` takes its nodes from: a profile, files, or a cluster."""
+"""The site that `rackloom place` plans for: nodes, pods, devices and priority classes.
 
-from collections.abc import Sequence
+A profile gives nodes that do not exist, with the devices that their drivers would publish where a job
+claims devices. Otherwise nodes and pods come from saved manifests or from the cluster that kubectl talks
+to; objects are checked for their shape first. A resource that the cluster does not have, or does not let
+the user read, is treated as absent where it is optional.
+
+`PriorityClasses` holds the values by name. Of several default classes the lowest counts, as in the API
+server. A class that the site does not have is refused where the site's classes are known, because the API
+server would refuse the pods; where they are not known it counts as priority 0, and a note says so.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rackloom.claim.allocate.objects import Node, ResourceSlice
-from rackloom.claim.allocate.slices import device_classes, slices_of
 from rackloom.claim.manifests.documents import Document, read_documents
-from rackloom.claim.manifests.read import Manifests, gathered
-from rackloom.claim.place.labels import Labels
-from rackloom.claim.place.reading import shapes
-from rackloom.claim.place.reading.devices import Devices
+from rackloom.claim.manifests.read import Manifests, manifests_of
+from rackloom.core.allocate.driver_slices import device_classes, slices_of
+from rackloom.core.allocate.objects import Node, ResourceSlice
+from rackloom.core.place import object_shapes
+from rackloom.core.place.job_moves import list_names
+from rackloom.core.place.jobs import (
+    BUILT_IN_PRIORITIES,
+    DEFAULT_CLASS,
+    Job,
+    unknown_priority_classes,
+    value_at,
+)
+from rackloom.core.place.observed_site import DraDevices
+from rackloom.core.place.placement_values import SchedulerLabels
+from rackloom.core.place.pod_constraints import PREEMPT_NEVER
 from rackloom.errors import Refused
 from rackloom.topology import profiles
-from rackloom.topology.build import build_site
-from rackloom.topology.rack import RackProfile
+from rackloom.topology.rack import RackProfile, build_site
 
-_KINDS = (
+# Nodes, pods and devices.
+
+
+_CLUSTER_KINDS = (
     "nodes,pods,resourceslices.resource.k8s.io,deviceclasses.resource.k8s.io,resourceclaims.resource.k8s.io"
 )
-_MADE_FOR_JOBS = ("resourceclaimtemplates.resource.k8s.io", "computedomains.resource.nvidia.com")
+_TEMPLATE_RESOURCES = ("resourceclaimtemplates.resource.k8s.io", "computedomains.resource.nvidia.com")
 _DEFAULT_PARTITION = 32766
 """The clique id of a domain that nobody partitioned."""
 
 
-TEMPLATES = ("ResourceClaimTemplate", "ComputeDomain")
+TEMPLATE_KINDS = ("ResourceClaimTemplate", "ComputeDomain")
 """Kinds that make claims for the pods of jobs."""
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class SiteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line names."""
 
     profile: str | None = None
@@ -40,15 +61,15 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     context: str | None = None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class SiteObjects(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes and pods as objects, and what the allocator takes."""
 
     nodes: tuple[dict[str, Any], ...]
     pods: tuple[dict[str, Any], ...]
-    devices: Devices
+    devices: DraDevices
 
 
-class Told(msgspec.Struct, frozen=True):
+class ClusterObjects(msgspec.Struct, frozen=True):
     """The objects of a saved or a live cluster."""
 
     documents: tuple[Document, ...] = ()
@@ -56,36 +77,40 @@ class Told(msgspec.Struct, frozen=True):
     """A cluster was asked for its priority classes and told them."""
 
 
-def told_by(source: Source, *, templates: bool) -> Told:
+def read_cluster_objects(source: SiteOptions, *, templates: bool) -> ClusterObjects:
     """What the source tells; nothing of a profile. `templates`: a job names some that its file lacks.
 
     Raises Refused for a file, or a cluster, that cannot be read.
     """
     documents = [one for path in source.files for one in read_documents(path)]
     if not source.cluster:
-        return Told(tuple(documents))
-    from rackloom.claim.manifests.cluster import ask_cluster
+        return ClusterObjects(tuple(documents))
+    from rackloom.claim.manifests.cluster import objects_from_cluster
 
-    documents += ask_cluster(_KINDS, source.context)
-    classes = _if_told("priorityclasses.scheduling.k8s.io", "PriorityClass", source)
+    documents += objects_from_cluster(_CLUSTER_KINDS, source.context)
+    classes = _optional_objects("priorityclasses.scheduling.k8s.io", "PriorityClass", source)
     documents += classes or ()
     if templates:
-        for resource, kind in zip(_MADE_FOR_JOBS, TEMPLATES, strict=True):
-            documents += _if_told(resource, kind, source) or ()
-    return Told(tuple(documents), classes is not None)
+        for resource, kind in zip(_TEMPLATE_RESOURCES, TEMPLATE_KINDS, strict=True):
+            documents += _optional_objects(resource, kind, source) or ()
+    return ClusterObjects(tuple(documents), classes is not None)
 
 
-def _if_told(resource: str, kind: str, source: Source) -> list[Document] | None:
+def _optional_objects(resource: str, kind: str, source: SiteOptions) -> list[Document] | None:
     """None where the cluster does not have the resource, or does not let us see it."""
-    from rackloom.claim.manifests.cluster import ask_cluster
+    from rackloom.claim.manifests.cluster import objects_from_cluster
 
     try:
-        return [one for one in ask_cluster(resource, source.context) if one.value.get("kind") == kind]
+        return [
+            one for one in objects_from_cluster(resource, source.context) if one.value.get("kind") == kind
+        ]
     except Refused:
         return None
 
 
-def found_in(source: Source, documents: Sequence[Document], labels: Labels, *, with_devices: bool) -> Found:
+def site_objects(
+    source: SiteOptions, documents: Sequence[Document], labels: SchedulerLabels, *, with_devices: bool
+) -> SiteObjects:
     """The site of a profile, else of the documents, the jobs' own too. Raises Refused where there is none.
 
     `with_devices`: what the machines of a profile publish is looked at, not only how many GPUs they have.
@@ -96,56 +121,58 @@ def found_in(source: Source, documents: Sequence[Document], labels: Labels, *, w
             nearest_fix="leave --profile out, or --site, --cluster and --context",
         )
     if source.profile is not None:
-        return _of_profile(source.profile, source.racks, labels, with_devices)
+        return _profile_objects(source.profile, source.racks, labels, with_devices)
     nodes = tuple(one.value for one in documents if one.value.get("kind") == "Node")
     if not nodes:
         fix = "name a --profile and --racks, files of a --site, or ask with --cluster"
         raise Refused("there is no node to place on", nearest_fix=fix)
     pods = tuple(one.value for one in documents if one.value.get("kind") == "Pod")
-    for shape, objects in ((shapes.Node, nodes), (shapes.Pod, pods)):
+    for shape, objects in ((object_shapes.NodeShape, nodes), (object_shapes.PodShape, pods)):
         for one in objects:
-            shapes.check_shape(one, shape, shapes.called(one))
-    return Found(nodes=nodes, pods=pods, devices=_devices(gathered(documents), pods))
+            object_shapes.check_shape(one, shape, object_shapes.object_title(one))
+    return SiteObjects(nodes=nodes, pods=pods, devices=_devices(manifests_of(documents), pods))
 
 
-def _devices(found: Manifests, pods: tuple[dict[str, Any], ...]) -> Devices:
+def _devices(found: Manifests, pods: tuple[dict[str, Any], ...]) -> DraDevices:
     named = {one.metadata.name for one in found.classes}
     built_in = [one for one in device_classes() if one.metadata.name not in named]
     held = tuple(claim for claim in found.claims if claim.status.allocation is not None)
     classes = (*found.classes, *built_in)
-    return Devices(nodes=found.nodes, classes=classes, slices=found.slices, claims=held, pods=pods)
+    return DraDevices(nodes=found.nodes, classes=classes, slices=found.slices, claims=held, pods=pods)
 
 
-def _of_profile(name: str, racks: int, labels: Labels, with_devices: bool) -> Found:
-    profile = profiles.load(name)
+def _profile_objects(name: str, racks: int, labels: SchedulerLabels, with_devices: bool) -> SiteObjects:
+    profile = profiles.load_profile(name)
     if isinstance(profile, RackProfile):
-        cliques, gpus = _cliques(profile, racks), profile.gpus_per_tray
+        cliques, gpus = _profile_cliques(profile, racks), profile.gpus_per_tray
         publishes = profile.tray_machine is not None
     else:
         cliques = [(f"node-{number}", None) for number in range(racks)]
         gpus, publishes = len(profile.gpus), True
-    nodes = tuple(_node(node, clique, gpus, labels) for node, clique in cliques)
-    slices = _published(name, [node for node, _ in cliques]) if publishes and with_devices else ()
+    nodes = tuple(_profile_node(node, clique, gpus, labels) for node, clique in cliques)
+    slices = _profile_slices(name, [node for node, _ in cliques]) if publishes and with_devices else ()
     kept = msgspec.convert([{"metadata": node["metadata"]} for node in nodes], tuple[Node, ...])
-    return Found(nodes=nodes, pods=(), devices=Devices(nodes=kept, classes=device_classes(), slices=slices))
+    return SiteObjects(
+        nodes=nodes, pods=(), devices=DraDevices(nodes=kept, classes=device_classes(), slices=slices)
+    )
 
 
-def _published(profile: str, nodes: Sequence[str]) -> tuple[ResourceSlice, ...]:
-    from rackloom.cli.claim_template import machine_of
+def _profile_slices(profile: str, nodes: Sequence[str]) -> tuple[ResourceSlice, ...]:
+    from rackloom.cli.claim import machine_of
 
     machine = machine_of(profile)
     return tuple(one for node in nodes for one in slices_of(machine, node))
 
 
-def _cliques(profile: RackProfile, racks: int) -> list[tuple[str, str | None]]:
+def _profile_cliques(profile: RackProfile, racks: int) -> list[tuple[str, str | None]]:
     return [
         (f"{tray.rack}-tray-{tray.slot}", f"{domain.uuid}.{_DEFAULT_PARTITION}")
-        for domain in build_site(profile, racks, _Numbers()).domains
+        for domain in build_site(profile, racks, _PlannedNames()).domains
         for tray in domain.trays
     ]
 
 
-def _node(name: str, clique: str | None, gpus: int, labels: Labels) -> dict[str, Any]:
+def _profile_node(name: str, clique: str | None, gpus: int, labels: SchedulerLabels) -> dict[str, Any]:
     marks = {labels.host: name} | ({labels.clique: clique} if clique else {})
     return {
         "kind": "Node",
@@ -154,7 +181,7 @@ def _node(name: str, clique: str | None, gpus: int, labels: Labels) -> dict[str,
     }
 
 
-class _Numbers:
+class _PlannedNames:
     """Names for a site that does not exist."""
 
     def site(self) -> str:
@@ -168,3 +195,70 @@ class _Numbers:
 
     def domain_uuid(self, index: int) -> str:
         return f"domain-{index}"
+
+
+# Priority classes.
+
+
+_PRIORITY_CLASS = "PriorityClass"
+_LOWEST_PRIORITY, _HIGHEST_PRIORITY = -(2**31), 1_000_000_000
+"""Of classes that people make; those above are Kubernetes' own (scheduling.k8s.io/v1)."""
+
+
+class PriorityClasses:
+    """Values by name, and whether the site has told all that it has."""
+
+    def __init__(self, documents: Iterable[Document], *, asked: bool) -> None:
+        """`asked`: a cluster was asked for its classes. Raises Refused for a value that none may have."""
+        classes = [one for one in documents if one.value.get("kind") == _PRIORITY_CLASS]
+        self.values: dict[str, int] = dict(BUILT_IN_PRIORITIES)
+        self.never: set[str] = set()
+        self._is_known = asked or bool(classes)
+        for one in classes:
+            name, value = _read_class(one)
+            self._add(name, value, one)
+            # Of several defaults the API server takes the lowest.
+            is_default = one.value.get("globalDefault") is True
+            if is_default and value <= self.values.get(DEFAULT_CLASS, value):
+                self._add(DEFAULT_CLASS, value, one)
+
+    def _add(self, name: str, value: int, of: Document) -> None:
+        self.values[name] = value
+        self.never.discard(name)
+        if of.value.get("preemptionPolicy") == PREEMPT_NEVER:
+            self.never.add(name)
+
+    def check(self, job: Job) -> None:
+        """Refuse a class that the site does not have: the API server would refuse the pods."""
+        unknown = unknown_priority_classes(job, self.values)
+        if unknown and self._is_known:
+            known = sorted(name for name in self.values if name != DEFAULT_CLASS)
+            raise Refused(
+                f"{job.name} names the {_PRIORITY_CLASS} {unknown[0]}, which there is not",
+                nearest_fix=f"name one of {list_names(known, most=8)}, or add {unknown[0]} to the files",
+            )
+
+    def notes(self, job: Job) -> Iterator[str]:
+        """Classes of which no file tells the value."""
+        for name in unknown_priority_classes(job, self.values):
+            yield (
+                f"nothing is known of the {_PRIORITY_CLASS} {name}:"
+                f" it counts as priority 0, so no preemption is"
+                " offered for it; add the site's priorityclasses to --site"
+            )
+
+
+def _read_class(one: Document) -> tuple[str, int]:
+    name, value = value_at(one.value, ("metadata", "name")), one.value.get("value", 0)
+    if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, int):
+        raise Refused(
+            f"{one.where(('value',))}: a {_PRIORITY_CLASS} has the name {name!r} and the value {value!r}",
+            nearest_fix="give it a name, and a whole number as value",
+        )
+    if name not in BUILT_IN_PRIORITIES and not _LOWEST_PRIORITY <= value <= _HIGHEST_PRIORITY:
+        raise Refused(
+            f"{one.where(('value',))}: the {_PRIORITY_CLASS} {name} has the value {value}",
+            nearest_fix=f"set it from {_LOWEST_PRIORITY} to {_HIGHEST_PRIORITY}"
+            f": the API server takes no other",
+        )
+    return name, value

@@ -1,4 +1,8 @@
-"""`rackloom topology`: what is wired to what, on this host, a saved machine, or a published one."""
+"""`rackloom topology`: what is wired to what, on this host, a saved machine, or a published profile.
+
+`classes` prints one row per GPU and one column per run of NICs that every GPU sees alike, because a
+machine has up to 32 NICs. Each value is printed with its source; what is not known prints as a dash.
+"""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -8,19 +12,19 @@ from typing import Annotated
 import msgspec
 from cyclopts import App, Parameter
 
-from rackloom.cli.output import Output, columns, emit
+from rackloom.cli.common import Output, columns, emit
 from rackloom.errors import Refused
 from rackloom.topology import profiles
 from rackloom.topology.affinity import Cell, classes, guest_view
-from rackloom.topology.facts import Fact
+from rackloom.topology.join_key import Fact
 from rackloom.topology.machine import Gpu, Machine, Nic, PciePath
 from rackloom.topology.rack import RackProfile
 
 app = App(name="topology", help="What is wired to what, and how we know.")
 
-_SHOWN = 3
+_MAX_NAMES = 3
 """Names of interfaces in one row."""
-Matrix = tuple[tuple[Cell, ...], ...]
+ClassMatrix = tuple[tuple[Cell, ...], ...]
 
 
 @app.command(name="list")
@@ -32,7 +36,7 @@ def list_profiles(*, output: Output = "table") -> None:
     output
         How to print.
     """
-    loaded = [profiles.load(name) for name in profiles.names()]
+    loaded = [profiles.load_profile(name) for name in profiles.profile_names()]
     rows = [_summary(profile) for profile in loaded]
     keys = ("profile", "kind", "gpus", "nics")
     value = [dict(zip(keys, row, strict=True)) for row in rows]
@@ -50,8 +54,8 @@ def show(profile: str, *, output: Output = "table") -> None:
     output
         How to print.
     """
-    found = _load(profile)
-    emit(found, output, lambda: _table(found))
+    found = _load_profile(profile)
+    emit(found, output, lambda: _profile_table(found))
 
 
 @app.command
@@ -75,10 +79,10 @@ def discover(
     output
         How to print.
     """
-    from rackloom.topology.discovery.discover import discover as find
+    from rackloom.topology.discovery.discover import discover_machine as find
 
     machine = find(sysroot, nccl_topology=nccl_topology, declared=declared)
-    emit(machine, output, lambda: _discovered(machine))
+    emit(machine, output, lambda: _discovered_page(machine))
 
 
 @app.command(name="classes")
@@ -100,14 +104,14 @@ def show_classes(
     output
         How to print.
     """
-    found, machine = _load(profile), load_machine(profile)
+    found, machine = _load_profile(profile), load_machine(profile)
     matrix = classes(guest_view(machine) if guest else machine)
     excluded = [{"nic": nic.index, "reason": nic.excluded} for nic in machine.nics if nic.excluded]
     value = {"machine": machine.name, "guest": guest, "rows": matrix, "excluded": excluded}
-    emit(value, output, lambda: _matrix_page(_title(found, machine, guest), machine, matrix))
+    emit(value, output, lambda: _matrix_page(_matrix_title(found, machine, guest), machine, matrix))
 
 
-def _discovered(machine: Machine) -> str:
+def _discovered_page(machine: Machine) -> str:
     if not machine.gpus:
         return f"{_machine_table(machine)}\n\nno GPU found: none is on the PCI bus, and no driver lists one"
     return f"{_machine_table(machine)}\n\n{_matrix_table(machine, classes(machine))}"
@@ -118,17 +122,20 @@ def _interfaces_table(machine: Machine) -> str:
     alike: dict[tuple[str, str | None], list[str]] = {}
     for interface in machine.interfaces:
         alike.setdefault((interface.kind, interface.excluded), []).append(interface.name)
-    rows = [_cells([_some(names), kind or None, _use(excluded)]) for (kind, excluded), names in alike.items()]
+    rows = [
+        _cells([_some_names(names), kind or None, _tenant_use(excluded)])
+        for (kind, excluded), names in alike.items()
+    ]
     return columns(("INTERFACE", "KIND", "TENANT USE"), rows)
 
 
-def _some(names: Sequence[str]) -> str:
+def _some_names(names: Sequence[str]) -> str:
     """Of many, the first and how many more."""
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+    shown = ", ".join(names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
 
 
-def _use(excluded: str | None) -> str:
+def _tenant_use(excluded: str | None) -> str:
     return "yes" if excluded is None else f"no: {excluded}"
 
 
@@ -138,15 +145,15 @@ def load_machine(profile: str) -> Machine:
     Raises:
         Refused: there is none of that name.
     """
-    found = _load(profile)
+    found = _load_profile(profile)
     return _tray_machine(found) if isinstance(found, RackProfile) else found
 
 
-def _load(profile: str) -> Machine | RackProfile:
-    return _saved(Path(profile)) if profile.endswith(".json") else profiles.load(profile)
+def _load_profile(profile: str) -> Machine | RackProfile:
+    return _saved_machine(Path(profile)) if profile.endswith(".json") else profiles.load_profile(profile)
 
 
-def _saved(path: Path) -> Machine:
+def _saved_machine(path: Path) -> Machine:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Machine)
     except (OSError, msgspec.DecodeError) as trouble:
@@ -160,7 +167,7 @@ def _tray_machine(rack: RackProfile) -> Machine:
     return profiles.load_machine(rack.tray_machine)
 
 
-def _title(found: Machine | RackProfile, machine: Machine, guest: bool) -> str:
+def _matrix_title(found: Machine | RackProfile, machine: Machine, guest: bool) -> str:
     of_rack = f"tray of {found.name}, as " if isinstance(found, RackProfile) else ""
     view = "as its own kernel shows it" if guest else "from all sources"
     return f"{of_rack}{machine.name}: GPU x NIC, {view}"
@@ -173,7 +180,7 @@ def _summary(profile: Machine | RackProfile) -> tuple[str, str, int, int | None]
     return profile.name, "machine", len(profile.gpus), usable
 
 
-def _table(found: Machine | RackProfile) -> str:
+def _profile_table(found: Machine | RackProfile) -> str:
     return _rack_table(found) if isinstance(found, RackProfile) else _machine_table(found)
 
 
@@ -197,24 +204,24 @@ def _machine_table(machine: Machine) -> str:
 
 
 def _gpu_row(gpu: Gpu) -> list[str]:
-    return _cells([gpu.index, gpu.product or gpu.pci_id, gpu.pci_address, *_whereabouts(gpu)])
+    return _cells([gpu.index, gpu.product or gpu.pci_id, gpu.pci_address, *_location_cells(gpu)])
 
 
 def _nic_row(nic: Nic) -> list[str]:
     device = "/".join(name for name in (nic.if_name, nic.rdma_device) if name) or None
-    model, use = nic.model or nic.pci_id, _use(nic.excluded)
-    return _cells([nic.index, device, model, nic.pci_address, nic.line_rate_gbps, *_whereabouts(nic), use])
+    model, use = nic.model or nic.pci_id, _tenant_use(nic.excluded)
+    return _cells([nic.index, device, model, nic.pci_address, nic.line_rate_gbps, *_location_cells(nic), use])
 
 
-def _whereabouts(device: Gpu | Nic) -> tuple[str | None, str | None, str | None]:
-    return _sourced(device.numa_node), _path(device.pcie), _sourced(device.vendor_switch)
+def _location_cells(device: Gpu | Nic) -> tuple[str | None, str | None, str | None]:
+    return _fact_text(device.numa_node), _path_text(device.pcie), _fact_text(device.vendor_switch)
 
 
-def _sourced(fact: Fact[int] | Fact[str] | None) -> str | None:
+def _fact_text(fact: Fact[int] | Fact[str] | None) -> str | None:
     return None if fact is None else f"{fact.value}/{fact.source}"
 
 
-def _path(path: PciePath | None) -> str | None:
+def _path_text(path: PciePath | None) -> str | None:
     return None if path is None else f"{' > '.join([path.root, *(path.bridges or ())])}/{path.source}"
 
 
@@ -223,12 +230,12 @@ def _cells(values: Sequence[object]) -> list[str]:
     return ["-" if value is None else str(value) for value in values]
 
 
-def _matrix_page(title: str, machine: Machine, matrix: Matrix) -> str:
+def _matrix_page(title: str, machine: Machine, matrix: ClassMatrix) -> str:
     excluded = [f"(NIC {nic.index}) not for tenants: {nic.excluded}" for nic in machine.nics if nic.excluded]
     return "\n\n".join([title, _matrix_table(machine, matrix), *(["\n".join(excluded)] if excluded else [])])
 
 
-def _matrix_table(machine: Machine, matrix: Matrix) -> str:
+def _matrix_table(machine: Machine, matrix: ClassMatrix) -> str:
     """One column per run of NICs that every GPU sees alike: machines have up to 32."""
     texts = [[_cell_text(row[nic.index]) for row in matrix] for nic in machine.nics]
     alike = groupby(machine.nics, key=lambda nic: (texts[nic.index], nic.excluded is None))

@@ -1,4 +1,11 @@
-"""`rackloom transfer`: measure what a placement delivers, with proof of the data and of the path."""
+"""`rackloom transfer run|serve|model`: measure a KV-cache transfer, or model it from the wiring.
+
+`run` exits with 0 only if the data was verified and the promised device carried it. Without --target both
+ends run on this host; with --emulate two network namespaces with shaped links stand for an aligned and an
+unaligned NIC. Runs that were complete before one failed are saved too. `serve` is the target for
+initiators on other hosts. `model` moves nothing. The commands for saved records are in
+`transfer_records`.
+"""
 
 import sys
 import time
@@ -8,14 +15,68 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from rackloom.cli.common import Output
 from rackloom.cli.transfer_options import Devices, Sizes, parse_address, read_secret
 from rackloom.errors import Refused, Retry
 
 if TYPE_CHECKING:
-    from rackloom.prove.transfer.lanes import Remote
-    from rackloom.prove.transfer.run import Watch
+    from rackloom.prove.transfer.model import ModelledPair, RateRange
+    from rackloom.prove.transfer.run import RemoteTarget, RunObserver
     from rackloom.prove.transfer.values import AlignmentReport, Arm, TransferReport, TransferSpec
     from rackloom.topology.machine import Machine
+
+
+# `rackloom transfer model`.
+
+
+def model(machine: str, *, block_size: str = "1GiB", batch_size: int = 1, output: Output = "table") -> None:
+    """Model the transfer of a machine's GPU and NIC pairs from its wiring; nothing is moved or measured.
+
+    Parameters
+    ----------
+    machine
+        Name as `rackloom topology list` prints it, or a machine saved as a .json file by `topology discover`.
+    block_size
+        Bytes in one block, such as 64MiB.
+    batch_size
+        Blocks in one request.
+    output
+        How to print.
+    """
+    from rackloom.cli.common import columns, emit
+    from rackloom.cli.topology import load_machine
+    from rackloom.cli.transfer_options import Sizes
+    from rackloom.prove.transfer.model import model_transfers as modelled
+
+    spec = Sizes(block_size=block_size, batch_size=batch_size).spec()
+    found = modelled(load_machine(machine), spec.total_bytes)
+    headers = ("GPU", "NIC", "CLASS", "Gb/s", "ALONE GB/s", "ALONE ms", "TOGETHER GB/s")
+    rows = [_model_row(pair) for pair in found.pairs]
+    emit(found, output, lambda: "\n".join([columns(headers, rows), "", found.label]))
+
+
+def _model_row(pair: "ModelledPair") -> tuple[str, ...]:
+    return (
+        f"{pair.gpu}{'*' if pair.own else ''}",
+        pair.nic,
+        pair.path_class.value,
+        "?" if pair.line_rate_gigabits is None else str(pair.line_rate_gigabits),
+        _rate_text(pair.alone),
+        "?" if pair.alone is None else _range_text(pair.alone.best_ms, pair.alone.worst_ms),
+        _rate_text(pair.together) if pair.own else "",
+    )
+
+
+def _rate_text(between: "RateRange | None") -> str:
+    return "?" if between is None else _range_text(between.low_GBps, between.high_GBps)
+
+
+def _range_text(low: float, high: float) -> str:
+    return f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+
+
+# `rackloom transfer run` and `serve`.
+
 
 app = App(name="transfer", help="Measure a KV-cache transfer with NIXL, and prove which device carried it.")
 for _name, _help in (
@@ -27,7 +88,7 @@ for _name, _help in (
 ):
     app.command(f"rackloom.cli.transfer_records:{_name}", name=_name, help=_help)
 
-app.command("rackloom.cli.transfer_model:model", name="model", help="Model a transfer from the wiring alone.")
+app.command("rackloom.cli.transfer:model", name="model", help="Model a transfer from the wiring alone.")
 
 
 @app.command
@@ -70,29 +131,29 @@ def run(
     output
         table prints RESULT lines as runs complete, and a verdict; json the whole report.
     """
-    from rackloom.cli.output import emit
+    from rackloom.cli.common import emit
 
-    spec, heard = sizes.spec(), _Heard(output == "table")
+    spec, heard = sizes.spec(), _RunLog(output == "table")
     if emulate and (target is not None or devices not in (Devices(), Devices(every_gpu=True))):
         raise Refused(
             "--emulate makes both ends and their devices itself",
             nearest_fix="leave out --target and what names devices, transports and allocations",
         )
-    machine = None if emulate else _discovered()
+    machine = None if emulate else _discover_machine()
     try:
         if emulate:
-            report = _emulated(spec, rates, devices.every_gpu, runs, heard.watch())
+            report = _run_emulated(spec, rates, devices.every_gpu, runs, heard.watch())
         else:
-            report = _measured(spec, devices, machine, target, secret_file, runs, heard.watch())
+            report = _run_measured(spec, devices, machine, target, secret_file, runs, heard.watch())
     except (Refused, Retry) as trouble:
         if save is not None and heard.runs:
-            from rackloom.prove.transfer.records import partial
+            from rackloom.prove.transfer.records import partial_report
 
-            _save(save, spec, partial(heard.runs, trouble.reason), machine, trouble.reason)
+            _save_record(save, spec, partial_report(heard.runs, trouble.reason), machine, trouble.reason)
         raise
-    emit(report, output, lambda: table(report))
+    emit(report, output, lambda: report_table(report))
     if save is not None:
-        _save(save, spec, report, machine, None)
+        _save_record(save, spec, report, machine, None)
     return 0 if report.proved else 1
 
 
@@ -120,11 +181,11 @@ def serve(
     timeout
         With --once: seconds to wait for it.
     """
-    from rackloom.prove.transfer import target
+    from rackloom.prove.transfer import endpoints
+    from rackloom.prove.transfer.agent import require_nixl
     from rackloom.prove.transfer.channel import check_secret
-    from rackloom.prove.transfer.memory import require
 
-    require()
+    require_nixl()
     secret = read_secret(secret_file)
     key = check_secret(secret)
     host, port = parse_address(listen)
@@ -132,37 +193,37 @@ def serve(
         _serve_pairs(host, port, secret, devices, once=once, timeout=timeout)
         return
     deadline = time.monotonic() + timeout if once else None
-    with target.listen(host, port) as listener:
+    with endpoints.listen_for_initiator(host, port) as listener:
         print(f"listening on {host} port {listener.getsockname()[1]}", flush=True)
-        target.serve(
+        endpoints.serve_target(
             listener,
             key,
             devices.seat(),
-            lambda peer, reason: _say(f"{peer}: {reason}"),
+            lambda peer, reason: _print_step(f"{peer}: {reason}"),
             once=once,
             deadline=deadline,
         )
 
 
-def table(report: "AlignmentReport") -> str:
+def report_table(report: "AlignmentReport") -> str:
     """A row per arm, and the verdict."""
-    from rackloom.cli.output import columns
+    from rackloom.cli.common import columns
 
     headers = ("ARM", "CARRIED BY", "DECLARED Gb/s", "GB/s", "SPREAD", "P50 ms", "P99 ms", "PATH")
-    return "\n".join(["", columns(headers, map(_row, report.arms)), "", report.label, report.verdict])
+    return "\n".join(["", columns(headers, map(_arm_row, report.arms)), "", report.label, report.verdict])
 
 
 @dataclass(frozen=True)
-class _Heard:
+class _RunLog:
     """The runs so far; each one's RESULT line is printed at once, if at all."""
 
     print_results: bool
     runs: "list[TransferReport]" = field(default_factory=list)
 
-    def watch(self) -> "Watch":
-        from rackloom.prove.transfer.run import Watch
+    def watch(self) -> "RunObserver":
+        from rackloom.prove.transfer.run import RunObserver
 
-        return Watch(_say, self._finished)
+        return RunObserver(_print_step, self._finished)
 
     def _finished(self, one: "TransferReport") -> None:
         from rackloom.prove.transfer.report import result_line
@@ -172,12 +233,12 @@ class _Heard:
             print(result_line(one), flush=True)
 
 
-def _emulated(
-    spec: "TransferSpec", rates: tuple[float, float] | None, pairs: bool, runs: int, watch: "Watch"
+def _run_emulated(
+    spec: "TransferSpec", rates: tuple[float, float] | None, pairs: bool, runs: int, watch: "RunObserver"
 ) -> "AlignmentReport":
-    from rackloom.prove.transfer import emulate, run
+    from rackloom.prove.transfer import emulation, run
 
-    gigabits = rates or (emulate.ALIGNED_GIGABITS, emulate.UNALIGNED_GIGABITS)
+    gigabits = rates or (emulation.ALIGNED_GIGABITS, emulation.UNALIGNED_GIGABITS)
     if not all(0.001 <= rate <= 1000 for rate in gigabits):
         raise Refused(f"a link cannot be shaped to {gigabits}", nearest_fix="give Gb/s from 0.001 to 1000")
     if pairs:
@@ -187,14 +248,14 @@ def _emulated(
     )
 
 
-def _measured(
+def _run_measured(
     spec: "TransferSpec",
     devices: Devices,
     machine: "Machine | None",
     target: str | None,
     secret_file: Path | None,
     runs: int,
-    watch: "Watch",
+    watch: "RunObserver",
 ) -> "AlignmentReport":
     from rackloom.prove.transfer import run as transfer
 
@@ -207,35 +268,35 @@ def _measured(
     return transfer.run_plain(spec, runs=runs, seat=seat, watch=watch)
 
 
-def _remotes(target: str, secret: str, count: int) -> "list[Remote]":
-    from rackloom.prove.transfer.lanes import Remote
+def _remotes(target: str, secret: str, count: int) -> "list[RemoteTarget]":
+    from rackloom.prove.transfer.run import RemoteTarget
 
     host, port = parse_address(target)
-    return [Remote(host, port + k, secret) for k in range(count)]
+    return [RemoteTarget(host, port + k, secret) for k in range(count)]
 
 
 def _serve_pairs(host: str, port: int, secret: str, devices: Devices, *, once: bool, timeout: float) -> None:
     import msgspec
 
-    from rackloom.prove.transfer.serving import serve_seats
-    from rackloom.prove.transfer.values import Ucx
+    from rackloom.prove.transfer.processes import serve_targets
+    from rackloom.prove.transfer.values import UcxPins
 
     base = devices.seat()
     seats = [
-        msgspec.structs.replace(base, device=pair.device, ucx=Ucx(base.ucx.transports, (pair.nic,)))
-        for pair in devices.pairs(_discovered())
+        msgspec.structs.replace(base, device=pair.device, ucx=UcxPins(base.ucx.transports, (pair.nic,)))
+        for pair in devices.pairs(_discover_machine())
     ]
-    serve_seats(host, port, secret, seats, _heard_on_stdout, once=once, timeout=timeout)
+    serve_targets(host, port, secret, seats, _print_line, once=once, timeout=timeout)
 
 
-def _discovered() -> "Machine | None":
-    from rackloom.prove.transfer.records import discovered
-    from rackloom.topology.discovery.discover import discover
+def _discover_machine() -> "Machine | None":
+    from rackloom.prove.transfer.records import discover_or_none
+    from rackloom.topology.discovery.discover import discover_machine
 
-    return discovered(discover)
+    return discover_or_none(discover_machine)
 
 
-def _save(
+def _save_record(
     file: Path,
     spec: "TransferSpec",
     report: "AlignmentReport",
@@ -244,19 +305,22 @@ def _save(
 ) -> None:
     from datetime import UTC, datetime
 
-    from rackloom.prove.transfer.records import Record, save
+    from rackloom.prove.transfer.records import TransferRecord, save_record
 
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    save(Record(recorded_at=now, spec=spec, report=report, machine=machine, incomplete=incomplete), file)
+    save_record(
+        TransferRecord(recorded_at=now, spec=spec, report=report, machine=machine, incomplete=incomplete),
+        file,
+    )
 
 
-def _row(arm: "Arm") -> tuple[str, ...]:
+def _arm_row(arm: "Arm") -> tuple[str, ...]:
     """One arm; of its runs the slowest percentiles and every path verdict."""
-    from rackloom.prove.transfer.comparison import title
+    from rackloom.prove.transfer.comparison import arm_title
 
     carriers = dict.fromkeys(name for run in arm.runs for name in run.path.carried_by or run.path.protocols)
     return (
-        title(arm),
+        arm_title(arm),
         "/".join(carriers),
         "-" if arm.declared_gigabits is None else f"{arm.declared_gigabits:g}",
         f"{arm.mean_GBps:.2f}",
@@ -267,9 +331,9 @@ def _row(arm: "Arm") -> tuple[str, ...]:
     )
 
 
-def _heard_on_stdout(text: str) -> None:
+def _print_line(text: str) -> None:
     print(text, flush=True)
 
 
-def _say(step: str) -> None:
+def _print_step(step: str) -> None:
     print(step, file=sys.stderr, flush=True)

@@ -1,4 +1,10 @@
-"""What `transfer run` and `transfer serve` are told in the same way."""
+"""What `transfer run` and `transfer serve` share: sizes, devices, addresses, and the secret.
+
+`Sizes` says what one run moves. `Devices` says which memory and NICs this end uses: a single end, named
+pairs, the nearest NIC for every GPU, or every pair of GPU and NIC. `allocated` and `claim` name the NICs
+that a claim allocated; measuring is refused if others are visible. The shared secret comes from a file or
+from an environment variable, never from the command line.
+"""
 
 import os
 import re
@@ -8,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from rackloom.errors import Refused, why
+from rackloom.errors import Refused, file_error_text
 
 if TYPE_CHECKING:
-    from rackloom.prove.transfer.isolation import Allocated
-    from rackloom.prove.transfer.pairing import Pair
-    from rackloom.prove.transfer.values import Seat, TransferSpec
+    from rackloom.prove.transfer.devices import AllocatedDevices
+    from rackloom.prove.transfer.pairing import GpuNicPair
+    from rackloom.prove.transfer.values import EndConfig, TransferSpec
     from rackloom.topology.machine import Machine
+
 
 SECRET_VARIABLE = "RACKLOOM_TRANSFER_SECRET"  # noqa: S105 (the name of the variable, not its value)
 Words = Annotated[tuple[str, ...], Parameter(negative=())]
@@ -88,38 +95,37 @@ class Devices:
     claim: Path | None = None
     "File with the allocated ResourceClaims (kubectl get resourceclaims -o yaml), instead of --allocated."
 
-    def seat(self) -> "Seat":
+    def seat(self) -> "EndConfig":
         """Where a single end sits."""
-        from rackloom.prove.transfer.values import Seat, Ucx
+        from rackloom.prove.transfer.values import EndConfig, UcxPins
 
-        pins = Ucx(_split(self.transport), _split(self.net_device))
-        return Seat(ucx=pins, device=self.device, allocated=self.allocation())
+        pins = UcxPins(_split_words(self.transport), _split_words(self.net_device))
+        return EndConfig(ucx=pins, device=self.device, allocated=self.allocation())
 
-    def allocation(self) -> "Allocated | None":
+    def allocation(self) -> "AllocatedDevices | None":
         """What the claim allocated; None if nobody said.
 
         Raises:
             Refused: the file holds no allocated claim.
         """
-        from rackloom.prove.transfer.allocation import read_allocation
-        from rackloom.prove.transfer.isolation import Allocated
+        from rackloom.prove.transfer.devices import AllocatedDevices, read_allocation
 
         if self.claim is not None:
             return read_allocation(self.claim)
-        return Allocated(_split(self.allocated)) if self.allocated else None
+        return AllocatedDevices(_split_words(self.allocated)) if self.allocated else None
 
-    def pairs(self, machine: "Machine | None") -> "tuple[Pair, ...]":
+    def pairs(self, machine: "Machine | None") -> "tuple[GpuNicPair, ...]":
         """The pairs that were asked for; none if a single end was.
 
         Raises:
             Refused: not DEVICE=NIC, or no GPU, machine or NIC to pair.
         """
         if not (self.every_gpu or self.sweep):
-            return tuple(_pair(text, machine) for text in self.pair)
-        from rackloom.prove.transfer.cuda import Driver
-        from rackloom.prove.transfer.pairing import devices_of, every_pair, pair_up
+            return tuple(_parse_pair(text, machine) for text in self.pair)
+        from rackloom.prove.transfer.buffers import CudaDriver
+        from rackloom.prove.transfer.pairing import device_indices, every_pair, pair_up
 
-        addresses = Driver().addresses()
+        addresses = CudaDriver().addresses()
         if not addresses:
             raise Refused("the CUDA driver finds no GPU to pair", nearest_fix="say --pair cpu=NIC instead")
         if machine is None:
@@ -129,7 +135,7 @@ class Devices:
         allocation = self.allocation()
         names = None if allocation is None else allocation.names
         choose = every_pair if self.sweep else pair_up
-        return choose(machine, *devices_of(machine, addresses, names))
+        return choose(machine, *device_indices(machine, addresses, names))
 
 
 def parse_size(text: str) -> int:
@@ -170,22 +176,22 @@ def read_secret(file: Path | None) -> str:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(
-            f"{file} cannot be read: {why(error)}", nearest_fix="name a readable text file"
+            f"{file} cannot be read: {file_error_text(error)}", nearest_fix="name a readable text file"
         ) from error
 
 
-def _pair(text: str, machine: "Machine | None") -> "Pair":
-    from rackloom.prove.transfer.cuda import Driver
-    from rackloom.prove.transfer.pairing import describe
+def _parse_pair(text: str, machine: "Machine | None") -> "GpuNicPair":
+    from rackloom.prove.transfer.buffers import CudaDriver
+    from rackloom.prove.transfer.pairing import describe_pair
 
     device, equals, nic = text.partition("=")
     if not equals or not device or not nic:
         raise Refused(f"{text!r} is not DEVICE=NIC", nearest_fix="write it as cuda:0=mlx5_0:1 or cpu=eth0")
     _, _, which = device.partition(":")
-    address = Driver().address(int(which)) if which.isdecimal() else which or None
-    return describe(machine, device, address, nic)
+    address = CudaDriver().address(int(which)) if which.isdecimal() else which or None
+    return describe_pair(machine, device, address, nic)
 
 
-def _split(words: tuple[str, ...]) -> tuple[str, ...]:
+def _split_words(words: tuple[str, ...]) -> tuple[str, ...]:
     """Repeated or comma-separated, as UCX itself takes them."""
     return tuple(part for word in words for part in word.split(",") if part)

@@ -1,4 +1,10 @@
-"""`rackloom transfer report`, `compare`, `baseline`, `gate` and `evidence`: what to do with saved records."""
+"""`rackloom transfer report|compare|baseline|gate|evidence`: what to do with saved records.
+
+`report` prints a record as tables, JSON, HTML or SVG, with the time in which the KV caches of known
+models would be handed over. `compare` tests two records arm by arm. A baseline is a record that is
+complete, proved and uncontended; `gate` exits with 1 if an arm is slower than its baseline beyond noise,
+misplaced or unknown.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,19 +12,36 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from rackloom.cli.output import columns, emit
+from rackloom.cli.common import columns, emit
 from rackloom.cli.transfer_options import Words
-from rackloom.errors import Refused, why
-from rackloom.prove.transfer.comparison import TEST, Compared, compare_records
-from rackloom.prove.transfer.gate import Finding, check_baseline, judge
-from rackloom.prove.transfer.imported import read_nccl, read_nvbandwidth
-from rackloom.prove.transfer.kv import KvTerms, all_models, kv_terms
-from rackloom.prove.transfer.page import page
-from rackloom.prove.transfer.plot import grid, svg
-from rackloom.prove.transfer.records import Record, load, save, write_whole
-from rackloom.prove.transfer.tables import tables
+from rackloom.errors import Refused, file_error_text
+from rackloom.prove.transfer.comparison import (
+    TEST_DESCRIPTION,
+    ArmComparison,
+    BaselineFinding,
+    check_baseline,
+    compare_records,
+    judge_record,
+)
+from rackloom.prove.transfer.records import (
+    TransferRecord,
+    load_record,
+    read_nccl,
+    read_nvbandwidth,
+    save_record,
+    write_atomically,
+)
+from rackloom.prove.transfer.render import (
+    KvTerms,
+    kv_terms,
+    kv_terms_of_all_models,
+    matrix_svg,
+    rate_matrix,
+    record_tables,
+    render_page,
+)
 
-Output = Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])]
+RecordOutput = Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])]
 
 
 def report(
@@ -47,21 +70,21 @@ def report(
     to
         File to write to instead of standard output.
     """
-    kept = load(record)
-    terms = _terms(kept, model, tokens, prefill_ms)
+    kept = load_record(record)
+    terms = _kv_terms(kept, model, tokens, prefill_ms)
     if output == "json":
-        text = json_of(kept, terms)
+        text = record_json(kept, terms)
     elif output == "html":
-        text = page(kept, terms)
+        text = render_page(kept, terms)
     else:
-        text = _matrix(kept) if output == "svg" else "\n".join(_text(kept, terms))
+        text = _matrix_svg(kept) if output == "svg" else "\n".join(_record_lines(kept, terms))
     if to is None:
         print(text.rstrip("\n"))
     else:
-        write_whole(text.encode(), to)
+        write_atomically(text.encode(), to)
 
 
-def compare(before: Path, after: Path, *, output: Output = "table") -> None:
+def compare(before: Path, after: Path, *, output: RecordOutput = "table") -> None:
     """Compare two records arm by arm.
 
     Parameters
@@ -73,13 +96,13 @@ def compare(before: Path, after: Path, *, output: Output = "table") -> None:
     output
         How to print.
     """
-    compared = compare_records(load(before), load(after))
+    compared = compare_records(load_record(before), load_record(after))
     headers = ("ARM", "A GB/s", "B GB/s", "p (ranks)", "B AGAINST A")
 
     def text() -> str:
-        return f"{columns(headers, map(_compared, compared))}\n\n{TEST}"
+        return f"{columns(headers, map(_compared_row, compared))}\n\n{TEST_DESCRIPTION}"
 
-    emit({"test": TEST, "arms": compared}, output, text)
+    emit({"test": TEST_DESCRIPTION, "arms": compared}, output, text)
 
 
 def baseline(record: Path, to: Path) -> None:
@@ -92,10 +115,10 @@ def baseline(record: Path, to: Path) -> None:
     to
         File for the baseline.
     """
-    save(check_baseline(load(record)), to)
+    save_record(check_baseline(load_record(record)), to)
 
 
-def gate(record: Path, *, baseline: Path, output: Output = "table") -> int:
+def gate(record: Path, *, baseline: Path, output: RecordOutput = "table") -> int:
     """Exit 0 if every arm holds its baseline, 1 if one is slower beyond noise, misplaced or not known.
 
     Parameters
@@ -107,9 +130,9 @@ def gate(record: Path, *, baseline: Path, output: Output = "table") -> int:
     output
         How to print.
     """
-    findings = judge(load(record), check_baseline(load(baseline)))
+    findings = judge_record(load_record(record), check_baseline(load_record(baseline)))
     headers = ("ARM", "OUTCOME", "NODE", "DEVICE", "REASON")
-    emit(findings, output, lambda: columns(headers, map(_finding, findings)))
+    emit(findings, output, lambda: columns(headers, map(_finding_row, findings)))
     return 0 if all(one.outcome == "holds" for one in findings) else 1
 
 
@@ -127,59 +150,62 @@ def evidence(record: Path, *, nvbandwidth: Path | None = None, nccl: Path | None
     """
     import msgspec
 
-    kept = load(record)
+    kept = load_record(record)
     readers = ((nvbandwidth, read_nvbandwidth), (nccl, read_nccl))
-    added = tuple(read(_content(file), file.name) for file, read in readers if file is not None)
+    added = tuple(read(_read_text(file), file.name) for file, read in readers if file is not None)
     if not added:
         raise Refused("nothing to add", nearest_fix="give --nvbandwidth or --nccl with a file")
-    save(msgspec.structs.replace(kept, evidence=(*kept.evidence, *added)), record)
+    save_record(msgspec.structs.replace(kept, evidence=(*kept.evidence, *added)), record)
     for one in added:
         print(f"{one.tool}: {len(one.figures)} figures")
 
 
-def json_of(record: Record, terms: tuple[KvTerms, ...]) -> str:
+def record_json(record: TransferRecord, terms: tuple[KvTerms, ...]) -> str:
     """The record with its KV terms."""
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode({"record": record, "kv": terms}), indent=2).decode()
 
 
-def _terms(record: Record, models: Words, tokens: int, prefill_ms: float | None) -> tuple[KvTerms, ...]:
+def _kv_terms(
+    record: TransferRecord, models: Words, tokens: int, prefill_ms: float | None
+) -> tuple[KvTerms, ...]:
     rate = max(arm.mean_GBps for arm in record.report.arms)
     if not models:
-        return all_models(tokens, rate, prefill_ms)
+        return kv_terms_of_all_models(tokens, rate, prefill_ms)
     return tuple(kv_terms(model, tokens, rate, prefill_ms) for model in models)
 
 
-def _text(record: Record, terms: tuple[KvTerms, ...]) -> Iterator[str]:
+def _record_lines(record: TransferRecord, terms: tuple[KvTerms, ...]) -> Iterator[str]:
     yield from (record.report.label, record.report.verdict, "")
     if record.incomplete is not None:
         yield f"INCOMPLETE: {record.incomplete}\n"
-    for one in tables(record, terms):
+    for one in record_tables(record, terms):
         yield f"{one.heading}\n{columns(one.columns, one.rows)}"
         yield f"{one.note}\n" if one.note else ""
 
 
-def _matrix(record: Record) -> str:
-    matrix = grid(record.report)
+def _matrix_svg(record: TransferRecord) -> str:
+    matrix = rate_matrix(record.report)
     if matrix is None:
         raise Refused("no run of this record had a device promised", nearest_fix="measure with --pair")
-    return svg(matrix, "GPU x NIC, GB/s (emulated)" if record.report.emulated else "GPU x NIC, GB/s")
+    return matrix_svg(matrix, "GPU x NIC, GB/s (emulated)" if record.report.emulated else "GPU x NIC, GB/s")
 
 
-def _compared(one: Compared) -> tuple[str, ...]:
+def _compared_row(one: ArmComparison) -> tuple[str, ...]:
     p = "-" if one.ratio.p_rank is None else f"{one.ratio.p_rank:.3f}"
     return one.name, f"{one.before_GBps:.2f}", f"{one.after_GBps:.2f}", p, one.sentence
 
 
-def _finding(one: Finding) -> tuple[str, ...]:
+def _finding_row(one: BaselineFinding) -> tuple[str, ...]:
     return one.arm, one.outcome.upper(), one.node, one.device, one.reason
 
 
-def _content(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(
-            f"{file} cannot be read: {why(error)}", nearest_fix="name a text file that can be read"
+            f"{file} cannot be read: {file_error_text(error)}",
+            nearest_fix="name a text file that can be read",
         ) from error

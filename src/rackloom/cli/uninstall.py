@@ -1,4 +1,8 @@
-"""`rackloom uninstall`: what would be removed from a cluster, or its removal, step by step."""
+"""`rackloom uninstall`: prints what would be removed from a cluster, or removes it with --yes.
+
+Tables name a single object, and count several of a kind; JSON and YAML name all of them. On a terminal
+one line shows what a step that takes more than a second waits for.
+"""
 
 import sys
 import textwrap
@@ -9,16 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from rackloom.cli.output import Output, emit
+from rackloom.cli.common import Output, emit
 
 if TYPE_CHECKING:
-    from rackloom.claim.cluster.uninstall.plan import Plan, Step
-    from rackloom.claim.cluster.uninstall.run import Done, Outcome
+    from rackloom.claim.cluster.uninstall.executor import FinishedStep, UninstallOutcome
+    from rackloom.claim.cluster.uninstall.plan import UninstallPlan, UninstallStep
 
-_WIDE = 100
-_EXAMPLES = 4
+
+_WIDTH = 100
+_MAX_EXAMPLES = 4
 """Objects of a step that stands still of which it is said why."""
-_PATIENCE = 1.0
+_PROGRESS_AFTER = 1.0
 """Seconds after which a terminal shows what is waited for."""
 
 
@@ -58,21 +63,21 @@ def uninstall(
     output
         How to print.
     """
-    from rackloom.app.uninstall import Target, Watcher, carried_out, planned
+    from rackloom.app.uninstall import ProgressListener, UninstallTarget, perform_removal, plan_removal
 
-    target = Target(kubeconfig=kubeconfig, context=context, namespace=namespace)
+    target = UninstallTarget(kubeconfig=kubeconfig, context=context, namespace=namespace)
     progress = _Progress(sys.stderr.isatty())
     if not yes:
-        found = planned(target)
+        found = plan_removal(target)
         emit(_plan_value(found), output, lambda: _plan_table(found))
         return 1 if found.blockers else 0
 
-    def done(step: "Done") -> None:
+    def done(step: "FinishedStep") -> None:
         progress.clear()
         if output == "table":
             print(_done_line(step), flush=True)
 
-    outcome = carried_out(target, timeout, Watcher(done, progress.waiting))
+    outcome = perform_removal(target, timeout, ProgressListener(done, progress.waiting))
     progress.clear()
     emit(_outcome_value(outcome), output, lambda: _outcome_table(outcome))
     return 1 if outcome.rest.steps else 0
@@ -85,10 +90,10 @@ class _Progress:
         self._is_terminal = is_terminal
         self._shown = False
 
-    def waiting(self, step: "Step", seconds: float) -> None:
+    def waiting(self, step: "UninstallStep", seconds: float) -> None:
         """Show what is waited for."""
-        if self._is_terminal and seconds > _PATIENCE:
-            line = f"{step.phase}: {_some(step.objects)} ({seconds:.0f} s)"
+        if self._is_terminal and seconds > _PROGRESS_AFTER:
+            line = f"{step.phase}: {_objects_text(step.objects)} ({seconds:.0f} s)"
             print(f"\r\x1b[K{line[:100]}", end="", file=sys.stderr, flush=True)
             self._shown = True
 
@@ -99,38 +104,38 @@ class _Progress:
             self._shown = False
 
 
-def _plan_table(found: "Plan") -> str:
-    from rackloom.claim.cluster.uninstall.plan import WHAT
+def _plan_table(found: "UninstallPlan") -> str:
+    from rackloom.claim.cluster.uninstall.plan import PHASE_TITLES
 
     if not found.steps:
         return "\n".join(["nothing of Rackloom is here to remove", *_left_lines(found)])
     lines = []
     for number, step in enumerate(found.steps, 1):
-        lines.append(f"{number:2} {step.phase:<12} {WHAT[step.phase]}")
-        lines += _wrapped(_some(step.objects), " " * 16)
+        lines.append(f"{number:2} {step.phase:<12} {PHASE_TITLES[step.phase]}")
+        lines += _wrapped(_objects_text(step.objects), " " * 16)
     ending = _blocked_lines(found) or ["", "nothing blocks it: rackloom uninstall --yes does it"]
     return "\n".join([*lines, *ending, *_left_lines(found)])
 
 
-def _done_line(step: "Done") -> str:
-    return "\n".join(_wrapped(_some(step.objects), f"ok {step.seconds:6.1f} s  {step.phase:<12} "))
+def _done_line(step: "FinishedStep") -> str:
+    return "\n".join(_wrapped(_objects_text(step.objects), f"ok {step.seconds:6.1f} s  {step.phase:<12} "))
 
 
-def _outcome_table(outcome: "Outcome") -> str:
+def _outcome_table(outcome: "UninstallOutcome") -> str:
     rest = outcome.rest
     if not rest.steps:
         end = "what was to be removed is gone" if rest.left else "nothing of Rackloom is left"
         return "\n".join([end, *_left_lines(rest)])
     step = rest.steps[0]
     first = "stands still" if outcome.timed_out else "held"
-    lines = _wrapped(_some(step.objects), f"{first:<12} {step.phase:<12} ")
-    lines += [f"  {what} is still there: {why}" for what, why in list(step.waits.items())[:_EXAMPLES]]
+    lines = _wrapped(_objects_text(step.objects), f"{first:<12} {step.phase:<12} ")
+    lines += [f"  {what} is still there: {why}" for what, why in list(step.waits.items())[:_MAX_EXAMPLES]]
     later = ", ".join(each.phase for each in rest.steps[1:])
     lines += [f"not begun: {later}"] if later else []
     return "\n".join([*lines, *_blocked_lines(rest), *_left_lines(rest)])
 
 
-def _blocked_lines(found: "Plan") -> list[str]:
+def _blocked_lines(found: "UninstallPlan") -> list[str]:
     lines = [""] if found.blockers else []
     for blocker in found.blockers:
         lines.append(f"blocked: {blocker.what} {blocker.why}")
@@ -138,7 +143,7 @@ def _blocked_lines(found: "Plan") -> list[str]:
     return lines
 
 
-def _left_lines(found: "Plan") -> list[str]:
+def _left_lines(found: "UninstallPlan") -> list[str]:
     lines = ["", "stays:"] if found.left else []
     for left in found.left:
         lines.append(f"  {left.what}: {left.why}")
@@ -146,7 +151,7 @@ def _left_lines(found: "Plan") -> list[str]:
     return lines
 
 
-def _some(objects: tuple[str, ...]) -> str:
+def _objects_text(objects: tuple[str, ...]) -> str:
     """An object by its name, several of a kind by their number; JSON and YAML name them all."""
     kinds = Counter(name.partition(" ")[0] for name in objects)
     alone = {name.partition(" ")[0]: name for name in objects}
@@ -156,7 +161,7 @@ def _some(objects: tuple[str, ...]) -> str:
 def _wrapped(text: str, first: str) -> list[str]:
     return textwrap.wrap(
         text,
-        _WIDE,
+        _WIDTH,
         initial_indent=first,
         subsequent_indent=" " * len(first),
         break_long_words=False,
@@ -164,13 +169,13 @@ def _wrapped(text: str, first: str) -> list[str]:
     )
 
 
-def _plan_value(found: "Plan") -> dict[str, Any]:
-    from rackloom.claim.cluster.uninstall.plan import WHAT
+def _plan_value(found: "UninstallPlan") -> dict[str, Any]:
+    from rackloom.claim.cluster.uninstall.plan import PHASE_TITLES
 
     steps = [
         {
             "phase": step.phase,
-            "what": WHAT[step.phase],
+            "what": PHASE_TITLES[step.phase],
             "objects": step.objects,
             "waits": step.waits,
             "blockers": step.blockers,
@@ -180,5 +185,5 @@ def _plan_value(found: "Plan") -> dict[str, Any]:
     return {"blocked": bool(found.blockers), "steps": steps, "left": found.left}
 
 
-def _outcome_value(outcome: "Outcome") -> dict[str, Any]:
+def _outcome_value(outcome: "UninstallOutcome") -> dict[str, Any]:
     return {"done": outcome.done, "timed_out": outcome.timed_out, "rest": _plan_value(outcome.rest)}

@@ -1,44 +1,138 @@
-"""How near each NIC is to each GPU, and who says so.
+"""The path class of each GPU and NIC pair, the source that proves it, and which belong together.
 
-No single source is right on every machine: hypervisors hide bridges, drivers leave out NUMA nodes, and a
-GPU on NVLink-C2C is SYS to every NIC. Each source is asked for what it proves; `_fused` alone decides between
-the answers. docs/topology.md names the machines behind the rule.
+The classes are those of `nvidia-smi topo`. Each source is first evaluated alone, and answers with the
+nearest class that its facts prove:
+
+1. The PCIe tree and NUMA nodes (`by_tree`): a common bridge (PIX, PXB), different NUMA nodes (SYS), a
+   common root (PHB), a common NUMA node (NODE). The bridge comes before the NUMA nodes, because traffic
+   that turns around in a switch reaches no socket. The root comes after them, because virtual machines
+   attach devices of both sockets to one root.
+2. A vendor topology file (`by_vendor_switch`) that puts both devices below one switch.
+3. A matrix that the origin of the machine states (`by_declaration`).
+
+A common switch wins over a stated matrix: hiding topology makes a pair look farther, never nearer.
+Otherwise the stated matrix wins over what is inferred from roots and NUMA nodes.
+
+`partner` lists the nearest NICs of a GPU. Where that class spans NUMA nodes (a Grace GPU on NVLink-C2C is
+SYS to every NIC), the NICs of the GPU's own node are meant. `own_nics` and `own_gpus` assign one to each
+device: GPUs with the same nearest NICs are paired with them in order, so that as many GPUs as NICs use
+different NICs. docs/topology.md names the machines behind these rules.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from typing import TypeVar
 
 import msgspec
 
 from rackloom.errors import Refused
-from rackloom.topology.evidence import Cell, by_declaration, by_tree, by_vendor_switch
-from rackloom.topology.facts import Fact, Source, directness
-from rackloom.topology.machine import Gpu, Machine, Nic, PathClass, PciePath, numa_of
+from rackloom.topology.join_key import Fact, Source, directness, least_direct
+from rackloom.topology.machine import ClassRow, Gpu, Machine, Nic, PathClass, PciePath, numa_of
 
-__all__ = [
-    "Cell",
-    "PathClass",
-    "classes",
-    "classify",
-    "guest_view",
-    "nearest",
-    "numa_of",
-    "own_gpus",
-    "own_nics",
-    "partner",
-]
+# What each source proves about one pair, apart from the others.
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """The class of one GPU x NIC pair."""
+
+    gpu: int
+    nic: int
+    path_class: PathClass = msgspec.field(name="class")
+    source: Source | None
+    """The least direct source that the class rests on; None when the class is unknown."""
+    reason: str
+    """The facts that matched, or what is missing."""
+
+
+def by_tree(gpu: Gpu, nic: Nic) -> Cell:
+    """From PCIe ancestry and NUMA nodes; UNKNOWN where they decide nothing.
+
+    A common bridge is asked for before the NUMA nodes: bytes that turn round in a switch reach no socket. A
+    common root is asked for after them: virtual machines hang devices of both sockets below one root.
+    """
+    return _by_bridge(gpu, nic) or _by_numa_apart(gpu, nic) or _by_root(gpu, nic) or _by_numa_shared(gpu, nic)
+
+
+def by_vendor_switch(gpu: Gpu, nic: Nic) -> Iterator[Cell]:
+    """PIX where a vendor file puts both below one switch, else nothing: a file may leave devices out.
+
+    In a NCCL topology file the address of the switch may be fictitious, so only equality counts.
+    """
+    here, there = gpu.vendor_switch, nic.vendor_switch
+    if here is not None and there is not None and here.value == there.value:
+        yield _cell_for(gpu, nic, PathClass.PIX, f"common switch {here.value}", here.source, there.source)
+
+
+def by_declaration(rows: tuple[ClassRow, ...], gpu: Gpu, nic: Nic) -> Iterator[Cell]:
+    """The class that a stated matrix gives the pair, if it covers it; a stated UNKNOWN says nothing."""
+    for row in rows:
+        covered = row.gpu == gpu.index and nic.index < len(row.classes)
+        if covered and row.classes[nic.index] is not PathClass.UNKNOWN:
+            yield _cell_for(gpu, nic, row.classes[nic.index], "matrix stated by the origin", Source.DECLARED)
+
+
+def _by_bridge(gpu: Gpu, nic: Nic) -> Cell | None:
+    if gpu.pcie is None or nic.pcie is None or gpu.pcie.root != nic.pcie.root:
+        return None
+    common = _common_bridges(gpu.pcie, nic.pcie)
+    if not common:
+        return None
+    below = max(len(path.bridges or ()) - len(common) for path in (gpu.pcie, nic.pcie))
+    found = PathClass.PIX if below <= 1 else PathClass.PXB
+    return _cell_for(gpu, nic, found, f"common bridge {common[-1]}", gpu.pcie.source, nic.pcie.source)
+
+
+def _common_bridges(one: PciePath, other: PciePath) -> list[str]:
+    pairs = zip(one.bridges or (), other.bridges or (), strict=False)
+    return [bridge for bridge, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+
+
+def _by_numa_apart(gpu: Gpu, nic: Nic) -> Cell | None:
+    here, there = numa_of(gpu), numa_of(nic)
+    if here is None or there is None or here == there:
+        return None
+    return _cell_for(gpu, nic, PathClass.SYS, f"NUMA nodes {here} and {there}", *_numa_sources(gpu, nic))
+
+
+def _by_root(gpu: Gpu, nic: Nic) -> Cell | None:
+    if gpu.pcie is None or nic.pcie is None or gpu.pcie.root != nic.pcie.root:
+        return None
+    whole = gpu.pcie.bridges is not None and nic.pcie.bridges is not None
+    reason = f"common root {gpu.pcie.root}, {'no common bridge' if whole else 'bridges not known'}"
+    return _cell_for(gpu, nic, PathClass.PHB, reason, gpu.pcie.source, nic.pcie.source)
+
+
+def _by_numa_shared(gpu: Gpu, nic: Nic) -> Cell:
+    nodes = {"GPU": numa_of(gpu), "NIC": numa_of(nic)}
+    missing = " and ".join(device for device, node in nodes.items() if node is None)
+    if missing:
+        reason = f"no common root known, nor the NUMA node of {missing}"
+        return Cell(gpu=gpu.index, nic=nic.index, path_class=PathClass.UNKNOWN, source=None, reason=reason)
+    return _cell_for(gpu, nic, PathClass.NODE, f"common NUMA node {nodes['GPU']}", *_numa_sources(gpu, nic))
+
+
+def _numa_sources(gpu: Gpu, nic: Nic) -> list[Source]:
+    return [fact.source for fact in (gpu.numa_node, nic.numa_node) if fact is not None]
+
+
+def _cell_for(gpu: Gpu, nic: Nic, found: PathClass, reason: str, *sources: Source) -> Cell:
+    return Cell(gpu=gpu.index, nic=nic.index, path_class=found, source=least_direct(*sources), reason=reason)
+
+
+# The fused matrix, and the pairing that follows from it.
+
 
 Device = TypeVar("Device", Gpu, Nic)
 Known = TypeVar("Known", Fact[int], Fact[str], PciePath)
 
 _NEARNESS = tuple(PathClass)
 _SWITCHED = frozenset({PathClass.PIX, PathClass.PXB})
-_SEEN_BY_THE_GUEST = frozenset({Source.SYSFS, Source.NVML})
+_GUEST_SOURCES = frozenset({Source.SYSFS, Source.NVML})
 
 
 def classes(machine: Machine) -> tuple[tuple[Cell, ...], ...]:
     """The GPU x NIC matrix, a row per GPU, from all that is known; excluded NICs have their column too."""
-    return tuple(tuple(_cell(machine, gpu, nic) for nic in machine.nics) for gpu in machine.gpus)
+    return tuple(tuple(_matrix_cell(machine, gpu, nic) for nic in machine.nics) for gpu in machine.gpus)
 
 
 def partner(machine: Machine, gpu_index: int) -> tuple[Cell, ...]:
@@ -50,7 +144,9 @@ def partner(machine: Machine, gpu_index: int) -> tuple[Cell, ...]:
     if gpu_index not in range(len(machine.gpus)):
         fix = f"use an index below {len(machine.gpus)}" if machine.gpus else None
         raise Refused(f"{machine.name} has no GPU {gpu_index}", nearest_fix=fix)
-    row = [_cell(machine, machine.gpus[gpu_index], nic) for nic in machine.nics if nic.excluded is None]
+    row = [
+        _matrix_cell(machine, machine.gpus[gpu_index], nic) for nic in machine.nics if nic.excluded is None
+    ]
     known = [cell for cell in row if cell.path_class is not PathClass.UNKNOWN]
     best = tuple(cell for cell in known if cell.path_class is nearest(known).path_class)
     home = numa_of(machine.gpus[gpu_index])
@@ -67,7 +163,7 @@ def own_nics(machine: Machine) -> dict[int, Cell]:
     rows = _nearest_rows(machine)
     return {
         gpu: rows[gpu][position % len(nics)]
-        for nics, gpus in _alike(rows)
+        for nics, gpus in _gpus_by_nearest_nics(rows)
         for position, gpu in enumerate(gpus)
     }
 
@@ -80,7 +176,7 @@ def own_gpus(machine: Machine) -> dict[int, Cell]:
     rows = _nearest_rows(machine)
     return {
         nic: rows[gpus[position % len(gpus)]][position]
-        for nics, gpus in sorted(_alike(rows), key=lambda group: len(group[0]), reverse=True)
+        for nics, gpus in sorted(_gpus_by_nearest_nics(rows), key=lambda group: len(group[0]), reverse=True)
         for position, nic in enumerate(nics)
     }
 
@@ -89,7 +185,7 @@ def _nearest_rows(machine: Machine) -> dict[int, tuple[Cell, ...]]:
     return {gpu.index: partner(machine, gpu.index) for gpu in machine.gpus}
 
 
-def _alike(rows: dict[int, tuple[Cell, ...]]) -> list[tuple[tuple[int, ...], list[int]]]:
+def _gpus_by_nearest_nics(rows: dict[int, tuple[Cell, ...]]) -> list[tuple[tuple[int, ...], list[int]]]:
     """GPUs with the same nearest NICs together: the NICs, and the GPUs in order."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for gpu, cells in rows.items():
@@ -118,11 +214,11 @@ def guest_view(machine: Machine) -> Machine:
     )
 
 
-def _cell(machine: Machine, gpu: Gpu, nic: Nic) -> Cell:
-    return _fused(classify(gpu, nic), tuple(by_declaration(machine.declared_classes, gpu, nic)))
+def _matrix_cell(machine: Machine, gpu: Gpu, nic: Nic) -> Cell:
+    return _fuse_classes(classify(gpu, nic), tuple(by_declaration(machine.declared_classes, gpu, nic)))
 
 
-def _fused(proven: Cell, stated: tuple[Cell, ...]) -> Cell:
+def _fuse_classes(proven: Cell, stated: tuple[Cell, ...]) -> Cell:
     """A switch in common wins, then what was printed on this very machine, then what can be inferred.
 
     Hiding topology makes a pair look farther than it is, never nearer, so a switch that was found is there. A
@@ -145,4 +241,4 @@ def _as_guest(device: Device) -> Device:
 
 
 def _if_seen(known: Known | None) -> Known | None:
-    return known if known is not None and known.source in _SEEN_BY_THE_GUEST else None
+    return known if known is not None and known.source in _GUEST_SOURCES else None

@@ -1,22 +1,33 @@
-"""A rack with all that its drawing depends on, and nothing else: equal frames are drawn equal.
+"""What the drawing of one rack depends on, and the colours of its GPUs.
 
-Times are no part of a frame, and what was read of other racks is not either; that a layer or a domain is not
-known any more is.
+A `RackFrame` holds one rack with all that its drawing depends on and nothing else: equal frames are drawn
+equal. Times are not part of it, nor is what was read of other racks; that a layer or a domain is no
+longer known is.
+
+A GPU is coloured by its group, as one layer reports it: partition, tenant, clique or workload. It is
+unknown where that layer was not read, not lately, or is hidden from the viewer; the last known group is
+kept. Colours are given by first come, and a group keeps its colour while the process lives, so that a new
+partition never repaints racks that it is not in. There are 8 hues; a letter in the cell tells groups of
+one hue apart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
 
-from rackloom.prove.picture.values import DomainSeen, Layer
-from rackloom.web.scene import RackSeats, Scene
+from rackloom.core.diagnosis.snapshot import GpuChain, Layer, NvlinkDomainRecord
+from rackloom.web.chain import clique_of, partition_hidden, use_hidden
+from rackloom.web.model import MapGpu, MapRack, SiteMap
 
-Laid = tuple[str, str]
+# Frames.
+
+
+DomainLabel = tuple[str, str]
 """UID and name of a ComputeDomain."""
 
 
-class Fabric(StrEnum):
+class FabricState(StrEnum):
     """What is known of the NVLink domains of a rack, the worst first."""
 
     DISPUTED = "in dispute"
@@ -25,22 +36,22 @@ class Fabric(StrEnum):
     READ = "as last read"
 
 
-class Frame(msgspec.Struct, frozen=True, kw_only=True):
+class RackFrame(msgspec.Struct, frozen=True, kw_only=True):
     """One rack."""
 
-    rack: RackSeats
+    rack: MapRack
     known: frozenset[Layer]
     """Layers of which what they say is current."""
     answering: frozenset[str]
     """Those of its domains of which what the controllers show is how things are."""
     named: tuple[str, ...]
     """UUIDs of its domains; none for a tenant, who is not told."""
-    fabric: Fabric
+    fabric: FabricState
     problems: tuple[str, ...]
     """Why the others are not known, in words; a tenant is not told."""
     tenants: Mapping[str, str]
     """Organisations of the tenants that hold something in it, by their ids."""
-    over: Mapping[str, Laid]
+    over: Mapping[str, DomainLabel]
     """The ComputeDomain of each of its nodes that is a member of one."""
 
     def answers(self, domain: str) -> bool:
@@ -48,31 +59,167 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
         return domain in self.answering
 
 
-def frames(whole: Scene) -> dict[str, Frame]:
+def rack_frames(whole: SiteMap) -> dict[str, RackFrame]:
     """Every rack of a scene, by name and in order."""
     known = frozenset(layer for layer in Layer if whole.known(layer))
     over = {node.name: (one.uid, one.key) for one in whole.compute_domains for node in one.status.nodes}
-    return {rack.name: _frame(whole, known, over, rack) for rack in whole.racks}
+    return {rack.name: _rack_frame(whole, known, over, rack) for rack in whole.racks}
 
 
-def _frame(whole: Scene, known: frozenset[Layer], over: Mapping[str, Laid], rack: RackSeats) -> Frame:
+def _rack_frame(
+    whole: SiteMap, known: frozenset[Layer], over: Mapping[str, DomainLabel], rack: MapRack
+) -> RackFrame:
     seen = [whole.domains[uuid] for uuid in sorted(rack.domains) if uuid in whole.domains]
     answering = [one for one in seen if one.answers]
-    return Frame(
+    return RackFrame(
         rack=rack,
         known=known,
         answering=frozenset(one.uuid for one in answering),
         named=tuple(sorted(rack.domains - {""})) if whole.operator else (),
-        fabric=_fabric(seen, all_answer=len(answering) == len(rack.domains)),
+        fabric=_fabric_state(seen, all_answer=len(answering) == len(rack.domains)),
         problems=tuple(dict.fromkeys(one.problem for one in seen if one.problem)),
         tenants={id_: whole.tenants[id_] for id_ in rack.tenants if id_ in whole.tenants},
         over={name: over[name] for name in rack.nodes if name in over},
     )
 
 
-def _fabric(seen: Sequence[DomainSeen], *, all_answer: bool) -> Fabric:
+def _fabric_state(seen: Sequence[NvlinkDomainRecord], *, all_answer: bool) -> FabricState:
     if any(one.disputed for one in seen):
-        return Fabric.DISPUTED
+        return FabricState.DISPUTED
     if not all_answer:
-        return Fabric.SILENT
-    return Fabric.PAUSED if any(one.paused for one in seen) else Fabric.READ
+        return FabricState.SILENT
+    return FabricState.PAUSED if any(one.paused for one in seen) else FabricState.READ
+
+
+# Colours.
+
+
+COLOURS = 8
+"""Hues that people can tell apart; the letter in the cell tells the groups of one hue apart."""
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+
+class ColourMode(StrEnum):
+    """What the colours mean."""
+
+    PARTITION = "partition"
+    TENANT = "tenant"
+    CLIQUE = "clique"
+    WORKLOAD = "workload"
+
+
+class GpuState(StrEnum):
+    """Of one GPU, in one mode."""
+
+    GROUP = "group"
+    FREE = "free"
+    OTHERS = "others"
+    """Somebody else's: all that a tenant is told."""
+    UNKNOWN = "unknown"
+
+
+class ColourGroup(msgspec.Struct, frozen=True, order=True):
+    """One group of GPUs: `key` tells groups apart, `name` is what people call it."""
+
+    key: str
+    name: str
+
+
+class GpuShade(msgspec.Struct, frozen=True):
+    """What a GPU is in: the last that was known where its state is unknown."""
+
+    state: GpuState
+    group: ColourGroup | None = None
+
+
+def gpu_shade(frame: RackFrame, mode: ColourMode, seat: MapGpu) -> GpuShade:
+    """What a seat is coloured by. Unknown where what says so was not read, not lately, or is hidden."""
+    chain = seat.chain
+    if chain is None:
+        return GpuShade(_anonymous_state(seat.taken))
+    group = _GROUP_OF_MODE[mode](frame, chain)
+    if not _is_current(frame, mode, seat, chain):
+        return GpuShade(GpuState.UNKNOWN, group)
+    return GpuShade(GpuState.FREE if group is None else GpuState.GROUP, group)
+
+
+def _anonymous_state(taken: bool | None) -> GpuState:
+    if taken is None:
+        return GpuState.UNKNOWN
+    return GpuState.OTHERS if taken else GpuState.FREE
+
+
+def _partition_group(_: RackFrame, chain: GpuChain) -> ColourGroup | None:
+    if chain.partition is None:
+        return None
+    if chain.logical is not None:
+        return ColourGroup(chain.logical.id, chain.logical.name)
+    if chain.partition.owner == "tray":
+        return ColourGroup("tray", "each tray by itself")
+    return ColourGroup(f"{chain.partition.domain}/{chain.partition.id}", chain.partition.name)
+
+
+def _tenant_group(frame: RackFrame, chain: GpuChain) -> ColourGroup | None:
+    tenant = chain.machine.tenant if chain.machine else None
+    return ColourGroup(tenant, frame.tenants.get(tenant, tenant)) if tenant else None
+
+
+def _clique_group(_: RackFrame, chain: GpuChain) -> ColourGroup | None:
+    found = clique_of(chain)
+    return ColourGroup(found, found) if found else None
+
+
+def _workload_group(_: RackFrame, chain: GpuChain) -> ColourGroup | None:
+    if chain.use is None or use_hidden(chain):
+        return None
+    if chain.compute_domain is not None:
+        return ColourGroup(chain.compute_domain.uid, chain.compute_domain.key)
+    return ColourGroup(chain.use.claim, chain.use.claim)
+
+
+_GROUP_OF_MODE: Mapping[ColourMode, Callable[[RackFrame, GpuChain], ColourGroup | None]] = {
+    ColourMode.PARTITION: _partition_group,
+    ColourMode.TENANT: _tenant_group,
+    ColourMode.CLIQUE: _clique_group,
+    ColourMode.WORKLOAD: _workload_group,
+}
+
+
+def _is_current(frame: RackFrame, mode: ColourMode, seat: MapGpu, chain: GpuChain) -> bool:
+    if mode is ColourMode.PARTITION:
+        answered = Layer.FABRIC in frame.known and frame.answers(seat.domain)
+        return answered and chain.fabric is not None and not partition_hidden(chain)
+    if mode is ColourMode.TENANT:
+        return chain.machine is not None and Layer.SITE in frame.known
+    if mode is ColourMode.WORKLOAD and use_hidden(chain):
+        return False
+    return (chain.node or chain.device) is not None and Layer.CLUSTER in frame.known
+
+
+class Palette:
+    """The colour and letter of each group that was ever asked for."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, group: ColourGroup) -> int:
+        """The group's number: 0 for the first that came."""
+        return self._numbers.setdefault(group.key, len(self._numbers))
+
+
+class MapColours:
+    """What one map has given away: groups have colours and letters, ComputeDomains have numbers."""
+
+    def __init__(self) -> None:
+        self.groups = Palette()
+        self.badges = Palette()
+
+
+def letter_of(number: int) -> str:
+    """What stands in the cells of a group; after 62 groups the colours alone go on."""
+    return LETTERS[number] if number < len(LETTERS) else "+"
+
+
+def hue_of(number: int) -> int:
+    """Which of the colours a group has."""
+    return number % COLOURS

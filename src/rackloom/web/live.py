@@ -1,10 +1,13 @@
-"""The newest reading, kept fresh while somebody looks, and which racks changed since which revision.
+"""The newest reading of the site, shared by all viewers and refreshed while somebody looks.
 
-Those who look share one reading: it is begun when something changed, and also without a change every
-`AT_LEAST` seconds, because what is known grows old by itself. Between two readings there is a pause of half
-as long as the last took, so that a large site does more than be looked at; at least `PAUSE` seconds, and at
-most `LONGEST_PAUSE`, because a change waits for its end. Who asks while it is kept fresh gets what is known:
-a page that is told of a change asks for its chosen GPU.
+All viewers share one reading. It starts when something changed, and without a change every `AT_LEAST`
+seconds, because what is known grows old by itself. Between two readings there is a pause of half as long
+as the last one took, at least `PAUSE` and at most `LONGEST_PAUSE` seconds: a large site must have time
+for more than being drawn, and a change waits for the end of the pause. A request while the reading is
+kept fresh gets what is known.
+
+A reading that fails is shown as unread since its first failure, whatever the error: the page must not
+look current when it is not.
 """
 
 import asyncio
@@ -15,36 +18,35 @@ import msgspec
 import structlog
 
 from rackloom.errors import Retry, Unknown
-from rackloom.web.reading import Source
-from rackloom.web.scene import Scene, Seated, next_scene
+from rackloom.web.model import ReadingSource, SiteMap, SiteMapCache, update_site_map
 
 log = structlog.get_logger(__name__)
 
-Expected = (Retry, Unknown, OSError)
+EXPECTED_ERRORS = (Retry, Unknown, OSError)
 PAUSE = 0.1
 LONGEST_PAUSE = 0.2
 AT_LEAST = 5.0
 
 
-class Now(msgspec.Struct, frozen=True, kw_only=True):
+class LiveReading(msgspec.Struct, frozen=True, kw_only=True):
     """What is shown now."""
 
     number: int
     """Of the reading; 0: nothing was read yet."""
-    whole: Scene
+    whole: SiteMap
     unread_since: float | None = None
     """Since when the site cannot be read; None: it can."""
     problem: str = ""
 
 
-class Live:
+class LiveMap:
     """Readings of one source. `clock` gives seconds since the epoch."""
 
-    def __init__(self, source: Source, clock: Callable[[], float]) -> None:
+    def __init__(self, source: ReadingSource, clock: Callable[[], float]) -> None:
         self._source = source
         self._clock = clock
-        self._now = Now(number=0, whole=Scene(at=0.0))
-        self._seated = Seated()
+        self._now = LiveReading(number=0, whole=SiteMap(at=0.0))
+        self._seated = SiteMapCache()
         self._read_at = -AT_LEAST
         self._took = 0.0
         self._kept = False
@@ -54,7 +56,7 @@ class Live:
         self._watchers = 0
         self._task: asyncio.Task[None] | None = None
 
-    async def fresh(self) -> Now:
+    async def fresh(self) -> LiveReading:
         """What is known while somebody watches; else a reading no older than the pause between two.
 
         When the site cannot be read: what there is.
@@ -63,7 +65,7 @@ class Live:
             await self._read_unless_resting()
         return self._now
 
-    async def after(self, number: int) -> Now:
+    async def after(self, number: int) -> LiveReading:
         """Wait for something newer than reading `number`. Only within `watched`."""
         async with self._news:
             await self._news.wait_for(lambda: self._now.number != number)
@@ -110,16 +112,18 @@ class Live:
         try:
             reading = await self._source.read()
             # In a thread: a first reading is made of everything there is, and REST wants to answer meanwhile.
-            whole, self._seated = await asyncio.to_thread(next_scene, reading, self._seated)
+            whole, self._seated = await asyncio.to_thread(update_site_map, reading, self._seated)
         except Exception as trouble:
             # Whatever went wrong: the page must say that it is not current rather than stand still.
-            log.warning("map.not-read", reason=str(trouble), exc_info=not isinstance(trouble, Expected))
+            log.warning(
+                "map.not-read", reason=str(trouble), exc_info=not isinstance(trouble, EXPECTED_ERRORS)
+            )
             since = self._now.unread_since or self._clock()
             self._now = msgspec.structs.replace(
                 self._now, number=number, unread_since=since, problem=str(trouble)
             )
         else:
-            self._now = Now(number=number, whole=whole)
+            self._now = LiveReading(number=number, whole=whole)
         self._read_at = asyncio.get_running_loop().time()
         self._took = self._read_at - begun
         async with self._news:

@@ -1,53 +1,219 @@
-"""The pages: the map, what changes on it as it changes, one GPU, and the door.
+"""The HTTP side of the rack map: login, the page, one GPU, and the stream of changes.
 
-Nothing is asked of anybody but this server: the policy below forbids it, and scripts and styles in the page.
+Changes are sent as server-sent events. Who may look is decided by a bearer token, taken once at the login
+page and kept in a cookie that scripts cannot read. The server remembers nothing: the cookie is the token,
+it is verified at every request, and it ends with the token. Forms are accepted only from a page of the
+same origin, as the browser states it.
+
+Every answer carries a content security policy that allows this server only, no inline scripts and no
+frames. Pages are never stored in a cache, because what one tenant may see must not lie there for the next
+one; static files are revalidated.
+
+A stream sends the parts that changed after its position. A position belongs to one start of the process;
+after a restart everything is sent. A viewer may hold 16 streams and all viewers together 256, a quarter
+of the service's connections, because REST needs them too.
 """
 
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
-from sse_starlette import ServerSentEvent
+import msgspec
+from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rackloom.web import door, render
-from rackloom.web.colouring import Mode
-from rackloom.web.details import objections, said
-from rackloom.web.door import Doorman, Viewer
-from rackloom.web.headers import SafeHeaders
-from rackloom.web.live import Live
-from rackloom.web.painters import Kind, Painters
-from rackloom.web.racks import Spot, find
-from rackloom.web.reading import Source
-from rackloom.web.streams import Stream, Streams
+from rackloom.web import render
+from rackloom.web.chain import findings_on_gpu, layer_reports
+from rackloom.web.frames import ColourMode
+from rackloom.web.live import LiveMap
+from rackloom.web.model import ReadingSource
+from rackloom.web.painters import Painters, ViewerKind
+from rackloom.web.racks import GpuAddress, find_gpu
+
+# Headers of every answer.
+
+
+CONTENT_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class SecurityHeaders:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request pass, and put the headers on its answer."""
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(SECURITY_HEADERS)
+                # What a tenant may see must not lie in a cache for the next one; files are asked for anew.
+                headers.setdefault("Cache-Control", "no-cache" if "etag" in headers else "no-store")
+            await send(message)
+
+        await self.app(scope, receive, sent)
+
+
+# Who may look.
+
+
+COOKIE = "rackloom-map"
+_ORG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_TOKEN = re.compile(r"[A-Za-z0-9_.=-]{1,3800}")
+"""What a signed token is written in, and as much as browsers keep in a cookie."""
+
+
+class Viewer(msgspec.Struct, frozen=True):
+    """Somebody who may look."""
+
+    org: str
+    operator: bool
+    """Whether it sees the whole site; else only what is the organisation's."""
+    expires: float
+    """When its token ends, in seconds since the epoch."""
+
+
+Authenticator = Callable[[str, str], Awaitable[Viewer | None]]
+"""Verifies a token for an organisation; None: not admitted."""
+
+
+async def viewer_of_request(request: Request, doorman: Authenticator) -> Viewer | None:
+    """Who sends a request, by its cookie."""
+    org, _, token = request.cookies.get(COOKIE, "").partition(":")
+    return await verify_token(doorman, org, token)
+
+
+async def verify_token(doorman: Authenticator, org: str, token: str) -> Viewer | None:
+    """Who shows a token, however it came."""
+    if not _ORG_NAME.fullmatch(org) or not _TOKEN.fullmatch(token):
+        return None
+    return await doorman(token, org)
+
+
+def set_token_cookie(response: Response, request: Request, org: str, token: str, seconds: float) -> None:
+    """Let the browser show the token from now on, to this site only."""
+    response.set_cookie(
+        COOKIE,
+        f"{org}:{token}",
+        max_age=max(0, int(seconds)),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+
+
+def clear_token_cookie(response: Response) -> None:
+    """Let the browser drop the token."""
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+
+
+def is_same_origin(request: Request) -> bool:
+    """Whether a form was sent from a page of this site, as every browser of today says."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin = request.headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc == request.headers.get("host")
+
+
+# How many streams are open.
+
+
+KEEP_ALIVE_SECONDS = 15
+SEND_SECONDS = 20.0
+MAX_OF_VIEWER = 16
+MAX_STREAMS = 256
+"""A quarter of the connections that the service takes."""
+
+
+class OpenStreams:
+    """The streams that are open, by whose they are."""
+
+    def __init__(self) -> None:
+        self._open: Counter[Viewer] = Counter()
+
+    def full(self, viewer: Viewer) -> bool:
+        """Whether a viewer, or everybody together, has as many as there may be."""
+        return self._open[viewer] >= MAX_OF_VIEWER or self._open.total() >= MAX_STREAMS
+
+    @contextmanager
+    def counted(self, viewer: Viewer) -> Iterator[None]:
+        """Count one stream while the context is entered."""
+        self._open[viewer] += 1
+        try:
+            yield
+        finally:
+            self._open[viewer] -= 1
+            self._open += Counter()
+
+
+class ChangeStream(EventSourceResponse):
+    """The answer that holds one stream, counted from its first byte to its end, however it ends."""
+
+    def __init__(self, streams: OpenStreams, viewer: Viewer, changes: AsyncIterator[ServerSentEvent]) -> None:
+        super().__init__(changes, ping=KEEP_ALIVE_SECONDS, send_timeout=SEND_SECONDS, sep="\n")
+        self._streams = streams
+        self._viewer = viewer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        with self._streams.counted(self._viewer):
+            await super().__call__(scope, receive, send)
+
+
+# The pages.
+
 
 STATIC = Path(__file__).parent / "static"
 FORM_BYTES = 8192
 _INDEX = re.compile(r"[0-9]{1,4}")
-_NUMBER = re.compile(r"[0-9]{1,18}")
+_READING_NUMBER = re.compile(r"[0-9]{1,18}")
 """Of a reading. Python converts no number of more than 4300 digits."""
 
-Page = Callable[[Request], Awaitable[Response]]
-Admitted = Callable[[Request, Viewer], Awaitable[Response]]
+PageHandler = Callable[[Request], Awaitable[Response]]
+ViewerPageHandler = Callable[[Request, Viewer], Awaitable[Response]]
 
 
 def create_pages(
-    source: Source, doorman: Doorman, clock: Callable[[], float], *, switch_trays: int = 0
+    source: ReadingSource, doorman: Authenticator, clock: Callable[[], float], *, switch_trays: int = 0
 ) -> ASGIApp:
     """The ASGI application that answers `/` and `/map/`.
 
     `switch_trays` are in one rack, as far as that is known; `clock` gives seconds since the epoch.
     """
-    pages = _Pages(source, doorman, clock, switch_trays)
+    pages = _MapPages(source, doorman, clock, switch_trays)
     return Starlette(
         routes=[
             Route("/", pages.behind(pages.map, pages.to_door), middleware=[Middleware(GZipMiddleware)]),
@@ -57,27 +223,27 @@ def create_pages(
             Route("/map/gpu/{rack}/{tray}/{gpu}", pages.behind(pages.gpu, pages.stranger)),
             Mount("/map/static", StaticFiles(directory=STATIC)),
         ],
-        middleware=[Middleware(SafeHeaders)],
+        middleware=[Middleware(SecurityHeaders)],
     )
 
 
-class _Pages:
+class _MapPages:
     def __init__(
-        self, source: Source, doorman: Doorman, clock: Callable[[], float], switch_trays: int
+        self, source: ReadingSource, doorman: Authenticator, clock: Callable[[], float], switch_trays: int
     ) -> None:
-        self._live = Live(source, clock)
+        self._live = LiveMap(source, clock)
         self._doorman = doorman
         self._clock = clock
         self._painters = Painters(switch_trays)
-        self._streams = Streams()
+        self._streams = OpenStreams()
         self._boot = secrets.token_hex(8)
         """A position in the stream means nothing to another process, or after a restart."""
 
-    def behind(self, page: Admitted, otherwise: Page) -> Page:
+    def behind(self, page: ViewerPageHandler, otherwise: PageHandler) -> PageHandler:
         """A page for those who are admitted."""
 
         async def answer(request: Request) -> Response:
-            viewer = await door.viewer(request, self._doorman)
+            viewer = await viewer_of_request(request, self._doorman)
             return await (otherwise(request) if viewer is None else page(request, viewer))
 
         return answer
@@ -93,86 +259,86 @@ class _Pages:
     async def login(self, request: Request) -> Response:
         """Take a token."""
         if request.method == "GET":
-            return HTMLResponse(render.login(""))
-        if not door.from_our_page(request):
-            return HTMLResponse(render.login("The form was sent from another site."), 403)
-        form = await _form(request)
+            return HTMLResponse(render.render_login(""))
+        if not is_same_origin(request):
+            return HTMLResponse(render.render_login("The form was sent from another site."), 403)
+        form = await _read_form(request)
         org, token = form.get("org", "").strip(), form.get("token", "").strip()
-        viewer = await door.admitted(self._doorman, org, token)
+        viewer = await verify_token(self._doorman, org, token)
         if viewer is None:
             words = "That token does not admit to this organisation, or it has expired."
-            return HTMLResponse(render.login(words), 401)
+            return HTMLResponse(render.render_login(words), 401)
         answer = RedirectResponse("/", 303)
-        door.remember(answer, request, org, token, viewer.expires - self._clock())
+        set_token_cookie(answer, request, org, token, viewer.expires - self._clock())
         return answer
 
     async def logout(self, request: Request) -> Response:
         """Drop the token."""
-        if not door.from_our_page(request):
+        if not is_same_origin(request):
             return PlainTextResponse("the form was sent from another site\n", 403)
         answer = RedirectResponse("/map/login", 303)
-        door.forget(answer)
+        clear_token_cookie(answer)
         return answer
 
     async def map(self, request: Request, viewer: Viewer) -> Response:
         """The page."""
-        mode = _mode(request)
-        sheet = await self._painters.sheet(_kind(viewer, mode), await self._live.fresh())
+        mode = _colour_mode(request)
+        sheet = await self._painters.sheet(_viewer_kind(viewer, mode), await self._live.fresh())
         position = f"{self._boot}.{sheet.number}"
-        return HTMLResponse(render.page(viewer.org, mode, position, dict(sheet.all())))
+        return HTMLResponse(render.render_page(viewer.org, mode, position, dict(sheet.all())))
 
     async def gpu(self, request: Request, viewer: Viewer) -> Response:
         """One GPU through all layers."""
-        spot = _spot(request)
+        spot = _gpu_address(request)
         if spot is None:
-            return HTMLResponse(render.chain(None, ()), 404)
-        kind = _kind(viewer, _mode(request))
+            return HTMLResponse(render.render_chain(None, ()), 404)
+        kind = _viewer_kind(viewer, _colour_mode(request))
         sheet = await self._painters.sheet(kind, await self._live.fresh())
-        seat = find(sheet.whole, spot)
+        seat = find_gpu(sheet.whole, spot)
         if seat is None:
-            return HTMLResponse(render.chain(None, ()), 404)
-        told, found = said(sheet.whole, seat), objections(sheet.whole, seat)
-        return HTMLResponse(render.chain(seat, told, found))
+            return HTMLResponse(render.render_chain(None, ()), 404)
+        told, found = layer_reports(sheet.whole, seat), findings_on_gpu(sheet.whole, seat)
+        return HTMLResponse(render.render_chain(seat, told, found))
 
     async def live(self, request: Request, viewer: Viewer) -> Response:
         """What changes on the page, as it changes, until the token ends."""
         if self._streams.full(viewer):
             return PlainTextResponse("too many maps are open: close one\n", 429)
         position = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        changes = self._changes(viewer, _kind(viewer, _mode(request)), self._number(position))
-        return Stream(self._streams, viewer, changes)
+        changes = self._changes(viewer, _viewer_kind(viewer, _colour_mode(request)), self._number(position))
+        return ChangeStream(self._streams, viewer, changes)
 
-    async def _changes(self, viewer: Viewer, kind: Kind, number: int) -> AsyncIterator[ServerSentEvent]:
+    async def _changes(self, viewer: Viewer, kind: ViewerKind, number: int) -> AsyncIterator[ServerSentEvent]:
         with self._painters.held(kind):
             async with self._live.watched():
                 while self._clock() < viewer.expires:
                     now = await self._live.after(number)
                     sheet = await self._painters.sheet(kind, now)
-                    markup = render.changes(sheet.since(number))
+                    markup = render.render_changes(sheet.since(number))
                     number = sheet.number
                     yield ServerSentEvent(id=f"{self._boot}.{number}", data=markup, sep="\n")
 
     def _number(self, position: str) -> int:
         boot, _, number = position.partition(".")
-        return int(number) if boot == self._boot and _NUMBER.fullmatch(number) else 0
+        return int(number) if boot == self._boot and _READING_NUMBER.fullmatch(number) else 0
 
 
-def _kind(viewer: Viewer, mode: Mode) -> Kind:
+def _viewer_kind(viewer: Viewer, mode: ColourMode) -> ViewerKind:
     return None if viewer.operator else viewer.org, mode
 
 
-def _spot(request: Request) -> Spot | None:
+def _gpu_address(request: Request) -> GpuAddress | None:
     """The seat that a path names; None: it names none that could be."""
     rack, tray, gpu = (str(request.path_params[name]) for name in ("rack", "tray", "gpu"))
     return (rack, int(tray), int(gpu)) if _INDEX.fullmatch(tray) and _INDEX.fullmatch(gpu) else None
 
 
-def _mode(request: Request) -> Mode:
+def _colour_mode(request: Request) -> ColourMode:
     wanted = request.query_params.get("by")
-    return Mode(wanted) if wanted in set(Mode) else Mode.PARTITION
+    return ColourMode(wanted) if wanted in set(ColourMode) else ColourMode.PARTITION
 
 
-async def _form(request: Request) -> dict[str, str]:
+async def _read_form(request: Request) -> dict[str, str]:
     body = b""
     async for chunk in request.stream():
         body += chunk

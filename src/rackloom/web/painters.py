@@ -1,18 +1,176 @@
-"""One painter for each kind of viewer, kept while somebody's stream is drawn by it."""
+"""What each kind of viewer sees: parts of the page, each with the reading that last changed it.
+
+A kind of viewer is an organisation (none: it sees everything) and a colour mode. Its `Painter` draws a
+rack again only when its frame differs from the last one, and compares panels as text. `PageSheet.since`
+gives the parts that changed after a reading, which is what a stream sends.
+
+Each kind has colours of its own: letters that skip some would tell a tenant how many groups others have.
+A painter is kept while a stream is drawn by it, because a new one would give other colours and send every
+rack again; of idle painters the 32 that were used last are kept.
+
+Drawing runs in a thread, one at a time. When a client goes away its thread still ends before the next one
+starts.
+"""
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from rackloom.web.colouring import Mode
-from rackloom.web.live import Now
-from rackloom.web.parts import Painter, Sheet
+import msgspec
+
+from rackloom.core.diagnosis.incremental import Memo, recompute_changed
+from rackloom.web import render
+from rackloom.web.frames import ColourGroup, ColourMode, MapColours, RackFrame, rack_frames
+from rackloom.web.live import LiveReading
+from rackloom.web.model import SiteMap
+from rackloom.web.panels import (
+    PlacesByName,
+    RackCapacity,
+    places_named,
+    rack_capacity,
+    rack_places,
+    site_capacity,
+)
+from rackloom.web.racks import DrawnRack, colour_groups, domain_badges, drawn_rack, legend_entries
+from rackloom.web.tenancy import TenantRacks, tenant_map
+
+# One kind of viewer.
+
+
+RACKS_ID = "racks"
+"""The id of the element that holds all racks."""
+
+
+class PagePart(msgspec.Struct, frozen=True, kw_only=True):
+    """One element of the page."""
+
+    markup: str
+    changed: int
+    """Number of the reading that brought it."""
+    rack: DrawnRack | None = None
+    """What is drawn; None: it is a panel."""
+
+
+class PageSheet(msgspec.Struct, frozen=True, kw_only=True):
+    """All parts, as of one reading."""
+
+    number: int = 0
+    whole: SiteMap = SiteMap(at=0.0)
+    racks: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
+    panels: Mapping[str, PagePart] = msgspec.field(default_factory=dict)
+    regrouped: int = 0
+    """The reading in which racks came or went."""
+
+    def all(self) -> Iterator[tuple[str, str]]:
+        """Id and markup of everything."""
+        yield RACKS_ID, render.render_racks(one.markup for one in self.racks.values())
+        yield from ((id_, one.markup) for id_, one in self.panels.items())
+
+    def since(self, number: int) -> Iterator[tuple[str, str]]:
+        """Id and markup of every part that changed after reading `number`."""
+        if self.regrouped > number:
+            yield RACKS_ID, render.render_racks(one.markup for one in self.racks.values())
+            changing = self.panels
+        else:
+            changing = {**self.racks, **self.panels}
+        yield from ((id_, one.markup) for id_, one in changing.items() if one.changed > number)
+
+
+class FrameResult(msgspec.Struct, frozen=True):
+    """What was made of one frame."""
+
+    rack: DrawnRack
+    groups: Counter[ColourGroup]
+    room: RackCapacity
+    places: PlacesByName
+
+
+class Painter:
+    """Draws what one kind of viewer sees in one mode; `org` None sees everything."""
+
+    def __init__(self, org: str | None, mode: ColourMode, switch_trays: int) -> None:
+        self._org = org
+        self._mode = mode
+        self._switch_trays = switch_trays
+        # Of this kind of viewer alone: letters that skip some would tell how many groups others have.
+        self._colours = MapColours()
+        self._own: TenantRacks = {}
+        self._drawn: Memo[str, RackFrame, FrameResult] = {}
+        self.sheet = PageSheet()
+
+    def follow(self, now: LiveReading) -> PageSheet:
+        """The parts as of a reading; of an older one than is drawn already, those that are drawn."""
+        if now.number > self.sheet.number:
+            whole = self._seen(now.whole)
+            self._drawn = recompute_changed(self._drawn, rack_frames(whole), self._draw)
+            drawn = [one for _, one in self._drawn.values()]
+            racks = {one.rack.id: self._rack(one.rack, now.number) for one in drawn}
+            texts = self._texts(now, whole, drawn)
+            same = list(racks) == list(self.sheet.racks)
+            self.sheet = PageSheet(
+                number=now.number,
+                whole=whole,
+                racks=racks,
+                panels={id_: self._panel(id_, text, now.number) for id_, text in texts},
+                regrouped=self.sheet.regrouped if same else now.number,
+            )
+        return self.sheet
+
+    def _seen(self, whole: SiteMap) -> SiteMap:
+        if self._org is None:
+            return whole
+        own, self._own = tenant_map(whole, self._org, self._own)
+        return own
+
+    def _draw(self, frame: RackFrame) -> FrameResult:
+        rack = drawn_rack(frame, self._mode, self._colours)
+        return FrameResult(
+            rack, colour_groups(frame, self._mode), rack_capacity(frame.rack), rack_places(frame.rack)
+        )
+
+    def _rack(self, drawn: DrawnRack, number: int) -> PagePart:
+        before = self.sheet.racks.get(drawn.id)
+        if before is not None and before.rack == drawn:
+            return before
+        return PagePart(markup=render.render_rack(drawn, self._switch_trays), changed=number, rack=drawn)
+
+    def _panel(self, id_: str, markup: str, number: int) -> PagePart:
+        before = self.sheet.panels.get(id_)
+        if before is not None and before.markup == markup:
+            return before
+        return PagePart(markup=markup, changed=number)
+
+    def _texts(
+        self, now: LiveReading, whole: SiteMap, drawn: Sequence[FrameResult]
+    ) -> Iterator[tuple[str, str]]:
+        entries = legend_entries((one.groups for one in drawn), self._colours)
+        yield "reading", render.render_reading(msgspec.structs.replace(now, whole=whole))
+        yield (
+            "legend",
+            render.render_legend(
+                self._mode, entries, domain_badges(whole, self._colours), operator=whole.operator
+            ),
+        )
+        yield "room", render.render_capacity(site_capacity([one.room for one in drawn]))
+        places = places_named([one.places for one in drawn], _names_wanted(whole))
+        yield "findings", render.render_findings(whole, places)
+        yield "timeline", render.render_timeline(whole, places)
+
+
+def _names_wanted(whole: SiteMap) -> set[str]:
+    """All that findings and operations are about."""
+    findings = (place for one in whole.findings or () for place in one.where)
+    return {*findings, *(place for one in whole.happenings for place in one.places)}
+
+
+# All kinds.
+
 
 KINDS_KEPT = 32
 """Kinds of viewers whose drawings are kept though no stream is drawn by them; others are drawn anew."""
 
-Kind = tuple[str | None, Mode]
+ViewerKind = tuple[str | None, ColourMode]
 """Organisation (None: it sees everything) and mode."""
 
 
@@ -21,12 +179,12 @@ class Painters:
 
     def __init__(self, switch_trays: int) -> None:
         self._switch_trays = switch_trays
-        self._painters: OrderedDict[Kind, Painter] = OrderedDict()
-        self._streams: Counter[Kind] = Counter()
+        self._painters: OrderedDict[ViewerKind, Painter] = OrderedDict()
+        self._streams: Counter[ViewerKind] = Counter()
         self._painting = asyncio.Lock()
 
     @contextmanager
-    def held(self, kind: Kind) -> Iterator[None]:
+    def held(self, kind: ViewerKind) -> Iterator[None]:
         """Keep the painter of a kind: a new one gives other colours, and sends every rack again."""
         self._streams[kind] += 1
         try:
@@ -35,7 +193,7 @@ class Painters:
             self._streams[kind] -= 1
             self._streams += Counter()
 
-    async def sheet(self, kind: Kind, now: Now) -> Sheet:
+    async def sheet(self, kind: ViewerKind, now: LiveReading) -> PageSheet:
         """What a kind of viewer sees of a reading."""
         await self._painting.acquire()
         # Drawing a hundred racks takes a while, in which others want to be answered.
@@ -44,7 +202,7 @@ class Painters:
         painting.add_done_callback(lambda _: self._painting.release())
         return await asyncio.shield(painting)
 
-    def _painter(self, kind: Kind) -> Painter:
+    def _painter(self, kind: ViewerKind) -> Painter:
         painter = self._painters.setdefault(kind, Painter(*kind, self._switch_trays))
         self._painters.move_to_end(kind)
         self._drop_some()

@@ -1,22 +1,45 @@
-"""Racks as they are drawn: plain values that are equal exactly when their drawings are."""
+"""Racks as they are drawn: values that are equal exactly when their drawings are, and geometry.
+
+`drawn_rack` decides for each GPU its state, colour, letter, health and NIC mark, and for each tray its
+title, notes and whether it is free as a whole. Of several NIC links the worst is drawn. Switches stand
+between the trays: of 18 compute trays 10 stand above them and 8 below.
+
+`drawing` gives coordinates for the SVG template: trays, letters, NIC marks, and an outline around trays
+of one ComputeDomain that stand together. Each state of a NIC has its own shape, so that nobody needs the
+colour. One text element carries the letters of all GPUs of a tone, and one path the NIC marks of a kind,
+which keeps the markup of a large site small.
+"""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from itertools import groupby
 
 import msgspec
 
-from rackloom.prove.picture.values import GpuChain, Layer
-from rackloom.web.colouring import Colours, Group, Mode, Shade, State, hue, letter, shade
-from rackloom.web.frames import Fabric, Frame
-from rackloom.web.scene import Scene, Seat
-from rackloom.web.wiring import Wiring, fastest, link_down, link_trouble, link_untold, nearest
+from rackloom.core.diagnosis.snapshot import GpuChain, Layer
+from rackloom.web.chain import Wiring, fastest_rate, link_down, link_trouble, link_unreported, nearest_wiring
+from rackloom.web.frames import (
+    ColourGroup,
+    ColourMode,
+    FabricState,
+    GpuShade,
+    GpuState,
+    MapColours,
+    RackFrame,
+    gpu_shade,
+    hue_of,
+    letter_of,
+)
+from rackloom.web.model import MapGpu, SiteMap
+
+# Values.
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class DrawnGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One GPU."""
 
-    state: State
+    state: GpuState
     hue: int = 0
     letter: str = ""
     name: str = ""
@@ -30,29 +53,29 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def look(self) -> str:
         """The style classes of the drawing."""
-        base = f"h{self.hue}" if self.state is State.GROUP else _LOOKS[self.state]
+        base = f"h{self.hue}" if self.state is GpuState.GROUP else _STATE_CLASSES[self.state]
         return base + (" s" if self.sick else "") + (" b" if self.busy else "")
 
     @property
     def words(self) -> str:
         """The drawing in words, for those who cannot see it."""
-        said = self.name if self.state in (State.GROUP, State.FREE) else _WORDS[self.state]
-        if self.state is State.UNKNOWN and self.name:
+        said = self.name if self.state in (GpuState.GROUP, GpuState.FREE) else _STATE_WORDS[self.state]
+        if self.state is GpuState.UNKNOWN and self.name:
             said += f", last known {self.name}"
         notes = ["unhealthy"] * self.sick + ["used by a pod"] * self.busy
         return ", ".join([said, *notes, *([f"NIC {self.nic}"] if self.nic else [])])
 
 
-_LOOKS = {State.FREE: "f", State.OTHERS: "o", State.UNKNOWN: "q"}
-_WORDS = {State.OTHERS: "in use by somebody else", State.UNKNOWN: "unknown"}
+_STATE_CLASSES = {GpuState.FREE: "f", GpuState.OTHERS: "o", GpuState.UNKNOWN: "q"}
+_STATE_WORDS = {GpuState.OTHERS: "in use by somebody else", GpuState.UNKNOWN: "unknown"}
 
 
-class Tray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class DrawnTray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One compute tray."""
 
     slot: int
     title: str
-    cells: tuple[Cell, ...]
+    cells: tuple[DrawnGpu, ...]
     free: bool | None
     """Whether a whole tray could be had here."""
     notes: tuple[str, ...] = ()
@@ -65,29 +88,29 @@ class Tray(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Number of that ComputeDomain on the map."""
 
 
-class Rack(msgspec.Struct, frozen=True, kw_only=True):
+class DrawnRack(msgspec.Struct, frozen=True, kw_only=True):
     """One rack: compute trays, the switches between them, and what is left of it."""
 
     id: str
     name: str
     domains: tuple[str, ...]
     """UUIDs of its NVLink domains, for operators."""
-    above: tuple[Tray, ...]
+    above: tuple[DrawnTray, ...]
     """Above the switches, top first."""
-    below: tuple[Tray, ...]
-    switches: Fabric
+    below: tuple[DrawnTray, ...]
+    switches: FabricState
     problems: tuple[str, ...]
     """Why they are not known."""
     free: int | None
     """Whole trays that are free; None: unknown."""
 
     @property
-    def trays(self) -> tuple[Tray, ...]:
+    def trays(self) -> tuple[DrawnTray, ...]:
         """All trays, top first."""
         return self.above + self.below
 
 
-Spot = tuple[str, int, int]
+GpuAddress = tuple[str, int, int]
 """Rack id, tray from the top, GPU from the left: how the page names a seat."""
 
 
@@ -96,7 +119,7 @@ def rack_id(name: str) -> str:
     return "r" + sha256(name.encode()).hexdigest()[:12]
 
 
-def find(whole: Scene, spot: Spot) -> Seat | None:
+def find_gpu(whole: SiteMap, spot: GpuAddress) -> MapGpu | None:
     """The seat that the page names so."""
     wanted, tray, gpu = spot
     rack = next((one for one in whole.racks if rack_id(one.name) == wanted), None)
@@ -105,13 +128,13 @@ def find(whole: Scene, spot: Spot) -> Seat | None:
     return rack.trays[tray][gpu]
 
 
-def drawn_rack(frame: Frame, mode: Mode, colours: Colours) -> Rack:
+def drawn_rack(frame: RackFrame, mode: ColourMode, colours: MapColours) -> DrawnRack:
     """One rack. New groups in it are given colours."""
     drawn = tuple(_drawn_tray(frame, mode, colours, tray) for tray in frame.rack.trays)
     # As racks are built: of 18 compute trays 10 stand above the switches and 8 below.
     lower = len(drawn) * 4 // 9
     frees = [tray.free for tray in drawn]
-    return Rack(
+    return DrawnRack(
         id=rack_id(frame.rack.name),
         name=frame.rack.name,
         domains=frame.named,
@@ -123,30 +146,32 @@ def drawn_rack(frame: Frame, mode: Mode, colours: Colours) -> Rack:
     )
 
 
-def _drawn_tray(frame: Frame, mode: Mode, colours: Colours, seats: tuple[Seat, ...]) -> Tray:
+def _drawn_tray(
+    frame: RackFrame, mode: ColourMode, colours: MapColours, seats: tuple[MapGpu, ...]
+) -> DrawnTray:
     chain = next((seat.chain for seat in seats if seat.chain is not None), None)
-    siblings = fastest(seat.chain for seat in seats if seat.chain is not None)
+    siblings = fastest_rate(seat.chain for seat in seats if seat.chain is not None)
     laid = frame.over.get(chain.node.name) if chain is not None and chain.node is not None else None
-    return Tray(
+    return DrawnTray(
         slot=seats[0].place.slot,
-        title=_title(seats[0], chain),
-        cells=tuple(_cell(frame, mode, colours, seat, siblings) for seat in seats),
+        title=_tray_title(seats[0], chain),
+        cells=tuple(_drawn_gpu(frame, mode, colours, seat, siblings) for seat in seats),
         free=tray_free(seats),
-        notes=_notes(frame, chain),
-        lost=chain is not None and _is_lost(frame, chain),
+        notes=_tray_notes(frame, chain),
+        lost=chain is not None and _is_node_lost(frame, chain),
         laid_over=laid[1] if laid else "",
-        badge=None if laid is None else colours.badges.number(Group(*laid)),
+        badge=None if laid is None else colours.badges.number(ColourGroup(*laid)),
     )
 
 
-def tray_free(seats: tuple[Seat, ...]) -> bool | None:
+def tray_free(seats: tuple[MapGpu, ...]) -> bool | None:
     """Whether all GPUs of a tray could be given away now; a cordoned or sick tray could not."""
     if any(seat.taken or seat.held_back for seat in seats):
         return False
     return None if any(seat.taken is None for seat in seats) else True
 
 
-def _title(seat: Seat, chain: GpuChain | None) -> str:
+def _tray_title(seat: MapGpu, chain: GpuChain | None) -> str:
     names = [f"slot {seat.place.slot}"] if seat.place.chassis or chain is None else []
     if chain is not None and chain.machine is not None:
         names.append(f"machine {chain.machine.id}")
@@ -155,47 +180,49 @@ def _title(seat: Seat, chain: GpuChain | None) -> str:
     return ", ".join(names)
 
 
-def _notes(frame: Frame, chain: GpuChain | None) -> tuple[str, ...]:
+def _tray_notes(frame: RackFrame, chain: GpuChain | None) -> tuple[str, ...]:
     found = []
     machine, node = (chain.machine, chain.node) if chain is not None else (None, None)
     if machine is not None and machine.cordoned:
         found.append("cordoned")
     if machine is not None and machine.health:
         found.append("machine unhealthy")
-    if chain is not None and node is not None and _is_lost(frame, chain):
+    if chain is not None and node is not None and _is_node_lost(frame, chain):
         found.append("node not ready" if node.ready is False else "node unknown")
     if node is not None and node.unschedulable:
         found.append("unschedulable")
     return tuple(found)
 
 
-def _is_lost(frame: Frame, chain: GpuChain) -> bool:
+def _is_node_lost(frame: RackFrame, chain: GpuChain) -> bool:
     return chain.node is not None and Layer.CLUSTER in frame.known and chain.node.ready is not True
 
 
-def _cell(frame: Frame, mode: Mode, colours: Colours, seat: Seat, siblings: int) -> Cell:
+def _drawn_gpu(
+    frame: RackFrame, mode: ColourMode, colours: MapColours, seat: MapGpu, siblings: int
+) -> DrawnGpu:
     """One GPU, in a tray whose fastest rail has so many Gb/s."""
     chain = seat.chain
-    found: Shade = shade(frame, mode, seat)
+    found: GpuShade = gpu_shade(frame, mode, seat)
     if chain is None:
-        return Cell(state=found.state, name="free" if found.state is State.FREE else "", nic="")
+        return DrawnGpu(state=found.state, name="free" if found.state is GpuState.FREE else "", nic="")
     number = None if found.group is None else colours.groups.number(found.group)
-    return Cell(
+    return DrawnGpu(
         state=found.state,
-        hue=0 if number is None else hue(number),
-        letter="" if number is None else letter(number),
-        name=_name(found, mode),
+        hue=0 if number is None else hue_of(number),
+        letter="" if number is None else letter_of(number),
+        name=_group_name(found, mode),
         sick=_is_sick(chain),
         busy=chain.use is not None,
-        nic=_nic(frame, chain, siblings),
+        nic=_nic_mark(frame, chain, siblings),
     )
 
 
-def _name(found: Shade, mode: Mode) -> str:
+def _group_name(found: GpuShade, mode: ColourMode) -> str:
     """A GPU that is in no group may be somebody's all the same."""
     if found.group is not None:
         return found.group.name
-    return f"no {mode}" if found.state is State.FREE else ""
+    return f"no {mode}" if found.state is GpuState.FREE else ""
 
 
 def _is_sick(chain: GpuChain) -> bool:
@@ -205,7 +232,7 @@ def _is_sick(chain: GpuChain) -> bool:
     return by_fabric or kept_off
 
 
-def _nic(frame: Frame, chain: GpuChain, siblings: int) -> str:
+def _nic_mark(frame: RackFrame, chain: GpuChain, siblings: int) -> str:
     """How the NICs of a GPU are wired, as their plugins published it: of several links the worst is drawn."""
     if chain.device is None or Layer.CLUSTER not in frame.known:
         return "unknown"
@@ -215,10 +242,14 @@ def _nic(frame: Frame, chain: GpuChain, siblings: int) -> str:
         return "down"
     if any(link_trouble(nic, siblings) for nic in chain.nics):
         return "slow"
-    return "unknown" if any(map(link_untold, chain.nics)) else _WIRED[nearest(chain.device, chain.nics)]
+    return (
+        "unknown"
+        if any(map(link_unreported, chain.nics))
+        else _WIRING_MARKS[nearest_wiring(chain.device, chain.nics)]
+    )
 
 
-_WIRED = {
+_WIRING_MARKS = {
     Wiring.ROOT: "aligned",
     Wiring.NUMA: "aligned",
     Wiring.APART: "astray",
@@ -226,7 +257,7 @@ _WIRED = {
 }
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class LegendEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the legend."""
 
     hue: int
@@ -235,23 +266,153 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
-def badges(whole: Scene, colours: Colours) -> tuple[Entry, ...]:
+def domain_badges(whole: SiteMap, colours: MapColours) -> tuple[LegendEntry, ...]:
     """The ComputeDomains that are laid over the racks, and how many nodes each has."""
-    found = [(domain, Group(domain.uid, domain.key)) for domain in whole.compute_domains]
+    found = [(domain, ColourGroup(domain.uid, domain.key)) for domain in whole.compute_domains]
     numbered = sorted((colours.badges.number(group), group, len(one.status.nodes)) for one, group in found)
-    return tuple(Entry(hue=hue(n), letter=str(n + 1), name=g.name, count=nodes) for n, g, nodes in numbered)
+    return tuple(
+        LegendEntry(hue=hue_of(n), letter=str(n + 1), name=g.name, count=nodes) for n, g, nodes in numbered
+    )
 
 
-def groups(frame: Frame, mode: Mode) -> Counter[Group]:
+def colour_groups(frame: RackFrame, mode: ColourMode) -> Counter[ColourGroup]:
     """The groups in one rack, and how many GPUs each has there."""
-    shades = (shade(frame, mode, seat) for tray in frame.rack.trays for seat in tray)
+    shades = (gpu_shade(frame, mode, seat) for tray in frame.rack.trays for seat in tray)
     return Counter(one.group for one in shades if one.group is not None)
 
 
-def legend(found: Iterable[Counter[Group]], colours: Colours) -> tuple[Entry, ...]:
+def legend_entries(found: Iterable[Counter[ColourGroup]], colours: MapColours) -> tuple[LegendEntry, ...]:
     """The groups that are drawn in any rack, and how many GPUs each has."""
-    counts: Counter[Group] = Counter()
+    counts: Counter[ColourGroup] = Counter()
     for one in found:
         counts.update(one)
     numbered = sorted((colours.groups.number(group), group, gpus) for group, gpus in counts.items())
-    return tuple(Entry(hue=hue(n), letter=letter(n), name=g.name, count=gpus) for n, g, gpus in numbered)
+    return tuple(
+        LegendEntry(hue=hue_of(n), letter=letter_of(n), name=g.name, count=gpus) for n, g, gpus in numbered
+    )
+
+
+# Geometry.
+
+
+ROW = 20
+"""From one compute tray to the next."""
+CELL = 27
+"""From one GPU to the next."""
+LEFT = 26
+"""Where the first GPU stands: slots are written left of it."""
+NIC = 8
+SWITCH = 7
+BADGE = 16
+
+
+class TrayLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One tray and its height in the drawing."""
+
+    y: int
+    index: int
+    tray: DrawnTray
+    letters: tuple[tuple[str, str, str], ...]
+    """Tone, the x of each letter, and the letters: one text element carries those of all GPUs of a tone."""
+    nics: tuple[tuple[str, str], ...]
+    """How NICs are wired, and the path that marks all NICs of a tray that are wired so."""
+
+
+class DomainOutline(msgspec.Struct, frozen=True):
+    """The frame of a ComputeDomain around trays that stand together."""
+
+    y: int
+    height: int
+    badge: int
+    name: str
+
+
+class RackDrawing(msgspec.Struct, frozen=True, kw_only=True):
+    """One rack, ready to be written down."""
+
+    rack: DrawnRack
+    lines: tuple[TrayLine, ...]
+    outlines: tuple[DomainOutline, ...]
+    switches: tuple[int, ...]
+    """The y of each switch tray."""
+    width: int
+    height: int
+    nics_at: int
+
+
+def drawing(rack: DrawnRack, switch_trays: int) -> RackDrawing:
+    """Where everything of a rack stands. Without a known number of switch trays one stands for them all."""
+    widest = max((len(tray.cells) for tray in rack.trays), default=1)
+    middle = ROW * len(rack.above) + 2
+    switches = tuple(middle + SWITCH * number for number in range(max(1, switch_trays)))
+    under = switches[-1] + SWITCH + 3
+    nics_at = LEFT + CELL * widest + 3
+    heights = [2 + ROW * n for n in range(len(rack.above))] + [
+        under + ROW * n for n in range(len(rack.below))
+    ]
+    lines = tuple(
+        _tray_line(y, n, tray, nics_at) for n, (y, tray) in enumerate(zip(heights, rack.trays, strict=True))
+    )
+    return RackDrawing(
+        rack=rack,
+        lines=lines,
+        outlines=_domain_outlines(lines),
+        switches=switches,
+        width=nics_at + NIC * widest + BADGE,
+        height=under + ROW * len(rack.below) + 2,
+        nics_at=nics_at,
+    )
+
+
+def _tray_line(y: int, index: int, tray: DrawnTray, nics_at: int) -> TrayLine:
+    return TrayLine(
+        y=y, index=index, tray=tray, letters=_letter_runs(tray.cells), nics=_nic_paths(tray.cells, nics_at)
+    )
+
+
+def _letter_runs(cells: Sequence[DrawnGpu]) -> tuple[tuple[str, str, str], ...]:
+    found: dict[str, list[tuple[str, str]]] = {}
+    for number, cell in enumerate(cells):
+        if mark := "!" if cell.sick else cell.letter:
+            found.setdefault(_letter_tone(cell), []).append((str(LEFT + CELL * number + 12), mark))
+    return tuple(
+        (tone, " ".join(x for x, _ in marks), "".join(m for _, m in marks)) for tone, marks in found.items()
+    )
+
+
+def _letter_tone(cell: DrawnGpu) -> str:
+    """On a colour, letters have to be read against it; elsewhere they may tell something themselves."""
+    if cell.state is GpuState.GROUP:
+        return "on"
+    return "bad" if cell.sick else "dim"
+
+
+_STROKES = {
+    "aligned": "M{x} 5v7",
+    "astray": "M{x} 5l3 3.5l-3 3.5l-3 -3.5z",
+    "down": "M{left} 5.5l6 6m0 -6l-6 6",
+    "slow": "M{x} 9v3",
+    "unknown": "M{left} 8.5h5",
+    "none": "M{left} 11.5h5",
+}
+"""A shape for each way a NIC can be wired, so that nobody needs its colour."""
+
+
+def _nic_paths(cells: Sequence[DrawnGpu], at: int) -> tuple[tuple[str, str], ...]:
+    found: dict[str, str] = {}
+    for number, cell in enumerate(cells):
+        if stroke := _STROKES.get(cell.nic):
+            x = at + NIC * number + 3
+            found[cell.nic] = found.get(cell.nic, "") + stroke.format(x=x, left=x - 3)
+    return tuple(found.items())
+
+
+def _domain_outlines(lines: Sequence[TrayLine]) -> tuple[DomainOutline, ...]:
+    """One frame for trays of one ComputeDomain that follow one another, across the switches too."""
+    found = []
+    for badge, run in groupby(lines, key=lambda line: line.tray.badge):
+        if badge is not None:
+            rows = list(run)
+            name = rows[0].tray.laid_over
+            found.append(DomainOutline(rows[0].y - 1, rows[-1].y - rows[0].y + ROW - 1, badge, name))
+    return tuple(found)

@@ -1,9 +1,9 @@
 """Hosts as files: the published machines, healthy but for what a test changes, and how they are examined."""
 
-from rackloom.app.doctor_host import findings_on
-from rackloom.prove.doctor.examine import examine
-from rackloom.prove.picture.values import Picture
-from rackloom.twin.hosts.sysroot import host_files, write_sysroot
+from rackloom.app.doctor import host_findings
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.snapshot import SiteSnapshot
+from rackloom.lab.nodes.host_files import host_files, write_sysroot
 
 SOCKETS = "  sl  local_address rem_address   st\n   0: 00000000:0016 00000000:0000 0A\n"
 WELL = {
@@ -18,12 +18,12 @@ WELL = {
 }
 
 
-ALONE = Picture(at=0.0, layers=())
+ALONE = SiteSnapshot(at=0.0, layers=())
 
 
 def examine_host(root, picture=ALONE):
     """What is wrong with a host, and with the cluster that was asked too."""
-    return examine(picture, host=findings_on(root, picture))
+    return examine(picture, host=host_findings(root, picture))
 
 
 def laid_out(root, machine, **changes):

@@ -6,20 +6,21 @@ import time
 import pytest
 from tests.app.test_map_of_a_served_cluster import ApiServer
 
-from rackloom.app.config import load
-from rackloom.app.doctor import Sources, look
-from rackloom.app.serve import service
-from rackloom.claim.domain.names import COMPUTE_DOMAIN_LABEL
-from rackloom.claim.kube.kinds import NAMESPACE, NODE, POD
+from rackloom.app.config import load_config
+from rackloom.app.doctor import DoctorSources, read_snapshot
+from rackloom.app.site.service import site_service
+from rackloom.core.diagnosis.snapshot import Layer
+from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL
+from rackloom.core.kubernetes.objects import NAMESPACE, NODE, POD
 from rackloom.errors import Refused
-from rackloom.prove.doctor.collectors.cluster import DAEMON_CONTAINER
-from rackloom.prove.picture.values import Layer
-from rackloom.twin.kube import DirectApi, FakeKube
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.server import FakeKube
+from rackloom.prove.collectors.cluster import DAEMON_CONTAINER
 
 
 async def nodes_seen(sources):
     """The names of the nodes, and the layers that were read."""
-    picture = await look(sources, time.time())
+    picture = await read_snapshot(sources, time.time())
     read = {one.layer for one in picture.layers if one.unknown_since is None}
     return [one.name for one in picture.nodes], read
 
@@ -38,13 +39,13 @@ def test_the_configured_cluster_is_examined_unless_another_is_named(ground):
                 kubernetes=f'kubeconfig = "{mine.kubeconfig}"',
                 map=f'transfers = "{ground.directory / "transfers"}"',
             )
-            async with service(load(path)):
+            async with site_service(load_config(path)):
                 pass
-            nodes, read = await nodes_seen(Sources(config=path))
+            nodes, read = await nodes_seen(DoctorSources(config=path))
             assert (nodes, {Layer.CLUSTER, Layer.TRANSFER} <= read) == (["configured"], True)
-            nodes, _ = await nodes_seen(Sources(config=path, kubeconfig=named.kubeconfig))
+            nodes, _ = await nodes_seen(DoctorSources(config=path, kubeconfig=named.kubeconfig))
             assert nodes == ["named"]
-        nodes, read = await nodes_seen(Sources(config=path))
+        nodes, read = await nodes_seen(DoctorSources(config=path))
         assert (nodes, Layer.CLUSTER in read, Layer.SITE in read) == ([], False, True)
 
     asyncio.run(scenario())
@@ -61,17 +62,17 @@ def test_a_cluster_that_is_not_reached_from_this_machine_is_unknown_and_all_else
     ground, configured, problem
 ):
     async def scenario():
-        async with service(load(ground.config())):
+        async with site_service(load_config(ground.config())):
             pass
         path = ground.config(kubernetes=configured)
-        picture = await look(Sources(config=path), time.time())
+        picture = await read_snapshot(DoctorSources(config=path), time.time())
         lost = picture.layer(Layer.CLUSTER)
         assert lost.unknown_since == picture.at
         assert problem in lost.problem
         assert f"--config {path} --kubeconfig" in lost.fix
         assert picture.layer(Layer.SITE).unknown_since is None
         with pytest.raises(Refused, match="no API server from"):
-            await look(Sources(config=path, kubeconfig=ground.directory / "none"), time.time())
+            await read_snapshot(DoctorSources(config=path, kubeconfig=ground.directory / "none"), time.time())
 
     asyncio.run(scenario())
 
@@ -79,7 +80,7 @@ def test_a_cluster_that_is_not_reached_from_this_machine_is_unknown_and_all_else
 def test_a_database_that_is_not_there_is_the_configurations_to_name(ground):
     config = ground.config()
     with pytest.raises(Refused, match=r"which \[database\] of .* names") as refused:
-        asyncio.run(look(Sources(config=config), time.time()))
+        asyncio.run(read_snapshot(DoctorSources(config=config), time.time()))
     assert "--home" not in refused.value.nearest_fix
     assert f"rackloom serve --config {config}" in refused.value.nearest_fix
 
@@ -96,9 +97,9 @@ def test_imex_daemons_are_looked_for_where_the_configuration_says(ground):
 
         async def meshes(said="", **named):
             path = ground.config(kubernetes=f'kubeconfig = "{server.kubeconfig}"\n{said}')
-            async with service(load(path)):
+            async with site_service(load_config(path)):
                 pass
-            picture = await look(Sources(config=path, **named), time.time())
+            picture = await read_snapshot(DoctorSources(config=path, **named), time.time())
             return [one.node for one in picture.meshes]
 
         async with server.up():

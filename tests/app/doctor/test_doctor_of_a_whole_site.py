@@ -14,20 +14,20 @@ import httpx2
 import msgspec
 import yaml
 
-from rackloom.app.doctor import Sources, chosen, look
-from rackloom.app.examples import example
+from rackloom.app.demo.story import example_directory
+from rackloom.app.doctor import DoctorSources, choose_sources, read_snapshot
 from rackloom.app.home import Home
-from rackloom.app.whole.site import Whole, whole_site
-from rackloom.carve.plan.values import GpuHealth
-from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, JOB, NODE, POD
-from rackloom.prove.doctor import names
-from rackloom.prove.doctor.acceptance import Outcome, acceptance
-from rackloom.prove.doctor.examine import examine
-from rackloom.prove.doctor.findings import Finding, State
-from rackloom.prove.picture.join import chains
-from rackloom.prove.picture.values import Layer, Picture
-from rackloom.twin.switches.fabric import FabricGpu, FabricPartition
+from rackloom.app.twin.up import RunningTwin, running_twin
+from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.acceptance import AcceptanceOutcome, acceptance
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.findings import CheckState, Finding
+from rackloom.core.diagnosis.join import gpu_chains
+from rackloom.core.diagnosis.snapshot import Layer, SiteSnapshot
+from rackloom.core.domains.names import GPU_CLIQUE_LABEL
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, JOB, NODE, POD
+from rackloom.core.partitions.domain import GpuHealth
+from rackloom.lab.switches.fabric import FabricGpu, FabricPartition
 
 PATIENCE = 180.0
 TRAYS = 4
@@ -47,14 +47,14 @@ async def until(see: Callable[[], Awaitable[Any]]) -> Any:
 class Ward:
     """A whole site with a job on a tenant's trays, and the doctor beside it."""
 
-    def __init__(self, home: Path, whole: Whole) -> None:
+    def __init__(self, home: Path, whole: RunningTwin) -> None:
         self.home, self.whole = home, whole
         (self.fabric,) = whole.fabrics.values()
         self.server = whole.site.twin.servers[self.fabric.domain]
         self.seen: tuple[Finding, ...] = ()
 
-    async def picture(self) -> Picture:
-        return await look(chosen(Sources(home=self.home)), time.time())
+    async def picture(self) -> SiteSnapshot:
+        return await read_snapshot(choose_sources(DoctorSources(home=self.home)), time.time())
 
     async def findings(self) -> tuple[Finding, ...]:
         self.seen = examine(await self.picture())
@@ -92,7 +92,9 @@ class Ward:
             assert made.status_code == 201, made.text
         await self.until_found()
         await self.whole.nodes.settle()
-        domain, pod = yaml.safe_load_all((example("imex-minimal") / "compute-domain.yaml").read_text())
+        domain, pod = yaml.safe_load_all(
+            (example_directory("imex-minimal") / "compute-domain.yaml").read_text()
+        )
         domain["metadata"]["namespace"] = "default"
         template = {"metadata": {"labels": pod["metadata"]["labels"]}, "spec": pod["spec"]}
         spec = {"parallelism": TRAYS, "completions": TRAYS, "template": template}
@@ -120,7 +122,7 @@ def _at(gpu: FabricGpu) -> tuple[str, int]:
 async def healthy(ward: Ward) -> None:
     await ward.until_found()
     picture = await ward.picture()
-    at_work = [one for one in chains(picture) if one.compute_domain is not None or one.wanted is not None]
+    at_work = [one for one in gpu_chains(picture) if one.compute_domain is not None or one.wanted is not None]
     assert len(at_work) == 4 * TRAYS
     for chain in at_work:
         assert chain.conflicts == ()
@@ -132,7 +134,7 @@ async def healthy(ward: Ward) -> None:
     real = msgspec.structs.replace(picture, simulated=())
     outcomes = {one.id: one.outcome for one in acceptance(real).results}
     assert {outcomes[id_] for id_ in ("CNP03-01", "SDN13", "SDN15", "SDN16", "SDN21", "SDN25")} == {
-        Outcome.PASS
+        AcceptanceOutcome.PASS
     }
 
 
@@ -140,7 +142,7 @@ async def foreign_partition(ward: Ward) -> None:
     free = next(guid for guid, gpu in ward.fabric.gpus.items() if ward.fabric.partition_of(guid) == 0 and gpu)
     ward.fabric.put(FabricPartition(id=77, name="by-hand", guids=(free,), multicast_groups=0))
     ward.read_again()
-    await until(lambda: _with(ward, names.PARTITION_OWNED, "by-hand"))
+    await until(lambda: _with(ward, catalogue.PARTITION_OWNED, "by-hand"))
     ward.fabric.delete(77)
     ward.read_again()
     await ward.until_found()
@@ -154,8 +156,8 @@ async def _with(ward: Ward, check: str, subject: str) -> Finding | None:
 async def silent_controller(ward: Ward) -> None:
     await ward.server.go_away()
     ward.read_again()
-    (found,) = await ward.until_found(names.CONTROLLER)
-    assert found.state is State.UNKNOWN
+    (found,) = await ward.until_found(catalogue.CONTROLLER)
+    assert found.state is CheckState.UNKNOWN
     assert found.since is not None
     await ward.server.come_back()
     ward.read_again()
@@ -166,7 +168,7 @@ async def sick_gpu(ward: Ward) -> None:
     gpu = ward.tray[0]
     ward.fabric.set_health(gpu.guid, GpuHealth.NO_NVLINK)
     ward.read_again()
-    await until(lambda: _with(ward, names.GPU_HEALTH, f"GPU {gpu.module_id}"))
+    await until(lambda: _with(ward, catalogue.GPU_HEALTH, f"GPU {gpu.module_id}"))
     ward.fabric.set_health(gpu.guid, GpuHealth.HEALTHY)
     ward.read_again()
     await ward.until_found()
@@ -177,7 +179,7 @@ async def dead_link(ward: Ward) -> None:
     node = ward.whole.nodes[name]
     node.nics.down = frozenset({"mlx5_0"})
     await ward.whole.nodes.look(name)
-    await until(lambda: _with(ward, names.NIC_LINK, f"{name}/"))
+    await until(lambda: _with(ward, catalogue.NIC_LINK, f"{name}/"))
     node.nics.down = frozenset()
     await ward.whole.nodes.look(name)
     await ward.until_found()
@@ -189,7 +191,7 @@ async def second_writer(ward: Ward) -> None:
     name = pods[0]["spec"]["nodeName"]
     before = (await ward.whole.api.get(NODE, name))["metadata"]["labels"][GPU_CLIQUE_LABEL]
     await _label(ward, name, f"{before.rpartition('.')[0]}.32766")
-    found = await until(lambda: _with(ward, names.CLIQUE_LABEL, f"node {name}"))
+    found = await until(lambda: _with(ward, catalogue.CLIQUE_LABEL, f"node {name}"))
     assert "32766" in found.message
     await _label(ward, name, before)
     await ward.until_found()
@@ -203,7 +205,7 @@ async def lost_node(ward: Ward) -> None:
     pods = (await ward.whole.api.list(POD, "default")).items
     name = pods[0]["spec"]["nodeName"]
     await ward.whole.nodes.lose(name)
-    await until(lambda: _with(ward, names.NODE_READY, f"node {name}"))
+    await until(lambda: _with(ward, catalogue.NODE_READY, f"node {name}"))
     await ward.whole.nodes.heal(name)
     await ward.until_found()
 
@@ -213,7 +215,7 @@ STEPS = (healthy, foreign_partition, silent_controller, sick_gpu, dead_link, sec
 
 def test_a_healthy_rack_and_its_faults(tmp_path: Path) -> None:
     async def run() -> None:
-        async with whole_site(Home(tmp_path), port=0, racks=1, profile="gb200-nvl72") as whole:
+        async with running_twin(Home(tmp_path), port=0, racks=1, profile="gb200-nvl72") as whole:
             await whole.nodes.up.wait()
             ward = Ward(tmp_path, whole)
             await ward.until_found()

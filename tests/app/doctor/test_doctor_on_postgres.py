@@ -10,20 +10,20 @@ import pytest
 import sqlalchemy as sa
 from tests.carve.conftest import postgres_server, postgres_template, postgres_url  # noqa: F401
 
-from rackloom.app.config import load
-from rackloom.app.doctor import Sources, diagnose, look
-from rackloom.app.picture.read_only import PostgresReader
-from rackloom.app.serve import service
+from rackloom.app.config import load_config
+from rackloom.app.doctor import DoctorSources, diagnose, read_snapshot
+from rackloom.app.site.service import site_service
+from rackloom.app.snapshot.readers import PostgresRecordReader
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import forge_pb2_grpc
-from rackloom.carve.site.tables import machine
+from rackloom.carve.store.schema import machine
 from rackloom.cli.doctor import doctor
+from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.findings import CheckState
+from rackloom.core.diagnosis.snapshot import Layer
 from rackloom.errors import Refused
-from rackloom.prove.doctor import names
-from rackloom.prove.doctor.examine import examine
-from rackloom.prove.doctor.findings import State
-from rackloom.prove.picture.values import Layer
-from rackloom.twin.switches.fabric import FabricPartition
+from rackloom.lab.switches.fabric import FabricPartition
 
 PATIENCE = 60.0
 INTERVAL = 30.0
@@ -35,7 +35,7 @@ def config(ground, postgres_url):  # noqa: F811
     file = ground.config()
     sqlite = f'sqlite = "{ground.directory / "home"}"'
     file.write_text(file.read_text().replace(sqlite, f'postgresql = "{postgres_url}"'))
-    assert load(file).database.postgresql == postgres_url
+    assert load_config(file).database.postgresql == postgres_url
     return file
 
 
@@ -52,7 +52,7 @@ async def until_found(config, *checks):
     """What is wrong, once it is these checks and 18 machines are seen."""
     async with asyncio.timeout(PATIENCE):
         while True:
-            seen = await asyncio.to_thread(diagnose, Sources(config=config))
+            seen = await asyncio.to_thread(diagnose, DoctorSources(config=config))
             if len(seen.picture.machines) == 18 and [one.check for one in seen.findings] == list(checks):
                 return seen.findings
             await asyncio.sleep(0.1)
@@ -67,11 +67,11 @@ def by_hand(switch):
 def test_a_site_on_postgresql(ground, config, capsys):
     async def play():
         async with ground.racks() as (switch,):
-            async with service(load(config)) as site:
+            async with site_service(load_config(config)) as site:
                 await register(ground, site.admin_port, switch)
                 await until_found(config)
                 by_hand(switch)
-                (found,) = await until_found(config, names.PARTITION_OWNED)
+                (found,) = await until_found(config, catalogue.PARTITION_OWNED)
                 assert found.subject == "partition by-hand"
                 assert switch.fabric.domain in " ".join(found.where)
                 switch.fabric.delete(9)
@@ -88,11 +88,11 @@ def test_a_site_on_postgresql(ground, config, capsys):
 
 async def _ages(config, domain):
     """Nobody can tell that a replica elsewhere has stopped, except by the age of what it read."""
-    (seen,) = (await look(Sources(config=config), time.time())).domains
+    (seen,) = (await read_snapshot(DoctorSources(config=config), time.time())).domains
     soon, late = seen.observed_at + 2 * INTERVAL, seen.observed_at + 10 * INTERVAL
-    assert examine(await look(Sources(config=config), soon)) == ()
-    (found,) = examine(await look(Sources(config=config), late))
-    assert (found.check, found.state) == (names.CONTROLLER, State.UNKNOWN)
+    assert examine(await read_snapshot(DoctorSources(config=config), soon)) == ()
+    (found,) = examine(await read_snapshot(DoctorSources(config=config), late))
+    assert (found.check, found.state) == (catalogue.CONTROLLER, CheckState.UNKNOWN)
     assert found.subject == f"domain {domain}"
     assert found.since == seen.observed_at
 
@@ -108,7 +108,7 @@ def test_a_reader_that_was_kept_from_running_reads_again(postgres_url):  # noqa:
         return conn.execute(sa.text("SELECT 1")).scalar_one()
 
     async def read():
-        reader = PostgresReader(postgres_url)
+        reader = PostgresRecordReader(postgres_url)
         try:
             return await reader.read(slow_once)
         finally:
@@ -120,7 +120,7 @@ def test_a_reader_that_was_kept_from_running_reads_again(postgres_url):  # noqa:
 
 def test_it_never_writes(config, postgres_url):  # noqa: F811
     async def write():
-        reader = PostgresReader(postgres_url)
+        reader = PostgresRecordReader(postgres_url)
         try:
             await reader.read(lambda conn: conn.execute(sa.delete(machine)))
         finally:
@@ -133,10 +133,14 @@ def test_it_never_writes(config, postgres_url):  # noqa: F811
 def test_a_server_that_does_not_answer_is_unknown_and_the_rest_is_read(config, postgres_url, tmp_path):  # noqa: F811
     config.write_text(config.read_text().replace(postgres_url, "postgresql://u:hush@127.0.0.1:9/site"))
     (tmp_path / "transfers").mkdir()
-    seen = diagnose(Sources(config=config, transfers=tmp_path / "transfers"))
+    seen = diagnose(DoctorSources(config=config, transfers=tmp_path / "transfers"))
     assert seen.picture.layer(Layer.TRANSFER).unknown_since is None
     (found,) = seen.findings
-    assert (found.check, found.subject, found.state) == (names.LAYER, "layer fabric and site", State.UNKNOWN)
+    assert (found.check, found.subject, found.state) == (
+        catalogue.LAYER,
+        "layer fabric and site",
+        CheckState.UNKNOWN,
+    )
     assert "the database cannot be read" in found.message
     assert (
         found.fix == f"pg_isready --host 127.0.0.1 --port 9  # the server that [database] names in {config}"
@@ -151,6 +155,6 @@ def test_a_database_that_is_no_sites_is_refused(config, postgres_url, database, 
     other = sa.make_url(postgres_url).set(database=database).render_as_string(hide_password=False)
     config.write_text(config.read_text().replace(postgres_url, other))
     with pytest.raises(Refused, match=said) as told:
-        diagnose(Sources(config=config))
+        diagnose(DoctorSources(config=config))
     assert "start the site once" in told.value.nearest_fix
     assert "sqlalche.me" not in told.value.reason

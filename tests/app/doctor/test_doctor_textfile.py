@@ -2,14 +2,14 @@
 
 import msgspec
 import pytest
-from tests.prove.picture.healthy import NOW, healthy, with_changed
+from tests.core.diagnosis.healthy import NOW, healthy, with_changed
 
 from rackloom.app.doctor_textfile import registry_of
-from rackloom.prove.doctor import names
-from rackloom.prove.picture.values import Layer, LayerSeen
+from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.snapshot import Layer, LayerStatus
 
 WELL = healthy(racks=1, trays=2)
-UNREAD = tuple(LayerSeen(layer=Layer.FABRIC) if one.layer is Layer.FABRIC else one for one in WELL.layers)
+UNREAD = tuple(LayerStatus(layer=Layer.FABRIC) if one.layer is Layer.FABRIC else one for one in WELL.layers)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_the_fabric_is_known_while_any_domain_is(picture, known):
     assert value == known
 
 
-@pytest.mark.parametrize("check", [*names.ALL, *names.OF_HOST])
+@pytest.mark.parametrize("check", [*catalogue.SITE_CHECKS, *catalogue.HOST_CHECKS])
 def test_every_check_has_a_series_from_the_start(check):
     labels = {"check": check, "severity": "error"}
     assert registry_of(WELL, ()).get_sample_value("rackloom_doctor_findings", labels) == 0.0

@@ -13,8 +13,7 @@ from tests.carve.admin.stage import Stage
 
 from rackloom.carve.admin import forge_pb2_grpc, operator_pb2_grpc
 from rackloom.carve.admin.deps import AdminDeps
-from rackloom.carve.admin.identity import Identities
-from rackloom.carve.admin.server import AdminServer, AdminTls
+from rackloom.carve.admin.server import AdminServer, AdminTls, ClientIdentities
 
 
 class Client:
@@ -82,7 +81,7 @@ class Door:
         """Serve `deps`: certificates named admin may write, those named viewer read."""
         pem = self.authority.issue("server")
         tls = AdminTls(certificate=pem.certificate, key=pem.key, client_ca=self.authority.certificate)
-        identities = Identities(frozenset({"admin"}), frozenset({"viewer"}))
+        identities = ClientIdentities(frozenset({"admin"}), frozenset({"viewer"}))
         async with AdminServer(deps, identities, tls, "127.0.0.1:0") as server:
             self.port = server.port
             yield self

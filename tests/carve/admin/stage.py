@@ -4,8 +4,8 @@ import grpc
 
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
-from rackloom.carve.site import instance_creation, vpcs
-from rackloom.carve.site.instance_creation import InstanceRequest
+from rackloom.carve.tenancy import instances, vpcs
+from rackloom.carve.tenancy.instances import InstanceRequest
 
 Code = grpc.StatusCode
 
@@ -38,7 +38,7 @@ class Stage:
         """An instance in a VPC without a default logical partition."""
         site = self.site
         vpc = await self.write(
-            vpcs.create,
+            vpcs.create_vpc,
             site.tenant.id,
             site_id=site.site_id,
             name=f"net-{name}",
@@ -50,7 +50,9 @@ class Stage:
             ids=site.ids,
         )
         request = InstanceRequest(names=(name,), vpc_id=vpc, instance_type_id=site.type_id, one_domain=False)
-        made = await self.write(instance_creation.create, site.tenant, request, now=site.tick(), ids=site.ids)
+        made = await self.write(
+            instances.create_instances, site.tenant, request, now=site.tick(), ids=site.ids
+        )
         return made.value[0]
 
     async def join(self, instance, partition, devices=(0, 1, 2, 3)):

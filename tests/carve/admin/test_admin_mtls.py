@@ -5,8 +5,7 @@ import pytest
 from google.protobuf.empty_pb2 import Empty
 
 from rackloom.carve.admin import forge_pb2 as pb
-from rackloom.carve.admin.identity import Access
-from rackloom.carve.admin.rpcs import RPCS
+from rackloom.carve.admin.server import RPCS, AccessClass
 
 
 def test_an_admin_reads_and_writes(small_site, door):
@@ -31,7 +30,7 @@ def test_a_viewer_only_reads(small_site, door, refusal):
                 ("rackloom.admin.v1.Operator", client.operator),
             ):
                 for name, rpc in RPCS[service].items():
-                    if rpc.access is Access.ADMIN:
+                    if rpc.access is AccessClass.ADMIN:
                         refused = await refusal(getattr(stub, name)(rpc.request()))
                         assert refused.code() is grpc.StatusCode.PERMISSION_DENIED, name
                         assert "viewer" in refused.details()

@@ -4,18 +4,25 @@ import asyncio
 
 import pytest
 
-from rackloom.app import site_counts
+from rackloom.app.site import record_counts
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import instances, logical_partitions, machines, operators, partitions
 from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.carve.admin.deps import AdminDeps
-from rackloom.carve.admin.machine_book import enrol_observed
-from rackloom.carve.admin.site_book import ensure_site
-from rackloom.carve.plan.values import DefaultPartition, GpuHealth, Limits, Observation, ObservedGpu
-from rackloom.carve.site import allocations, endpoint_registry, fabric_book, instance_types, tenants
-from rackloom.carve.site.operator_steps import Order
-from rackloom.carve.site.store import Store
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.inventory.enrolment import enrol_observed_machines, ensure_site
+from rackloom.carve.reconcile import records
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.journal import OperatorOrder
+from rackloom.carve.tenancy import catalog, entitlements
+from rackloom.core.partitions.domain import (
+    DefaultPartitionPolicy,
+    DomainLimits,
+    DomainObservation,
+    GpuHealth,
+    ObservedGpu,
+)
 
 DOMAIN = "00000000-0000-4000-8000-00000000d001"
 
@@ -33,16 +40,18 @@ def observation():
         )
         for module in (1, 2, 3, 4)
     ]
-    return Observation(domain=DOMAIN, gpus=tuple(gpus), partitions=(), limits=Limits(), observed_at=20.0)
+    return DomainObservation(
+        domain=DOMAIN, gpus=tuple(gpus), partitions=(), limits=DomainLimits(), observed_at=20.0
+    )
 
 
 def test_what_an_operator_asks(postgres_url, door, observation):
     async def furnish(store):
-        site = await store.run(ensure_site, "lab", "acme", DefaultPartition.NONE, 1.0, door.ids)
-        assert await store.run(ensure_site, "lab", "acme", DefaultPartition.KEEP, 2.0, door.ids) == site
-        provider = await store.read(tenants.provider_of, "acme")
+        site = await store.run(ensure_site, "lab", "acme", DefaultPartitionPolicy.NONE, 1.0, door.ids)
+        assert await store.run(ensure_site, "lab", "acme", DefaultPartitionPolicy.KEEP, 2.0, door.ids) == site
+        provider = await store.read(entitlements.get_provider, "acme")
         await store.run(
-            instance_types.create,
+            catalog.create_instance_type,
             provider.id,
             site_id=site,
             name="rack",
@@ -52,12 +61,14 @@ def test_what_an_operator_asks(postgres_url, door, observation):
             now=3.0,
             ids=door.ids,
         )
-        tenant = await store.run(tenants.ensure, "demo", 3.0, door.ids)
-        await store.run(allocations.grant_everything, tenant.id, 3.0, door.ids)
-        await store.run(endpoint_registry.create, "C0", "https://s", Order("t", "", 4.0), lambda: "e1")
-        created = await store.run(enrol_observed, site, observation, "Ready", 5.0)
+        tenant = await store.run(entitlements.ensure_tenant, "demo", 3.0, door.ids)
+        await store.run(entitlements.grant_everything, tenant.id, 3.0, door.ids)
+        await store.run(
+            endpoints.create_chassis_endpoint, "C0", "https://s", OperatorOrder("t", "", 4.0), lambda: "e1"
+        )
+        created = await store.run(enrol_observed_machines, site, observation, "Ready", 5.0)
         assert created == ["c0-0"]
-        await store.run(fabric_book.record_observation, "e1", observation, 21.0)
+        await store.run(records.record_observation, "e1", observation, 21.0)
 
     async def ask(deps: AdminDeps):
         config = pb.NVLinkLogicalPartitionConfig(
@@ -72,7 +83,7 @@ def test_what_an_operator_asks(postgres_url, door, observation):
         assert (
             await instances.find_ids(deps, pb.InstanceSearchFilter(tenant_org_id="demo"))
         ).instance_ids == []
-        plan = await operators.make(deps, ours.PlanRequest(domain=DOMAIN))
+        plan = await operators.make_domain_plan(deps, ours.PlanRequest(domain=DOMAIN))
         assert '"operations":[]' in plan.plan
         await operators.pause(deps, ours.DomainRequest(domain=DOMAIN, reason="test"))
         await operators.drain(deps, ours.TrayRequest(machine_id="c0-0", reason="test"))
@@ -84,7 +95,7 @@ def test_what_an_operator_asks(postgres_url, door, observation):
         try:
             await furnish(store)
             await ask(door.deps(store, clock=lambda: 30.0))
-            counts = await store.read(site_counts.count, 0)
+            counts = await store.read(record_counts.count_site_records, 0)
             assert (counts.logical_partitions, counts.endpoints["known"]) == (1, 1)
             assert counts.domains[0].gpus == {"healthy": 4}
         finally:

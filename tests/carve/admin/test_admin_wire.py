@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rackloom.carve.admin import common_pb2, forge_pb2
-from rackloom.carve.admin.rpcs import RPCS
+from rackloom.carve.admin.server import RPCS
 
 FIELDS = {
     "NVLinkLogicalPartition": "id=1 config=2 config_version=3 status=4 created=5",

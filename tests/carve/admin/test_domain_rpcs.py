@@ -7,8 +7,11 @@ from tests.carve.admin.stage import D0, D1, Code
 
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
-from rackloom.carve.plan.values import Blocked
-from rackloom.carve.site import endpoints, fabric_book, knowledge, tables
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.observation import latest
+from rackloom.carve.reconcile import records
+from rackloom.carve.store import schema
+from rackloom.core.partitions.domain import BlockedGpus
 
 
 def test_pause_cordon_and_drain_are_recorded_with_the_name_of_the_certificate(small_site, on_stage):
@@ -25,8 +28,8 @@ def test_pause_cordon_and_drain_are_recorded_with_the_name_of_the_certificate(sm
         await stage.operator.UncordonTray(tray)
         steps = await stage.site.store.read(
             lambda conn: conn.execute(
-                sa.select(tables.operator_step.c.step, tables.operator_step.c.asked_by).order_by(
-                    tables.operator_step.c.id
+                sa.select(schema.operator_step.c.step, schema.operator_step.c.asked_by).order_by(
+                    schema.operator_step.c.id
                 )
             ).all()
         )
@@ -43,8 +46,8 @@ def test_a_domain_is_shown_with_its_age_its_pause_and_what_is_blocked(small_site
     small_site.observe_all()
     seen = small_site.now - 0.5
     guid = small_site.guid(D0, 2, 3)
-    told = [Blocked(guids=(guid,), reason="no room", fix=None)]
-    small_site.run(fabric_book.record_blocked, D0, told, small_site.now)
+    told = [BlockedGpus(guids=(guid,), reason="no room", fix=None)]
+    small_site.run(records.record_blocked, D0, told, small_site.now)
     small_site.lose(D0, "no route")
 
     async def scenario(stage):
@@ -70,16 +73,18 @@ def test_a_domain_is_shown_with_its_age_its_pause_and_what_is_blocked(small_site
 
 def test_a_domain_in_dispute_says_who_contradicts_whom_and_is_not_planned_for(small_site, on_stage):
     small_site.observe_all()
-    small_site.run(endpoints.register, "http://second", ["CHASSIS9"], small_site.tick(), small_site.ids)
-    second = next(one.id for one in small_site.read(fabric_book.endpoints) if one.url == "http://second")
+    small_site.run(
+        endpoints.register_endpoint, "http://second", ["CHASSIS9"], small_site.tick(), small_site.ids
+    )
+    second = next(one.id for one in small_site.read(records.list_endpoints) if one.url == "http://second")
     whole = small_site.observation(D0, at=small_site.tick())
     less = msgspec.structs.replace(whole, gpus=whole.gpus[4:])
-    small_site.run(fabric_book.record_observation, second, less, small_site.tick())
+    small_site.run(records.record_observation, second, less, small_site.tick())
 
     async def scenario(stage):
         disputed, _ = (await stage.operator.ShowDomains(ours.DomainsRequest())).domains
         assert not disputed.HasField("observed_at")
-        since = knowledge.moment(less.observed_at)
+        since = latest.rfc3339(less.observed_at)
         assert disputed.doubt == (
             f"unknown since {since}: switch controllers http://second and http://switch/{D0} contradict one "
             f"another: only http://switch/{D0} lists 4 of the GPUs"

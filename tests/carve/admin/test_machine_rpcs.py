@@ -7,7 +7,7 @@ from tests.carve.admin.stage import D0, D1, Code
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin import operator_pb2 as ours
-from rackloom.carve.site import tables
+from rackloom.carve.store import schema
 
 
 def test_a_gpu_mapping_is_repaired_and_the_next_observation_overrules_it(small_site, on_stage):
@@ -41,7 +41,7 @@ def test_a_gpu_mapping_is_repaired_and_the_next_observation_overrules_it(small_s
     small_site.observe(D0)
     rows = small_site.read(
         lambda conn: conn.execute(
-            sa.select(tables.machine_gpu).where(tables.machine_gpu.c.machine_id == "chassis0-0")
+            sa.select(schema.machine_gpu).where(schema.machine_gpu.c.machine_id == "chassis0-0")
         ).all()
     )
     assert [(int(row.guid), row.source) for row in rows] == [
@@ -109,7 +109,7 @@ def test_machines_are_imported_all_or_none(on_stage):
         sources = await stage.site.store.read(
             lambda conn: (
                 conn.execute(
-                    sa.select(tables.machine_gpu.c.source).where(tables.machine_gpu.c.machine_id == "new-1")
+                    sa.select(schema.machine_gpu.c.source).where(schema.machine_gpu.c.machine_id == "new-1")
                 )
                 .scalars()
                 .all()

@@ -8,10 +8,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from rackloom.carve.api.app import create_app
-from rackloom.carve.api.auth import Role
-from rackloom.carve.api.deps import ApiDeps
-from rackloom.carve.api.local_tokens import LocalIssuer
-from rackloom.carve.site.store import Store
+from rackloom.carve.api.auth import LocalIssuer, Role
+from rackloom.carve.api.routing import ApiDeps
+from rackloom.carve.store.database import Store
 
 
 class Api:

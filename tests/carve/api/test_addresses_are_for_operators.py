@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from rackloom.carve.api.auth import Role
-from rackloom.carve.site import endpoints, events, fabric_book
-from rackloom.carve.site.knowledge import DISPUTED, SILENT
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.observation.latest import CONFLICT_REASON, UNREADABLE_REASON
+from rackloom.carve.reconcile import records
+from rackloom.carve.store import journal
 
 SECOND = "http://10.20.30.40:9370"
 CAUSE = "Hello: UNAVAILABLE: failed to connect to all addresses; last error: ipv4:10.20.30.41:9370: refused"
@@ -25,7 +27,7 @@ def contradicted(api: Any, domain: str) -> None:
     site = api.site
     second = register_second(site)
     seen = msgspec.structs.replace(site.observation(domain, at=site.tick()), partitions=())
-    assert site.run(fabric_book.record_observation, second, seen, site.tick()) is not None
+    assert site.run(records.record_observation, second, seen, site.tick()) is not None
 
 
 def listed_twice(api: Any, domain: str) -> None:
@@ -33,12 +35,12 @@ def listed_twice(api: Any, domain: str) -> None:
     second = register_second(site)
     copy = "00000000-0000-4000-8000-00000000dead"
     seen = msgspec.structs.replace(site.observation(domain, at=site.tick()), domain=copy)
-    assert site.run(fabric_book.record_observation, second, seen, site.tick()) is not None
+    assert site.run(records.record_observation, second, seen, site.tick()) is not None
 
 
 def register_second(site: Any) -> str:
-    site.run(endpoints.register, SECOND, ["CHASSIS9"], site.tick(), site.ids)
-    return next(one.id for one in site.read(fabric_book.endpoints) if one.url == SECOND)
+    site.run(endpoints.register_endpoint, SECOND, ["CHASSIS9"], site.tick(), site.ids)
+    return next(one.id for one in site.read(records.list_endpoints) if one.url == SECOND)
 
 
 def one_joined(api: Any, name: str) -> Any:
@@ -62,7 +64,8 @@ def everything_readable(api: Any, ids: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("happens", "told"), [(lost, SILENT), (contradicted, DISPUTED), (listed_twice, DISPUTED)]
+    ("happens", "told"),
+    [(lost, UNREADABLE_REASON), (contradicted, CONFLICT_REASON), (listed_twice, CONFLICT_REASON)],
 )
 def test_a_tenant_reads_since_when_and_no_address(
     api: Any, happens: Callable[[Any, str], None], told: str
@@ -83,7 +86,7 @@ def test_a_tenant_reads_since_when_and_no_address(
     texts = everything_readable(api, ids)
     assert {f"instance/{stays['id']}/status-history", "nvlink-interface", "nvlink-domain"} <= texts.keys()
     tenant = api.get("tenant/current").json()["id"]
-    texts["events"] = repr(site.read(events.after, tenant, 0, 1000))
+    texts["events"] = repr(site.read(journal.events_after, tenant, 0, 1000))
     # A place there is not given away, and the refusal is read as well.
     more = {"namePrefix": "more", "count": 2, "vpcId": stays["vpcId"], "instanceTypeId": site.type_id}
     wish = {"nvLinkLogicalPartitionId": row["nvLinkLogicalPartitionId"], "deviceInstance": 0}

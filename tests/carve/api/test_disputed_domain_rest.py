@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from rackloom.carve.api.auth import Role
-from rackloom.carve.site import endpoints, fabric_book, knowledge
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.observation import latest
+from rackloom.carve.reconcile import records
 
 SECOND = "http://second"
 
@@ -21,11 +23,11 @@ def disputed(api: Any) -> tuple[str, dict[str, Any], str]:
     site.converge()
     (row,) = api.get(f"instance/{made['id']}").json()["nvLinkInterfaces"]
     domain = row["nvLinkDomainId"]
-    site.run(endpoints.register, SECOND, ["CHASSIS9"], site.tick(), site.ids)
-    second = next(one.id for one in site.read(fabric_book.endpoints) if one.url == SECOND)
+    site.run(endpoints.register_endpoint, SECOND, ["CHASSIS9"], site.tick(), site.ids)
+    second = next(one.id for one in site.read(records.list_endpoints) if one.url == SECOND)
     seen = msgspec.structs.replace(site.observation(domain, at=site.tick()), partitions=())
-    site.run(fabric_book.record_observation, second, seen, site.tick())
-    return domain, made, knowledge.moment(seen.observed_at)
+    site.run(records.record_observation, second, seen, site.tick())
+    return domain, made, latest.rfc3339(seen.observed_at)
 
 
 def test_everything_says_since_when_and_its_operator_who_contradicts_whom(
@@ -41,7 +43,7 @@ def test_everything_says_since_when_and_its_operator_who_contradicts_whom(
     assert now["status"] == "Configuring"
     assert now["unknownSince"] == now["statusHistory"][0]["created"]
     assert now["statusHistory"][0]["status"] == "Unknown"
-    told = f"unknown since {since}: {knowledge.DISPUTED}"
+    told = f"unknown since {since}: {latest.CONFLICT_REASON}"
     assert told in now["statusHistory"][0]["message"]
     (row,) = api.get(f"instance/{made['id']}/nvlink-interface").json()
     assert (row["status"], row["statusMessage"]) == ("Pending", told)
@@ -53,14 +55,14 @@ def test_two_domains_that_list_the_same_hardware_both_say_so(api: Any) -> None:
     site = api.site
     site.observe_all()
     domain = min(site.endpoint)
-    site.run(endpoints.register, SECOND, ["CHASSIS9"], site.tick(), site.ids)
-    second = next(one.id for one in site.read(fabric_book.endpoints) if one.url == SECOND)
+    site.run(endpoints.register_endpoint, SECOND, ["CHASSIS9"], site.tick(), site.ids)
+    second = next(one.id for one in site.read(records.list_endpoints) if one.url == SECOND)
     copy = "00000000-0000-4000-8000-00000000dead"
     seen = msgspec.structs.replace(site.observation(domain, at=site.tick()), domain=copy)
-    site.run(fabric_book.record_observation, second, seen, site.tick())
+    site.run(records.record_observation, second, seen, site.tick())
     for one in (domain, copy):
         shown = api.get(f"nvlink-domain/{one}", role=Role.PROVIDER_ADMIN).json()
-        assert (shown["status"], shown["unknownSince"]) == ("Unknown", knowledge.moment(seen.observed_at))
+        assert (shown["status"], shown["unknownSince"]) == ("Unknown", latest.rfc3339(seen.observed_at))
         assert f"domain {domain} " in shown["statusMessage"]
         assert f"domain {copy} " in shown["statusMessage"]
         assert shown["statusMessage"].endswith("both list the same 12 GPUs")

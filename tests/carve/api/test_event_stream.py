@@ -12,10 +12,10 @@ import httpx2
 import pytest
 import uvicorn
 
-from rackloom.carve.api import body_limit
+from rackloom.carve.api import app
 from rackloom.carve.api import events as stream
-from rackloom.carve.api.deps import ApiDeps
-from rackloom.carve.site import events
+from rackloom.carve.api.routing import ApiDeps
+from rackloom.carve.store import journal
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def told(api: Any) -> Any:
     def read(org: str = "demo", after: int = 0) -> list[Any]:
         tenant = api.get("tenant/current", org=org).json()["id"]
-        found: list[Any] = api.site.read(events.after, tenant, after, 10_000)
+        found: list[Any] = api.site.read(journal.events_after, tenant, after, 10_000)
         return found
 
     return read
@@ -58,7 +58,7 @@ def test_a_life_is_told_from_beginning_to_end(api: Any, told: Any) -> None:
         "Terminating",
         "Deleted",
     ]
-    interfaces = [one.note for one in found if one.note.kind is events.Kind.INTERFACE]
+    interfaces = [one.note for one in found if one.note.kind is journal.EventKind.INTERFACE]
     assert sum(note.status == "Ready" for note in interfaces) == 4
 
 
@@ -89,7 +89,7 @@ def test_tenants_hear_of_their_own_only(api: Any, told: Any) -> None:
 def test_only_so_many_are_kept_and_a_late_client_is_told(
     api: Any, told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "KEPT", 3)
+    monkeypatch.setattr(journal, "MAX_TENANT_EVENTS", 3)
     for number in range(6):
         api.vpc(f"net {number}")
     numbers = [one.number for one in told()]
@@ -173,7 +173,7 @@ def heard(client: Any, url: str, headers: dict[str, str], count: int) -> list[di
 
 
 def test_a_body_that_never_ends_is_given_up(api: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_limit, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
     host, port = url.removeprefix("http://").partition("/")[0].split(":")
     with contextlib.closing(socket.create_connection((host, int(port)), timeout=10)) as slow:
         slow.sendall(

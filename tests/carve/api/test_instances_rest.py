@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from rackloom.carve.plan.values import GpuHealth
-from rackloom.carve.site import knowledge, tables
-from rackloom.carve.site.verdicts import WAITING
+from rackloom.carve.observation import latest
+from rackloom.carve.store import schema
+from rackloom.core.partitions.domain import GpuHealth
+from rackloom.core.partitions.status_rules import WAITING_REASON
 
 BOTH_STORES = True
 
@@ -111,7 +112,7 @@ def test_interfaces_must_name_a_ready_partition_of_the_tenant(api: Any) -> None:
 
 def test_a_type_without_nvlink_gpus_has_no_interfaces(api: Any) -> None:
     partition = api.partition()
-    api.site.run(lambda conn: conn.execute(sa.update(tables.instance_type).values(capabilities=[])))
+    api.site.run(lambda conn: conn.execute(sa.update(schema.instance_type).values(capabilities=[])))
     refused(api, 400, vpcId=api.vpc(), nvLinkInterfaces=[wish(partition, 0)])
     assert api.instance(api.vpc("default", partition))["nvLinkInterfaces"] == []
 
@@ -148,14 +149,14 @@ def test_names_are_unique_at_the_site(api: Any) -> None:
 
 def test_quota_and_room_are_different_refusals(api: Any) -> None:
     vpc = api.vpc()
-    api.site.run(lambda conn: conn.execute(sa.update(tables.allocation_constraint).values(value=1)))
+    api.site.run(lambda conn: conn.execute(sa.update(schema.allocation_constraint).values(value=1)))
     api.instance(vpc, "first")
     body = {"name": "second", "vpcId": vpc, "instanceTypeId": api.site.type_id}
     answer = api.post("instance", body)
     assert answer.status_code == 403
     assert answer.json()["message"].endswith("Current: 1, Requested: 1, Max: 1")
-    api.site.run(lambda conn: conn.execute(sa.update(tables.allocation_constraint).values(value=99)))
-    api.site.run(lambda conn: conn.execute(sa.update(tables.machine).values(status="Maintenance")))
+    api.site.run(lambda conn: conn.execute(sa.update(schema.allocation_constraint).values(value=99)))
+    api.site.run(lambda conn: conn.execute(sa.update(schema.machine).values(status="Maintenance")))
     answer = api.post("instance", body)
     assert (answer.status_code, answer.json()["message"]) == (
         409,
@@ -254,7 +255,7 @@ def test_a_terminating_instance_claims_nothing_of_its_gpus(api: Any) -> None:
     assert api.delete(f"instance/{one['id']}").status_code == 202
     shown = api.get(f"instance/{one['id']}").json()["nvLinkInterfaces"]
     assert {row["status"] for row in shown} == {"Deleting"}
-    assert {row["statusMessage"] for row in shown} == {WAITING}
+    assert {row["statusMessage"] for row in shown} == {WAITING_REASON}
     api.site.observe_all()
     shown = api.get(f"instance/{one['id']}").json()["nvLinkInterfaces"]
     (name,) = {name for held in api.site.partitions.values() for name in held}
@@ -264,7 +265,7 @@ def test_a_terminating_instance_claims_nothing_of_its_gpus(api: Any) -> None:
     domain = shown[0]["nvLinkDomainId"]
     api.site.lose(domain, "no route")
     shown = api.get(f"instance/{one['id']}").json()["nvLinkInterfaces"]
-    assert all(knowledge.SILENT in row["statusMessage"] for row in shown)
+    assert all(latest.UNREADABLE_REASON in row["statusMessage"] for row in shown)
     api.site.converge()
     assert api.get(f"instance/{one['id']}").status_code == 404
 
@@ -328,7 +329,7 @@ def test_a_batch_is_all_or_nothing_and_names_the_fix(api: Any) -> None:
     vpc = api.vpc()
     for number in range(4):
         api.instance(vpc, f"vm {number}")
-    api.site.run(lambda conn: conn.execute(sa.update(tables.allocation_constraint).values(value=99)))
+    api.site.run(lambda conn: conn.execute(sa.update(schema.allocation_constraint).values(value=99)))
     answer = batch(api, vpc, 3)
     assert answer.status_code == 409
     assert answer.json()["message"] == "Insufficient machines available: requested 3, available 2"
@@ -343,7 +344,7 @@ def test_a_batch_that_fits_no_domain_says_so_and_spreads_when_allowed(api: Any) 
         anchored[one["id"]] = one
     api.site.run(
         lambda conn: conn.execute(
-            sa.update(tables.machine).where(tables.machine.c.id == "chassis1-0").values(status="Maintenance")
+            sa.update(schema.machine).where(schema.machine.c.id == "chassis1-0").values(status="Maintenance")
         )
     )
     answer = batch(api, vpc, 3)
@@ -360,7 +361,7 @@ def test_a_batch_that_fits_no_domain_says_so_and_spreads_when_allowed(api: Any) 
 
 def test_a_batch_beyond_the_quota_makes_nothing(api: Any) -> None:
     api.site.observe_all()
-    api.site.run(lambda conn: conn.execute(sa.update(tables.allocation_constraint).values(value=2)))
+    api.site.run(lambda conn: conn.execute(sa.update(schema.allocation_constraint).values(value=2)))
     answer = batch(api, api.vpc(), 3)
     assert answer.status_code == 403
     assert answer.json()["message"].endswith("Current: 0, Requested: 3, Max: 2")

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from rackloom.carve.api.auth import Role
-from rackloom.carve.site import fabric_book
+from rackloom.carve.reconcile import records
 
 BOTH_STORES = True
 
@@ -266,7 +266,7 @@ def test_a_machine_that_its_controller_no_longer_lists_is_missing_and_gets_nothi
     seen = api.site.observation(domain, at=api.site.tick())
     gpus = tuple(gpu for gpu in seen.gpus if gpu.slot != 0)
     short = msgspec.structs.replace(seen, gpus=gpus)
-    api.site.run(fabric_book.record_observation, api.site.endpoint[domain], short, api.site.tick())
+    api.site.run(records.record_observation, api.site.endpoint[domain], short, api.site.tick())
     (missing,) = api.get("machine?isMissingOnSite=true", role=VIEWER).json()
     assert (missing["id"], missing["isUsableByTenant"]) == ("chassis0-0", False)
     assert api.instance(api.vpc())["machineId"] != "chassis0-0"

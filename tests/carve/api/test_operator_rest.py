@@ -6,9 +6,10 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.api.auth import Role
-from rackloom.carve.plan.values import Blocked
-from rackloom.carve.site import fabric_book, knowledge
-from rackloom.carve.site.knowledge import moment
+from rackloom.carve.observation import latest
+from rackloom.carve.observation.latest import rfc3339
+from rackloom.carve.reconcile import records
+from rackloom.core.partitions.domain import BlockedGpus
 
 ADMIN, VIEWER = Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER
 WHY = {"reason": "the fan is loud"}
@@ -51,16 +52,16 @@ def test_the_operator_sees_which_gpus_are_blocked_and_the_tenant_does_not(api: A
     api.site.observe_all()
     domain, other = api.site.partitions
     guid = api.site.guid(domain, 0, 1)
-    told = [Blocked(guids=(guid,), reason="in somebody else's partition", fix="adopt it, or release it")]
+    told = [BlockedGpus(guids=(guid,), reason="in somebody else's partition", fix="adopt it, or release it")]
     since = api.site.tick()
-    api.site.run(fabric_book.record_blocked, domain, told, since)
+    api.site.run(records.record_blocked, domain, told, since)
     shown = api.get(f"nvlink-domain/{domain}", role=VIEWER).json()["blockedGpus"]
     assert shown == [
         {
             "gpuGuid": str(guid),
             "reason": "in somebody else's partition",
             "fix": "adopt it, or release it",
-            "since": moment(since),
+            "since": rfc3339(since),
         }
     ]
     listed = {one["id"]: one["blockedGpus"] for one in api.get("nvlink-domain", role=ADMIN).json()}
@@ -69,7 +70,7 @@ def test_the_operator_sees_which_gpus_are_blocked_and_the_tenant_does_not(api: A
         domain: None,
         other: None,
     }
-    api.site.run(fabric_book.record_blocked, domain, [], api.site.tick())
+    api.site.run(records.record_blocked, domain, [], api.site.tick())
     assert api.get(f"nvlink-domain/{domain}", role=VIEWER).json()["blockedGpus"] == []
 
 
@@ -135,7 +136,7 @@ def test_a_drain_is_not_done_before_it_was_seen(api: Any, running: dict[str, Any
     api.site.lose(running["nvLinkInterfaces"][0]["nvLinkDomainId"], "no route")
     (shown,) = api.get("nvlink-drain", role=VIEWER).json()
     assert shown["status"] == "Draining"
-    assert knowledge.SILENT in shown["message"]
+    assert latest.UNREADABLE_REASON in shown["message"]
 
 
 def test_a_force_delete_is_a_release_with_the_same_clean_up(api: Any, running: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rackloom.carve.api.auth import Role
-from rackloom.carve.site import tenants
+from rackloom.carve.tenancy import entitlements
 
 UNKNOWN = "11111111-1111-4111-8111-111111111111"
 
@@ -54,7 +54,7 @@ def test_creation_is_checked_in_order(api: Any) -> None:
 
 
 def test_a_tenant_without_allocation_has_no_access_to_the_site(api: Any, small_site: Any) -> None:
-    small_site.run(tenants.ensure, "poor", small_site.now, small_site.ids)
+    small_site.run(entitlements.ensure_tenant, "poor", small_site.now, small_site.ids)
     body = {"name": "lp one", "siteId": small_site.site_id}
     answer = api.post("nvlink-logical-partition", body, org="poor")
     assert (answer.status_code, answer.json()["message"]) == (403, "Tenant does not have access to Site")

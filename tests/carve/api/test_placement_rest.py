@@ -6,8 +6,8 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.api.auth import Role
-from rackloom.carve.plan.values import GpuHealth
-from rackloom.carve.site import tables
+from rackloom.carve.store import schema
+from rackloom.core.partitions.domain import GpuHealth
 
 ADMIN, VIEWER = Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER
 
@@ -192,7 +192,7 @@ def test_room_is_shown_per_domain_and_tells_nothing_of_others(api: Any) -> None:
 
 def test_room_is_bounded_by_the_quota_and_the_state_of_trays(api: Any) -> None:
     domain = next(iter(api.site.partitions))
-    api.site.run(lambda conn: conn.execute(sa.update(tables.allocation_constraint).values(value=1)))
+    api.site.run(lambda conn: conn.execute(sa.update(schema.allocation_constraint).values(value=1)))
     shown = api.get(f"nvlink-domain/{domain}").json()
     assert (shown["freeTrays"], shown["largestBatch"]) == (3, 1)
     assert shown["fragmentation"] == pytest.approx(2 / 3)

@@ -7,7 +7,8 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.api.auth import Role
-from rackloom.carve.site import tables, tenants
+from rackloom.carve.store import schema
+from rackloom.carve.tenancy import entitlements
 
 PREFIX = "/v2/org/{org}/nico/"
 TENANT, ADMIN, VIEWER = Role.TENANT_ADMIN, Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER
@@ -164,10 +165,10 @@ def _names(path: str) -> list[str]:
 
 def _make_provider(api: Any, org: str) -> None:
     """A provider with a site of its own, in which there is no machine."""
-    made = api.site.run(tenants.ensure_provider, org, api.site.now, api.site.ids)
+    made = api.site.run(entitlements.ensure_provider, org, api.site.now, api.site.ids)
     row = {"id": api.site.ids(), "provider_id": made.id, "name": f"site of {org}", "status": "Registered"}
     row |= {"capabilities": {}, "default_partition": "none", "created": 0.0, "updated": 0.0}
-    api.site.run(lambda conn: conn.execute(sa.insert(tables.site).values(**row)))
+    api.site.run(lambda conn: conn.execute(sa.insert(schema.site).values(**row)))
 
 
 def _everything(api: Any) -> dict[str, Any]:

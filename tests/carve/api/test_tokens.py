@@ -11,9 +11,18 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from rackloom.carve.api.auth import Caller, Role, TokenVerifier, TrustedKey, Unauthenticated
-from rackloom.carve.api.local_tokens import AUDIENCE, ISSUER, KEY_FILE, LocalIssuer
-from rackloom.carve.site.problems import Rejected
+from rackloom.carve.api.auth import (
+    LOCAL_AUDIENCE,
+    LOCAL_ISSUER,
+    LOCAL_KEY_FILE,
+    Caller,
+    LocalIssuer,
+    Role,
+    TokenVerifier,
+    TrustedKey,
+    UnauthenticatedCaller,
+)
+from rackloom.carve.store.values import Rejected
 from rackloom.errors import Refused
 
 NOW = 1000.0
@@ -77,7 +86,7 @@ INVALID = "Invalid authorization token in request"
     ],
 )
 def test_a_wrong_token_is_told_what_is_wrong(header: str | None, message: str) -> None:
-    with pytest.raises(Unauthenticated) as refusal:
+    with pytest.raises(UnauthenticatedCaller) as refusal:
         verifier().verify(header, "demo")
     assert str(refusal.value) == message
 
@@ -115,9 +124,9 @@ def test_each_key_is_believed_for_its_own_algorithm_only() -> None:
     )
     assert trusting.verify(signed(ecdsa, "ES256", "e"), "demo").subject == "somebody"
     assert trusting.verify(signed(rsa_key, "RS256", "r"), "demo").subject == "somebody"
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(UnauthenticatedCaller):
         trusting.verify(signed(rsa_key, "RS512", "r"), "demo")
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(UnauthenticatedCaller):
         trusting.verify(signed(ecdsa, "ES256", "r"), "demo")
 
 
@@ -126,23 +135,23 @@ def test_the_local_key_is_private_stable_and_made_once(tmp_path: Path) -> None:
     first, second = LocalIssuer(keys), LocalIssuer(keys)
     token = first.mint("Demo", ["TENANT_ADMIN"], NOW, 60)
     assert second.verifier(lambda: NOW).verify(f"Bearer {token}", "demo").roles == {Role.TENANT_ADMIN}
-    path = keys / KEY_FILE
+    path = keys / LOCAL_KEY_FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert [entry.name for entry in path.parent.iterdir()] == [KEY_FILE]
+    assert [entry.name for entry in path.parent.iterdir()] == [LOCAL_KEY_FILE]
 
 
 def test_another_homes_tokens_are_not_believed(tmp_path: Path) -> None:
     token = LocalIssuer(tmp_path / "a").mint("demo", ["TENANT_ADMIN"], NOW, 60)
-    with pytest.raises(Unauthenticated, match=INVALID):
+    with pytest.raises(UnauthenticatedCaller, match=INVALID):
         LocalIssuer(tmp_path / "b").verifier(lambda: NOW).verify(f"Bearer {token}", "demo")
 
 
 def test_local_claims_are_the_documented_ones(tmp_path: Path) -> None:
     token = LocalIssuer(tmp_path).mint("demo", ["PROVIDER_VIEWER", "TENANT_ADMIN"], NOW, 60)
     assert jwt.decode(token, options={"verify_signature": False}) == {
-        "iss": ISSUER,
-        "aud": AUDIENCE,
+        "iss": LOCAL_ISSUER,
+        "aud": LOCAL_AUDIENCE,
         "sub": "local@demo",
         "iat": 1000,
         "exp": 1060,
@@ -175,8 +184,8 @@ def test_nothing_below_an_org_is_reached_without_a_token(api: Any) -> None:
 FORGED = {
     "none": lambda api: unsigned(),
     "algorithm swapped": lambda api: public_key_as_hmac_secret(),
-    "issuer": lambda api: signed(api.issuer._key, kid=api.issuer._key_id, aud=AUDIENCE),
-    "audience": lambda api: signed(api.issuer._key, kid=api.issuer._key_id, iss=ISSUER),
+    "issuer": lambda api: signed(api.issuer._key, kid=api.issuer._key_id, aud=LOCAL_AUDIENCE),
+    "audience": lambda api: signed(api.issuer._key, kid=api.issuer._key_id, iss=LOCAL_ISSUER),
     "expired": lambda api: "Bearer " + api.token(ttl=-1),
     "kid as path": lambda api: signed(Ed25519PrivateKey.generate(), kid="../../../dev/null"),
     "kid as query": lambda api: signed(Ed25519PrivateKey.generate(), kid="x' UNION SELECT 'k"),

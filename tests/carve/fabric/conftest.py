@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.twin.switches.fabric import FabricGpu, SimulatedFabric
-from rackloom.twin.switches.nmxc_server import NmxcServer
+from rackloom.lab.switches.fabric import FabricGpu, SimulatedFabric
+from rackloom.lab.switches.servers import NmxcServer
 
 DOMAIN = "00000000-0000-4000-8000-00000000d001"
 GUIDS = tuple(0xDB48_8CB1_7978_4800 + number for number in range(8))

@@ -6,14 +6,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
-from rackloom.carve.fabric.nmxm.session import Login
-from rackloom.carve.plan.values import (
-    DEFAULT_PARTITION_ID,
-    CreatePartition,
-    DeletePartition,
-)
-from rackloom.twin.switches.fabric import SimulatedFabric
-from rackloom.twin.switches.nmxm_server import NmxmServer
+from rackloom.carve.fabric.nmxm.protocol import NmxmLogin
+from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, CreatePartition, DeletePartition
+from rackloom.lab.switches.fabric import SimulatedFabric
+from rackloom.lab.switches.servers import NmxmServer
 
 DEFAULT = DeletePartition(partition_id=DEFAULT_PARTITION_ID, name="Default Partition")
 
@@ -35,8 +31,8 @@ class Time:
         await asyncio.sleep(0.005)
 
 
-async def login() -> Login:
-    return Login("rw-user", "simulated")
+async def login() -> NmxmLogin:
+    return NmxmLogin("rw-user", "simulated")
 
 
 @asynccontextmanager

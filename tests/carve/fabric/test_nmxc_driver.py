@@ -7,20 +7,20 @@ import msgspec
 import pytest
 from tests.waiting import until_so
 
+from rackloom.carve.fabric.controller import FabricDriver, FabricRefused, FabricUnavailable
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.fabric.nmxc.session import Session
-from rackloom.carve.fabric.ports import FabricDriver, FabricRefused, FabricUnavailable
-from rackloom.carve.plan.values import (
+from rackloom.carve.fabric.nmxc.protocol import NmxcSession
+from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,
     AddGpus,
     CreatePartition,
     DeletePartition,
+    DomainLimits,
     GpuHealth,
-    Limits,
     RemoveGpus,
 )
-from rackloom.twin.switches.fabric import FabricPartition, SimulatedFabric
-from rackloom.twin.switches.nmxc_server import NmxcServer
+from rackloom.lab.switches.fabric import FabricPartition, SimulatedFabric
+from rackloom.lab.switches.servers import NmxcServer
 
 DEFAULT = DeletePartition(partition_id=DEFAULT_PARTITION_ID, name="Default Partition")
 
@@ -49,7 +49,7 @@ def test_a_domain_at_its_first_boot(fabric: SimulatedFabric, rig: Any) -> None:
         (only,) = seen.partitions
         assert (only.id, only.name) == (DEFAULT_PARTITION_ID, "Default Partition")
         assert only.members == set(fabric.gpus)
-        assert seen.limits == Limits(
+        assert seen.limits == DomainLimits(
             max_partitions=72,
             max_multicast_groups=1024,
             max_compute_nodes=18,
@@ -167,7 +167,7 @@ def test_limits_that_a_controller_does_not_report_are_unknown(rig: Any) -> None:
     async def scenario() -> None:
         async with rig() as (server, driver):
             server.faults.refuse_next("GetDomainProperties", "NOT_SUPPORTED")
-            assert (await driver.observe()).limits == Limits()
+            assert (await driver.observe()).limits == DomainLimits()
 
     asyncio.run(scenario())
 
@@ -184,7 +184,7 @@ def test_a_lost_reply_leaves_the_outcome_open(fabric: SimulatedFabric, rig: Any)
 
 
 def test_a_slow_controller_is_not_waited_for_forever(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session.call, "__kwdefaults__", {"seconds": 0.05})
+    monkeypatch.setattr(NmxcSession.call, "__kwdefaults__", {"seconds": 0.05})
 
     async def scenario() -> None:
         async with rig() as (server, driver):

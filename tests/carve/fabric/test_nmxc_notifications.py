@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rackloom.carve.fabric.nmxc import notify
-from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, DeletePartition, GpuHealth
-from rackloom.twin.switches.fabric import SimulatedFabric
+from rackloom.carve.fabric.nmxc import protocol
+from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, DeletePartition, GpuHealth
+from rackloom.lab.switches.fabric import SimulatedFabric
 
 DEFAULT = DeletePartition(partition_id=DEFAULT_PARTITION_ID, name="Default Partition")
 
@@ -102,7 +102,7 @@ def test_a_subscription_that_held_is_tried_again_at_once(fabric: SimulatedFabric
                 waiting = asyncio.ensure_future(anext(wakes))
                 while len(naps.asked) == before:
                     await asyncio.sleep(0.01)
-                assert naps.asked[before] == notify.FIRST_DELAY
+                assert naps.asked[before] == protocol.FIRST_RESUBSCRIBE_DELAY
                 await server.come_back()
                 await waiting
             await wakes.aclose()
@@ -127,7 +127,7 @@ def test_a_refused_subscription_is_asked_for_again_with_patience(rig: Any) -> No
 
 
 def test_a_controller_that_falls_silent_is_left(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(protocol, "SILENCE_SECONDS", 0.05)
     naps = Naps()
 
     async def scenario() -> None:

@@ -5,16 +5,15 @@ from typing import Any
 
 import pytest
 
-from rackloom.carve.fabric.nmxc.channel import parse_endpoint
+from rackloom.carve.fabric.controller import FabricUnavailable, TlsMaterial
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.fabric.ports import FabricUnavailable
-from rackloom.carve.fabric.tls import TlsMaterial
+from rackloom.carve.fabric.nmxc.protocol import parse_endpoint
 from rackloom.errors import Refused
-from rackloom.twin.switches.fabric import SimulatedFabric
-from rackloom.twin.switches.nmxc_server import NmxcServer, ServerTls
+from rackloom.lab.switches.fabric import SimulatedFabric
+from rackloom.lab.switches.servers import NmxcServer, NmxcServerTls
 
 
-def observe(fabric: SimulatedFabric, server_tls: ServerTls, client_tls: TlsMaterial | None) -> str:
+def observe(fabric: SimulatedFabric, server_tls: NmxcServerTls, client_tls: TlsMaterial | None) -> str:
     async def scenario() -> str:
         async with NmxcServer(fabric, tls=server_tls) as server:
             driver = NmxcDriver(server.url, clock=lambda: 0.0, tls=client_tls)
@@ -28,13 +27,13 @@ def observe(fabric: SimulatedFabric, server_tls: ServerTls, client_tls: TlsMater
 
 def test_a_controller_is_trusted_by_its_authority(fabric: SimulatedFabric, authority: Any) -> None:
     pem = authority.issue("127.0.0.1")
-    tls = ServerTls(certificate=pem.certificate, key=pem.key)
+    tls = NmxcServerTls(certificate=pem.certificate, key=pem.key)
     assert observe(fabric, tls, TlsMaterial(ca=authority.certificate)) == fabric.domain
 
 
 def test_mutual_tls(fabric: SimulatedFabric, authority: Any) -> None:
     pem, mine = authority.issue("127.0.0.1"), authority.issue("rackloom")
-    tls = ServerTls(certificate=pem.certificate, key=pem.key, client_ca=authority.certificate)
+    tls = NmxcServerTls(certificate=pem.certificate, key=pem.key, client_ca=authority.certificate)
     client = TlsMaterial(ca=authority.certificate, certificate=mine.certificate, key=mine.key)
     assert observe(fabric, tls, client) == fabric.domain
 
@@ -43,7 +42,7 @@ def test_a_certificate_for_another_name_needs_the_authority_override(
     fabric: SimulatedFabric, authority: Any
 ) -> None:
     pem = authority.issue("nmx-c.rack-7")
-    tls = ServerTls(certificate=pem.certificate, key=pem.key)
+    tls = NmxcServerTls(certificate=pem.certificate, key=pem.key)
     with pytest.raises(FabricUnavailable):
         observe(fabric, tls, TlsMaterial(ca=authority.certificate))
     named = TlsMaterial(ca=authority.certificate, authority="nmx-c.rack-7")
@@ -54,7 +53,7 @@ def test_strangers_are_not_trusted_by_either_side(
     fabric: SimulatedFabric, authority: Any, other_authority: Any
 ) -> None:
     pem, theirs = authority.issue("127.0.0.1"), other_authority.issue("rackloom")
-    tls = ServerTls(certificate=pem.certificate, key=pem.key, client_ca=authority.certificate)
+    tls = NmxcServerTls(certificate=pem.certificate, key=pem.key, client_ca=authority.certificate)
     for client in (
         None,
         TlsMaterial(ca=other_authority.certificate),

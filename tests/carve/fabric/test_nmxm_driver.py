@@ -6,27 +6,26 @@ import msgspec
 import pytest
 from tests.carve.fabric.nmxm_rig import DEFAULT, Time, create, login, run
 
+from rackloom.carve.fabric.controller import FabricDriver, FabricRefused, FabricUnavailable
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
-from rackloom.carve.fabric.ports import FabricDriver, FabricRefused, FabricUnavailable
-from rackloom.carve.plan.values import (
+from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,
     AddGpus,
     DeletePartition,
+    DomainLimits,
+    DomainObservation,
     GpuHealth,
-    Limits,
-    Observation,
     RemoveGpus,
 )
-from rackloom.twin.switches.fabric import FabricGpu, FabricPartition, SimulatedFabric
-from rackloom.twin.switches.nmxc_server import NmxcServer
-from rackloom.twin.switches.nmxm_faults import NmxmFault
-from rackloom.twin.switches.nmxm_server import NmxmServer
+from rackloom.lab.switches.fabric import FabricGpu, FabricPartition, SimulatedFabric
+from rackloom.lab.switches.faults import NmxmFault
+from rackloom.lab.switches.servers import NmxcServer, NmxmServer
 
 
-def same_but_for_what_nmx_m_does_not_tell(seen: Observation) -> Observation:
+def same_but_for_what_nmx_m_does_not_tell(seen: DomainObservation) -> DomainObservation:
     partitions = tuple(msgspec.structs.replace(one, multicast_groups=0) for one in seen.partitions)
-    return msgspec.structs.replace(seen, partitions=partitions, limits=Limits(), observed_at=0.0)
+    return msgspec.structs.replace(seen, partitions=partitions, limits=DomainLimits(), observed_at=0.0)
 
 
 def test_it_is_a_fabric_driver(fabric: SimulatedFabric) -> None:

@@ -3,15 +3,13 @@
 import pytest
 from tests.carve.fabric.nmxm_rig import run
 
+from rackloom.carve.fabric.controller import FabricUnavailable
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
-from rackloom.carve.fabric.nmxm.session import Login
-from rackloom.carve.fabric.ports import FabricUnavailable
-from rackloom.carve.plan.values import (
-    DEFAULT_PARTITION_ID,
-)
-from rackloom.twin.switches.fabric import FabricPartition, SimulatedFabric
-from rackloom.twin.switches.nmxm_faults import NmxmFault
-from rackloom.twin.switches.nmxm_server import NmxmServer
+from rackloom.carve.fabric.nmxm.protocol import NmxmLogin
+from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID
+from rackloom.lab.switches.fabric import FabricPartition, SimulatedFabric
+from rackloom.lab.switches.faults import NmxmFault
+from rackloom.lab.switches.servers import NmxmServer
 
 
 @pytest.mark.parametrize(
@@ -75,8 +73,8 @@ def test_a_list_that_lags_behind_the_gpus_is_no_reading(fabric: SimulatedFabric)
 def test_a_password_that_was_changed_is_read_again(fabric: SimulatedFabric) -> None:
     kept = ["old"]
 
-    async def changing() -> Login:
-        return Login("rw-user", kept[0])
+    async def changing() -> NmxmLogin:
+        return NmxmLogin("rw-user", kept[0])
 
     async def scenario(server: NmxmServer, driver: NmxmDriver) -> None:
         server.service.password = "old"
@@ -90,4 +88,4 @@ def test_a_password_that_was_changed_is_read_again(fabric: SimulatedFabric) -> N
 
 
 def test_a_login_does_not_show_its_password() -> None:
-    assert "secret" not in repr(Login("name", "secret")) + str(Login("name", "secret"))
+    assert "secret" not in repr(NmxmLogin("name", "secret")) + str(NmxmLogin("name", "secret"))

@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from rackloom.carve.fabric.nmxm.context import client_context
+from rackloom.carve.fabric.controller import FabricUnavailable, TlsMaterial
 from rackloom.carve.fabric.nmxm.driver import NmxmDriver
-from rackloom.carve.fabric.nmxm.session import Login
-from rackloom.carve.fabric.ports import FabricUnavailable
-from rackloom.carve.fabric.tls import TlsMaterial
+from rackloom.carve.fabric.nmxm.protocol import NmxmLogin, client_tls_context
 from rackloom.errors import Refused
-from rackloom.twin.switches.fabric import SimulatedFabric
-from rackloom.twin.switches.nmxm_server import NmxmServer
+from rackloom.lab.switches.fabric import SimulatedFabric
+from rackloom.lab.switches.servers import NmxmServer
 
 
-async def login() -> Login:
-    return Login("rw-user", "simulated")
+async def login() -> NmxmLogin:
+    return NmxmLogin("rw-user", "simulated")
 
 
 def observe(
@@ -30,7 +28,7 @@ def observe(
                 login,
                 clock=lambda: 0.0,
                 domain=fabric.domain,
-                tls=client_context(material) if material else None,
+                tls=client_tls_context(material) if material else None,
                 server_name=name,
             )
             try:
@@ -68,7 +66,7 @@ def test_the_name_in_the_certificate_may_be_another_than_the_address(fabric, aut
 def test_a_client_certificate_is_shown_and_leaves_no_file(authority, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     mine = authority.issue("rackloom")
-    context = client_context(
+    context = client_tls_context(
         TlsMaterial(ca=authority.certificate, certificate=mine.certificate, key=mine.key)
     )
     assert context.verify_mode is ssl.CERT_REQUIRED
@@ -84,4 +82,4 @@ def test_pem_that_is_none_is_refused(authority) -> None:
         TlsMaterial(certificate=mine.certificate, key=authority.issue("other").key),
     ):
         with pytest.raises(Refused, match="not usable"):
-            client_context(material)
+            client_tls_context(material)

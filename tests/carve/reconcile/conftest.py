@@ -11,18 +11,17 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.plan.values import Operation
-from rackloom.carve.reconcile import loop, workers
+from rackloom.carve.inventory.enrolment import seed_embedded_site
+from rackloom.carve.reconcile import loop
 from rackloom.carve.reconcile.loop import Reconciler
-from rackloom.carve.site import instance_creation, logical_partitions, tables, tenants, vpcs
-from rackloom.carve.site.seed import seed_embedded_site
-from rackloom.carve.site.store import Store
-from rackloom.carve.site.store.backend import Backend, T
+from rackloom.carve.store import schema
+from rackloom.carve.store.database import DatabaseBackend, Store, T
+from rackloom.carve.tenancy import entitlements, instances, logical_partitions, vpcs
+from rackloom.core.partitions.domain import PartitionOperation
+from rackloom.lab.switches.fabric import SeededNames, fabrics_of
+from rackloom.lab.switches.servers import NmxcServer
 from rackloom.topology import profiles
-from rackloom.topology.build import build_site
-from rackloom.twin.names import SeededNames
-from rackloom.twin.switches.nmxc_server import NmxcServer
-from rackloom.twin.switches.racks import fabrics_of
+from rackloom.topology.rack import build_site
 
 PROFILE = profiles.load_rack("gb200-nvl72")
 PATIENCE = 60.0
@@ -39,7 +38,7 @@ class MortalBackend:
 
     is_shared = True
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: DatabaseBackend) -> None:
         self._backend = backend
         self.cut_off = False
 
@@ -66,11 +65,11 @@ class MortalBackend:
 class WatchedDriver(NmxcDriver):
     """Notes when it asks the fabric for what."""
 
-    def __init__(self, replica: str, url: str, asked: list[tuple[str, str, Operation]]) -> None:
+    def __init__(self, replica: str, url: str, asked: list[tuple[str, str, PartitionOperation]]) -> None:
         super().__init__(url, clock=time.time)
         self._replica, self._url, self._asked = replica, url, asked
 
-    async def execute(self, operation: Operation) -> int:
+    async def execute(self, operation: PartitionOperation) -> int:
         self._asked.append((self._replica, self._url, operation))
         return await super().execute(operation)
 
@@ -112,7 +111,7 @@ class Racks:
     def __init__(self, url: str, servers: list[NmxcServer], stack: AsyncExitStack) -> None:
         self.url = url
         self.servers = servers
-        self.asked: list[tuple[str, str, Operation]] = []
+        self.asked: list[tuple[str, str, PartitionOperation]] = []
         self.made: list[tuple[str, str]] = []
         """Domain and name of each partition that a fabric began to have."""
         self._stack = stack
@@ -156,18 +155,20 @@ class Racks:
 
     async def audit(self, store: Store) -> list[Any]:
         return await store.read(
-            lambda conn: list(conn.execute(sa.select(tables.operation).order_by(tables.operation.c.id)))
+            lambda conn: list(conn.execute(sa.select(schema.operation).order_by(schema.operation.c.id)))
         )
 
     async def order(self, store: Store, count: int) -> None:
         """Wish for instances whose GPUs are joined; nobody but the database hears of it."""
         now = time.time()
-        tenant = await store.read(tenants.of, "demo")
-        kind = await store.read(lambda conn: conn.execute(sa.select(tables.instance_type)).one())
+        tenant = await store.read(entitlements.get_tenant, "demo")
+        kind = await store.read(lambda conn: conn.execute(sa.select(schema.instance_type)).one())
         names = {"site_id": kind.site_id, "description": None, "now": now, "ids": new_id}
-        partition = await store.run(logical_partitions.create, tenant.id, name=new_id(), **names)
+        partition = await store.run(
+            logical_partitions.create_logical_partition, tenant.id, name=new_id(), **names
+        )
         vpc = await store.run(
-            vpcs.create,
+            vpcs.create_vpc,
             tenant.id,
             name=new_id(),
             logical_partition_id=partition,
@@ -175,16 +176,16 @@ class Racks:
             wanted_id=None,
             **names,
         )
-        request = instance_creation.InstanceRequest(
+        request = instances.InstanceRequest(
             names=tuple(new_id() for _ in range(count)),
             vpc_id=vpc,
             instance_type_id=kind.id,
             one_domain=False,
         )
-        await store.run(instance_creation.create, tenant, request, time.time(), new_id)
+        await store.run(instances.create_instances, tenant, request, time.time(), new_id)
 
     async def all_ready(self, store: Store) -> bool:
-        found = sa.select(tables.instance.c.status)
+        found = sa.select(schema.instance.c.status)
         return await store.read(lambda conn: set(conn.execute(found).scalars())) == {"Ready"}
 
 
@@ -210,7 +211,7 @@ def racks(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int],
     """Opens a site of so many racks; leases are shorter than in production, so that a test need not wait."""
     monkeypatch.setattr(loop, "LEASE_SECONDS", 3.0)
     monkeypatch.setattr(loop, "RENEW_SECONDS", 0.5)
-    monkeypatch.setattr(workers, "RENEW_SECONDS", 0.5)
+    monkeypatch.setattr(loop, "RENEW_SECONDS", 0.5)
 
     @asynccontextmanager
     async def opened(count: int) -> AsyncIterator[Racks]:

@@ -10,8 +10,7 @@ import sqlalchemy as sa
 
 from rackloom.carve.reconcile import loop
 from rackloom.carve.reconcile.loop import Reconciler
-from rackloom.carve.site.store import Store
-from rackloom.carve.site.store.sqlite import SqliteBackend
+from rackloom.carve.store.database import SqliteBackend, Store
 
 LOOKS = 5
 

@@ -14,35 +14,32 @@ import pytest
 import sqlalchemy as sa
 from msgspec.structs import replace
 
+from rackloom.carve.fabric.controller import FabricUnavailable
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.fabric.ports import FabricUnavailable
-from rackloom.carve.plan.planner import make_plan
-from rackloom.carve.plan.values import DEFAULT_PARTITION_ID, DefaultPartition, Observation, Operation, Plan
-from rackloom.carve.reconcile.domain import DomainPass, Standby
-from rackloom.carve.reconcile.hooks import NONE, Hooks
-from rackloom.carve.reconcile.leases import Hold
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.inventory.enrolment import seed_embedded_site
+from rackloom.carve.observation import conflicts, latest
+from rackloom.carve.observation.conflicts import ControllerConflict
+from rackloom.carve.reconcile import leases, records
+from rackloom.carve.reconcile.domain_pass import DomainPass, DomainTurns, StandbyController
+from rackloom.carve.reconcile.hooks import NO_HOOKS, ReconcileHooks
+from rackloom.carve.reconcile.leases import LeaseGuard
 from rackloom.carve.reconcile.loop import Reconciler
-from rackloom.carve.reconcile.turns import Turns
-from rackloom.carve.site import (
-    disputes,
-    endpoint_registry,
-    endpoints,
-    fabric_book,
-    knowledge,
-    revisions,
-    sharing,
-    tables,
+from rackloom.carve.store import journal, schema
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.journal import OperatorOrder
+from rackloom.core.partitions.domain import (
+    DEFAULT_PARTITION_ID,
+    DefaultPartitionPolicy,
+    DomainObservation,
+    PartitionOperation,
+    PartitionPlan,
 )
-from rackloom.carve.site.disputes import Dispute
-from rackloom.carve.site.operator_steps import Order
-from rackloom.carve.site.seed import seed_embedded_site
-from rackloom.carve.site.store import Store
+from rackloom.core.partitions.planner import make_plan
+from rackloom.lab.switches.fabric import SeededNames, SimulatedFabric, fabrics_of
+from rackloom.lab.switches.servers import NmxcServer
 from rackloom.topology import profiles
-from rackloom.topology.build import build_site
-from rackloom.twin.names import SeededNames
-from rackloom.twin.switches.fabric import SimulatedFabric
-from rackloom.twin.switches.nmxc_server import NmxcServer
-from rackloom.twin.switches.racks import fabrics_of
+from rackloom.topology.rack import build_site
 
 PROFILE = profiles.load_rack("gb200-nvl72")
 NEVER = 36000.0
@@ -61,8 +58,8 @@ def with_a_tray_less(fabric: SimulatedFabric) -> SimulatedFabric:
     return SimulatedFabric(fabric.domain, gpus, fabric.limits)
 
 
-async def dispute_of(store: Store, domain: str) -> Dispute | None:
-    return await store.read(disputes.of_domain, domain)
+async def dispute_of(store: Store, domain: str) -> ControllerConflict | None:
+    return await store.read(conflicts.conflict_of_domain, domain)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -78,7 +75,7 @@ def test_nothing_is_asked_of_either_until_one_is_repaired(
             await site.order(store, 2)
             await eventually(lambda: site.all_ready(store))
             async with NmxcServer(with_a_tray_less(server.fabric)) as liar:
-                await store.run(endpoints.register, liar.url, ["SECOND"], time.time(), new_id)
+                await store.run(endpoints.register_endpoint, liar.url, ["SECOND"], time.time(), new_id)
                 await eventually(lambda: dispute_of(store, domain))
                 began, asked = await dispute_of(store, domain), len(site.asked)
                 await store.run(wish_for_trays, domain)
@@ -108,7 +105,7 @@ def test_hardware_under_two_uuids_is_left_alone_until_one_endpoint_is_deleted(
             await eventually(lambda: site.all_ready(store))
             twice = SimulatedFabric(copy, server.fabric.gpus.values(), server.fabric.limits)
             async with NmxcServer(twice) as liar:
-                await store.run(endpoints.register, liar.url, ["SECOND"], time.time(), new_id)
+                await store.run(endpoints.register_endpoint, liar.url, ["SECOND"], time.time(), new_id)
                 await eventually(lambda: dispute_of(store, domain))
                 told, asked = await dispute_of(store, copy), len(site.asked)
                 assert told is not None
@@ -119,8 +116,8 @@ def test_hardware_under_two_uuids_is_left_alone_until_one_endpoint_is_deleted(
                 assert len(site.asked) == asked
                 assert not await site.all_ready(store)
                 assert set(twice.partitions) == {DEFAULT_PARTITION_ID}
-                gone = Order("an operator", "it lies", time.time())
-                await store.run(endpoint_registry.delete, "SECOND", gone)
+                gone = OperatorOrder("an operator", "it lies", time.time())
+                await store.run(endpoints.delete_chassis_endpoint, "SECOND", gone)
                 await eventually(lambda: site.all_ready(store))
                 await eventually(lambda: len(site.asked) > asked)
 
@@ -128,13 +125,13 @@ def test_hardware_under_two_uuids_is_left_alone_until_one_endpoint_is_deleted(
 
 
 def wish_for_trays(conn: sa.Connection, domain: str) -> None:
-    conn.execute(sa.update(tables.site).values(default_partition=DefaultPartition.TRAY))
-    revisions.touch(conn, [domain])
+    conn.execute(sa.update(schema.site).values(default_partition=DefaultPartitionPolicy.TRAY))
+    journal.increment_revisions(conn, [domain])
 
 
 async def both_were_read_after(store: Store, moment: float) -> bool:
     times = await store.read(
-        lambda conn: conn.execute(sa.select(tables.observation.c.observed_at)).scalars().all()
+        lambda conn: conn.execute(sa.select(schema.observation.c.observed_at)).scalars().all()
     )
     return len(times) == 2 and min(times) > moment
 
@@ -155,7 +152,9 @@ class InOneProcess:
         self.servers = servers
         self.domain = servers[0].fabric.domain
 
-    def reconciler(self, drivers: dict[str, type[NmxcDriver]], hooks: Hooks = NONE) -> Reconciler:
+    def reconciler(
+        self, drivers: dict[str, type[NmxcDriver]], hooks: ReconcileHooks = NO_HOOKS
+    ) -> Reconciler:
         return Reconciler(
             self.store,
             lambda one: drivers.get(one.url, NmxcDriver)(one.url, clock=time.time),
@@ -164,8 +163,8 @@ class InOneProcess:
             hooks=hooks,
         )
 
-    async def known(self) -> knowledge.Knowledge:
-        return await self.store.read(knowledge.of_domain, self.domain)
+    async def known(self) -> latest.LatestObservation:
+        return await self.store.read(latest.latest_of_domain, self.domain)
 
 
 @asynccontextmanager
@@ -178,7 +177,7 @@ async def in_one_process() -> AsyncIterator[InOneProcess]:
         stack.push_async_callback(store.close)
         urls = {fabric.domain: servers[0].url}
         await store.run(seed_embedded_site, site, PROFILE, urls, now=time.time(), ids=new_id)
-        await store.run(endpoints.register, servers[1].url, ["SECOND"], time.time(), new_id)
+        await store.run(endpoints.register_endpoint, servers[1].url, ["SECOND"], time.time(), new_id)
         yield InOneProcess(store, servers)
 
 
@@ -217,14 +216,14 @@ def test_a_change_that_only_one_was_told_of_is_looked_at_through_both(eventually
 class OfStandby(NmxcDriver):
     """Answers for the domain, and lists nothing."""
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> DomainObservation:
         return msgspec.structs.replace(await super().observe(), gpus=(), partitions=())
 
 
 class Silent(NmxcDriver):
     """Of a controller that nobody reaches."""
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> DomainObservation:
         raise FabricUnavailable("Hello: UNAVAILABLE: no route")
 
 
@@ -233,37 +232,37 @@ class SilentOnceChanged(NmxcDriver):
 
     has_changed = False
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> DomainObservation:
         if self.has_changed:
             raise FabricUnavailable("Hello: UNAVAILABLE: no route")
         return await super().observe()
 
-    async def execute(self, operation: Operation) -> int:
+    async def execute(self, operation: PartitionOperation) -> int:
         self.has_changed = True
         return await super().execute(operation)
 
 
-async def plan_for_trays(site: InOneProcess) -> Plan:
+async def plan_for_trays(site: InOneProcess) -> PartitionPlan:
     await site.store.run(wish_for_trays, site.domain)
     seen = (await site.known()).observation
     assert seen is not None
-    return make_plan(await site.store.read(fabric_book.intent, site.domain), seen)
+    return make_plan(await site.store.read(records.load_intent, site.domain), seen)
 
 
 def test_a_plan_is_not_begun_where_nobody_can_be_read() -> None:
     async def main() -> None:
         async with in_one_process() as site:
-            async with running(site.reconciler({}, replace(NONE, acts=False))):
+            async with running(site.reconciler({}, replace(NO_HOOKS, acts=False))):
                 plan = await plan_for_trays(site)
             silent: dict[str, type[NmxcDriver]] = {one.url: Silent for one in site.servers}
-            reconciler = site.reconciler(silent, replace(NONE, acts=False))
+            reconciler = site.reconciler(silent, replace(NO_HOOKS, acts=False))
             async with running(reconciler):
                 with pytest.raises(FabricUnavailable, match="no route"):
                     await reconciler.apply(plan)
             only_a_standby = {**silent, site.servers[0].url: OfStandby}
-            reconciler = site.reconciler(only_a_standby, replace(NONE, acts=False))
+            reconciler = site.reconciler(only_a_standby, replace(NO_HOOKS, acts=False))
             async with running(reconciler):
-                with pytest.raises(Standby):
+                with pytest.raises(StandbyController):
                     await reconciler.apply(plan)
 
     asyncio.run(main())
@@ -272,7 +271,7 @@ def test_a_plan_is_not_begun_where_nobody_can_be_read() -> None:
 def test_where_all_list_nothing_nothing_is_known_and_nothing_is_asked_for(eventually: Waiting) -> None:
     async def main() -> None:
         async with in_one_process() as site:
-            async with running(site.reconciler({}, replace(NONE, acts=False))):
+            async with running(site.reconciler({}, replace(NO_HOOKS, acts=False))):
                 await plan_for_trays(site)
             before = [one.fabric.snapshot() for one in site.servers]
             async with running(site.reconciler({one.url: OfStandby for one in site.servers})):
@@ -290,19 +289,19 @@ def test_what_became_of_a_plan_is_told_also_where_nobody_can_look_again() -> Non
     async def main() -> None:
         async with in_one_process() as site:
             drivers: dict[str, type[NmxcDriver]] = {one.url: SilentOnceChanged for one in site.servers}
-            reconciler = site.reconciler(drivers, replace(NONE, acts=False))
+            reconciler = site.reconciler(drivers, replace(NO_HOOKS, acts=False))
             async with running(reconciler):
                 plan = await plan_for_trays(site)
                 outcomes = await reconciler.apply(plan)
                 assert [one.state for one in outcomes] == ["done"] * len(plan.operations) != []
-                rows = await site.store.read(lambda conn: conn.execute(sa.select(tables.observation)).all())
+                rows = await site.store.read(lambda conn: conn.execute(sa.select(schema.observation)).all())
                 # Through which it was done nobody knows the domain now; the other one was not asked twice.
                 assert sorted(row.unknown_reason or "" for row in rows) == [
                     "",
                     "Hello: UNAVAILABLE: no route",
                 ]
                 assert (
-                    len(await site.store.read(lambda conn: conn.execute(sa.select(tables.operation)).all()))
+                    len(await site.store.read(lambda conn: conn.execute(sa.select(schema.operation)).all()))
                     == 1
                 )
 
@@ -317,7 +316,7 @@ def test_an_operators_plan_is_carried_out_through_the_controller_that_leads(
     async def main() -> None:
         async with in_one_process() as site:
             drivers = {site.servers[which].url: unable}
-            reconciler = site.reconciler(drivers, replace(NONE, acts=False))
+            reconciler = site.reconciler(drivers, replace(NO_HOOKS, acts=False))
             async with running(reconciler):
                 plan = await plan_for_trays(site)
                 outcomes = await reconciler.apply(plan)
@@ -335,7 +334,7 @@ class Lied(NmxcDriver):
         super().__init__(site.servers[0].url, clock=time.time)
         self._site = site
 
-    async def execute(self, operation: Operation) -> int:
+    async def execute(self, operation: PartitionOperation) -> int:
         Lied.asked += 1
         done = await super().execute(operation)
         if Lied.asked == 3:
@@ -346,8 +345,8 @@ class Lied(NmxcDriver):
         store, url = self._site.store, self._site.servers[1].url
         seen = await NmxcDriver(url, clock=time.time).observe()
         lying = msgspec.structs.replace(seen, gpus=seen.gpus[4:])
-        second = next(one.id for one in await store.read(fabric_book.endpoints) if one.url == url)
-        assert await store.run(fabric_book.record_observation, second, lying, time.time()) is not None
+        second = next(one.id for one in await store.read(records.list_endpoints) if one.url == url)
+        assert await store.run(records.record_observation, second, lying, time.time()) is not None
 
 
 def test_a_plan_stops_between_two_operations_when_the_other_contradicts(
@@ -357,15 +356,15 @@ def test_a_plan_stops_between_two_operations_when_the_other_contradicts(
 
     async def main() -> None:
         async with in_one_process() as site:
-            trays = sa.update(tables.site).values(default_partition=DefaultPartition.TRAY)
+            trays = sa.update(schema.site).values(default_partition=DefaultPartitionPolicy.TRAY)
             await site.store.run(lambda conn: conn.execute(trays))
-            share = await site.store.run(sharing.take_share, "me", time.time(), math.inf)
+            share = await site.store.run(leases.take_share, "me", time.time(), math.inf)
             (mine,) = (one for one in share if one.endpoint.url == site.servers[0].url)
-            driver, hold = Lied(site), Hold(mine.lease, math.inf)
-            work = DomainPass(mine.endpoint, hold, driver, site.store, time.time, Turns())
+            driver, hold = Lied(site), LeaseGuard(mine.lease, math.inf)
+            work = DomainPass(mine.endpoint, hold, driver, site.store, time.time, DomainTurns())
             assert await work.run() is False
             await driver.close()
-            rows = await site.store.read(lambda conn: conn.execute(sa.select(tables.operation)).all())
+            rows = await site.store.read(lambda conn: conn.execute(sa.select(schema.operation)).all())
             assert (Lied.asked, [row.state for row in rows]) == (3, ["done"] * 3)
             # The fabric has what was asked for so far, and not half of anything.
             assert len(site.servers[0].fabric.partitions) == 2

@@ -9,25 +9,18 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.plan.values import DEFAULT_PARTITION_ID
+from rackloom.carve.inventory.enrolment import seed_embedded_site
+from rackloom.carve.observation import latest
+from rackloom.carve.partitions import intent
 from rackloom.carve.reconcile.loop import Reconciler
-from rackloom.carve.site import (
-    blocks,
-    instance_creation,
-    instances,
-    knowledge,
-    logical_partitions,
-    tables,
-    tenants,
-    vpcs,
-)
-from rackloom.carve.site.seed import seed_embedded_site
-from rackloom.carve.site.store import Store
+from rackloom.carve.store import schema
+from rackloom.carve.store.database import Store
+from rackloom.carve.tenancy import entitlements, instances, logical_partitions, vpcs
+from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID
+from rackloom.lab.switches.fabric import SeededNames, fabrics_of
+from rackloom.lab.switches.servers import NmxcServer
 from rackloom.topology import profiles
-from rackloom.topology.build import build_site
-from rackloom.twin.names import SeededNames
-from rackloom.twin.switches.nmxc_server import NmxcServer
-from rackloom.twin.switches.racks import fabrics_of
+from rackloom.topology.rack import build_site
 
 PROFILE = profiles.load_rack("gb200-nvl72")
 PATIENCE = 20.0
@@ -53,10 +46,10 @@ class Plane:
         return self.server.fabric.domain
 
     async def order(self, count=2):
-        tenant = await self.store.read(tenants.of, "demo")
-        row = await self.store.read(lambda conn: conn.execute(sa.select(tables.instance_type)).one())
+        tenant = await self.store.read(entitlements.get_tenant, "demo")
+        row = await self.store.read(lambda conn: conn.execute(sa.select(schema.instance_type)).one())
         partition = await self.store.run(
-            logical_partitions.create,
+            logical_partitions.create_logical_partition,
             tenant.id,
             site_id=row.site_id,
             name=f"p{next(_numbers)}",
@@ -65,7 +58,7 @@ class Plane:
             ids=new_id,
         )
         vpc = await self.store.run(
-            vpcs.create,
+            vpcs.create_vpc,
             tenant.id,
             site_id=row.site_id,
             name=f"v{next(_numbers)}",
@@ -77,9 +70,9 @@ class Plane:
             ids=new_id,
         )
         changed = await self.store.run(
-            instance_creation.create,
+            instances.create_instances,
             tenant,
-            instance_creation.InstanceRequest(
+            instances.InstanceRequest(
                 names=tuple(f"i{next(_numbers)}" for _ in range(count)),
                 vpc_id=vpc,
                 instance_type_id=row.id,
@@ -93,7 +86,7 @@ class Plane:
 
     async def statuses(self):
         rows = await self.store.read(
-            lambda conn: conn.execute(sa.select(tables.instance.c.status)).scalars().all()
+            lambda conn: conn.execute(sa.select(schema.instance.c.status)).scalars().all()
         )
         return sorted(rows)
 
@@ -104,7 +97,7 @@ class Plane:
         return seen
 
     async def doubt(self):
-        return (await self.store.read(knowledge.of_domain, self.domain)).doubt
+        return (await self.store.read(latest.latest_of_domain, self.domain)).doubt
 
     def partitions(self):
         return {one.name: len(one.guids) for one in self.server.fabric.snapshot().partitions}
@@ -254,13 +247,13 @@ def test_a_removal_that_is_refused_for_ever_keeps_nobody_else_waiting():
             await site.until(lambda: _all(site, "Ready", 1))
             for _ in range(1000):
                 site.server.faults.refuse_next("DeletePartition", "GENERIC_ERROR")
-            tenant = await site.store.read(tenants.of, "demo")
-            released = await site.store.run(instances.delete, tenant.id, old, time.time())
+            tenant = await site.store.read(entitlements.get_tenant, "demo")
+            released = await site.store.run(instances.delete_instance, tenant.id, old, time.time())
             site.reconciler.wake(released.domains)
             await site.until(lambda: _operation_count(site, "delete-partition", 2))
             await site.order(1)
             await site.until(lambda: _are(site, ["Ready", "Terminating"]))
-            told = await site.store.read(blocks.of_domain, site.domain)
+            told = await site.store.read(intent.blocked_gpus_of_domain, site.domain)
             assert len(told) == 4
             assert all("refused delete-partition" in row.reason for row in told)
 
@@ -277,13 +270,13 @@ async def _all(site, status, count):
 
 async def _reasons(site):
     rows = await site.store.read(
-        lambda conn: conn.execute(sa.select(tables.nvlink_interface.c.reason)).scalars().all()
+        lambda conn: conn.execute(sa.select(schema.nvlink_interface.c.reason)).scalars().all()
     )
     return set(rows)
 
 
 async def _operations(site, kind):
-    table = tables.operation
+    table = schema.operation
     chosen = sa.select(table).where(table.c.kind == kind).order_by(table.c.id)
     return await site.store.read(lambda conn: conn.execute(chosen).all())
 

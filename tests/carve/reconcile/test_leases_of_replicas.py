@@ -3,8 +3,8 @@
 import asyncio
 from collections import Counter
 
-from rackloom.carve.site import fabric_book
-from rackloom.carve.site.endpoints import register
+from rackloom.carve.inventory.endpoints import register_endpoint
+from rackloom.carve.reconcile import records
 
 
 async def check_nothing_was_done_twice(site, store):
@@ -87,12 +87,14 @@ def test_a_controller_that_moved_is_followed(racks, eventually):
     async def main():
         async with racks(2) as site:
             replica = await site.replica("only")
-            (first, *_), seen = await replica.store.read(fabric_book.endpoints), len(site.asked)
+            (first, *_), seen = await replica.store.read(records.list_endpoints), len(site.asked)
             server = next(one for one in site.servers if one.url == first.url)
             other = type(server)(server.fabric)
             async with other:
                 await server.go_away()
-                await replica.store.run(register, other.url, first.chassis_serials, 1.0, lambda: "unused")
+                await replica.store.run(
+                    register_endpoint, other.url, first.chassis_serials, 1.0, lambda: "unused"
+                )
                 await site.order(replica.store, 36)
                 await eventually(lambda: site.all_ready(replica.store))
             others = {one.url for one in site.servers if one is not server}

@@ -3,14 +3,14 @@
 from types import SimpleNamespace
 from typing import Any
 
-from rackloom.carve.reconcile.domain_loop import DomainLoop
+from rackloom.carve.reconcile.loop import EndpointLoop
 
 INTERVAL = 60.0
 
 
 def _rests(endpoints: int) -> list[float]:
     works: list[Any] = [SimpleNamespace(endpoint=SimpleNamespace(id=f"e{n}")) for n in range(endpoints)]
-    return sorted(DomainLoop(work, INTERVAL)._first_rest() for work in works)
+    return sorted(EndpointLoop(work, INTERVAL)._first_rest() for work in works)
 
 
 def test_a_thousand_endpoints_fill_the_interval_evenly() -> None:

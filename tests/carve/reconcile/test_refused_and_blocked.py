@@ -7,38 +7,39 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from rackloom.carve.fabric.ports import FabricRefused, FabricUnavailable
-from rackloom.carve.plan.check import check
-from rackloom.carve.plan.planner import make_plan
-from rackloom.carve.plan.values import (
+from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable
+from rackloom.carve.partitions import intent
+from rackloom.carve.reconcile import records
+from rackloom.carve.reconcile.domain_pass import MAX_ROUNDS, DomainPass, DomainTurns
+from rackloom.carve.reconcile.leases import LeaseGuard
+from rackloom.carve.store import schema
+from rackloom.carve.store.journal import OperatorOrder
+from rackloom.core.partitions.domain import (
     AddGpus,
-    Assignment,
-    Blocked,
+    BlockedGpus,
     CreatePartition,
-    DefaultPartition,
+    DefaultPartitionPolicy,
     DeletePartition,
+    DomainIntent,
+    DomainLimits,
+    DomainObservation,
+    GpuAssignment,
     GpuHealth,
-    Intent,
-    Limits,
-    Observation,
     ObservedGpu,
     ObservedPartition,
-    Operation,
     OwnedPartition,
     PartitionHealth,
+    PartitionOperation,
     RemoveGpus,
 )
-from rackloom.carve.reconcile.domain import MAX_ROUNDS, DomainPass
-from rackloom.carve.reconcile.leases import Hold
-from rackloom.carve.reconcile.turns import Turns
-from rackloom.carve.site import blocks, fabric_book, pauses, tables
-from rackloom.carve.site.operator_steps import Order
+from rackloom.core.partitions.planner import make_plan
+from rackloom.core.partitions.safety import check_plan
 
 GUIDS = range(1, 9)
 
 
-def observed(limit: int | None = None, **members: tuple[int, ...]) -> Observation:
-    return Observation(
+def observed(limit: int | None = None, **members: tuple[int, ...]) -> DomainObservation:
+    return DomainObservation(
         domain="d",
         gpus=tuple(
             ObservedGpu(
@@ -62,31 +63,31 @@ def observed(limit: int | None = None, **members: tuple[int, ...]) -> Observatio
             )
             for number, (name, guids) in enumerate(members.items(), 1)
         ),
-        limits=Limits(max_partitions=limit),
+        limits=DomainLimits(max_partitions=limit),
         observed_at=0.0,
     )
 
 
-def intended(*owned: str, **wanted: tuple[int, ...]) -> Intent:
-    return Intent(
+def intended(*owned: str, **wanted: tuple[int, ...]) -> DomainIntent:
+    return DomainIntent(
         domain="d",
         assignments=tuple(
-            Assignment(guid=guid, logical_partition=lp, tenant=f"tenant of {lp}")
+            GpuAssignment(guid=guid, logical_partition=lp, tenant=f"tenant of {lp}")
             for lp, guids in wanted.items()
             for guid in guids
         ),
         owned=tuple(OwnedPartition(name=f"p-{lp}", logical_partition=lp, partition_id=1) for lp in owned),
         managed=frozenset(GUIDS),
-        default_partition=DefaultPartition.NONE,
+        default_partition=DefaultPartitionPolicy.NONE,
         revision=1,
     )
 
 
-def after_refusal(intent: Intent, observation: Observation) -> tuple[Operation, Any]:
+def after_refusal(intent: DomainIntent, observation: DomainObservation) -> tuple[PartitionOperation, Any]:
     """The one operation that comes first, and the plan that is made once that was refused."""
     (first,) = make_plan(intent, observation).operations
     plan = make_plan(intent, observation, {first: "GENERIC_ERROR"})
-    check(plan, intent, observation)
+    check_plan(plan, intent, observation)
     return first, plan
 
 
@@ -137,17 +138,17 @@ class Switch:
     def __init__(self, site: Any, domain: str) -> None:
         self.site, self.domain = site, domain
         self.refuses = ""
-        self.asked: list[Operation] = []
+        self.asked: list[PartitionOperation] = []
         self.after: Callable[[], Awaitable[None]] | None = None
         """What else happens while it carries something out."""
         self.woken: list[frozenset[str]] = []
         """For which domains the others were woken."""
 
-    async def observe(self) -> Observation:
-        seen: Observation = self.site.observation(self.domain, at=self.site.tick())
+    async def observe(self) -> DomainObservation:
+        seen: DomainObservation = self.site.observation(self.domain, at=self.site.tick())
         return seen
 
-    async def execute(self, operation: Operation) -> int:
+    async def execute(self, operation: PartitionOperation) -> int:
         self.asked.append(operation)
         standing = self.site.partitions[self.domain]
         if operation.name == self.refuses:
@@ -180,11 +181,11 @@ def switch(small_site: Any) -> Switch:
 
 def run_pass(site: Any, switch: Switch) -> bool:
     async def one_pass() -> bool:
-        found = await site.store.read(fabric_book.endpoints)
+        found = await site.store.read(records.list_endpoints)
         endpoint = next(one for one in found if one.domain == switch.domain)
-        hold = Hold(lease, float("inf"))
+        hold = LeaseGuard(lease, float("inf"))
         wake = switch.woken.append
-        work = DomainPass(endpoint, hold, switch, site.store, site.tick, Turns(), wake=wake)
+        work = DomainPass(endpoint, hold, switch, site.store, site.tick, DomainTurns(), wake=wake)
         return await work.run()
 
     lease = site.lease(switch.domain)
@@ -199,19 +200,19 @@ def test_a_refused_removal_is_told_and_tried_again(small_site: Any, switch: Swit
     switch.refuses = "old"
     assert run_pass(small_site, switch) is False, "a refusal is tried again soon"
     assert [type(one) for one in switch.asked] == [DeletePartition]
-    told = small_site.read(blocks.of_domain, domain)
+    told = small_site.read(intent.blocked_gpus_of_domain, domain)
     # By number, and by the name of the refusal: a tenant reads this. The words are in the audit.
     reason = "the switch controller refused delete-partition on partition 1: GENERIC_ERROR"
     assert [(row.guid, row.reason) for row in told] == [(str(small_site.guid(domain, 0, 0)), reason)]
     messages = small_site.read(
-        lambda conn: conn.execute(sa.select(tables.operation.c.message)).scalars().all()
+        lambda conn: conn.execute(sa.select(schema.operation.c.message)).scalars().all()
     )
     assert messages[-1] == "not today, says ipv4:10.20.30.40:9370"
     # Two that are refused the same would else wake one another without end.
     assert switch.woken == []
     switch.refuses = ""
     assert run_pass(small_site, switch) is True
-    assert small_site.read(blocks.of_domain, domain) == []
+    assert small_site.read(intent.blocked_gpus_of_domain, domain) == []
     assert switch.woken == [frozenset({domain})]
 
 
@@ -252,7 +253,9 @@ def test_what_was_done_before_the_plan_broke_off_is_looked_at_through_the_others
         small_site.partitions[domain][f"old-{number}"] = frozenset({small_site.guid(domain, number, 0)})
 
     async def pause() -> None:
-        await small_site.store.run(pauses.pause, domain, Order("an operator", "test", small_site.tick()))
+        await small_site.store.run(
+            intent.pause_domain, domain, OperatorOrder("an operator", "test", small_site.tick())
+        )
 
     switch.after = pause
     run_pass(small_site, switch)
@@ -263,10 +266,10 @@ def test_what_was_done_before_the_plan_broke_off_is_looked_at_through_the_others
 def test_what_is_blocked_is_no_failure_and_is_told(small_site: Any, switch: Switch) -> None:
     domain = switch.domain
     guid = small_site.guid(domain, 0, 0)
-    reason = Blocked(guids=(guid,), reason="somebody has it", fix="ask them")
-    small_site.run(fabric_book.record_blocked, domain, [reason], 5.0)
-    small_site.run(fabric_book.record_blocked, domain, [reason], 6.0)
-    (row,) = small_site.read(blocks.of_domain, domain)
+    reason = BlockedGpus(guids=(guid,), reason="somebody has it", fix="ask them")
+    small_site.run(records.record_blocked, domain, [reason], 5.0)
+    small_site.run(records.record_blocked, domain, [reason], 6.0)
+    (row,) = small_site.read(intent.blocked_gpus_of_domain, domain)
     assert (row.reason, row.fix, row.since) == ("somebody has it", "ask them", 5.0)
     assert run_pass(small_site, switch) is True
-    assert small_site.read(blocks.of_domain, domain) == []
+    assert small_site.read(intent.blocked_gpus_of_domain, domain) == []

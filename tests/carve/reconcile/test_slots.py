@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from rackloom.carve.reconcile import slots as module
-from rackloom.carve.reconcile.slots import Slots
+from rackloom.carve.reconcile import hooks as module
+from rackloom.carve.reconcile.hooks import ConcurrencySlots
 
 Begun = list[str]
 Worker = Callable[..., Coroutine[Any, Any, None]]
 
 
-def _worker(slots: Slots, begun: Begun, ends: asyncio.Event) -> Worker:
+def _worker(slots: ConcurrencySlots, begun: Begun, ends: asyncio.Event) -> Worker:
     async def work(key: str, *, urgent: bool = False) -> None:
         async with slots.taken(key, urgent=urgent):
             begun.append(key)
@@ -29,7 +29,7 @@ async def _settled() -> None:
 
 def test_the_awaited_come_first_and_the_due_in_their_order() -> None:
     async def story() -> Begun:
-        slots, ends = Slots(1), asyncio.Event()
+        slots, ends = ConcurrencySlots(1), asyncio.Event()
         begun: Begun = []
         work = _worker(slots, begun, ends)
         async with asyncio.TaskGroup() as tasks:
@@ -48,7 +48,7 @@ def test_the_awaited_come_first_and_the_due_in_their_order() -> None:
 
 def test_no_more_begin_than_there_are_places() -> None:
     async def story() -> None:
-        slots, ends = Slots(3), asyncio.Event()
+        slots, ends = ConcurrencySlots(3), asyncio.Event()
         begun: Begun = []
         work = _worker(slots, begun, ends)
         async with asyncio.TaskGroup() as tasks:
@@ -64,7 +64,7 @@ def test_no_more_begin_than_there_are_places() -> None:
 
 def test_who_is_cancelled_takes_no_place_along() -> None:
     async def story() -> None:
-        slots, ends = Slots(1), asyncio.Event()
+        slots, ends = ConcurrencySlots(1), asyncio.Event()
         begun: Begun = []
         work = _worker(slots, begun, ends)
         async with slots.taken("one", urgent=False):
@@ -83,10 +83,10 @@ def test_who_is_cancelled_takes_no_place_along() -> None:
 
 
 def test_one_that_is_slow_gives_its_place_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LENT_SECONDS", 0.0)
+    monkeypatch.setattr(module, "MAX_SLOT_SECONDS", 0.0)
 
     async def story() -> None:
-        slots, ends = Slots(1), asyncio.Event()
+        slots, ends = ConcurrencySlots(1), asyncio.Event()
         begun: Begun = []
         work = _worker(slots, begun, ends)
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
@@ -95,7 +95,7 @@ def test_one_that_is_slow_gives_its_place_up_once(monkeypatch: pytest.MonkeyPatc
             while len(begun) < 2:
                 await asyncio.sleep(0)
             ends.set()
-        monkeypatch.setattr(module, "LENT_SECONDS", 60.0)
+        monkeypatch.setattr(module, "MAX_SLOT_SECONDS", 60.0)
         ends.clear()
         async with asyncio.TaskGroup() as tasks:
             for key in ("third", "fourth"):

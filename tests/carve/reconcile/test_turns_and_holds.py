@@ -11,19 +11,18 @@ import pytest
 import sqlalchemy as sa
 
 from rackloom.carve.fabric.nmxc.driver import NmxcDriver
-from rackloom.carve.reconcile.domain import NEVER_ASKED, DomainPass
-from rackloom.carve.reconcile.leases import Hold
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.inventory.enrolment import seed_embedded_site
+from rackloom.carve.reconcile import leases
+from rackloom.carve.reconcile.domain_pass import LEASE_ENDED_REASON, DomainPass, DomainTurns
+from rackloom.carve.reconcile.leases import Lease, LeaseGuard
 from rackloom.carve.reconcile.loop import Reconciler
-from rackloom.carve.reconcile.turns import Turns
-from rackloom.carve.site import endpoints, sharing, tables
-from rackloom.carve.site.leases import Lease
-from rackloom.carve.site.seed import seed_embedded_site
-from rackloom.carve.site.store import Store
+from rackloom.carve.store import schema
+from rackloom.carve.store.database import Store
+from rackloom.lab.switches.fabric import SeededNames, fabrics_of
+from rackloom.lab.switches.servers import NmxcServer
 from rackloom.topology import profiles
-from rackloom.topology.build import build_site
-from rackloom.twin.names import SeededNames
-from rackloom.twin.switches.nmxc_server import NmxcServer
-from rackloom.twin.switches.racks import fabrics_of
+from rackloom.topology.rack import build_site
 
 PROFILE = profiles.load_rack("gb200-nvl72")
 LEASE = Lease("endpoint", "me", 1)
@@ -44,13 +43,13 @@ async def seeded(stack, controllers=1):
     urls = {fabric.domain: servers[0].url}
     await store.run(seed_embedded_site, site, PROFILE, urls, now=time.time(), ids=new_id)
     for number, server in enumerate(servers[1:]):
-        await store.run(endpoints.register, server.url, [f"OTHER{number}"], time.time(), new_id)
+        await store.run(endpoints.register_endpoint, server.url, [f"OTHER{number}"], time.time(), new_id)
     return store, servers
 
 
 async def operations(store):
     return await store.read(
-        lambda conn: conn.execute(sa.select(tables.operation).order_by(tables.operation.c.id)).all()
+        lambda conn: conn.execute(sa.select(schema.operation).order_by(schema.operation.c.id)).all()
     )
 
 
@@ -96,13 +95,15 @@ def test_nothing_is_asked_for_when_the_process_slept_through_the_end_of_its_leas
     async def main():
         async with AsyncExitStack() as stack:
             store, (server,) = await seeded(stack)
-            (held,) = await store.run(sharing.take_share, "me", time.time(), math.inf)
+            (held,) = await store.run(leases.take_share, "me", time.time(), math.inf)
             driver = NmxcDriver(server.url, clock=time.time)
             stack.push_async_callback(driver.close)
-            hold = Hold(held.lease, asyncio.get_running_loop().time())
-            work = DomainPass(held.endpoint, hold, driver, store, time.time, Turns())
+            hold = LeaseGuard(held.lease, asyncio.get_running_loop().time())
+            work = DomainPass(held.endpoint, hold, driver, store, time.time, DomainTurns())
             assert await work.run() is False
-            assert [(row.state, row.message) for row in await operations(store)] == [("refused", NEVER_ASKED)]
+            assert [(row.state, row.message) for row in await operations(store)] == [
+                ("refused", LEASE_ENDED_REASON)
+            ]
             assert len(server.fabric.partitions) == 1
             hold.extend(math.inf)
             assert await work.run() is True
@@ -115,7 +116,7 @@ def test_an_endpoint_that_no_driver_takes_does_not_stop_the_others():
     async def main():
         async with AsyncExitStack() as stack:
             store, (server,) = await seeded(stack)
-            await store.run(endpoints.register, "ftp://nonsense", ["OTHER"], time.time(), new_id)
+            await store.run(endpoints.register_endpoint, "ftp://nonsense", ["OTHER"], time.time(), new_id)
             reconciler = Reconciler(store, lambda one: NmxcDriver(one.url, clock=time.time), time.time)
             running = asyncio.create_task(reconciler.run())
             await reconciler.first_passes()
@@ -131,7 +132,7 @@ def test_work_under_a_hold_ends_at_its_deadline_unless_that_is_moved():
     async def main():
         loop = asyncio.get_running_loop()
         task = asyncio.create_task(asyncio.Event().wait())
-        hold = Hold(LEASE, loop.time() + 3600)
+        hold = LeaseGuard(LEASE, loop.time() + 3600)
         hold.guard(task)
         hold.extend(loop.time() + 7200)
         await asyncio.sleep(0)
@@ -147,7 +148,7 @@ def test_work_under_a_hold_ends_at_its_deadline_unless_that_is_moved():
 
 def test_a_hold_without_end_never_ends():
     async def main():
-        hold = Hold(msgspec.structs.replace(LEASE, epoch=2), math.inf)
+        hold = LeaseGuard(msgspec.structs.replace(LEASE, epoch=2), math.inf)
         task = asyncio.create_task(asyncio.sleep(0.01, "finished"))
         hold.guard(task)
         assert await task == "finished"
@@ -158,7 +159,7 @@ def test_a_hold_without_end_never_ends():
 
 def test_a_look_is_stale_once_somebody_acted_after_it_and_only_in_that_domain():
     async def main():
-        turns = Turns()
+        turns = DomainTurns()
         before = turns.before_looking()
         async with turns.act("other", before) as is_current:
             assert is_current
@@ -174,7 +175,7 @@ def test_a_look_is_stale_once_somebody_acted_after_it_and_only_in_that_domain():
 
 def test_a_look_taken_while_somebody_acts_is_stale():
     async def main():
-        turns, inside, go_on = Turns(), asyncio.Event(), asyncio.Event()
+        turns, inside, go_on = DomainTurns(), asyncio.Event(), asyncio.Event()
 
         async def act():
             async with turns.act("d", turns.before_looking()):

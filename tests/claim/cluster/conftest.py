@@ -9,15 +9,22 @@ import msgspec
 import pytest
 from tests.claim.cluster.fake_site import Site
 
-from rackloom.claim.cluster.actions import Action, Create, Delete, Patch, delete
-from rackloom.claim.cluster.observe import INDEXES
-from rackloom.claim.cluster.reconcile import Decision
-from rackloom.claim.cluster.settings import DaemonSettings, Settings
-from rackloom.claim.cluster.things import thing
-from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import status_json
-from rackloom.claim.kube.api import Conflict, Kind, NotFound, Object
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN
+from rackloom.claim.kube.api import Conflict, NotFound
+from rackloom.core.domains import names
+from rackloom.core.domains.compute_domain import compute_domain_status_json
+from rackloom.core.domains.observe import INDEXES
+from rackloom.core.domains.reconcile import DomainDecision
+from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
+from rackloom.core.domains.snapshot import delete_object, owned_object
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN,
+    CreateObject,
+    DeleteObject,
+    Object,
+    ObjectWrite,
+    PatchObject,
+    ResourceKind,
+)
 
 NOW = "2026-01-01T00:00:00Z"
 CLIQUE = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
@@ -27,21 +34,21 @@ class World:
     """Objects by kind, namespace and name, with uids, resourceVersions and finalizers."""
 
     def __init__(self) -> None:
-        self.objects: dict[tuple[Kind, str | None, str], Object] = {}
+        self.objects: dict[tuple[ResourceKind, str | None, str], Object] = {}
         self.version = 0
         self.writes = 0
 
-    def at(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+    def at(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
         return self.objects.get((kind, namespace, name))
 
-    def by(self, kind: Kind, index: str, value: str) -> list[Object]:
+    def by(self, kind: ResourceKind, index: str, value: str) -> list[Object]:
         indexer = INDEXES[kind][index]
         return [obj for key, obj in self.objects.items() if key[0] == kind and value in indexer(obj)]
 
-    def of(self, kind: Kind) -> list[Object]:
+    def of(self, kind: ResourceKind) -> list[Object]:
         return [obj for key, obj in self.objects.items() if key[0] == kind]
 
-    def put(self, kind: Kind, obj: Object) -> Object:
+    def put(self, kind: ResourceKind, obj: Object) -> Object:
         key = _key(kind, obj)
         self.version += 1
         obj = copy.deepcopy(obj)
@@ -54,17 +61,17 @@ class World:
             del self.objects[key]
         return obj
 
-    def carry_out(self, decision: Decision, uid: str = "") -> None:
+    def carry_out(self, decision: DomainDecision, uid: str = "") -> None:
         for action in decision.actions:
             self.do(action)
         found = self.by(COMPUTE_DOMAIN, "domain", uid)
         if decision.status is not None and found:
             self.writes += 1
-            self.put(COMPUTE_DOMAIN, {**found[0], "status": status_json(decision.status)})
+            self.put(COMPUTE_DOMAIN, {**found[0], "status": compute_domain_status_json(decision.status)})
 
-    def do(self, action: Action) -> None:
+    def do(self, action: ObjectWrite) -> None:
         self.writes += 1
-        if isinstance(action, Create):
+        if isinstance(action, CreateObject):
             if _key(action.kind, action.obj) in self.objects:
                 raise Conflict(409, "AlreadyExists", action.what)
             self.put(action.kind, action.obj)
@@ -72,15 +79,15 @@ class World:
         obj = self.at(action.kind, action.namespace, action.name)
         if obj is None:
             raise NotFound(404, "NotFound", action.what)
-        if isinstance(action, Delete):
+        if isinstance(action, DeleteObject):
             self._delete(action, obj)
         else:
             self._patch(action, obj)
 
-    def delete(self, kind: Kind, obj: Object) -> None:
-        self._delete(delete(thing(kind, obj)), obj)
+    def delete(self, kind: ResourceKind, obj: Object) -> None:
+        self._delete(delete_object(owned_object(kind, obj)), obj)
 
-    def _delete(self, action: Delete, obj: Object) -> None:
+    def _delete(self, action: DeleteObject, obj: Object) -> None:
         version = obj["metadata"]["resourceVersion"]
         if obj["metadata"]["uid"] != action.uid or action.resource_version not in (None, version):
             raise Conflict(409, "Conflict", action.what)
@@ -88,7 +95,7 @@ class World:
         meta.setdefault("deletionTimestamp", NOW)
         self.put(action.kind, {**obj, "metadata": meta})
 
-    def _patch(self, action: Patch, obj: Object) -> None:
+    def _patch(self, action: PatchObject, obj: Object) -> None:
         if isinstance(action.patch, tuple):
             self.put(action.kind, _json_patch(obj, action.patch))
             return
@@ -98,7 +105,7 @@ class World:
         self.put(action.kind, _merge(obj, action.patch))
 
 
-def _key(kind: Kind, obj: Object) -> tuple[Kind, str | None, str]:
+def _key(kind: ResourceKind, obj: Object) -> tuple[ResourceKind, str | None, str]:
     return (kind, obj["metadata"].get("namespace"), obj["metadata"]["name"])
 
 
@@ -214,8 +221,8 @@ def claim(
 
 
 @pytest.fixture(scope="session")
-def settings() -> Settings:
-    return Settings(daemon=DaemonSettings(image="rackloom:test"))
+def settings() -> ControllerSettings:
+    return ControllerSettings(daemon=ImexDaemonSettings(image="rackloom:test"))
 
 
 @pytest.fixture(scope="session")
@@ -227,7 +234,7 @@ def make() -> SimpleNamespace:
 
 
 @pytest.fixture
-def site(settings: Settings, make: SimpleNamespace) -> Callable[..., Site]:
+def site(settings: ControllerSettings, make: SimpleNamespace) -> Callable[..., Site]:
     """Fake clusters with a controller of changed settings."""
 
     def build(nodes: int = 4, seed: int = 1, **changes: Any) -> Site:

@@ -4,13 +4,21 @@ import asyncio
 import random
 from contextlib import suppress
 
-from rackloom.claim.cluster.controller import Controller
-from rackloom.claim.domain import names
-from rackloom.claim.domain.membership import join, with_status
-from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique, clique_json, read_status
+from rackloom.claim.cluster.domain_controller import DomainController
 from rackloom.claim.kube.api import Conflict, NotFound
-from rackloom.claim.kube.events import Recorder
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.kube.events import EventRecorder
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import (
+    ComputeDomainClique,
+    ObjectRef,
+    Readiness,
+    clique_json,
+    join_clique,
+    read_clique,
+    with_daemon_status,
+)
+from rackloom.core.domains.compute_domain import read_compute_domain_status
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
@@ -21,10 +29,11 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     SECRET,
+    metav1_time,
 )
-from rackloom.claim.kube.timestamps import whole_time
-from rackloom.twin.kube import DirectApi, FakeKube
-from rackloom.twin.kube.times import loop_time
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.virtual.event_loop import loop_wall_time
 
 NAMESPACE = "rackloom-imex"
 
@@ -87,18 +96,18 @@ class DaemonSide:
         await self.api.patch(
             POD, pod["metadata"]["name"], NAMESPACE, {"status": status}, subresource="status"
         )
-        await self.enter(uid, node, address, Ref(pod["metadata"]["name"], pod["metadata"]["uid"]))
+        await self.enter(uid, node, address, ObjectRef(pod["metadata"]["name"], pod["metadata"]["uid"]))
 
     async def enter(self, uid, node, address, pod):
-        value = Clique(compute_domain=uid, clique_id=self.clique_id)
+        value = ComputeDomainClique(compute_domain=uid, clique_id=self.clique_id)
         for _ in range(20):
             try:
                 read = await self.api.get(COMPUTE_DOMAIN_CLIQUE, value.name, NAMESPACE)
             except NotFound:
                 read = None
-            members = clique(read) if read else value
-            members = join(members, node=node, ip_address=address, pod=pod, max_nodes=18)
-            members = with_status(members, node=node, ip_address=address, status=Readiness.READY)
+            members = read_clique(read) if read else value
+            members = join_clique(members, node=node, ip_address=address, pod=pod, max_nodes=18)
+            members = with_daemon_status(members, node=node, ip_address=address, status=Readiness.READY)
             obj = clique_json(members, NAMESPACE, read)
             with suppress(Conflict):
                 await (
@@ -139,8 +148,8 @@ class Site:
 
     def start(self):
         api = DirectApi(self.kube, "controller")
-        recorder = Recorder(api, "rackloom-controller", "test", loop_time)
-        self.controller = Controller(api, self.settings, recorder, loop_time, self.rng)
+        recorder = EventRecorder(api, "rackloom-controller", "test", loop_wall_time)
+        self.controller = DomainController(api, self.settings, recorder, loop_wall_time, self.rng)
         self.tasks.append(asyncio.create_task(self.controller.run()))
 
     async def kill(self):
@@ -187,7 +196,7 @@ class Site:
     async def fall_silent(self, node):
         """As the node controller tells of a node whose lease ran out."""
         self.daemons.silent.add(node)
-        since = {"lastTransitionTime": whole_time(loop_time())}
+        since = {"lastTransitionTime": metav1_time(loop_wall_time())}
         silent = {"status": {"conditions": [{"type": "Ready", "status": "Unknown", **since}]}}
         await self.user.patch(NODE, node, None, silent, subresource="status")
         unready = {"status": {"conditions": [{"type": "Ready", "status": "False", **since}]}}
@@ -197,7 +206,7 @@ class Site:
                 await self.user.patch(POD, name, NAMESPACE, unready, subresource="status")
 
     async def status(self, name):
-        return read_status(await self.user.get(COMPUTE_DOMAIN, name, "team"))
+        return read_compute_domain_status(await self.user.get(COMPUTE_DOMAIN, name, "team"))
 
     async def until(self, holds, seconds=120):
         for _ in range(seconds * 2):

@@ -5,15 +5,21 @@ import random
 import msgspec
 import pytest
 
-from rackloom.claim.cluster.actions import Create
-from rackloom.claim.cluster.isolation import mixed_notice, reconcile_clique
-from rackloom.claim.cluster.observe import clique_view, snapshot
-from rackloom.claim.cluster.reconcile import reconcile
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation
-from rackloom.claim.domain.membership import join, with_status
-from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique_json, read_status
-from rackloom.claim.kube.kinds import (
+from rackloom.core.domains import names
+from rackloom.core.domains.channel_mode import mixed_isolation_event, reconcile_clique
+from rackloom.core.domains.clique import (
+    ComputeDomainClique,
+    ObjectRef,
+    Readiness,
+    clique_json,
+    join_clique,
+    with_daemon_status,
+)
+from rackloom.core.domains.compute_domain import read_compute_domain_status
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.domains.observe import take_clique_snapshot, take_domain_snapshot
+from rackloom.core.domains.reconcile import reconcile_domain
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
@@ -22,6 +28,7 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
+    CreateObject,
 )
 
 NODES = ("n0", "n1", "n2")
@@ -29,7 +36,7 @@ NODES = ("n0", "n1", "n2")
 
 @pytest.fixture(scope="session")
 def channel(settings):
-    return msgspec.structs.replace(settings, isolation=Isolation.CHANNEL)
+    return msgspec.structs.replace(settings, isolation=ImexIsolation.CHANNEL)
 
 
 @pytest.fixture
@@ -47,11 +54,11 @@ def rack(make, channel):
 def settle(world, config, make, rounds=20):
     for _ in range(rounds):
         before = world.writes
-        for action in reconcile_clique(clique_view(world, make.clique, config, make.now), config):
+        for action in reconcile_clique(take_clique_snapshot(world, make.clique, config, make.now), config):
             world.do(action)
         for found in world.of(COMPUTE_DOMAIN):
             uid = found["metadata"]["uid"]
-            world.carry_out(reconcile(snapshot(world, uid, config, make.now), config), uid)
+            world.carry_out(reconcile_domain(take_domain_snapshot(world, uid, config, make.now), config), uid)
         if world.writes == before:
             return
     raise AssertionError("does not settle")
@@ -64,13 +71,13 @@ def warm_object(world):
 def warm(world, make, nodes, status=Readiness.READY):
     """The warm daemons run and say how they are."""
     uid = warm_object(world)["metadata"]["uid"]
-    members = Clique(compute_domain=uid, clique_id=make.clique)
+    members = ComputeDomainClique(compute_domain=uid, clique_id=make.clique)
     for name in nodes:
         pod = world.put(POD, make.pod(name, uid, ready=status is Readiness.READY))
-        ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
+        ref = ObjectRef(pod["metadata"]["name"], pod["metadata"]["uid"])
         address = pod["status"]["podIP"]
-        members = join(members, node=name, ip_address=address, pod=ref, max_nodes=18)
-        members = with_status(members, node=name, ip_address=address, status=status)
+        members = join_clique(members, node=name, ip_address=address, pod=ref, max_nodes=18)
+        members = with_daemon_status(members, node=name, ip_address=address, status=status)
     world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, "rackloom-imex"))
 
 
@@ -102,7 +109,7 @@ def allocate(world, make, name, channel, pods=("w",)):
 
 
 def status_of(world, name):
-    return read_status(world.at(COMPUTE_DOMAIN, "team", name))
+    return read_compute_domain_status(world.at(COMPUTE_DOMAIN, "team", name))
 
 
 def test_a_warm_clique_offers_channels_where_its_daemons_are_ready(rack, make):
@@ -207,11 +214,11 @@ def test_a_job_beyond_one_claim_or_one_clique_is_told(rack, make, channel):
 
 def test_a_mixed_clique_is_left_as_it_is_and_told(rack, make, channel):
     rack.put(NODE, make.node("n3", **{names.ISOLATION_LABEL: "domain"}))
-    view = clique_view(rack, make.clique, channel, make.now)
+    view = take_clique_snapshot(rack, make.clique, channel, make.now)
     assert reconcile_clique(view, channel) == ()
-    assert names.ISOLATION_LABEL in mixed_notice(view).message
+    assert names.ISOLATION_LABEL in mixed_isolation_event(view).message
     settle(rack, channel, make)
-    warm_status = read_status(warm_object(rack))
+    warm_status = read_compute_domain_status(warm_object(rack))
     assert warm_status.condition("Degraded").reason == "IsolationMixed"
 
 
@@ -241,7 +248,7 @@ def test_a_deleted_warm_domain_waits_for_its_jobs_and_comes_back(rack, make, cha
     settle(rack, channel, make)
     assert offered_on(rack) == set(), "it takes no new jobs"
     assert rack.of(DAEMON_SET)
-    held = read_status(warm_object(rack)).condition("Progressing")
+    held = read_compute_domain_status(warm_object(rack)).condition("Progressing")
     assert (held.reason, "team/w" in held.message) == ("DeletionHeld", True)
     rack.put(RESOURCE_CLAIM, {**used, "status": {}})
     settle(rack, channel, make)
@@ -263,6 +270,6 @@ def test_a_users_domain_cannot_pass_for_a_warm_one(make, channel):
     world = make.world()
     world.put(NODE, make.node("n0"))
     world.put(COMPUTE_DOMAIN, make.domain(labels={names.WARM_CLIQUE_LABEL: make.clique}))
-    actions = reconcile_clique(clique_view(world, make.clique, channel, make.now), channel)
-    assert isinstance(actions[0], Create)
+    actions = reconcile_clique(take_clique_snapshot(world, make.clique, channel, make.now), channel)
+    assert isinstance(actions[0], CreateObject)
     assert actions[0].kind == COMPUTE_DOMAIN

@@ -7,16 +7,11 @@ import msgspec
 import pytest
 from tests.claim.cluster.fake_site import has_condition, is_empty
 
-from rackloom.claim.cluster.settings import DEFAULT_DAEMON_NAMESPACE
-from rackloom.claim.domain import names
-from rackloom.claim.kube.kinds import (
-    COMPUTE_DOMAIN,
-    DAEMON_SET,
-    RESOURCE_CLAIM_TEMPLATE,
-    SECRET,
-)
-from rackloom.twin.kube import Fault
-from rackloom.twin.virtual import event_loop
+from rackloom.core.domains import names
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, DAEMON_SET, RESOURCE_CLAIM_TEMPLATE, SECRET
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.virtual import event_loop
 
 
 def test_a_domain_lives_and_ends(site):
@@ -37,7 +32,7 @@ def test_a_domain_lives_and_ends(site):
         await place.until(lambda: is_empty(place))
         await place.end()
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -48,9 +43,9 @@ def test_many_domains_under_faults_and_deaths(site, seed):
         place = site(nodes=24, seed=seed)
         await place.begin()
         rng = random.Random(seed)
-        place.kube.faults.add(Fault(rate=0.05, user="controller", code=503))
-        place.kube.faults.add(Fault(rate=0.05, user="controller", lost="reply"))
-        place.kube.faults.add(Fault(rate=0.05, user="controller", code=409, reason="Conflict"))
+        place.kube.faults.add(RequestFault(rate=0.05, user="controller", code=503))
+        place.kube.faults.add(RequestFault(rate=0.05, user="controller", lost="reply"))
+        place.kube.faults.add(RequestFault(rate=0.05, user="controller", code=409, reason="Conflict"))
         jobs = {}
         for number in range(12):
             jobs[f"job-{number}"] = await place.domain(f"job-{number}")
@@ -70,7 +65,7 @@ def test_many_domains_under_faults_and_deaths(site, seed):
         await place.until(lambda: is_empty(place), 1200)
         await place.end()
 
-    event_loop.run(seed, story)
+    event_loop.run_simulation(seed, story)
 
 
 def test_a_lost_node_is_let_go_when_the_pods_that_it_had_are_elsewhere(site):
@@ -100,7 +95,7 @@ def test_a_lost_node_is_let_go_when_the_pods_that_it_had_are_elsewhere(site):
         assert place.kube.writes("controller") == writes
         await place.end()
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 def test_a_node_that_falls_silent_after_its_pods_ended_is_let_go_when_it_is_lost(site):
@@ -120,7 +115,7 @@ def test_a_node_that_falls_silent_after_its_pods_ended_is_let_go_when_it_is_lost
         await place.until(lambda: has_condition(place, "job", "AllNodesReady"), 20)
         await place.end()
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 async def is_member(place, node, index):
@@ -143,7 +138,7 @@ def test_what_was_left_while_no_controller_ran_is_swept(site):
         await place.until(lambda: is_empty(place))
         await place.end()
 
-    event_loop.run(3, story)
+    event_loop.run_simulation(3, story)
 
 
 @pytest.mark.parametrize(("domains", "width"), [(4, 4), (4, 18), (8, 18)])
@@ -166,7 +161,7 @@ def test_writes_grow_with_domains_and_not_with_pods(site, domains, width, record
         assert lists <= len(place.controller.caches.informers), "one list per kind, none per pod"
         await place.end()
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 def test_a_secret_that_a_stopped_controller_made_too_late_goes(site):
@@ -188,7 +183,7 @@ def test_a_secret_that_a_stopped_controller_made_too_late_goes(site):
         await place.until(lambda: is_empty(place), 1300)
         await place.end()
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 @pytest.mark.parametrize("by_force", [False, True])
@@ -239,7 +234,7 @@ def test_something_always_leads_to_the_certificates(site, seed, by_force):
         assert not lonely
         await place.end()
 
-    event_loop.run(seed, story)
+    event_loop.run_simulation(seed, story)
 
 
 def test_daemons_of_an_earlier_namespace_stay_there_until_their_domain_is_deleted(site):
@@ -274,4 +269,4 @@ def test_daemons_of_an_earlier_namespace_stay_there_until_their_domain_is_delete
         await place.until(lambda: is_empty(place))
         await place.end()
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)

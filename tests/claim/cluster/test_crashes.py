@@ -3,12 +3,20 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rackloom.claim.cluster.observe import snapshot
-from rackloom.claim.cluster.reconcile import Decision, reconcile
-from rackloom.claim.domain import names
-from rackloom.claim.domain.membership import join, with_status
-from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique, clique_json, read_status
-from rackloom.claim.kube.kinds import (
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import (
+    ComputeDomainClique,
+    ObjectRef,
+    Readiness,
+    clique_json,
+    join_clique,
+    read_clique,
+    with_daemon_status,
+)
+from rackloom.core.domains.compute_domain import read_compute_domain_status
+from rackloom.core.domains.observe import take_domain_snapshot
+from rackloom.core.domains.reconcile import DomainDecision, reconcile_domain
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
@@ -133,10 +141,14 @@ def enter(world, make, name):
         return
     pod = world.put(POD, make.pod(name, UID))
     read = next(iter(world.of(COMPUTE_DOMAIN_CLIQUE)), None)
-    members = Clique(compute_domain=UID, clique_id=make.clique) if read is None else clique(read)
-    ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
-    members = join(members, node=name, ip_address=pod["status"]["podIP"], pod=ref, max_nodes=18)
-    members = with_status(members, node=name, ip_address=pod["status"]["podIP"], status=Readiness.READY)
+    members = (
+        ComputeDomainClique(compute_domain=UID, clique_id=make.clique) if read is None else read_clique(read)
+    )
+    ref = ObjectRef(pod["metadata"]["name"], pod["metadata"]["uid"])
+    members = join_clique(members, node=name, ip_address=pod["status"]["podIP"], pod=ref, max_nodes=18)
+    members = with_daemon_status(
+        members, node=name, ip_address=pod["status"]["podIP"], status=Readiness.READY
+    )
     world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, "rackloom-imex", read))
 
 
@@ -157,12 +169,12 @@ HAPPENINGS = {
 
 
 def one_pass(world, config, make, carried):
-    decision = reconcile(snapshot(world, UID, config, make.now), config)
+    decision = reconcile_domain(take_domain_snapshot(world, UID, config, make.now), config)
     before = in_use(world)
     if carried is None:
         world.carry_out(decision, UID)
     else:
-        world.carry_out(Decision(actions=decision.actions[:carried]))
+        world.carry_out(DomainDecision(actions=decision.actions[:carried]))
     assert before <= in_use(world), "a node is not let go while a pod holds a channel there"
     return decision
 
@@ -205,7 +217,7 @@ def check_truth(world):
     domain = world.at(COMPUTE_DOMAIN, "team", "job")
     if domain is None:
         return
-    status = read_status(domain)
+    status = read_compute_domain_status(domain)
     assert status.conditions
     pods = {pod["spec"]["nodeName"] for pod in world.of(POD)}
     assert {node.name for node in status.nodes} <= pods
@@ -215,7 +227,7 @@ def check_truth(world):
         assert not {name for name in labelled if is_silent(world, name)}, "none of them is lost"
         assert status.nodes
     for found in world.of(COMPUTE_DOMAIN_CLIQUE):
-        assert {one.node_name for one in clique(found).daemons} <= pods
+        assert {one.node_name for one in read_clique(found).daemons} <= pods
 
 
 def is_silent(world, name):

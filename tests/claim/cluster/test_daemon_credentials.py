@@ -4,20 +4,20 @@ import base64
 
 from cryptography import x509
 
-from rackloom.claim.cluster.certificates import IDENTITY_DAYS
-from rackloom.claim.cluster.credentials import CHECK_INTERVAL, Credentials
-from rackloom.claim.domain import names
-from rackloom.claim.kube.kinds import SECRET
-from rackloom.twin.kube import DirectApi, FakeKube
-from rackloom.twin.kube.faults import Call
-from rackloom.twin.virtual import event_loop
+from rackloom.claim.cluster.certificates import CHECK_INTERVAL_SECONDS, IDENTITY_DAYS, DaemonCertificates
+from rackloom.core.domains import names
+from rackloom.core.kubernetes.objects import SECRET
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.faults import ApiCall
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.virtual import event_loop
 
 DAY = 86_400.0
 START = 1_767_225_600.0
 
 
 NAMESPACE = "rackloom-imex"
-READ = Call("controller", "get", "secrets")
+READ = ApiCall("controller", "get", "secrets")
 
 
 def loaded(kube, name, field="tls.crt"):
@@ -36,7 +36,7 @@ def test_issued_once_and_renewed_at_two_thirds_under_the_same_authority():
     async def story():
         kube, clock = FakeKube(), [START]
         api = DirectApi(kube, "controller")
-        credentials = Credentials(api, lambda: clock[0])
+        credentials = DaemonCertificates(api, lambda: clock[0])
         assert await writes(kube, credentials) == 2
         first, authority = loaded(kube, names.imex_secret_name("cd-1")), names.imex_authority_name("cd-1")
         issuer = loaded(kube, authority)
@@ -54,14 +54,14 @@ def test_issued_once_and_renewed_at_two_thirds_under_the_same_authority():
         second.verify_directly_issued_by(issuer)
         assert loaded(kube, authority) == issuer
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 def test_domains_do_not_trust_one_another():
     async def story():
         kube = FakeKube()
         api = DirectApi(kube, "controller")
-        credentials = Credentials(api, lambda: START)
+        credentials = DaemonCertificates(api, lambda: START)
         await credentials.ensure("cd-1", NAMESPACE)
         await credentials.ensure("cd-2", NAMESPACE)
         issuers = {
@@ -72,7 +72,7 @@ def test_domains_do_not_trust_one_another():
         assert names.FINALIZER in secret["metadata"]["finalizers"]
         assert secret["metadata"]["labels"][names.COMPUTE_DOMAIN_LABEL] == "cd-1"
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 def test_secrets_are_read_by_name_and_not_at_every_look():
@@ -80,7 +80,7 @@ def test_secrets_are_read_by_name_and_not_at_every_look():
 
     async def story():
         kube, clock = FakeKube(), [START]
-        credentials = Credentials(DirectApi(kube, "controller"), lambda: clock[0])
+        credentials = DaemonCertificates(DirectApi(kube, "controller"), lambda: clock[0])
         for _ in range(3):
             await credentials.ensure("cd-1", NAMESPACE)
         assert {call.verb for call in kube.calls} == {"get", "create"}
@@ -88,13 +88,13 @@ def test_secrets_are_read_by_name_and_not_at_every_look():
         await DirectApi(kube, "somebody").patch(
             SECRET, names.imex_secret_name("cd-1"), NAMESPACE, {"data": {"tls.crt": "bm9uZQ=="}}
         )
-        clock[0] += CHECK_INTERVAL
+        clock[0] += CHECK_INTERVAL_SECONDS
         assert await writes(kube, credentials) == 1, "what somebody spoiled is found at the next look"
         clock[0] = START - DAY
         assert await writes(kube, credentials) == 0
         assert kube.calls[READ] == 6, "a clock that was set back does not hide them"
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 def test_secrets_of_another_domain_are_not_its_own():
@@ -102,7 +102,7 @@ def test_secrets_of_another_domain_are_not_its_own():
 
     async def story():
         kube = FakeKube()
-        credentials = Credentials(DirectApi(kube, "controller"), lambda: START)
+        credentials = DaemonCertificates(DirectApi(kube, "controller"), lambda: START)
         await credentials.ensure("cd-1", NAMESPACE)
         held = await credentials.held("cd-1", (NAMESPACE,))
         assert {secret.name for secret in held} == {
@@ -111,4 +111,4 @@ def test_secrets_of_another_domain_are_not_its_own():
         }
         assert await credentials.held("authority-cd-1", (NAMESPACE,)) == ()
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)

@@ -7,17 +7,13 @@ from contextlib import suppress
 import pytest
 from tests.claim.cluster.fake_site import has_condition, is_empty
 
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.api import Conflict, NotFound
-from rackloom.claim.kube.kinds import (
-    COMPUTE_DOMAIN,
-    NODE,
-    RESOURCE_CLAIM,
-    RESOURCE_SLICE,
-)
-from rackloom.twin.kube import DirectApi, Fault
-from rackloom.twin.virtual import event_loop
+from rackloom.core.domains import names
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, NODE, RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.virtual import event_loop
 
 
 class Scheduler:
@@ -70,13 +66,13 @@ def device_of(claim):
 @pytest.mark.parametrize("seed", range(2))
 def test_isolated_jobs_come_and_go_under_faults_and_deaths(site, seed):
     async def story():
-        place = site(nodes=6, seed=seed, isolation=Isolation.CHANNEL)
+        place = site(nodes=6, seed=seed, isolation=ImexIsolation.CHANNEL)
         await place.begin()
         scheduler = Scheduler(place.kube)
         # Before the controller's, which is the last and the one that is killed.
         place.tasks.insert(0, asyncio.create_task(scheduler.run()))
-        place.kube.faults.add(Fault(rate=0.05, user="controller", code=503))
-        place.kube.faults.add(Fault(rate=0.05, user="controller", lost="reply"))
+        place.kube.faults.add(RequestFault(rate=0.05, user="controller", code=503))
+        place.kube.faults.add(RequestFault(rate=0.05, user="controller", lost="reply"))
         rng = random.Random(seed)
         await asyncio.gather(*(isolated_job(place, scheduler, number, rng) for number in range(20)))
         assert scheduler.given >= 20
@@ -90,7 +86,7 @@ def test_isolated_jobs_come_and_go_under_faults_and_deaths(site, seed):
         assert not any([(await place.user.list(NODE, labels=label)).items for label in marks])
         await place.end()
 
-    event_loop.run(seed, story)
+    event_loop.run_simulation(seed, story)
 
 
 async def isolated_job(place, scheduler, number, rng):

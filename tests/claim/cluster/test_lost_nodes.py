@@ -3,14 +3,12 @@
 import pytest
 from tests.claim.cluster.one_domain import UID, settle, started, status_of
 
-from rackloom.claim.cluster.actions import Patch
-from rackloom.claim.cluster.observe import snapshot
-from rackloom.claim.cluster.reconcile import Decision, reconcile
-from rackloom.claim.domain import names
-from rackloom.claim.domain.membership import join
-from rackloom.claim.domain.objects import Readiness, Ref, clique, clique_json
 from rackloom.claim.kube.api import Conflict
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE, NODE, POD, RESOURCE_CLAIM
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import ObjectRef, Readiness, clique_json, join_clique, read_clique
+from rackloom.core.domains.observe import take_domain_snapshot
+from rackloom.core.domains.reconcile import DomainDecision, reconcile_domain
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN_CLIQUE, NODE, POD, RESOURCE_CLAIM, PatchObject
 
 LONG_AGO = "2025-12-31T23:54:00Z"
 """360 s before the tests' now; a node is lost after 300 s."""
@@ -49,7 +47,7 @@ def daemon_set_follows(world):
 
 
 def members(world):
-    return [one.node_name for found in world.of(COMPUTE_DOMAIN_CLIQUE) for one in clique(found).daemons]
+    return [one.node_name for found in world.of(COMPUTE_DOMAIN_CLIQUE) for one in read_clique(found).daemons]
 
 
 @pytest.fixture
@@ -77,7 +75,7 @@ def test_it_counts_until_it_is_lost_and_time_alone_may_change_that(world, make, 
     move_away(world, "n1")
     settle(world, settings, make)
     assert status_of(world).status is Readiness.NOT_READY
-    decision = reconcile(snapshot(world, UID, settings, make.now), settings)
+    decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now), settings)
     assert decision.again == 270.0
 
 
@@ -85,7 +83,7 @@ def test_without_pods_it_is_given_up_and_the_others_are_ready_again(world, make,
     lose(world, make, "n1")
     settle(world, settings, make)
     move_away(world, "n1")
-    decision = reconcile(snapshot(world, UID, settings, make.now), settings)
+    decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now), settings)
     assert [one.reason for one in decision.done] == ["NodeLeft"]
     settle(world, settings, make)
     status = status_of(world)
@@ -104,7 +102,7 @@ def test_its_label_is_taken_only_off_the_node_that_was_seen(world, make, setting
     """It may have come back meanwhile, and prepare a channel under the label that it has."""
     lose(world, make, "n1")
     move_away(world, "n1")
-    decision = reconcile(snapshot(world, UID, settings, make.now), settings)
+    decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now), settings)
     world.put(NODE, make.node("n1", UID))
     with pytest.raises(Conflict):
         world.carry_out(decision, UID)
@@ -172,8 +170,10 @@ def enter(world, make, settings, node, pod, clique_id=None):
     """A daemon joins the clique object, as it is now."""
     name = names.clique_object_name(UID, clique_id or make.clique)
     read = world.at(COMPUTE_DOMAIN_CLIQUE, settings.daemon_namespace, name)
-    ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
-    value = join(clique(read), node=node, ip_address=pod["status"]["podIP"], pod=ref, max_nodes=18)
+    ref = ObjectRef(pod["metadata"]["name"], pod["metadata"]["uid"])
+    value = join_clique(
+        read_clique(read), node=node, ip_address=pod["status"]["podIP"], pod=ref, max_nodes=18
+    )
     world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(value, settings.daemon_namespace, read))
 
 
@@ -183,18 +183,18 @@ class TestAJoiningDaemon:
     def decided(self, world, make, settings, *gone):
         for name in gone:
             world.delete(POD, world.at(POD, "rackloom-imex", f"daemon-{UID}-{name}"))
-        decision = reconcile(snapshot(world, UID, settings, make.now), settings)
+        decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now), settings)
         (action,) = [one for one in decision.actions if one.kind == COMPUTE_DOMAIN_CLIQUE]
         return action
 
     @pytest.mark.parametrize("gone", [("n1",), ("n0", "n1")], ids=["an entry", "the object"])
     def test_is_not_erased_with_what_is_stale(self, world, make, settings, gone):
         action = self.decided(world, make, settings, *gone)
-        assert isinstance(action, Patch) == (gone == ("n1",))
+        assert isinstance(action, PatchObject) == (gone == ("n1",))
         world.put(NODE, make.node("n2", UID))
         enter(world, make, settings, "n2", world.put(POD, make.pod("n2", UID)))
         with pytest.raises(Conflict):
-            world.carry_out(Decision(actions=(action,)))
+            world.carry_out(DomainDecision(actions=(action,)))
         assert "n2" in members(world)
         settle(world, settings, make)
         assert members(world) == [name for name in ("n0", "n1", "n2") if name not in gone]

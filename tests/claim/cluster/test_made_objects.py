@@ -3,20 +3,19 @@
 import msgspec
 import pytest
 
-from rackloom.claim.cluster import manifests
-from rackloom.claim.cluster.settings import DaemonSettings, Settings
-from rackloom.claim.domain import names
-from rackloom.claim.domain.configs import ChannelConfig, DaemonConfig, decode_strict
-from rackloom.claim.domain.objects import AllocationMode, compute_domain
+from rackloom.core.domains import manifests, names
+from rackloom.core.domains.compute_domain import AllocationMode, read_compute_domain
+from rackloom.core.domains.device_configs import ChannelConfig, DaemonConfig, decode_imex_config
+from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 
 
 @pytest.fixture
 def domain(make):
-    return compute_domain(make.domain())
+    return read_compute_domain(make.domain())
 
 
 def pod_spec(domain, **daemon):
-    settings = Settings(daemon=DaemonSettings(image="image:1", **daemon))
+    settings = ControllerSettings(daemon=ImexDaemonSettings(image="image:1", **daemon))
     return manifests.daemon_set(domain, settings, settings.daemon_namespace)["spec"]["template"]["spec"]
 
 
@@ -90,7 +89,7 @@ def test_templates_carry_configs_that_a_strict_reader_accepts(domain, settings, 
         devices = template["spec"]["spec"]["devices"]
         assert [one["name"] for one in devices["requests"]] == [request]
         assert template["metadata"]["labels"][names.TARGET_LABEL] == target
-        config = decode_strict(devices["config"][0]["opaque"]["parameters"])
+        config = decode_imex_config(devices["config"][0]["opaque"]["parameters"])
         assert isinstance(config, kind)
         assert config.domain_id == "cd-1"
         if isinstance(config, ChannelConfig):

@@ -6,15 +6,13 @@ import msgspec
 import pytest
 from tests.claim.cluster.one_domain import UID, settle, started, status_of
 
-from rackloom.claim.cluster import actions, membership
-from rackloom.claim.cluster.observe import snapshot
-from rackloom.claim.cluster.reconcile import reconcile
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import ImexMode
-from rackloom.claim.domain.membership import join
-from rackloom.claim.domain.objects import Readiness, Ref, clique, clique_json
 from rackloom.claim.kube.api import Conflict
-from rackloom.claim.kube.kinds import (
+from rackloom.core.domains import membership, names, snapshot
+from rackloom.core.domains.clique import ObjectRef, Readiness, clique_json, join_clique, read_clique
+from rackloom.core.domains.names import ImexMode
+from rackloom.core.domains.observe import take_domain_snapshot
+from rackloom.core.domains.reconcile import reconcile_domain
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     DAEMON_SET,
@@ -123,9 +121,9 @@ def join_of(world, make, settings, name):
     """What a daemon writes that joins now."""
     read = world.of(COMPUTE_DOMAIN_CLIQUE)[0]
     pod = world.put(POD, make.pod(name, UID))
-    ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
+    ref = ObjectRef(pod["metadata"]["name"], pod["metadata"]["uid"])
     address = pod["status"]["podIP"]
-    members = join(clique(read), node=name, ip_address=address, pod=ref, max_nodes=18)
+    members = join_clique(read_clique(read), node=name, ip_address=address, pod=ref, max_nodes=18)
     world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(members, settings.daemon_namespace, read))
 
 
@@ -135,12 +133,12 @@ def left_of_a_join_while_stale_entries_go(make, settings, stale):
     started(world, make, settings)
     for name in stale:
         world.delete(POD, world.at(POD, settings.daemon_namespace, f"daemon-{UID}-{name}"))
-    decision = reconcile(snapshot(world, UID, settings, make.now), settings)
+    decision = reconcile_domain(take_domain_snapshot(world, UID, settings, make.now), settings)
     assert decision.actions
     join_of(world, make, settings, "n7")
     with contextlib.suppress(Conflict):
         world.carry_out(decision, UID)
-    left = {one.node_name for found in world.of(COMPUTE_DOMAIN_CLIQUE) for one in clique(found).daemons}
+    left = {one.node_name for found in world.of(COMPUTE_DOMAIN_CLIQUE) for one in read_clique(found).daemons}
     settle(world, settings, make)
     return left
 
@@ -165,7 +163,7 @@ def test_it_would_not_if_they_were_removed_from_any_version(make, settings, stal
         )
 
     monkeypatch.setattr(membership, "_written", from_any_version)
-    monkeypatch.setattr(membership, "delete", lambda thing, unchanged: actions.delete(thing))
+    monkeypatch.setattr(membership, "delete_object", lambda thing, unchanged: snapshot.delete_object(thing))
     assert "n7" not in left_of_a_join_while_stale_entries_go(make, settings, stale)
 
 
@@ -192,7 +190,7 @@ def test_another_domains_daemon_is_no_proof_of_life(make, settings):
     world.delete(POD, world.at(POD, "rackloom-imex", "daemon-cd-1-n1"))
     world.put(POD, make.pod("n1", "cd-2"))
     settle(world, settings, make)
-    left = clique(world.of(COMPUTE_DOMAIN_CLIQUE)[0])
+    left = read_clique(world.of(COMPUTE_DOMAIN_CLIQUE)[0])
     assert [one.node_name for one in left.daemons] == ["n0"]
     assert [owner.uid for owner in left.owners] == ["pod-cd-1-n0"]
 
@@ -273,8 +271,10 @@ def test_a_spec_that_cannot_be_read_is_a_condition(make, settings):
 def test_what_the_api_refused_is_a_condition(make, settings):
     world = make.world()
     world.put(COMPUTE_DOMAIN, make.domain())
-    seen = snapshot(world, UID, settings, make.now, failures=("create DaemonSet: quota exceeded",))
-    degraded = reconcile(seen, settings).status.condition("Degraded")
+    seen = take_domain_snapshot(
+        world, UID, settings, make.now, failures=("create DaemonSet: quota exceeded",)
+    )
+    degraded = reconcile_domain(seen, settings).status.condition("Degraded")
     assert (degraded.reason, degraded.message) == ("ApiRefused", "create DaemonSet: quota exceeded")
 
 

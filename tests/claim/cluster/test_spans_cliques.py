@@ -4,10 +4,16 @@ import msgspec
 import pytest
 from tests.claim.cluster.one_domain import UID, settle, started, status_of
 
-from rackloom.claim.domain.isolation import ImexMode, Isolation
-from rackloom.claim.domain.membership import join, with_status
-from rackloom.claim.domain.objects import Clique, Readiness, Ref, clique_json
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, NODE, POD, RESOURCE_CLAIM
+from rackloom.core.domains.clique import (
+    ComputeDomainClique,
+    ObjectRef,
+    Readiness,
+    clique_json,
+    join_clique,
+    with_daemon_status,
+)
+from rackloom.core.domains.names import ImexIsolation, ImexMode
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, NODE, POD, RESOURCE_CLAIM
 
 ONE, OTHER = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1", "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.2"
 MESHED = '{"complete": true, "peers": 1}'
@@ -17,10 +23,10 @@ def comes(world, make, settings, name, clique_id, label=""):
     """A node of a clique has a channel of the ComputeDomain, and a READY daemon."""
     world.put(NODE, make.node(name, UID, clique=label or clique_id))
     pod = world.put(POD, make.pod(name, UID, clique=clique_id, mesh=MESHED))
-    ref = Ref(pod["metadata"]["name"], pod["metadata"]["uid"])
-    value = Clique(compute_domain=UID, clique_id=clique_id)
-    value = join(value, node=name, ip_address=pod["status"]["podIP"], pod=ref, max_nodes=18)
-    value = with_status(value, node=name, ip_address=pod["status"]["podIP"], status=Readiness.READY)
+    ref = ObjectRef(pod["metadata"]["name"], pod["metadata"]["uid"])
+    value = ComputeDomainClique(compute_domain=UID, clique_id=clique_id)
+    value = join_clique(value, node=name, ip_address=pod["status"]["podIP"], pod=ref, max_nodes=18)
+    value = with_daemon_status(value, node=name, ip_address=pod["status"]["podIP"], status=Readiness.READY)
     world.put(COMPUTE_DOMAIN_CLIQUE, clique_json(value, settings.daemon_namespace))
 
 
@@ -129,7 +135,7 @@ def test_where_the_host_runs_imex_the_nodes_are_those_of_the_pods(make, settings
 
 
 def test_a_channel_of_a_clique_cannot_span_two(make, settings):
-    channel = msgspec.structs.replace(settings, isolation=Isolation.CHANNEL)
+    channel = msgspec.structs.replace(settings, isolation=ImexIsolation.CHANNEL)
     world = make.world()
     world.put(COMPUTE_DOMAIN, make.domain())
     world.put(NODE, make.node("n0"))

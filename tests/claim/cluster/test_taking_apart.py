@@ -2,10 +2,10 @@
 
 from tests.claim.cluster.one_domain import UID, delete, settle, started, status_of
 
-from rackloom.claim.cluster.observe import snapshot
-from rackloom.claim.cluster.reconcile import reconcile
-from rackloom.claim.domain import names
-from rackloom.claim.kube.kinds import (
+from rackloom.core.domains import names
+from rackloom.core.domains.observe import take_domain_snapshot
+from rackloom.core.domains.reconcile import reconcile_domain
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     DAEMON_SET,
     NODE,
@@ -31,7 +31,9 @@ def test_deletion_takes_everything_and_only_what_is_ours(make, settings):
 def all_actions(world, settings, make):
     """What is done until nothing is left, in order."""
     done = []
-    while (decision := reconcile(snapshot(world, UID, settings, make.now), settings)).actions:
+    while (
+        decision := reconcile_domain(take_domain_snapshot(world, UID, settings, make.now), settings)
+    ).actions:
         done += [action.what for action in decision.actions]
         world.carry_out(decision, UID)
     return done

@@ -10,13 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.imex.child import (
-    KEPT_ERRORS,
-    LONGEST_LINE,
-    LastErrors,
-    how_it_ended,
-    start,
-)
+from rackloom.claim.imex.nvidia_imex import KEPT_ERRORS, LONGEST_LINE, LastErrors, how_it_ended, start_imex
 from rackloom.errors import Refused
 
 REFUSAL = b"""\
@@ -96,7 +90,7 @@ def test_its_output_is_passed_on_and_its_errors_are_kept(capfdbinary):
     program = "import sys; sys.stdout.write('one\\n'); sys.stderr.write('ERROR: two'); sys.exit(255)"
 
     async def story() -> None:
-        child = await start((sys.executable, "-uc", program))
+        child = await start_imex((sys.executable, "-uc", program))
         assert await child.wait() == 255
         assert child.complaint == "two"
         child.send_signal(15)
@@ -107,7 +101,7 @@ def test_its_output_is_passed_on_and_its_errors_are_kept(capfdbinary):
 
 def test_a_process_that_it_leaves_behind_is_not_waited_for():
     async def story() -> None:
-        child = await start(("sh", "-c", "sleep 30 & echo $! >&2; exit 3"))
+        child = await start_imex(("sh", "-c", "sleep 30 & echo $! >&2; exit 3"))
         began = time.monotonic()
         assert await child.wait() == 3
         assert time.monotonic() - began < 20
@@ -118,4 +112,4 @@ def test_a_process_that_it_leaves_behind_is_not_waited_for():
 
 def test_a_program_that_is_not_there_is_refused_with_what_to_install():
     with pytest.raises(Refused, match=r"No such file.*install the nvidia-imex package"):
-        asyncio.run(start(("/nowhere/nvidia-imex", "-c", "x")))
+        asyncio.run(start_imex(("/nowhere/nvidia-imex", "-c", "x")))

@@ -1,6 +1,6 @@
 from pathlib import PurePath
 
-from rackloom.claim.imex.config import ImexConfig, Tls, config_text, daemon_host, nodes_text
+from rackloom.claim.imex.config import ImexConfig, ImexTls, config_text, daemon_host, nodes_text
 
 NODES = PurePath("/imexd/nodes.cfg")
 
@@ -10,7 +10,7 @@ def options(config: ImexConfig) -> dict[str, str]:
 
 
 def test_peers_must_authenticate_each_other_where_certificates_are_given():
-    told = options(ImexConfig("10.0.0.7", NODES, Tls(PurePath("/tls"), "domain.imex")))
+    told = options(ImexConfig("10.0.0.7", NODES, ImexTls(PurePath("/tls"), "domain.imex")))
     assert told["IMEX_ENABLE_AUTH_ENCRYPTION"] == "1"
     assert told["IMEX_AUTH_ENCRYPTION_MODE"] == "SSL_TLS"
     assert told["IMEX_SERVER_KEY"] == told["IMEX_CLIENT_KEY"] == "/tls/tls.key"

@@ -10,22 +10,19 @@ from functools import partial
 import pytest
 from tests.waiting import until
 
-from rackloom.claim.cluster.certificates import issue, new_authority
-from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import Readiness, Ref, clique
-from rackloom.claim.imex.child import start
-from rackloom.claim.imex.config import ImexConfig, Tls
-from rackloom.claim.imex.control import ImexControl
-from rackloom.claim.imex.credentials import Credentials
+from rackloom.claim.cluster.certificates import issue_certificate, new_authority
+from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls, TlsCredentials
 from rackloom.claim.imex.daemon import ImexDaemon
-from rackloom.claim.imex.files import ImexFiles
-from rackloom.claim.imex.member import Place
-from rackloom.claim.imex.steps import Layout
-from rackloom.claim.imex.supervisor import Supervisor
+from rackloom.claim.imex.member import DaemonIdentity
+from rackloom.claim.imex.nvidia_imex import ImexControl, start_imex
+from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
 from rackloom.claim.kube.api import NotFound
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE, POD
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import ObjectRef, Readiness, read_clique
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN_CLIQUE, POD
 from rackloom.errors import Refused
-from rackloom.twin.kube import DirectApi, FakeKube
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.server import FakeKube
 
 DRIVER = "rackloom-imex"
 DOMAIN, CLIQUE = "0a1b2c3d-0000-4000-8000-000000000001", "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
@@ -41,7 +38,9 @@ class Rack:
         self._home = home
         self._net = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}"
         self._max_nodes = max_nodes
-        self._identity = issue(authority := new_authority("d", time.time()), ("imex-d",), time.time())
+        self._identity = issue_certificate(
+            authority := new_authority("d", time.time()), ("imex-d",), time.time()
+        )
         self._authority = authority
         self._starts = 0
 
@@ -51,26 +50,26 @@ class Rack:
         directory = self._home / f"{node}-{self._starts}"
         self._starts += 1
         self._fill(directory)
-        tls = Tls(directory, "imex-d")
+        tls = ImexTls(directory, "imex-d")
         files = ImexFiles(directory, directory / "hosts")
         files.write_config(ImexConfig(address, files.nodes, tls))
 
         command = (
             *("env", f"RACKLOOM_TWIN_IMEX_HOSTS={directory / 'hosts'}", "RACKLOOM_TWIN_IMEX_SPEED=20"),
-            *(sys.executable, "-m", "rackloom.twin.imex.service", "-c", str(files.config)),
+            *(sys.executable, "-m", "rackloom.lab.imex.service", "-c", str(files.config)),
         )
-        place = Place(
+        place = DaemonIdentity(
             DOMAIN,
             CLIQUE,
             DRIVER,
             f"node-{node}",
             address,
-            Ref(pod["metadata"]["name"], pod["metadata"]["uid"], DRIVER),
+            ObjectRef(pod["metadata"]["name"], pod["metadata"]["uid"], DRIVER),
             self._max_nodes,
         )
-        spawn = partial(start, command)
-        supervisor = Supervisor(Layout("dns", self._max_nodes), files, Credentials(tls), spawn)
-        control = ImexControl((sys.executable, "-m", "rackloom.twin.imex.ctl"), files.config)
+        spawn = partial(start_imex, command)
+        supervisor = Supervisor(PeerLayout("dns", self._max_nodes), files, TlsCredentials(tls), spawn)
+        control = ImexControl((sys.executable, "-m", "rackloom.lab.imex.ctl"), files.config)
         daemon = ImexDaemon(
             DirectApi(self.kube, f"daemon-{node}"), place, supervisor, control, random.Random(node)
         )
@@ -94,7 +93,7 @@ class Rack:
 
     async def members(self) -> dict[str, tuple[int, str]]:
         try:
-            found = clique(await self.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
+            found = read_clique(await self.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
         except NotFound:
             return {}
         return {one.node_name: (one.index, str(one.status)) for one in found.daemons}

@@ -7,16 +7,17 @@ import random
 import pytest
 from tests.waiting import until
 
-from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import Readiness, Ref, clique
 from rackloom.claim.imex.daemon import ImexDaemon
-from rackloom.claim.imex.member import CliqueMember, Place
-from rackloom.claim.imex.own_pod import LABEL_SECONDS
+from rackloom.claim.imex.member import LABEL_SECONDS, CliqueMember, DaemonIdentity
 from rackloom.claim.kube.api import NotFound
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE, POD
-from rackloom.twin.claims.imex import Imex
-from rackloom.twin.kube import DirectApi, FakeKube, Fault
-from rackloom.twin.virtual import event_loop
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import ObjectRef, Readiness, read_clique
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN_CLIQUE, POD
+from rackloom.lab.compute_domains.tray import SimulatedImexProgram
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.virtual import event_loop
 
 DRIVER = "rackloom-imex"
 DOMAIN, CLIQUE = "0a1b2c3d-0000-4000-8000-000000000001", "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
@@ -33,25 +34,25 @@ class Rack:
     async def place(self, number):
         meta = {"name": f"daemon-{number}", "namespace": DRIVER}
         pod = await self.api.create(POD, {"metadata": meta, "spec": {"containers": [{"name": "main"}]}})
-        return Place(
+        return DaemonIdentity(
             compute_domain=DOMAIN,
             clique_id=CLIQUE,
             namespace=DRIVER,
             node=f"node-{number}",
             address=f"10.0.0.{number + 1}",
-            pod=Ref(meta["name"], pod["metadata"]["uid"], DRIVER),
+            pod=ObjectRef(meta["name"], pod["metadata"]["uid"], DRIVER),
             max_nodes=18,
         )
 
     async def start(self, number, ready_after=0.5):
-        imex = Imex(ready_after, lambda: None)
+        imex = SimulatedImexProgram(ready_after, lambda: None)
         place, rng = await self.place(number), random.Random(number)
         api = DirectApi(self.kube, "daemon")
         self.tasks.append(asyncio.create_task(ImexDaemon(api, place, imex, imex, rng).run()))
 
     async def ready(self):
         try:
-            found = clique(await self.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
+            found = read_clique(await self.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
         except NotFound:
             return 0
         return sum(one.status is Readiness.READY for one in found.daemons)
@@ -89,7 +90,7 @@ def test_a_rack_of_daemons_says_each_thing_once_and_collides_only_while_it_joins
         assert all('"complete":true' in pod["annotations"][names.MESH_ANNOTATION] for pod in pods)
         await rack.end()
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 def test_a_daemon_goes_on_while_the_api_server_is_away():
@@ -103,7 +104,7 @@ def test_a_daemon_goes_on_while_the_api_server_is_away():
             return await rack.ready() == 1
 
         await until(is_ready, "it is ready")
-        rack.kube.faults.add(Fault(user="daemon"))
+        rack.kube.faults.add(RequestFault(user="daemon"))
         rack.kube.store.hang_up()
         await asyncio.sleep(60)
         assert not rack.tasks[0].done()
@@ -112,7 +113,7 @@ def test_a_daemon_goes_on_while_the_api_server_is_away():
         assert names.MESH_ANNOTATION in (await rack.pod(0))["annotations"]
         await rack.end()
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 @pytest.mark.parametrize("away", [0.0, 60.0])
@@ -123,14 +124,14 @@ def test_a_daemon_that_does_not_become_ready_says_its_clique_all_the_same(away):
         await asyncio.sleep(LABEL_SECONDS / 2)
         assert names.CLIQUE_ID_LABEL not in (await rack.pod(0)).get("labels", {})
         if away:
-            rack.kube.faults.add(Fault(user="daemon", verb="patch"))
+            rack.kube.faults.add(RequestFault(user="daemon", verb="patch"))
             await asyncio.sleep(away)
             rack.kube.faults.clear()
         await asyncio.sleep(2 * LABEL_SECONDS)
         assert (await rack.pod(0))["labels"] == {names.CLIQUE_ID_LABEL: CLIQUE}
         await rack.end()
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 async def two_members(rack):
@@ -150,10 +151,10 @@ def test_an_entry_that_has_moved_is_found_again():
         first, second = await two_members(rack)
         await first.leave()
         await second.set_ready(True)
-        found = clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
+        found = read_clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
         assert [(one.node_name, one.status) for one in found.daemons] == [("node-1", Readiness.READY)]
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 async def ready_after_the_list_moved(rack):
@@ -164,7 +165,7 @@ async def ready_after_the_list_moved(rack):
     second.saw(third._seen)
     await first.leave()
     await second.set_ready(True)
-    found = clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
+    found = read_clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
     return [one.node_name for one in found.daemons if one.status is Readiness.READY]
 
 
@@ -175,7 +176,7 @@ async def ready_at_an_address_that_is_not_its_own(rack):
     moved = dataclasses.replace(old._place, address="10.0.9.9")
     await CliqueMember(DirectApi(rack.kube, "daemon"), moved, random.Random(1)).join()
     await old.set_ready(True)
-    found = clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
+    found = read_clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
     return [one.ip_address for one in found.daemons if one.status is Readiness.READY]
 
 
@@ -195,7 +196,7 @@ def without_tests(monkeypatch):
 def test_ready_is_written_to_the_own_entry_wherever_it_is(planted, monkeypatch):
     if planted:
         without_tests(monkeypatch)
-    ready = event_loop.run(1, lambda: ready_after_the_list_moved(Rack()))
+    ready = event_loop.run_simulation(1, lambda: ready_after_the_list_moved(Rack()))
     assert ready == (["node-2"] if planted else ["node-1"])
 
 
@@ -203,7 +204,7 @@ def test_ready_is_written_to_the_own_entry_wherever_it_is(planted, monkeypatch):
 def test_ready_is_written_of_the_daemon_at_the_own_address_only(planted, monkeypatch):
     if planted:
         without_tests(monkeypatch)
-    ready = event_loop.run(1, lambda: ready_at_an_address_that_is_not_its_own(Rack()))
+    ready = event_loop.run_simulation(1, lambda: ready_at_an_address_that_is_not_its_own(Rack()))
     assert ready == (["10.0.9.9"] if planted else [])
 
 
@@ -215,7 +216,7 @@ def test_another_daemon_at_the_place_of_an_entry_is_not_touched():
         stale.saw(await stale.join())
         await stale.leave()
         await stale.set_ready(True)
-        found = clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
+        found = read_clique(await rack.api.get(COMPUTE_DOMAIN_CLIQUE, OBJECT, DRIVER))
         assert {one.status for one in found.daemons} == {Readiness.NOT_READY}
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)

@@ -8,18 +8,16 @@ from itertools import pairwise
 import pytest
 from tests.claim.imex.test_daemon_writes import Rack, calls
 
-from rackloom.claim.domain import names
-from rackloom.claim.imex.config import ImexConfig
-from rackloom.claim.imex.credentials import Credentials
+from rackloom.claim.imex.config import ImexConfig, ImexFiles, TlsCredentials
 from rackloom.claim.imex.daemon import ImexDaemon
-from rackloom.claim.imex.files import ImexFiles
-from rackloom.claim.imex.steps import Layout, Peers
-from rackloom.claim.imex.supervisor import LONGEST_RESTART_DELAY, RESTART_DELAY, Supervisor
+from rackloom.claim.imex.supervisor import LONGEST_RESTART_DELAY, RESTART_DELAY, PeerLayout, Peers, Supervisor
+from rackloom.core.domains import names
 from rackloom.errors import Refused
-from rackloom.twin.imex.memory import ImexNetwork, MemoryControl, MemoryImex
-from rackloom.twin.imex.settings import Surroundings
-from rackloom.twin.kube import DirectApi, Fault
-from rackloom.twin.virtual import event_loop
+from rackloom.lab.imex.in_process import ImexNetwork, InMemoryImex, InMemoryImexControl
+from rackloom.lab.imex.settings import ImexHost
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.virtual import event_loop
 
 
 class Doomed:
@@ -42,7 +40,7 @@ class Doomed:
 def supervisor_of(folder, spawn):
     hosts = folder / "hosts"
     hosts.write_text("")
-    return Supervisor(Layout("dns", 3), ImexFiles(folder, hosts), Credentials(None), spawn)
+    return Supervisor(PeerLayout("dns", 3), ImexFiles(folder, hosts), TlsCredentials(None), spawn)
 
 
 def starts_of(folder, spawn, seconds, disturb=lambda supervisor: None):
@@ -65,7 +63,7 @@ def starts_of(folder, spawn, seconds, disturb=lambda supervisor: None):
         await asyncio.gather(running, return_exceptions=True)
         return began, supervisor.failure
 
-    return event_loop.run(1, story)
+    return event_loop.run_simulation(1, story)
 
 
 def gaps(began):
@@ -116,12 +114,12 @@ class Broken:
         place = await self.rack.place(0)
 
         async def spawn():
-            return MemoryImex(
-                self.files.config, Surroundings(self.files.config.with_name("hosts")), self.network
+            return InMemoryImex(
+                self.files.config, ImexHost(self.files.config.with_name("hosts")), self.network
             )
 
-        supervisor = Supervisor(Layout("dns", 3), self.files, Credentials(None), spawn)
-        control = MemoryControl(self.files.config, place.address, self.network)
+        supervisor = Supervisor(PeerLayout("dns", 3), self.files, TlsCredentials(None), spawn)
+        control = InMemoryImexControl(self.files.config, place.address, self.network)
         api = DirectApi(self.rack.kube, "daemon")
         daemon = ImexDaemon(api, place, supervisor, control, random.Random(1))
         self.rack.tasks.append(asyncio.create_task(daemon.run()))
@@ -152,7 +150,7 @@ def test_why_it_does_not_start_is_on_the_pod_once_and_goes_when_it_is_ready(tmp_
         assert await broken.rack.ready() == 1
         await broken.rack.end()
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 def test_a_daemon_that_has_ended_reaches_nobody(tmp_path):
@@ -174,7 +172,7 @@ def test_a_daemon_that_has_ended_reaches_nobody(tmp_path):
         assert await broken.rack.ready() == 0
         await broken.rack.end()
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 def test_an_error_that_cannot_be_written_ends_nothing(tmp_path):
@@ -182,7 +180,7 @@ def test_an_error_that_cannot_be_written_ends_nothing(tmp_path):
         broken = Broken(tmp_path)
         broken.configure(bind=True)
         await broken.start()
-        broken.rack.kube.faults.add(Fault(user="daemon", verb="patch"))
+        broken.rack.kube.faults.add(RequestFault(user="daemon", verb="patch"))
         await asyncio.sleep(60)
         assert names.IMEX_ERROR_ANNOTATION not in await broken.annotations()
         broken.rack.kube.faults.clear()
@@ -190,4 +188,4 @@ def test_an_error_that_cannot_be_written_ends_nothing(tmp_path):
         assert names.IMEX_ERROR_ANNOTATION in await broken.annotations()
         await broken.rack.end()
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)

@@ -1,12 +1,11 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rackloom.claim.domain.names import BOOT_FILE
-from rackloom.claim.domain.objects import Clique, DaemonInfo, is_ip_address
-from rackloom.claim.imex.config import daemon_host
-from rackloom.claim.imex.files import ImexFiles, with_peers
+from rackloom.claim.imex.config import ImexFiles, daemon_host, with_peers
 from rackloom.claim.imex.member import peers_of
-from rackloom.claim.imex.steps import Layout, next_step
+from rackloom.claim.imex.supervisor import PeerLayout, next_step
+from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, is_ip_address
+from rackloom.core.domains.names import BOOT_FILE
 
 KUBELETS = "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n10.0.0.3\tpod-a\n"
 ADDRESSES = st.dictionaries(st.integers(0, 71), st.ip_addresses().map(str), max_size=8)
@@ -36,7 +35,7 @@ def members(*entries):
         DaemonInfo(node_name=f"node-{number}", ip_address=address, clique_id="c", index=index)
         for number, (index, address) in enumerate(entries)
     )
-    return Clique(compute_domain="cd", clique_id="c", daemons=daemons)
+    return ComputeDomainClique(compute_domain="cd", clique_id="c", daemons=daemons)
 
 
 @given(ENTRIES)
@@ -52,7 +51,7 @@ def test_whatever_a_peer_enters_as_its_address_it_writes_no_line_of_its_own_choi
             address, name = line.split("\t")
             assert is_ip_address(address)
             assert name in {daemon_host(index) for index in addresses}
-    nodes = next_step(Layout("ip", 18, len(peers.addresses)), None, peers).nodes
+    nodes = next_step(PeerLayout("ip", 18, len(peers.addresses)), None, peers).nodes
     assert all(is_ip_address(line) for line in nodes.splitlines())
 
 

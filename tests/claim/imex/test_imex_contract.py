@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 from tests.waiting import until_seen
 
-from rackloom.claim.cluster.certificates import Identity, issue, new_authority
-from rackloom.claim.imex.config import ImexConfig, Mode, Tls, config_text, daemon_host, nodes_text
-from rackloom.claim.imex.status import mesh_of, parse_domain
+from rackloom.claim.cluster.certificates import CertifiedKey, issue_certificate, new_authority
+from rackloom.claim.imex.config import ImexConfig, ImexTls, NodeFileMode, config_text, daemon_host, nodes_text
+from rackloom.claim.imex.nvidia_imex import mesh_of, parse_domain
 
 pytestmark = [
     pytest.mark.root,
@@ -58,8 +58,8 @@ class Programs:
 
 STAND_IN = Programs(
     "stand-in",
-    (sys.executable, "-m", "rackloom.twin.imex.service"),
-    (sys.executable, "-m", "rackloom.twin.imex.ctl"),
+    (sys.executable, "-m", "rackloom.lab.imex.service"),
+    (sys.executable, "-m", "rackloom.lab.imex.ctl"),
 )
 
 
@@ -130,7 +130,9 @@ class Node:
     def log(self) -> str:
         return (self.folder / "output").read_text(errors="replace")
 
-    def configure(self, places: int, mode: Mode = "dns", tls: Tls | None = None, **options: str) -> None:
+    def configure(
+        self, places: int, mode: NodeFileMode = "dns", tls: ImexTls | None = None, **options: str
+    ) -> None:
         """The product's own configuration for so many nodes; `options` are written over it."""
         nodes = self.folder / "nodes.cfg"
         text = config_text(ImexConfig(self.address, nodes, tls, mode))
@@ -222,7 +224,7 @@ def rack(namespaces: tuple[str, ...], tmp_path: Path, programs: Programs) -> Ite
             _ip("-n", node.namespace, "link", "set", "eth0", "up")
 
 
-def credentials(node: Node, identity: Identity, authority: Identity) -> Tls:
+def credentials(node: Node, identity: CertifiedKey, authority: CertifiedKey) -> ImexTls:
     files = {
         "tls.key": identity.key,
         "tls.crt": identity.certificate,
@@ -230,7 +232,7 @@ def credentials(node: Node, identity: Identity, authority: Identity) -> Tls:
     }
     for name, content in files.items():
         (node.folder / name).write_bytes(content)
-    return Tls(node.folder, "imex-domain")
+    return ImexTls(node.folder, "imex-domain")
 
 
 def test_a_bind_address_beside_a_node_file_of_names_keeps_it_from_starting(rack: Rack) -> None:
@@ -282,7 +284,7 @@ def test_members_with_certificates_of_one_authority_meet_and_a_stranger_stays_ou
     nodes = [rack.node(index) for index in range(3)]
     for node in nodes:
         own = foreign if node.index == 2 else authority
-        tls = credentials(node, issue(own, ("imex-domain",), time.time()), own)
+        tls = credentials(node, issue_certificate(own, ("imex-domain",), time.time()), own)
         node.configure(3, tls=tls)
         node.know(0, 1, 2)
         node.start()

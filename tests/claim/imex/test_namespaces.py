@@ -10,15 +10,10 @@ from functools import partial
 import pytest
 from tests.waiting import until
 
-from rackloom.claim.cluster.certificates import issue, new_authority
-from rackloom.claim.imex.child import start
-from rackloom.claim.imex.config import ImexConfig, Tls
-from rackloom.claim.imex.control import ImexControl
-from rackloom.claim.imex.credentials import Credentials
-from rackloom.claim.imex.files import ImexFiles
-from rackloom.claim.imex.status import mesh_of
-from rackloom.claim.imex.steps import Layout, Peers
-from rackloom.claim.imex.supervisor import Supervisor
+from rackloom.claim.cluster.certificates import issue_certificate, new_authority
+from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls, TlsCredentials
+from rackloom.claim.imex.nvidia_imex import ImexControl, mesh_of, start_imex
+from rackloom.claim.imex.supervisor import PeerLayout, Peers, Supervisor
 from rackloom.errors import Retry
 
 pytestmark = [
@@ -52,7 +47,7 @@ def pods():
 
 def test_daemons_in_two_pods_meet_on_the_documented_ports(pods, tmp_path):
     authority = new_authority("d", time.time())
-    identity = issue(authority, ("imex-d",), time.time())
+    identity = issue_certificate(authority, ("imex-d",), time.time())
     peers = dict(enumerate(ADDRESSES))
     controls: list[ImexControl] = []
     supervisors = []
@@ -63,15 +58,17 @@ def test_daemons_in_two_pods_meet_on_the_documented_ports(pods, tmp_path):
         (directory / "tls.key").write_bytes(identity.key)
         (directory / "tls.crt").write_bytes(identity.certificate)
         (directory / "ca.crt").write_bytes(authority.certificate)
-        tls = Tls(directory, "imex-d")
+        tls = ImexTls(directory, "imex-d")
         files = ImexFiles(directory, directory / "hosts")
         files.write_config(ImexConfig(ADDRESSES[index], files.nodes, tls))
         inside = ("ip", "netns", "exec", pod, sys.executable, "-m")
         hosts = f"RACKLOOM_TWIN_IMEX_HOSTS={directory / 'hosts'}"
-        command = ("env", hosts, *inside, "rackloom.twin.imex.service", "-c", str(files.config))
-        supervisor = Supervisor(Layout("dns", places=2), files, Credentials(tls), partial(start, command))
+        command = ("env", hosts, *inside, "rackloom.lab.imex.service", "-c", str(files.config))
+        supervisor = Supervisor(
+            PeerLayout("dns", places=2), files, TlsCredentials(tls), partial(start_imex, command)
+        )
         supervisors.append((supervisor, Peers(index, peers)))
-        controls.append(ImexControl((*inside, "rackloom.twin.imex.ctl"), files.config))
+        controls.append(ImexControl((*inside, "rackloom.lab.imex.ctl"), files.config))
 
     async def meshed(index: int) -> bool:
         try:

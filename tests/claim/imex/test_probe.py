@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.ports import reserved_ports
 
-from rackloom.claim.imex.probe import CONNECTIONS, LONGEST_REQUEST, probes_answered
+from rackloom.claim.imex.daemon import LONGEST_PROBE, PROBE_CONNECTIONS, answer_probes
 from rackloom.errors import Refused, Retry
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: pod\r\nUser-Agent: kube-probe/1.36\r\n\r\n"
@@ -39,7 +39,7 @@ def test_a_probe_passes_when_the_daemon_is_ready_and_says_why_not_before(port: i
             if reasons:
                 raise Retry(reasons[0], after=1.0)
 
-        async with probes_answered("127.0.0.1", port, look):
+        async with answer_probes("127.0.0.1", port, look):
             answer = await ask(port)
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert answer.endswith(b"\r\n\r\nnvidia-imex is INITIALIZING\n")
@@ -59,8 +59,8 @@ def test_requests_that_come_together_share_a_look(port: int) -> None:
             looks.append(None)
             await asyncio.sleep(0.5)
 
-        async with probes_answered("127.0.0.1", port, look):
-            answers = await asyncio.gather(*(ask(port) for _ in range(CONNECTIONS)))
+        async with answer_probes("127.0.0.1", port, look):
+            answers = await asyncio.gather(*(ask(port) for _ in range(PROBE_CONNECTIONS)))
         assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
         assert len(looks) == 1
 
@@ -72,10 +72,11 @@ def test_who_sends_nothing_or_too_much_is_cut_off_and_kubelet_is_answered_after(
         async def look() -> None:
             pass
 
-        async with probes_answered("127.0.0.1", port, look):
+        async with answer_probes("127.0.0.1", port, look):
             began = time.monotonic()
             answers = await asyncio.gather(
-                *(ask(port, b"") for _ in range(3 * CONNECTIONS)), ask(port, b"x" * (16 * LONGEST_REQUEST))
+                *(ask(port, b"") for _ in range(3 * PROBE_CONNECTIONS)),
+                ask(port, b"x" * (16 * LONGEST_PROBE)),
             )
             assert not any(answers)
             assert time.monotonic() - began < 10
@@ -89,8 +90,8 @@ def test_connections_that_are_held_open_keep_no_probe_away(port: int) -> None:
         async def look() -> None:
             pass
 
-        async with probes_answered("127.0.0.1", port, look):
-            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * CONNECTIONS)]
+        async with answer_probes("127.0.0.1", port, look):
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * PROBE_CONNECTIONS)]
             assert (await asyncio.wait_for(ask(port), 1)).startswith(b"HTTP/1.1 200")
             for _, writer in held:
                 writer.close()
@@ -103,9 +104,9 @@ def test_a_port_in_use_is_refused_with_what_to_do(port: int) -> None:
         async def look() -> None:
             pass
 
-        async with probes_answered("127.0.0.1", port, look):
+        async with answer_probes("127.0.0.1", port, look):
             with pytest.raises(Refused, match="cannot listen") as refused:
-                async with probes_answered("127.0.0.1", port, look):
+                async with answer_probes("127.0.0.1", port, look):
                     pass
         assert "--probe-port" in refused.value.nearest_fix
 

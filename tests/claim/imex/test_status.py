@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from rackloom.claim.imex.status import NotUnderstood, mesh_of, parse_domain, parse_local
+from rackloom.claim.imex.nvidia_imex import UnknownOutput, mesh_of, parse_domain, parse_local
 
 
 def printed(links: dict[tuple[int, int], str], nodes: int = 3) -> str:
@@ -58,11 +58,11 @@ def test_status_word():
 
 @pytest.mark.parametrize("output", ["", "\n", "Error: cannot connect\n"])
 def test_other_output_is_no_status(output):
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(UnknownOutput):
         parse_local(output)
 
 
 @pytest.mark.parametrize("output", ["", "READY", "[]", '{"status": "UP"}', b"\xff"])
 def test_other_output_is_no_domain(output):
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(UnknownOutput):
         parse_domain(output)

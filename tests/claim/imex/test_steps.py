@@ -1,10 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.imex.steps import Layout, Peers, next_step
+from rackloom.claim.imex.supervisor import PeerLayout, Peers, next_step
 
-DNS = Layout("dns", places=4)
-IP = Layout("ip", places=4, quorum=2)
+DNS = PeerLayout("dns", places=4)
+IP = PeerLayout("ip", places=4, quorum=2)
 ALONE = Peers(0, {0: "10.0.0.1"})
 TWO = Peers(0, {0: "10.0.0.1", 1: "10.0.0.2"})
 PEERS = st.builds(

@@ -11,20 +11,15 @@ from signal import SIGKILL
 import pytest
 from tests.waiting import until
 
-from rackloom.claim.cluster.certificates import Identity, issue, new_authority
-from rackloom.claim.imex.child import ImexProcess, start
-from rackloom.claim.imex.config import ImexConfig, Tls
-from rackloom.claim.imex.control import ImexControl
-from rackloom.claim.imex.credentials import Credentials
-from rackloom.claim.imex.files import ImexFiles
-from rackloom.claim.imex.status import mesh_of
-from rackloom.claim.imex.steps import Layout, Peers
-from rackloom.claim.imex.supervisor import Supervisor
+from rackloom.claim.cluster.certificates import CertifiedKey, issue_certificate, new_authority
+from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls, TlsCredentials
+from rackloom.claim.imex.nvidia_imex import ImexControl, ImexProcess, mesh_of, start_imex
+from rackloom.claim.imex.supervisor import PeerLayout, Peers, Supervisor
 from rackloom.errors import Retry
 
-SERVICE = ("RACKLOOM_TWIN_IMEX_SPEED=20", sys.executable, "-m", "rackloom.twin.imex.service")
-CTL = (sys.executable, "-m", "rackloom.twin.imex.ctl")
-LAYOUT = Layout("dns", places=3)
+SERVICE = ("RACKLOOM_TWIN_IMEX_SPEED=20", sys.executable, "-m", "rackloom.lab.imex.service")
+CTL = (sys.executable, "-m", "rackloom.lab.imex.ctl")
+LAYOUT = PeerLayout("dns", places=3)
 
 
 @dataclass
@@ -44,7 +39,7 @@ class Domain:
         self._home = home
         self._net = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}"
         self.authority = new_authority("domain-a", time.time())
-        self.identity = issue(self.authority, ("imex-a",), time.time())
+        self.identity = issue_certificate(self.authority, ("imex-a",), time.time())
 
     def address(self, index: int) -> str:
         return f"{self._net}.{index + 1}"
@@ -52,11 +47,11 @@ class Domain:
     def peers(self, own: int, *indexes: int) -> Peers:
         return Peers(own, {index: self.address(index) for index in indexes})
 
-    def daemon(self, index: int, identity: Identity | None = None, *, secret: bool = True) -> Daemon:
+    def daemon(self, index: int, identity: CertifiedKey | None = None, *, secret: bool = True) -> Daemon:
         directory = self._home / str(index)
         directory.mkdir()
         (directory / "hosts").write_text("127.0.0.1\tlocalhost\n")
-        tls = Tls(directory, "imex-a")
+        tls = ImexTls(directory, "imex-a")
         if secret:
             self.project(directory, identity or self.identity)
         files = ImexFiles(directory, directory / "hosts")
@@ -65,14 +60,14 @@ class Domain:
 
         async def spawn() -> ImexProcess:
             hosts = f"RACKLOOM_TWIN_IMEX_HOSTS={directory / 'hosts'}"
-            child = await start(("env", hosts, *SERVICE, "-c", str(files.config)))
+            child = await start_imex(("env", hosts, *SERVICE, "-c", str(files.config)))
             children.append(child)
             return child
 
-        supervisor = Supervisor(LAYOUT, files, Credentials(tls), spawn)
+        supervisor = Supervisor(LAYOUT, files, TlsCredentials(tls), spawn)
         return Daemon(supervisor, ImexControl(CTL, files.config), children, directory)
 
-    def project(self, directory: Path, identity: Identity) -> None:
+    def project(self, directory: Path, identity: CertifiedKey) -> None:
         (directory / "tls.key").write_bytes(identity.key)
         (directory / "tls.crt").write_bytes(identity.certificate)
         (directory / "ca.crt").write_bytes(self.authority.certificate)
@@ -196,7 +191,7 @@ def test_no_daemon_starts_before_its_certificate_is_there(domain):
 
 def test_a_daemon_of_another_domain_is_not_let_in(domain):
     async def story() -> None:
-        stranger = issue(new_authority("domain-b", time.time()), ("imex-a",), time.time())
+        stranger = issue_certificate(new_authority("domain-b", time.time()), ("imex-a",), time.time())
         first, second = domain.daemon(0), domain.daemon(1, stranger)
         async with Running(first, second):
             for index, daemon in enumerate((first, second)):

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from tests.claim.kube.world import WIDGET, Play, World, refused
 
-from rackloom.claim.kube import kinds
-from rackloom.claim.kube.api import Conflict, Object
+from rackloom.claim.kube.api import Conflict
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object
 
 
 def test_managers_share_a_list_by_its_keys(play: Play) -> None:
@@ -40,16 +41,16 @@ def test_managers_share_a_list_by_its_keys(play: Play) -> None:
 def test_a_patch_takes_a_field_from_who_applied_it(play: Play) -> None:
     async def scenario(world: World) -> None:
         wanted = world.named("a", data={"x": "1", "y": "1"})
-        await world.api.apply(kinds.CONFIG_MAP, wanted, manager="one")
+        await world.api.apply(objects.CONFIG_MAP, wanted, manager="one")
         editor = world.client("kubectl-edit")
-        await editor.patch(kinds.CONFIG_MAP, "a", world.namespace, {"data": {"x": "2"}})
+        await editor.patch(objects.CONFIG_MAP, "a", world.namespace, {"data": {"x": "2"}})
         with pytest.raises(Conflict) as error:
             await world.api.apply(
-                kinds.CONFIG_MAP, world.named("a", data={"x": "1", "y": "1"}), manager="one"
+                objects.CONFIG_MAP, world.named("a", data={"x": "1", "y": "1"}), manager="one"
             )
         told = 'Apply failed with 1 conflict: conflict with "kubectl-edit" using v1: .data.x'
         assert refused(error) == (409, "Conflict", told)
-        without = await world.api.apply(kinds.CONFIG_MAP, world.named("a", data={"y": "1"}), manager="one")
+        without = await world.api.apply(objects.CONFIG_MAP, world.named("a", data={"y": "1"}), manager="one")
         assert without["data"] == {"x": "2", "y": "1"}
 
     play(scenario)
@@ -59,8 +60,8 @@ def test_fields_that_are_no_longer_applied_go(play: Play) -> None:
     async def scenario(world: World) -> None:
         labelled = world.named("a", data={"x": "1", "y": "1"})
         labelled["metadata"]["labels"] = {"l": "1"}
-        await world.api.apply(kinds.CONFIG_MAP, labelled, manager="one")
-        bare = await world.api.apply(kinds.CONFIG_MAP, world.named("a", data={"y": "1"}), manager="one")
+        await world.api.apply(objects.CONFIG_MAP, labelled, manager="one")
+        bare = await world.api.apply(objects.CONFIG_MAP, world.named("a", data={"y": "1"}), manager="one")
         assert bare["data"] == {"y": "1"}
         assert "labels" not in bare["metadata"]
 

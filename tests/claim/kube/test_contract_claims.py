@@ -3,8 +3,9 @@
 import pytest
 from tests.claim.kube.world import Play, World, refused
 
-from rackloom.claim.kube import kinds
-from rackloom.claim.kube.api import Object, Rejected
+from rackloom.claim.kube.api import Rejected
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object
 
 
 def _claim(name: str) -> Object:
@@ -15,20 +16,20 @@ def _claim(name: str) -> Object:
 def test_claims_have_their_counts_filled_in_and_stay_as_they_are(play: Play) -> None:
     async def scenario(world: World) -> None:
         filled = {"deviceClassName": "none.rackloom.test", "allocationMode": "ExactCount", "count": 1}
-        claim = await world.api.create(kinds.RESOURCE_CLAIM, world.named("a", **_claim("r")))
+        claim = await world.api.create(objects.RESOURCE_CLAIM, world.named("a", **_claim("r")))
         assert claim["spec"]["devices"]["requests"] == [{"name": "r", "exactly": filled}]
         template = world.named("a", spec=_claim("r"))
-        made = await world.api.create(kinds.RESOURCE_CLAIM_TEMPLATE, template)
+        made = await world.api.create(objects.RESOURCE_CLAIM_TEMPLATE, template)
         assert made["spec"]["spec"]["devices"]["requests"] == [{"name": "r", "exactly": filled}]
         with pytest.raises(Rejected) as error:
-            await world.api.patch(kinds.RESOURCE_CLAIM, "a", world.namespace, _claim("other"))
+            await world.api.patch(objects.RESOURCE_CLAIM, "a", world.namespace, _claim("other"))
         code, reason, message = refused(error)
         assert (code, reason) == (422, "Invalid")
         assert message.startswith('ResourceClaim.resource.k8s.io "a" is invalid: spec: Invalid value: ')
         assert message.endswith("field is immutable")
         other = {"spec": _claim("other")}
         with pytest.raises(Rejected) as error:
-            await world.api.patch(kinds.RESOURCE_CLAIM_TEMPLATE, "a", world.namespace, other)
+            await world.api.patch(objects.RESOURCE_CLAIM_TEMPLATE, "a", world.namespace, other)
         assert refused(error)[:2] == (422, "Invalid")
 
     play(scenario)

@@ -3,8 +3,9 @@
 import pytest
 from tests.claim.kube.world import WIDGET, Play, World, eventually, is_gone, refused
 
-from rackloom.claim.kube import kinds
-from rackloom.claim.kube.api import Conflict, NotFound, Object, Rejected
+from rackloom.claim.kube.api import Conflict, NotFound, Rejected
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object
 
 
 def test_finalizers_hold_an_object(play: Play) -> None:
@@ -71,15 +72,15 @@ def _owned(world: World, name: str, *owners: Object, blocking: bool = False) -> 
 
 def test_an_object_goes_after_the_last_of_its_owners(play: Play) -> None:
     async def scenario(world: World) -> None:
-        one = await world.api.create(kinds.CONFIG_MAP, world.named("one"))
-        two = await world.api.create(kinds.CONFIG_MAP, world.named("two"))
-        await world.api.create(kinds.CONFIG_MAP, _owned(world, "both", one, two))
-        await world.api.create(kinds.CONFIG_MAP, _owned(world, "mine", one))
-        await world.api.delete(kinds.CONFIG_MAP, "one", world.namespace)
-        await eventually(lambda: is_gone(world, kinds.CONFIG_MAP, "mine"))
-        assert not await is_gone(world, kinds.CONFIG_MAP, "both")
-        await world.api.delete(kinds.CONFIG_MAP, "two", world.namespace)
-        await eventually(lambda: is_gone(world, kinds.CONFIG_MAP, "both"))
+        one = await world.api.create(objects.CONFIG_MAP, world.named("one"))
+        two = await world.api.create(objects.CONFIG_MAP, world.named("two"))
+        await world.api.create(objects.CONFIG_MAP, _owned(world, "both", one, two))
+        await world.api.create(objects.CONFIG_MAP, _owned(world, "mine", one))
+        await world.api.delete(objects.CONFIG_MAP, "one", world.namespace)
+        await eventually(lambda: is_gone(world, objects.CONFIG_MAP, "mine"))
+        assert not await is_gone(world, objects.CONFIG_MAP, "both")
+        await world.api.delete(objects.CONFIG_MAP, "two", world.namespace)
+        await eventually(lambda: is_gone(world, objects.CONFIG_MAP, "both"))
 
     play(scenario)
 
@@ -88,40 +89,40 @@ def test_an_object_of_an_owner_that_never_was_goes(play: Play) -> None:
     async def scenario(world: World) -> None:
         nobody: Object = {"apiVersion": "v1", "kind": "ConfigMap"}
         nobody["metadata"] = {"name": "nobody", "uid": "00000000-0000-4000-8000-000000000000"}
-        await world.api.create(kinds.CONFIG_MAP, _owned(world, "orphan", nobody))
-        await eventually(lambda: is_gone(world, kinds.CONFIG_MAP, "orphan"))
+        await world.api.create(objects.CONFIG_MAP, _owned(world, "orphan", nobody))
+        await eventually(lambda: is_gone(world, objects.CONFIG_MAP, "orphan"))
 
     play(scenario)
 
 
 def test_foreground_deletion_waits_for_dependents(play: Play) -> None:
     async def scenario(world: World) -> None:
-        owner = await world.api.create(kinds.CONFIG_MAP, world.named("owner"))
+        owner = await world.api.create(objects.CONFIG_MAP, world.named("owner"))
         held = _owned(world, "held", owner, blocking=True)
         held["metadata"]["finalizers"] = ["contract.rackloom.test/hold"]
-        await world.api.create(kinds.CONFIG_MAP, held)
-        await world.api.delete(kinds.CONFIG_MAP, "owner", world.namespace, propagation="Foreground")
+        await world.api.create(objects.CONFIG_MAP, held)
+        await world.api.delete(objects.CONFIG_MAP, "owner", world.namespace, propagation="Foreground")
 
         async def is_asked() -> bool:
-            found = await world.api.get(kinds.CONFIG_MAP, "held", world.namespace)
+            found = await world.api.get(objects.CONFIG_MAP, "held", world.namespace)
             return "deletionTimestamp" in found["metadata"]
 
         await eventually(is_asked)
-        waiting = await world.api.get(kinds.CONFIG_MAP, "owner", world.namespace)
+        waiting = await world.api.get(objects.CONFIG_MAP, "owner", world.namespace)
         assert waiting["metadata"]["finalizers"] == ["foregroundDeletion"]
-        await world.api.patch(kinds.CONFIG_MAP, "held", world.namespace, {"metadata": {"finalizers": None}})
-        await eventually(lambda: is_gone(world, kinds.CONFIG_MAP, "owner"))
+        await world.api.patch(objects.CONFIG_MAP, "held", world.namespace, {"metadata": {"finalizers": None}})
+        await eventually(lambda: is_gone(world, objects.CONFIG_MAP, "owner"))
 
     play(scenario)
 
 
 def test_orphans_stay(play: Play) -> None:
     async def scenario(world: World) -> None:
-        owner = await world.api.create(kinds.CONFIG_MAP, world.named("owner"))
-        await world.api.create(kinds.CONFIG_MAP, _owned(world, "orphan", owner))
-        await world.api.delete(kinds.CONFIG_MAP, "owner", world.namespace, propagation="Orphan")
-        await eventually(lambda: is_gone(world, kinds.CONFIG_MAP, "owner"))
-        left = await world.api.get(kinds.CONFIG_MAP, "orphan", world.namespace)
+        owner = await world.api.create(objects.CONFIG_MAP, world.named("owner"))
+        await world.api.create(objects.CONFIG_MAP, _owned(world, "orphan", owner))
+        await world.api.delete(objects.CONFIG_MAP, "owner", world.namespace, propagation="Orphan")
+        await eventually(lambda: is_gone(world, objects.CONFIG_MAP, "owner"))
+        left = await world.api.get(objects.CONFIG_MAP, "orphan", world.namespace)
         assert not left["metadata"].get("ownerReferences")
 
     play(scenario)
@@ -130,27 +131,27 @@ def test_orphans_stay(play: Play) -> None:
 def test_a_namespace_takes_what_is_in_it_along(play: Play) -> None:
     async def scenario(world: World) -> None:
         name = f"{world.namespace}-2"
-        await world.api.create(kinds.NAMESPACE, {"metadata": {"name": name}})
+        await world.api.create(objects.NAMESPACE, {"metadata": {"name": name}})
         held = {"metadata": {"name": "held", "namespace": name, "finalizers": ["rackloom.test/hold"]}}
-        await world.api.create(kinds.CONFIG_MAP, held)
-        await world.api.delete(kinds.NAMESPACE, name)
+        await world.api.create(objects.CONFIG_MAP, held)
+        await world.api.delete(objects.NAMESPACE, name)
 
         async def is_asked() -> bool:
-            found = await world.api.get(kinds.CONFIG_MAP, "held", name)
+            found = await world.api.get(objects.CONFIG_MAP, "held", name)
             return "deletionTimestamp" in found["metadata"]
 
         await eventually(is_asked)
         with pytest.raises(Rejected) as error:
-            await world.api.create(kinds.CONFIG_MAP, {"metadata": {"name": "late", "namespace": name}})
+            await world.api.create(objects.CONFIG_MAP, {"metadata": {"name": "late", "namespace": name}})
         told = (
             f'configmaps "late" is forbidden: unable to create new content in namespace {name} because it is '
             "being terminated"
         )
         assert refused(error) == (403, "Forbidden", told)
-        await world.api.patch(kinds.CONFIG_MAP, "held", name, {"metadata": {"finalizers": None}})
+        await world.api.patch(objects.CONFIG_MAP, "held", name, {"metadata": {"finalizers": None}})
 
         async def is_gone() -> bool:
-            found = (await world.api.list(kinds.NAMESPACE)).items
+            found = (await world.api.list(objects.NAMESPACE)).items
             return name not in [one["metadata"]["name"] for one in found]
 
         await eventually(is_gone)

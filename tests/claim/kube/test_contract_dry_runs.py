@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.claim.kube.world import Play, World, create_pod, pod
 
-from rackloom.claim.kube import kinds
-from rackloom.claim.kube.api import Object
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object
 
 DRY = {"dryRun": "All"}
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
@@ -33,7 +33,7 @@ async def ask(
 @pytest.mark.parametrize("method", ["DELETE", "DELETE by options", "PUT", "PATCH", "apply"])
 def test_a_dry_run_leaves_an_object_as_it_was(play: Play, method: str) -> None:
     async def scenario(world: World) -> None:
-        before = await world.api.create(kinds.CONFIG_MAP, world.named("a", data={"x": "1"}))
+        before = await world.api.create(objects.CONFIG_MAP, world.named("a", data={"x": "1"}))
         whole, path = config_map(world, "a", "2"), place(world, "a")
         match method:
             case "DELETE":
@@ -50,7 +50,7 @@ def test_a_dry_run_leaves_an_object_as_it_was(play: Play, method: str) -> None:
                 asked = DRY | {"fieldManager": "me", "force": "true"}
                 code, _ = await ask(world, "PATCH", path, whole, asked, APPLY)
         assert code == 200
-        assert await world.api.get(kinds.CONFIG_MAP, "a", world.namespace) == before
+        assert await world.api.get(objects.CONFIG_MAP, "a", world.namespace) == before
 
     play(scenario)
 
@@ -73,17 +73,17 @@ def test_a_dry_binding_leaves_a_pod_without_a_node(play: Play) -> None:
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "a"}, "target": target}
         code, _ = await ask(world, "POST", place(world, "a/binding", "pods"), binding, DRY)
         assert code == 201
-        assert "nodeName" not in (await world.api.get(kinds.POD, "a", world.namespace))["spec"]
+        assert "nodeName" not in (await world.api.get(objects.POD, "a", world.namespace))["spec"]
 
     play(scenario)
 
 
 def test_a_dry_run_of_another_kind_is_refused(play: Play) -> None:
     async def scenario(world: World) -> None:
-        await world.api.create(kinds.CONFIG_MAP, world.named("a"))
+        await world.api.create(objects.CONFIG_MAP, world.named("a"))
         code, _ = await ask(world, "DELETE", place(world, "a"), None, {"dryRun": "Some"})
         assert code == 422
-        await world.api.get(kinds.CONFIG_MAP, "a", world.namespace)
+        await world.api.get(objects.CONFIG_MAP, "a", world.namespace)
 
     play(scenario)
 

@@ -6,16 +6,16 @@ import time
 
 from tests.claim.kube.world import WIDGET, Play, World, eventually
 
-from rackloom.claim.kube import kinds
-from rackloom.claim.kube.cache import by_uid
 from rackloom.claim.kube.informer import Informer
-from rackloom.claim.kube.leader import Election, Terms
+from rackloom.claim.kube.leader import LeaderElection, LeaseTimings
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import index_by_uid
 
 
 def test_an_informer_follows(play: Play) -> None:
     async def scenario(world: World) -> None:
         informer = Informer(
-            world.api, WIDGET, world.namespace, indexers={"uid": by_uid}, rng=random.Random(0)
+            world.api, WIDGET, world.namespace, indexers={"uid": index_by_uid}, rng=random.Random(0)
         )
         following = asyncio.create_task(informer.run())
         await informer.synced()
@@ -40,7 +40,7 @@ def test_an_informer_follows(play: Play) -> None:
 def test_an_election_has_one_winner_at_a_time(play: Play) -> None:
     async def scenario(world: World) -> None:
         # The leader lets go at its end; before that, no pause of a busy machine may cost it the lease.
-        terms, won = Terms(lease=90.0, renew=60.0, retry=0.2), []
+        terms, won = LeaseTimings(lease=90.0, renew=60.0, retry=0.2), []
 
         def candidate(name: str) -> asyncio.Task[None]:
             async def lead() -> None:
@@ -48,7 +48,7 @@ def test_an_election_has_one_winner_at_a_time(play: Play) -> None:
                 await asyncio.Event().wait()
 
             api, rng = world.client(name), random.Random(name)
-            election = Election(api, world.namespace, "x", name, wall=time.time, rng=rng, terms=terms)
+            election = LeaderElection(api, world.namespace, "x", name, wall=time.time, rng=rng, terms=terms)
             return asyncio.create_task(election.run(lead))
 
         first = candidate("one")
@@ -61,7 +61,7 @@ def test_an_election_has_one_winner_at_a_time(play: Play) -> None:
         await eventually(lambda: _are(won, "one", "two"))
         second.cancel()
         await asyncio.wait({second})
-        lease = await world.api.get(kinds.LEASE, "x", world.namespace)
+        lease = await world.api.get(objects.LEASE, "x", world.namespace)
         assert lease["spec"]["holderIdentity"] == ""
 
     play(scenario)

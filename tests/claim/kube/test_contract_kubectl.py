@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from tests.claim.kube.world import WIDGET, Play, World, create_pod, pod
 
-from rackloom.claim.kube import kinds
-from rackloom.claim.kube.api import NotFound, Object
+from rackloom.claim.kube.api import NotFound
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object
 
 STRATEGIC = "application/strategic-merge-patch+json"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
@@ -58,7 +59,7 @@ def test_a_strategic_merge_patch_merges_lists_by_their_keys(
     play: Play, spec: Object, containers: list[str], volumes: list[str]
 ) -> None:
     async def scenario(world: World) -> None:
-        await world.api.create(kinds.DAEMON_SET, daemon_set(world))
+        await world.api.create(objects.DAEMON_SET, daemon_set(world))
         path = f"/apis/apps/v1/namespaces/{world.namespace}/daemonsets/d"
         code, found = await patched(world, path, {"spec": {"template": {"spec": spec}}})
         assert code == 200, found
@@ -86,7 +87,7 @@ def test_a_custom_resource_takes_no_strategic_merge_patch(play: Play) -> None:
 
 def test_a_patch_that_is_no_object_is_refused(play: Play) -> None:
     async def scenario(world: World) -> None:
-        await world.api.create(kinds.CONFIG_MAP, world.named("c"))
+        await world.api.create(objects.CONFIG_MAP, world.named("c"))
         code, told = await patched(world, f"/api/v1/namespaces/{world.namespace}/configmaps/c", [])
         assert (code, told["reason"]) == (400, "BadRequest")
 
@@ -95,7 +96,7 @@ def test_a_patch_that_is_no_object_is_refused(play: Play) -> None:
 
 def test_who_prefers_a_table_gets_rows(play: Play) -> None:
     async def scenario(world: World) -> None:
-        made = await world.api.create(kinds.CONFIG_MAP, world.named("c", data={"a": "1", "b": "2"}))
+        made = await world.api.create(objects.CONFIG_MAP, world.named("c", data={"a": "1", "b": "2"}))
         path = f"/api/v1/namespaces/{world.namespace}/configmaps"
         for where, params in ((path, {"fieldSelector": "metadata.name=c"}), (f"{path}/c", {})):
             answer = await world.http.get(where, params=params, headers={"Accept": TABLE})
@@ -117,11 +118,11 @@ def test_an_eviction_deletes_a_pod_unless_it_is_a_dry_run(play: Play) -> None:
         eviction: Object = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p"}}
         dry = {**eviction, "deleteOptions": {"dryRun": ["All"]}}
         assert (await world.http.post(path, json=dry)).status_code == 201
-        assert await world.api.get(kinds.POD, "p", world.namespace)
+        assert await world.api.get(objects.POD, "p", world.namespace)
         now = {**eviction, "deleteOptions": {"gracePeriodSeconds": 0}}
         answer = await world.http.post(path, json=now)
         assert (answer.status_code, answer.json()["status"]) == (201, "Success")
         with pytest.raises(NotFound):
-            await world.api.get(kinds.POD, "p", world.namespace)
+            await world.api.get(objects.POD, "p", world.namespace)
 
     play(scenario)

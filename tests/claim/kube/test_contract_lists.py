@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.claim.kube.world import PATIENCE, WIDGET, Play, World, eventually
-from tests.waiting import until_so
+from tests.claim.kube.world import WIDGET, Play, World, eventually
+from tests.waiting import PATIENCE, until_so
 
-from rackloom.claim.kube import kinds
-from rackloom.claim.kube.api import Object
-from rackloom.twin.kube.answers import resource
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object
+from rackloom.lab.kube.refusals import resource_name
 
 FUTURE = 1_000_000
 STREAMED = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
@@ -189,20 +189,20 @@ def test_what_watches_may_not_be_asked(play: Play) -> None:
 def test_few_fields_can_be_selected(play: Play) -> None:
     async def scenario(world: World) -> None:
         known = [
-            (kinds.POD, "spec.nodeName=a,status.phase!=Failed"),
-            (kinds.NODE, "spec.unschedulable=true"),
-            (kinds.RESOURCE_SLICE, "spec.nodeName=a,spec.driver=b"),
-            (kinds.EVENT, "involvedObject.uid=a,type=Warning"),
+            (objects.POD, "spec.nodeName=a,status.phase!=Failed"),
+            (objects.NODE, "spec.unschedulable=true"),
+            (objects.RESOURCE_SLICE, "spec.nodeName=a,spec.driver=b"),
+            (objects.EVENT, "involvedObject.uid=a,type=Warning"),
             (WIDGET, "metadata.name=a,metadata.namespace=b"),
         ]
         for kind, fields in known:
             await world.api.list(kind, fields=fields)
-        unknown = [(kind, "spec.other") for kind, _ in known] + [(kinds.RESOURCE_CLAIM, "spec.nodeName")]
+        unknown = [(kind, "spec.other") for kind, _ in known] + [(objects.RESOURCE_CLAIM, "spec.nodeName")]
         for kind, field in unknown:
             group = f"/apis/{kind.api_version}" if kind.group else "/api/v1"
             answer = await world.http.get(f"{group}/{kind.plural}", params={"fieldSelector": f"{field}=1"})
             found = answer.json()
-            assert (answer.status_code, found["reason"]) == (400, "BadRequest"), resource(kind)
+            assert (answer.status_code, found["reason"]) == (400, "BadRequest"), resource_name(kind)
             assert field in found["message"]
 
     play(scenario)

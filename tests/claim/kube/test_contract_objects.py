@@ -3,10 +3,11 @@
 import pytest
 from tests.claim.kube.world import WIDGET, Play, World, refused
 
-from rackloom.claim.kube import kinds
-from rackloom.claim.kube.api import Conflict, Kind, NotFound, Rejected
+from rackloom.claim.kube.api import Conflict, NotFound, Rejected
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import ResourceKind
 
-UNKNOWN_KIND = Kind("contract.rackloom.test", "v1", "Gadget", "gadgets", namespaced=True)
+UNKNOWN_KIND = ResourceKind("contract.rackloom.test", "v1", "Gadget", "gadgets", namespaced=True)
 
 
 def test_a_created_object_has_an_identity_and_keeps_fields_nobody_knows(play: Play) -> None:
@@ -27,9 +28,9 @@ def test_a_created_object_has_an_identity_and_keeps_fields_nobody_knows(play: Pl
 
 def test_a_name_is_taken_once(play: Play) -> None:
     async def scenario(world: World) -> None:
-        await world.api.create(kinds.CONFIG_MAP, world.named("a"))
+        await world.api.create(objects.CONFIG_MAP, world.named("a"))
         with pytest.raises(Conflict) as error:
-            await world.api.create(kinds.CONFIG_MAP, world.named("a"))
+            await world.api.create(objects.CONFIG_MAP, world.named("a"))
         assert refused(error) == (409, "AlreadyExists", 'configmaps "a" already exists')
         await world.api.create(WIDGET, world.named("a"))
         with pytest.raises(Conflict) as error:
@@ -43,7 +44,7 @@ def test_a_name_is_taken_once(play: Play) -> None:
 def test_generated_names_differ(play: Play) -> None:
     async def scenario(world: World) -> None:
         template = {"metadata": {"generateName": "a-", "namespace": world.namespace}}
-        names = {(await world.api.create(kinds.CONFIG_MAP, template))["metadata"]["name"] for _ in range(5)}
+        names = {(await world.api.create(objects.CONFIG_MAP, template))["metadata"]["name"] for _ in range(5)}
         assert len(names) == 5
         assert all(name.startswith("a-") and len(name) == 7 for name in names)
 
@@ -53,7 +54,7 @@ def test_generated_names_differ(play: Play) -> None:
 def test_an_object_needs_a_name(play: Play) -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(Rejected) as error:
-            await world.api.create(kinds.CONFIG_MAP, {"metadata": {"namespace": world.namespace}})
+            await world.api.create(objects.CONFIG_MAP, {"metadata": {"namespace": world.namespace}})
         code, reason, message = refused(error)
         assert (code, reason) == (422, "Invalid")
         assert message.endswith("metadata.name: Required value: name or generateName is required")
@@ -67,13 +68,13 @@ def test_what_is_not_there(play: Play) -> None:
             await world.api.get(WIDGET, "a", world.namespace)
         assert refused(error) == (404, "NotFound", 'widgets.contract.rackloom.test "a" not found')
         with pytest.raises(NotFound) as error:
-            await world.api.delete(kinds.CONFIG_MAP, "a", world.namespace)
+            await world.api.delete(objects.CONFIG_MAP, "a", world.namespace)
         assert refused(error) == (404, "NotFound", 'configmaps "a" not found')
         with pytest.raises(NotFound):
             await world.api.list(UNKNOWN_KIND)
         elsewhere = {"metadata": {"name": "a", "namespace": "no-such-namespace"}}
         with pytest.raises(NotFound) as error:
-            await world.api.create(kinds.CONFIG_MAP, elsewhere)
+            await world.api.create(objects.CONFIG_MAP, elsewhere)
         assert refused(error) == (404, "NotFound", 'namespaces "no-such-namespace" not found')
 
     play(scenario)
@@ -112,7 +113,7 @@ def test_a_replace_of_what_has_changed_since_is_refused(play: Play) -> None:
 
 def test_a_patch_with_the_uid_of_another_object_is_refused(play: Play) -> None:
     async def scenario(world: World) -> None:
-        for kind in (WIDGET, kinds.CONFIG_MAP):
+        for kind in (WIDGET, objects.CONFIG_MAP):
             made = await world.api.create(kind, world.named("a"))
             mine = {"annotations": {"mine": "1"}}
             with pytest.raises(Rejected) as error:
@@ -192,11 +193,11 @@ def test_a_patch_can_demand_a_version(play: Play) -> None:
 
 def test_a_lease_is_not_written_blindly(play: Play) -> None:
     async def scenario(world: World) -> None:
-        made = await world.api.create(kinds.LEASE, world.named("a", spec={"holderIdentity": "x"}))
+        made = await world.api.create(objects.LEASE, world.named("a", spec={"holderIdentity": "x"}))
         blind = world.named("a", spec={"holderIdentity": "y"})
         with pytest.raises(Rejected) as error:
-            await world.api.replace(kinds.LEASE, blind)
+            await world.api.replace(objects.LEASE, blind)
         assert "metadata.resourceVersion" in error.value.message
-        await world.api.replace(kinds.LEASE, made | {"spec": {"holderIdentity": "y"}})
+        await world.api.replace(objects.LEASE, made | {"spec": {"holderIdentity": "y"}})
 
     play(scenario)

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from tests.claim.kube.world import Play, World, create_pod, is_gone, pod, refused
 
-from rackloom.claim.kube import kinds
-from rackloom.claim.kube.api import Object, Rejected
+from rackloom.claim.kube.api import Rejected
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object
 
 GATES = [{"name": "rackloom.test/hold"}]
 FROZEN = "pod updates may not change fields other than"
@@ -24,7 +25,7 @@ def steered(*terms: list[Object], **more: Any) -> Object:
 
 
 async def change(world: World, spec: Object, name: str = "a") -> Object:
-    return await world.api.patch(kinds.POD, name, world.namespace, spec)
+    return await world.api.patch(objects.POD, name, world.namespace, spec)
 
 
 async def is_refused(world: World, patch: Object, *whys: str, name: str = "a") -> None:
@@ -64,7 +65,7 @@ def test_a_gated_pod_has_no_node(play: Play) -> None:
     async def scenario(world: World) -> None:
         await create_pod(world, pod(world, "a", schedulingGates=GATES))
         with pytest.raises(Rejected) as error:
-            await world.api.create(kinds.POD, pod(world, "b", schedulingGates=GATES, nodeName="n"))
+            await world.api.create(objects.POD, pod(world, "b", schedulingGates=GATES, nodeName="n"))
         told = (
             'Pod "b" is invalid: spec.nodeName: Forbidden: cannot be set until all schedulingGates have been'
         )
@@ -229,7 +230,7 @@ def test_a_binding_gives_a_pod_its_node_once(play: Play) -> None:
         assert answer["message"].endswith(f"UID in precondition: other, UID in object meta: {uid}")
         code, answer = await bind(world, "a", "n1", uid=uid)
         assert (code, answer["status"]) == (201, "Success")
-        found = await world.api.get(kinds.POD, "a", world.namespace)
+        found = await world.api.get(objects.POD, "a", world.namespace)
         assert found["spec"]["nodeName"] == "n1"
         assert found["metadata"]["generation"] == before + 1, "the gate's going counts, the binding does not"
         (condition,) = [one for one in found["status"]["conditions"] if one["type"] == "PodScheduled"]
@@ -250,13 +251,13 @@ async def is_in_conflict(world: World, node: str, told: str) -> bool:
 def test_a_pod_on_a_node_has_its_grace_and_any_other_none(play: Play) -> None:
     async def scenario(world: World) -> None:
         await create_pod(world, pod(world, "free", schedulingGates=GATES))
-        await world.api.delete(kinds.POD, "free", world.namespace)
-        assert await is_gone(world, kinds.POD, "free")
+        await world.api.delete(objects.POD, "free", world.namespace)
+        assert await is_gone(world, objects.POD, "free")
         await create_pod(world, pod(world, "bound", nodeName="no-such-node"))
-        await world.api.delete(kinds.POD, "bound", world.namespace)
-        left = await world.api.get(kinds.POD, "bound", world.namespace)
+        await world.api.delete(objects.POD, "bound", world.namespace)
+        left = await world.api.get(objects.POD, "bound", world.namespace)
         assert left["metadata"]["deletionGracePeriodSeconds"] == 30
-        await world.api.delete(kinds.POD, "bound", world.namespace, grace_seconds=0)
-        assert await is_gone(world, kinds.POD, "bound")
+        await world.api.delete(objects.POD, "bound", world.namespace, grace_seconds=0)
+        assert await is_gone(world, objects.POD, "bound")
 
     play(scenario)

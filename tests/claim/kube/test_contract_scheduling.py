@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.claim.kube.world import Play, World, create_pod, eventually, pod
 
-from rackloom.claim.kube import kinds
-from rackloom.claim.kube.api import Object
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object
 
 GPU = "nvidia.com/gpu"
 ROOM = {"cpu": "4", "memory": "8Gi", "pods": "3", GPU: "4"}
@@ -23,11 +23,11 @@ async def a_node(world: World, **room: str) -> AsyncIterator[str]:
         "spec": {"taints": [{"key": "contract.rackloom.test", "effect": "NoSchedule"}]},
         "status": status,
     }
-    await world.api.create(kinds.NODE, made)
+    await world.api.create(objects.NODE, made)
     try:
         yield name
     finally:
-        await world.api.delete(kinds.NODE, name)
+        await world.api.delete(objects.NODE, name)
 
 
 def wants(world: World, name: str, resources: Object, **spec: Any) -> Object:
@@ -39,13 +39,13 @@ def wants(world: World, name: str, resources: Object, **spec: Any) -> Object:
 
 
 async def is_bound(world: World, name: str) -> bool:
-    found = await world.api.get(kinds.POD, name, world.namespace)
+    found = await world.api.get(objects.POD, name, world.namespace)
     return bool(found["spec"].get("nodeName"))
 
 
 async def is_left(world: World, name: str) -> bool:
     """Whether the scheduler has looked at a pod in vain."""
-    found = await world.api.get(kinds.POD, name, world.namespace)
+    found = await world.api.get(objects.POD, name, world.namespace)
     assert not found["spec"].get("nodeName")
     reasons = [one.get("reason") for one in found["status"].get("conditions") or ()]
     return "Unschedulable" in reasons
@@ -68,7 +68,7 @@ def test_extended_resources_are_counted(play: Play) -> None:
             await leaves(world, wants(world, "two", {"limits": {GPU: "2"}}))
             await leaves(world, wants(world, "other", {"limits": {"example.com/other": "1"}}))
             await takes(world, wants(world, "one", {"limits": {GPU: "1"}}))
-            await world.api.delete(kinds.POD, "three", world.namespace, grace_seconds=0)
+            await world.api.delete(objects.POD, "three", world.namespace, grace_seconds=0)
             await eventually(lambda: is_bound(world, "two"))
 
     play(scenario)
@@ -121,11 +121,11 @@ def test_a_gated_pod_takes_no_room_and_one_of_another_scheduler_is_left_to_it(pl
             await create_pod(world, wants(world, "gated", gpus, schedulingGates=gates))
             await create_pod(world, wants(world, "foreign", gpus, schedulerName="nobody"))
             await takes(world, wants(world, "free", gpus))
-            await world.api.patch(kinds.POD, "gated", world.namespace, {"spec": {"schedulingGates": None}})
+            await world.api.patch(objects.POD, "gated", world.namespace, {"spec": {"schedulingGates": None}})
             await eventually(lambda: is_left(world, "gated"))
-            foreign = await world.api.get(kinds.POD, "foreign", world.namespace)
+            foreign = await world.api.get(objects.POD, "foreign", world.namespace)
             assert not foreign["status"].get("conditions")
-            await world.api.delete(kinds.POD, "free", world.namespace, grace_seconds=0)
+            await world.api.delete(objects.POD, "free", world.namespace, grace_seconds=0)
             await eventually(lambda: is_bound(world, "gated"))
 
     play(scenario)

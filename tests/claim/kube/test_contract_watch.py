@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from tests.claim.kube.world import WIDGET, Play, World, collect, refused
 
-from rackloom.claim.kube import kinds
 from rackloom.claim.kube.api import Expired, Rejected
+from rackloom.core.kubernetes import objects
 
 
 def test_selectors(play: Play) -> None:
@@ -35,8 +35,8 @@ def test_selectors(play: Play) -> None:
 
 def test_listed_objects_say_what_they_are(play: Play) -> None:
     async def scenario(world: World) -> None:
-        await world.api.create(kinds.CONFIG_MAP, world.named("a"))
-        listed = await world.api.list(kinds.CONFIG_MAP, world.namespace)
+        await world.api.create(objects.CONFIG_MAP, world.named("a"))
+        listed = await world.api.list(objects.CONFIG_MAP, world.namespace)
         mine = next(item for item in listed.items if item["metadata"]["name"] == "a")
         assert (mine["apiVersion"], mine["kind"]) == ("v1", "ConfigMap")
         assert int(listed.resource_version) >= int(mine["metadata"]["resourceVersion"])

@@ -2,20 +2,22 @@
 
 import asyncio
 
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.events import COMBINED, Recorder
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, EVENT
-from rackloom.twin.kube import DirectApi, FakeKube, Fault
-from rackloom.twin.kube.times import loop_time
-from rackloom.twin.virtual import event_loop
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.events import COMBINED, EventRecorder
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, EVENT, Object
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.virtual import event_loop
+from rackloom.lab.virtual.event_loop import loop_wall_time
 
 
 async def domain(api: KubeApi) -> Object:
     return await api.create(COMPUTE_DOMAIN, {"metadata": {"name": "d", "namespace": "default"}})
 
 
-def recorder(kube: FakeKube) -> Recorder:
-    return Recorder(DirectApi(kube, "rackloom"), "compute-domain-controller", "pod-1", loop_time)
+def recorder(kube: FakeKube) -> EventRecorder:
+    return EventRecorder(DirectApi(kube, "rackloom"), "compute-domain-controller", "pod-1", loop_wall_time)
 
 
 async def told(api: KubeApi) -> list[tuple[str, str, int]]:
@@ -34,7 +36,7 @@ def test_an_event_names_its_object_and_its_source() -> None:
         assert event["source"] == {"component": "compute-domain-controller", "host": "pod-1"}
         assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-01-01T00:00:00Z"
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 def test_repetitions_are_counted_not_written() -> None:
@@ -48,7 +50,7 @@ def test_repetitions_are_counted_not_written() -> None:
         assert await told(api) == [("NotReady", "no node has joined", 601)]
         assert kube.writes("rackloom") == 11
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 def test_many_messages_of_one_reason_are_combined() -> None:
@@ -62,7 +64,7 @@ def test_many_messages_of_one_reason_are_combined() -> None:
         assert len(found) == 11
         assert sum(message.startswith(COMBINED) for _, message, _ in found) == 1
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 def test_an_event_that_has_run_out_is_written_anew() -> None:
@@ -77,7 +79,7 @@ def test_an_event_that_has_run_out_is_written_anew() -> None:
         await events.record(made, "Normal", "Ready", "all nodes are ready")
         assert await told(api) == [("Ready", "all nodes are ready", 2)]
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 def test_an_event_that_cannot_be_written_fails_nobody() -> None:
@@ -85,11 +87,11 @@ def test_an_event_that_cannot_be_written_fails_nobody() -> None:
         kube = FakeKube()
         api, events = DirectApi(kube, "test"), recorder(kube)
         made = await domain(api)
-        kube.faults.add(Fault(user="rackloom", resource="events", code=503))
+        kube.faults.add(RequestFault(user="rackloom", resource="events", code=503))
         await events.record(made, "Warning", "NotReady", "no node has joined")
         kube.faults.clear()
         await asyncio.sleep(61)
         await events.record(made, "Warning", "NotReady", "no node has joined")
         assert await told(api) == [("NotReady", "no node has joined", 2)]
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.kube.api import KubeApi, KubeError, Object
-from rackloom.claim.kube.cache import Cache, by_label, by_uid, key_of
-from rackloom.claim.kube.informer import Informer
-from rackloom.claim.kube.kinds import CONFIG_MAP
-from rackloom.twin.kube import DirectApi, FakeKube, Fault
-from rackloom.twin.virtual import event_loop
+from rackloom.claim.kube.api import KubeApi, KubeError
+from rackloom.claim.kube.informer import Informer, ObjectCache, key_of
+from rackloom.core.kubernetes.objects import CONFIG_MAP, Object, index_by_label, index_by_uid
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.virtual import event_loop
 
 
 def config_map(name: str, label: str = "", value: str = "") -> Object:
@@ -26,7 +27,7 @@ def config_map(name: str, label: str = "", value: str = "") -> Object:
 
 @asynccontextmanager
 async def following(api: KubeApi, **options: object) -> AsyncGenerator[Informer, None]:
-    informer = Informer(api, CONFIG_MAP, rng=random.Random(0), indexers={"t": by_label("t")}, **options)  # type: ignore[arg-type]
+    informer = Informer(api, CONFIG_MAP, rng=random.Random(0), indexers={"t": index_by_label("t")}, **options)  # type: ignore[arg-type]
     task = asyncio.create_task(informer.run())
     try:
         yield informer
@@ -57,7 +58,7 @@ def test_a_list_then_changes() -> None:
         counted = {call.verb: n for call, n in kube.calls.items() if call.user == "informer"}
         assert counted == {"list": 1, "watch": 1}
 
-    event_loop.run(1, run)
+    event_loop.run_simulation(1, run)
 
 
 def test_an_ended_watch_goes_on_without_a_list_and_an_expired_one_with() -> None:
@@ -74,7 +75,7 @@ def test_an_ended_watch_goes_on_without_a_list_and_an_expired_one_with() -> None
             assert informer.cache.get("b", "default") is not None
             lists = sum(n for call, n in kube.calls.items() if call.verb == "list")
             assert lists == 1
-            kube.faults.add(Fault(verb="watch"))
+            kube.faults.add(RequestFault(verb="watch"))
             kube.store.hang_up()
             await api.create(CONFIG_MAP, config_map("c"))
             await api.delete(CONFIG_MAP, "a", "default")
@@ -84,13 +85,13 @@ def test_an_ended_watch_goes_on_without_a_list_and_an_expired_one_with() -> None
             await asyncio.sleep(60)
             assert informer.cache.keys() == {("default", "b"), ("default", "c")}
 
-    event_loop.run(1, run)
+    event_loop.run_simulation(1, run)
 
 
 def test_what_is_unknown_says_since_when() -> None:
     async def run() -> None:
         kube = FakeKube(bookmark_seconds=10.0)
-        kube.faults.add(Fault(verb="list", code=500))
+        kube.faults.add(RequestFault(verb="list", code=500))
         loop = asyncio.get_running_loop()
         async with following(DirectApi(kube, "informer")) as informer:
             await asyncio.sleep(5)
@@ -100,8 +101,8 @@ def test_what_is_unknown_says_since_when() -> None:
             assert informer.unknown_since is None
             seen = informer.observed_at
             assert seen is not None
-            kube.faults.add(Fault(verb="watch"))
-            kube.faults.add(Fault(verb="list", code=503))
+            kube.faults.add(RequestFault(verb="watch"))
+            kube.faults.add(RequestFault(verb="list", code=503))
             kube.store.hang_up()
             await asyncio.sleep(100)
             assert informer.unknown_since == pytest.approx(seen)
@@ -111,18 +112,18 @@ def test_what_is_unknown_says_since_when() -> None:
             assert informer.observed_at is not None
             assert loop.time() - informer.observed_at <= 10.1
 
-    event_loop.run(1, run)
+    event_loop.run_simulation(1, run)
 
 
 def test_a_server_that_is_away_is_not_hammered() -> None:
     async def run() -> None:
         kube = FakeKube()
-        kube.faults.add(Fault(verb="list", code=503))
+        kube.faults.add(RequestFault(verb="list", code=503))
         async with following(DirectApi(kube, "informer")):
             await asyncio.sleep(600)
         assert sum(kube.calls.values()) < 60
 
-    event_loop.run(1, run)
+    event_loop.run_simulation(1, run)
 
 
 ACTIONS = st.lists(
@@ -154,7 +155,7 @@ def test_the_cache_comes_to_equal_the_server(actions: list[tuple[str, str, str, 
                 indexed = {key_of(obj) for obj in informer.cache.find("t", value)}
                 assert indexed == {key_of(o) for o in listed if o["metadata"]["labels"]["t"] == value}
 
-    event_loop.run(seed, run)
+    event_loop.run_simulation(seed, run)
 
 
 async def act(kube: FakeKube, api: KubeApi, what: str, name: str, value: str) -> None:
@@ -171,7 +172,7 @@ async def act(kube: FakeKube, api: KubeApi, what: str, name: str, value: str) ->
             case "compact":
                 kube.store.compact()
             case "break":
-                kube.faults.add(Fault(user="informer", rate=0.7, code=500))
+                kube.faults.add(RequestFault(user="informer", rate=0.7, code=500))
             case "mend":
                 kube.faults.clear()
 
@@ -181,7 +182,7 @@ def by_owner(obj):
 
 
 def test_indexes_by_owner_and_uid() -> None:
-    cache = Cache({"owner": by_owner, "uid": by_uid})
+    cache = ObjectCache({"owner": by_owner, "uid": index_by_uid})
     owned = {
         "metadata": {
             "name": "a",

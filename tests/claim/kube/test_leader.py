@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.kube.kinds import LEASE
-from rackloom.claim.kube.leader import Election, Terms
+from rackloom.claim.kube.leader import LeaderElection, LeaseTimings
+from rackloom.core.kubernetes.objects import LEASE
 from rackloom.errors import Refused
-from rackloom.twin.kube import DirectApi, FakeKube, Fault
-from rackloom.twin.virtual import event_loop
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.virtual import event_loop
 
 
 class Candidates:
@@ -26,7 +28,7 @@ class Candidates:
 
     def start(self, name: str, *, skew: float = 0.0) -> None:
         loop = asyncio.get_running_loop()
-        election = Election(
+        election = LeaderElection(
             DirectApi(self._kube, name),
             "kube-system",
             "rackloom",
@@ -75,7 +77,7 @@ def test_one_leads_and_hands_over_at_once() -> None:
         assert lease["spec"]["leaseDurationSeconds"] == 15
         await candidates.stop_all()
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 def test_a_leader_that_cannot_renew_stops_before_its_lease_ends() -> None:
@@ -86,7 +88,7 @@ def test_a_leader_that_cannot_renew_stops_before_its_lease_ends() -> None:
         await asyncio.sleep(5)
         candidates.start("b")
         await asyncio.sleep(1)
-        kube.faults.add(Fault(user="a"))
+        kube.faults.add(RequestFault(user="a"))
         cut = loop.time()
         while candidates.leading:
             await asyncio.sleep(0.1)
@@ -97,7 +99,7 @@ def test_a_leader_that_cannot_renew_stops_before_its_lease_ends() -> None:
         assert 13.0 <= loop.time() - cut <= 20.0
         await candidates.stop_all()
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 def test_a_server_that_hangs_does_not_keep_a_leader() -> None:
@@ -111,15 +113,15 @@ def test_a_server_that_hangs_does_not_keep_a_leader() -> None:
         assert not candidates.leading
         await candidates.stop_all()
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 def test_work_that_ends_ends_the_election_and_a_defect_is_told() -> None:
     async def run() -> None:
         api = DirectApi(FakeKube(), "a")
 
-        def election() -> Election:
-            return Election(api, "kube-system", "x", "a", wall=lambda: 1e9, rng=random.Random(0))
+        def election() -> LeaderElection:
+            return LeaderElection(api, "kube-system", "x", "a", wall=lambda: 1e9, rng=random.Random(0))
 
         async def fine() -> None:
             await asyncio.sleep(1)
@@ -133,7 +135,7 @@ def test_work_that_ends_ends_the_election_and_a_defect_is_told() -> None:
             await election().run(broken)
         assert (await api.get(LEASE, "x", "kube-system"))["spec"]["holderIdentity"] == ""
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 @given(
@@ -157,9 +159,9 @@ def test_never_two_and_then_one(seed: int, skews: list[float], events: list[tupl
             name = names[number % len(names)]
             match what:
                 case "cut":
-                    kube.faults.add(Fault(user=name))
+                    kube.faults.add(RequestFault(user=name))
                 case "lose":
-                    kube.faults.add(Fault(user=name, rate=0.5, lost="reply"))
+                    kube.faults.add(RequestFault(user=name, rate=0.5, lost="reply"))
                 case "slow":
                     kube.faults.delay(0.0, 8.0)
                 case "restart":
@@ -175,9 +177,9 @@ def test_never_two_and_then_one(seed: int, skews: list[float], events: list[tupl
         assert not any(task.done() for task in candidates.tasks.values())
         await candidates.stop_all()
 
-    event_loop.run(seed, run)
+    event_loop.run_simulation(seed, run)
 
 
 def test_terms_that_cannot_work_are_refused() -> None:
     with pytest.raises(Refused, match="lease > renew > retry"):
-        Terms(lease=10.0, renew=10.0)
+        LeaseTimings(lease=10.0, renew=10.0)

@@ -13,14 +13,18 @@ import httpx2
 import pytest
 from tests.claim.kube.world import KUBECONFIG
 
-from rackloom.claim.kube import connection, kinds
-from rackloom.claim.kube.api import Conflict, Expired, Kind, KubeError, NotFound, Object, Rejected
-from rackloom.claim.kube.lightkube_api import LightkubeApi, connect
-from rackloom.claim.kube.pace import Pace
-from rackloom.claim.kube.watching import events_of
+from rackloom.claim.kube import connection
+from rackloom.claim.kube.api import Conflict, Expired, KubeError, NotFound, Rejected
+from rackloom.claim.kube.client import KubeClient, RateLimiter, connect
+from rackloom.claim.kube.decoding import watch_events
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object, ResourceKind
 from rackloom.errors import Refused
-from rackloom.twin.kube import DirectApi, FakeKube, Fault, KubeTransport
-from rackloom.twin.virtual import event_loop
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.kube.http import KubeTransport
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.virtual import event_loop
 
 Handler = Callable[[httpx2.Request], httpx2.Response]
 
@@ -32,7 +36,7 @@ def kubeconfig(tmp_path: Path) -> Path:
     return path
 
 
-def against(kubeconfig: Path, handler: Handler) -> LightkubeApi:
+def against(kubeconfig: Path, handler: Handler) -> KubeClient:
     return connect(kubeconfig, user_agent="test/1", transport=httpx2.MockTransport(handler))
 
 
@@ -40,7 +44,7 @@ def raised_by(kubeconfig: Path, answer: httpx2.Response) -> KubeError:
     async def run() -> KubeError:
         async with against(kubeconfig, lambda _: answer) as api:
             with pytest.raises(KubeError) as error:
-                await api.get(kinds.POD, "a", "default")
+                await api.get(objects.POD, "a", "default")
         return error.value
 
     return asyncio.run(run())
@@ -87,7 +91,7 @@ def test_no_answer_and_half_an_answer(kubeconfig: Path) -> None:
     async def run() -> None:
         async with against(kubeconfig, refuse) as api:
             with pytest.raises(KubeError, match="nobody there") as error:
-                await api.get(kinds.NODE, "a")
+                await api.get(objects.NODE, "a")
             assert error.value.code == 0
 
     asyncio.run(run())
@@ -104,8 +108,8 @@ def test_requests_say_who_asks_and_where(kubeconfig: Path) -> None:
     async def run() -> None:
         async with against(kubeconfig, note) as api:
             domain = {"metadata": {"name": "a/b", "namespace": "n"}}
-            await api.apply(kinds.COMPUTE_DOMAIN, domain, manager="m", force=True, subresource="status")
-            await api.delete(kinds.NODE, "x", uid="u", propagation="Foreground", grace_seconds=0)
+            await api.apply(objects.COMPUTE_DOMAIN, domain, manager="m", force=True, subresource="status")
+            await api.delete(objects.NODE, "x", uid="u", propagation="Foreground", grace_seconds=0)
 
     asyncio.run(run())
     applied, deleted = seen
@@ -125,25 +129,25 @@ def test_requests_say_who_asks_and_where(kubeconfig: Path) -> None:
     }
 
 
-def over_fake(kubeconfig: Path, play: Callable[[FakeKube, LightkubeApi], Awaitable[None]]) -> None:
+def over_fake(kubeconfig: Path, play: Callable[[FakeKube, KubeClient], Awaitable[None]]) -> None:
     async def run() -> None:
         fake = FakeKube()
         async with connect(kubeconfig, user_agent="test/1", transport=KubeTransport(fake)) as api:
             await play(fake, api)
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 def test_long_lists_come_in_chunks(kubeconfig: Path) -> None:
-    async def play(fake: FakeKube, api: LightkubeApi) -> None:
+    async def play(fake: FakeKube, api: KubeClient) -> None:
         direct = DirectApi(fake, "maker")
         for number in range(1203):
             await direct.create(
-                kinds.CONFIG_MAP, {"metadata": {"name": f"c{number}", "namespace": "default"}}
+                objects.CONFIG_MAP, {"metadata": {"name": f"c{number}", "namespace": "default"}}
             )
-        listed = await api.list(kinds.CONFIG_MAP, "default")
+        listed = await api.list(objects.CONFIG_MAP, "default")
         assert len({item["metadata"]["name"] for item in listed.items}) == 1203
-        assert listed == await direct.list(kinds.CONFIG_MAP, "default")
+        assert listed == await direct.list(objects.CONFIG_MAP, "default")
 
     over_fake(kubeconfig, play)
 
@@ -162,7 +166,7 @@ def test_a_list_that_outlives_the_servers_past_is_taken_whole(kubeconfig: Path) 
 
     async def run() -> None:
         async with against(kubeconfig, serve) as api:
-            listed = await api.list(kinds.NODE)
+            listed = await api.list(objects.NODE)
             assert [item["kind"] for item in listed.items] == ["Node"]
 
     asyncio.run(run())
@@ -170,13 +174,13 @@ def test_a_list_that_outlives_the_servers_past_is_taken_whole(kubeconfig: Path) 
 
 
 def test_a_watch_that_breaks_is_an_error_and_one_that_ends_is_not(kubeconfig: Path) -> None:
-    async def play(fake: FakeKube, api: LightkubeApi) -> None:
+    async def play(fake: FakeKube, api: KubeClient) -> None:
         fake.watch_seconds = 5.0
-        events = api.watch(kinds.NODE, resource_version="1")
+        events = api.watch(objects.NODE, resource_version="1")
         assert [event async for event in events if event.type != "BOOKMARK"] == []
-        fake.faults.add(Fault(verb="watch"))
+        fake.faults.add(RequestFault(verb="watch"))
         with pytest.raises(KubeError) as error:
-            await anext(api.watch(kinds.NODE, resource_version="1"))
+            await anext(api.watch(objects.NODE, resource_version="1"))
         assert error.value.code == 0
 
     over_fake(kubeconfig, play)
@@ -195,7 +199,7 @@ def test_lines_of_a_watch_are_whole_whatever_the_chunks(size: int) -> None:
             yield body[start : start + size]
 
     async def read() -> list[Any]:
-        async with aclosing(events_of(chunks())) as events:
+        async with aclosing(watch_events(chunks())) as events:
             return [event.object async for event in events]
 
     assert asyncio.run(read()) == [{"n": n, "v": value} for n in range(3)]
@@ -203,7 +207,7 @@ def test_lines_of_a_watch_are_whole_whatever_the_chunks(size: int) -> None:
 
 def test_requests_are_paced() -> None:
     async def run() -> list[float]:
-        pace, loop, times = Pace(10.0, 3), asyncio.get_running_loop(), []
+        pace, loop, times = RateLimiter(10.0, 3), asyncio.get_running_loop(), []
         for _ in range(6):
             await pace.step()
             times.append(loop.time())
@@ -213,7 +217,7 @@ def test_requests_are_paced() -> None:
             times.append(loop.time())
         return times
 
-    times = event_loop.run(0, run)
+    times = event_loop.run_simulation(0, run)
     assert times[:6] == pytest.approx([0, 0, 0, 0.1, 0.2, 0.3])
     assert times[6:] == pytest.approx([10.3, 10.3, 10.3, 10.4])
 
@@ -249,7 +253,7 @@ def test_a_credential_plugin_is_asked_for_a_token(tmp_path: Path, version: str) 
 
     async def run() -> None:
         async with against(path, note) as api:
-            await api.get(kinds.NODE, "a")
+            await api.get(objects.NODE, "a")
 
     asyncio.run(run())
     assert seen == ["Bearer secret-one"]
@@ -290,7 +294,7 @@ def test_a_kubeconfig_that_is_no_yaml_is_refused_without_what_it_says(tmp_path: 
 def test_of_lists_and_watches_is_given_what_is_wanted(kubeconfig: Path) -> None:
     """Of two config maps one is wanted, and of it its name and version, until it says that it is not."""
 
-    def keep(_: Kind, obj: Object) -> Object | None:
+    def keep(_: ResourceKind, obj: Object) -> Object | None:
         metadata = {key: obj["metadata"][key] for key in ("namespace", "name", "resourceVersion")}
         return {"metadata": metadata} if (obj.get("data") or {}).get("wanted") else None
 
@@ -300,16 +304,16 @@ def test_of_lists_and_watches_is_given_what_is_wanted(kubeconfig: Path) -> None:
     async def run() -> None:
         fake = FakeKube()
         maker = DirectApi(fake, "maker")
-        await maker.create(kinds.CONFIG_MAP, config_map("a", wanted="yes"))
-        await maker.create(kinds.CONFIG_MAP, config_map("b"))
+        await maker.create(objects.CONFIG_MAP, config_map("a", wanted="yes"))
+        await maker.create(objects.CONFIG_MAP, config_map("b"))
         async with connect(kubeconfig, transport=KubeTransport(fake), keep=keep) as api:
-            listed = await api.list(kinds.CONFIG_MAP)
+            listed = await api.list(objects.CONFIG_MAP)
             assert [(one["metadata"]["name"], *one) for one in listed.items] == [("a", "metadata")]
-            await maker.patch(kinds.CONFIG_MAP, "b", "default", {"data": {"wanted": "yes"}})
-            last = await maker.patch(kinds.CONFIG_MAP, "a", "default", {"data": {"wanted": ""}})
+            await maker.patch(objects.CONFIG_MAP, "b", "default", {"data": {"wanted": "yes"}})
+            last = await maker.patch(objects.CONFIG_MAP, "a", "default", {"data": {"wanted": ""}})
             told = []
             async with aclosing(
-                api.watch(kinds.CONFIG_MAP, resource_version=listed.resource_version)
+                api.watch(objects.CONFIG_MAP, resource_version=listed.resource_version)
             ) as events:
                 async for event in events:
                     told.append((event.type, event.object["metadata"]["name"]))
@@ -317,7 +321,7 @@ def test_of_lists_and_watches_is_given_what_is_wanted(kubeconfig: Path) -> None:
                         break
             assert told == [("MODIFIED", "b"), ("DELETED", "a")]
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 @pytest.mark.parametrize("script", ["exit 3", "echo none", "echo '{}'", "exec sleep 600"])
@@ -325,7 +329,7 @@ def test_a_credential_plugin_that_fails_or_hangs_is_no_answer(
     tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "sleep" in script:
-        monkeypatch.setattr(connection, "PLUGIN_SECONDS", 0.5)
+        monkeypatch.setattr(connection, "EXEC_TIMEOUT_SECONDS", 0.5)
     plugin = tmp_path / "plugin"
     plugin.write_text(f"#!/bin/sh\n{script}\n")
     plugin.chmod(plugin.stat().st_mode | stat.S_IXUSR)
@@ -342,9 +346,9 @@ def test_a_credential_plugin_that_fails_or_hangs_is_no_answer(
     async def run() -> None:
         async with against(path, lambda _: httpx2.Response(200, json={})) as api:
             with pytest.raises(KubeError) as read:
-                await api.get(kinds.NODE, "a")
+                await api.get(objects.NODE, "a")
             with pytest.raises(KubeError) as watched:
-                await anext(api.watch(kinds.NODE, resource_version="1"))
+                await anext(api.watch(objects.NODE, resource_version="1"))
         assert (read.value.code, watched.value.code) == (0, 0)
 
     asyncio.run(run())
@@ -355,9 +359,9 @@ def test_what_no_api_server_wrote_is_no_answer(kubeconfig: Path, body: str) -> N
     async def run() -> None:
         async with against(kubeconfig, lambda _: httpx2.Response(200, text=f"{body}\n")) as api:
             with pytest.raises(KubeError) as listed:
-                await api.list(kinds.NODE)
+                await api.list(objects.NODE)
             with pytest.raises(KubeError) as watched:
-                await anext(api.watch(kinds.NODE, resource_version="1"))
+                await anext(api.watch(objects.NODE, resource_version="1"))
         assert (listed.value.code, watched.value.code) == (0, 0)
 
     asyncio.run(run())

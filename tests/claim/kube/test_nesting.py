@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.claim.kube.world import KUBECONFIG
 
-from rackloom.claim.kube import kinds, nesting
-from rackloom.claim.kube.api import Object, Rejected
-from rackloom.claim.kube.lightkube_api import LightkubeApi, connect
+from rackloom.claim.kube import decoding
+from rackloom.claim.kube.api import Rejected
+from rackloom.claim.kube.client import KubeClient, connect
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object
 
 ALLOCATED = {"allocation": {"devices": {"results": [{"device": "gpu-0"}]}}}
 
@@ -30,7 +32,7 @@ def claim(name: str, parameters: str) -> str:
     return f'{told[:-1]}, "spec": {{"text": "a\\"[[{{", "parameters": {{"a": {parameters}}}}}}}'
 
 
-def asked(tmp_path: Path, answer: Callable[[httpx2.Request], str]) -> LightkubeApi:
+def asked(tmp_path: Path, answer: Callable[[httpx2.Request], str]) -> KubeClient:
     path = tmp_path / "kubeconfig"
     path.write_text(KUBECONFIG)
     return connect(path, transport=httpx2.MockTransport(lambda r: httpx2.Response(200, text=answer(r))))
@@ -41,7 +43,7 @@ def check(objects: tuple[Object, ...]) -> None:
     assert [one["metadata"]["name"] for one in objects] == ["plain", "deep", "other"]
     assert plain["spec"]["parameters"] == other["spec"]["parameters"] == {"a": [[]]}
     assert (deep["metadata"]["uid"], deep["status"]) == ("u-deep", ALLOCATED), "its devices are not free"
-    assert nesting.TOO_DEEP in json.dumps(deep["spec"]["parameters"])
+    assert decoding.TOO_DEEP_MARKER in json.dumps(deep["spec"]["parameters"])
 
 
 @pytest.mark.parametrize("levels", [700, 950, 1500, 9000])
@@ -57,13 +59,13 @@ def test_one_claim_that_nests_without_end_hides_no_other(
 
     async def run() -> None:
         async with asked(tmp_path, answer) as api:
-            check((await api.list(kinds.RESOURCE_CLAIM)).items)
-            events = api.watch(kinds.RESOURCE_CLAIM, resource_version="7")
+            check((await api.list(objects.RESOURCE_CLAIM)).items)
+            events = api.watch(objects.RESOURCE_CLAIM, resource_version="7")
             check(tuple([event.object async for event in events]))
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
-    told = [one.getMessage() for one in caplog.records if one.name == nesting.__name__]
+    told = [one.getMessage() for one in caplog.records if one.name == decoding.__name__]
     assert told == ["n/deep: nested too deeply: not read below 100 levels"] * 2
 
 
@@ -76,9 +78,9 @@ def test_what_was_not_read_whole_is_not_written(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with asked(tmp_path, answer) as api:
-            read = await api.get(kinds.RESOURCE_CLAIM, "deep", "n")
+            read = await api.get(objects.RESOURCE_CLAIM, "deep", "n")
             with pytest.raises(Rejected, match="not read whole"):
-                await api.replace(kinds.RESOURCE_CLAIM, read)
+                await api.replace(objects.RESOURCE_CLAIM, read)
 
     asyncio.run(run())
     assert methods == ["GET"]
@@ -93,11 +95,11 @@ JSON = st.recursive(
 @given(JSON, JSON, st.integers(1, 3))
 def test_all_but_what_is_too_deep_is_as_it_was(before: object, after: object, times: int) -> None:
     parts = [json.dumps(before), *[nested(2000)] * times, json.dumps(after)]
-    read = nesting.decoded(f"[{','.join(parts)}]".encode())
+    read = decoding.decode_document(f"[{','.join(parts)}]".encode())
     assert (read[0], read[-1], len(read)) == (before, after, times + 2)
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, "]" * 5000, "[" * 5000 + "}" * 4999, '{"a', ""])
 def test_what_is_no_json_is_said_to_be_none(text: str) -> None:
     with pytest.raises(msgspec.DecodeError):
-        nesting.decoded(text.encode())
+        decoding.decode_document(text.encode())

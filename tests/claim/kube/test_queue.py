@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.kube.api import KubeError
-from rackloom.claim.kube.queue import WorkQueue
+from rackloom.claim.kube.workqueue import WorkQueue
 from rackloom.errors import Retry
-from rackloom.twin.virtual import event_loop
+from rackloom.lab.virtual import event_loop
 
 Do = Callable[[str], Awaitable[float | None]]
 
@@ -41,7 +41,7 @@ def test_a_key_that_waits_is_one_key() -> None:
         await worked(keys, do, seconds=1)
         assert done == ["a", "b"]
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 @given(
@@ -73,9 +73,9 @@ def test_no_key_is_worked_on_twice_at_once_and_the_last_word_is_heard(
         assert most <= workers
         assert keys.is_idle
         for key, at in added:
-            assert begun[key] >= at - event_loop.EPSILON
+            assert begun[key] >= at - event_loop.TIMER_RESOLUTION
 
-    event_loop.run(seed, run)
+    event_loop.run_simulation(seed, run)
 
 
 def test_failures_come_back_later_and_later_and_success_forgets() -> None:
@@ -94,7 +94,7 @@ def test_failures_come_back_later_and_later_and_success_forgets() -> None:
         assert all(0.5 * 2**n <= gap <= 2**n for n, gap in enumerate(gaps))
         assert keys.failures("a") == 0
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 def test_the_server_says_when_to_come_back() -> None:
@@ -115,7 +115,7 @@ def test_the_server_says_when_to_come_back() -> None:
         await worked(keys, do, seconds=300)
         assert times == pytest.approx([0.0, 30.0, 37.0, 137.0])
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 def test_the_earliest_of_several_delays_counts() -> None:
@@ -131,7 +131,7 @@ def test_the_earliest_of_several_delays_counts() -> None:
         await worked(keys, do, seconds=100)
         assert times == pytest.approx([10.0])
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 def test_stopping_lets_work_finish_and_starts_none() -> None:
@@ -149,7 +149,7 @@ def test_stopping_lets_work_finish_and_starts_none() -> None:
         keys.add("c")
         assert keys.is_idle
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 def test_a_defect_ends_the_work() -> None:
@@ -164,4 +164,4 @@ def test_a_defect_ends_the_work() -> None:
             await keys.work(do, workers=2)
         assert error.group_contains(ZeroDivisionError)
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)

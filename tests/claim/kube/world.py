@@ -14,16 +14,20 @@ import httpx2
 import pytest
 from tests.waiting import PATIENCE, until
 
-from rackloom.claim.kube import kinds
-from rackloom.claim.kube.api import Conflict, Kind, KubeApi, KubeError, NotFound, Object, Rejected
+from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
+from rackloom.claim.kube.client import connect
 from rackloom.claim.kube.connection import http_client
-from rackloom.claim.kube.lightkube_api import connect
-from rackloom.twin.kube import DirectApi, FakeKube, KubeTransport, Shape
-from rackloom.twin.kube.controllers import Scheduler
-from rackloom.twin.virtual import event_loop
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.http import KubeTransport
+from rackloom.lab.kube.objects import TypeSchema
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.virtual import event_loop
 
-WIDGET = Kind("contract.rackloom.test", "v1", "Widget", "widgets", namespaced=True)
-WIDGET_SHAPE = Shape(status=True, generation=True, lists={"status.nodes": ("name",)})
+WIDGET = ResourceKind("contract.rackloom.test", "v1", "Widget", "widgets", namespaced=True)
+WIDGET_SHAPE = TypeSchema(status=True, generation=True, lists={"status.nodes": ("name",)})
 WIDGET_CRD: Object = {
     "metadata": {"name": "widgets.contract.rackloom.test"},
     "spec": {
@@ -111,10 +115,10 @@ def on_fake(seed: int, client_of: Callable[[FakeKube], Callable[[str], KubeApi]]
             fake.serve(WIDGET, WIDGET_SHAPE)
             transport = KubeTransport(fake, "contract")
             http = httpx2.AsyncClient(transport=transport, base_url="http://fake.invalid")
-            async with http, _beside(Scheduler(fake, random.Random(seed)).run()):
+            async with http, _beside(SimulatedScheduler(fake, random.Random(seed)).run()):
                 await scenario(World(client_of(fake), http, "contract", fake))
 
-        event_loop.run(seed, run)
+        event_loop.run_simulation(seed, run)
 
     return play
 
@@ -163,19 +167,19 @@ async def _real_world(kubeconfig: Path) -> AsyncIterator[World]:
 
     api, namespace = client("contract"), f"contract-{uuid.uuid4().hex[:8]}"
     await _install(api)
-    await api.create(kinds.NAMESPACE, {"metadata": {"name": namespace}})
+    await api.create(objects.NAMESPACE, {"metadata": {"name": namespace}})
     try:
         async with http_client(kubeconfig, None) as http:
             yield World(client, http, namespace, None)
     finally:
-        await api.delete(kinds.NAMESPACE, namespace)
+        await api.delete(objects.NAMESPACE, namespace)
         for one in clients.values():
             await one.aclose()
 
 
 async def _install(api: KubeApi) -> None:
     with contextlib.suppress(Conflict):
-        await api.create(kinds.CRD, WIDGET_CRD)
+        await api.create(objects.CRD, WIDGET_CRD)
 
     async def served() -> bool:
         """A type that was just installed is not found, and then "storage is (re)initializing"."""
@@ -204,7 +208,7 @@ def refused(error: pytest.ExceptionInfo[KubeError]) -> tuple[int, str, str]:
     return error.value.code, error.value.reason, error.value.message
 
 
-async def is_gone(world: World, kind: Kind, name: str) -> bool:
+async def is_gone(world: World, kind: ResourceKind, name: str) -> bool:
     with contextlib.suppress(NotFound):
         await world.api.get(kind, name, world.namespace)
         return False
@@ -222,7 +226,7 @@ async def create_pod(world: World, wanted: Object) -> Object:
 
     async def is_made() -> bool:
         try:
-            made.append(await world.api.create(kinds.POD, wanted))
+            made.append(await world.api.create(objects.POD, wanted))
         except Rejected as error:
             if "service account" not in error.message:
                 raise

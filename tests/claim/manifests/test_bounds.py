@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from rackloom.claim.manifests.bounds import DEEPEST
-from rackloom.claim.manifests.documents import parse_documents
+from rackloom.claim.manifests.documents import MAX_DEPTH, parse_documents
 from rackloom.errors import Refused
 
 LAUGHS = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -34,7 +33,7 @@ def test_what_is_too_deep_or_too_wide_is_refused_with_its_line(text: str, line: 
 
 
 def test_what_is_as_deep_as_may_be_is_read() -> None:
-    inside = DEEPEST - 1
+    inside = MAX_DEPTH - 1
     (found,) = parse_documents(f"a: {'[' * inside}{']' * inside}", "f")
     assert len(found.lines) == 2 + (inside - 1)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rackloom.claim.manifests.read import read
+from rackloom.claim.manifests.read import read_manifests
 from rackloom.errors import Refused
 
 CLAIM = """\
@@ -25,7 +25,7 @@ spec:
 def claim(tmp_path, *, count="1", other="nic", named="gpu"):
     file = tmp_path / "claim.yaml"
     file.write_text(CLAIM.replace("COUNT", count).replace("OTHER", other).replace("NAMED", named))
-    return read([file])
+    return read_manifests([file])
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import stat
 import msgspec
 import pytest
 
-from rackloom.claim.allocate.slices import device_classes, slices_of
 from rackloom.claim.manifests.cluster import read_cluster
+from rackloom.core.allocate.driver_slices import device_classes, slices_of
 from rackloom.errors import Refused
 from rackloom.topology.profiles import load_machine
 

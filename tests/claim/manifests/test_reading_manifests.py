@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rackloom.claim.manifests.documents import parse_documents
-from rackloom.claim.manifests.read import decode, read
+from rackloom.claim.manifests.read import decode_object, read_manifests
 from rackloom.errors import Refused
 
 CLAIM = """\
@@ -49,7 +49,7 @@ def test_versions_become_v1_with_the_servers_defaults(
     tmp_path: Path, version: str, request_text: str
 ) -> None:
     path = written(tmp_path, CLAIM.format(version=version, request=request_text))
-    asked = read([path]).claims[0].spec.devices.requests[0].exactly
+    asked = read_manifests([path]).claims[0].spec.devices.requests[0].exactly
     assert asked is not None
     assert (asked.device_class_name, asked.allocation_mode, asked.count) == (
         "gpu.nvidia.com",
@@ -61,7 +61,7 @@ def test_versions_become_v1_with_the_servers_defaults(
 
 def test_defaults_do_not_replace_what_is_written(tmp_path: Path) -> None:
     text = "      - name: gpu\n        exactly: {deviceClassName: c, allocationMode: All}\n"
-    asked = read([written(tmp_path, CLAIM.format(version="v1", request=text))]).claims[0]
+    asked = read_manifests([written(tmp_path, CLAIM.format(version="v1", request=text))]).claims[0]
     exactly = asked.spec.devices.requests[0].exactly
     assert exactly is not None
     assert (exactly.allocation_mode, exactly.count) == ("All", 0)
@@ -69,7 +69,7 @@ def test_defaults_do_not_replace_what_is_written(tmp_path: Path) -> None:
 
 def test_alternatives_get_defaults_too(tmp_path: Path) -> None:
     text = "      - name: gpu\n        firstAvailable: [{name: a, deviceClassName: c}]\n"
-    claim = read([written(tmp_path, CLAIM.format(version="v1", request=text))]).claims[0]
+    claim = read_manifests([written(tmp_path, CLAIM.format(version="v1", request=text))]).claims[0]
     one = claim.spec.devices.requests[0].first_available[0]
     assert (one.allocation_mode, one.count) == ("ExactCount", 1)
 
@@ -89,7 +89,7 @@ spec:
         attributes: {model: {string: h100}}
         capacity: {memory: {value: 80Gi}}
 """
-    device = read([written(tmp_path, text)]).slices[0].spec.devices[0]
+    device = read_manifests([written(tmp_path, text)]).slices[0].spec.devices[0]
     assert device.attributes["model"].string == "h100"
     assert device.capacity["memory"].value == "80Gi"
 
@@ -98,7 +98,7 @@ def test_a_template_gives_one_claim_and_other_kinds_are_named(tmp_path: Path) ->
     template = CLAIM.format(version="v1", request=NESTED).replace("ResourceClaim", "ResourceClaimTemplate")
     template = template.replace("spec:\n  devices", "spec:\n spec:\n  devices")
     pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\n"
-    manifests = read([written(tmp_path, f"---\n{template}---\n{pod}---\n")])
+    manifests = read_manifests([written(tmp_path, f"---\n{template}---\n{pod}---\n")])
     assert [claim.metadata.name for claim in manifests.claims] == ["c"]
     assert len(manifests.skipped) == 1
     assert manifests.skipped[0].endswith(": Pod")
@@ -107,7 +107,7 @@ def test_a_template_gives_one_claim_and_other_kinds_are_named(tmp_path: Path) ->
 def test_a_list_in_json_is_unfolded(tmp_path: Path) -> None:
     item = parse_documents(CLAIM.format(version="v1", request=NESTED), "x")[0].value
     text = msgspec.json.encode({"kind": "List", "apiVersion": "v1", "items": [item, item]}).decode()
-    assert len(read([written(tmp_path, text, "f.json")]).claims) == 2
+    assert len(read_manifests([written(tmp_path, text, "f.json")]).claims) == 2
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_is_wrong_is_refused_with_the_line(
 ) -> None:
     text = CLAIM.format(version="v1", request=NESTED).replace(*change)
     with pytest.raises(Refused) as refused:
-        read([written(tmp_path, text)])
+        read_manifests([written(tmp_path, text)])
     assert f"f.yaml:{line}" in refused.value.reason
     assert says in refused.value.reason
     assert refused.value.nearest_fix
@@ -134,7 +134,7 @@ def test_what_is_wrong_is_refused_with_the_line(
 def test_a_scalar_document_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     for path in (written(tmp_path, "just text\n"), tmp_path / "absent.yaml"):
         with pytest.raises(Refused):
-            read([path])
+            read_manifests([path])
 
 
 def test_every_field_of_a_full_claim_survives() -> None:
@@ -165,7 +165,7 @@ status:
 """
     document = parse_documents(text, "f")[0]
     fields = {name: value for name, value in document.value.items() if name not in ("apiVersion", "kind")}
-    assert msgspec.json.decode(msgspec.json.encode(decode(document))) == fields
+    assert msgspec.json.decode(msgspec.json.encode(decode_object(document))) == fields
 
 
 def test_a_directory_is_its_manifests_by_name(tmp_path: Path) -> None:
@@ -179,14 +179,14 @@ def test_a_directory_is_its_manifests_by_name(tmp_path: Path) -> None:
     written(tmp_path, "not: [yaml", "notes.txt")
     (tmp_path / "deeper").mkdir()
     written(tmp_path / "deeper", "x: [", "d.yaml")
-    found = read([tmp_path])
+    found = read_manifests([tmp_path])
     assert [claim.metadata.name for claim in found.claims] == ["from-a", "from-b", "from-c"]
     assert not found.skipped
 
 
 def test_a_directory_without_manifests_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="no manifest"):
-        read([tmp_path])
+        read_manifests([tmp_path])
 
 
 def test_an_item_of_a_list_names_its_own_lines() -> None:

@@ -12,27 +12,28 @@ import pytest
 from tests.claim.node import cdi_library
 from tests.claim.node.cdi_library import ReadSpecs
 
-from rackloom.claim.allocate.objects import Device, DeviceAttribute
-from rackloom.claim.kube.kinds import NODE, RESOURCE_CLAIM
-from rackloom.claim.node.run import Host, Places, Running, running
-from rackloom.claim.node.values import (
-    Claim,
+from rackloom.claim.node.plugin import (
+    AllocatedClaim,
+    CheckpointEntry,
+    ContainerEdits,
     DeviceHealth,
-    Edits,
-    Entry,
+    DevicePool,
     Health,
-    Pool,
-    Prepared,
+    PreparedClaim,
     PreparedDevice,
 )
-from rackloom.twin.kube import DirectApi, FakeKube
-from rackloom.twin.kubelet.claims import PodClaim, pod_claim
-from rackloom.twin.kubelet.kubelet import Kubelet, Timing, kubelet_on
-from rackloom.twin.nodes.node_objects import LEASE_NAMESPACE
+from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess, run_plugin
+from rackloom.core.allocate.objects import Device, DeviceAttribute
+from rackloom.core.kubernetes.objects import NODE, RESOURCE_CLAIM
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim
+from rackloom.lab.nodes.kubelets import LEASE_NAMESPACE
+from rackloom.lab.nodes.plugin_manager import KubeletPluginManager, PluginManagerTiming, plugin_manager_on
 
 DRIVER = "toy.example.com"
 NODE_NAME = "node-a"
-HURRY = Timing(look=0.01, call=60.0, wipe=0.2)
+HURRY = PluginManagerTiming(look=0.01, call=60.0, wipe=0.2)
 
 
 class Toys:
@@ -53,31 +54,31 @@ class Toys:
     def missing(self) -> str | None:
         return self.lacking
 
-    async def pools(self) -> tuple[Pool, ...]:
+    async def pools(self) -> tuple[DevicePool, ...]:
         devices = tuple(
             Device(name=name, attributes={"color": DeviceAttribute(string="red")}) for name in self.names
         )
-        return (Pool(name=NODE_NAME, devices=devices),)
+        return (DevicePool(name=NODE_NAME, devices=devices),)
 
-    def intent(self, claim: Claim) -> Mapping[str, Any]:
+    def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
         return {"devices": [one.device for one in claim.results]}
 
-    async def prepare(self, claim: Claim) -> Prepared:
+    async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
         self.prepared.append(claim.ref.uid)
         if claim.ref.name in self.trouble:
             raise self.trouble[claim.ref.name]
-        return Prepared(
+        return PreparedClaim(
             devices=tuple(
-                PreparedDevice(result=one, kind="toy", edits=Edits(env=(f"TOY={one.device}",)))
+                PreparedDevice(result=one, kind="toy", edits=ContainerEdits(env=(f"TOY={one.device}",)))
                 for one in claim.results
             )
         )
 
-    async def changes(self, claim: Claim) -> AsyncIterator[None]:
+    async def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
         while True:
             yield await self.woken.get()
 
-    async def unprepare(self, entry: Entry, others: Any) -> None:
+    async def unprepare(self, entry: CheckpointEntry, others: Any) -> None:
         self.unprepared.append(entry.ref.uid)
         self.others.append([one.ref.name for one in others])
         await asyncio.sleep(0)
@@ -105,7 +106,7 @@ class NodeKit:
     node = NODE_NAME
 
     def __init__(self, root: Path) -> None:
-        self.places = Places(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
+        self.places = PluginDirectories(registry=root / "reg", plugins=root / "plug", cdi=root / "cdi")
         namespaces = ("default", "rackloom-system", "rackloom-imex", LEASE_NAMESPACE)
         self.kube = FakeKube(namespaces=namespaces, seed=1)
         self.api = DirectApi(self.kube, "plugin")
@@ -113,18 +114,20 @@ class NodeKit:
         self.now = 1000.0
         self.toys = Toys()
 
-    def host(self) -> Host:
-        return Host(node=NODE_NAME, boot_id=self.boot_id, places=self.places, wall=lambda: self.now)
+    def host(self) -> PluginHost:
+        return PluginHost(node=NODE_NAME, boot_id=self.boot_id, places=self.places, wall=lambda: self.now)
 
     @asynccontextmanager
-    async def plugin(self, plugin: Any = None) -> AsyncIterator[Running]:
-        async with running(plugin or self.toys, self.api, self.host()) as one:
+    async def plugin(self, plugin: Any = None) -> AsyncIterator[PluginProcess]:
+        async with run_plugin(plugin or self.toys, self.api, self.host()) as one:
             yield one
 
     @asynccontextmanager
-    async def kubelet(self, version: str = "v1", timing: Timing = HURRY) -> AsyncIterator[Kubelet]:
+    async def kubelet(
+        self, version: str = "v1", timing: PluginManagerTiming = HURRY
+    ) -> AsyncIterator[KubeletPluginManager]:
         registry = self.places.registry
-        async with kubelet_on(registry, self.api, NODE_NAME, timing=timing, version=version) as one:
+        async with plugin_manager_on(registry, self.api, NODE_NAME, timing=timing, version=version) as one:
             yield one
 
     async def boot(self) -> None:

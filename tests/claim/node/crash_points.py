@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from rackloom.claim.kube.kinds import RESOURCE_CLAIM
-from rackloom.claim.node import files
-from rackloom.claim.node.run import Running
-from rackloom.claim.node.values import State
-from rackloom.twin.kubelet.claims import PodClaim
-from rackloom.twin.virtual.event_loop import run
+from rackloom.claim.node import checkpoint
+from rackloom.claim.node.plugin import PrepareState
+from rackloom.claim.node.run import PluginProcess
+from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
+from rackloom.lab.nodes.dra_manager import PodClaim
+from rackloom.lab.virtual.event_loop import run_simulation
 
 
 class Killed(BaseException):
@@ -64,7 +64,7 @@ def fuse_the_disk(fuse: Fuse, monkeypatch: pytest.MonkeyPatch) -> None:
         fuse.burn()
         unlink(path, missing_ok)
 
-    monkeypatch.setattr(files.os, "fsync", lambda _handle: fuse.burn())
+    monkeypatch.setattr(checkpoint.os, "fsync", lambda _handle: fuse.burn())
     monkeypatch.setattr(Path, "unlink", fused_unlink)
 
 
@@ -83,7 +83,7 @@ class Lives(ABC):
         """Make the node and its claims."""
 
     @abstractmethod
-    async def start(self) -> Running:
+    async def start(self) -> PluginProcess:
         """A new life, as after a restart."""
 
     @abstractmethod
@@ -103,24 +103,24 @@ class Lives(ABC):
         for file in self.kit.places.cdi.iterdir():
             file.unlink()
 
-    async def work(self, one: Running) -> None:
+    async def work(self, one: PluginProcess) -> None:
         """Kubelet prepares the claims and gives them back."""
         for claim in self.claims:
             await self.prepare(one, claim)
         for claim in self.claims:
             await self.unprepare(one, claim)
 
-    async def prepare(self, one: Running, claim: PodClaim) -> None:
+    async def prepare(self, one: PluginProcess, claim: PodClaim) -> None:
         (answer,) = (await one.requests.prepare([claim.ref])).values()
         assert not answer.error, answer.error
         assert self.edits(claim.uid)
-        assert one.checkpoint.claims[claim.uid].state is State.COMPLETED
+        assert one.checkpoint.claims[claim.uid].state is PrepareState.COMPLETED
 
-    async def unprepare(self, one: Running, claim: PodClaim) -> None:
+    async def unprepare(self, one: PluginProcess, claim: PodClaim) -> None:
         (answer,) = (await one.requests.unprepare([claim.ref])).values()
         assert not answer.error, answer.error
 
-    async def check_released(self, one: Running) -> None:
+    async def check_released(self, one: PluginProcess) -> None:
         """Nothing is left once the marks of given-up claims have expired."""
         self.kit.now += 100
         await one.sweeper.sweep()
@@ -133,7 +133,7 @@ async def kubelet_goes_on(lives: Lives) -> None:
     one = await lives.start()
     for claim in lives.claims:
         entry = one.checkpoint.claims.get(claim.uid)
-        if entry is None or entry.state is not State.ABORTED:
+        if entry is None or entry.state is not PrepareState.ABORTED:
             await lives.prepare(one, claim)
     await lives.check_held()
     for claim in lives.claims:
@@ -156,7 +156,7 @@ async def everything_is_gone_before_the_restart(lives: Lives) -> None:
     # What was completed is known to kubelet, which gives it back; what was only begun is swept by us.
     for claim in lives.claims:
         entry = one.checkpoint.claims.get(claim.uid)
-        if entry is not None and entry.state is State.COMPLETED:
+        if entry is not None and entry.state is PrepareState.COMPLETED:
             await lives.unprepare(one, claim)
     await lives.check_released(one)
 
@@ -211,7 +211,7 @@ def _one_death(begin: Callable[[pytest.MonkeyPatch], Lives], ending: Ending, dea
                 await ending(lives)
             return died
 
-        return run(1, story)
+        return run_simulation(1, story)
 
 
 async def _live_and_die(lives: Lives) -> bool:

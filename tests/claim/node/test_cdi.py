@@ -9,10 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.node.cdi import CdiDirectory, minimum_version, spec
-from rackloom.claim.node.values import DeviceNode, Edits, Hook, Mount, Prepared, PreparedDevice, Result
+from rackloom.claim.node.cdi import CdiDirectory, cdi_spec, minimum_cdi_version
+from rackloom.claim.node.plugin import (
+    AllocatedDevice,
+    ContainerEdits,
+    ContainerHook,
+    ContainerMount,
+    DeviceNode,
+    PreparedClaim,
+    PreparedDevice,
+)
 
-ENV = Edits(env=("A=b",))
+ENV = ContainerEdits(env=("A=b",))
 paths = st.text(string.ascii_letters + string.digits + "-._/", min_size=1, max_size=30).map("/{}".format)
 device_nodes = st.builds(
     DeviceNode,
@@ -23,19 +31,19 @@ device_nodes = st.builds(
     permissions=st.sampled_from(["rwm", "rw", "r"]),
 )
 mounts = st.builds(
-    Mount,
+    ContainerMount,
     host_path=paths,
     container_path=paths,
     options=st.lists(st.sampled_from(["ro", "rbind"])).map(tuple),
 )
 hooks = st.builds(
-    Hook,
+    ContainerHook,
     hook_name=st.sampled_from(["createContainer", "createRuntime"]),
     path=paths,
     args=st.just(("a", "b")),
 )
 anything = st.builds(
-    Edits,
+    ContainerEdits,
     env=st.lists(st.from_regex(r"\A[A-Z]{1,9}=[a-z]{0,9}\Z"), max_size=2).map(tuple),
     device_nodes=st.lists(device_nodes, max_size=3, unique_by=lambda node: node.path).map(tuple),
     mounts=st.lists(mounts, max_size=2).map(tuple),
@@ -53,7 +61,7 @@ specs = st.tuples(
 
 
 def device(name, edits=ENV, shared=()):
-    result = Result(request="r", pool="p", device=name)
+    result = AllocatedDevice(request="r", pool="p", device=name)
     return PreparedDevice(result=result, kind="k", edits=edits, shared_cdi_ids=shared)
 
 
@@ -66,14 +74,17 @@ def device(name, edits=ENV, shared=()):
     ],
 )
 def test_a_spec_asks_for_no_more_than_it_uses(kind, devices, version):
-    assert minimum_version(kind, devices) == version
+    assert minimum_cdi_version(kind, devices) == version
 
 
 def test_a_claim_has_one_file_with_a_device_each(tmp_path):
     cdi = CdiDirectory(tmp_path / "cdi", "d.example.com")
-    mount = Mount(host_path="/h", container_path="/c", options=("rw",))
-    first, second = device("dev-0"), device("dev-1", Edits(mounts=(mount,)), shared=("k8s.other/x=all",))
-    cdi.write("u1", Prepared(devices=(first, second, device("dev-2", Edits()))))
+    mount = ContainerMount(host_path="/h", container_path="/c", options=("rw",))
+    first, second = (
+        device("dev-0"),
+        device("dev-1", ContainerEdits(mounts=(mount,)), shared=("k8s.other/x=all",)),
+    )
+    cdi.write("u1", PreparedClaim(devices=(first, second, device("dev-2", ContainerEdits()))))
     (file,) = (tmp_path / "cdi").iterdir()
     assert file.name == "k8s.d.example.com-claim_u1.yaml"
     assert json.loads(file.read_bytes()) == {
@@ -89,7 +100,7 @@ def test_a_claim_has_one_file_with_a_device_each(tmp_path):
     }
     ids = cdi.ids("u1", second)
     assert ids == ("k8s.other/x=all", "k8s.d.example.com/claim=u1-dev-1")
-    assert cdi.ids("u1", device("dev-2", Edits())) == ()
+    assert cdi.ids("u1", device("dev-2", ContainerEdits())) == ()
     assert cdi.claims() == {"u1"}
     assert cdi.has_all("u1", ids)
     cdi.remove("u1")
@@ -100,8 +111,8 @@ def test_a_claim_has_one_file_with_a_device_each(tmp_path):
 
 def test_a_claim_without_edits_loses_the_file_that_it_had(tmp_path):
     cdi = CdiDirectory(tmp_path, "d.example.com")
-    cdi.write("u1", Prepared(devices=(device("dev-0"),)))
-    cdi.write("u1", Prepared(devices=(device("dev-0", Edits()),)))
+    cdi.write("u1", PreparedClaim(devices=(device("dev-0"),)))
+    cdi.write("u1", PreparedClaim(devices=(device("dev-0", ContainerEdits()),)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -113,7 +124,7 @@ def test_a_shared_spec_is_no_claim(tmp_path):
 
 @given(edits=anything)
 def test_device_nodes_are_written_in_full(edits):
-    (device,) = json.loads(spec("v/c", {"d": edits}))["devices"]
+    (device,) = json.loads(cdi_spec("v/c", {"d": edits}))["devices"]
     written = device["containerEdits"].get("deviceNodes", [])
     assert written == [
         {
@@ -134,7 +145,7 @@ def test_containerd_reads_what_is_written_as_it_was_meant(read_specs, drawn):
     with tempfile.TemporaryDirectory() as directory:
         for number, (kind, devices) in enumerate(drawn):
             # Vendors are told apart, so that no device has two specs.
-            (Path(directory) / f"{number}.yaml").write_bytes(spec(f"v{number}.{kind}", devices))
+            (Path(directory) / f"{number}.yaml").write_bytes(cdi_spec(f"v{number}.{kind}", devices))
         containers = [
             (f"v{number}.{kind}={name}", edits)
             for number, (kind, devices) in enumerate(drawn)
@@ -143,7 +154,7 @@ def test_containerd_reads_what_is_written_as_it_was_meant(read_specs, drawn):
         reading = read_specs(Path(directory), *([cdi_id] for cdi_id, _ in containers))
     assert reading.errors == {}
     assert reading.minimum == {
-        f"{number}.yaml": minimum_version(f"v{number}.{kind}", devices)
+        f"{number}.yaml": minimum_cdi_version(f"v{number}.{kind}", devices)
         for number, (kind, devices) in enumerate(drawn)
     }
     for (_, edits), container in zip(containers, reading.containers, strict=True):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.node.checkpoint import Checkpoint, Content, decode, encode
-from rackloom.claim.node.values import ClaimRef, Entry, ReadyDevice, State
+from rackloom.claim.node.checkpoint import Checkpoint, CheckpointContent, decode_checkpoint, encode_checkpoint
+from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, PrepareState, ReadyDevice
 from rackloom.errors import Refused
 
 HERE = Path("checkpoint.json")
@@ -26,55 +26,55 @@ devices = st.builds(
     kind=words,
 )
 entries = st.builds(
-    Entry,
+    CheckpointEntry,
     ref=st.builds(ClaimRef, namespace=words, name=words, uid=words),
-    state=st.sampled_from(State),
+    state=st.sampled_from(PrepareState),
     fingerprint=words,
     devices=st.lists(devices, max_size=2).map(tuple),
     record=st.dictionaries(words, words | st.integers(-10, 10), max_size=2),
     undoing=st.booleans(),
     aborted_at=st.none() | st.floats(0, 2e9),
 )
-contents = st.builds(Content, boot_id=words, claims=st.dictionaries(words, entries, max_size=3))
+contents = st.builds(CheckpointContent, boot_id=words, claims=st.dictionaries(words, entries, max_size=3))
 
 
-def entry(uid: str = "u1", state: State = State.COMPLETED) -> Entry:
-    return Entry(ref=ClaimRef(namespace="n", name="c", uid=uid), state=state, fingerprint="f")
+def entry(uid: str = "u1", state: PrepareState = PrepareState.COMPLETED) -> CheckpointEntry:
+    return CheckpointEntry(ref=ClaimRef(namespace="n", name="c", uid=uid), state=state, fingerprint="f")
 
 
 @given(contents)
 def test_what_was_written_is_read(content):
-    assert decode(encode(content), HERE) == content
+    assert decode_checkpoint(encode_checkpoint(content), HERE) == content
 
 
 @given(contents, st.data())
 def test_no_damage_goes_unnoticed(content, data):
-    written = encode(content)
+    written = encode_checkpoint(content)
     # Spaces around JSON carry nothing, and neither does the newline at the end.
     at = data.draw(st.integers(0, len(written) - 2))
     flip = data.draw(st.integers(1, 255))
     damaged = bytes([*written[:at], written[at] ^ flip, *written[at + 1 :]])
     with suppress(Refused):
-        assert decode(damaged, HERE) == content
+        assert decode_checkpoint(damaged, HERE) == content
 
 
 @given(contents, st.integers(0, 200))
 def test_a_file_that_ends_early_is_refused(content, cut):
-    written = encode(content)
+    written = encode_checkpoint(content)
     with pytest.raises(Refused, match=f"checkpoint {HERE} cannot be read"):
-        decode(written[: min(cut, len(written) - 2)], HERE)
+        decode_checkpoint(written[: min(cut, len(written) - 2)], HERE)
 
 
 def test_what_is_wrong_is_named():
     other = {"format": "cpu_manager_state", "version": 1, "checksum": "", "content": {}}
     with pytest.raises(Refused, match="its format is 'cpu_manager_state'"):
-        decode(json.dumps(other).encode(), HERE)
-    changed = json.loads(encode(Content(boot_id="b")))
+        decode_checkpoint(json.dumps(other).encode(), HERE)
+    changed = json.loads(encode_checkpoint(CheckpointContent(boot_id="b")))
     changed["content"]["boot_id"] = "another"
     with pytest.raises(Refused, match=r"its content has SHA-256 [0-9a-f]{64}, but [0-9a-f]{64} was written"):
-        decode(json.dumps(changed).encode(), HERE)
+        decode_checkpoint(json.dumps(changed).encode(), HERE)
     with pytest.raises(Refused, match="has version 2; this plugin reads up to 1") as refused:
-        decode(json.dumps({**changed, "version": 2}).encode(), HERE)
+        decode_checkpoint(json.dumps({**changed, "version": 2}).encode(), HERE)
     assert refused.value.nearest_fix == "run the newer version of the plugin that wrote it"
 
 
@@ -87,7 +87,7 @@ def test_fields_of_a_newer_plugin_are_ignored():
         hashlib.sha256(raw).hexdigest().encode(),
         raw,
     )
-    assert decode(file, HERE) == Content(boot_id="b")
+    assert decode_checkpoint(file, HERE) == CheckpointContent(boot_id="b")
 
 
 def test_changes_are_on_the_disk_at_once(tmp_path):
@@ -107,7 +107,7 @@ def test_after_a_boot_nothing_is_prepared_but_everything_is_remembered(tmp_path)
     before = Checkpoint(path, "boot-1")
     label = {"kind": "channel", "domain": "d"}
     before.put(msgspec.structs.replace(entry("u1"), record=label))
-    before.put(entry("u2", State.ABORTED))
+    before.put(entry("u2", PrepareState.ABORTED))
     after = Checkpoint(path, "boot-2").claims
-    assert [one.state for one in after.values()] == [State.STARTED, State.STARTED]
+    assert [one.state for one in after.values()] == [PrepareState.STARTED, PrepareState.STARTED]
     assert after["u1"].record == label

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rackloom.claim.node.cdi import CdiDirectory
-from rackloom.claim.node.driver import DriverSpec, daemon_edits, find_hook, workload_edits
+from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, daemon_edits, find_hook_program, workload_edits
 from rackloom.errors import Retry
-from rackloom.topology.discovery.driver import find_driver
+from rackloom.topology.discovery.nvidia_driver import find_driver
 
 OLD, NEW = "570.172.08", "580.95.05"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
@@ -59,7 +58,7 @@ def hooks(edits):
 def test_with_a_hook_files_are_mounted_and_links_are_made(tmp_path):
     install(tmp_path)
     lay(tmp_path, "usr/bin/nvidia-cdi-hook", content=" ".join(COMMANDS))
-    edits = workload_edits(find_driver(tmp_path, Path("/host")), find_hook(tmp_path, Path("/host")))
+    edits = workload_edits(find_driver(tmp_path, Path("/host")), find_hook_program(tmp_path, Path("/host")))
     assert mounts(edits) == {
         f"/{path}": f"/host/{path}"
         for path in (
@@ -107,7 +106,7 @@ def test_a_hook_is_asked_for_nothing_that_it_does_not_know(tmp_path):
     """Those before 1.17.5 fail for enable-cuda-compat, and with them the container."""
     install(tmp_path)
     lay(tmp_path, "usr/bin/nvidia-cdi-hook", content="create-symlinks update-ldcache")
-    edits = workload_edits(find_driver(tmp_path), find_hook(tmp_path, Path("/")))
+    edits = workload_edits(find_driver(tmp_path), find_hook_program(tmp_path, Path("/")))
     assert list(hooks(edits)) == ["create-symlinks", "update-ldcache"]
 
 
@@ -116,14 +115,14 @@ def test_the_hook_of_the_gpu_operator_is_a_script_beside_the_program(tmp_path):
         tmp_path, "usr/local/nvidia/toolkit/nvidia-cdi-hook", content="#!/bin/sh\nexec nvidia-cdi-hook.real\n"
     )
     lay(tmp_path, "usr/local/nvidia/toolkit/nvidia-cdi-hook.real", content=" ".join(COMMANDS))
-    hook = find_hook(tmp_path, Path("/"))
+    hook = find_hook_program(tmp_path, Path("/"))
     assert (hook.path, hook.commands) == ("/usr/local/nvidia/toolkit/nvidia-cdi-hook", frozenset(COMMANDS))
 
 
 def test_a_driver_in_a_container_is_mounted_from_its_root(tmp_path):
     install(tmp_path / "run/nvidia/driver")
     lay(tmp_path, "usr/local/nvidia/toolkit/nvidia-cdi-hook", content=" ".join(COMMANDS))
-    edits = workload_edits(find_driver(tmp_path), find_hook(tmp_path, Path("/")))
+    edits = workload_edits(find_driver(tmp_path), find_hook_program(tmp_path, Path("/")))
     path = f"/{LIBRARIES}/libcuda.so.{NEW}"
     assert mounts(edits)[path] == f"/run/nvidia/driver{path}"
     assert mounts(edits)["/usr/bin/nvidia-smi"] == "/run/nvidia/driver/usr/bin/nvidia-smi"
@@ -140,7 +139,7 @@ def test_links_through_alternatives_end_at_files(tmp_path):
     lay(tmp_path, "usr/bin/nvidia-cdi-hook", content=" ".join(COMMANDS))
     driver = find_driver(tmp_path)
     assert mounts(workload_edits(driver))[f"/{LIBRARIES}/libcuda.so.1"] == f"/{current}/libcuda.so.{NEW}"
-    made = hooks(workload_edits(driver, find_hook(tmp_path, Path("/"))))["create-symlinks"]
+    made = hooks(workload_edits(driver, find_hook_program(tmp_path, Path("/"))))["create-symlinks"]
     assert f"/{current}/libcuda.so.{NEW}::/{LIBRARIES}/libcuda.so.1" in made
 
 
@@ -213,7 +212,7 @@ def test_a_hook_that_is_installed_later_is_used_from_then_on(tmp_path):
 
     async def story():
         def make(driver):
-            return workload_edits(driver, find_hook(tmp_path / "root", Path("/")))
+            return workload_edits(driver, find_hook_program(tmp_path / "root", Path("/")))
 
         cdi = CdiDirectory(tmp_path / "cdi", "d.example")
         spec = DriverSpec(cdi, make, base=tmp_path / "root")
@@ -254,7 +253,7 @@ def test_containerd_mounts_and_calls_what_was_meant(tmp_path, read_specs):
     lay(tmp_path / "root", "usr/bin/nvidia-cdi-hook", content=" ".join(COMMANDS))
 
     def make(driver):
-        return workload_edits(driver, find_hook(tmp_path / "root", Path("/")))
+        return workload_edits(driver, find_hook_program(tmp_path / "root", Path("/")))
 
     spec = DriverSpec(CdiDirectory(tmp_path / "cdi", "d.example"), make, base=tmp_path / "root")
     (container,) = read_specs(tmp_path / "cdi", asyncio.run(spec.ids())).containers

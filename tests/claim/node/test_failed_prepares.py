@@ -19,21 +19,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.claim.node.conftest import DRIVER, NODE_NAME, NodeKit, allocation
 
-from rackloom.claim.kube.api import Object
-from rackloom.claim.kube.kinds import EVENT, POD, RESOURCE_CLAIM
-from rackloom.claim.node import retrying
-from rackloom.claim.node.pod_sync import ANNOTATION, STOPPED_SECONDS
-from rackloom.claim.node.run import Running
-from rackloom.claim.node.tasks import background, beside
-from rackloom.claim.node.values import ClaimRef, State
+from rackloom.claim.node import tasks
+from rackloom.claim.node.plugin import ClaimRef, PrepareState
+from rackloom.claim.node.requests import RETRY_ANNOTATION, STOPPED_SECONDS
+from rackloom.claim.node.run import PluginProcess
+from rackloom.claim.node.tasks import beside, run_background
+from rackloom.core.kubernetes.objects import EVENT, POD, RESOURCE_CLAIM, Object
 from rackloom.errors import Refused, Retry
-from rackloom.twin.claims.life import Life
-from rackloom.twin.kube import DirectApi, Fault
-from rackloom.twin.kubelet.claims import PodClaim
-from rackloom.twin.nodes.claim_devices import ClaimDevices
-from rackloom.twin.nodes.kubelets import Kubelets
-from rackloom.twin.nodes.node_objects import NodeSpec
-from rackloom.twin.virtual import event_loop
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.nodes.dra_manager import DraManager, PodClaim
+from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
+from rackloom.lab.virtual import event_loop
+from rackloom.lab.virtual.process import Process
 
 SPACE = "default"
 MOST_WAIT = 10.0
@@ -49,16 +47,16 @@ class Node:
     def __init__(self, kit: NodeKit, seed: int) -> None:
         self.kit = kit
         self.toys = kit.toys
-        self.running: Running | None = None
+        self.running: PluginProcess | None = None
         self.resynced: list[str] = []
         """Pods that only the resync of kubelet started."""
         self._now = asyncio.get_running_loop().time
         kubelet = DirectApi(kit.kube, "kubelet")
-        self.kubelets = Kubelets(
+        self.kubelets = SimulatedKubelets(
             kubelet,
             self._now,
             random.Random(seed),
-            devices=ClaimDevices(lambda node: self),
+            devices=DraManager(lambda node: self),
             on_resync=lambda pod: self.resynced.append(pod["metadata"]["name"]),
         )
 
@@ -80,14 +78,14 @@ class Node:
             raise Retry("; ".join(errors), after=0.0)
 
     @asynccontextmanager
-    async def plugin(self) -> AsyncIterator[Running]:
+    async def plugin(self) -> AsyncIterator[PluginProcess]:
         """The plugin while it is registered; as `running()` has it, but without sockets."""
         self.kit.places.home(DRIVER).mkdir(parents=True, exist_ok=True)
         host = msgspec.structs.replace(self.kit.host(), wall=self._now)
-        self.running = one = Running(self.toys, self.kit.api, host)
+        self.running = one = PluginProcess(self.toys, self.kit.api, host)
         one.pods.wake()
         try:
-            async with background(*one.work()):
+            async with run_background(*one.work()):
                 # Pods that are made from here on did not wait for the registration.
                 await asyncio.sleep(0.5)
                 yield one
@@ -121,7 +119,7 @@ class Node:
         return (await self.read(name)).get("status", {}).get("phase") == "Running"
 
     async def annotation(self, name: str = "p") -> str:
-        return str((await self.read(name))["metadata"].get("annotations", {}).get(ANNOTATION, ""))
+        return str((await self.read(name))["metadata"].get("annotations", {}).get(RETRY_ANNOTATION, ""))
 
     async def starts(self, *names: str) -> None:
         """Each pod runs within `MOST_WAIT`."""
@@ -143,7 +141,7 @@ def play(story: Story, seed: int = 1) -> Any:
             return await story(node)
 
     with tempfile.TemporaryDirectory(prefix="rl") as root:
-        return event_loop.run(seed, lambda: run(NodeKit(Path(root))))
+        return event_loop.run_simulation(seed, lambda: run(NodeKit(Path(root))))
 
 
 @given(seed=st.integers(0, 10_000), lasts=st.floats(0.0, 300.0))
@@ -242,8 +240,8 @@ def test_a_pod_that_came_while_the_api_server_was_away(seed: int, lasts: float) 
         async with node.plugin() as plugin:
             await plugin.publisher.published.wait()
             await node.pod()
-            node.kit.kube.faults.add(Fault(user="kubelet", resource="resourceclaims"))
-            node.kit.kube.faults.add(Fault(user="plugin", resource="resourceslices"))
+            node.kit.kube.faults.add(RequestFault(user="kubelet", resource="resourceclaims"))
+            node.kit.kube.faults.add(RequestFault(user="plugin", resource="resourceslices"))
             node.kit.kube.store.hang_up()
             await asyncio.sleep(lasts)
             node.kit.kube.faults.clear()
@@ -298,7 +296,7 @@ def test_a_pod_whose_claim_was_refused_starts_soon_after_that_has_changed(seed: 
     play(story, seed)
 
 
-@pytest.mark.parametrize(("claims", "most"), [(1, 2 + 60 / retrying.REFUSED_PAUSE), (100, 100 + 60 / 0.25)])
+@pytest.mark.parametrize(("claims", "most"), [(1, 2 + 60 / tasks.REFUSED_PAUSE), (100, 100 + 60 / 0.25)])
 def test_what_is_refused_is_tried_seldom(claims: int, most: float) -> None:
     async def story(node: Node) -> None:
         refs = [await node.claim(f"c{number}", f"toy-{number}") for number in range(claims)]
@@ -312,7 +310,7 @@ def test_what_is_refused_is_tried_seldom(claims: int, most: float) -> None:
 
 
 def test_refused_claims_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying, "MOST_REFUSED", 2)
+    monkeypatch.setattr(tasks, "MOST_REFUSED", 2)
 
     async def story(node: Node) -> None:
         refs = [await node.claim(f"c{number}", f"toy-{number}") for number in range(4)]
@@ -360,7 +358,7 @@ def test_a_pod_that_goes_ends_the_retries() -> None:
             before = len(node.toys.prepared)
             await asyncio.sleep(100.0)
             assert len(node.toys.prepared) == before
-            assert plugin.checkpoint.claims[ref.uid].state is State.ABORTED
+            assert plugin.checkpoint.claims[ref.uid].state is PrepareState.ABORTED
 
     play(story)
 
@@ -388,7 +386,7 @@ def test_a_claim_that_kubelet_never_asks_for_again_is_given_up() -> None:
         ref = await node.claim()
         async with node.plugin() as plugin:
             await plugin.requests.prepare([ref], 1.0)
-            await asyncio.sleep(retrying.UNASKED_SECONDS + CALL)
+            await asyncio.sleep(tasks.UNASKED_SECONDS + CALL)
             before = len(node.toys.prepared)
             await asyncio.sleep(100.0)
             assert len(node.toys.prepared) == before
@@ -397,7 +395,7 @@ def test_a_claim_that_kubelet_never_asks_for_again_is_given_up() -> None:
 
 
 def test_claims_beyond_the_limit_wait_for_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrying, "MOST_CLAIMS", 2)
+    monkeypatch.setattr(tasks, "MOST_CLAIMS", 2)
 
     async def story(node: Node) -> None:
         refs = [await node.claim(f"c{number}", f"toy-{number}") for number in range(3)]
@@ -407,7 +405,7 @@ def test_claims_beyond_the_limit_wait_for_kubelet(monkeypatch: pytest.MonkeyPatc
             node.toys.trouble.clear()
             await asyncio.sleep(MOST_WAIT)
             states = [plugin.checkpoint.claims[ref.uid].state for ref in refs]
-            assert sorted(states) == [State.COMPLETED, State.COMPLETED, State.STARTED]
+            assert sorted(states) == [PrepareState.COMPLETED, PrepareState.COMPLETED, PrepareState.STARTED]
 
     play(story)
 
@@ -422,7 +420,7 @@ def test_a_call_that_kubelet_gave_up_goes_on() -> None:
             call.cancel()
             node.toys.trouble.clear()
             await asyncio.sleep(MOST_WAIT)
-            assert plugin.checkpoint.claims[ref.uid].state is State.COMPLETED
+            assert plugin.checkpoint.claims[ref.uid].state is PrepareState.COMPLETED
 
     play(story)
 
@@ -430,7 +428,7 @@ def test_a_call_that_kubelet_gave_up_goes_on() -> None:
 @pytest.mark.parametrize("verb", ["list", "patch"])
 def test_without_the_right_pods_wait_for_kubelet(verb: str) -> None:
     async def story(node: Node) -> None:
-        forbidden = Fault(user="plugin", verb=verb, resource="pods", code=403, reason="Forbidden")
+        forbidden = RequestFault(user="plugin", verb=verb, resource="pods", code=403, reason="Forbidden")
         node.kit.kube.faults.add(forbidden)
         node.toys.trouble["c"] = NOT_YET
         await node.claim()
@@ -474,7 +472,7 @@ def test_a_plugin_that_was_stopped_has_kubelet_ask_again() -> None:
 
     async def story(node: Node) -> None:
         await node.claim()
-        life = Life("plugin")
+        life = Process("plugin")
 
         async def serve() -> None:
             async with node.plugin():

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.claim.node.joinkey import clique_attributes, gpu_attributes, tray_attributes
-from rackloom.topology.facts import Fact, Source
-from rackloom.topology.identity import GpuKey, SlotKey
+from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 

@@ -5,20 +5,20 @@ import asyncio
 import pytest
 import structlog
 
-from rackloom.claim.allocate.objects import (
+from rackloom.claim.node.metrics import PluginMetrics
+from rackloom.claim.node.plugin import DevicePool
+from rackloom.claim.node.slices import DroppedFields, SlicePublisher
+from rackloom.core.allocate.objects import (
     CapacityRequestPolicy,
     Device,
     DeviceAttribute,
     DeviceCapacity,
     DeviceTaint,
 )
-from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
-from rackloom.claim.node.kept import Kept
-from rackloom.claim.node.meter import Meter
-from rackloom.claim.node.publisher import Publisher
-from rackloom.claim.node.values import Pool
-from rackloom.twin.kube import DirectApi, FakeKube
-from rackloom.twin.virtual import event_loop
+from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.virtual import event_loop
 
 TAINT = DeviceTaint(key="d.example.com/lost", effect="NoSchedule")
 
@@ -42,7 +42,7 @@ class Plugin:
         self.devices = [device(0), device(1)]
 
     async def pools(self):
-        return (Pool(name="n1", devices=tuple(self.devices)),)
+        return (DevicePool(name="n1", devices=tuple(self.devices)),)
 
 
 def dropping(*fields):
@@ -68,7 +68,7 @@ def test_what_a_server_does_not_keep_is_not_written_again_and_again(fields):
         kube.rules[RESOURCE_SLICE].append(dropping(*fields))
         api = DirectApi(kube, "plugin")
         await api.create(NODE, {"metadata": {"name": "n1"}})
-        publisher = Publisher(plugin, api, "n1", Meter(plugin.driver, "n1", plugin.kinds))
+        publisher = SlicePublisher(plugin, api, "n1", PluginMetrics(plugin.driver, "n1", plugin.kinds))
         task = asyncio.create_task(publisher.run())
         kube.calls.clear()
         await asyncio.sleep(3600)
@@ -85,7 +85,7 @@ def test_what_a_server_does_not_keep_is_not_written_again_and_again(fields):
         await asyncio.gather(task, return_exceptions=True)
 
     with structlog.testing.capture_logs() as logs:
-        event_loop.run(1, story)
+        event_loop.run_simulation(1, story)
     said = [one["fields"] for one in logs if one["event"] == "node.slice-fields-dropped"]
     assert len(said) == (2 if fields else 0)
     assert all(any(path.endswith(field) for path in paths) for paths in said for field in fields)
@@ -98,7 +98,7 @@ def test_a_slice_that_somebody_else_stripped_is_written_again():
         kube, plugin = FakeKube(), Plugin()
         api = DirectApi(kube, "plugin")
         await api.create(NODE, {"metadata": {"name": "n1"}})
-        publisher = Publisher(plugin, api, "n1", Meter(plugin.driver, "n1", plugin.kinds))
+        publisher = SlicePublisher(plugin, api, "n1", PluginMetrics(plugin.driver, "n1", plugin.kinds))
         await publisher.publish()
         (stored,) = (await api.list(RESOURCE_SLICE)).items
         await DirectApi(kube, "other").replace(RESOURCE_SLICE, dropping("taints")(stored, None))
@@ -106,11 +106,11 @@ def test_a_slice_that_somebody_else_stripped_is_written_again():
         (stored,) = (await api.list(RESOURCE_SLICE)).items
         assert all(one["taints"] for one in stored["spec"]["devices"])
 
-    event_loop.run(1, story)
+    event_loop.run_simulation(1, story)
 
 
 def test_a_server_that_has_learned_a_field_is_believed():
-    kept = Kept()
+    kept = DroppedFields()
     sent = {"spec": {"devices": [{"name": "a", "taints": [{"key": "k", "effect": "NoSchedule"}]}]}}
     assert kept.learn(sent, {"spec": {"devices": [{"name": "a"}]}}) == ("devices.taints",)
     assert kept.of(sent["spec"]["devices"]) == [{"name": "a"}]

@@ -10,15 +10,15 @@ from tests.claim.node.conftest import HURRY
 from tests.waiting import until, until_so
 
 from rackloom.claim.kube.api import KubeError
-from rackloom.claim.kube.kinds import POD, RESOURCE_CLAIM, RESOURCE_SLICE
-from rackloom.claim.node import dra
-from rackloom.claim.node.pod_sync import ANNOTATION
-from rackloom.claim.node.registration import registrar_path
-from rackloom.claim.node.run import Running, running
+from rackloom.claim.node import service
+from rackloom.claim.node.requests import RETRY_ANNOTATION
+from rackloom.claim.node.run import PluginProcess, run_plugin
+from rackloom.claim.node.service import registrar_path
 from rackloom.claim.node.tasks import beside
+from rackloom.core.kubernetes.objects import POD, RESOURCE_CLAIM, RESOURCE_SLICE
 from rackloom.errors import Refused, Retry
-from rackloom.twin.kubelet.calls import NotPrepared
-from rackloom.twin.virtual.event_loop import run as virtual
+from rackloom.lab.nodes.plugin_manager import NotPrepared
+from rackloom.lab.virtual.event_loop import run_simulation as virtual
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
@@ -62,7 +62,7 @@ def test_kubelet_hears_of_every_claim_and_why_one_failed(kit):
 
 def test_what_did_not_end_in_time_is_answered_with_its_last_error(kit, monkeypatch):
     # The plugin gives up after three seconds; its caller has time to hear of it.
-    monkeypatch.setattr(dra, "_MARGIN", HURRY.call - 3.0)
+    monkeypatch.setattr(service, "_MARGIN", HURRY.call - 3.0)
 
     async def story():
         await kit.boot()
@@ -80,7 +80,7 @@ def test_what_did_not_end_in_time_is_answered_with_its_last_error(kit, monkeypat
 
 
 def test_what_did_not_end_in_time_goes_on_without_kubelet(kit, monkeypatch):
-    monkeypatch.setattr(dra, "_MARGIN", HURRY.call - 1.0)
+    monkeypatch.setattr(service, "_MARGIN", HURRY.call - 1.0)
 
     async def story():
         await kit.boot()
@@ -130,7 +130,7 @@ async def waiting_pod(kit, claim):
 
 async def retry_annotation(kit, pod):
     found = await kit.api.get(POD, pod, "default")
-    return found["metadata"].get("annotations", {}).get(ANNOTATION, "")
+    return found["metadata"].get("annotations", {}).get(RETRY_ANNOTATION, "")
 
 
 def test_a_waiting_claim_is_tried_again_when_something_changed(kit):
@@ -299,7 +299,7 @@ def test_a_long_driver_name_gets_a_hashed_socket_and_a_long_directory_is_refused
     async def story():
         host = msgspec.structs.replace(kit.host(), places=places)
         with pytest.raises(Refused, match="the kernel takes 107"):
-            async with running(kit.toys, kit.api, host):
+            async with run_plugin(kit.toys, kit.api, host):
                 raise AssertionError("no socket has such a path")
 
     asyncio.run(story())
@@ -394,10 +394,10 @@ def test_a_claim_that_went_during_a_reboot_is_given_back_soon_after_the_api_serv
         await kit.boot()
         claim = await kit.claim("c1")
         kit.places.home(kit.driver).mkdir(parents=True)
-        await Running(kit.toys, kit.api, kit.host()).requests.prepare([claim.ref])
+        await PluginProcess(kit.toys, kit.api, kit.host()).requests.prepare([claim.ref])
         await kit.api.delete(RESOURCE_CLAIM, "c1", "default")
         kit.boot_id = "boot-2"
-        one = Running(kit.toys, kit.api, kit.host())
+        one = PluginProcess(kit.toys, kit.api, kit.host())
         loop = asyncio.get_running_loop()
         booted = loop.time()
         get = kit.api.get

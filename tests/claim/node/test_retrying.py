@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 
 from rackloom.claim.kube.api import KubeError
-from rackloom.claim.node.retrying import NOT_ANSWERED, BackgroundRetries, persist
-from rackloom.claim.node.values import ClaimRef
+from rackloom.claim.node.plugin import ClaimRef
+from rackloom.claim.node.tasks import NO_ATTEMPT_ENDED, BackgroundRetries, persist
 from rackloom.errors import Refused, Retry
-from rackloom.twin.virtual.event_loop import run
+from rackloom.lab.virtual.event_loop import run_simulation
 
 
 def now():
@@ -40,7 +40,7 @@ def test_pauses_double_up_to_three_seconds():
         assert await persist(attempts, deadline=45.0) == "done"
         return [round(late - early, 3) for early, late in pairwise(attempts.times)]
 
-    assert run(1, story) == [0.25, 0.5, 1.0, 2.0, 3.0, 3.0, 3.0]
+    assert run_simulation(1, story) == [0.25, 0.5, 1.0, 2.0, 3.0, 3.0, 3.0]
 
 
 def test_a_reason_may_ask_for_a_longer_pause():
@@ -49,7 +49,7 @@ def test_a_reason_may_ask_for_a_longer_pause():
         await persist(attempts, deadline=45.0)
         return attempts.times
 
-    assert run(1, story) == [0.0, pytest.approx(10.0)]
+    assert run_simulation(1, story) == [0.0, pytest.approx(10.0)]
 
 
 def test_what_is_refused_is_not_repeated():
@@ -59,7 +59,7 @@ def test_what_is_refused_is_not_repeated():
             await persist(attempts, deadline=45.0)
         assert len(attempts.times) == 2
 
-    run(1, story)
+    run_simulation(1, story)
 
 
 def test_at_the_deadline_the_last_reason_is_told():
@@ -69,7 +69,7 @@ def test_at_the_deadline_the_last_reason_is_told():
             await persist(attempts, deadline=44.0)
         assert now() == pytest.approx(44.0)
 
-    run(1, story)
+    run_simulation(1, story)
 
 
 def test_an_attempt_that_hangs_is_cut_off():
@@ -77,10 +77,10 @@ def test_an_attempt_that_hangs_is_cut_off():
         await asyncio.Event().wait()
 
     async def story():
-        with pytest.raises(Retry, match=NOT_ANSWERED):
+        with pytest.raises(Retry, match=NO_ATTEMPT_ENDED):
             await persist(hang, deadline=5.0)
 
-    run(1, story)
+    run_simulation(1, story)
 
 
 def test_a_timeout_of_the_attempt_itself_is_not_taken_for_the_deadline():
@@ -88,7 +88,7 @@ def test_a_timeout_of_the_attempt_itself_is_not_taken_for_the_deadline():
         with pytest.raises(TimeoutError, match="its own"):
             await persist(Attempts(TimeoutError("its own")), deadline=5.0)
 
-    run(1, story)
+    run_simulation(1, story)
 
 
 def test_a_change_ends_a_pause_and_a_broken_watch_does_not_matter():
@@ -102,7 +102,7 @@ def test_a_change_ends_a_pause_and_a_broken_watch_does_not_matter():
         await persist(attempts, deadline=45.0, changes=changes())
         return attempts.times
 
-    assert run(1, story) == [0.0, pytest.approx(1.0), pytest.approx(3.0)]
+    assert run_simulation(1, story) == [0.0, pytest.approx(1.0), pytest.approx(3.0)]
 
 
 def test_changes_are_not_listened_to_before_they_are_needed():
@@ -113,7 +113,7 @@ def test_changes_are_not_listened_to_before_they_are_needed():
     async def story():
         assert await persist(Attempts(), deadline=5.0, changes=changes()) == "done"
 
-    run(1, story)
+    run_simulation(1, story)
 
 
 def test_a_claim_that_is_begun_anew_is_not_taken_for_refused():
@@ -131,4 +131,4 @@ def test_a_claim_that_is_begun_anew_is_not_taken_for_refused():
         await retries.close()
         return times
 
-    assert run(1, story) == [0.0]
+    assert run_simulation(1, story) == [0.0]

@@ -5,17 +5,17 @@ import copy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.allocate.objects import (
+from rackloom.claim.node.plugin import DevicePool
+from rackloom.claim.node.slices import Create, Delete, SliceOwner, Update, plan_slices, split_into_slices
+from rackloom.core.allocate.objects import (
     CapacityRequestPolicy,
     Device,
     DeviceAttribute,
     DeviceCapacity,
     DeviceTaint,
 )
-from rackloom.claim.node.slices import Create, Delete, Owner, Update, chunks, plan_slices
-from rackloom.claim.node.values import Pool
 
-OWNER = Owner(driver="d.example.com", node="n1", node_uid="node-uid")
+OWNER = SliceOwner(driver="d.example.com", node="n1", node_uid="node-uid")
 TAINT = DeviceTaint(key="d.example.com/lost", effect="NoSchedule")
 device_lists = st.lists(
     st.builds(
@@ -33,7 +33,7 @@ device_lists = st.lists(
     max_size=5,
 )
 pools = st.dictionaries(st.sampled_from(["p1", "p2"]), device_lists, max_size=2).map(
-    lambda found: tuple(Pool(name=name, devices=tuple(devices)) for name, devices in found.items())
+    lambda found: tuple(DevicePool(name=name, devices=tuple(devices)) for name, devices in found.items())
 )
 
 
@@ -107,13 +107,13 @@ def devices(count, taints=()):
 
 
 def test_a_slice_has_at_most_as_many_devices_as_the_api_takes():
-    assert [len(chunk) for chunk in chunks(devices(300))] == [128, 128, 44]
-    assert [len(chunk) for chunk in chunks(devices(130, (TAINT,)))] == [64, 64, 2]
-    assert chunks(()) == ((),)
+    assert [len(chunk) for chunk in split_into_slices(devices(300))] == [128, 128, 44]
+    assert [len(chunk) for chunk in split_into_slices(devices(130, (TAINT,)))] == [64, 64, 2]
+    assert split_into_slices(()) == ((),)
 
 
 def test_a_new_slice_belongs_to_the_node():
-    (action,) = plan_slices([Pool(name="n1", devices=devices(1))], [], OWNER)
+    (action,) = plan_slices([DevicePool(name="n1", devices=devices(1))], [], OWNER)
     assert action.slice["metadata"]["generateName"] == "00000-d.example.com-n1-"
     (owner,) = action.slice["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"], owner["controller"]) == ("Node", "node-uid", True)
@@ -122,9 +122,9 @@ def test_a_new_slice_belongs_to_the_node():
 
 def test_a_taint_that_stays_keeps_its_time():
     server = Server()
-    server.run(plan_slices([Pool(name="n1", devices=devices(1, (TAINT,)))], [], OWNER))
+    server.run(plan_slices([DevicePool(name="n1", devices=devices(1, (TAINT,)))], [], OWNER))
     since = server.all()[0]["spec"]["devices"][0]["taints"][0]["timeAdded"]
-    server.run(plan_slices([Pool(name="n1", devices=devices(2, (TAINT,)))], server.all(), OWNER))
+    server.run(plan_slices([DevicePool(name="n1", devices=devices(2, (TAINT,)))], server.all(), OWNER))
     first, second = server.all()[0]["spec"]["devices"]
     assert first["taints"][0]["timeAdded"] == since
     assert second["taints"][0]["timeAdded"] != since
@@ -132,6 +132,8 @@ def test_a_taint_that_stays_keeps_its_time():
 
 def test_removals_come_last():
     server = Server()
-    server.run(plan_slices([Pool(name="old", devices=devices(1))], [], OWNER))
-    kinds = [type(one) for one in plan_slices([Pool(name="new", devices=devices(1))], server.all(), OWNER)]
+    server.run(plan_slices([DevicePool(name="old", devices=devices(1))], [], OWNER))
+    kinds = [
+        type(one) for one in plan_slices([DevicePool(name="new", devices=devices(1))], server.all(), OWNER)
+    ]
     assert kinds == [Create, Delete]

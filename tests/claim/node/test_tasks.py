@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rackloom.claim.node.tasks import background
+from rackloom.claim.node.tasks import run_background
 
 
 async def _cancelled_twice() -> list[str]:
@@ -20,7 +20,7 @@ async def _cancelled_twice() -> list[str]:
             ended.append(name)
 
     async def serve() -> None:
-        async with background(work("first"), work("second")) as beside:
+        async with run_background(work("first"), work("second")) as beside:
             await beside.fails()
 
     task = asyncio.create_task(serve())

@@ -13,8 +13,8 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubectl import tried
 from tests.waiting import until, until_seen
 
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import CRD, NODE, POD
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.kubernetes.objects import CRD, NODE, POD, Object
 
 CLIQUE = "nvidia.com/gpu.clique"
 RACKLOOM = Path(sys.executable).with_name("rackloom")

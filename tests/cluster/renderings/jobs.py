@@ -5,8 +5,8 @@ from pathlib import Path
 import yaml
 from tests.cluster.renderings.applied import CLIQUE, SMALL
 
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import NODE, POD
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.kubernetes.objects import NODE, POD, Object
 
 GPU = "nvidia.com/gpu"
 GANG = "rackloom.dev/gang"

@@ -15,9 +15,10 @@ from tests.cluster.processes import Child, start
 from tests.cluster.renderings.applied import apply, established
 from tests.cluster.renderings.build import KAI, KAI_PARTS, source
 
-from rackloom.claim.kube.api import Kind, KubeApi, Object
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.kubernetes.objects import Object, ResourceKind
 
-POD_GROUP = Kind("scheduling.run.ai", "v2alpha2", "PodGroup", "podgroups", namespaced=True)
+POD_GROUP = ResourceKind("scheduling.run.ai", "v2alpha2", "PodGroup", "podgroups", namespaced=True)
 _CRDS = (
     "kai.scheduler_topologies",
     "scheduling.run.ai_bindrequests",

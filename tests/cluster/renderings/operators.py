@@ -22,8 +22,8 @@ from tests.cluster.renderings.applied import apply, established
 from tests.ports import reserved_ports
 from tests.waiting import until
 
-from rackloom.claim.kube.api import KubeApi, Object
-from rackloom.claim.kube.kinds import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.kubernetes.objects import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK, Object
 
 _HOOKS = {
     "MutatingWebhookConfiguration": MUTATING_WEBHOOK,

@@ -13,14 +13,14 @@ from tests.cluster.renderings.jobs import GPU, job, job_set, mpi_job, occupy, po
 from tests.cluster.renderings.operators import Operator, installed
 from tests.waiting import until
 
-from rackloom.claim.kube.api import Kind, KubeApi, Object
-from rackloom.claim.kube.kinds import POD
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.kubernetes.objects import POD, Object, ResourceKind
 
 pytestmark = pytest.mark.anyio
 SEGMENT = 16
 ROLE = "training.kubeflow.org/job-role"
 REPLICATED = "jobset.sigs.k8s.io/replicatedjob-name"
-WORKLOAD = Kind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads", namespaced=True)
+WORKLOAD = ResourceKind("kueue.x-k8s.io", "v1beta2", "Workload", "workloads", namespaced=True)
 FRAMEWORKS = ["batch/job", "kubeflow.org/mpijob", "jobset.x-k8s.io/jobset", "pod"]
 CONFIG: Object = {
     "apiVersion": "config.kueue.x-k8s.io/v1beta2",

@@ -32,10 +32,10 @@ from deploy.image.trees import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.image import build
-from rackloom.claim.cluster import manifests
-from rackloom.claim.cluster.settings import DaemonSettings, Settings
-from rackloom.claim.domain.objects import AllocationMode, ComputeDomain
+from deploy.image import build, debian
+from rackloom.core.domains import manifests
+from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
+from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
 
 ROOT = Path(__file__).parents[3]
 NAMES = st.sampled_from(["a", "b", "lib", "x.py", "ä", "n" * 120])
@@ -49,8 +49,8 @@ TREES = st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map("/".join), E
 
 @pytest.fixture(scope="module")
 def own():
-    if compiler(build.debian.needs().python) is None:
-        pytest.skip(f"NO PYTHON {build.debian.needs().python}: an image from here has no bytecode")
+    if compiler(debian.needs().python) is None:
+        pytest.skip(f"NO PYTHON {debian.needs().python}: an image from here has no bytecode")
     return build.own_tree()
 
 
@@ -129,7 +129,7 @@ def test_our_layer_is_the_same_each_time_and_knows_nothing_of_this_machine(own, 
 def test_each_module_of_ours_has_its_bytecode(own):
     modules = {path for path in own if path.endswith(".py")}
     assert len(modules) > 300
-    tag = f"cpython-{build.debian.needs().python.replace('.', '')}"
+    tag = f"cpython-{debian.needs().python.replace('.', '')}"
     cached = {f"{Path(path).parent}/__pycache__/{Path(path).stem}.{tag}.pyc" for path in modules}
     assert cached <= own.keys()
 
@@ -183,7 +183,7 @@ def containers():
         template="channel",
         allocation_mode=AllocationMode.SINGLE,
     )
-    settings = Settings(daemon=DaemonSettings(image="rackloom:0.1.0"))
+    settings = ControllerSettings(daemon=ImexDaemonSettings(image="rackloom:0.1.0"))
     made = manifests.daemon_set(domain, settings, settings.daemon_namespace)
     for container in made["spec"]["template"]["spec"]["containers"]:
         yield f"daemon-{container['name']}", container

@@ -16,7 +16,7 @@ static int failed(const char *what)
 	return 1;
 }
 
-/* Ask the stand-in's command port for its own status, as rackloom.twin.imex.ctl does. */
+/* Ask the stand-in's command port for its own status, as rackloom.lab.imex.ctl does. */
 static int local_status(const char *config)
 {
 	char line[512], address[64] = "", answer[512] = "", status[64];
@@ -65,7 +65,7 @@ int main(int number, char **words)
 	} else {
 		command[at++] = "python3";
 		command[at++] = "-m";
-		command[at++] = is_control ? "rackloom.twin.imex.ctl" : "rackloom.twin.imex.service";
+		command[at++] = is_control ? "rackloom.lab.imex.ctl" : "rackloom.lab.imex.service";
 	}
 	for (int i = 1; i < number; i++)
 		command[at++] = words[i];

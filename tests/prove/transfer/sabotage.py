@@ -4,14 +4,14 @@ import os
 import sys
 import threading
 
-from rackloom.prove.transfer import end, target
-from rackloom.prove.transfer.buffers import Buffer, HostBuffer, Memory
-from rackloom.prove.transfer.evidence import Recorder
-from rackloom.prove.transfer.messages import Descriptor, Served
-from rackloom.prove.transfer.values import EndRecord, Host
+from rackloom.prove.transfer import channel, end, endpoints
+from rackloom.prove.transfer.buffers import Buffer, HostBuffer, MemoryKind
+from rackloom.prove.transfer.channel import BlockDescriptor, Served
+from rackloom.prove.transfer.endpoints import EvidenceRecorder
+from rackloom.prove.transfer.values import EndRecord, HostFacts
 
 
-class Corrupting(Recorder):
+class Corrupting(EvidenceRecorder):
     """Flips one bit of the target's buffer before it is hashed."""
 
     def finish(self, buffer: Buffer) -> EndRecord:
@@ -20,15 +20,15 @@ class Corrupting(Recorder):
         return super().finish(buffer)
 
 
-class Dying(Recorder):
+class Dying(EvidenceRecorder):
     """Ends the target's process while the timed iterations run."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: HostFacts) -> None:
         super().__init__(host)
         threading.Timer(0.3, os._exit, (9,)).start()
 
 
-def half(metadata: bytes, descriptors: tuple[Descriptor, ...], memory: Memory) -> Served:
+def half(metadata: bytes, descriptors: tuple[BlockDescriptor, ...], memory: MemoryKind) -> Served:
     """Serves fewer blocks than were asked for."""
     return Served(metadata, descriptors[:1], memory)
 
@@ -36,11 +36,11 @@ def half(metadata: bytes, descriptors: tuple[Descriptor, ...], memory: Memory) -
 if __name__ == "__main__":
     fault = sys.argv[1]
     if fault == "corrupt":
-        target.Recorder = Corrupting
+        endpoints.EvidenceRecorder = Corrupting
     elif fault == "die":
-        target.Recorder = Dying
+        endpoints.EvidenceRecorder = Dying
     elif fault == "stunted":
-        target.Served = half
+        channel.Served = half
     elif fault == "silent":
         sys.stdin.read()
     elif fault == "crash":

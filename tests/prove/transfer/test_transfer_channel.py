@@ -11,8 +11,19 @@ from hypothesis import strategies as st
 from tests.waiting import PATIENCE
 
 from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer.channel import MAX_BODY, Channel, Wire, accept, check_secret, connect
-from rackloom.prove.transfer.messages import Begin, Offer, Refusal, Served, served
+from rackloom.prove.transfer.channel import (
+    MAX_FRAME_BODY,
+    Begin,
+    Channel,
+    Offer,
+    Refusal,
+    Served,
+    Wire,
+    accept_channel,
+    check_secret,
+    connect_channel,
+    receive_served,
+)
 from rackloom.prove.transfer.values import TransferSpec
 
 SECRET = b"0123456789abcdef"
@@ -40,8 +51,8 @@ def shake(initiator_secret: bytes, target_secret: bytes) -> tuple[object, object
             return error
 
     with pair() as (a, b), ThreadPoolExecutor(1) as pool:
-        target = pool.submit(outcome, accept, b, target_secret)
-        initiator = outcome(connect, a, initiator_secret)
+        target = pool.submit(outcome, accept_channel, b, target_secret)
+        initiator = outcome(connect_channel, a, initiator_secret)
         return initiator, target.result()
 
 
@@ -63,17 +74,17 @@ def receive(raw: bytes, count: int = 1) -> list[object]:
 
 def test_the_same_secret_opens_a_channel_in_both_directions() -> None:
     with pair() as (a, b), ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(accept, wire(b), SECRET)
-        here = connect(wire(a), SECRET)
+        opening = pool.submit(accept_channel, wire(b), SECRET)
+        here = connect_channel(wire(a), SECRET)
         there = opening.result()
         offer = Offer(TransferSpec(block_size=1 << 20))
         here.send(offer)
         assert there.receive(Offer) == offer
         there.send(Served(b"meta", ((4096, 1 << 20, 0),)))
-        assert served(here) == Served(b"meta", ((4096, 1 << 20, 0),))
+        assert receive_served(here) == Served(b"meta", ((4096, 1 << 20, 0),))
         there.send(Refusal("too large", "ask for less"))
         with pytest.raises(Refused, match="the target refused: too large; ask for less"):
-            served(here)
+            receive_served(here)
 
 
 def test_different_secrets_are_refused_at_both_ends() -> None:
@@ -85,7 +96,7 @@ def test_different_secrets_are_refused_at_both_ends() -> None:
 
 def test_a_target_that_only_echoes_does_not_pass_for_one_with_the_secret() -> None:
     with pair() as (a, b), ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(connect, wire(a), SECRET)
+        opening = pool.submit(connect_channel, wire(a), SECRET)
         b.sendall(b.recv(1 << 10))  # our own prefix and nonce
         b.sendall(b.recv(1 << 10))  # our own proof
         with pytest.raises(Refused, match="different secrets"):
@@ -94,12 +105,12 @@ def test_a_target_that_only_echoes_does_not_pass_for_one_with_the_secret() -> No
 
 def test_a_session_cannot_be_replayed_to_the_target() -> None:
     with pair() as (a, b), ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(accept, wire(b), SECRET)
+        opening = pool.submit(accept_channel, wire(b), SECRET)
         with _Recorded(a) as spied:
-            connect(wire(spied), SECRET)
+            connect_channel(wire(spied), SECRET)
         opening.result()
     with pair() as (a, b), ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(accept, wire(b), SECRET)
+        opening = pool.submit(accept_channel, wire(b), SECRET)
         a.sendall(b"".join(spied.sent))
         with pytest.raises(Refused, match="different secrets"):
             opening.result()
@@ -123,7 +134,7 @@ def test_no_bytes_of_a_stranger_open_a_channel(raw: bytes) -> None:
         a.sendall(raw)
         a.shutdown(socket.SHUT_WR)
         with pytest.raises((Refused, Retry)):
-            accept(wire(b), SECRET)
+            accept_channel(wire(b), SECRET)
 
 
 @given(st.binary(max_size=300))
@@ -162,13 +173,13 @@ def test_a_message_is_not_accepted_back_from_where_it_went() -> None:
 
 
 def test_an_oversized_announcement_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(Refused, match=f"limit is {MAX_BODY}"):
-        receive((MAX_BODY + 1).to_bytes(4, "big") + bytes(32))
+    with pytest.raises(Refused, match=f"limit is {MAX_FRAME_BODY}"):
+        receive((MAX_FRAME_BODY + 1).to_bytes(4, "big") + bytes(32))
 
 
 def test_an_oversized_message_is_not_sent() -> None:
     with pair() as (a, _), pytest.raises(Refused, match="fewer blocks"):
-        Channel(wire(a), KEY, "initiator").send(Served(bytes(MAX_BODY), ()))
+        Channel(wire(a), KEY, "initiator").send(Served(bytes(MAX_FRAME_BODY), ()))
 
 
 @pytest.mark.parametrize("message", [Begin(), {"type": "Offer"}, {"type": "Offer", "spec": {"extra": 1}}, 7])
@@ -185,9 +196,9 @@ def test_an_authentic_offer_out_of_range_is_refused() -> None:
 
 def test_a_silent_peer_costs_no_more_than_the_deadline() -> None:
     with pair() as (_, b), pytest.raises(Retry):
-        accept(wire(b, seconds=0.05), SECRET)
+        accept_channel(wire(b, seconds=0.05), SECRET)
     with pair() as (_, b), pytest.raises(Retry, match="over"):
-        accept(wire(b, seconds=-1.0), SECRET)
+        accept_channel(wire(b, seconds=-1.0), SECRET)
 
 
 def test_a_gone_peer_is_noticed_without_waiting_or_taking_data() -> None:

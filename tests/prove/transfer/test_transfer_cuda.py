@@ -8,12 +8,16 @@ from hypothesis import strategies as st
 from tests.prove.transfer.fake_cuda import ADDRESSES, FakeCuda
 
 from rackloom.errors import Refused
-from rackloom.prove.transfer import cuda, memory
-from rackloom.prove.transfer.buffers import DeviceBuffer, HostBuffer, allocate
-from rackloom.prove.transfer.cuda import DeviceMemory, Driver
-from rackloom.prove.transfer.lanes import Place
-from rackloom.prove.transfer.run import run_pair
-from rackloom.prove.transfer.values import Seat, TransferReport, TransferSpec, Ucx
+from rackloom.prove.transfer import agent, buffers
+from rackloom.prove.transfer.buffers import (
+    CudaDriver,
+    DeviceBuffer,
+    DeviceMemory,
+    HostBuffer,
+    allocate_buffer,
+)
+from rackloom.prove.transfer.run import EndLocation, run_pair
+from rackloom.prove.transfer.values import EndConfig, TransferReport, TransferSpec, UcxPins
 
 
 def missing_fabric() -> str | None:
@@ -25,7 +29,7 @@ def missing_fabric() -> str | None:
     return None
 
 
-NO_GPU, NO_FABRIC = cuda.missing(), missing_fabric()
+NO_GPU, NO_FABRIC = buffers.no_gpu_reason(), missing_fabric()
 
 
 @given(st.integers(1, 5000), st.integers(0, 1 << 32))
@@ -52,7 +56,7 @@ def test_the_context_is_current_before_there_is_memory() -> None:
 
 def test_gpus_are_found_by_ordinal_and_by_pci_address() -> None:
     driver = FakeCuda()
-    assert Driver(driver.load).addresses() == tuple(address.lower() for address in ADDRESSES)
+    assert CudaDriver(driver.load).addresses() == tuple(address.lower() for address in ADDRESSES)
     assert DeviceMemory("cuda:0000:90:00.0", 8, driver.load).ordinal == 1
     with pytest.raises(Refused, match="no GPU 2: the CUDA driver finds 2"):
         DeviceMemory("cuda:2", 8, driver.load)
@@ -79,9 +83,9 @@ def test_why_there_is_no_gpu_or_no_fabric_is_said() -> None:
     def absent(name: str) -> ctypes.CDLL:
         raise OSError(f"{name}: cannot open shared object file")
 
-    assert "no CUDA driver here" in str(cuda.missing(absent))
-    assert cuda.missing(FakeCuda(gpus=0).load) == "the CUDA driver finds no GPU"
-    assert cuda.missing(FakeCuda().load) is None
+    assert "no CUDA driver here" in str(buffers.no_gpu_reason(absent))
+    assert buffers.no_gpu_reason(FakeCuda(gpus=0).load) == "the CUDA driver finds no GPU"
+    assert buffers.no_gpu_reason(FakeCuda().load) is None
     with pytest.raises(Refused, match="no multi-node NVLink domain"):
         DeviceMemory("fabric:0", 1, FakeCuda().load)
 
@@ -94,11 +98,11 @@ def test_a_full_gpu_is_refused_with_the_drivers_own_word() -> None:
 @pytest.mark.parametrize("device", ["gpu", "cuda", "cuda:", "rocm:0", ""])
 def test_what_is_no_device_is_refused(device: str) -> None:
     with pytest.raises(Refused, match="is no device"):
-        allocate(device, 8)
+        allocate_buffer(device, 8)
 
 
 def two_processes(device: str, transports: tuple[str, ...]) -> TransferReport:
-    place = Place(seat=Seat(device=device, ucx=Ucx(transports)))
+    place = EndLocation(seat=EndConfig(device=device, ucx=UcxPins(transports)))
     spec = TransferSpec(block_size=256 << 20, iters=20, warmup_iters=5, timeout_seconds=120)
     return run_pair(spec, initiator=place, target=place)
 
@@ -106,7 +110,7 @@ def two_processes(device: str, transports: tuple[str, ...]) -> TransferReport:
 @pytest.mark.gpu
 @pytest.mark.nixl
 @pytest.mark.skipif(NO_GPU is not None, reason=f"needs a GPU: {NO_GPU}")
-@pytest.mark.skipif(memory.missing() is not None, reason=str(memory.missing()))
+@pytest.mark.skipif(agent.nixl_missing_reason() is not None, reason=str(agent.nixl_missing_reason()))
 def test_gpu_memory_of_two_processes_is_copied_by_cuda_ipc() -> None:
     report = two_processes("cuda:0", ("cuda_ipc", "cuda_copy", "tcp"))
     assert report.verified
@@ -119,7 +123,7 @@ def test_gpu_memory_of_two_processes_is_copied_by_cuda_ipc() -> None:
 @pytest.mark.gpu
 @pytest.mark.nixl
 @pytest.mark.skipif(NO_FABRIC is not None, reason=f"needs multi-node NVLink: {NO_FABRIC}")
-@pytest.mark.skipif(memory.missing() is not None, reason=str(memory.missing()))
+@pytest.mark.skipif(agent.nixl_missing_reason() is not None, reason=str(agent.nixl_missing_reason()))
 def test_fabric_memory_is_moved_by_cuda_ipc() -> None:
     report = two_processes("fabric:0", ("cuda_ipc", "cuda_copy", "tcp"))
     assert report.verified

@@ -11,7 +11,7 @@ import pytest
 from tests.waiting import PATIENCE
 
 from rackloom.errors import Refused
-from rackloom.prove.transfer import emulate, run
+from rackloom.prove.transfer import emulation, run
 from rackloom.prove.transfer.values import TransferReport, TransferSpec
 
 SPEC = TransferSpec(block_size=4 << 20, iters=3, warmup_iters=1, timeout_seconds=PATIENCE)
@@ -28,7 +28,7 @@ def inside(prefix: tuple[str, ...], *command: str) -> str:
 
 @pytest.mark.root
 def test_each_end_of_each_nic_is_held_to_its_declared_rate() -> None:
-    with emulate.emulate(2.0, 1.41) as pods:
+    with emulation.emulate(2.0, 1.41) as pods:
         for prefix in (pods.prefix_a, pods.prefix_b):
             for device, gigabits in zip(("rdma0", "rdma1"), pods.gigabits, strict=True):
                 (shaper,) = json.loads(inside(prefix, "tc", "-json", "qdisc", "show", "dev", device))
@@ -40,16 +40,16 @@ def test_each_end_of_each_nic_is_held_to_its_declared_rate() -> None:
 
 @pytest.mark.root
 def test_pods_are_removed_after_use_and_after_a_failure() -> None:
-    with emulate.emulate():
+    with emulation.emulate():
         assert len(namespaces(os.getpid())) == 2
-    with pytest.raises(ZeroDivisionError), emulate.emulate():
+    with pytest.raises(ZeroDivisionError), emulation.emulate():
         _ = 1 / 0
     assert namespaces(os.getpid()) == []
 
 
 CHILD = """
 import time
-from rackloom.prove.transfer.emulate import emulate
+from rackloom.prove.transfer.emulation import emulate
 with emulate():
     print("up", flush=True)
     time.sleep(600)
@@ -68,14 +68,14 @@ def test_pods_are_removed_on_sigterm_and_swept_after_sigkill() -> None:
         if how == signal.SIGTERM:
             assert namespaces(child.pid) == []
     # What the killed one left is swept by the next of us: maybe a test beside this one.
-    with emulate.emulate():
+    with emulation.emulate():
         assert namespaces(child.pid) == []
 
 
 @pytest.mark.root
 def test_the_pods_of_a_living_process_are_not_swept() -> None:
-    with emulate.emulate():
-        emulate.sweep()
+    with emulation.emulate():
+        emulation.remove_stale_namespaces()
         assert len(namespaces(os.getpid())) == 2
 
 
@@ -110,7 +110,7 @@ def test_each_arm_is_carried_by_its_own_nic_and_stays_under_its_shaper() -> None
 @pytest.mark.root
 @pytest.mark.nixl
 def test_a_swapped_nic_is_found_by_its_counters_where_the_rates_are_equal() -> None:
-    with emulate.emulate(2.0, 2.0) as pods:
+    with emulation.emulate(2.0, 2.0) as pods:
         report = run.run_emulated(SPEC, pods, "rdma1", promised="rdma0")
     assert report.verified
     assert report.path.verdict == "does not hold"
@@ -137,13 +137,13 @@ def test_where_pods_are_not_possible_one_plain_run_says_why(monkeypatch: pytest.
 
 def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    reason = emulate.can_emulate()
+    reason = emulation.can_emulate()
     assert reason is not None
     assert reason.endswith("is not installed")
 
 
 def test_without_nixl_the_label_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rackloom.prove.transfer.memory.find_spec", lambda _: None)
+    monkeypatch.setattr("rackloom.prove.transfer.agent.find_spec", lambda _: None)
     for attempt in (run.run_alignment, run.run_plain, run.run_pair):
         with pytest.raises(Refused, match="NIXL is not installed: no wheel for this platform"):
             attempt(SPEC)

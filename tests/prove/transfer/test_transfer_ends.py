@@ -13,16 +13,14 @@ from tests.waiting import PATIENCE, until_seen
 
 from rackloom.errors import Refused, Retry
 from rackloom.prove.transfer import processes
-from rackloom.prove.transfer.events import BeInitiator, BeTarget, Done, Listening, TurnedAway
-from rackloom.prove.transfer.lanes import Place
-from rackloom.prove.transfer.processes import End
-from rackloom.prove.transfer.run import run_pair
-from rackloom.prove.transfer.values import Promise, Seat, TransferSpec, Ucx
+from rackloom.prove.transfer.processes import BeInitiator, BeTarget, Done, EndProcess, Listening, TurnedAway
+from rackloom.prove.transfer.run import EndLocation, run_pair
+from rackloom.prove.transfer.values import EndConfig, Promise, TransferSpec, UcxPins
 
 SECRET = "0123456789abcdef"
 SMALL = TransferSpec(block_size=1 << 20, iters=3, warmup_iters=1, timeout_seconds=PATIENCE)
 LONG = TransferSpec(block_size=1 << 20, iters=100_000, warmup_iters=0, timeout_seconds=PATIENCE)
-TARGET = BeTarget("127.0.0.1", 0, Seat(), once=True, timeout_seconds=PATIENCE)
+TARGET = BeTarget("127.0.0.1", 0, EndConfig(), once=True, timeout_seconds=PATIENCE)
 SABOTAGE = (sys.executable, str(Path(__file__).with_name("sabotage.py")))
 
 
@@ -40,7 +38,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.nixl
 def test_a_read_of_many_blocks_over_a_pinned_device_is_counted_there() -> None:
-    place = Place(seat=Seat(ucx=Ucx(("tcp",), ("lo",))))
+    place = EndLocation(seat=EndConfig(ucx=UcxPins(("tcp",), ("lo",))))
     spec = TransferSpec(
         op="READ", block_size=1 << 16, batch_size=16, iters=2, warmup_iters=0, timeout_seconds=PATIENCE
     )
@@ -52,20 +50,20 @@ def test_a_read_of_many_blocks_over_a_pinned_device_is_counted_there() -> None:
 
 @pytest.mark.nixl
 def test_one_flipped_bit_in_the_target_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PROGRAM", (*SABOTAGE, "corrupt"))
+    monkeypatch.setattr(processes, "END_PROGRAM", (*SABOTAGE, "corrupt"))
     assert not run_pair(SMALL).verified
 
 
 @pytest.mark.nixl
 def test_a_target_that_dies_in_the_middle_ends_the_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PROGRAM", (*SABOTAGE, "die"))
+    monkeypatch.setattr(processes, "END_PROGRAM", (*SABOTAGE, "die"))
     with pytest.raises(Retry, match=r"target ended|broke off|closed|stopped|NIXL reported|ended without"):
         run_pair(LONG)
 
 
 @pytest.mark.nixl
 def test_a_target_of_the_wrong_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PROGRAM", (*SABOTAGE, "stunted"))
+    monkeypatch.setattr(processes, "END_PROGRAM", (*SABOTAGE, "stunted"))
     spec = TransferSpec(block_size=4096, batch_size=2, iters=1, warmup_iters=0, timeout_seconds=PATIENCE)
     with pytest.raises(Refused, match="registered 4096 bytes where 8192 were asked for"):
         run_pair(spec)
@@ -73,7 +71,7 @@ def test_a_target_of_the_wrong_size_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.nixl
 def test_a_device_that_does_not_exist_is_refused_with_what_ucx_said() -> None:
-    place = Place(seat=Seat(ucx=Ucx(("tcp",), ("absent0",))))
+    place = EndLocation(seat=EndConfig(ucx=UcxPins(("tcp",), ("absent0",))))
     with pytest.raises(Refused, match="UCX could not be started") as refused:
         run_pair(SMALL, initiator=place, target=place)
     assert refused.value.nearest_fix is not None
@@ -86,13 +84,16 @@ def test_more_memory_than_the_host_has_is_refused() -> None:
 
 
 def test_strangers_and_wrong_secrets_are_turned_away_and_the_target_lives_on() -> None:
-    with End((), SECRET, TARGET) as target:
+    with EndProcess((), SECRET, TARGET) as target:
         port = target.expect(Listening, soon()).port
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert "does not speak" in target.expect(TurnedAway, soon()).reason
-        wrong = BeInitiator("127.0.0.1", port, Seat(), SMALL)
-        with End((), SECRET[::-1], wrong) as initiator, pytest.raises(Refused, match="different secrets"):
+        wrong = BeInitiator("127.0.0.1", port, EndConfig(), SMALL)
+        with (
+            EndProcess((), SECRET[::-1], wrong) as initiator,
+            pytest.raises(Refused, match="different secrets"),
+        ):
             initiator.expect(Done, soon())
         assert "different secrets" in target.expect(TurnedAway, soon()).reason
         with socket.create_connection(("127.0.0.1", port)):
@@ -101,7 +102,7 @@ def test_strangers_and_wrong_secrets_are_turned_away_and_the_target_lives_on() -
 
 
 def test_a_secret_is_in_no_command_line_and_no_environment() -> None:
-    with End((), SECRET, TARGET) as target:
+    with EndProcess((), SECRET, TARGET) as target:
         target.expect(Listening, soon())
         for file in ("cmdline", "environ"):
             assert SECRET.encode() not in Path("/proc", str(target.pid), file).read_bytes()
@@ -109,28 +110,30 @@ def test_a_secret_is_in_no_command_line_and_no_environment() -> None:
 
 def test_a_taken_port_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        order = BeTarget("127.0.0.1", taken.getsockname()[1], Seat(), once=True, timeout_seconds=PATIENCE)
-        with End((), SECRET, order) as target, pytest.raises(Refused, match="cannot listen"):
+        order = BeTarget(
+            "127.0.0.1", taken.getsockname()[1], EndConfig(), once=True, timeout_seconds=PATIENCE
+        )
+        with EndProcess((), SECRET, order) as target, pytest.raises(Refused, match="cannot listen"):
             target.expect(Listening, soon())
 
 
 def test_a_target_nobody_comes_to_gives_up() -> None:
-    order = BeTarget("127.0.0.1", 0, Seat(), once=True, timeout_seconds=0.1)
-    with End((), SECRET, order) as target, pytest.raises(Retry, match="no initiator came"):
+    order = BeTarget("127.0.0.1", 0, EndConfig(), once=True, timeout_seconds=0.1)
+    with EndProcess((), SECRET, order) as target, pytest.raises(Retry, match="no initiator came"):
         target.expect(Done, soon())
 
 
 def test_an_end_that_says_nothing_is_given_up_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PROGRAM", (*SABOTAGE, "silent"))
-    with End((), SECRET, TARGET) as target, pytest.raises(Retry, match="said nothing in time"):
+    monkeypatch.setattr(processes, "END_PROGRAM", (*SABOTAGE, "silent"))
+    with EndProcess((), SECRET, TARGET) as target, pytest.raises(Retry, match="said nothing in time"):
         target.event(time.monotonic() + 0.1)
     until_seen(lambda: gone(target.pid), "the end has ended")
 
 
 def test_the_last_words_of_an_end_that_crashed_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PROGRAM", (*SABOTAGE, "crash"))
+    monkeypatch.setattr(processes, "END_PROGRAM", (*SABOTAGE, "crash"))
     with (
-        End((), SECRET, TARGET) as target,
+        EndProcess((), SECRET, TARGET) as target,
         pytest.raises(Retry, match="without a result: the reason it crashed"),
     ):
         target.event(soon())
@@ -138,7 +141,7 @@ def test_the_last_words_of_an_end_that_crashed_are_kept(monkeypatch: pytest.Monk
 
 PARENT = f"""
 import sys, time
-from rackloom.prove.transfer.events import BeTarget, Listening
+from rackloom.prove.transfer.processes import BeTarget, Listening
 from rackloom.prove.transfer.processes import End
 from rackloom.prove.transfer.values import Seat
 with End((), {SECRET!r}, BeTarget("127.0.0.1", 0, Seat(), once=True, timeout_seconds=60)) as target:

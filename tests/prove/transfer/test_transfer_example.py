@@ -14,12 +14,12 @@ from tests.ports import reserved_ports
 from tests.prove.transfer.transfer_values import RESULT_FIELDS
 from tests.waiting import PATIENCE
 
-from rackloom.prove.transfer.memory import missing
+from rackloom.prove.transfer.agent import nixl_missing_reason
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 EXAMPLE = EXAMPLES / "nixl-kv-transfer"
 SCRIPT = EXAMPLE / "nixl_benchmark.py"
-needs_nixl = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+needs_nixl = pytest.mark.skipif(nixl_missing_reason() is not None, reason=str(nixl_missing_reason()))
 
 
 def built(directory: Path) -> dict[tuple[str, str], Any]:

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from tests.prove.transfer.transfer_values import nic, paired, record, run
 
 from rackloom.errors import Refused
-from rackloom.prove.transfer.comparison import compare_records
-from rackloom.prove.transfer.gate import Finding, check_baseline, judge
-from rackloom.prove.transfer.pairing import Pair
-from rackloom.prove.transfer.records import Record
+from rackloom.prove.transfer.comparison import BaselineFinding, check_baseline, compare_records, judge_record
+from rackloom.prove.transfer.pairing import GpuNicPair
+from rackloom.prove.transfer.records import TransferRecord
 from rackloom.prove.transfer.values import Promise
 from rackloom.topology.profiles import load_machine
 
@@ -20,8 +19,8 @@ MACHINE = load_machine("azure-nd96isr-h100-v5")
 BASELINE = record([run(rate) for rate in STEADY])
 
 
-def gate(now: Record, baseline: Record = BASELINE) -> Finding:
-    (found,) = judge(now, baseline)
+def gate(now: TransferRecord, baseline: TransferRecord = BASELINE) -> BaselineFinding:
+    (found,) = judge_record(now, baseline)
     return found
 
 
@@ -88,9 +87,9 @@ def test_a_slower_link_is_degraded_bandwidth() -> None:
 
 
 def test_a_farther_nic_is_misalignment_whatever_the_rate() -> None:
-    near = paired([STEADY], [Pair("cuda:0", "mlx5_0:1", "NODE", "NODE")])
-    far = paired([SLOW], [Pair("cuda:0", "mlx5_4:1", "SYS", "NODE")])
-    alone, together = judge(far, near)
+    near = paired([STEADY], [GpuNicPair("cuda:0", "mlx5_0:1", "NODE", "NODE")])
+    far = paired([SLOW], [GpuNicPair("cuda:0", "mlx5_4:1", "SYS", "NODE")])
+    alone, together = judge_record(far, near)
     for found in (alone, together):
         assert found.outcome == "regressed"
         assert found.reason == "misalignment: SYS where the baseline was NODE"
@@ -107,9 +106,9 @@ def test_contention_leaves_a_loss_unknown_and_data_is_never_excused() -> None:
 
 def test_a_gpu_that_was_not_measured_is_unknown() -> None:
     """A node that lost a GPU must not pass on the seven that are left."""
-    pairs = [Pair("cuda:0", "mlx5_0:1"), Pair("cuda:1", "mlx5_1:1")]
+    pairs = [GpuNicPair("cuda:0", "mlx5_0:1"), GpuNicPair("cuda:1", "mlx5_1:1")]
     both, one = paired([STEADY, STEADY], pairs), paired([STEADY], pairs[:1])
-    missing = [found for found in judge(one, both) if found.outcome != "holds"]
+    missing = [found for found in judge_record(one, both) if found.outcome != "holds"]
     assert [found.device for found in missing] == ["mlx5_1:1", "mlx5_1:1"]
     assert all(found.outcome == "unknown" and "not measured" in found.reason for found in missing)
 
@@ -128,10 +127,10 @@ def test_other_machines_and_other_measurements_are_refused() -> None:
     assert gate(msgspec.structs.replace(here, machine=renamed), here).outcome == "holds"
     for other in (load_machine("gke-a4-highgpu-8g-b200"), load_machine("alibaba-ecs.gn8is-2x.8xlarge"), None):
         with pytest.raises(Refused, match="another topology"):
-            judge(msgspec.structs.replace(here, machine=other), here)
+            judge_record(msgspec.structs.replace(here, machine=other), here)
     reading = msgspec.structs.replace(BASELINE, spec=msgspec.structs.replace(BASELINE.spec, op="READ"))
     with pytest.raises(Refused, match="op WRITE against READ"):
-        judge(reading, BASELINE)
+        judge_record(reading, BASELINE)
 
 
 @pytest.mark.parametrize(
@@ -143,13 +142,13 @@ def test_other_machines_and_other_measurements_are_refused() -> None:
         (record([run(39.0)] * 3, incomplete="the target ended"), "incomplete"),
     ],
 )
-def test_a_flawed_record_is_no_baseline(flawed: Record, problem: str) -> None:
+def test_a_flawed_record_is_no_baseline(flawed: TransferRecord, problem: str) -> None:
     with pytest.raises(Refused, match=problem):
         check_baseline(flawed)
 
 
 def test_two_records_are_compared_arm_by_arm() -> None:
-    pairs = [Pair("cuda:0", "mlx5_0:1"), Pair("cuda:1", "mlx5_1:1")]
+    pairs = [GpuNicPair("cuda:0", "mlx5_0:1"), GpuNicPair("cuda:1", "mlx5_1:1")]
     compared = compare_records(paired([STEADY, STEADY], pairs), paired([SLOW, STEADY], pairs))
     assert [one.name for one in compared] == [
         "cuda:0 over mlx5_0:1",
@@ -162,7 +161,7 @@ def test_two_records_are_compared_arm_by_arm() -> None:
 
 
 def test_what_has_nothing_in_common_is_not_compared() -> None:
-    a, b = (paired([STEADY], [Pair(gpu, "mlx5_0:1")]) for gpu in ("cuda:0", "cuda:1"))
+    a, b = (paired([STEADY], [GpuNicPair(gpu, "mlx5_0:1")]) for gpu in ("cuda:0", "cuda:1"))
     assert compare_records(a, a)
     with pytest.raises(Refused, match="no arm in common"):
         compare_records(BASELINE, b)

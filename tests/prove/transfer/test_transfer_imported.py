@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from rackloom.errors import Refused
-from rackloom.prove.transfer.imported import read_nccl, read_nvbandwidth
-from rackloom.prove.transfer.kv import BYTES_PER_TOKEN, all_models, kv_terms
+from rackloom.prove.transfer.records import read_nccl, read_nvbandwidth
+from rackloom.prove.transfer.render import BYTES_PER_TOKEN, kv_terms, kv_terms_of_all_models
 
 
 def nvbandwidth(*cases: dict[str, Any]) -> str:
@@ -81,7 +81,7 @@ def test_a_gibibyte_is_8192_tokens_of_llama_3_1_8b() -> None:
     assert terms.milliseconds == pytest.approx(27.48, abs=0.01)
     assert terms.ttft_share == pytest.approx(27.48 / 327.48, abs=1e-4)
     assert kv_terms("Llama-3.1-8B", 8192, 39.07, None).ttft_share is None
-    assert len(all_models(100, 1.0, None)) == len(BYTES_PER_TOKEN)
+    assert len(kv_terms_of_all_models(100, 1.0, None)) == len(BYTES_PER_TOKEN)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,16 @@ from pathlib import Path
 import pytest
 
 from rackloom.errors import Refused
-from rackloom.prove.transfer.allocation import read_allocation
-from rackloom.prove.transfer.isolation import Allocated, Visible, absent, look, strangers
-from rackloom.prove.transfer.links import Link, read_links
+from rackloom.prove.transfer.devices import (
+    AllocatedDevices,
+    Link,
+    VisibleDevices,
+    missing_devices,
+    read_allocation,
+    read_links,
+    unallocated_devices,
+    visible_devices,
+)
 
 ROUTES = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
 
@@ -84,40 +91,40 @@ def routes(tmp_path: Path) -> Path:
 
 def test_only_character_devices_make_an_hca_visible(sys: Path, tmp_path: Path) -> None:
     """The RDMA subsystem shows every HCA of the host in /sys, whoever it was given to."""
-    seen = look(sys, dev(tmp_path / "dev", "rdma_cm", "uverbs0", "umad0", "issm0"))
-    assert seen == Visible(("issm0", "rdma_cm", "umad0", "uverbs0"), ("mlx5_0",), ("rdma0",))
+    seen = visible_devices(sys, dev(tmp_path / "dev", "rdma_cm", "uverbs0", "umad0", "issm0"))
+    assert seen == VisibleDevices(("issm0", "rdma_cm", "umad0", "uverbs0"), ("mlx5_0",), ("rdma0",))
 
 
 @pytest.mark.parametrize("name", ["mlx5_0", "rdma0", "0000:8a:00.0"])
 def test_an_allocation_covers_the_hca_and_its_netdev_by_any_name(
     name: str, sys: Path, tmp_path: Path, routes: Path
 ) -> None:
-    seen = look(sys, dev(tmp_path / "dev", "rdma_cm", "uverbs0"))
-    assert strangers(seen, Allocated((name,)), sys, routes) == []
-    assert absent(seen, Allocated((name,)), sys) == []
+    seen = visible_devices(sys, dev(tmp_path / "dev", "rdma_cm", "uverbs0"))
+    assert unallocated_devices(seen, AllocatedDevices((name,)), sys, routes) == []
+    assert missing_devices(seen, AllocatedDevices((name,)), sys) == []
 
 
 def test_a_device_beyond_the_allocation_is_a_stranger(sys: Path, tmp_path: Path, routes: Path) -> None:
-    seen = look(sys, dev(tmp_path / "dev", "uverbs0", "uverbs1"))
-    assert strangers(seen, Allocated(("mlx5_0",)), sys, routes) == ["mlx5_1"]
-    assert strangers(seen, Allocated(("mlx5_1",)), sys, routes) == ["mlx5_0", "rdma0"]
+    seen = visible_devices(sys, dev(tmp_path / "dev", "uverbs0", "uverbs1"))
+    assert unallocated_devices(seen, AllocatedDevices(("mlx5_0",)), sys, routes) == ["mlx5_1"]
+    assert unallocated_devices(seen, AllocatedDevices(("mlx5_1",)), sys, routes) == ["mlx5_0", "rdma0"]
 
 
 def test_a_file_that_no_hca_answers_to_is_a_stranger_itself(sys: Path, tmp_path: Path, routes: Path) -> None:
-    seen = look(sys, dev(tmp_path / "dev", "uverbs0", "uverbs7"))
-    assert strangers(seen, Allocated(("mlx5_0",)), sys, routes) == ["uverbs7"]
+    seen = visible_devices(sys, dev(tmp_path / "dev", "uverbs0", "uverbs7"))
+    assert unallocated_devices(seen, AllocatedDevices(("mlx5_0",)), sys, routes) == ["uverbs7"]
 
 
 def test_the_pod_network_is_nobodys_claim(routes: Path, tmp_path: Path) -> None:
-    seen = Visible(netdevs=("eth0", "eth1"))
-    assert strangers(seen, Allocated(()), tmp_path, routes) == ["eth1"]
-    assert strangers(seen, Allocated(()), tmp_path, tmp_path / "none") == ["eth0", "eth1"]
+    seen = VisibleDevices(netdevs=("eth0", "eth1"))
+    assert unallocated_devices(seen, AllocatedDevices(()), tmp_path, routes) == ["eth1"]
+    assert unallocated_devices(seen, AllocatedDevices(()), tmp_path, tmp_path / "none") == ["eth0", "eth1"]
 
 
 def test_an_allocated_device_that_is_not_there_is_told(sys: Path, tmp_path: Path) -> None:
-    assert absent(look(sys, dev(tmp_path / "dev", "uverbs0")), Allocated(("mlx5_0", "mlx5_1")), sys) == [
-        "mlx5_1"
-    ]
+    assert missing_devices(
+        visible_devices(sys, dev(tmp_path / "dev", "uverbs0")), AllocatedDevices(("mlx5_0", "mlx5_1")), sys
+    ) == ["mlx5_1"]
 
 
 def test_links_carry_rate_mtu_and_pcie(sys: Path) -> None:
@@ -175,7 +182,7 @@ spec: {}
 
 def test_the_nics_of_a_claim_are_read_from_the_api_servers_objects(tmp_path: Path) -> None:
     (tmp_path / "claims.yaml").write_text(CLAIMS)
-    assert read_allocation(tmp_path / "claims.yaml") == Allocated(("0000:8a:00.0", "rdma1"))
+    assert read_allocation(tmp_path / "claims.yaml") == AllocatedDevices(("0000:8a:00.0", "rdma1"))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from rackloom.errors import Refused
 from rackloom.prove.transfer.pairing import (
-    Pair,
-    describe,
-    devices_of,
-    disjoint,
+    GpuNicPair,
+    are_disjoint,
+    describe_pair,
+    device_indices,
     every_pair,
     pair_up,
     spread_cores,
@@ -29,7 +29,7 @@ def test_each_gpu_gets_the_nic_behind_its_own_switch() -> None:
     """The vendor's file pairs GPU k with NIC k; the guest alone would see four equal NICs."""
     pairs = pair_up(AZURE, range(8), range(8))
     for pair, gpu, nic in zip(pairs, AZURE.gpus, AZURE.nics, strict=True):
-        assert pair == Pair(f"cuda:{gpu.pci_address}", f"{nic.rdma_device}:1", "PIX", "PIX")
+        assert pair == GpuNicPair(f"cuda:{gpu.pci_address}", f"{nic.rdma_device}:1", "PIX", "PIX")
 
 
 def test_a_claim_of_remote_nics_is_seen_to_be_farther_than_need_be() -> None:
@@ -66,10 +66,10 @@ def test_the_whole_matrix_is_not_driven_at_once() -> None:
     pairs = every_pair(AZURE, range(8), range(8))
     assert [pair.path_class for pair in pairs].count("PIX") == 8
     assert len(set(pairs)) == 64
-    assert not disjoint(pairs)
-    assert disjoint(pair_up(AZURE, range(8), range(8)))
-    assert disjoint([Pair("cpu", "rdma0"), Pair("cpu", "rdma1")])
-    assert not disjoint([Pair("cpu", "rdma0")])
+    assert not are_disjoint(pairs)
+    assert are_disjoint(pair_up(AZURE, range(8), range(8)))
+    assert are_disjoint([GpuNicPair("cpu", "rdma0"), GpuNicPair("cpu", "rdma1")])
+    assert not are_disjoint([GpuNicPair("cpu", "rdma0")])
 
 
 def test_too_few_nics_and_unknown_devices_are_refused() -> None:
@@ -78,7 +78,7 @@ def test_too_few_nics_and_unknown_devices_are_refused() -> None:
     with pytest.raises(Refused, match="no device 9"):
         pair_up(AZURE, [9], range(8))
     with pytest.raises(Refused, match="has no mlx5_99"):
-        devices_of(AZURE, [], ["mlx5_99"])
+        device_indices(AZURE, [], ["mlx5_99"])
 
 
 def test_devices_are_found_by_any_of_their_names() -> None:
@@ -87,15 +87,15 @@ def test_devices_are_found_by_any_of_their_names() -> None:
     assert second.pci_address is not None
     gpu = AZURE.gpus[3].pci_address
     assert gpu is not None
-    assert devices_of(AZURE, [gpu], [first.rdma_device, second.pci_address]) == ([3], [0, 1])
-    assert devices_of(AZURE, [], None)[1] == list(range(8))
+    assert device_indices(AZURE, [gpu], [first.rdma_device, second.pci_address]) == ([3], [0, 1])
+    assert device_indices(AZURE, [], None)[1] == list(range(8))
 
 
 def test_a_pair_that_somebody_chose_keeps_its_names() -> None:
     gpu = AZURE.gpus[0].pci_address
-    assert describe(AZURE, "cuda:5", gpu, "mlx5_4:1") == Pair("cuda:5", "mlx5_4:1", "SYS", "PIX")
-    assert describe(AZURE, "cpu", None, "eth0") == Pair("cpu", "eth0")
-    assert describe(None, "cuda:0", gpu, "mlx5_0:1") == Pair("cuda:0", "mlx5_0:1")
+    assert describe_pair(AZURE, "cuda:5", gpu, "mlx5_4:1") == GpuNicPair("cuda:5", "mlx5_4:1", "SYS", "PIX")
+    assert describe_pair(AZURE, "cpu", None, "eth0") == GpuNicPair("cpu", "eth0")
+    assert describe_pair(None, "cuda:0", gpu, "mlx5_0:1") == GpuNicPair("cuda:0", "mlx5_0:1")
 
 
 @given(st.integers(1, 16), st.integers(0, 48))

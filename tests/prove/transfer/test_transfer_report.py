@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 from tests.prove.transfer.transfer_values import RESULT_FIELDS
 
 from rackloom.errors import Refused
-from rackloom.prove.transfer.report import compare, report, result_line, single
+from rackloom.prove.transfer.report import alignment_report, build_report, result_line, single_report
 from rackloom.prove.transfer.values import (
     DeviceTraffic,
     EndRecord,
-    Host,
-    Measured,
+    EndUsage,
+    HostFacts,
+    Measurement,
     Promise,
     TransferReport,
     TransferSpec,
-    Ucx,
-    Usage,
+    UcxPins,
 )
 
 SPEC = TransferSpec(block_size=1 << 20, batch_size=2, iters=4, warmup_iters=1)
@@ -27,16 +27,16 @@ def end(digest: str, device: str, sent: int, received: int, cpu: float = 10.0) -
     return EndRecord(
         digest=digest,
         traffic=(DeviceTraffic(device, "netdev", sent, received),),
-        usage=Usage(10.0, cpu, 1, 2),
-        host=Host("node", "Linux", 4, 4, 0.1, "3.11", "1.5.1", Ucx()),
+        usage=EndUsage(10.0, cpu, 1, 2),
+        host=HostFacts("node", "Linux", 4, 4, 0.1, "3.11", "1.5.1", UcxPins()),
     )
 
 
 def measured(
     seconds: float = 0.001, device: str = "rdma0", digest: str = "aa", cpu: float = 10.0
-) -> Measured:
+) -> Measurement:
     payload = SPEC.timed_bytes
-    return Measured(
+    return Measurement(
         backend="UCX",
         connect_seconds=0.01,
         first_seconds=0.02,
@@ -49,7 +49,7 @@ def measured(
 
 
 def run(promised: str = "rdma0", **how: object) -> TransferReport:
-    return report(SPEC, measured(**how), Promise(promised, 16.0, emulated=True))  # type: ignore[arg-type]
+    return build_report(SPEC, measured(**how), Promise(promised, 16.0, emulated=True))  # type: ignore[arg-type]
 
 
 def test_the_result_line_starts_with_the_fields_of_the_example_in_its_order() -> None:
@@ -73,13 +73,13 @@ def test_verified_comes_from_the_comparison_alone() -> None:
 
 
 def test_corrupt_data_is_never_proved_however_fast() -> None:
-    result = compare([run(digest="ab")], [run("rdma1", device="rdma1")], (16.0, 11.28))
+    result = alignment_report([run(digest="ab")], [run("rdma1", device="rdma1")], (16.0, 11.28))
     assert not result.proved
     assert "NOT arrive intact" in result.verdict
 
 
 def test_a_swapped_device_is_not_proved_at_an_equal_rate() -> None:
-    result = compare([run("rdma0", device="rdma1")], [run("rdma1", device="rdma1")], (16.0, 16.0))
+    result = alignment_report([run("rdma0", device="rdma1")], [run("rdma1", device="rdma1")], (16.0, 16.0))
     assert result.measured_ratio == pytest.approx(1.0)
     assert not result.proved
     assert "does not hold" in result.verdict
@@ -90,7 +90,7 @@ def test_rates_that_follow_the_shapers_come_out_in_the_declared_ratio(fast: floa
     def at(gigabits: float, device: str) -> TransferReport:
         return run(device, device=device, seconds=SPEC.total_bytes * 8 / (gigabits * 1e9))
 
-    result = compare([at(fast, "rdma0")], [at(slow, "rdma1")], (fast, slow))
+    result = alignment_report([at(fast, "rdma0")], [at(slow, "rdma1")], (fast, slow))
     assert result.measured_ratio == pytest.approx(result.declared_ratio)
     assert result.proved
     assert "emulated" in result.label
@@ -98,7 +98,7 @@ def test_rates_that_follow_the_shapers_come_out_in_the_declared_ratio(fast: floa
 
 
 def test_runs_average_and_their_spread_is_kept() -> None:
-    arm = compare(
+    arm = alignment_report(
         [run(seconds=0.001), run(seconds=0.002)], [run("rdma1", device="rdma1")], (2.0, 1.0)
     ).aligned
     assert arm is not None
@@ -107,7 +107,7 @@ def test_runs_average_and_their_spread_is_kept() -> None:
 
 
 def test_contention_is_said_beside_the_rate_and_leaves_the_proof_alone() -> None:
-    quiet, busy = single("plain", [run()], "here"), single("plain", [run(cpu=6.0)], "here")
+    quiet, busy = single_report("plain", [run()], "here"), single_report("plain", [run(cpu=6.0)], "here")
     assert "NOT reliable" not in quiet.verdict
     assert "NOT reliable" in busy.verdict
     assert busy.proved
@@ -115,7 +115,7 @@ def test_contention_is_said_beside_the_rate_and_leaves_the_proof_alone() -> None
 
 def test_no_runs_is_refused() -> None:
     with pytest.raises(Refused, match="at least one run"):
-        single("plain", [], "here")
+        single_report("plain", [], "here")
 
 
 @pytest.mark.parametrize(

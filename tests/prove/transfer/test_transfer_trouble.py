@@ -9,17 +9,18 @@ import pytest
 from tests.waiting import PATIENCE
 
 from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer import emulate, memory, processes, run
-from rackloom.prove.transfer.events import BeInitiator, Done
-from rackloom.prove.transfer.isolation import Allocated
-from rackloom.prove.transfer.lanes import Lane, Place, Remote, run_together
-from rackloom.prove.transfer.pairing import Pair
-from rackloom.prove.transfer.processes import End
-from rackloom.prove.transfer.values import Seat, TransferReport, TransferSpec, Ucx
+from rackloom.prove.transfer import agent, emulation, processes, run
+from rackloom.prove.transfer.devices import AllocatedDevices
+from rackloom.prove.transfer.pairing import GpuNicPair
+from rackloom.prove.transfer.processes import BeInitiator, Done, EndProcess
+from rackloom.prove.transfer.run import EndLocation, Lane, RemoteTarget, run_lanes
+from rackloom.prove.transfer.values import EndConfig, TransferReport, TransferSpec, UcxPins
 
 SPEC = TransferSpec(block_size=1 << 20, iters=3, warmup_iters=1, timeout_seconds=PATIENCE)
 SABOTAGE = (sys.executable, str(Path(__file__).with_name("sabotage.py")))
-needs_nixl = pytest.mark.skipif(memory.missing() is not None, reason=str(memory.missing()))
+needs_nixl = pytest.mark.skipif(
+    agent.nixl_missing_reason() is not None, reason=str(agent.nixl_missing_reason())
+)
 
 
 def test_a_nixl_that_cannot_be_imported_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,17 +30,17 @@ def test_a_nixl_that_cannot_be_imported_is_missing(tmp_path: Path, monkeypatch: 
         "raise ImportError('libfoo.so.1: cannot open shared object file')"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(memory, "find_spec", lambda _: True)
-    memory._import_problem.cache_clear()
+    monkeypatch.setattr(agent, "find_spec", lambda _: True)
+    agent._import_problem.cache_clear()
     try:
-        reason = memory.missing()
+        reason = agent.nixl_missing_reason()
         assert reason is not None
         assert reason.startswith("NIXL is installed, but cannot be imported")
         assert "libfoo.so.1" in reason
         with pytest.raises(Refused, match="cannot be imported"):
             run.run_plain(SPEC)
     finally:
-        memory._import_problem.cache_clear()
+        agent._import_problem.cache_clear()
 
 
 def test_an_import_that_kills_its_process_is_missing_too(
@@ -48,19 +49,19 @@ def test_an_import_that_kills_its_process_is_missing_too(
     (tmp_path / "nixl").mkdir()
     (tmp_path / "nixl/__init__.py").write_text("import os; os.abort()")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(memory, "find_spec", lambda _: True)
-    memory._import_problem.cache_clear()
+    monkeypatch.setattr(agent, "find_spec", lambda _: True)
+    agent._import_problem.cache_clear()
     try:
-        assert "the import ended with -6" in str(memory.missing())
+        assert "the import ended with -6" in str(agent.nixl_missing_reason())
     finally:
-        memory._import_problem.cache_clear()
+        agent._import_problem.cache_clear()
 
 
 def test_a_target_that_nobody_serves_is_given_up_in_time() -> None:
     spec = TransferSpec(block_size=4096, iters=1, timeout_seconds=1)
     began = time.monotonic()
     with (
-        End((), "0123456789abcdef", BeInitiator("127.0.0.1", 1, Seat(), spec)) as end,
+        EndProcess((), "0123456789abcdef", BeInitiator("127.0.0.1", 1, EndConfig(), spec)) as end,
         pytest.raises(Retry, match="port 1 does not answer"),
     ):
         end.expect(Done, began + 60)
@@ -68,10 +69,10 @@ def test_a_target_that_nobody_serves_is_given_up_in_time() -> None:
 
 @pytest.mark.root
 def test_no_route_is_told() -> None:
-    with emulate.emulate() as pods:
-        order = BeInitiator("198.51.100.1", 5555, Seat(), TransferSpec(iters=1, timeout_seconds=1))
+    with emulation.emulate() as pods:
+        order = BeInitiator("198.51.100.1", 5555, EndConfig(), TransferSpec(iters=1, timeout_seconds=1))
         with (
-            End(pods.prefix_a, "0123456789abcdef", order) as end,
+            EndProcess(pods.prefix_a, "0123456789abcdef", order) as end,
             pytest.raises(Retry, match="unreachable"),
         ):
             end.expect(Done, time.monotonic() + 60)
@@ -83,11 +84,11 @@ def test_no_route_is_told() -> None:
 def test_ends_pinned_to_devices_that_cannot_meet_give_up_in_time() -> None:
     """rdma0 and rdma1 are two networks: what a wrong rail at one end looks like."""
     spec = TransferSpec(block_size=1 << 20, iters=1, warmup_iters=0, timeout_seconds=10)
-    with emulate.emulate() as pods:
-        here, there = (Seat(ucx=Ucx(("tcp",), (device,))) for device in ("rdma0", "rdma1"))
-        lane = Lane(Place(pods.prefix_a, "", here), Place(pods.prefix_b, pods.address_b, there))
+    with emulation.emulate() as pods:
+        here, there = (EndConfig(ucx=UcxPins(("tcp",), (device,))) for device in ("rdma0", "rdma1"))
+        lane = Lane(EndLocation(pods.prefix_a, "", here), EndLocation(pods.prefix_b, pods.address_b, there))
         with pytest.raises((Retry, Refused)):
-            run_together(spec, [lane])
+            run_lanes(spec, [lane])
 
 
 @pytest.mark.root
@@ -103,12 +104,16 @@ def test_ends_pinned_to_devices_that_cannot_meet_give_up_in_time() -> None:
 def test_an_end_that_sees_other_devices_than_its_claim_refuses(
     allocated: tuple[str, ...], problem: str
 ) -> None:
-    with emulate.emulate() as pods:
-        seats = [Seat(allocated=Allocated(names)) for names in (allocated, ("eth0", "rdma0", "rdma1"))]
+    with emulation.emulate() as pods:
+        seats = [
+            EndConfig(allocated=AllocatedDevices(names)) for names in (allocated, ("eth0", "rdma0", "rdma1"))
+        ]
         for mine, theirs in (seats, seats[::-1]):
-            lane = Lane(Place(pods.prefix_a, "", mine), Place(pods.prefix_b, pods.address_b, theirs))
+            lane = Lane(
+                EndLocation(pods.prefix_a, "", mine), EndLocation(pods.prefix_b, pods.address_b, theirs)
+            )
             with pytest.raises(Refused, match=problem):
-                run_together(SPEC, [lane])
+                run_lanes(SPEC, [lane])
 
 
 @pytest.mark.root
@@ -116,7 +121,7 @@ def test_an_end_that_sees_other_devices_than_its_claim_refuses(
 @needs_nixl
 def test_emulated_pairs_are_each_proved_alone_and_at_once() -> None:
     heard: list[TransferReport] = []
-    report = run.run_emulated_pairs(SPEC, (2.0, 1.41), runs=1, watch=run.Watch(finished=heard.append))
+    report = run.run_emulated_pairs(SPEC, (2.0, 1.41), runs=1, watch=run.RunObserver(finished=heard.append))
     assert report.proved, report.verdict
     assert report.emulated
     assert [(arm.device, arm.together) for arm in report.pairs] == [
@@ -139,12 +144,12 @@ def test_emulated_pairs_are_each_proved_alone_and_at_once() -> None:
 @needs_nixl
 def test_two_pairs_on_one_nic_are_not_proved() -> None:
     """Both at once over rdma0, the second promised rdma1: counters of the first must not stand in for it."""
-    with emulate.emulate(2.0, 2.0) as pods:
+    with emulation.emulate(2.0, 2.0) as pods:
         lanes = [
             run.emulated_lane(pods, "rdma0"),
             run.emulated_lane(pods, "rdma0", promised="rdma1"),
         ]
-        first, second = run_together(SPEC, lanes)
+        first, second = run_lanes(SPEC, lanes)
     assert first.path.verdict == "holds"
     assert second.path.verdict != "holds"
 
@@ -156,10 +161,10 @@ def test_runs_before_a_failure_are_heard(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def step(name: str) -> None:
         if "run 2" in name:
-            monkeypatch.setattr(processes, "PROGRAM", (*SABOTAGE, "crash"))
+            monkeypatch.setattr(processes, "END_PROGRAM", (*SABOTAGE, "crash"))
 
     with pytest.raises(Retry, match="the reason it crashed"):
-        run.run_plain(SPEC, watch=run.Watch(step, heard.append))
+        run.run_plain(SPEC, watch=run.RunObserver(step, heard.append))
     (one,) = heard
     assert one.verified
 
@@ -167,7 +172,9 @@ def test_runs_before_a_failure_are_heard(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.nixl
 @needs_nixl
 def test_pairs_that_share_a_nic_are_measured_alone_on_their_own_processors() -> None:
-    report = run.run_pairs(SPEC, [Pair("cpu", "lo")] * 2, None, seat=Seat(ucx=Ucx(("tcp",))), runs=1)
+    report = run.run_pairs(
+        SPEC, [GpuNicPair("cpu", "lo")] * 2, None, seat=EndConfig(ucx=UcxPins(("tcp",))), runs=1
+    )
     assert report.proved, report.verdict
     assert [(arm.name, arm.together) for arm in report.pairs] == [("cpu over lo", False)] * 2
     ends = report.runs[0].environment
@@ -179,4 +186,4 @@ def test_pairs_that_share_a_nic_are_measured_alone_on_their_own_processors() -> 
 
 
 def test_a_remote_target_keeps_its_secret_to_itself() -> None:
-    assert "hush" not in repr(Remote("10.0.0.1", 5555, "hush"))
+    assert "hush" not in repr(RemoteTarget("10.0.0.1", 5555, "hush"))

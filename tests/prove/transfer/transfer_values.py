@@ -4,20 +4,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rackloom.prove.transfer.links import Link
-from rackloom.prove.transfer.pairing import Pair
-from rackloom.prove.transfer.records import Record
-from rackloom.prove.transfer.report import matrix, report, single
+from rackloom.prove.transfer.devices import Link
+from rackloom.prove.transfer.pairing import GpuNicPair
+from rackloom.prove.transfer.records import TransferRecord
+from rackloom.prove.transfer.report import build_report, matrix_report, single_report
 from rackloom.prove.transfer.values import (
     DeviceTraffic,
     EndRecord,
-    Host,
-    Measured,
+    EndUsage,
+    HostFacts,
+    Measurement,
     Promise,
     TransferReport,
     TransferSpec,
-    Ucx,
-    Usage,
+    UcxPins,
 )
 from rackloom.topology.machine import Machine
 
@@ -66,7 +66,7 @@ def run(
     by = f"{carried or device}:1"
 
     def end(name: str, sent: int, received: int) -> EndRecord:
-        host = Host(
+        host = HostFacts(
             name,
             "Linux",
             4,
@@ -74,14 +74,16 @@ def run(
             0.1,
             "3.11",
             "1.5.1",
-            Ucx(),
+            UcxPins(),
             device=memory,
             links=tuple(links) or (nic(device),),
         )
         digest = "aa" if intact or name == "alpha" else "ab"
-        return EndRecord(digest, (DeviceTraffic(by, "rdma", sent, received),), Usage(10.0, cpu, 1, 2), host)
+        return EndRecord(
+            digest, (DeviceTraffic(by, "rdma", sent, received),), EndUsage(10.0, cpu, 1, 2), host
+        )
 
-    measured = Measured(
+    measured = Measurement(
         backend="UCX",
         connect_seconds=0.01,
         first_seconds=0.02,
@@ -93,29 +95,33 @@ def run(
         began=window[0],
         ended=window[1],
     )
-    return report(SPEC, measured, promise or Promise(device))
+    return build_report(SPEC, measured, promise or Promise(device))
 
 
-def record(runs: Sequence[TransferReport], machine: Machine | None = None, **changes: object) -> Record:
+def record(
+    runs: Sequence[TransferReport], machine: Machine | None = None, **changes: object
+) -> TransferRecord:
     """A record of one arm."""
-    one = Record(
+    one = TransferRecord(
         recorded_at="2026-01-01T00:00:00+00:00",
         spec=SPEC,
-        report=single("plain", list(runs), "here"),
+        report=single_report("plain", list(runs), "here"),
         machine=machine,
     )
     return msgspec.structs.replace(one, **changes)
 
 
-def paired(rates: Sequence[Sequence[float]], pairs: Sequence[Pair]) -> Record:
+def paired(rates: Sequence[Sequence[float]], pairs: Sequence[GpuNicPair]) -> TransferRecord:
     """A record of `pairs`, `rates[pair]` per run, the same alone and together."""
     runs = [
         [run(rate, pair.nic.split(":")[0], memory=pair.device, promise=_promised(pair)) for rate in of_pair]
         for pair, of_pair in zip(pairs, rates, strict=True)
     ]
     together = [list(at_once) for at_once in zip(*runs, strict=True)]
-    return msgspec.structs.replace(record(runs[0]), report=matrix(pairs, runs, together, emulated=False))
+    return msgspec.structs.replace(
+        record(runs[0]), report=matrix_report(pairs, runs, together, emulated=False)
+    )
 
 
-def _promised(pair: Pair) -> Promise:
+def _promised(pair: GpuNicPair) -> Promise:
     return Promise(pair.nic, path_class=pair.path_class, nearest_class=pair.nearest_class)

@@ -8,22 +8,18 @@ import sqlalchemy as sa
 from tests.simulation.planted.plans import CALM, Bug
 
 from rackloom.carve.api import interfaces as rest_interfaces
-from rackloom.carve.site import (
-    instances,
-    interfaces,
-    logical_partitions,
-)
-from rackloom.carve.site.store import Store
-from rackloom.twin.carving.run import Plan as SimPlan
+from rackloom.carve.store.database import Store
+from rackloom.carve.tenancy import instances, interfaces, logical_partitions
+from rackloom.lab.carving.run import LoadPlan as SimPlan
 
 
 def empty_list_ignored(patch: pytest.MonkeyPatch) -> None:
-    update = instances.update
+    update = instances.update_instance
 
     def lenient(*args: Any, wishes: Any, **fields: Any) -> Any:
         return update(*args, wishes=wishes or None, **fields)
 
-    patch.setattr(instances, "update", lenient)
+    patch.setattr(instances, "update_instance", lenient)
 
 
 def retried_write_is_made_twice(patch: pytest.MonkeyPatch) -> None:
@@ -41,12 +37,14 @@ def retried_write_is_made_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def anybodys_logical_partition_accepted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(interfaces, "_check_partitions", lambda *_: None)
+    patch.setattr(interfaces, "_check_logical_partitions", lambda *_: None)
 
 
 def everybodys_interfaces_listed(patch: pytest.MonkeyPatch) -> None:
     def all_of_them(conn: sa.Connection, org: str, query: Any) -> Any:
-        return rest_interfaces._page(conn, rest_interfaces._tenant(conn, org), interfaces.listing(), query)
+        return rest_interfaces._page(
+            conn, rest_interfaces._tenant(conn, org), interfaces.interface_listing(), query
+        )
 
     patch.setattr(rest_interfaces, "_list_all", all_of_them)
 

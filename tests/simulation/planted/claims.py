@@ -1,6 +1,7 @@
 """Bugs around ComputeDomains: membership, readiness, gangs, what dead and stopped processes leave.
 
-Each is found in the stories of `twin/claims`: in a plot, with a death at some steps, by what is said then.
+Each is found in the stories of `lab/compute_domains`: in a plot, with a death at some steps,
+by what is said then.
 """
 
 import asyncio
@@ -11,16 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from rackloom.claim.cluster import membership
-from rackloom.claim.cluster.gang import planned
-from rackloom.claim.cluster.sweep import Sweeper
-from rackloom.claim.domain import membership as entries
-from rackloom.claim.imex.reporter import Reporter
-from rackloom.claim.node import pod_sync, tasks
-from rackloom.claim.node.imex.node_label import NodeLabel
-from rackloom.claim.node.imex.readiness import Daemons
-from rackloom.twin.claims import machines
-from rackloom.twin.claims.plant import Death, Plot
+from rackloom.claim.cluster.domain_caches import OrphanSweeper
+from rackloom.claim.imex.daemon import DaemonReporter
+from rackloom.claim.node import requests, tasks
+from rackloom.claim.node.imex.domains import ImexDaemons
+from rackloom.claim.node.imex.labels import ComputeDomainLabel
+from rackloom.core.domains import clique, membership
+from rackloom.core.domains import clique as entries
+from rackloom.core.gangs import reconcile
+from rackloom.lab.compute_domains import machines
+from rackloom.lab.compute_domains.cluster import Disruption, StoryKind
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 
@@ -28,9 +29,9 @@ Bug = Callable[[pytest.MonkeyPatch], None]
 class Sought(msgspec.Struct, frozen=True):
     """Where a bug is found first, and by which words."""
 
-    plot: Plot
+    plot: StoryKind
     said: str
-    death: Death | None = None
+    death: Disruption | None = None
     steps: Iterable[int] = (0,)
 
 
@@ -47,56 +48,56 @@ def stale_entries_removed_whatever_joined(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_pod_that_is_not_ready_is_no_member(patch: pytest.MonkeyPatch) -> None:
-    living = membership._living
+    living = membership._living_daemons
 
     def ready_ones(clique: Any, snapshot: Any, settings: Any) -> Any:
         pods = tuple(pod for pod in snapshot.pods if pod.ready)
         return living(clique, msgspec.structs.replace(snapshot, pods=pods), settings)
 
-    patch.setattr(membership, "_living", ready_ones)
+    patch.setattr(membership, "_living_daemons", ready_ones)
 
 
 def ready_is_told_before_it_is_seen(patch: pytest.MonkeyPatch) -> None:
-    async def hopeful(self: Reporter) -> bool:
+    async def hopeful(self: DaemonReporter) -> bool:
         return self._daemon.running_with is not None
 
-    patch.setattr(Reporter, "_is_ready", hopeful)
+    patch.setattr(DaemonReporter, "_is_ready", hopeful)
 
 
 def a_new_daemon_takes_over_the_readiness_of_the_last(patch: pytest.MonkeyPatch) -> None:
     def kept(present: Any, ip_address: str) -> Any:
-        return entries.Readiness.READY if present is None else present.status
+        return clique.Readiness.READY if present is None else present.status
 
-    patch.setattr(entries, "_status", kept)
+    patch.setattr(entries, "_readiness_at", kept)
 
 
 def a_channel_does_not_wait_for_its_daemon(patch: pytest.MonkeyPatch) -> None:
-    async def no_need(self: Daemons, uid: str, clique_id: str) -> None:
+    async def no_need(self: ImexDaemons, uid: str, clique_id: str) -> None:
         return None
 
-    patch.setattr(Daemons, "need_own", no_need)
+    patch.setattr(ImexDaemons, "need_own", no_need)
 
 
 def ready_of_an_earlier_boot_counts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Daemons, "_is_of_this_boot", lambda self, uid: True)
+    patch.setattr(ImexDaemons, "_is_of_this_boot", lambda self, uid: True)
 
 
 def a_label_is_left_to_the_controller(patch: pytest.MonkeyPatch) -> None:
     """The plugin gives a claim back without the label: while the ComputeDomain lives nobody takes it off."""
 
-    async def leave(self: NodeLabel, uid: str) -> None:
+    async def leave(self: ComputeDomainLabel, uid: str) -> None:
         return None
 
-    patch.setattr(NodeLabel, "leave", leave)
+    patch.setattr(ComputeDomainLabel, "leave", leave)
 
 
 def a_moved_gang_keeps_the_tray_that_it_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(planned, "_dropped", lambda view, found: ())
+    patch.setattr(reconcile, "_release_surplus_trays", lambda view, found: ())
 
 
 def a_gang_reserves_nothing(patch: pytest.MonkeyPatch) -> None:
     """Its pods are let go as if its trays were reserved."""
-    patch.setattr(planned, "_missing", lambda view, found, settings: ())
+    patch.setattr(reconcile, "_unreserved_trays", lambda view, found, settings: ())
 
 
 def background_work_ends_piece_by_piece(patch: pytest.MonkeyPatch) -> None:
@@ -106,41 +107,43 @@ def background_work_ends_piece_by_piece(patch: pytest.MonkeyPatch) -> None:
     async def background(*work: Any) -> Any:
         begun = [asyncio.create_task(one) for one in work]
         try:
-            yield tasks.Background(begun)
+            yield tasks.BackgroundTasks(begun)
         finally:
             for task in begun:
-                await tasks.end(task)
+                await tasks.cancel_and_wait(task)
 
-    patch.setattr(machines, "background", background)
+    patch.setattr(machines, "run_background", background)
 
 
 def a_plugin_does_not_see_that_it_was_stopped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pod_sync, "STOPPED_SECONDS", float("inf"))
+    patch.setattr(requests, "STOPPED_SECONDS", float("inf"))
 
 
 def late_secrets_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sweeper, "may_have_secrets", lambda self, uid: False)
+    patch.setattr(OrphanSweeper, "may_have_secrets", lambda self, uid: False)
 
 
 BUGS: dict[Bug, Sought] = {
     stale_entries_removed_whatever_joined: Sought(
-        Plot.GANG, "went away while it ran", Death.CONTROLLER_STOPS, range(130, 160)
+        StoryKind.GANG, "went away while it ran", Disruption.CONTROLLER_STOPS, range(130, 160)
     ),
-    a_pod_that_is_not_ready_is_no_member: Sought(Plot.DOMAIN, "went away while it ran"),
-    ready_is_told_before_it_is_seen: Sought(Plot.DOMAIN, "was never READY"),
-    a_new_daemon_takes_over_the_readiness_of_the_last: Sought(Plot.DOMAIN, "was never READY"),
-    a_channel_does_not_wait_for_its_daemon: Sought(Plot.DOMAIN, "no IMEX daemon of it was READY"),
+    a_pod_that_is_not_ready_is_no_member: Sought(StoryKind.DOMAIN, "went away while it ran"),
+    ready_is_told_before_it_is_seen: Sought(StoryKind.DOMAIN, "was never READY"),
+    a_new_daemon_takes_over_the_readiness_of_the_last: Sought(StoryKind.DOMAIN, "was never READY"),
+    a_channel_does_not_wait_for_its_daemon: Sought(StoryKind.DOMAIN, "no IMEX daemon of it was READY"),
     ready_of_an_earlier_boot_counts: Sought(
-        Plot.GANG, "no IMEX daemon of it was READY", Death.REBOOT, range(160, 190, 5)
+        StoryKind.GANG, "no IMEX daemon of it was READY", Disruption.REBOOT, range(160, 190, 5)
     ),
-    a_label_is_left_to_the_controller: Sought(Plot.DOMAIN, "only the jobs' nodes are labelled"),
-    a_moved_gang_keeps_the_tray_that_it_lost: Sought(Plot.GANG, "the tray that is back is free"),
-    a_gang_reserves_nothing: Sought(Plot.GANG, "is not reserved for its gang"),
-    background_work_ends_piece_by_piece: Sought(Plot.DOMAIN, "goes on", Death.REBOOT, range(40, 200, 8)),
+    a_label_is_left_to_the_controller: Sought(StoryKind.DOMAIN, "only the jobs' nodes are labelled"),
+    a_moved_gang_keeps_the_tray_that_it_lost: Sought(StoryKind.GANG, "the tray that is back is free"),
+    a_gang_reserves_nothing: Sought(StoryKind.GANG, "is not reserved for its gang"),
+    background_work_ends_piece_by_piece: Sought(
+        StoryKind.DOMAIN, "goes on", Disruption.REBOOT, range(40, 200, 8)
+    ),
     a_plugin_does_not_see_that_it_was_stopped: Sought(
-        Plot.DOMAIN, "waited for the resync", Death.PLUGIN_STOPS, range(20, 40)
+        StoryKind.DOMAIN, "waited for the resync", Disruption.PLUGIN_STOPS, range(20, 40)
     ),
     late_secrets_are_not_looked_for: Sought(
-        Plot.DOMAIN, "Secret computedomain-imex", Death.CONTROLLER_STOPS, range(8, 24)
+        StoryKind.DOMAIN, "Secret computedomain-imex", Disruption.CONTROLLER_STOPS, range(8, 24)
     ),
 }

@@ -7,81 +7,76 @@ import pytest
 import sqlalchemy as sa
 from tests.simulation.planted.plans import CALM, LYING, TWICE, Bug, only
 
-from rackloom.carve.site import (
-    disputes,
-    endpoints,
-    fabric_book,
-    interfaces,
-    knowledge,
-    learn,
-    rivals,
-    settle,
-    taking_over,
-)
-from rackloom.twin.carving.run import Plan as SimPlan
+from rackloom.carve.inventory import endpoints, sync
+from rackloom.carve.observation import conflicts, latest
+from rackloom.carve.reconcile import records
+from rackloom.carve.tenancy import interfaces, status
+from rackloom.lab.carving.run import LoadPlan as SimPlan
 
 
 def stale_synced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fabric_book, "record_unknown", lambda *_: None)
+    patch.setattr(records, "record_unreadable", lambda *_: None)
 
 
 def removal_reported_but_not_seen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(settle, "why_not_released", lambda *_, **__: None)
+    patch.setattr(status, "why_not_released", lambda *_, **__: None)
 
 
 def ready_in_somebody_elses_partition(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(settle, "why_not_isolated", lambda *_: None)
+    patch.setattr(status, "why_not_isolated", lambda *_: None)
 
 
 def status_from_an_old_observation(patch: pytest.MonkeyPatch) -> None:
     for name in ("why_not_joined", "why_not_isolated"):
-        judge = getattr(settle, name)
+        judge = getattr(status, name)
 
         def timeless(gpu: Any, facts: Any, judge: Any = judge) -> Any:
             return judge(msgspec.structs.replace(gpu, intent_at=0.0), facts)
 
-        patch.setattr(settle, name, timeless)
+        patch.setattr(status, name, timeless)
 
 
 def unknown_for_ever(patch: pytest.MonkeyPatch) -> None:
-    put = knowledge._put
+    put = latest._upsert_reading
 
     def sticky(conn: sa.Connection, endpoint_id: str, **values: Any) -> None:
         if values.get("unknown_since", 0) is None:
             values = {key: value for key, value in values.items() if not key.startswith("unknown")}
         put(conn, endpoint_id, **values)
 
-    patch.setattr(knowledge, "_put", sticky)
+    patch.setattr(latest, "_upsert_reading", sticky)
 
 
 def swapped_tray_not_noticed(patch: pytest.MonkeyPatch) -> None:
-    write = learn._write
+    write = sync._write_gpus
 
     def first_sight_only(conn: sa.Connection, changed: Any, known: Any) -> None:
         new = {at: gpu for at, gpu in changed.items() if known.get(at, (None, 0))[0] is None}
         if new:
             write(conn, new, known)
 
-    patch.setattr(learn, "_write", first_sight_only)
+    patch.setattr(sync, "_write_gpus", first_sight_only)
 
 
 def interfaces_of_a_released_instance_stay_ready(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(interfaces, "detach_all", lambda *_: None)
-    patch.setattr(settle, "_note_leaving", lambda *_: None)
+    patch.setattr(interfaces, "detach_all_interfaces", lambda *_: None)
+    patch.setattr(status, "_record_leaving_reason", lambda *_: None)
 
 
 def newest_of_two_controllers_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(disputes, "judge", lambda *_: None)
+    patch.setattr(conflicts, "update_conflict", lambda *_: None)
 
 
 def contradiction_told_and_not_minded(patch: pytest.MonkeyPatch) -> None:
-    compare = taking_over.compare
-    patch.setattr(taking_over, "compare", lambda *told: compare(*told) and None)
-    patch.setattr(disputes, "of_endpoint", lambda conn, one: (endpoints.domain_of(conn, one), None))
+    compare = sync.apply_if_consistent
+    patch.setattr(sync, "apply_if_consistent", lambda *told: compare(*told) and None)
+    patch.setattr(
+        conflicts, "conflict_of_endpoint", lambda conn, one: (endpoints.domain_of_endpoint(conn, one), None)
+    )
 
 
 def same_hardware_in_two_domains_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rivals, "listed_by", lambda *_: frozenset())
+    patch.setattr(conflicts, "domains_sharing_hardware", lambda *_: frozenset())
 
 
 BUGS: dict[Bug, SimPlan] = {

@@ -7,22 +7,19 @@ import pytest
 import sqlalchemy as sa
 from tests.simulation.planted.plans import CALM, CRAMPED, Bug, only
 
-from rackloom.carve.plan import additions, planner, removals, trays
-from rackloom.carve.plan.values import (
+from rackloom.carve.partitions import intent
+from rackloom.carve.reconcile import domain_pass
+from rackloom.carve.store import schema
+from rackloom.core.partitions import partition_layout, planner
+from rackloom.core.partitions.domain import (
     DEFAULT_PARTITION_ID,
-    DefaultPartition,
+    DefaultPartitionPolicy,
     DeletePartition,
-    Limits,
+    DomainLimits,
     OwnedPartition,
-    Plan,
+    PartitionPlan,
 )
-from rackloom.carve.reconcile import domain
-from rackloom.carve.site import (
-    drains,
-    intents,
-    tables,
-)
-from rackloom.twin.carving.run import Plan as SimPlan
+from rackloom.lab.carving.run import LoadPlan as SimPlan
 
 
 def additions_before_removals(patch: pytest.MonkeyPatch) -> None:
@@ -40,12 +37,12 @@ def additions_before_removals(patch: pytest.MonkeyPatch) -> None:
         return sorted((name, tuple(guids)) for name, guids in wanted.items())
 
     patch.setattr(planner, "plan_removals", hasty)
-    patch.setattr(additions, "_joining", joining)
-    patch.setattr(domain, "check", lambda *_: None)
+    patch.setattr(planner, "_gpus_to_add", joining)
+    patch.setattr(domain_pass, "check_plan", lambda *_: None)
 
 
 def owned_by_number_in_any_domain(patch: pytest.MonkeyPatch) -> None:
-    read_layout = planner.read_layout
+    read_layout = partition_layout.read_layout
 
     def by_number(intent: Any, observation: Any, wishes: Any) -> Any:
         # The first partition of the one domain is number 1, and so is the first of any other.
@@ -57,13 +54,13 @@ def owned_by_number_in_any_domain(patch: pytest.MonkeyPatch) -> None:
         return read_layout(msgspec.structs.replace(intent, owned=intent.owned + owned), observation, wishes)
 
     patch.setattr(planner, "read_layout", by_number)
-    patch.setattr(domain, "check", lambda *_: None)
+    patch.setattr(domain_pass, "check_plan", lambda *_: None)
 
 
 def unknown_partitions_deleted(patch: pytest.MonkeyPatch) -> None:
     make_plan = planner.make_plan
 
-    def thorough(intent: Any, observation: Any, *rest: Any) -> Plan:
+    def thorough(intent: Any, observation: Any, *rest: Any) -> PartitionPlan:
         plan = make_plan(intent, observation, *rest)
         ours = {one.name for one in intent.owned}
         strange = [
@@ -73,41 +70,41 @@ def unknown_partitions_deleted(patch: pytest.MonkeyPatch) -> None:
         ]
         return msgspec.structs.replace(plan, operations=tuple(strange)) if strange else plan
 
-    patch.setattr(domain, "make_plan", thorough)
-    patch.setattr(domain, "check", lambda *_: None)
+    patch.setattr(domain_pass, "make_plan", thorough)
+    patch.setattr(domain_pass, "check_plan", lambda *_: None)
 
 
 def one_name_for_two(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(additions, "partition_name", lambda logical_partition: "rl-shared")
+    patch.setattr(planner, "partition_name", lambda logical_partition: "rl-shared")
 
 
 def gpus_of_strangers_touched(patch: pytest.MonkeyPatch) -> None:
     def all_of_it(default: Any, *_: Any) -> Any:
         return DeletePartition(partition_id=default.id, name=default.name)
 
-    patch.setattr(removals, "_of_default", all_of_it)
-    patch.setattr(domain, "check", lambda *_: None)
+    patch.setattr(planner, "_removal_from_default", all_of_it)
+    patch.setattr(domain_pass, "check_plan", lambda *_: None)
 
 
 def free_gpus_of_all_trays_together(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(trays, "tray_of", lambda _: "tray-all")
-    patch.setattr(domain, "check", lambda *_: None)
+    patch.setattr(partition_layout, "tray_partition_of", lambda _: "tray-all")
+    patch.setattr(domain_pass, "check_plan", lambda *_: None)
 
 
 def limit_of_the_domain_ignored(patch: pytest.MonkeyPatch) -> None:
     make_plan = planner.make_plan
 
-    def boundless(intent: Any, observation: Any, *rest: Any) -> Plan:
-        roomy = msgspec.structs.replace(observation, limits=Limits())
+    def boundless(intent: Any, observation: Any, *rest: Any) -> PartitionPlan:
+        roomy = msgspec.structs.replace(observation, limits=DomainLimits())
         plan = make_plan(intent, roomy, *rest)
         return msgspec.structs.replace(plan, observation=observation)
 
-    patch.setattr(domain, "make_plan", boundless)
-    patch.setattr(domain, "check", lambda *_: None)
+    patch.setattr(domain_pass, "make_plan", boundless)
+    patch.setattr(domain_pass, "check_plan", lambda *_: None)
 
 
 def wrong_tenant_in_a_partition(patch: pytest.MonkeyPatch) -> None:
-    assignments = intents.assignments
+    assignments = intent.gpu_assignments
 
     def mixed(conn: sa.Connection, of: str) -> Any:
         found = assignments(conn, of)
@@ -116,18 +113,18 @@ def wrong_tenant_in_a_partition(patch: pytest.MonkeyPatch) -> None:
             for one in found
         )
 
-    patch.setattr(intents, "assignments", mixed)
+    patch.setattr(intent, "gpu_assignments", mixed)
 
 
 def ended_drain_not_announced(patch: pytest.MonkeyPatch) -> None:
-    machine, gpu, drain = tables.machine, tables.machine_gpu, tables.drain
+    machine, gpu, drain = schema.machine, schema.machine_gpu, schema.drain
     ever = (
         sa.select(gpu.c.guid)
         .join(machine, machine.c.id == gpu.c.machine_id)
         .join(drain, drain.c.machine_id == machine.c.id)
         .where(machine.c.domain == sa.bindparam("domain"), gpu.c.guid.is_not(None))
     )
-    patch.setattr(drains, "_GPUS", ever)
+    patch.setattr(intent, "_DRAINED_GPUS", ever)
 
 
 BUGS: dict[Bug, SimPlan] = {
@@ -136,7 +133,7 @@ BUGS: dict[Bug, SimPlan] = {
     unknown_partitions_deleted: only("by-hand"),
     one_name_for_two: CALM,
     gpus_of_strangers_touched: CALM,
-    free_gpus_of_all_trays_together: msgspec.structs.replace(CALM, free_gpus=DefaultPartition.TRAY),
+    free_gpus_of_all_trays_together: msgspec.structs.replace(CALM, free_gpus=DefaultPartitionPolicy.TRAY),
     limit_of_the_domain_ignored: CRAMPED,
     wrong_tenant_in_a_partition: CALM,
     ended_drain_not_announced: CALM,

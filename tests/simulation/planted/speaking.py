@@ -5,17 +5,13 @@ from typing import Any
 import pytest
 from tests.simulation.planted.plans import CALM, Bug, only
 
-from rackloom.carve.fabric.nmxc import driver, session
-from rackloom.carve.plan.values import (
-    AddGpus,
-    CreatePartition,
-    DeletePartition,
-)
-from rackloom.twin.carving.run import Plan as SimPlan
+from rackloom.carve.fabric.nmxc import driver, protocol
+from rackloom.core.partitions.domain import AddGpus, CreatePartition, DeletePartition
+from rackloom.lab.carving.run import LoadPlan as SimPlan
 
 
 def return_code_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(session, "require_success", lambda rpc, reply: reply.server_header)
+    patch.setattr(protocol, "require_success", lambda rpc, reply: reply.server_header)
 
 
 def update_drops_members(patch: pytest.MonkeyPatch) -> None:

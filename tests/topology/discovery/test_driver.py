@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackloom.errors import Retry
-from rackloom.topology.discovery.driver import (
-    CONTAINERISED,
+from rackloom.topology.discovery.nvidia_driver import (
+    CONTAINER_DRIVER_ROOT,
     LIBRARY_PLACES,
     PROGRAM_PLACES,
     find_driver,
     loaded_version,
+    nvml_session,
 )
-from rackloom.topology.discovery.nvml import nvml_session
 
 NEW = "580.95.05"
 versions = st.tuples(st.integers(450, 999), st.integers(0, 300), st.integers(0, 99)).map(
@@ -29,7 +29,7 @@ def lay(root, *paths):
         (root / path).touch()
 
 
-@pytest.mark.parametrize("below", ["", CONTAINERISED])
+@pytest.mark.parametrize("below", ["", CONTAINER_DRIVER_ROOT])
 @pytest.mark.parametrize("place", LIBRARY_PLACES)
 def test_libraries_are_found_wherever_distributions_and_containers_have_them(tmp_path, below, place):
     lay(tmp_path / below, f"{place}/libcuda.so.{NEW}")
@@ -82,13 +82,13 @@ def test_of_several_versions_that_of_the_kernel_module_counts_else_the_newest(tm
 def test_of_two_roots_that_of_the_kernel_module_counts_else_the_hosts(tmp_path):
     old = "570.172.08"
     lay(tmp_path, f"usr/lib64/libcuda.so.{old}")
-    lay(tmp_path / CONTAINERISED, f"usr/lib64/libcuda.so.{NEW}", "dev/nvidiactl")
+    lay(tmp_path / CONTAINER_DRIVER_ROOT, f"usr/lib64/libcuda.so.{NEW}", "dev/nvidiactl")
     assert find_driver(tmp_path).version == old
     assert find_driver(tmp_path, loaded="590.44.01").version == old
     driver = find_driver(tmp_path, loaded=NEW)
     assert driver.version == NEW
-    assert driver.devices == tmp_path / CONTAINERISED / "dev"
-    (tmp_path / CONTAINERISED / "dev/nvidiactl").unlink()
+    assert driver.devices == tmp_path / CONTAINER_DRIVER_ROOT / "dev"
+    (tmp_path / CONTAINER_DRIVER_ROOT / "dev/nvidiactl").unlink()
     assert driver.devices == tmp_path / "dev"
 
 
@@ -131,7 +131,7 @@ def test_the_library_of_another_version_takes_the_place_of_the_first(tmp_path, m
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {"nvmlInitWithFlags": None})
     system = next(path for path in map(Path, _mapped()) if path.name.startswith("libc."))
-    library = tmp_path / CONTAINERISED / "usr/lib64"
+    library = tmp_path / CONTAINER_DRIVER_ROOT / "usr/lib64"
     library.mkdir(parents=True)
     for version in ("570.172.08", NEW):
         (library / f"libnvidia-ml.so.{version}").write_bytes(system.read_bytes())

@@ -10,18 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.topology.discovery.fuse import machine_of
-from rackloom.topology.discovery.host import Host, NetDevice, NetRoute, PciFunction, RdmaDevice
-from rackloom.topology.discovery.network import read_routes
-from rackloom.topology.discovery.nics import ClusterNetwork, LeftOut, exclusions
-from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.topology.discovery.discover import build_machine
+from rackloom.topology.discovery.sysfs import Sysroot, read_routes
+from rackloom.topology.machine import HostReading, NetDevice, NetRoute, PciFunction, RdmaDevice
+from rackloom.topology.nics import ClusterNetwork, ExclusionPolicy, excluded_interfaces
 
 CLUSTER = ClusterNetwork(
     node_addresses=("10.0.0.5", "not an address"),
     api_servers=("10.3.0.10",),
     pod_cidrs=("10.244.1.0/24", "fd00:244:1::/64", "nonsense"),
 )
-NOTHING_LEFT_OUT = LeftOut(kinds=frozenset(), names=())
+NOTHING_LEFT_OUT = ExclusionPolicy(kinds=frozenset(), names=())
 
 
 def netdev(name, kind="", master=None, lower=(), addresses=(), pci=None):
@@ -41,7 +40,7 @@ def netdev(name, kind="", master=None, lower=(), addresses=(), pci=None):
 
 
 def reasons(netdevs, routes=(), cluster=CLUSTER, **more):
-    return {name: one.reason for name, one in exclusions(netdevs, routes, cluster, **more).items()}
+    return {name: one.reason for name, one in excluded_interfaces(netdevs, routes, cluster, **more).items()}
 
 
 def test_a_node_with_flannel():
@@ -111,7 +110,7 @@ def test_every_next_hop_of_a_route_is_needed():
 
 def test_a_member_of_something_would_not_come_back_as_it_was():
     netdevs = [netdev("bond1", "bond"), netdev("eth1", master="bond1"), netdev("eth2", master="away")]
-    found = exclusions(netdevs, (), CLUSTER)
+    found = excluded_interfaces(netdevs, (), CLUSTER)
     assert found["eth1"].reason == "belongs to bond bond1"
     assert "ip link set eth1 nomaster" in found["eth1"].fix
     assert found["eth2"].reason == "belongs to interface away"
@@ -127,20 +126,22 @@ def test_hardware_is_never_left_out_for_its_name():
 
 def test_a_nic_with_rdma_that_carries_the_default_route_is_not_offered():
     function = PciFunction("0000:8a:00.0", 0x020000, 0x15B3, 0x1021, 1, "mlx5_core", None)
-    host = Host(
+    host = HostReading(
         name="h",
         pci=(function,),
         rdma=(RdmaDevice("mlx5_0", function.address, ()),),
         netdevs=(netdev("eth1", pci=function.address), netdev("eth2", pci=function.address)),
         routes=(NetRoute("0.0.0.0/0", ("eth1",), 1024),),
     )
-    machine = machine_of(host)
+    machine = build_machine(host)
     assert machine.nics[0].excluded == "carries the default route"
 
 
 def test_what_belongs_to_no_nic_is_listed_with_its_reason():
-    host = Host(name="h", netdevs=(netdev("br7", "bridge"), netdev("mac0", "macvlan"), netdev("bmc0", "usb")))
-    machine = machine_of(host)
+    host = HostReading(
+        name="h", netdevs=(netdev("br7", "bridge"), netdev("mac0", "macvlan"), netdev("bmc0", "usb"))
+    )
+    machine = build_machine(host)
     assert machine.nics == ()
     assert [(one.name, one.kind, one.excluded) for one in machine.interfaces] == [
         ("br7", "bridge", "is a bridge, which cannot leave the host"),
@@ -179,7 +180,7 @@ CLUSTERS = st.builds(
 @given(NETDEVS, ROUTES, CLUSTERS)
 def test_whoever_carries_something_is_excluded_with_all_below_it(netdevs, routes, cluster):
     """For any facts, also such as no kernel has: members in circles, text that is no address."""
-    found = exclusions(netdevs, routes, cluster)
+    found = excluded_interfaces(netdevs, routes, cluster)
     assert set(found) <= {one.name for one in netdevs}
     assert all(one.reason and one.fix for one in found.values())
     needed = {name for name, one in found.items() if one.needed}
@@ -190,7 +191,7 @@ def test_whoever_carries_something_is_excluded_with_all_below_it(netdevs, routes
     for route in routes:
         if route.destination in ("0.0.0.0/0", "::/0"):
             assert needed >= set(route.interfaces) & {one.name for one in netdevs}
-    offered = exclusions(netdevs, routes, cluster, NOTHING_LEFT_OUT)
+    offered = excluded_interfaces(netdevs, routes, cluster, NOTHING_LEFT_OUT)
     assert {name for name, one in offered.items() if one.needed} == needed
 
 
@@ -221,8 +222,8 @@ def test_routes_of_procfs(tmp_path):
 LOOK = """
 import json, subprocess, sys
 from pathlib import Path
-from rackloom.topology.discovery.network import read_netdevs
-from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.topology.discovery.sysfs import read_netdevs
+from rackloom.topology.discovery.sysfs import Sysroot
 
 lacking = {}
 for kind, words in json.loads(sys.argv[2]).items():

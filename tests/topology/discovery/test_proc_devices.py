@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.topology.discovery.proc_devices import character_devices
+from rackloom.topology.discovery.sysfs import character_devices
 
 HEAD = "Character devices:\n"
 

@@ -2,14 +2,12 @@
 
 import pytest
 
+from rackloom.lab.nodes.host_files import HostFiles, host_files, write_sysroot
 from rackloom.topology.affinity import classes
-from rackloom.topology.discovery.fuse import machine_of, unmatched
-from rackloom.topology.discovery.read import read_host
-from rackloom.topology.discovery.statements import read_nccl_topology
-from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.topology.discovery.discover import build_machine, read_nccl_topology, unmatched_declarations
+from rackloom.topology.discovery.sysfs import Sysroot, read_host
 from rackloom.topology.machine import Machine, Nic
 from rackloom.topology.profiles import load_machine, machine_names
-from rackloom.twin.hosts.sysroot import HostFiles, host_files, write_sysroot
 
 
 def discovered(files: HostFiles, root) -> Machine:
@@ -17,8 +15,8 @@ def discovered(files: HostFiles, root) -> Machine:
     vendor = None
     if files.nccl_topology is not None:
         vendor = read_nccl_topology(files.nccl_topology.encode(), "nccl.xml")
-    machine = machine_of(read_host(Sysroot(root)), vendor=vendor, declared=files.declared)
-    assert unmatched(files.declared, machine) == ()
+    machine = build_machine(read_host(Sysroot(root)), vendor=vendor, declared=files.declared)
+    assert unmatched_declarations(files.declared, machine) == ()
     return machine
 
 
@@ -65,6 +63,6 @@ def without_rdma(machine: Machine, nic: Nic) -> str | None:
 def test_without_files_nothing_is_claimed_that_the_kernel_does_not_show(name, tmp_path):
     published = load_machine(name)
     write_sysroot(host_files(published), tmp_path)
-    found = machine_of(read_host(Sysroot(tmp_path)))
+    found = build_machine(read_host(Sysroot(tmp_path)))
     sources = {cell.source for row in classes(found) for cell in row}
     assert sources <= {"sysfs", None}

@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fuzz import tries
 
-from rackloom.topology.discovery.fuse import machine_of
-from rackloom.topology.discovery.read import read_host
-from rackloom.topology.discovery.sysroot import LONGEST, Sysroot
+from rackloom.topology.discovery.discover import build_machine
+from rackloom.topology.discovery.sysfs import MAX_FILE_BYTES, Sysroot, read_host
 
 PARTS = st.sampled_from(
     ["sys", "proc", "..", ".", "class", "net", "infiniband", "eth0", "device", "ports", "1"]
@@ -58,8 +57,8 @@ def test_links_in_a_circle_lead_nowhere(tmp_path):
 
 
 def test_a_huge_file_is_read_up_to_a_bound(tmp_path):
-    (tmp_path / "huge").write_bytes(b"x" * (LONGEST + 10))
-    assert len(Sysroot(tmp_path).text("/huge") or "") == LONGEST
+    (tmp_path / "huge").write_bytes(b"x" * (MAX_FILE_BYTES + 10))
+    assert len(Sysroot(tmp_path).text("/huge") or "") == MAX_FILE_BYTES
 
 
 def test_numbers(tmp_path):
@@ -86,5 +85,5 @@ def test_no_tree_is_a_surprise(tmp_path_factory, files, links):
         (root / place).parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             (root / place).symlink_to(target)
-    machine = machine_of(read_host(Sysroot(root)))
+    machine = build_machine(read_host(Sysroot(root)))
     assert all(gpu.numa_node is None or gpu.numa_node.value >= 0 for gpu in machine.gpus)

@@ -1,15 +1,41 @@
-"""How a story is told: steps in order, each timed, each ending in what was seen."""
+"""Steps of the demonstration: run in order, timed, and verified by what they observed.
 
+A step returns the evidence that it saw, or raises `NotObserved` with what it saw instead; any other error
+fails the step too. After a failure, steps that build on it are reported as not attempted. `wait_until`
+polls the cluster until an observation holds, for a minute at most.
+
+`example_directory` finds the manifests under examples/: beside the installed package, or in the source
+tree.
+"""
+
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+# Example manifests.
+
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def example_directory(name: str) -> Path:
+    """The directory of one example."""
+    installed = _PACKAGE / "examples"
+    root = installed if installed.is_dir() else _PACKAGE.parents[1] / "examples"
+    return root / name
+
+
+# Steps and their report.
+
+
 Evidence = dict[str, Any]
 
 
-class NotSeen(Exception):
+class NotObserved(Exception):
     """A step was asked for and not observed to have happened; carries what was seen instead."""
 
     def __init__(self, reason: str, **evidence: Any) -> None:
@@ -17,7 +43,7 @@ class NotSeen(Exception):
         self.evidence: Evidence = {"reason": reason, **evidence}
 
 
-class Step(msgspec.Struct, frozen=True):
+class DemoStep(msgspec.Struct, frozen=True):
     """One step of the story; `seconds` is wall time."""
 
     name: str
@@ -26,18 +52,18 @@ class Step(msgspec.Struct, frozen=True):
     evidence: Evidence
 
 
-class Report(msgspec.Struct, frozen=True):
+class DemoReport(msgspec.Struct, frozen=True):
     """The whole story; ok only if every step was verified by observation."""
 
     ok: bool
-    steps: tuple[Step, ...]
+    steps: tuple[DemoStep, ...]
 
 
-class Story:
+class DemoStory:
     """Runs steps one after another; after one fails, those that build on it are not pretended."""
 
-    def __init__(self, tell: Callable[[Step], None]) -> None:
-        self.steps: list[Step] = []
+    def __init__(self, tell: Callable[[DemoStep], None]) -> None:
+        self.steps: list[DemoStep] = []
         self._tell = tell
 
     @property
@@ -50,11 +76,11 @@ class Story:
         began = time.perf_counter()
         try:
             ok, evidence = True, await act()
-        except NotSeen as missing:
+        except NotObserved as missing:
             ok, evidence = False, missing.evidence
         except Exception as error:
             ok, evidence = False, {"reason": f"{type(error).__name__}: {error}"}
-        step = Step(name, ok, round(time.perf_counter() - began, 3), evidence)
+        step = DemoStep(name, ok, round(time.perf_counter() - began, 3), evidence)
         self.steps.append(step)
         self._tell(step)
 
@@ -62,10 +88,28 @@ class Story:
         """A step that stands on all before it: not attempted, and so not verified, once one failed."""
         await self.step(name, act if self.holds else _not_attempted)
 
-    def report(self) -> Report:
+    def report(self) -> DemoReport:
         """The story so far."""
-        return Report(self.holds, tuple(self.steps))
+        return DemoReport(self.holds, tuple(self.steps))
 
 
 async def _not_attempted() -> Evidence:
-    raise NotSeen("not attempted: an earlier step failed")
+    raise NotObserved("not attempted: an earlier step failed")
+
+
+# Waiting for an observation.
+
+
+OBSERVATION_SECONDS = 60.0
+"""Seconds until something in the cluster must have been seen."""
+_POLL_SECONDS = 0.1
+
+
+async def wait_until(look: Callable[[], Awaitable[Any]], complaint: str) -> Any:
+    """The first true answer of `look`, asked again and again. Raises NotSeen when there is none in time."""
+    deadline = time.monotonic() + OBSERVATION_SECONDS
+    while not (seen := await look()):
+        if time.monotonic() > deadline:
+            raise NotObserved(f"{complaint} within {OBSERVATION_SECONDS:.0f} s")
+        await asyncio.sleep(_POLL_SECONDS)
+    return seen

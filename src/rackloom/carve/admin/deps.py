@@ -1,22 +1,35 @@
-"""What the admin handlers are given: who calls, the store, time, ids, and ways to everything else."""
+"""What an RPC handler receives, and translations that several RPCs share.
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol, TypeVar
+`AdminDeps` carries the store, the clock, the caller's certificate name, and functions to wake the
+reconciler, to query a controller and to apply a plan. `change` runs a write transaction and then wakes
+the affected domains.
+
+`config_version` changes with every update; `check_version` refuses a change made from an older version
+(optimistic concurrency). The wire has no unknown state: Unknown is shown as CONFIGURING.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import sqlalchemy as sa
+from google.protobuf.timestamp_pb2 import Timestamp
 
-from rackloom.carve.plan.values import Plan
-from rackloom.carve.reconcile.meter import Outcome
-from rackloom.carve.site.endpoints import Endpoint
-from rackloom.carve.site.operator_steps import Order
-from rackloom.carve.site.store import Store
-from rackloom.carve.site.values import Changed, Ids, Status
+from rackloom.carve.admin import forge_pb2 as pb
+from rackloom.carve.inventory.endpoints import Endpoint
+from rackloom.carve.reconcile.hooks import OperationOutcome
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.journal import OperatorOrder
+from rackloom.carve.store.values import Changed, IdFactory, Status, conflict, invalid
+from rackloom.core.partitions.domain import PartitionPlan
+
+# Dependencies.
+
 
 T = TypeVar("T")
 
 
-class Credentials(Protocol):
+class CredentialStore(Protocol):
     """Where credentials are kept."""
 
     async def keep(self, path: str, fields: Mapping[str, str]) -> None:
@@ -34,7 +47,7 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
     store: Store
     clock: Callable[[], float]
     """Seconds since the epoch."""
-    ids: Ids
+    ids: IdFactory
     wake: Callable[[frozenset[str]], None]
     """Called after a commit with the NVLink domains whose intent changed."""
     endpoints_changed: Callable[[], None]
@@ -42,9 +55,9 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
     browse: Callable[[Endpoint, str, int], Awaitable[str]]
     """Asks a controller one of `GetComputeNodeInfoList` and `GetGpuInfoList`; the number is a GPU's GUID, or
     0 for all. Returns JSON. Raises FabricUnavailable and FabricRefused."""
-    apply: Callable[[Plan], Awaitable[tuple[Outcome, ...]]]
+    apply: Callable[[PartitionPlan], Awaitable[tuple[OperationOutcome, ...]]]
     """Carries out a plan after a fresh look. Raises Refused when it is no longer current."""
-    credentials: Credentials
+    credentials: CredentialStore
     check_endpoint: Callable[[str], None]
     """Raises Refused for an endpoint URL that this site does not allow."""
 
@@ -55,12 +68,61 @@ class AdminDeps(msgspec.Struct, frozen=True, kw_only=True):
     caller: str = "unnamed"
     """Name in the certificate of whoever calls; set for each call."""
 
-    def order(self, reason: str) -> Order:
+    def order(self, reason: str) -> OperatorOrder:
         """The caller's order, for the record of what operators did."""
-        return Order(self.caller, reason, self.clock())
+        return OperatorOrder(self.caller, reason, self.clock())
 
     async def change(self, work: Callable[[sa.Connection], Changed[T]]) -> T:
         """Run `work` in a write transaction, then wake the reconciler of the domains that it touched."""
         changed = await self.store.run(work)
         self.wake(changed.domains)
         return changed.value
+
+
+# Shared translations.
+
+
+MAX_IDS_PER_REQUEST = 100
+"""Upstream's limit; its clients page by it."""
+
+_STATES = {
+    Status.PENDING: pb.PROVISIONING,
+    Status.PROVISIONING: pb.PROVISIONING,
+    Status.CONFIGURING: pb.CONFIGURING,
+    Status.READY: pb.READY,
+    Status.DELETING: pb.TERMINATING,
+    Status.TERMINATING: pb.TERMINATING,
+    Status.TERMINATED: pb.TERMINATED,
+    Status.ERROR: pb.FAILED,
+    # There is no unknown on this wire; CONFIGURING claims nothing.
+    Status.UNKNOWN: pb.CONFIGURING,
+}
+
+
+def tenant_state(status: str) -> pb.TenantState.ValueType:
+    """The state on the wire."""
+    return _STATES[Status(status)]
+
+
+def config_version(updated: float) -> str:
+    """A version that changes with every update; microseconds since the epoch, in upstream's form."""
+    return f"V1-T{round(updated * 1_000_000)}"
+
+
+def check_version(request: Any, updated: float) -> None:
+    """Refuse a change that was made from an older version than the current one."""
+    if request.HasField("if_version_match") and request.if_version_match != config_version(updated):
+        raise conflict(f"ConcurrentModification: the version is {config_version(updated)} now")
+
+
+def timestamp(seconds: float) -> Timestamp:
+    """Seconds since the epoch as the wire has them."""
+    at = Timestamp()
+    at.FromMicroseconds(round(seconds * 1_000_000))
+    return at
+
+
+def check_ids(ids: Sequence[object]) -> None:
+    """Refuse an empty list of ids, and one above the limit."""
+    if not 1 <= len(ids) <= MAX_IDS_PER_REQUEST:
+        raise invalid(f"between 1 and {MAX_IDS_PER_REQUEST} ids are needed, not {len(ids)}")

@@ -1,55 +1,69 @@
-"""RPCs about switch controllers: which there are, and what one of them says."""
+"""RPCs about switch controllers: registration, browsing, NMX-M credentials, and the service version.
+
+Browsing asks the controller itself and returns its answer as JSON. NMX-M is the only controller that
+takes a password, so `CreateCredential` accepts no other type. Upstream's clients call `Version` first,
+to see that they are connected.
+"""
+
+from importlib.metadata import version
 
 from google.protobuf.empty_pb2 import Empty
 
 from rackloom.carve.admin import forge_pb2 as pb
 from rackloom.carve.admin.deps import AdminDeps
-from rackloom.carve.site import endpoint_registry, endpoints
-from rackloom.carve.site.problems import invalid, not_found
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.store.values import invalid, not_found
 
-REASON = "asked for through the admin interface"
+# Controllers.
 
-_BROWSE = {
+
+DEFAULT_REASON = "asked for through the admin interface"
+
+_BROWSE_RPCS = {
     pb.NMXC_BROWSE_OPERATION_COMPUTE_NODE_INFO_LIST: "GetComputeNodeInfoList",
     pb.NMXC_BROWSE_OPERATION_GPU_INFO: "GetGpuInfoList",
     pb.NMXC_BROWSE_OPERATION_GPU_INFO_LIST: "GetGpuInfoList",
 }
 
 
-async def list_all(deps: AdminDeps, _request: Empty) -> pb.NvlinkNmxcEndpointList:
+async def list_endpoints(deps: AdminDeps, _request: Empty) -> pb.NvlinkNmxcEndpointList:
     """Every chassis with its endpoint, by serial."""
-    found = await deps.store.read(endpoints.every)
+    found = await deps.store.read(endpoints.all_endpoints)
     urls = {serial: one.url for one in found for serial in one.chassis_serials}
     entries = [pb.NvlinkNmxcEndpoint(chassis_serial=serial, endpoint=urls[serial]) for serial in sorted(urls)]
     return pb.NvlinkNmxcEndpointList(entries=entries)
 
 
-async def create(deps: AdminDeps, request: pb.NvlinkNmxcEndpoint) -> pb.NvlinkNmxcEndpoint:
+async def create_endpoint(deps: AdminDeps, request: pb.NvlinkNmxcEndpoint) -> pb.NvlinkNmxcEndpoint:
     """Register a controller; it is spoken to at once."""
-    return await _put(deps, request, exists=False)
+    return await _put_endpoint(deps, request, exists=False)
 
 
-async def update(deps: AdminDeps, request: pb.NvlinkNmxcEndpoint) -> pb.NvlinkNmxcEndpoint:
+async def update_endpoint(deps: AdminDeps, request: pb.NvlinkNmxcEndpoint) -> pb.NvlinkNmxcEndpoint:
     """Give a chassis another address."""
-    return await _put(deps, request, exists=True)
+    return await _put_endpoint(deps, request, exists=True)
 
 
-async def delete(deps: AdminDeps, request: pb.DeleteNvlinkNmxcEndpointRequest) -> Empty:
+async def delete_endpoint(deps: AdminDeps, request: pb.DeleteNvlinkNmxcEndpointRequest) -> Empty:
     """Stop speaking to a controller."""
-    await deps.change(lambda conn: endpoint_registry.delete(conn, request.chassis_serial, deps.order(REASON)))
+    await deps.change(
+        lambda conn: endpoints.delete_chassis_endpoint(
+            conn, request.chassis_serial, deps.order(DEFAULT_REASON)
+        )
+    )
     deps.endpoints_changed()
     return Empty()
 
 
-async def browse(deps: AdminDeps, request: pb.NmxcBrowseRequest) -> pb.NmxcBrowseResponse:
+async def browse_controller(deps: AdminDeps, request: pb.NmxcBrowseRequest) -> pb.NmxcBrowseResponse:
     """What the controller itself answers, as JSON."""
-    rpc = _BROWSE.get(request.operation)
+    rpc = _BROWSE_RPCS.get(request.operation)
     if rpc is None:
         raise invalid("operation must be COMPUTE_NODE_INFO_LIST, GPU_INFO or GPU_INFO_LIST")
     one_gpu = request.operation == pb.NMXC_BROWSE_OPERATION_GPU_INFO
     if one_gpu and not request.gpu_uid:
         raise invalid("gpu_uid is needed for GPU_INFO")
-    found = await deps.store.read(endpoints.every)
+    found = await deps.store.read(endpoints.all_endpoints)
     mine = [one for one in found if request.chassis_serial in one.chassis_serials]
     if not mine:
         raise not_found(f"no NMX-C endpoint is registered for chassis {request.chassis_serial}")
@@ -57,13 +71,59 @@ async def browse(deps: AdminDeps, request: pb.NmxcBrowseRequest) -> pb.NmxcBrows
     return pb.NmxcBrowseResponse(body=body, code=200, headers={"content-type": "application/json"})
 
 
-async def _put(deps: AdminDeps, request: pb.NvlinkNmxcEndpoint, *, exists: bool) -> pb.NvlinkNmxcEndpoint:
-    write = endpoint_registry.update if exists else endpoint_registry.create
+async def _put_endpoint(
+    deps: AdminDeps, request: pb.NvlinkNmxcEndpoint, *, exists: bool
+) -> pb.NvlinkNmxcEndpoint:
+    write = endpoints.update_chassis_endpoint if exists else endpoints.create_chassis_endpoint
     if not request.endpoint:
         raise invalid("endpoint must not be empty")
     deps.check_endpoint(request.endpoint)
     await deps.change(
-        lambda conn: write(conn, request.chassis_serial, request.endpoint, deps.order(REASON), deps.ids)
+        lambda conn: write(
+            conn, request.chassis_serial, request.endpoint, deps.order(DEFAULT_REASON), deps.ids
+        )
     )
     deps.endpoints_changed()
     return request
+
+
+# Credentials.
+
+
+NMX_M_CREDENTIAL = "nmxm/default/auth"
+"""Upstream's path."""
+
+
+async def create_credential(
+    deps: AdminDeps, request: pb.CredentialCreationRequest
+) -> pb.CredentialCreationResult:
+    """Keep the name and password for NMX-M."""
+    _check_credential_type(request.credential_type)
+    if not request.username or not request.password:
+        raise invalid("username and password must not be empty")
+    await deps.credentials.keep(
+        NMX_M_CREDENTIAL, {"username": request.username, "password": request.password}
+    )
+    return pb.CredentialCreationResult()
+
+
+async def delete_credential(
+    deps: AdminDeps, request: pb.CredentialDeletionRequest
+) -> pb.CredentialDeletionResult:
+    """Forget them."""
+    _check_credential_type(request.credential_type)
+    await deps.credentials.forget(NMX_M_CREDENTIAL)
+    return pb.CredentialDeletionResult()
+
+
+def _check_credential_type(kind: pb.CredentialType.ValueType) -> None:
+    if kind != pb.NmxM:
+        raise invalid("credential_type must be NmxM: switch controllers take no other password")
+
+
+# Version.
+
+
+async def show_version(_deps: AdminDeps, _request: pb.VersionRequest) -> pb.BuildInfo:
+    """The version of this service; how it was built and configured is nobody's business here."""
+    return pb.BuildInfo(build_version=f"rackloom {version('rackloom')}")

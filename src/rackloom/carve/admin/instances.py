@@ -1,4 +1,8 @@
-"""RPCs about instances, as far as their GPUs are concerned."""
+"""RPCs about instances, as far as their GPUs are concerned: find, change, release.
+
+The list of GPU configurations is the complete desired state, as in REST; an entry without a logical
+partition detaches its GPU. The status names a logical partition only for a GPU that was observed in it.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,14 +11,12 @@ import sqlalchemy as sa
 
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
-from rackloom.carve.admin.deps import AdminDeps
-from rackloom.carve.admin.words import check_ids, check_version, state, version
-from rackloom.carve.site import history, interfaces
-from rackloom.carve.site import instances as book
-from rackloom.carve.site.problems import not_found
-from rackloom.carve.site.tables import instance as table
-from rackloom.carve.site.tables import nvlink_interface, tenant
-from rackloom.carve.site.values import Changed, InterfaceWish, Status
+from rackloom.carve.admin.deps import AdminDeps, check_ids, check_version, config_version, tenant_state
+from rackloom.carve.store import journal
+from rackloom.carve.store.schema import instance as table
+from rackloom.carve.store.schema import nvlink_interface, tenant
+from rackloom.carve.store.values import Changed, InterfaceSpec, Status, not_found
+from rackloom.carve.tenancy import instances, interfaces
 
 _Row = sa.Row[Any]
 
@@ -50,7 +52,7 @@ async def update_config(deps: AdminDeps, request: pb.InstanceConfigUpdateRequest
     def work(conn: sa.Connection) -> Changed[pb.Instance]:
         row = _get(conn, request.instance_id.value)
         check_version(request, row.updated)
-        changed = book.update(
+        changed = instances.update_instance(
             conn,
             row.tenant_id,
             row.id,
@@ -72,15 +74,15 @@ async def release(deps: AdminDeps, request: pb.InstanceReleaseRequest) -> pb.Ins
 
     def work(conn: sa.Connection) -> Changed[None]:
         row = _get(conn, request.id.value)
-        return book.delete(conn, row.tenant_id, row.id, deps.clock())
+        return instances.delete_instance(conn, row.tenant_id, row.id, deps.clock())
 
     await deps.change(work)
     return pb.InstanceReleaseResult()
 
 
-def _wishes(config: pb.InstanceConfig) -> list[InterfaceWish]:
+def _wishes(config: pb.InstanceConfig) -> list[InterfaceSpec]:
     return [
-        InterfaceWish(one.logical_partition_id.value, one.device_instance)
+        InterfaceSpec(one.logical_partition_id.value, one.device_instance)
         for one in config.nvlink.gpu_configs
         # An entry that names no logical partition detaches its GPU.
         if one.logical_partition_id.value
@@ -101,15 +103,17 @@ def _get(conn: sa.Connection, instance_id: str) -> _Row:
 
 def _load(conn: sa.Connection, which: "sa.ColumnElement[bool]") -> list[pb.Instance]:
     rows = conn.execute(_listing().where(which)).all()
-    wired = conn.execute(interfaces.listing().where(which).order_by(nvlink_interface.c.device_instance)).all()
-    histories = history.of(conn, [row.id for row in rows])
+    wired = conn.execute(
+        interfaces.interface_listing().where(which).order_by(nvlink_interface.c.device_instance)
+    ).all()
+    histories = journal.status_histories(conn, [row.id for row in rows])
     return [
         _shown(row, [one for one in wired if one.instance_id == row.id], histories.get(row.id, []))
         for row in rows
     ]
 
 
-def _shown(row: _Row, wired: Sequence[_Row], told: Sequence[history.Past]) -> pb.Instance:
+def _shown(row: _Row, wired: Sequence[_Row], told: Sequence[journal.StatusRecord]) -> pb.Instance:
     wanted = [one for one in wired if one.status != Status.DELETING]
     synced = pb.SYNCED if all(one.status == Status.READY for one in wired) else pb.PENDING
     return pb.Instance(
@@ -123,13 +127,13 @@ def _shown(row: _Row, wired: Sequence[_Row], told: Sequence[history.Past]) -> pb
         ),
         status=pb.InstanceStatus(
             tenant=pb.InstanceTenantStatus(
-                state=state(row.status), state_details=told[0].message if told else ""
+                state=tenant_state(row.status), state_details=told[0].message if told else ""
             ),
             configs_synced=pb.SYNCED if row.status == Status.READY else pb.PENDING,
             nvlink=pb.InstanceNVLinkStatus(gpu_statuses=[_gpu(one) for one in wanted], configs_synced=synced),
         ),
-        config_version=version(row.updated),
-        nvlink_config_version=version(row.intent_at),
+        config_version=config_version(row.updated),
+        nvlink_config_version=config_version(row.intent_at),
     )
 
 

@@ -1,4 +1,7 @@
-"""RPCs about logical partitions: what tenants call a set of GPUs that shall share memory."""
+"""RPCs about NVLink logical partitions, with the same rules as REST.
+
+The caller may choose the id of a new one. An update can carry the version that it was made from.
+"""
 
 from typing import Any
 
@@ -6,15 +9,18 @@ import sqlalchemy as sa
 
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
-from rackloom.carve.admin.deps import AdminDeps
-from rackloom.carve.admin.words import check_ids, check_version, state, timestamp, version
-from rackloom.carve.site import logical_partitions as book
-from rackloom.carve.site import tenants
-from rackloom.carve.site.naming import check_name
-from rackloom.carve.site.problems import conflict, invalid, not_found
-from rackloom.carve.site.tables import logical_partition as table
-from rackloom.carve.site.tables import site, tenant
-from rackloom.carve.site.values import Changed
+from rackloom.carve.admin.deps import (
+    AdminDeps,
+    check_ids,
+    check_version,
+    config_version,
+    tenant_state,
+    timestamp,
+)
+from rackloom.carve.store.schema import logical_partition as table
+from rackloom.carve.store.schema import site, tenant
+from rackloom.carve.store.values import Changed, check_name, conflict, invalid, not_found
+from rackloom.carve.tenancy import entitlements, logical_partitions
 
 _Row = sa.Row[Any]
 
@@ -69,7 +75,7 @@ async def update(
         told = request.config.metadata
         if told.name:
             check_name(told.name)
-        book.update(
+        logical_partitions.update_logical_partition(
             conn,
             row.tenant_id,
             row.id,
@@ -89,7 +95,7 @@ async def delete(
 
     def work(conn: sa.Connection) -> Changed[None]:
         row = _get(conn, request.id.value)
-        return book.delete(conn, row.tenant_id, row.id, deps.clock())
+        return logical_partitions.delete_logical_partition(conn, row.tenant_id, row.id, deps.clock())
 
     await deps.change(work)
     return pb.NVLinkLogicalPartitionDeletionResult()
@@ -99,11 +105,11 @@ def _create(
     conn: sa.Connection, config: pb.NVLinkLogicalPartitionConfig, chosen: str, deps: AdminDeps
 ) -> _Row:
     check_name(config.metadata.name)
-    if chosen and book.find(conn, chosen) is not None:
+    if chosen and logical_partitions.find_logical_partition(conn, chosen) is not None:
         raise conflict("a logical partition has this id already", id=chosen)
-    new = book.create(
+    new = logical_partitions.create_logical_partition(
         conn,
-        tenants.of(conn, config.tenant_organization_id.lower()).id,
+        entitlements.get_tenant(conn, config.tenant_organization_id.lower()).id,
         site_id=conn.execute(sa.select(site.c.id)).scalar_one(),
         name=config.metadata.name,
         description=config.metadata.description or None,
@@ -140,7 +146,7 @@ def _shown(row: _Row) -> pb.NVLinkLogicalPartition:
             metadata=pb.Metadata(name=row.name, description=row.description or ""),
             tenant_organization_id=row.org,
         ),
-        config_version=version(row.updated),
-        status=pb.NVLinkLogicalPartitionStatus(state=state(row.status)),
+        config_version=config_version(row.updated),
+        status=pb.NVLinkLogicalPartitionStatus(state=tenant_state(row.status)),
         created=timestamp(row.created),
     )

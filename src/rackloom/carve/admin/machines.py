@@ -1,4 +1,10 @@
-"""RPCs about machines: where their GPUs are in the fabric, repair of that mapping, and force-delete."""
+"""RPCs about machines: GPU mapping and observed partitions, repair of the mapping, force-delete.
+
+A repair is overruled by the next observation where it is wrong. Force-delete first releases the
+instance; it is called again until the machine is free, and then the machine is removed. Removing it
+earlier would leave its GPUs in a partition. As upstream, a GPU that is in no partition is shown without
+a domain.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,17 +14,16 @@ from google.protobuf.empty_pb2 import Empty
 
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
-from rackloom.carve.admin import machine_book
-from rackloom.carve.admin.deps import AdminDeps
-from rackloom.carve.admin.machine_book import DeclaredGpu
-from rackloom.carve.admin.partitions import Physical, every
-from rackloom.carve.admin.words import check_ids, timestamp
-from rackloom.carve.plan.values import Observation
-from rackloom.carve.site import knowledge, machines, tray_steps
-from rackloom.carve.site.operator_steps import Order
-from rackloom.carve.site.problems import invalid
-from rackloom.carve.site.tables import machine as table
-from rackloom.carve.site.values import Changed
+from rackloom.carve.admin.deps import AdminDeps, check_ids, timestamp
+from rackloom.carve.admin.partitions import PartitionListing, list_partitions
+from rackloom.carve.inventory import enrolment, maintenance
+from rackloom.carve.inventory.enrolment import DeclaredGpu
+from rackloom.carve.observation import latest
+from rackloom.carve.store.journal import OperatorOrder
+from rackloom.carve.store.schema import machine as table
+from rackloom.carve.store.values import Changed, invalid
+from rackloom.carve.tenancy import catalog
+from rackloom.core.partitions.domain import DomainObservation
 
 _Row = sa.Row[Any]
 
@@ -48,7 +53,7 @@ async def update_nvlink_info(deps: AdminDeps, request: pb.UpdateMachineNvLinkInf
     ((slot, tray),) = slots
     gpus = [DeclaredGpu(module_id=gpu.device_id, guid=gpu.guid) for gpu in info.gpus]
     await deps.change(
-        lambda conn: machine_book.declare_gpus(
+        lambda conn: enrolment.declare_gpus(
             conn,
             request.machine_id.id,
             (info.chassis_serial, slot, tray),
@@ -68,31 +73,33 @@ async def force_delete(
 
 
 def _force_delete(
-    conn: sa.Connection, machine_id: str, order: Order
+    conn: sa.Connection, machine_id: str, order: OperatorOrder
 ) -> Changed[pb.AdminForceDeleteMachineResponse]:
-    machine = machine_book.get(conn, machine_id)
+    machine = enrolment.get_enrolled_machine(conn, machine_id)
     reply = pb.AdminForceDeleteMachineResponse(managed_host_machine_id=machine_id)
     if machine.instance_id is None:
         reply.all_done = True
-        return Changed(reply, machine_book.remove(conn, machine_id, order.now))
+        return Changed(reply, enrolment.remove_machine(conn, machine_id, order.now))
     # A machine that is forgotten now would leave its GPUs in the partition, with nobody to take them out.
     reply.instance_id = machine.instance_id
-    return Changed(reply, tray_steps.force_delete(conn, machine_id, order).domains)
+    return Changed(reply, maintenance.force_delete_instance(conn, machine_id, order).domains)
 
 
 def _load(conn: sa.Connection, wanted: Sequence[str]) -> list[pb.Machine]:
-    rows = conn.execute(machines.listing().where(table.c.id.in_(wanted)).order_by(table.c.id)).all()
-    gpus = machines.gpus_of(conn, [row.id for row in rows])
-    owners = {(one.domain, one.name): one for one in every(conn)}
-    seen = {domain: knowledge.of_domain(conn, domain).observation for domain in {row.domain for row in rows}}
+    rows = conn.execute(catalog.machine_listing().where(table.c.id.in_(wanted)).order_by(table.c.id)).all()
+    gpus = catalog.gpus_of_machines(conn, [row.id for row in rows])
+    owners = {(one.domain, one.name): one for one in list_partitions(conn)}
+    seen = {
+        domain: latest.latest_of_domain(conn, domain).observation for domain in {row.domain for row in rows}
+    }
     return [_shown(row, gpus[row.id], seen[row.domain], owners) for row in rows]
 
 
 def _shown(
     row: _Row,
     gpus: Sequence[_Row],
-    observed: Observation | None,
-    owners: dict[tuple[str, str], Physical],
+    observed: DomainObservation | None,
+    owners: dict[tuple[str, str], PartitionListing],
 ) -> pb.Machine:
     shown = pb.Machine(
         id=ids_pb.MachineId(id=row.id),
@@ -116,7 +123,7 @@ def _info(row: _Row, gpus: Sequence[_Row]) -> pb.MachineNVLinkInfo:
 
 
 def _status(
-    gpus: Sequence[_Row], observed: Observation, owners: dict[tuple[str, str], Physical]
+    gpus: Sequence[_Row], observed: DomainObservation, owners: dict[tuple[str, str], PartitionListing]
 ) -> pb.MachineNVLinkStatusObservation:
     holder = {guid: one.name for one in observed.partitions for guid in one.members}
     present = {gpu.guid for gpu in observed.gpus}
@@ -128,7 +135,9 @@ def _status(
     return pb.MachineNVLinkStatusObservation(gpu_status=statuses)
 
 
-def _gpu_status(gpu: _Row, domain: str, held_by: Physical | None) -> pb.MachineNVLinkGpuStatusObservation:
+def _gpu_status(
+    gpu: _Row, domain: str, held_by: PartitionListing | None
+) -> pb.MachineNVLinkGpuStatusObservation:
     """As upstream shows it: a GPU that is in no partition has no domain either."""
     status = pb.MachineNVLinkGpuStatusObservation(
         gpu_id=gpu.guid, device_instance=gpu.module_id - 1, guid=int(gpu.guid)

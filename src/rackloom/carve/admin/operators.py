@@ -1,41 +1,55 @@
-"""RPCs that only this project has: partition plans as files, and the machine inventory."""
+"""RPCs of this project: plans as files, machine import, domain state, and operator steps.
+
+`MakePlan` returns the plan that the reconciler would execute now, with the observation it was made
+from; a paused domain is planned as well. `ApplyPlan` executes such a plan after a new observation, and
+refuses it when fabric or intent have changed. `ImportMachines` adds all machines of a file or none.
+`ShowDomains` returns for each domain the time of the observation or the doubt, the pause, and the
+blocked GPUs.
+"""
+
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
-from rackloom.carve.admin import machine_book
 from rackloom.carve.admin import operator_pb2 as pb
-from rackloom.carve.admin.deps import AdminDeps
-from rackloom.carve.admin.machine_book import MachineRecord
-from rackloom.carve.plan.check import check
-from rackloom.carve.plan.planner import make_plan
-from rackloom.carve.plan.values import Plan
-from rackloom.carve.reconcile.meter import Outcome
-from rackloom.carve.site import adoption, drains, fabric_book, knowledge, pauses, tray_steps
-from rackloom.carve.site.problems import invalid
-from rackloom.carve.site.tables import site
-from rackloom.carve.site.values import Changed
+from rackloom.carve.admin.deps import AdminDeps, timestamp
+from rackloom.carve.inventory import endpoints, enrolment, maintenance
+from rackloom.carve.inventory.enrolment import MachineRecord
+from rackloom.carve.observation import latest
+from rackloom.carve.observation.latest import LatestObservation
+from rackloom.carve.partitions import found, intent
+from rackloom.carve.reconcile import records
+from rackloom.carve.reconcile.hooks import OperationOutcome
+from rackloom.carve.store.schema import site
+from rackloom.carve.store.values import Changed, invalid, not_found
+from rackloom.core.partitions.domain import PartitionPlan
+from rackloom.core.partitions.planner import make_plan
+from rackloom.core.partitions.safety import check_plan
 from rackloom.errors import Refused
-from rackloom.topology.facts import Source
+from rackloom.topology.join_key import Source
+
+# Plans, import and operator steps.
+
 
 _encoder = msgspec.json.Encoder(order="deterministic")
-_decoder = msgspec.json.Decoder(Plan)
+_decoder = msgspec.json.Decoder(PartitionPlan)
 
 
-async def make(deps: AdminDeps, request: pb.PlanRequest) -> pb.PlanReply:
+async def make_domain_plan(deps: AdminDeps, request: pb.PlanRequest) -> pb.PlanReply:
     """The plan that the reconciler would carry out now, with the observation it was made from."""
-    plan = await deps.store.read(_plan, request.domain)
+    plan = await deps.store.read(_current_plan, request.domain)
     return pb.PlanReply(plan=_encoder.encode(plan).decode())
 
 
-async def apply(deps: AdminDeps, request: pb.ApplyRequest) -> pb.ApplyReply:
+async def apply_plan(deps: AdminDeps, request: pb.ApplyRequest) -> pb.ApplyReply:
     """Carry out a plan; refused when the fabric or the intent is no longer as it found them."""
     try:
         plan = _decoder.decode(request.plan)
     except msgspec.DecodeError as error:
         raise invalid(f"this is not a plan: {error}") from error
     outcomes = await deps.apply(plan)
-    return pb.ApplyReply(outcomes=[_outcome(one) for one in outcomes])
+    return pb.ApplyReply(outcomes=[_outcome_message(one) for one in outcomes])
 
 
 async def import_machines(deps: AdminDeps, request: pb.ImportRequest) -> pb.ImportReply:
@@ -55,26 +69,30 @@ async def import_machines(deps: AdminDeps, request: pb.ImportRequest) -> pb.Impo
         )
         for one in request.machines
     ]
-    created, unchanged = await deps.store.run(_import, records, deps.new_machine_status, deps.clock())
+    created, unchanged = await deps.store.run(
+        _import_machines, records, deps.new_machine_status, deps.clock()
+    )
     deps.wake(frozenset())
     return pb.ImportReply(created=created, unchanged=unchanged)
 
 
 async def pause(deps: AdminDeps, request: pb.DomainRequest) -> pb.Done:
     """Do nothing to a domain from now on; it is observed as ever."""
-    await deps.change(lambda conn: pauses.pause(conn, request.domain, deps.order(request.reason)))
+    await deps.change(lambda conn: intent.pause_domain(conn, request.domain, deps.order(request.reason)))
     return pb.Done(message=f"domain {request.domain} is paused")
 
 
 async def resume(deps: AdminDeps, request: pb.DomainRequest) -> pb.Done:
     """Work on a domain again."""
-    await deps.change(lambda conn: pauses.resume(conn, request.domain, deps.order(request.reason)))
+    await deps.change(lambda conn: intent.resume_domain(conn, request.domain, deps.order(request.reason)))
     return pb.Done(message=f"domain {request.domain} is resumed")
 
 
 async def cordon(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
     """Place nothing new on a tray."""
-    await deps.store.run(lambda conn: tray_steps.cordon(conn, request.machine_id, deps.order(request.reason)))
+    await deps.store.run(
+        lambda conn: maintenance.cordon_machine(conn, request.machine_id, deps.order(request.reason))
+    )
     return pb.Done(message=f"machine {request.machine_id} is cordoned")
 
 
@@ -84,9 +102,9 @@ async def uncordon(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
     def work(conn: sa.Connection) -> Changed[None]:
         order = deps.order(request.reason)
         ended: Changed[None] = Changed(None, frozenset())
-        if drains.active(conn, [request.machine_id]):
-            ended = tray_steps.end_drain(conn, request.machine_id, order)
-        tray_steps.uncordon(conn, request.machine_id, order)
+        if intent.active_drains(conn, [request.machine_id]):
+            ended = maintenance.end_machine_drain(conn, request.machine_id, order)
+        maintenance.uncordon_machine(conn, request.machine_id, order)
         return ended
 
     await deps.change(work)
@@ -96,7 +114,7 @@ async def uncordon(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
 async def drain(deps: AdminDeps, request: pb.TrayRequest) -> pb.Done:
     """Take a tray's GPUs out of all partitions, and record it."""
     await deps.change(
-        lambda conn: tray_steps.drain(conn, request.machine_id, deps.order(request.reason), deps.ids)
+        lambda conn: maintenance.drain_machine(conn, request.machine_id, deps.order(request.reason), deps.ids)
     )
     return pb.Done(message=f"machine {request.machine_id} is being drained")
 
@@ -105,7 +123,7 @@ async def adopt(deps: AdminDeps, request: pb.AdoptRequest) -> pb.Done:
     """Make a found partition that of a logical partition; no GPU moves."""
     order = deps.order(request.reason)
     await deps.change(
-        lambda conn: adoption.adopt(
+        lambda conn: found.adopt_partition(
             conn, request.domain, request.partition_name, request.logical_partition_id, order
         )
     )
@@ -115,32 +133,69 @@ async def adopt(deps: AdminDeps, request: pb.AdoptRequest) -> pb.Done:
 async def release(deps: AdminDeps, request: pb.ReleaseRequest) -> pb.Done:
     """Let the reconciler take a found partition apart."""
     order = deps.order(request.reason)
-    await deps.change(lambda conn: adoption.release(conn, request.domain, request.partition_name, order))
+    await deps.change(
+        lambda conn: found.release_partition(conn, request.domain, request.partition_name, order)
+    )
     return pb.Done(message=f"partition {request.partition_name} is released")
 
 
-def _outcome(one: Outcome) -> pb.OperationOutcome:
+def _outcome_message(one: OperationOutcome) -> pb.OperationOutcome:
     return pb.OperationOutcome(
         kind=one.kind, partition_name=one.partition_name, state=one.state, message=one.message
     )
 
 
-def _plan(conn: sa.Connection, domain: str) -> Plan:
-    known = knowledge.of_domain(conn, domain)
+def _current_plan(conn: sa.Connection, domain: str) -> PartitionPlan:
+    known = latest.latest_of_domain(conn, domain)
     if known.observation is None:
         raise Refused(
             f"no plan for domain {domain}: {known.operators_doubt}",
             nearest_fix="make its switch controller reachable, then plan again",
         )
     # A paused domain is planned for as well: what would be done is what one wants to see before resuming.
-    intent = msgspec.structs.replace(fabric_book.intent(conn, domain), paused=None)
+    intent = msgspec.structs.replace(records.load_intent(conn, domain), paused=None)
     plan = make_plan(intent, known.observation)
-    check(plan, intent, known.observation)
+    check_plan(plan, intent, known.observation)
     return plan
 
 
-def _import(
+def _import_machines(
     conn: sa.Connection, records: list[MachineRecord], status: str, now: float
 ) -> tuple[list[str], list[str]]:
     site_id = conn.execute(sa.select(site.c.id)).scalar_one()
-    return machine_book.enrol(conn, site_id, records, Source.DECLARED, status, now)
+    return enrolment.enrol_machines(conn, site_id, records, Source.DECLARED, status, now)
+
+
+# Domain state.
+
+
+async def show_domains(deps: AdminDeps, request: pb.DomainsRequest) -> pb.DomainList:
+    """Every domain by uuid, or one; NOT_FOUND when no switch controller ever answered as that one."""
+    return await deps.store.read(_domain_list, request.domain)
+
+
+def _domain_list(conn: sa.Connection, wanted: str) -> pb.DomainList:
+    known = {one.domain for one in endpoints.all_endpoints(conn) if one.domain is not None}
+    if wanted and wanted not in known:
+        raise not_found(f"no switch controller speaks for domain {wanted}")
+    chosen = sorted(known & {wanted} if wanted else known)
+    told = latest.latest_of_domains(conn, chosen)
+    blocked = intent.blocked_gpus_of_domains(conn, chosen)
+    states = [_domain_state(one, told[one], intent.pause_reason(conn, one), blocked[one]) for one in chosen]
+    return pb.DomainList(domains=states)
+
+
+def _domain_state(
+    domain: str, known: LatestObservation, paused: str | None, blocked: list[sa.Row[Any]]
+) -> pb.DomainState:
+    seen = known.observation
+    return pb.DomainState(
+        domain=domain,
+        observed_at=None if seen is None else timestamp(seen.observed_at),
+        doubt=known.operators_doubt,
+        pause_reason=paused,
+        blocked=[
+            pb.BlockedGpu(guid=int(row.guid), reason=row.reason, fix=row.fix, since=timestamp(row.since))
+            for row in blocked
+        ],
+    )

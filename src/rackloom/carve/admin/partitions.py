@@ -1,7 +1,8 @@
-"""RPCs about physical partitions: what the newest observations show, and whose it is.
+"""RPCs about physical partitions: what the latest observations show, and who owns it.
 
-Also those that the site did not make are told, without a logical partition: an operator who shall adopt or
-release one must be able to see it. Of a domain that cannot be read nothing is told.
+Partitions that the site did not create are listed as well, without a logical partition: an operator
+must see what to adopt or release. A domain that cannot be read lists nothing. A partition's uuid is
+derived from domain and name, because controllers number partitions anew.
 """
 
 import uuid
@@ -12,19 +13,19 @@ import sqlalchemy as sa
 
 from rackloom.carve.admin import common_pb2 as ids_pb
 from rackloom.carve.admin import forge_pb2 as pb
-from rackloom.carve.admin.deps import AdminDeps
-from rackloom.carve.admin.words import check_ids
-from rackloom.carve.site import endpoints, physical_partitions
-from rackloom.carve.site.tables import logical_partition, tenant
+from rackloom.carve.admin.deps import AdminDeps, check_ids
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.partitions import found
+from rackloom.carve.store.schema import logical_partition, tenant
 
 
-class Physical(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionListing(msgspec.Struct, frozen=True, kw_only=True):
     """An observed partition; `number` is the controller's id for it."""
 
     domain: str
     name: str
     number: int
-    owner: physical_partitions.Owner
+    owner: found.Owner
     logical_partition: str | None
     org: str | None
 
@@ -36,7 +37,7 @@ class Physical(msgspec.Struct, frozen=True, kw_only=True):
 
 async def find_ids(deps: AdminDeps, request: pb.NVLinkPartitionSearchFilter) -> pb.NVLinkPartitionIdList:
     """Ids by tenant or name, or all."""
-    found = await deps.store.read(every)
+    found = await deps.store.read(list_partitions)
     if request.HasField("tenant_organization_id"):
         found = [one for one in found if one.org == request.tenant_organization_id]
     if request.HasField("name"):
@@ -48,23 +49,23 @@ async def find_by_ids(deps: AdminDeps, request: pb.NVLinkPartitionsByIdsRequest)
     """Partitions; ids that mean none are left out."""
     check_ids(request.partition_ids)
     wanted = {one.value for one in request.partition_ids}
-    found = await deps.store.read(every)
+    found = await deps.store.read(list_partitions)
     return pb.NVLinkPartitionList(partitions=[_shown(one) for one in found if one.id in wanted])
 
 
 async def of_tenant(deps: AdminDeps, request: pb.TenantSearchQuery) -> pb.NVLinkPartitionList:
     """The partitions that hold a tenant's GPUs."""
-    found = await deps.store.read(every)
+    found = await deps.store.read(list_partitions)
     mine = [one for one in found if one.org == request.tenantOrganizationId]
     return pb.NVLinkPartitionList(partitions=[_shown(one) for one in mine])
 
 
-def every(conn: sa.Connection) -> list[Physical]:
+def list_partitions(conn: sa.Connection) -> list[PartitionListing]:
     """All partitions in the newest observations of all domains, by domain and id."""
-    domains = {one.domain for one in endpoints.every(conn) if one.domain is not None}
+    domains = {one.domain for one in endpoints.all_endpoints(conn) if one.domain is not None}
     orgs = {row.id: row.org for row in conn.execute(_owners())}
     return [
-        Physical(
+        PartitionListing(
             domain=one.domain,
             name=one.seen.name,
             number=one.seen.id,
@@ -72,7 +73,7 @@ def every(conn: sa.Connection) -> list[Physical]:
             logical_partition=one.logical_partition,
             org=orgs.get(one.logical_partition or ""),
         )
-        for one in physical_partitions.of_domains(conn, domains)
+        for one in found.partitions_of_domains(conn, domains)
     ]
 
 
@@ -81,7 +82,7 @@ def _owners() -> sa.Select[Any]:
     return query.join(tenant, tenant.c.id == logical_partition.c.tenant_id)
 
 
-def _shown(one: Physical) -> pb.NVLinkPartition:
+def _shown(one: PartitionListing) -> pb.NVLinkPartition:
     owner = one.logical_partition
     return pb.NVLinkPartition(
         id=ids_pb.NVLinkPartitionId(value=one.id),

@@ -1,22 +1,184 @@
-"""The admin gRPC server: mutual TLS, then the class of the certificate, then the RPC."""
+"""The admin gRPC server: mutual TLS, authorization by certificate name, dispatch, and error mapping.
 
-from collections.abc import Mapping
+TLS already refuses a client without a certificate of the operator's CA. The common name or an
+alternative name of the certificate then decides the access class: admin or reader; an admin may also
+read. `RPCS` is the complete table of services and methods, each with its request type, handler and
+required class.
+
+A refusal becomes a gRPC status code here and nowhere else. The nearest fix travels as UTF-8 in the
+trailing metadata `nearest-fix-bin`. An unexpected error is logged and answered as INTERNAL without
+details.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from enum import StrEnum
 from typing import Any
 
 import grpc
 import grpc.aio
 import msgspec
 import structlog
+from google.protobuf.empty_pb2 import Empty
 
-from rackloom.carve.admin import errors
+from rackloom.carve.admin import common_pb2 as ids_pb
+from rackloom.carve.admin import endpoints, instances, logical_partitions, machines, operators, partitions
+from rackloom.carve.admin import forge_pb2 as pb
+from rackloom.carve.admin import operator_pb2 as ours
 from rackloom.carve.admin.deps import AdminDeps
-from rackloom.carve.admin.identity import Access, Identities
-from rackloom.carve.admin.rpcs import RPCS, Rpc
-from rackloom.errors import Refused
+from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable
+from rackloom.carve.store.values import RefusalKind, Rejected
+from rackloom.errors import Refused, Retry, Unknown
+
+# Access classes.
+
+
+class AccessClass(StrEnum):
+    """Classes of clients; an admin may read as well."""
+
+    ADMIN = "admin"
+    READER = "reader"
+
+
+class ClientIdentities(msgspec.Struct, frozen=True):
+    """Which certificate names are of which class."""
+
+    admins: frozenset[str]
+    readers: frozenset[str]
+
+    def name(self, auth_context: Mapping[str, Collection[bytes]]) -> str:
+        """What to call the client in the log."""
+        return next(iter(_certificate_names(auth_context)), "unnamed")
+
+    def allows(self, auth_context: Mapping[str, Collection[bytes]], needed: AccessClass) -> bool:
+        """Whether a client with this certificate may do what needs `needed`."""
+        names = set(_certificate_names(auth_context))
+        if names & self.admins:
+            return True
+        return needed is AccessClass.READER and bool(names & self.readers)
+
+
+def _certificate_names(auth_context: Mapping[str, Collection[bytes]]) -> list[str]:
+    keys = ("x509_common_name", "x509_subject_alternative_name")
+    return [value.decode(errors="replace") for key in keys for value in auth_context.get(key, ())]
+
+
+# Errors.
+
+
+FIX_METADATA_KEY = "nearest-fix-bin"
+"""Trailing metadata with what would make a refused request acceptable, in UTF-8."""
+
+EXPECTED_ERRORS = (Refused, Retry, Unknown, FabricRefused, FabricUnavailable)
+"""What a handler may raise; anything else is a defect."""
+
+_CODES = {
+    RefusalKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    RefusalKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    RefusalKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    RefusalKind.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+def status_code_of(error: Exception) -> grpc.StatusCode:
+    """The status code that says what the caller should do about `error`."""
+    if isinstance(error, Rejected):
+        # A conflict that names the object in the way is one of identity, not of state.
+        exists = error.kind is RefusalKind.CONFLICT and "id" in (error.data or {})
+        return grpc.StatusCode.ALREADY_EXISTS if exists else _CODES[error.kind]
+    if isinstance(error, Refused | FabricRefused):
+        return grpc.StatusCode.FAILED_PRECONDITION
+    return grpc.StatusCode.UNAVAILABLE
+
+
+def reason_of(error: Exception) -> str:
+    """The sentence for the caller."""
+    return error.reason if isinstance(error, Refused | Retry | Unknown) else str(error)
+
+
+def fix_metadata_of(error: Exception) -> tuple[tuple[str, bytes], ...]:
+    """Trailing metadata with the nearest fix, where there is one."""
+    fix = error.nearest_fix if isinstance(error, Refused) else None
+    return () if fix is None else ((FIX_METADATA_KEY, fix.encode()),)
+
+
+# The table of RPCs.
+
+
+FORGE, OPERATOR = "forge.Forge", "rackloom.admin.v1.Operator"
+
+
+class RpcMethod(msgspec.Struct, frozen=True):
+    """One RPC: the type of its request, what answers it, and who may ask."""
+
+    request: type[Any]
+    answer: Callable[[AdminDeps, Any], Awaitable[Any]]
+    access: AccessClass
+
+
+def _reader_rpc(request: type[Any], answer: Callable[[AdminDeps, Any], Awaitable[Any]]) -> RpcMethod:
+    return RpcMethod(request, answer, AccessClass.READER)
+
+
+def _admin_rpc(request: type[Any], answer: Callable[[AdminDeps, Any], Awaitable[Any]]) -> RpcMethod:
+    return RpcMethod(request, answer, AccessClass.ADMIN)
+
+
+_lp, _pp = logical_partitions, partitions
+
+RPCS: dict[str, dict[str, RpcMethod]] = {
+    FORGE: {
+        "Version": _reader_rpc(pb.VersionRequest, endpoints.show_version),
+        "ListNvlinkNmxcEndpoints": _reader_rpc(Empty, endpoints.list_endpoints),
+        "CreateNvlinkNmxcEndpoint": _admin_rpc(pb.NvlinkNmxcEndpoint, endpoints.create_endpoint),
+        "UpdateNvlinkNmxcEndpoint": _admin_rpc(pb.NvlinkNmxcEndpoint, endpoints.update_endpoint),
+        "DeleteNvlinkNmxcEndpoint": _admin_rpc(pb.DeleteNvlinkNmxcEndpointRequest, endpoints.delete_endpoint),
+        "NmxcBrowse": _reader_rpc(pb.NmxcBrowseRequest, endpoints.browse_controller),
+        "FindNVLinkPartitionIds": _reader_rpc(pb.NVLinkPartitionSearchFilter, _pp.find_ids),
+        "FindNVLinkPartitionsByIds": _reader_rpc(pb.NVLinkPartitionsByIdsRequest, _pp.find_by_ids),
+        "NVLinkPartitionsForTenant": _reader_rpc(pb.TenantSearchQuery, _pp.of_tenant),
+        "FindNVLinkLogicalPartitionIds": _reader_rpc(pb.NVLinkLogicalPartitionSearchFilter, _lp.find_ids),
+        "FindNVLinkLogicalPartitionsByIds": _reader_rpc(
+            pb.NVLinkLogicalPartitionsByIdsRequest, _lp.find_by_ids
+        ),
+        "NVLinkLogicalPartitionsForTenant": _reader_rpc(pb.TenantSearchQuery, _lp.of_tenant),
+        "CreateNVLinkLogicalPartition": _admin_rpc(pb.NVLinkLogicalPartitionCreationRequest, _lp.create),
+        "UpdateNVLinkLogicalPartition": _admin_rpc(pb.NVLinkLogicalPartitionUpdateRequest, _lp.update),
+        "DeleteNVLinkLogicalPartition": _admin_rpc(pb.NVLinkLogicalPartitionDeletionRequest, _lp.delete),
+        "FindMachineIds": _reader_rpc(pb.MachineSearchConfig, machines.find_ids),
+        "FindMachinesByIds": _reader_rpc(pb.MachinesByIdsRequest, machines.find_by_ids),
+        "UpdateMachineNvLinkInfo": _admin_rpc(pb.UpdateMachineNvLinkInfoRequest, machines.update_nvlink_info),
+        "AdminForceDeleteMachine": _admin_rpc(pb.AdminForceDeleteMachineRequest, machines.force_delete),
+        "FindInstanceIds": _reader_rpc(pb.InstanceSearchFilter, instances.find_ids),
+        "FindInstancesByIds": _reader_rpc(pb.InstancesByIdsRequest, instances.find_by_ids),
+        "FindInstanceByMachineID": _reader_rpc(ids_pb.MachineId, instances.find_by_machine),
+        "UpdateInstanceConfig": _admin_rpc(pb.InstanceConfigUpdateRequest, instances.update_config),
+        "ReleaseInstance": _admin_rpc(pb.InstanceReleaseRequest, instances.release),
+        "CreateCredential": _admin_rpc(pb.CredentialCreationRequest, endpoints.create_credential),
+        "DeleteCredential": _admin_rpc(pb.CredentialDeletionRequest, endpoints.delete_credential),
+    },
+    OPERATOR: {
+        "MakePlan": _reader_rpc(ours.PlanRequest, operators.make_domain_plan),
+        "ApplyPlan": _admin_rpc(ours.ApplyRequest, operators.apply_plan),
+        "ImportMachines": _admin_rpc(ours.ImportRequest, operators.import_machines),
+        "ShowDomains": _reader_rpc(ours.DomainsRequest, operators.show_domains),
+        "PauseDomain": _admin_rpc(ours.DomainRequest, operators.pause),
+        "ResumeDomain": _admin_rpc(ours.DomainRequest, operators.resume),
+        "CordonTray": _admin_rpc(ours.TrayRequest, operators.cordon),
+        "UncordonTray": _admin_rpc(ours.TrayRequest, operators.uncordon),
+        "AdoptPartition": _admin_rpc(ours.AdoptRequest, operators.adopt),
+        "ReleasePartition": _admin_rpc(ours.ReleaseRequest, operators.release),
+        "DrainTray": _admin_rpc(ours.TrayRequest, operators.drain),
+    },
+}
+"""Service -> RPC name -> RPC."""
+
+
+# The server.
+
 
 log = structlog.get_logger(__name__)
 
-_OPTIONS = (("grpc.so_reuseport", 0),)
+_SERVER_OPTIONS = (("grpc.so_reuseport", 0),)
 GRACE_SECONDS = 2.0
 
 
@@ -31,7 +193,7 @@ class AdminTls(msgspec.Struct, frozen=True, kw_only=True):
 class AdminServer:
     """Serves the admin RPCs on `listen` (`host:port`, port 0 for a free one) while the context is entered."""
 
-    def __init__(self, deps: AdminDeps, identities: Identities, tls: AdminTls, listen: str) -> None:
+    def __init__(self, deps: AdminDeps, identities: ClientIdentities, tls: AdminTls, listen: str) -> None:
         self._deps = deps
         self._identities = identities
         self._tls = tls
@@ -41,7 +203,7 @@ class AdminServer:
 
     async def __aenter__(self) -> "AdminServer":
         """Begin to listen. Raises Refused when the address or the material cannot be used."""
-        server = grpc.aio.server(options=_OPTIONS)
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
         for service, rpcs in RPCS.items():
             server.add_generic_rpc_handlers((self._handlers(service, rpcs),))
         try:
@@ -63,11 +225,11 @@ class AdminServer:
         if self._server is not None:
             await self._server.stop(GRACE_SECONDS)
 
-    def _handlers(self, service: str, rpcs: Mapping[str, Rpc]) -> grpc.GenericRpcHandler:
+    def _handlers(self, service: str, rpcs: Mapping[str, RpcMethod]) -> grpc.GenericRpcHandler:
         methods = {name: self._method(name, rpc) for name, rpc in rpcs.items()}
         return grpc.method_handlers_generic_handler(service, methods)
 
-    def _method(self, name: str, rpc: Rpc) -> grpc.RpcMethodHandler:
+    def _method(self, name: str, rpc: RpcMethod) -> grpc.RpcMethodHandler:
         async def answer(request: Any, context: Any) -> Any:
             return await self._answer(name, rpc, request, context)
 
@@ -77,7 +239,7 @@ class AdminServer:
             response_serializer=lambda reply: reply.SerializeToString(),
         )
 
-    async def _answer(self, name: str, rpc: Rpc, request: Any, context: Any) -> Any:
+    async def _answer(self, name: str, rpc: RpcMethod, request: Any, context: Any) -> Any:
         certificate = context.auth_context()
         caller = self._identities.name(certificate)
         if not self._identities.allows(certificate, rpc.access):
@@ -85,12 +247,12 @@ class AdminServer:
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED, f"certificate {caller} may not call {name}"
             )
-        if rpc.access is Access.ADMIN:
+        if rpc.access is AccessClass.ADMIN:
             log.info("admin.call", rpc=name, caller=caller)
         try:
             return await rpc.answer(msgspec.structs.replace(self._deps, caller=caller), request)
-        except errors.EXPECTED as error:
-            await context.abort(errors.code_of(error), errors.reason_of(error), errors.fix_of(error))
+        except EXPECTED_ERRORS as error:
+            await context.abort(status_code_of(error), reason_of(error), fix_metadata_of(error))
         except Exception:
             log.exception("admin.failed", rpc=name, caller=caller)
             await context.abort(grpc.StatusCode.INTERNAL, "internal error: see the log of the service")

@@ -1,1 +1,4 @@
-"""The doors of the site: REST, and who may come through them."""
+"""The REST interface for tenants and providers: authentication, resources, events.
+
+Each resource module holds its request and response models, its queries and its routes.
+"""

@@ -1,34 +1,178 @@
-"""Allocations over REST: those that a provider gave, and those that a tenant was given."""
+"""REST: allocations. Those that a provider gave, and those that a tenant received.
 
-from typing import Annotated, Any
+Every constraint is a reservation of machines of one instance type.
+"""
+
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
+from pydantic import Field, StrictInt
 from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import inventory_shapes as shapes
-from rackloom.carve.api import respond
+from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.bodies import AllocationConstraintUpdate, AllocationCreate, AllocationUpdate
-from rackloom.carve.api.deps import Deps, ProviderAdmin, Reader
-from rackloom.carve.api.filters import narrowed
-from rackloom.carve.api.inventory_answers import Allocation, AllocationConstraintAnswer
-from rackloom.carve.api.parties import Select, party
-from rackloom.carve.api.queries import AllocationQuery, Query
-from rackloom.carve.api.respond import Json
-from rackloom.carve.site import allocations, tenants
-from rackloom.carve.site.paging import fetch, matches, order_of
-from rackloom.carve.site.problems import not_found
-from rackloom.carve.site.tables import (
-    allocation,
-    allocation_constraint,
-    instance_type,
-    site,
-    tenant,
+from rackloom.carve.api.routing import (
+    AnySelect,
+    Deps,
+    Json,
+    ProviderAdmin,
+    Reader,
+    Row,
+    Rows,
+    add_relations,
+    fetch_page,
+    filter_rows,
+    matches,
+    order_of,
+    provider_and_tenant,
+    status_history_shape,
+    times_shape,
 )
-from rackloom.carve.site.values import Ids
+from rackloom.carve.api.wire import (
+    Body,
+    Description,
+    Name,
+    PageQuery,
+    Query,
+    SiteStatus,
+    StatusDetail,
+    Text,
+    Timed,
+    UuidFilter,
+)
+from rackloom.carve.store import journal
+from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, site, tenant
+from rackloom.carve.store.values import IdFactory, not_found
+from rackloom.carve.tenancy import entitlements
+
+# Request models.
+
+
+class AllocationConstraint(Body):
+    """So many machines of a type."""
+
+    resource_type: Literal["InstanceType"]
+    resource_type_id: UUID
+    constraint_type: Literal["Reserved"]
+    constraint_value: Annotated[StrictInt, Field(ge=1, le=1_000_000)]
+
+
+class AllocationCreate(Body):
+    """What a tenant may use of a site."""
+
+    name: Name
+    description: Description | None = None
+    tenant_id: UUID
+    site_id: UUID
+    allocation_constraints: Annotated[list[AllocationConstraint], Field(max_length=256)] = []
+
+
+class AllocationUpdate(Body):
+    """Changes of an allocation."""
+
+    name: Name | None = None
+    description: Description | None = None
+
+
+class AllocationConstraintUpdate(Body):
+    """Another number of machines."""
+
+    constraint_value: Annotated[StrictInt, Field(ge=1, le=1_000_000)]
+
+
+# Query parameters.
+
+
+class AllocationQuery(PageQuery):
+    """Filters on allocations."""
+
+    infrastructure_provider_id: UUID | None = None
+    site_id: UuidFilter = []
+    tenant_id: UuidFilter = []
+    id: UuidFilter = []
+    resource_type: list[Literal["InstanceType", "IPBlock"]] = []
+    resource_type_id: UuidFilter = []
+    constraint_type: list[Literal["Reserved", "OnDemand", "Preemptible"]] = []
+    constraint_value: Annotated[list[Annotated[int, Field(ge=1, le=1_000_000)]], Field(max_length=100)] = []
+    status: list[SiteStatus] = []
+    query: Text | None = None
+
+
+# Response models.
+
+
+class AllocationConstraintAnswer(Timed):
+    """So many machines of a type."""
+
+    id: UUID
+    allocation_id: UUID
+    resource_type: Literal["InstanceType"]
+    resource_type_id: UUID
+    constraint_type: Literal["Reserved"]
+    constraint_value: int
+
+
+class Allocation(Timed):
+    """What a tenant may use of a site."""
+
+    id: UUID
+    name: str
+    description: str | None
+    infrastructure_provider_id: UUID
+    tenant_id: UUID
+    site_id: UUID
+    allocation_constraints: list[AllocationConstraintAnswer]
+    status: SiteStatus
+    status_history: list[StatusDetail]
+
+
+# From rows to responses.
+
+
+def allocation_shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
+    """Allocations (rows with provider_id) with their constraints."""
+    ids = [row.id for row in rows]
+    histories = journal.status_histories(conn, ids)
+    shapes: dict[str, Json] = {
+        row.id: {
+            "id": row.id,
+            "name": row.name,
+            "description": row.description,
+            "infrastructureProviderId": row.provider_id,
+            "tenantId": row.tenant_id,
+            "siteId": row.site_id,
+            "allocationConstraints": [],
+            "status": row.status,
+            "statusHistory": status_history_shape(histories[row.id]),
+            **times_shape(row),
+        }
+        for row in rows
+    }
+    for row in entitlements.constraints_of_allocations(conn, ids):
+        shapes[row.allocation_id]["allocationConstraints"].append(constraint_shape(row))
+    found = list(shapes.values())
+    add_relations(conn, found, query.relations("InfrastructureProvider", "Tenant", "Site"))
+    return found
+
+
+def constraint_shape(row: Row) -> Json:
+    """So many machines of a type."""
+    return {
+        "id": row.id,
+        "allocationId": row.allocation_id,
+        "resourceType": "InstanceType",
+        "resourceTypeId": row.instance_type_id,
+        "constraintType": "Reserved",
+        "constraintValue": row.value,
+        **times_shape(row),
+    }
+
+
+# Routes.
+
 
 router = APIRouter()
 
@@ -42,13 +186,15 @@ async def list_allocations(
 ) -> Response:
     """The allocations that the caller gave or was given."""
     found, total = await deps.store.read(_list_allocations, caller, query)
-    return respond.listing(found, total, query.page)
+    return routing.page_response(found, total, query.page)
 
 
 @router.post("/allocation", operation_id="create-allocation", response_model=Allocation, status_code=201)
 async def create_allocation(deps: Deps, caller: ProviderAdmin, body: AllocationCreate) -> Response:
     """Let a tenant use machines of a site."""
-    return respond.created(await deps.store.run(_create_allocation, caller, body, deps.clock(), deps.ids))
+    return routing.created_response(
+        await deps.store.run(_create_allocation, caller, body, deps.clock(), deps.ids)
+    )
 
 
 @router.get(ONE, operation_id="get-allocation", response_model=Allocation)
@@ -56,7 +202,7 @@ async def get_allocation(
     deps: Deps, caller: Reader, allocation_id: AllocationId, query: Annotated[Query, Param()]
 ) -> Response:
     """One allocation."""
-    return respond.ok(await deps.store.read(_get_allocation, caller, str(allocation_id), query))
+    return routing.json_response(await deps.store.read(_get_allocation, caller, str(allocation_id), query))
 
 
 @router.patch(ONE, operation_id="update-allocation", response_model=Allocation)
@@ -64,7 +210,7 @@ async def update_allocation(
     deps: Deps, caller: ProviderAdmin, allocation_id: AllocationId, body: AllocationUpdate
 ) -> Response:
     """Change the name or description."""
-    return respond.ok(
+    return routing.json_response(
         await deps.store.run(_update_allocation, caller, str(allocation_id), body, deps.clock())
     )
 
@@ -84,13 +230,15 @@ async def update_constraint(
     """Change how many machines an allocation gives; never fewer than are in use."""
 
     def update(conn: sa.Connection) -> Json:
-        provider_id = tenants.provider_of(conn, caller.org).id
+        provider_id = entitlements.get_provider(conn, caller.org).id
         chosen = (str(allocation_id), str(constraint_id))
-        allocations.set_constraint(conn, provider_id, *chosen, body.constraint_value, deps.clock())
-        found = allocations.constraints_of(conn, [str(allocation_id)])
-        return next(shapes.constraint(row) for row in found if row.id == str(constraint_id))
+        entitlements.update_allocation_constraint(
+            conn, provider_id, *chosen, body.constraint_value, deps.clock()
+        )
+        found = entitlements.constraints_of_allocations(conn, [str(allocation_id)])
+        return next(constraint_shape(row) for row in found if row.id == str(constraint_id))
 
-    return respond.ok(await deps.store.run(update))
+    return routing.json_response(await deps.store.run(update))
 
 
 @router.delete(ONE, operation_id="delete-allocation", status_code=202, response_class=PlainTextResponse)
@@ -98,15 +246,15 @@ async def delete_allocation(deps: Deps, caller: ProviderAdmin, allocation_id: Al
     """Take an allocation back that its tenant does not use."""
 
     def delete(conn: sa.Connection) -> None:
-        provider_id = tenants.provider_of(conn, caller.org).id
-        allocations.delete(conn, provider_id, str(allocation_id), deps.clock())
+        provider_id = entitlements.get_provider(conn, caller.org).id
+        entitlements.delete_allocation(conn, provider_id, str(allocation_id), deps.clock())
 
     await deps.store.run(delete)
-    return respond.deleting()
+    return routing.deletion_response()
 
 
-def _allocations(conn: sa.Connection, caller: Caller) -> Select:
-    provider_id, tenant_id = party(conn, caller)
+def _allocations(conn: sa.Connection, caller: Caller) -> AnySelect:
+    provider_id, tenant_id = provider_and_tenant(conn, caller)
     return (
         sa.select(allocation, site.c.provider_id)
         .join(site, site.c.id == allocation.c.site_id)
@@ -118,7 +266,7 @@ def _list_allocations(conn: sa.Connection, caller: Caller, query: AllocationQuer
     listing = _allocations(conn, caller)
     if query.infrastructure_provider_id is not None:
         listing = listing.where(site.c.provider_id == str(query.infrastructure_provider_id))
-    listing = narrowed(
+    listing = filter_rows(
         listing,
         (allocation.c.id, query.id),
         (allocation.c.site_id, query.site_id),
@@ -130,16 +278,16 @@ def _list_allocations(conn: sa.Connection, caller: Caller, query: AllocationQuer
     if query.query:
         columns = (allocation.c.name, allocation.c.description, allocation.c.status)
         listing = listing.where(matches(query.query, *columns))
-    rows, total = fetch(conn, listing, query.page, _order())
-    return shapes.allocations(conn, rows, query), total
+    rows, total = fetch_page(conn, listing, query.page, _order())
+    return allocation_shapes(conn, rows, query), total
 
 
-def _constraint_filter(query: AllocationQuery) -> Select | None:
+def _constraint_filter(query: AllocationQuery) -> AnySelect | None:
     """Allocations by what they give; every constraint is a reservation of an instance type."""
     table = allocation_constraint
     if not (query.resource_type_id or query.constraint_value or query.resource_type or query.constraint_type):
         return None
-    return narrowed(
+    return filter_rows(
         sa.select(table.c.allocation_id),
         (table.c.instance_type_id, query.resource_type_id),
         (table.c.value, query.constraint_value),
@@ -170,25 +318,25 @@ def _get_allocation(conn: sa.Connection, caller: Caller, allocation_id: str, que
     row = conn.execute(_allocations(conn, caller).where(allocation.c.id == allocation_id)).one_or_none()
     if row is None:
         raise not_found("Could not find Allocation with specified ID")
-    return shapes.allocations(conn, [row], query)[0]
+    return allocation_shapes(conn, [row], query)[0]
 
 
 def _update_allocation(
     conn: sa.Connection, caller: Caller, allocation_id: str, body: AllocationUpdate, now: float
 ) -> Json:
-    provider_id = tenants.provider_of(conn, caller.org).id
-    allocations.update(
+    provider_id = entitlements.get_provider(conn, caller.org).id
+    entitlements.update_allocation(
         conn, provider_id, allocation_id, name=body.name, description=body.description, now=now
     )
     return _get_allocation(conn, caller, allocation_id, Query())
 
 
 def _create_allocation(
-    conn: sa.Connection, caller: Caller, body: AllocationCreate, now: float, ids: Ids
+    conn: sa.Connection, caller: Caller, body: AllocationCreate, now: float, ids: IdFactory
 ) -> Json:
-    new = allocations.create(
+    new = entitlements.create_allocation(
         conn,
-        tenants.provider_of(conn, caller.org).id,
+        entitlements.get_provider(conn, caller.org).id,
         name=body.name,
         description=body.description,
         tenant_id=str(body.tenant_id),

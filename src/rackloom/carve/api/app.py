@@ -1,35 +1,276 @@
-"""The REST application: routes behind the gate, errors in one shape."""
+"""The REST application: middleware, error mapping, OpenAPI description, and the order of routes.
 
+A request passes `AuthenticationMiddleware` first: every path below an organization needs a verified
+token before routing, so a route that forgets to ask for a role is still unreachable for strangers, and
+no body is parsed for them. `BodyLimitMiddleware` then admits at most `MAX_BODY` bytes of JSON, received
+within `BODY_SECONDS`.
+
+The error handlers are the only place where refusals become HTTP status codes. Every error has the same
+JSON body; the nearest fix goes into `data`. Routes are matched in the order of inclusion: instance
+types come before instances, or `/instance/type` would be read as an instance id.
+"""
+
+import asyncio
 from collections import Counter
+from collections.abc import Mapping
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rackloom.carve.api import (
     allocations,
-    description,
     domains,
     events,
-    fabric_steps,
+    fabric,
     instance_types,
     instances,
     interfaces,
+    logical_partitions,
     machines,
-    networks,
-    partitions,
-    problems,
+    maintenance,
+    organizations,
+    routing,
     sites,
-    tenancy,
-    tray_steps,
     vpcs,
 )
-from rackloom.carve.api.answers import Problem
-from rackloom.carve.api.body_limit import BodyLimit
-from rackloom.carve.api.deps import ApiDeps
-from rackloom.carve.api.gate import Gate
+from rackloom.carve.api.auth import TokenVerifier, UnauthenticatedCaller
+from rackloom.carve.api.routing import ApiDeps
+from rackloom.carve.api.wire import PATTERN_RULES, Problem
+from rackloom.carve.store.values import RefusalKind, Rejected
+from rackloom.errors import Refused, Retry, Unknown
 
-__all__ = ["ApiDeps", "create_app"]
+# Size and time limits of bodies.
+
+
+MAX_BODY = 1 << 20
+"""Bytes. The largest body that means anything names every GPU of a domain, which is some 100 KiB."""
+
+BODY_SECONDS = 20.0
+"""A body of that size takes a second on the slowest link that anybody manages racks over."""
+NOT_JSON_MESSAGE = "Request body is not JSON: send it with Content-Type: application/json"
+TOO_LARGE_MESSAGE = f"Request body is larger than {MAX_BODY} bytes"
+
+
+class BodyLimitMiddleware:
+    """ASGI middleware: at most MAX_BODY bytes of JSON, all of them within BODY_SECONDS."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request pass, or answer it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+        elif _announced_length(scope) > MAX_BODY:
+            await routing.problem_response(413, TOO_LARGE_MESSAGE)(scope, receive, send)
+        elif _has_body(scope) and not _is_json(scope):
+            await routing.problem_response(415, NOT_JSON_MESSAGE)(scope, receive, send)
+        else:
+            await self.app(scope, _LimitedReceive(receive), send)
+
+
+def _announced_length(scope: Scope) -> int:
+    length = Headers(scope=scope).get("content-length", "0")
+    # The server has refused anything else that is not a number.
+    return int(length) if length.isdecimal() else 0
+
+
+def _has_body(scope: Scope) -> bool:
+    return _announced_length(scope) > 0 or "transfer-encoding" in Headers(scope=scope)
+
+
+def _is_json(scope: Scope) -> bool:
+    kind, _, _ = Headers(scope=scope).get("content-type", "").partition(";")
+    main, _, sub = kind.strip().lower().partition("/")
+    return main == "application" and (sub == "json" or sub.endswith("+json"))
+
+
+class _LimitedReceive:
+    """Receives the messages of one request, as long as they keep the limits."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.receive = receive
+        self.size = 0
+        self.complete = False
+        self.until = asyncio.get_running_loop().time() + BODY_SECONDS
+
+    async def __call__(self) -> Message:
+        if self.complete:
+            # What comes now is the end of the connection, for which streams wait without limit.
+            return await self.receive()
+        try:
+            async with asyncio.timeout_at(self.until):
+                message = await self.receive()
+        except TimeoutError:
+            raise HTTPException(408, f"Request body took over {BODY_SECONDS:g} seconds") from None
+        self.complete = message["type"] != "http.request" or not message.get("more_body", False)
+        self.size += len(message.get("body", b""))
+        if self.size > MAX_BODY:
+            raise HTTPException(413, TOO_LARGE_MESSAGE)
+        return message
+
+
+# Errors.
+
+
+STATUS_OF_REFUSAL = {
+    RefusalKind.INVALID: 400,
+    RefusalKind.FORBIDDEN: 403,
+    RefusalKind.NOT_FOUND: 404,
+    RefusalKind.CONFLICT: 409,
+}
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make `app` answer every error in the error body of this API."""
+    app.exception_handler(RequestValidationError)(_on_invalid_request)
+    app.exception_handler(HTTPException)(_on_http_error)
+    app.exception_handler(Refused)(_on_refused)
+    app.exception_handler(Retry)(_on_retry)
+    app.exception_handler(Unknown)(_on_unknown)
+    app.exception_handler(Exception)(_on_defect)
+
+
+def refusal_response(error: Refused) -> Response:
+    """The answer to a refusal; the nearest fix goes into `data`."""
+    kind = error.kind if isinstance(error, Rejected) else RefusalKind.CONFLICT
+    data: Mapping[str, str] = (error.data if isinstance(error, Rejected) else None) or {}
+    if error.nearest_fix is not None:
+        data = {**data, "nearestFix": error.nearest_fix}
+    return routing.problem_response(STATUS_OF_REFUSAL[kind], error.reason, data or None)
+
+
+async def _on_refused(_request: Request, error: Refused) -> Response:
+    return refusal_response(error)
+
+
+async def _on_invalid_request(_request: Request, error: RequestValidationError) -> Response:
+    problems = error.errors()
+    if any(one["type"] == "json_invalid" for one in problems):
+        return routing.problem_response(400, "Failed to parse request data, potentially invalid structure")
+    fields = {_field_path(one): _field_message(one) for one in problems}
+    return routing.problem_response(400, "Error validating request data", fields)
+
+
+def _field_path(problem: Mapping[str, Any]) -> str:
+    """`nvLinkInterfaces.0.deviceInstance`; the whole body is `body`. A repeated parameter is one field."""
+    if problem["loc"][0] == "query":
+        return str(problem["loc"][1])
+    return ".".join(str(part) for part in problem["loc"][1:]) or str(problem["loc"][0])
+
+
+def _field_message(problem: Mapping[str, Any]) -> str:
+    """A pattern says little to a person; what it means says more."""
+    meaning = PATTERN_RULES.get(problem.get("ctx", {}).get("pattern", ""))
+    return meaning or str(problem["msg"])
+
+
+async def _on_http_error(_request: Request, error: HTTPException) -> Response:
+    message = "The requested path was not found" if error.status_code == 404 else str(error.detail)
+    return routing.problem_response(error.status_code, message, headers=error.headers)
+
+
+async def _on_retry(_request: Request, error: Retry) -> Response:
+    return routing.problem_response(
+        503, error.reason, headers={"Retry-After": str(max(1, round(error.after)))}
+    )
+
+
+async def _on_unknown(_request: Request, error: Unknown) -> Response:
+    return routing.problem_response(503, error.reason)
+
+
+async def _on_defect(_request: Request, _error: Exception) -> Response:
+    return routing.problem_response(500, "Internal error: nothing was changed")
+
+
+# Authentication.
+
+
+ORG_PREFIX = "/v2/org/"
+
+
+class AuthenticationMiddleware:
+    """ASGI middleware that sets `request.state.caller` on every path below an organisation."""
+
+    def __init__(self, app: ASGIApp, verifier: TokenVerifier) -> None:
+        self.app = app
+        self.verifier = verifier
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request pass, or answer it."""
+        if scope["type"] == "http" and scope["path"].startswith(ORG_PREFIX):
+            try:
+                self._admit(scope)
+            except UnauthenticatedCaller as error:
+                refusal = routing.problem_response(401, str(error), headers={"WWW-Authenticate": "Bearer"})
+                await refusal(scope, receive, send)
+                return
+            except Rejected as error:
+                await refusal_response(error)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> None:
+        org = scope["path"].removeprefix(ORG_PREFIX).partition("/")[0]
+        caller = self.verifier.verify(Headers(scope=scope).get("authorization"), org)
+        scope.setdefault("state", {})["caller"] = caller
+
+
+# OpenAPI description.
+
+
+def complete_openapi(app: FastAPI) -> None:
+    """Say how callers prove who they are, and how lists tell where they stand."""
+    gather = app.openapi
+
+    def described() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = gather()
+            schema["components"]["securitySchemes"] = {
+                "bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
+            }
+            schema["security"] = [{"bearer": []}]
+            for methods in schema["paths"].values():
+                for operation in methods.values():
+                    # The framework's own shape of a validation error, which this API never answers with.
+                    operation["responses"].pop("422", None)
+                    _describe_errors(operation)
+                    _describe_page(operation)
+        return app.openapi_schema or {}
+
+    app.openapi = described  # type: ignore[method-assign]
+
+
+def _describe_errors(operation: dict[str, Any]) -> None:
+    """Errors are JSON, whatever the media type of the good answer."""
+    for status, response in operation["responses"].items():
+        if int(status) >= HTTPStatus.BAD_REQUEST:
+            (shape,) = response["content"].values()
+            response["content"] = {"application/json": shape}
+
+
+def _describe_page(operation: dict[str, Any]) -> None:
+    parameters = {one["name"] for one in operation.get("parameters", ())}
+    if "pageNumber" in parameters:
+        operation["responses"]["200"]["headers"] = {
+            "X-Pagination": {
+                "description": "pageNumber, pageSize, total and orderBy as JSON",
+                "schema": {"type": "string"},
+            }
+        }
+
+
+# The application.
+
 
 BASE = "/v2/org/{org}/nico"
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -48,11 +289,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 def _routes() -> APIRouter:
     base = APIRouter(prefix=BASE, responses=ERRORS)
     # Types before instances: /instance/type would else be read as an instance id.
-    for room in (
-        tenancy, sites, instance_types, machines, tray_steps, domains, fabric_steps, events, allocations,
-        partitions, interfaces, networks, vpcs, instances,
+    for router in (
+        organizations.router, sites.router, instance_types.router, machines.router, maintenance.router,
+        domains.router, fabric.router, events.router, allocations.router, logical_partitions.router,
+        interfaces.router, vpcs.subnet_router, vpcs.router, instances.router,
     ):  # fmt: skip
-        base.include_router(room.router)
+        base.include_router(router)
     return base
 
 
@@ -74,9 +316,9 @@ def create_app(deps: ApiDeps) -> FastAPI:
     app.state.tenants_seen = set()
     app.state.event_streams = Counter()
     # The last one added is the first that a request meets: nothing is received from a stranger.
-    app.add_middleware(BodyLimit)
-    app.add_middleware(Gate, verifier=deps.verifier)
-    problems.install(app)
+    app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(AuthenticationMiddleware, verifier=deps.verifier)
+    install_error_handlers(app)
     app.include_router(ROUTES)
-    description.complete(app)
+    complete_openapi(app)
     return app

@@ -1,17 +1,33 @@
-"""Who is calling: bearer tokens, verified, and the roles they give in an organisation.
+"""Authentication: verified bearer tokens, roles in an organization, and the local issuer.
 
-The algorithm is a property of the trusted key and never read from the token, so a token cannot talk the
-verifier into another one. Time is passed in, so that tokens expire in a simulation too.
+A token names organizations and, for each, roles. A role name may carry a deployment's prefix before its
+first underscore. The algorithm is a property of the trusted key and is never read from the token, so a
+token cannot select another algorithm. The current time is passed in, so tokens also expire in a
+simulation.
+
+`LocalIssuer` is the issuer of an embedded service. It has one Ed25519 key in its home, created at first
+use and readable by the owner only. Creation is atomic: a reader sees the whole key or none, and the
+first of two creators wins.
 """
 
+import os
+import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, Literal
 
 import jwt
 import msgspec
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from rackloom.carve.site.problems import forbidden
+from rackloom.carve.store.values import forbidden
+from rackloom.errors import Refused
+
+# Verification.
+
 
 Algorithm = Literal["EdDSA", "ES256", "RS256"]
 
@@ -24,7 +40,7 @@ class Role(StrEnum):
     PROVIDER_VIEWER = "PROVIDER_VIEWER"
 
 
-class Unauthenticated(Exception):
+class UnauthenticatedCaller(Exception):
     """The caller did not prove who it is."""
 
 
@@ -69,19 +85,19 @@ class TokenVerifier:
 
         Raises Unauthenticated for a header that proves nothing, Rejected (forbidden) for a stranger to `org`.
         """
-        claims = self._claims(_bearer(authorization))
+        claims = self._claims(_bearer_token(authorization))
         wanted = org.lower()
         orgs = claims.get("orgs")
         names = orgs.get(wanted) if isinstance(orgs, dict) else None
         if not isinstance(names, list):
             raise forbidden(f"Failed to validate membership for org: {org}")
-        return Caller(str(claims["sub"]), wanted, frozenset(_roles(names)), float(claims["exp"]))
+        return Caller(str(claims["sub"]), wanted, frozenset(_roles_by_name(names)), float(claims["exp"]))
 
     def _claims(self, token: str) -> dict[str, Any]:
         try:
             key = self._keys.get(jwt.get_unverified_header(token).get("kid", ""))
             if key is None:
-                raise Unauthenticated("Invalid authorization token in request")
+                raise UnauthenticatedCaller("Invalid authorization token in request")
             claims = jwt.decode(
                 token,
                 key.public_key,
@@ -97,34 +113,34 @@ class TokenVerifier:
                 },
             )
         except jwt.InvalidSignatureError as error:
-            raise Unauthenticated("Invalid authorization token in request") from error
+            raise UnauthenticatedCaller("Invalid authorization token in request") from error
         except jwt.DecodeError as error:
-            raise Unauthenticated("Error parsing the token claims") from error
+            raise UnauthenticatedCaller("Error parsing the token claims") from error
         except jwt.InvalidTokenError as error:
-            raise Unauthenticated("Invalid authorization token in request") from error
+            raise UnauthenticatedCaller("Invalid authorization token in request") from error
         self._check_times(claims)
         return claims
 
     def _check_times(self, claims: dict[str, Any]) -> None:
         now = self._clock()
         if not _is_number(claims["exp"]) or not _is_number(claims.get("nbf", 0)):
-            raise Unauthenticated("Error parsing the token claims")
+            raise UnauthenticatedCaller("Error parsing the token claims")
         if claims["exp"] <= now:
-            raise Unauthenticated("Authorization token in request has expired")
+            raise UnauthenticatedCaller("Authorization token in request has expired")
         if claims.get("nbf", 0) > now:
-            raise Unauthenticated("Authorization token in request is not valid yet")
+            raise UnauthenticatedCaller("Authorization token in request is not valid yet")
 
 
-def _bearer(authorization: str | None) -> str:
+def _bearer_token(authorization: str | None) -> str:
     if authorization is None:
-        raise Unauthenticated("Request is missing authorization header")
+        raise UnauthenticatedCaller("Request is missing authorization header")
     scheme, _, token = authorization.partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise Unauthenticated("Invalid Authorization header format")
+        raise UnauthenticatedCaller("Invalid Authorization header format")
     return token.strip()
 
 
-def _roles(names: list[Any]) -> list[Role]:
+def _roles_by_name(names: list[Any]) -> list[Role]:
     """Roles by name; the first underscore-word is a prefix of the deployment and means nothing."""
     known = {role.value: role for role in Role}
     texts = [name for name in names if isinstance(name, str)]
@@ -133,3 +149,79 @@ def _roles(names: list[Any]) -> list[Role]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# The local issuer.
+
+
+LOCAL_ISSUER = "rackloom"
+LOCAL_AUDIENCE = "rackloom"
+LOCAL_KEY_FILE = "token-ed25519.pem"
+
+
+class LocalIssuer:
+    """Mints tokens that `verifier` believes. The key is made at first use, readable by its owner only."""
+
+    def __init__(self, keys: Path) -> None:
+        """`keys` is the directory of the key, made when it is missing."""
+        self._key = _load_or_create_key(keys / LOCAL_KEY_FILE)
+        raw = self._key.public_key().public_bytes_raw()
+        self._key_id = sha256(raw).hexdigest()[:16]
+
+    def mint(self, org: str, roles: Sequence[str], now: float, ttl: float) -> str:
+        """A token that gives `roles` in `org` from `now` for `ttl` seconds. Refused for an unknown role."""
+        unknown = sorted(set(roles) - {role.value for role in Role})
+        if unknown:
+            raise Refused(f"no role is called {', '.join(unknown)}", nearest_fix=f"use {', '.join(Role)}")
+        claims = {
+            "iss": LOCAL_ISSUER,
+            "aud": LOCAL_AUDIENCE,
+            "sub": f"local@{org.lower()}",
+            "iat": int(now),
+            "exp": int(now + ttl),
+            "orgs": {org.lower(): [str(role) for role in roles]},
+        }
+        return jwt.encode(claims, self._key, algorithm="EdDSA", headers={"kid": self._key_id})
+
+    def verifier(self, clock: Callable[[], float] = time.time) -> TokenVerifier:
+        """Verifies this issuer's tokens and no others."""
+        key = TrustedKey(self._key_id, "EdDSA", self._key.public_key())
+        return TokenVerifier([key], issuer=LOCAL_ISSUER, audience=LOCAL_AUDIENCE, clock=clock)
+
+
+_NEW_KEY_FIX = "restore it, or remove it to have a new one made (tokens of the old one end)"
+
+
+def _load_or_create_key(path: Path) -> Ed25519PrivateKey:
+    if not path.exists():
+        _create_key(path)
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path} cannot be used: {error}", nearest_fix=_NEW_KEY_FIX) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise Refused(f"{path} holds no Ed25519 private key", nearest_fix=_NEW_KEY_FIX)
+    return key
+
+
+def _create_key(path: Path) -> None:
+    """Write a new key so that a reader sees all of it or nothing, and the first of two makers wins."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(
+            Ed25519PrivateKey.generate().private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+        )
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        path.hardlink_to(draft)
+    except FileExistsError:
+        return
+    finally:
+        draft.unlink()

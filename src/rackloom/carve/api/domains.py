@@ -1,27 +1,152 @@
-"""NVLink domains over REST: room for tenants, state and pauses for providers."""
+"""REST: NVLink domains. Capacity for tenants; state, blockers, pause and resume for providers.
 
-from typing import Annotated
+A domain is Observed or Unknown, with the age of the observation. What is blocked, why the domain is
+paused, and what its controllers said is shown only to a provider that operates the domain.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Literal
+from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
 from starlette.responses import Response
 
-from rackloom.carve.api import fabric_shapes, respond
+from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.bodies import NO_NUL
-from rackloom.carve.api.deps import Deps, ProviderAdmin, Reader
-from rackloom.carve.api.fabric_answers import NVLinkDomain
-from rackloom.carve.api.operator_bodies import Because
-from rackloom.carve.api.orders import order
-from rackloom.carve.api.parties import Select, party
-from rackloom.carve.api.queries import DomainQuery
-from rackloom.carve.api.respond import Json
-from rackloom.carve.site import allocations, authority, blocks, capacity, pauses, tenants
-from rackloom.carve.site.paging import TIE_BREAKER, fetch
-from rackloom.carve.site.problems import not_found
-from rackloom.carve.site.tables import allocation, machine
-from rackloom.carve.site.values import Changed
+from rackloom.carve.api.routing import (
+    TIE_BREAKER,
+    AnySelect,
+    Deps,
+    Json,
+    ProviderAdmin,
+    Reader,
+    Row,
+    fetch_page,
+    operator_order,
+    optional_time,
+    provider_and_tenant,
+)
+from rackloom.carve.api.wire import NO_NUL, Answer, Because, PageQuery
+from rackloom.carve.observation.latest import rfc3339
+from rackloom.carve.partitions import intent
+from rackloom.carve.store.schema import allocation, machine
+from rackloom.carve.store.values import Changed, not_found
+from rackloom.carve.tenancy import entitlements, placement
+from rackloom.carve.tenancy.placement import DomainCapacity
+
+# Query parameters.
+
+
+class DomainQuery(PageQuery):
+    """Filters on NVLink domains."""
+
+    site_id: UUID | None = None
+
+
+# Response models.
+
+
+class TypeCapacity(Answer):
+    """Room for machines of one instance type."""
+
+    instance_type_id: UUID
+    free_trays: int
+    largest_batch: int
+
+
+class OwnPartition(Answer):
+    """A logical partition of the caller that reaches into the domain."""
+
+    id: UUID
+    gpus: int
+
+
+class BlockedGpu(Answer):
+    """A GPU that is wanted somewhere, and what stands in the way; without a fix the site can do nothing."""
+
+    gpu_guid: str
+    reason: str
+    fix: str | None
+    since: datetime
+
+
+class NVLinkDomain(Answer):
+    """What is known of a domain, how much room it has, and what the caller has in it."""
+
+    id: str
+    site_id: UUID | None
+    status: Literal["Observed", "Unknown"]
+    observed_at: datetime | None
+    observation_age_seconds: float | None
+    unknown_since: datetime | None
+    status_message: str | None
+    is_paused: bool
+    pause_reason: str | None
+    total_trays: int
+    free_trays: int
+    unhealthy_trays: int
+    closed_trays: int
+    largest_batch: int
+    fragmentation: float
+    blocked_gpus: list[BlockedGpu] | None
+    """For whoever operates the domain; null for its tenants."""
+    instance_types: list[TypeCapacity]
+    own_instances: int
+    own_gpus: int
+    own_logical_partitions: list[OwnPartition]
+
+
+# From rows to responses.
+
+
+def domain_shape(view: DomainCapacity, now: float, blocked: Sequence[Row] | None) -> Json:
+    """A domain as its viewer may see it.
+
+    What is blocked, why the domain is paused, and what its controllers said, is for its operator; `blocked`
+    is None for anybody else.
+    """
+    seen = view.known.observation
+    doubt = view.known.doubt if blocked is None else view.known.operators_doubt
+    return {
+        "id": view.domain,
+        "siteId": view.site_id,
+        "status": "Unknown" if seen is None else "Observed",
+        "observedAt": None if seen is None else rfc3339(seen.observed_at),
+        "observationAgeSeconds": None if seen is None else max(0.0, now - seen.observed_at),
+        "unknownSince": optional_time(view.known.unknown_since),
+        "statusMessage": doubt or None,
+        "isPaused": view.pause_reason is not None,
+        "pauseReason": None if blocked is None else view.pause_reason,
+        "totalTrays": view.trays,
+        "freeTrays": view.free,
+        "unhealthyTrays": view.unhealthy,
+        "closedTrays": view.closed,
+        "largestBatch": view.largest_batch,
+        "fragmentation": view.fragmentation,
+        "blockedGpus": None if blocked is None else [_blocked_gpu_shape(row) for row in blocked],
+        "instanceTypes": [
+            {
+                "instanceTypeId": one.instance_type_id,
+                "freeTrays": one.free,
+                "largestBatch": one.largest_batch,
+            }
+            for one in view.types
+        ],
+        "ownInstances": view.own_instances,
+        "ownGpus": sum(view.own_gpus.values()),
+        "ownLogicalPartitions": [{"id": name, "gpus": gpus} for name, gpus in view.own_gpus.items()],
+    }
+
+
+def _blocked_gpu_shape(row: Row) -> Json:
+    return {"gpuGuid": row.guid, "reason": row.reason, "fix": row.fix, "since": rfc3339(row.since)}
+
+
+# Routes.
+
 
 router = APIRouter()
 
@@ -33,13 +158,13 @@ ONE = "/nvlink-domain/{nvLinkDomainId}"
 async def list_domains(deps: Deps, caller: Reader, query: Annotated[DomainQuery, Param()]) -> Response:
     """The domains where the caller operates machines or may use some, with the room in each."""
     found, total = await deps.store.read(_list, caller, query, deps.clock())
-    return respond.listing(found, total, query.page)
+    return routing.page_response(found, total, query.page)
 
 
 @router.get(ONE, operation_id="get-nvlink-domain", response_model=NVLinkDomain)
 async def get_domain(deps: Deps, caller: Reader, domain: DomainId) -> Response:
     """One domain."""
-    return respond.ok(await deps.store.read(_get, caller, domain, deps.clock()))
+    return routing.json_response(await deps.store.read(_get, caller, domain, deps.clock()))
 
 
 @router.post(f"{ONE}/pause", operation_id="pause-nvlink-domain", response_model=NVLinkDomain)
@@ -47,11 +172,11 @@ async def pause(deps: Deps, caller: ProviderAdmin, domain: DomainId, body: Becau
     """Do nothing to the domain until it is resumed; it is observed all the same."""
 
     def change(conn: sa.Connection) -> Changed[Json]:
-        authority.check_domain(conn, tenants.provider_of(conn, caller.org).id, domain)
-        changed = pauses.pause(conn, domain, order(deps, caller, body))
+        entitlements.check_operates_domain(conn, entitlements.get_provider(conn, caller.org).id, domain)
+        changed = intent.pause_domain(conn, domain, operator_order(deps, caller, body))
         return Changed(_get(conn, caller, domain, deps.clock()), changed.domains)
 
-    return respond.ok(await deps.change(change))
+    return routing.json_response(await deps.change(change))
 
 
 @router.post(f"{ONE}/resume", operation_id="resume-nvlink-domain", response_model=NVLinkDomain)
@@ -59,18 +184,18 @@ async def resume(deps: Deps, caller: ProviderAdmin, domain: DomainId, body: Beca
     """Work on the domain again."""
 
     def change(conn: sa.Connection) -> Changed[Json]:
-        authority.check_domain(conn, tenants.provider_of(conn, caller.org).id, domain)
-        changed = pauses.resume(conn, domain, order(deps, caller, body))
+        entitlements.check_operates_domain(conn, entitlements.get_provider(conn, caller.org).id, domain)
+        changed = intent.resume_domain(conn, domain, operator_order(deps, caller, body))
         return Changed(_get(conn, caller, domain, deps.clock()), changed.domains)
 
-    return respond.ok(await deps.change(change))
+    return routing.json_response(await deps.change(change))
 
 
-def _domains(provider_id: str, tenant_id: str) -> Select:
+def _domains(provider_id: str, tenant_id: str) -> AnySelect:
     """Domains with their site, and since when the site has machines in them."""
     given = sa.select(allocation.c.site_id).where(allocation.c.tenant_id == tenant_id)
     usable = sa.select(machine.c.domain).where(machine.c.domain.is_not(None), machine.c.site_id.in_(given))
-    visible = sa.union(authority.domains(provider_id), usable).subquery()
+    visible = sa.union(entitlements.operated_domains(provider_id), usable).subquery()
     return (
         sa.select(visible.c.domain, sa.func.min(machine.c.created).label("created"))
         .select_from(visible.join(machine, machine.c.domain == visible.c.domain, isouter=True))
@@ -79,18 +204,18 @@ def _domains(provider_id: str, tenant_id: str) -> Select:
 
 
 def _list(conn: sa.Connection, caller: Caller, query: DomainQuery, now: float) -> tuple[list[Json], int]:
-    provider_id, tenant_id = party(conn, caller)
+    provider_id, tenant_id = provider_and_tenant(conn, caller)
     listing = _domains(provider_id, tenant_id)
     if query.site_id is not None:
         listing = listing.where(machine.c.site_id == str(query.site_id))
     known = listing.subquery()
     order_by = {"CREATED": known.c.created, TIE_BREAKER: known.c.domain}
-    rows, total = fetch(conn, sa.select(known), query.page, order_by)
+    rows, total = fetch_page(conn, sa.select(known), query.page, order_by)
     return _shapes(conn, [row.domain for row in rows], provider_id, tenant_id, now), total
 
 
 def _get(conn: sa.Connection, caller: Caller, domain: str, now: float) -> Json:
-    provider_id, tenant_id = party(conn, caller)
+    provider_id, tenant_id = provider_and_tenant(conn, caller)
     known = _domains(provider_id, tenant_id).subquery()
     if conn.execute(sa.select(known.c.domain).where(known.c.domain == domain)).first() is None:
         raise not_found("Could not find NVLink Domain with specified ID")
@@ -100,8 +225,10 @@ def _get(conn: sa.Connection, caller: Caller, domain: str, now: float) -> Json:
 def _shapes(
     conn: sa.Connection, domains: list[str], provider_id: str, tenant_id: str, now: float
 ) -> list[Json]:
-    quota = allocations.remaining(conn, tenant_id) if tenant_id else None
-    views = capacity.of_domains(conn, domains, tenant_id, quota)
-    operated = set(conn.execute(authority.domains(provider_id)).scalars()) if provider_id else set()
-    blocked = blocks.of_domains(conn, operated.intersection(domains))
-    return [fabric_shapes.domain(views[one], now, blocked.get(one)) for one in domains]
+    quota = entitlements.remaining_quota(conn, tenant_id) if tenant_id else None
+    views = placement.capacity_of_domains(conn, domains, tenant_id, quota)
+    operated = (
+        set(conn.execute(entitlements.operated_domains(provider_id)).scalars()) if provider_id else set()
+    )
+    blocked = intent.blocked_gpus_of_domains(conn, operated.intersection(domains))
+    return [domain_shape(views[one], now, blocked.get(one)) for one in domains]

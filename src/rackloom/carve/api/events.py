@@ -1,7 +1,9 @@
-"""What happens to a tenant's objects, as it happens: server-sent events that can be resumed.
+"""REST: a tenant's events as server-sent events that a client can resume.
 
-The events are read from the outbox, so it does not matter which replica made them. A stream ends with the
-token that opened it; a client that comes again says what it has seen in Last-Event-ID.
+Events are read from the outbox, so it does not matter which replica wrote them. A client resumes with
+the `Last-Event-ID` header. When events were pruned, or the records are older than what the client has
+seen (a restored backup), a `reset` event tells it to list the objects again. A stream ends when its
+token expires; an organization has at most `STREAMS_PER_ORG` streams.
 """
 
 import asyncio
@@ -17,10 +19,11 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.deps import ApiDeps, Deps, TenantAdmin
-from rackloom.carve.site import events, tenants
-from rackloom.carve.site.events import Event
-from rackloom.carve.site.knowledge import moment
+from rackloom.carve.api.routing import ApiDeps, Deps, TenantAdmin
+from rackloom.carve.observation.latest import rfc3339
+from rackloom.carve.store import journal
+from rackloom.carve.store.journal import TenantEvent
+from rackloom.carve.tenancy import entitlements
 from rackloom.errors import Retry
 
 router = APIRouter()
@@ -70,7 +73,7 @@ async def follow(
         yield _reset(newest)
         after = newest
     while deps.clock() < until:
-        found = await deps.store.read(events.after, tenant_id, after, BATCH)
+        found = await deps.store.read(journal.events_after, tenant_id, after, BATCH)
         if found and found[0].number > after + 1:
             yield _reset(found[0].number - 1)
         for event in found:
@@ -98,19 +101,19 @@ def _one_more(streams: Counter[str], org: str) -> Iterator[None]:
 
 
 def _start(conn: sa.Connection, org: str) -> tuple[str, int]:
-    tenant_id: str = tenants.of(conn, org).id
-    return tenant_id, events.newest(conn, tenant_id)
+    tenant_id: str = entitlements.get_tenant(conn, org).id
+    return tenant_id, journal.newest_event_number(conn, tenant_id)
 
 
 def _reset(number: int) -> ServerSentEvent:
     return _message(number, RESET, {"message": "some events were missed: list the objects again"})
 
 
-def _shown(event: Event) -> ServerSentEvent:
+def _shown(event: TenantEvent) -> ServerSentEvent:
     note = event.note
     about: dict[str, Any] = {"kind": note.kind, "id": note.object_id, "status": note.status}
     return _message(
-        event.number, note.kind, {**about, "message": note.message, "created": moment(event.created)}
+        event.number, note.kind, {**about, "message": note.message, "created": rfc3339(event.created)}
     )
 
 

@@ -1,39 +1,225 @@
-"""Instance types over REST: a provider's own, and those that a tenant has an allocation for."""
+"""REST: instance types. A provider's own, and those that a tenant has an allocation for.
 
-from typing import Annotated
+A listing can add the machines of each type and its numbers: assigned, allocated, used and usable
+machines.
+"""
+
+from typing import Annotated, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
+from pydantic import Field, StrictInt
 from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import inventory_shapes as shapes
-from rackloom.carve.api import respond
+from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.bodies import (
+from rackloom.carve.api.routing import (
+    AnySelect,
+    Deps,
+    Json,
+    ProviderAdmin,
+    ProviderReader,
+    Reader,
+    Row,
+    Rows,
+    add_relations,
+    fetch_page,
+    matches,
+    order_of,
+    provider_and_tenant,
+    status_history_shape,
+    times_shape,
+)
+from rackloom.carve.api.wire import (
     NO_NUL,
-    InstanceTypeCreate,
-    InstanceTypeUpdate,
-    MachineAssociation,
-    MachineCapability,
+    Answer,
+    Body,
+    Description,
+    Labels,
+    Name,
+    OpenBody,
+    PageQuery,
+    Query,
+    StatusDetail,
+    Text,
+    Timed,
 )
-from rackloom.carve.api.deps import Deps, ProviderAdmin, ProviderReader, Reader
-from rackloom.carve.api.inventory_answers import InstanceType, MachineAssociationAnswer
-from rackloom.carve.api.parties import Select, party
-from rackloom.carve.api.queries import InstanceTypeIncludes, InstanceTypeQuery, PageQuery
-from rackloom.carve.api.respond import Json
-from rackloom.carve.site import instance_types, tenants
-from rackloom.carve.site.paging import fetch, matches, order_of
-from rackloom.carve.site.problems import not_found
-from rackloom.carve.site.tables import (
-    allocation,
-    allocation_constraint,
-    instance_type,
-    machine,
-    site,
-)
-from rackloom.carve.site.values import Ids
+from rackloom.carve.store import journal
+from rackloom.carve.store.schema import allocation, allocation_constraint, instance_type, machine, site
+from rackloom.carve.store.values import IdFactory, not_found
+from rackloom.carve.tenancy import catalog, entitlements
+from rackloom.carve.tenancy.catalog import InstanceTypeStats
+
+# Query parameters.
+
+
+CapabilityType = Literal["CPU", "Memory", "Storage", "Network", "GPU", "InfiniBand", "DPU"]
+
+
+# Request models.
+
+
+class MachineCapability(OpenBody):
+    """What a machine of a type has."""
+
+    type: CapabilityType
+    name: Name
+    count: Annotated[StrictInt, Field(ge=0, le=1024)] | None = None
+    device_type: str | None = None
+
+
+class InstanceTypeCreate(Body):
+    """A new instance type."""
+
+    name: Name
+    site_id: UUID
+    description: Description | None = None
+    labels: Labels = {}
+    machine_capabilities: Annotated[list[MachineCapability], Field(max_length=64)] = []
+
+
+class InstanceTypeUpdate(Body):
+    """Changes of an instance type."""
+
+    name: Name | None = None
+    description: Description | None = None
+    labels: Labels | None = None
+    machine_capabilities: Annotated[list[MachineCapability], Field(max_length=64)] | None = None
+
+
+class MachineAssociation(Body):
+    """Machines that shall be of an instance type."""
+
+    machine_ids: Annotated[list[str], Field(min_length=1, max_length=1024)]
+
+
+TypeStatus = Literal["Pending", "Registering", "Ready", "Deleting", "Error"]
+
+
+class InstanceTypeIncludes(Query):
+    """What to add to an instance type."""
+
+    include_machine_assignment: bool = False
+    include_allocation_stats: bool = False
+
+
+class InstanceTypeQuery(PageQuery, InstanceTypeIncludes):
+    """Filters on instance types."""
+
+    site_id: UUID | None = None
+    infrastructure_provider_id: UUID | None = None
+    tenant_id: UUID | None = None
+    status: TypeStatus | None = None
+    query: Text | None = None
+    exclude_unallocated: bool = False
+
+
+# Response models.
+
+
+class Capability(Answer):
+    """What machines of a type have."""
+
+    type: CapabilityType
+    name: str
+    count: int | None = None
+    device_type: Literal["DPU", "NVLink"] | None = None
+
+
+class MachineAssociationAnswer(Timed):
+    """A machine of an instance type; the id of the association is that of the machine."""
+
+    id: str
+    machine_id: str
+    instance_type_id: UUID
+
+
+class AllocationStats(Answer):
+    """How many machines of a type there are, and how many are spoken for."""
+
+    assigned: int
+    total: int
+    used: int
+    unused: int
+    unused_usable: int
+    max_allocatable: int
+
+
+class InstanceType(Timed):
+    """An instance type."""
+
+    id: UUID
+    name: str
+    description: str | None
+    site_id: UUID
+    infrastructure_provider_id: UUID
+    labels: dict[str, str]
+    machine_capabilities: list[Capability]
+    status: TypeStatus
+    status_history: list[StatusDetail]
+    machine_instance_types: list[MachineAssociationAnswer] | None = None
+    allocation_stats: AllocationStats | None = None
+
+
+# From rows to responses.
+
+
+def instance_type_shapes(conn: sa.Connection, rows: Rows, query: InstanceTypeIncludes) -> list[Json]:
+    """Instance types (rows with provider_id), with the machines and the numbers of each when wanted."""
+    histories = journal.status_histories(conn, [row.id for row in rows])
+    shapes: dict[str, Json] = {
+        row.id: {
+            "id": row.id,
+            "name": row.name,
+            "description": row.description,
+            "siteId": row.site_id,
+            "infrastructureProviderId": row.provider_id,
+            "labels": row.labels,
+            "machineCapabilities": row.capabilities,
+            "status": row.status,
+            "statusHistory": status_history_shape(histories[row.id]),
+            **times_shape(row),
+        }
+        for row in rows
+    }
+    if query.include_machine_assignment:
+        _add_machine_associations(conn, shapes)
+    if query.include_allocation_stats:
+        for type_id, stats in catalog.instance_type_stats(conn, list(shapes)).items():
+            shapes[type_id]["allocationStats"] = _allocation_stats_shape(stats)
+    found = list(shapes.values())
+    add_relations(conn, found, query.relations("InfrastructureProvider", "Site"))
+    return found
+
+
+def association_shape(row: Row) -> Json:
+    """A machine of an instance type."""
+    return {"id": row.id, "machineId": row.id, "instanceTypeId": row.instance_type_id, **times_shape(row)}
+
+
+def _add_machine_associations(conn: sa.Connection, shapes: dict[str, Json]) -> None:
+    for shape in shapes.values():
+        shape["machineInstanceTypes"] = []
+    wanted = sa.select(machine).where(machine.c.instance_type_id.in_(shapes)).order_by(machine.c.id)
+    for row in conn.execute(wanted):
+        shapes[row.instance_type_id]["machineInstanceTypes"].append(association_shape(row))
+
+
+def _allocation_stats_shape(stats: InstanceTypeStats) -> Json:
+    return {
+        "assigned": stats.machines,
+        "total": stats.allocated,
+        "used": stats.used,
+        "unused": stats.allocated - stats.used,
+        "unusedUsable": min(stats.allocated - stats.used, stats.usable),
+        "maxAllocatable": max(0, stats.machines - stats.allocated),
+    }
+
+
+# Routes.
+
 
 router = APIRouter()
 
@@ -45,7 +231,7 @@ TypeId = Annotated[UUID, Path(alias="instanceTypeId")]
 async def list_types(deps: Deps, caller: Reader, query: Annotated[InstanceTypeQuery, Param()]) -> Response:
     """The instance types that the caller may see."""
     found, total = await deps.store.read(_list_types, caller, query)
-    return respond.listing(found, total, query.page)
+    return routing.page_response(found, total, query.page)
 
 
 @router.post(
@@ -53,7 +239,7 @@ async def list_types(deps: Deps, caller: Reader, query: Annotated[InstanceTypeQu
 )
 async def create_type(deps: Deps, caller: ProviderAdmin, body: InstanceTypeCreate) -> Response:
     """A new instance type."""
-    return respond.created(await deps.store.run(_create_type, caller, body, deps.clock(), deps.ids))
+    return routing.created_response(await deps.store.run(_create_type, caller, body, deps.clock(), deps.ids))
 
 
 @router.get(ONE, operation_id="get-instance-type", response_model=InstanceType)
@@ -61,7 +247,7 @@ async def get_type(
     deps: Deps, caller: Reader, type_id: TypeId, query: Annotated[InstanceTypeIncludes, Param()]
 ) -> Response:
     """One instance type."""
-    return respond.ok(await deps.store.read(_get_type, caller, str(type_id), query))
+    return routing.json_response(await deps.store.read(_get_type, caller, str(type_id), query))
 
 
 @router.patch(ONE, operation_id="update-instance-type", response_model=InstanceType)
@@ -69,7 +255,7 @@ async def update_type(
     deps: Deps, caller: ProviderAdmin, type_id: TypeId, body: InstanceTypeUpdate
 ) -> Response:
     """Change an instance type."""
-    return respond.ok(await deps.store.run(_update_type, caller, str(type_id), body, deps.clock()))
+    return routing.json_response(await deps.store.run(_update_type, caller, str(type_id), body, deps.clock()))
 
 
 @router.delete(ONE, operation_id="delete-instance-type", status_code=202, response_class=PlainTextResponse)
@@ -77,10 +263,10 @@ async def delete_type(deps: Deps, caller: ProviderAdmin, type_id: TypeId) -> Res
     """Delete an instance type that nothing refers to."""
 
     def delete(conn: sa.Connection) -> None:
-        instance_types.delete(conn, tenants.provider_of(conn, caller.org).id, str(type_id))
+        catalog.delete_instance_type(conn, entitlements.get_provider(conn, caller.org).id, str(type_id))
 
     await deps.store.run(delete)
-    return respond.deleting()
+    return routing.deletion_response()
 
 
 @router.get(
@@ -93,7 +279,7 @@ async def list_machines(
 ) -> Response:
     """The machines of an instance type."""
     found, total = await deps.store.read(_list_machines, caller, str(type_id), query)
-    return respond.listing(found, total, query.page)
+    return routing.page_response(found, total, query.page)
 
 
 @router.post(
@@ -106,7 +292,7 @@ async def assign_machines(
     deps: Deps, caller: ProviderAdmin, type_id: TypeId, body: MachineAssociation
 ) -> Response:
     """Make machines of the site machines of this type."""
-    return respond.created(
+    return routing.created_response(
         await deps.store.run(_assign, caller, str(type_id), body.machine_ids, deps.clock())
     )
 
@@ -126,15 +312,15 @@ async def remove_machine(
     """Take an empty machine out of the type."""
 
     def remove(conn: sa.Connection) -> None:
-        provider_id = tenants.provider_of(conn, caller.org).id
-        instance_types.remove_machine(conn, provider_id, str(type_id), machine_id, deps.clock())
+        provider_id = entitlements.get_provider(conn, caller.org).id
+        catalog.remove_machine_from_type(conn, provider_id, str(type_id), machine_id, deps.clock())
 
     await deps.store.run(remove)
-    return respond.deleting()
+    return routing.deletion_response()
 
 
-def _types(conn: sa.Connection, caller: Caller) -> Select:
-    provider_id, tenant_id = party(conn, caller)
+def _types(conn: sa.Connection, caller: Caller) -> AnySelect:
+    provider_id, tenant_id = provider_and_tenant(conn, caller)
     return (
         sa.select(instance_type, site.c.provider_id)
         .join(site, site.c.id == instance_type.c.site_id)
@@ -164,21 +350,23 @@ def _list_types(conn: sa.Connection, caller: Caller, query: InstanceTypeQuery) -
     if query.query:
         columns = (instance_type.c.name, instance_type.c.description, instance_type.c.status)
         listing = listing.where(matches(query.query, *columns))
-    rows, total = fetch(conn, listing, query.page, order_of(instance_type, "name", "status"))
-    return shapes.instance_types(conn, rows, query), total
+    rows, total = fetch_page(conn, listing, query.page, order_of(instance_type, "name", "status"))
+    return instance_type_shapes(conn, rows, query), total
 
 
 def _get_type(conn: sa.Connection, caller: Caller, type_id: str, query: InstanceTypeIncludes) -> Json:
     row = conn.execute(_types(conn, caller).where(instance_type.c.id == type_id)).one_or_none()
     if row is None:
         raise not_found("Could not find Instance Type with specified ID")
-    return shapes.instance_types(conn, [row], query)[0]
+    return instance_type_shapes(conn, [row], query)[0]
 
 
-def _create_type(conn: sa.Connection, caller: Caller, body: InstanceTypeCreate, now: float, ids: Ids) -> Json:
-    new = instance_types.create(
+def _create_type(
+    conn: sa.Connection, caller: Caller, body: InstanceTypeCreate, now: float, ids: IdFactory
+) -> Json:
+    new = catalog.create_instance_type(
         conn,
-        tenants.provider_of(conn, caller.org).id,
+        entitlements.get_provider(conn, caller.org).id,
         site_id=str(body.site_id),
         name=body.name,
         description=body.description,
@@ -193,9 +381,9 @@ def _create_type(conn: sa.Connection, caller: Caller, body: InstanceTypeCreate, 
 def _update_type(
     conn: sa.Connection, caller: Caller, type_id: str, body: InstanceTypeUpdate, now: float
 ) -> Json:
-    instance_types.update(
+    catalog.update_instance_type(
         conn,
-        tenants.provider_of(conn, caller.org).id,
+        entitlements.get_provider(conn, caller.org).id,
         type_id,
         name=body.name,
         description=body.description,
@@ -210,22 +398,22 @@ def _kept(capabilities: list[MachineCapability]) -> list[Json]:
     return [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in capabilities]
 
 
-def _associations(conn: sa.Connection, caller: Caller, type_id: str) -> Select:
-    instance_types.of_provider(conn, tenants.provider_of(conn, caller.org).id, type_id)
+def _associations(conn: sa.Connection, caller: Caller, type_id: str) -> AnySelect:
+    catalog.instance_type_of_provider(conn, entitlements.get_provider(conn, caller.org).id, type_id)
     return sa.select(machine).where(machine.c.instance_type_id == type_id)
 
 
 def _list_machines(
     conn: sa.Connection, caller: Caller, type_id: str, query: PageQuery
 ) -> tuple[list[Json], int]:
-    rows, total = fetch(conn, _associations(conn, caller, type_id), query.page, order_of(machine))
-    return [shapes.association(row) for row in rows], total
+    rows, total = fetch_page(conn, _associations(conn, caller, type_id), query.page, order_of(machine))
+    return [association_shape(row) for row in rows], total
 
 
 def _assign(
     conn: sa.Connection, caller: Caller, type_id: str, machine_ids: list[str], now: float
 ) -> list[Json]:
-    provider_id = tenants.provider_of(conn, caller.org).id
-    instance_types.assign_machines(conn, provider_id, type_id, machine_ids, now)
+    provider_id = entitlements.get_provider(conn, caller.org).id
+    catalog.assign_machines_to_type(conn, provider_id, type_id, machine_ids, now)
     chosen = _associations(conn, caller, type_id).where(machine.c.id.in_(machine_ids))
-    return [shapes.association(row) for row in conn.execute(chosen.order_by(machine.c.id))]
+    return [association_shape(row) for row in conn.execute(chosen.order_by(machine.c.id))]

@@ -1,31 +1,83 @@
-"""Instances over REST."""
+"""REST: instances. Create one or a batch, with dry run; read, change, release; status history.
+
+Every route runs one transaction. A create plans and executes in the same transaction, and returns the
+warnings of the plan. A dry run returns the plan and writes nothing. `nvLinkInterfaces` in a PATCH
+replaces the whole list.
+"""
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
+from fastapi import Query as QueryParam
+from pydantic import Field, IPvAnyAddress
 from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import histories, respond
-from rackloom.carve.api.answers import Instance, InstancePlan, KeptInterface, StatusDetail
+from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.bodies import InstanceBatchCreate, InstanceCreate, InstanceUpdate
-from rackloom.carve.api.deps import ApiDeps, Deps, TenantAdmin
-from rackloom.carve.api.filters import narrowed
-from rackloom.carve.api.instance_shapes import LISTING, kept_interfaces, plan_shape, shapes, warning_shapes
-from rackloom.carve.api.queries import DryRun, InstanceQuery, KeptInterfaceQuery, PageQuery, Query
-from rackloom.carve.api.respond import Json
-from rackloom.carve.api.shapes import Row, shown_status
-from rackloom.carve.site import cautions, instance_creation, instances, tenants
-from rackloom.carve.site.instance_creation import CreationPlan, InstanceRequest
-from rackloom.carve.site.paging import fetch, matches, order_of
-from rackloom.carve.site.tables import instance as table
-from rackloom.carve.site.tables import instance_type, site, tenant
-from rackloom.carve.site.values import Changed, Status
+from rackloom.carve.api.instance_wire import (
+    INSTANCE_LISTING,
+    Instance,
+    InstanceBatchCreate,
+    InstanceCreate,
+    InstancePlan,
+    InstanceStatus,
+    InstanceUpdate,
+    KeptInterface,
+    KeptInterfaceQuery,
+    instance_shapes,
+    kept_interface_shapes,
+    plan_shape,
+    warning_shapes,
+)
+from rackloom.carve.api.routing import (
+    ApiDeps,
+    Deps,
+    Json,
+    Row,
+    TenantAdmin,
+    fetch_page,
+    filter_rows,
+    matches,
+    order_of,
+    shown_instance_status,
+)
+from rackloom.carve.api.wire import PageQuery, Query, StatusDetail, Text, TextFilter, UuidFilter
+from rackloom.carve.store.schema import instance as table
+from rackloom.carve.store.schema import instance_type, site, tenant
+from rackloom.carve.store.values import Changed, Status
+from rackloom.carve.tenancy import entitlements, instances
+from rackloom.carve.tenancy.instances import CreationPlan, InstanceRequest
+
+# Query parameters.
+
+
+DryRun = Annotated[bool, QueryParam(alias="dryRun")]
+"""Whether to say what would be done, and do nothing."""
+
+
+class InstanceQuery(PageQuery):
+    """Filters on instances."""
+
+    infrastructure_provider_id: UUID | None = None
+    site_id: UuidFilter = []
+    vpc_id: UuidFilter = []
+    instance_type_id: UuidFilter = []
+    operating_system_id: UuidFilter = []
+    network_security_group_id: UuidFilter = []
+    machine_id: TextFilter = []
+    name: Text | None = None
+    status: list[InstanceStatus | Literal["Terminated", "Unknown"]] = []
+    ip_address: Annotated[list[IPvAnyAddress], Field(max_length=100)] = []
+    query: Text | None = None
+
+
+# Routes.
+
 
 router = APIRouter(prefix="/instance")
 
@@ -34,15 +86,15 @@ InstanceId = Annotated[UUID, Path(alias="instanceId")]
 
 _OPERATING_SYSTEM = table.c.extra["operatingSystemId"].as_string()
 _SECURITY_GROUP = table.c.extra["networkSecurityGroupId"].as_string()
-_OF_TENANT = LISTING.where(table.c.tenant_id == sa.bindparam("tenant"))
-_BY_IDS = LISTING.where(table.c.id.in_(sa.bindparam("ids", expanding=True)))
+_OF_TENANT = INSTANCE_LISTING.where(table.c.tenant_id == sa.bindparam("tenant"))
+_BY_IDS = INSTANCE_LISTING.where(table.c.id.in_(sa.bindparam("ids", expanding=True)))
 
 
 @router.get("", operation_id="get-all-instance", response_model=list[Instance])
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[InstanceQuery, Param()]) -> Response:
     """The tenant's instances."""
     found, total = await deps.store.read(_list, caller.org, query)
-    return respond.listing(found, total, query.page)
+    return routing.page_response(found, total, query.page)
 
 
 @router.post(
@@ -57,11 +109,11 @@ async def create(deps: Deps, caller: TenantAdmin, body: InstanceCreate, dry_run:
 
     def plan(conn: sa.Connection) -> CreationPlan:
         request = _request(body, (body.name,), machine_id=body.machine_id)
-        return instance_creation.plan(conn, tenants.of(conn, caller.org), request)
+        return instances.plan_creation(conn, entitlements.get_tenant(conn, caller.org), request)
 
     if dry_run:
-        return respond.ok(plan_shape(await deps.store.read(plan)))
-    return respond.created((await deps.change(lambda conn: _make(conn, deps, plan(conn))))[0])
+        return routing.json_response(plan_shape(await deps.store.read(plan)))
+    return routing.created_response((await deps.change(lambda conn: _make(conn, deps, plan(conn))))[0])
 
 
 @router.post(
@@ -78,14 +130,16 @@ async def create_batch(
     mark = deps.ids()[:6]
 
     def plan(conn: sa.Connection) -> CreationPlan:
-        tenant = tenants.of(conn, caller.org)
-        instance_creation.check_count(conn, tenant.id, str(body.vpc_id), body.count)
+        tenant = entitlements.get_tenant(conn, caller.org)
+        instances.check_batch_size(conn, tenant.id, str(body.vpc_id), body.count)
         names = tuple(f"{body.name_prefix}-{mark}-{number}" for number in range(1, body.count + 1))
-        return instance_creation.plan(conn, tenant, _request(body, names, one_domain=body.topology_optimized))
+        return instances.plan_creation(
+            conn, tenant, _request(body, names, one_domain=body.topology_optimized)
+        )
 
     if dry_run:
-        return respond.ok(plan_shape(await deps.store.read(plan)))
-    return respond.created(await deps.change(lambda conn: _make(conn, deps, plan(conn))))
+        return routing.json_response(plan_shape(await deps.store.read(plan)))
+    return routing.created_response(await deps.change(lambda conn: _make(conn, deps, plan(conn))))
 
 
 @router.get("/{instanceId}", operation_id="get-instance", response_model=Instance)
@@ -93,7 +147,7 @@ async def get(
     deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[Query, Param()]
 ) -> Response:
     """One instance."""
-    return respond.ok(await deps.store.read(_get, caller.org, str(instance_id), query))
+    return routing.json_response(await deps.store.read(_get, caller.org, str(instance_id), query))
 
 
 @router.patch("/{instanceId}", operation_id="update-instance", response_model=Instance)
@@ -101,9 +155,9 @@ async def update(deps: Deps, caller: TenantAdmin, instance_id: InstanceId, body:
     """Change an instance; `nvLinkInterfaces` replaces the whole list."""
 
     def change(conn: sa.Connection) -> Changed[Json]:
-        changed = instances.update(
+        changed = instances.update_instance(
             conn,
-            tenants.of(conn, caller.org).id,
+            entitlements.get_tenant(conn, caller.org).id,
             str(instance_id),
             name=body.name,
             description=body.description,
@@ -113,11 +167,11 @@ async def update(deps: Deps, caller: TenantAdmin, instance_id: InstanceId, body:
             ids=deps.ids,
         )
         shown = _get(conn, caller.org, str(instance_id), Query())
-        row = instances.get(conn, shown["tenantId"], str(instance_id))
-        shown["warnings"] = warning_shapes(cautions.of_instance(conn, row))
+        row = instances.get_instance(conn, shown["tenantId"], str(instance_id))
+        shown["warnings"] = warning_shapes(instances.warnings_of_instance(conn, row))
         return Changed(shown, changed.domains)
 
-    return respond.ok(await deps.change(change))
+    return routing.json_response(await deps.change(change))
 
 
 @router.delete(
@@ -127,10 +181,12 @@ async def delete(deps: Deps, caller: TenantAdmin, instance_id: InstanceId) -> Re
     """Release an instance."""
 
     def release(conn: sa.Connection) -> Changed[None]:
-        return instances.delete(conn, tenants.of(conn, caller.org).id, str(instance_id), deps.clock())
+        return instances.delete_instance(
+            conn, entitlements.get_tenant(conn, caller.org).id, str(instance_id), deps.clock()
+        )
 
     await deps.change(release)
-    return respond.deleting()
+    return routing.deletion_response()
 
 
 @router.get(
@@ -142,7 +198,9 @@ async def get_history(
     deps: Deps, caller: TenantAdmin, instance_id: InstanceId, query: Annotated[PageQuery, Param()]
 ) -> Response:
     """How the instance came to its status, newest first."""
-    return await histories.answer(deps, query, str(instance_id), lambda conn: _row(conn, caller, instance_id))
+    return await routing.history_response(
+        deps, query, str(instance_id), lambda conn: _row(conn, caller, instance_id)
+    )
 
 
 @router.get("/{instanceId}/interface", operation_id="get-all-interface", response_model=list[KeptInterface])
@@ -151,7 +209,7 @@ async def list_network(
 ) -> Response:
     """The network interfaces that the instance was asked for with."""
     row = await deps.store.read(_row, caller, instance_id)
-    return respond.sliced(kept_interfaces(row, "interfaces", query), query.page)
+    return routing.sliced_response(kept_interface_shapes(row, "interfaces", query), query.page)
 
 
 @router.get(
@@ -164,7 +222,7 @@ async def list_infiniband(
 ) -> Response:
     """The InfiniBand interfaces that the instance was asked for with."""
     row = await deps.store.read(_row, caller, instance_id)
-    return respond.sliced(kept_interfaces(row, "infinibandInterfaces", query), query.page)
+    return routing.sliced_response(kept_interface_shapes(row, "infinibandInterfaces", query), query.page)
 
 
 def _request(
@@ -189,9 +247,9 @@ def _request(
 
 
 def _make(conn: sa.Connection, deps: ApiDeps, planned: CreationPlan) -> Changed[list[Json]]:
-    made = instance_creation.carry_out(conn, planned, deps.clock(), deps.ids)
+    made = instances.execute_creation(conn, planned, deps.clock(), deps.ids)
     rows = {row.id: row for row in conn.execute(_BY_IDS, {"ids": list(made.value)})}
-    found = shapes(conn, [rows[new] for new in made.value], Query())
+    found = instance_shapes(conn, [rows[new] for new in made.value], Query())
     warnings = warning_shapes(planned.cautions)
     return Changed([{**one, "warnings": warnings} for one in found], made.domains)
 
@@ -202,7 +260,7 @@ def _list(conn: sa.Connection, org: str, query: InstanceQuery) -> tuple[list[Jso
         listing = listing.where(table.c.name == query.name)
     if query.infrastructure_provider_id is not None:
         listing = listing.where(site.c.provider_id == str(query.infrastructure_provider_id))
-    listing = narrowed(listing, *_filters(query))
+    listing = filter_rows(listing, *_filters(query))
     if query.ip_address:
         # The interfaces are kept as they came: an address is looked for as a whole JSON string in them.
         kept = sa.cast(table.c.extra["interfaces"], sa.Text)
@@ -210,8 +268,10 @@ def _list(conn: sa.Connection, org: str, query: InstanceQuery) -> tuple[list[Jso
         listing = listing.where(sa.or_(*wanted))
     if query.query:
         listing = listing.where(matches(query.query, table.c.name, table.c.description, table.c.status))
-    rows, total = fetch(conn, listing, query.page, _order(), tenant=tenants.of(conn, org).id)
-    return shapes(conn, rows, query), total
+    rows, total = fetch_page(
+        conn, listing, query.page, _order(), tenant=entitlements.get_tenant(conn, org).id
+    )
+    return instance_shapes(conn, rows, query), total
 
 
 def _filters(query: InstanceQuery) -> list[tuple[sa.ColumnElement[object], Sequence[object]]]:
@@ -228,7 +288,7 @@ def _filters(query: InstanceQuery) -> list[tuple[sa.ColumnElement[object], Seque
 
 def _meant(shown: Sequence[str]) -> list[str]:
     """The statuses that are shown as one of `shown`."""
-    return [*shown, *(one for one in (Status.UNKNOWN,) if shown_status(one) in shown)]
+    return [*shown, *(one for one in (Status.UNKNOWN,) if shown_instance_status(one) in shown)]
 
 
 @cache
@@ -248,10 +308,10 @@ def _order() -> dict[str, sa.ColumnElement[Any]]:
 
 
 def _get(conn: sa.Connection, org: str, instance_id: str, query: Query) -> Json:
-    instances.get(conn, tenants.of(conn, org).id, instance_id)
+    instances.get_instance(conn, entitlements.get_tenant(conn, org).id, instance_id)
     row = conn.execute(_BY_IDS, {"ids": [instance_id]}).one()
-    return shapes(conn, [row], query)[0]
+    return instance_shapes(conn, [row], query)[0]
 
 
 def _row(conn: sa.Connection, caller: Caller, instance_id: UUID) -> Row:
-    return instances.get(conn, tenants.of(conn, caller.org).id, str(instance_id))
+    return instances.get_instance(conn, entitlements.get_tenant(conn, caller.org).id, str(instance_id))

@@ -1,35 +1,220 @@
-"""Machines over REST: a provider's own, and those that carry a tenant's instances."""
+"""REST: machines. A provider's own, and those that carry a tenant's instances; GPU statistics.
+
+`include_metadata` adds where a machine sits in the NVLink fabric: domain, chassis serial, and for each
+GPU the module id, GUID, the source of the GUID, and health.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
+from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
 from starlette.responses import Response
 
-from rackloom.carve.api import histories, respond
-from rackloom.carve.api import inventory_shapes as shapes
-from rackloom.carve.api.answers import StatusDetail
+from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.bodies import NO_NUL
-from rackloom.carve.api.deps import Deps, Reader
-from rackloom.carve.api.filters import narrowed
-from rackloom.carve.api.inventory_answers import GpuStats, Machine
-from rackloom.carve.api.parties import Select, party
-from rackloom.carve.api.queries import GpuStatsQuery, MachineIncludes, MachineQuery, PageQuery
-from rackloom.carve.api.respond import Json
-from rackloom.carve.api.shapes import Row
-from rackloom.carve.site import machines
-from rackloom.carve.site.paging import fetch, matches, order_of
-from rackloom.carve.site.problems import not_found
-from rackloom.carve.site.tables import instance, instance_type, machine, machine_gpu, site
+from rackloom.carve.api.instance_types import Capability, CapabilityType
+from rackloom.carve.api.routing import (
+    AnySelect,
+    Deps,
+    Json,
+    Reader,
+    Row,
+    Rows,
+    add_relations,
+    fetch_page,
+    filter_rows,
+    matches,
+    order_of,
+    provider_and_tenant,
+    status_history_shape,
+    times_shape,
+)
+from rackloom.carve.api.wire import (
+    NO_NUL,
+    Answer,
+    PageQuery,
+    Query,
+    StatusDetail,
+    Text,
+    TextFilter,
+    Timed,
+    UuidFilter,
+)
+from rackloom.carve.store import journal
+from rackloom.carve.store.schema import instance, instance_type, machine, machine_gpu, site
+from rackloom.carve.store.values import Status, not_found
+from rackloom.carve.tenancy import catalog
+from rackloom.core.partitions.domain import GpuHealth
+
+# Query parameters.
+
+
+MachineStatus = Literal[
+    "Initializing", "Ready", "Reset", "Maintenance", "InUse", "Error", "Decommissioned", "Unknown"
+]
+
+
+class MachineIncludes(Query):
+    """What to add to a machine."""
+
+    include_metadata: bool = False
+
+
+class MachineQuery(PageQuery, MachineIncludes):
+    """Filters on machines."""
+
+    site_id: UUID | None = None
+    id: TextFilter = []
+    instance_type_id: UuidFilter = []
+    tenant_id: UuidFilter = []
+    has_instance_type: bool | None = None
+    has_instance: bool | None = None
+    is_missing_on_site: bool | None = None
+    status: list[MachineStatus] = []
+    capability_type: CapabilityType | None = None
+    capability_name: TextFilter = []
+    hw_sku_device_type: TextFilter = []
+    query: Text | None = None
+
+
+class GpuStatsQuery(BaseModel):
+    """Of which site."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    site_id: UUID | None = None
+
+
+# Response models.
+
+
+class NVLinkGpu(Answer):
+    """A GPU of a machine, as a switch controller named it."""
+
+    device_instance: int
+    module_id: int
+    slot_id: int
+    tray_index: int
+    guid: str | None
+    source: str | None
+    health: str
+
+
+class NVLinkInfo(Answer):
+    """Where a machine sits in the NVLink fabric."""
+
+    domain_uuid: str | None
+    chassis_serial: str
+    gpus: list[NVLinkGpu]
+
+
+class MachineMetadata(Answer):
+    """What is known of the hardware of a machine."""
+
+    nvlink_info: NVLinkInfo = Field(alias="nvLinkInfo")
+    rack: str
+
+
+class Machine(Timed):
+    """A machine."""
+
+    id: str
+    infrastructure_provider_id: UUID
+    site_id: UUID
+    instance_type_id: UUID | None
+    instance_id: UUID | None
+    tenant_id: UUID | None
+    controller_machine_id: str
+    hw_sku_device_type: Literal["gpu"] | None
+    serial_number: str | None
+    machine_capabilities: list[Capability]
+    maintenance_message: str | None
+    is_missing_on_site: bool
+    is_usable_by_tenant: bool
+    status: MachineStatus
+    status_history: list[StatusDetail]
+    metadata: MachineMetadata | None = None
+
+
+class GpuStats(Answer):
+    """GPUs of one product."""
+
+    name: str
+    gpus: int
+    machines: int
+
+
+# From rows to responses.
+
+
+def machine_shapes(conn: sa.Connection, rows: Rows, query: MachineIncludes) -> list[Json]:
+    """Machines (rows of machines.listing with provider_id)."""
+    ids = [row.id for row in rows]
+    histories = journal.status_histories(conn, ids)
+    gpus = catalog.gpus_of_machines(conn, ids)
+    types = sa.select(instance_type).where(instance_type.c.id.in_({row.instance_type_id for row in rows}))
+    capabilities = {row.id: row.capabilities for row in conn.execute(types)}
+    shapes = [
+        {
+            "id": row.id,
+            "infrastructureProviderId": row.provider_id,
+            "siteId": row.site_id,
+            "instanceTypeId": row.instance_type_id,
+            "instanceId": row.instance_id,
+            "tenantId": row.tenant_id,
+            "controllerMachineId": row.id,
+            "hwSkuDeviceType": "gpu" if gpus[row.id] else None,
+            "serialNumber": None,
+            "machineCapabilities": capabilities.get(row.instance_type_id, []),
+            "maintenanceMessage": row.cordon_reason,
+            "isMissingOnSite": row.missing_since is not None,
+            "isUsableByTenant": row.shown_status == Status.READY and row.missing_since is None,
+            "status": row.shown_status,
+            "statusHistory": status_history_shape(histories[row.id]),
+            **times_shape(row),
+        }
+        for row in rows
+    ]
+    if query.include_metadata:
+        for shape, row in zip(shapes, rows, strict=True):
+            shape["metadata"] = {"nvLinkInfo": nvlink_info_shape(row, gpus[row.id]), "rack": row.rack}
+    add_relations(conn, shapes, query.relations("InfrastructureProvider", "Site", "InstanceType"))
+    return shapes
+
+
+def nvlink_info_shape(row: Row, gpus: Rows) -> Json:
+    """Where a machine sits in the NVLink fabric."""
+    return {
+        "domainUuid": row.domain,
+        "chassisSerial": row.chassis_serial,
+        "gpus": [
+            {
+                "deviceInstance": gpu.module_id - 1,
+                "moduleId": gpu.module_id,
+                "slotId": row.slot,
+                "trayIndex": row.tray_index,
+                "guid": gpu.guid,
+                "source": gpu.source,
+                "health": GpuHealth(gpu.health).name.lower(),
+            }
+            for gpu in gpus
+        ],
+    }
+
+
+# Routes.
+
 
 router = APIRouter()
 
 MachineId = Annotated[str, Path(alias="machineId", max_length=64, pattern=NO_NUL)]
-GPU_SKU = "gpu"
+GPU_SKU_TYPE = "gpu"
 """The one device type of hardware SKUs that is known here: a machine with GPUs."""
 
 
@@ -37,14 +222,14 @@ GPU_SKU = "gpu"
 async def list_machines(deps: Deps, caller: Reader, query: Annotated[MachineQuery, Param()]) -> Response:
     """The machines that the caller may see."""
     found, total = await deps.store.read(_list_machines, caller, query)
-    return respond.listing(found, total, query.page)
+    return routing.page_response(found, total, query.page)
 
 
 # Before the machine of an id: "gpu" would else be read as one.
 @router.get("/machine/gpu/stats", operation_id="get-machine-gpu-stats", response_model=list[GpuStats])
 async def gpu_stats(deps: Deps, caller: Reader, query: Annotated[GpuStatsQuery, Param()]) -> Response:
     """GPUs by product, of the machines that the caller may see."""
-    return respond.ok(await deps.store.read(_gpu_stats, caller, query))
+    return routing.json_response(await deps.store.read(_gpu_stats, caller, query))
 
 
 @router.get("/machine/{machineId}", operation_id="get-machine", response_model=Machine)
@@ -52,7 +237,7 @@ async def get_machine(
     deps: Deps, caller: Reader, machine_id: MachineId, query: Annotated[MachineIncludes, Param()]
 ) -> Response:
     """One machine."""
-    return respond.ok(await deps.store.read(shape, caller, machine_id, query))
+    return routing.json_response(await deps.store.read(shown_machine, caller, machine_id, query))
 
 
 @router.get(
@@ -64,13 +249,15 @@ async def get_history(
     deps: Deps, caller: Reader, machine_id: MachineId, query: Annotated[PageQuery, Param()]
 ) -> Response:
     """What operators did to the machine, newest first."""
-    return await histories.answer(deps, query, machine_id, lambda conn: _row(conn, caller, machine_id))
+    return await routing.history_response(
+        deps, query, machine_id, lambda conn: _row(conn, caller, machine_id)
+    )
 
 
-def _machines(conn: sa.Connection, caller: Caller) -> Select:
-    provider_id, tenant_id = party(conn, caller)
+def _machines(conn: sa.Connection, caller: Caller) -> AnySelect:
+    provider_id, tenant_id = provider_and_tenant(conn, caller)
     return (
-        machines.listing()
+        catalog.machine_listing()
         .add_columns(site.c.provider_id)
         .join(site, site.c.id == machine.c.site_id)
         .where(sa.or_(site.c.provider_id == provider_id, instance.c.tenant_id == tenant_id))
@@ -89,25 +276,25 @@ def _list_machines(conn: sa.Connection, caller: Caller, query: MachineQuery) -> 
     for value, condition in wanted:
         if value is not None:
             listing = listing.where(condition)
-    listing = narrowed(
+    listing = filter_rows(
         listing,
         (machine.c.id, query.id),
         (machine.c.instance_type_id, query.instance_type_id),
         (instance.c.tenant_id, query.tenant_id),
-        (machines.shown_status, query.status),
+        (catalog.shown_machine_status, query.status),
     )
     if query.capability_type is not None or query.capability_name:
         listing = listing.where(machine.c.instance_type_id.in_(_types_with(conn, query)))
     if query.query:
-        columns = (machine.c.id, machine.c.chassis_serial, machine.c.rack, machines.shown_status)
+        columns = (machine.c.id, machine.c.chassis_serial, machine.c.rack, catalog.shown_machine_status)
         listing = listing.where(matches(query.query, *columns))
-    rows, total = fetch(conn, listing, query.page, order_of(machine, "id", "status"))
-    return shapes.machines(conn, rows, query), total
+    rows, total = fetch_page(conn, listing, query.page, order_of(machine, "id", "status"))
+    return machine_shapes(conn, rows, query), total
 
 
 def _has_sku(kinds: Sequence[str]) -> sa.ColumnElement[bool]:
     has_gpu = sa.exists().where(machine_gpu.c.machine_id == machine.c.id)
-    return has_gpu if GPU_SKU in kinds else sa.false()
+    return has_gpu if GPU_SKU_TYPE in kinds else sa.false()
 
 
 def _types_with(conn: sa.Connection, query: MachineQuery) -> list[str]:
@@ -142,9 +329,9 @@ def _gpu_stats(conn: sa.Connection, caller: Caller, query: GpuStatsQuery) -> lis
     return [{"name": name, "gpus": gpus[name], "machines": having[name]} for name in sorted(having)]
 
 
-def shape(conn: sa.Connection, caller: Caller, machine_id: str, query: MachineIncludes) -> Json:
+def shown_machine(conn: sa.Connection, caller: Caller, machine_id: str, query: MachineIncludes) -> Json:
     """One machine, as the caller may see it."""
-    return shapes.machines(conn, [_row(conn, caller, machine_id)], query)[0]
+    return machine_shapes(conn, [_row(conn, caller, machine_id)], query)[0]
 
 
 def _row(conn: sa.Connection, caller: Caller, machine_id: str) -> Row:

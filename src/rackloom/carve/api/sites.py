@@ -1,32 +1,184 @@
-"""Sites over REST: a provider's own, and those where a tenant has an allocation."""
+"""REST: sites. A provider's own, and those where a tenant has an allocation.
 
-from typing import Annotated, Any
+A provider changes the description of a site and switches its capabilities. Contact, location and serial
+console settings are stored and returned, and nothing acts on them.
+"""
+
+from typing import Annotated, Any, Self
 from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
+from pydantic import Field, StrictBool, StrictInt
+from pydantic import model_validator as validator
 from starlette.responses import Response
 
-from rackloom.carve.api import histories, respond
-from rackloom.carve.api import inventory_shapes as shapes
-from rackloom.carve.api.answers import StatusDetail
+from rackloom.carve.api import routing
 from rackloom.carve.api.auth import Caller
-from rackloom.carve.api.bodies import SiteUpdate
-from rackloom.carve.api.deps import Deps, ProviderAdmin, Reader
-from rackloom.carve.api.filters import narrowed
-from rackloom.carve.api.inventory_answers import Site
-from rackloom.carve.api.parties import Select, party
-from rackloom.carve.api.queries import PageQuery, Query, SiteQuery
-from rackloom.carve.api.respond import Json
-from rackloom.carve.api.shapes import Row, Rows, relate
-from rackloom.carve.site import sites, tenants
-from rackloom.carve.site.paging import fetch, matches, order_of
-from rackloom.carve.site.problems import not_found
-from rackloom.carve.site.tables import (
-    allocation,
-    site,
+from rackloom.carve.api.routing import (
+    AnySelect,
+    Deps,
+    Json,
+    ProviderAdmin,
+    Reader,
+    Row,
+    Rows,
+    add_relations,
+    fetch_page,
+    filter_rows,
+    matches,
+    order_of,
+    provider_and_tenant,
+    status_history_shape,
+    times_shape,
 )
+from rackloom.carve.api.wire import (
+    Answer,
+    Body,
+    Description,
+    Label,
+    Name,
+    PageQuery,
+    Query,
+    SiteStatus,
+    StatusDetail,
+    Text,
+    Timed,
+)
+from rackloom.carve.store import journal
+from rackloom.carve.store.schema import allocation, site
+from rackloom.carve.store.values import Status, not_found
+from rackloom.carve.tenancy import catalog, entitlements
+from rackloom.carve.tenancy.catalog import SITE_CAPABILITIES
+
+# Request models.
+
+
+class SiteCapabilities(Body):
+    """Capabilities to switch; one that is not named stays."""
+
+    native_networking: StrictBool | None = None
+    network_security_group: StrictBool | None = None
+    nvlink_partition: StrictBool | None = Field(None, alias="nvLinkPartition")
+    flow: StrictBool | None = None
+    image_based_operating_system: StrictBool | None = None
+
+
+class SiteLocation(Body):
+    """Where a site is."""
+
+    city: Label | None = None
+    state: Label | None = None
+    country: Label | None = None
+
+
+class SiteContact(Body):
+    """Who answers for a site."""
+
+    email: Label | None = None
+
+
+Seconds = Annotated[StrictInt, Field(ge=0, le=1_000_000_000)]
+
+
+class SiteUpdate(Body):
+    """Changes of a site; what is not named stays. The serial console is kept, and not acted on."""
+
+    name: Name | None = None
+    description: Description | None = None
+    capabilities: SiteCapabilities | None = None
+    location: SiteLocation | None = None
+    contact: SiteContact | None = None
+    serial_console_hostname: Label | None = None
+    is_serial_console_enabled: StrictBool | None = None
+    serial_console_idle_timeout: Seconds | None = None
+    serial_console_max_session_length: Seconds | None = None
+    is_serial_console_ssh_keys_enabled: StrictBool | None = Field(None, alias="isSerialConsoleSSHKeysEnabled")
+    renew_registration_token: StrictBool = False
+
+    @validator(mode="after")
+    def _no_registration(self) -> Self:
+        if self.renew_registration_token:
+            raise ValueError("renewRegistrationToken must be false: sites register with no token here")
+        return self
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What is returned but not acted on."""
+        ours = {"name", "description", "capabilities", "renew_registration_token"}
+        return self.model_dump(mode="json", by_alias=True, exclude=ours, exclude_none=True)
+
+
+# Query parameters.
+
+
+class SiteQuery(PageQuery):
+    """Filters on sites."""
+
+    infrastructure_provider_id: UUID | None = None
+    is_native_networking_enabled: bool | None = None
+    is_network_security_group_enabled: bool | None = None
+    is_nvlink_partition_enabled: bool | None = Field(None, alias="isNVLinkPartitionEnabled")
+    is_flow_enabled: bool | None = None
+    status: list[SiteStatus] = []
+    query: Text | None = None
+
+
+# Response models.
+
+
+class SiteCapabilitiesAnswer(Answer):
+    """What a site can do."""
+
+    native_networking: bool
+    network_security_group: bool
+    nvlink_partition: bool = Field(alias="nvLinkPartition")
+    flow: bool
+    image_based_operating_system: bool
+
+
+class Site(Timed):
+    """A site."""
+
+    id: UUID
+    name: str
+    description: str | None
+    org: str
+    infrastructure_provider_id: UUID
+    is_online: bool
+    capabilities: SiteCapabilitiesAnswer
+    status: SiteStatus
+    status_history: list[StatusDetail]
+
+
+# From rows to responses.
+
+
+def site_shapes(conn: sa.Connection, rows: Rows) -> list[Json]:
+    """Sites, with every capability as true or false."""
+    histories = journal.status_histories(conn, [row.id for row in rows])
+    orgs = entitlements.orgs_of_providers(conn, {row.provider_id for row in rows})
+    return [
+        {
+            **row.extra,
+            "id": row.id,
+            "name": row.name,
+            "description": row.description,
+            "org": orgs[row.provider_id],
+            "infrastructureProviderId": row.provider_id,
+            "isOnline": row.status == Status.REGISTERED,
+            "capabilities": {name: bool(row.capabilities.get(name)) for name in SITE_CAPABILITIES},
+            "status": row.status,
+            "statusHistory": status_history_shape(histories[row.id]),
+            **times_shape(row),
+        }
+        for row in rows
+    ]
+
+
+# Routes.
+
 
 router = APIRouter()
 
@@ -37,19 +189,19 @@ SiteId = Annotated[UUID, Path(alias="siteId")]
 async def list_sites(deps: Deps, caller: Reader, query: Annotated[SiteQuery, Param()]) -> Response:
     """The sites that the caller may see."""
     found, total = await deps.store.read(_list_sites, caller, query)
-    return respond.listing(found, total, query.page)
+    return routing.page_response(found, total, query.page)
 
 
 @router.get("/site/{siteId}", operation_id="get-site", response_model=Site)
 async def get_site(deps: Deps, caller: Reader, site_id: SiteId, query: Annotated[Query, Param()]) -> Response:
     """One site."""
-    return respond.ok(await deps.store.read(_get_site, caller, str(site_id), query))
+    return routing.json_response(await deps.store.read(_get_site, caller, str(site_id), query))
 
 
 @router.patch("/site/{siteId}", operation_id="update-site", response_model=Site)
 async def update_site(deps: Deps, caller: ProviderAdmin, site_id: SiteId, body: SiteUpdate) -> Response:
     """Change what is said of a site, and switch its capabilities."""
-    return respond.ok(await deps.store.run(_update_site, caller, str(site_id), body, deps.clock()))
+    return routing.json_response(await deps.store.run(_update_site, caller, str(site_id), body, deps.clock()))
 
 
 @router.get(
@@ -59,18 +211,20 @@ async def get_history(
     deps: Deps, caller: Reader, site_id: SiteId, query: Annotated[PageQuery, Param()]
 ) -> Response:
     """How the site came to its status, newest first."""
-    return await histories.answer(deps, query, str(site_id), lambda conn: _row(conn, caller, str(site_id)))
+    return await routing.history_response(
+        deps, query, str(site_id), lambda conn: _row(conn, caller, str(site_id))
+    )
 
 
-def _sites(conn: sa.Connection, caller: Caller) -> Select:
-    provider_id, tenant_id = party(conn, caller)
+def _sites(conn: sa.Connection, caller: Caller) -> AnySelect:
+    provider_id, tenant_id = provider_and_tenant(conn, caller)
     allocated = sa.select(allocation.c.site_id).where(allocation.c.tenant_id == tenant_id)
     return sa.select(site).where(sa.or_(site.c.provider_id == provider_id, site.c.id.in_(allocated)))
 
 
 def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery) -> tuple[list[Json], int]:
     listing = _sites(conn, caller)
-    listing = narrowed(listing, (site.c.status, query.status))
+    listing = filter_rows(listing, (site.c.status, query.status))
     if query.infrastructure_provider_id is not None:
         listing = listing.where(site.c.provider_id == str(query.infrastructure_provider_id))
     for capability, wanted in (
@@ -84,7 +238,7 @@ def _list_sites(conn: sa.Connection, caller: Caller, query: SiteQuery) -> tuple[
             listing = listing.where(enabled == wanted)
     if query.query:
         listing = listing.where(matches(query.query, site.c.name, site.c.description, site.c.status))
-    rows, total = fetch(conn, listing, query.page, _order())
+    rows, total = fetch_page(conn, listing, query.page, _order())
     return _shapes(conn, rows, query), total
 
 
@@ -105,15 +259,15 @@ def _get_site(conn: sa.Connection, caller: Caller, site_id: str, query: Query) -
 
 
 def _shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
-    found = shapes.sites(conn, rows)
-    relate(conn, found, query.relations("InfrastructureProvider"))
+    found = site_shapes(conn, rows)
+    add_relations(conn, found, query.relations("InfrastructureProvider"))
     return found
 
 
 def _update_site(conn: sa.Connection, caller: Caller, site_id: str, body: SiteUpdate, now: float) -> Json:
-    sites.update(
+    catalog.update_site(
         conn,
-        tenants.provider_of(conn, caller.org).id,
+        entitlements.get_provider(conn, caller.org).id,
         site_id,
         name=body.name,
         description=body.description,

@@ -1,27 +1,132 @@
-"""VPCs over REST."""
+"""REST: VPCs with an optional default logical partition; subnets and prefixes, always empty.
 
-from typing import Annotated
+Clients of the wider API list subnets and prefixes when they start, so these routes answer with empty
+lists.
+"""
+
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Path
 from fastapi import Query as Param
+from pydantic import Field, StrictInt
 from starlette.responses import PlainTextResponse, Response
 
-from rackloom.carve.api import histories, respond
-from rackloom.carve.api.answers import StatusDetail, Vpc
-from rackloom.carve.api.bodies import VpcCreate, VpcUpdate, VpcVirtualization
-from rackloom.carve.api.deps import Deps, TenantAdmin
-from rackloom.carve.api.filters import narrowed
-from rackloom.carve.api.queries import PageQuery, Query, VpcQuery
-from rackloom.carve.api.respond import Json
-from rackloom.carve.api.shapes import Rows, partition_summary, relate, status_history, times
-from rackloom.carve.site import history, tenants, vpcs
-from rackloom.carve.site.paging import fetch, matches, order_of
-from rackloom.carve.site.problems import invalid
-from rackloom.carve.site.tables import logical_partition
-from rackloom.carve.site.tables import vpc as table
-from rackloom.carve.site.values import Ids
+from rackloom.carve.api import routing
+from rackloom.carve.api.routing import (
+    Deps,
+    Json,
+    Rows,
+    TenantAdmin,
+    add_relations,
+    fetch_page,
+    filter_rows,
+    matches,
+    order_of,
+    partition_summary,
+    status_history_shape,
+    times_shape,
+)
+from rackloom.carve.api.wire import (
+    Body,
+    Description,
+    Labels,
+    Name,
+    OpenBody,
+    PageQuery,
+    PartitionStatus,
+    Query,
+    StatusDetail,
+    Summary,
+    Text,
+    Timed,
+    UuidFilter,
+)
+from rackloom.carve.store import journal
+from rackloom.carve.store.schema import logical_partition
+from rackloom.carve.store.schema import vpc as table
+from rackloom.carve.store.values import IdFactory, invalid
+from rackloom.carve.tenancy import entitlements, vpcs
+
+# Request models.
+
+
+class VpcCreate(OpenBody):
+    """A new VPC."""
+
+    id: UUID | None = None
+    name: Name
+    site_id: UUID
+    description: Description | None = None
+    vni: Annotated[StrictInt, Field(ge=1, le=65535)] | None = None
+    labels: Labels | None = None
+    network_virtualization_type: Literal["ETHERNET_VIRTUALIZER", "FNN", "FLAT"] | None = None
+    nvlink_logical_partition_id: UUID | None = Field(None, alias="nvLinkLogicalPartitionId")
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What is returned but not acted on."""
+        ours = {"id", "name", "site_id", "description", "nvlink_logical_partition_id"}
+        return self.model_dump(mode="json", by_alias=True, exclude=ours, exclude_none=True)
+
+
+class VpcUpdate(OpenBody):
+    """Changes of a VPC; an empty nvLinkLogicalPartitionId clears the default."""
+
+    name: Name | None = None
+    description: Description | None = None
+    labels: Labels | None = None
+    nvlink_logical_partition_id: UUID | Literal[""] | None = Field(None, alias="nvLinkLogicalPartitionId")
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What is returned but not acted on."""
+        ours = {"name", "description", "nvlink_logical_partition_id"}
+        return self.model_dump(mode="json", by_alias=True, exclude=ours, exclude_none=True)
+
+
+class VpcVirtualization(Body):
+    """The network virtualization that a VPC is to have; kept, and not acted on."""
+
+    network_virtualization_type: Literal["FNN"]
+
+
+# Query parameters.
+
+
+class VpcQuery(PageQuery):
+    """Filters on VPCs."""
+
+    site_id: UuidFilter = []
+    name: Text | None = None
+    status: list[PartitionStatus] = []
+    network_security_group_id: UuidFilter = []
+    query: Text | None = None
+    nvlink_logical_partition_id: UuidFilter = Field([], alias="nvLinkLogicalPartitionId")
+
+
+# Response models.
+
+
+class Vpc(Timed):
+    """A VPC."""
+
+    id: UUID
+    name: str
+    description: str | None
+    org: str
+    site_id: UUID
+    tenant_id: UUID
+    controller_vpc_id: UUID
+    nvlink_logical_partition_id: UUID | None = Field(alias="nvLinkLogicalPartitionId")
+    nvlink_logical_partition_summary: Summary | None = Field(alias="nvLinkLogicalPartitionSummary")
+    status: PartitionStatus
+    status_history: list[StatusDetail]
+
+
+# Routes.
+
 
 router = APIRouter(prefix="/vpc")
 
@@ -35,25 +140,25 @@ VpcId = Annotated[UUID, Path(alias="vpcId")]
 async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[VpcQuery, Param()]) -> Response:
     """The tenant's VPCs."""
     found, total = await deps.store.read(_list, caller.org, query)
-    return respond.listing(found, total, query.page)
+    return routing.page_response(found, total, query.page)
 
 
 @router.post("", operation_id="create-vpc", response_model=Vpc, status_code=201)
 async def create(deps: Deps, caller: TenantAdmin, body: VpcCreate) -> Response:
     """A new VPC."""
-    return respond.created(await deps.store.run(_create, caller.org, body, deps.clock(), deps.ids))
+    return routing.created_response(await deps.store.run(_create, caller.org, body, deps.clock(), deps.ids))
 
 
 @router.get("/{vpcId}", operation_id="get-vpc", response_model=Vpc)
 async def get(deps: Deps, caller: TenantAdmin, vpc_id: VpcId, query: Annotated[Query, Param()]) -> Response:
     """One VPC."""
-    return respond.ok(await deps.store.read(_get, caller.org, str(vpc_id), query))
+    return routing.json_response(await deps.store.read(_get, caller.org, str(vpc_id), query))
 
 
 @router.patch("/{vpcId}", operation_id="update-vpc", response_model=Vpc)
 async def update(deps: Deps, caller: TenantAdmin, vpc_id: VpcId, body: VpcUpdate) -> Response:
     """Change a VPC."""
-    return respond.ok(await deps.store.run(_update, caller.org, str(vpc_id), body, deps.clock()))
+    return routing.json_response(await deps.store.run(_update, caller.org, str(vpc_id), body, deps.clock()))
 
 
 @router.patch("/{vpcId}/virtualization", operation_id="update-vpc-virtualization", response_model=Vpc)
@@ -62,7 +167,9 @@ async def update_virtualization(
 ) -> Response:
     """Name another network virtualization for an empty VPC."""
     kind = body.network_virtualization_type
-    return respond.ok(await deps.store.run(_virtualize, caller.org, str(vpc_id), kind, deps.clock()))
+    return routing.json_response(
+        await deps.store.run(_virtualize, caller.org, str(vpc_id), kind, deps.clock())
+    )
 
 
 @router.get(
@@ -74,24 +181,24 @@ async def get_history(
     """How the VPC came to its status, newest first."""
 
     def check(conn: sa.Connection) -> object:
-        return vpcs.get(conn, tenants.of(conn, caller.org).id, str(vpc_id))
+        return vpcs.get_vpc(conn, entitlements.get_tenant(conn, caller.org).id, str(vpc_id))
 
-    return await histories.answer(deps, query, str(vpc_id), check)
+    return await routing.history_response(deps, query, str(vpc_id), check)
 
 
 @router.delete("/{vpcId}", operation_id="delete-vpc", response_class=PlainTextResponse, status_code=202)
 async def delete(deps: Deps, caller: TenantAdmin, vpc_id: VpcId) -> Response:
     """Delete an empty VPC."""
     await deps.store.run(_delete, caller.org, str(vpc_id), deps.clock())
-    return respond.deleting()
+    return routing.deletion_response()
 
 
 def _list(conn: sa.Connection, org: str, query: VpcQuery) -> tuple[list[Json], int]:
-    tenant_id = tenants.of(conn, org).id
+    tenant_id = entitlements.get_tenant(conn, org).id
     listing = sa.select(table).where(table.c.tenant_id == tenant_id)
     if query.name is not None:
         listing = listing.where(table.c.name == query.name)
-    listing = narrowed(
+    listing = filter_rows(
         listing,
         (table.c.site_id, query.site_id),
         (table.c.status, query.status),
@@ -103,7 +210,7 @@ def _list(conn: sa.Connection, org: str, query: VpcQuery) -> tuple[list[Json], i
         listing = listing.where(table.c.logical_partition_id.in_(wanted))
     if query.query:
         listing = listing.where(matches(query.query, table.c.name, table.c.description, table.c.status))
-    rows, total = fetch(conn, listing, query.page, order_of(table, "name", "status"))
+    rows, total = fetch_page(conn, listing, query.page, order_of(table, "name", "status"))
     return _shapes(conn, rows, query), total
 
 
@@ -120,14 +227,14 @@ def _check_partitions(conn: sa.Connection, tenant_id: str, wanted: list[str]) ->
 
 
 def _get(conn: sa.Connection, org: str, vpc_id: str, query: Query) -> Json:
-    return _shapes(conn, [vpcs.get(conn, tenants.of(conn, org).id, vpc_id)], query)[0]
+    return _shapes(conn, [vpcs.get_vpc(conn, entitlements.get_tenant(conn, org).id, vpc_id)], query)[0]
 
 
-def _create(conn: sa.Connection, org: str, body: VpcCreate, now: float, ids: Ids) -> Json:
+def _create(conn: sa.Connection, org: str, body: VpcCreate, now: float, ids: IdFactory) -> Json:
     partition = body.nvlink_logical_partition_id
-    new = vpcs.create(
+    new = vpcs.create_vpc(
         conn,
-        tenants.of(conn, org).id,
+        entitlements.get_tenant(conn, org).id,
         site_id=str(body.site_id),
         name=body.name,
         description=body.description,
@@ -142,9 +249,9 @@ def _create(conn: sa.Connection, org: str, body: VpcCreate, now: float, ids: Ids
 
 def _update(conn: sa.Connection, org: str, vpc_id: str, body: VpcUpdate, now: float) -> Json:
     partition = body.nvlink_logical_partition_id
-    vpcs.update(
+    vpcs.update_vpc(
         conn,
-        tenants.of(conn, org).id,
+        entitlements.get_tenant(conn, org).id,
         vpc_id,
         name=body.name,
         description=body.description,
@@ -156,22 +263,22 @@ def _update(conn: sa.Connection, org: str, vpc_id: str, body: VpcUpdate, now: fl
 
 
 def _virtualize(conn: sa.Connection, org: str, vpc_id: str, kind: str, now: float) -> Json:
-    vpcs.virtualize(conn, tenants.of(conn, org).id, vpc_id, kind, now)
+    vpcs.set_virtualization(conn, entitlements.get_tenant(conn, org).id, vpc_id, kind, now)
     return _get(conn, org, vpc_id, Query())
 
 
 def _delete(conn: sa.Connection, org: str, vpc_id: str, now: float) -> None:
-    vpcs.delete(conn, tenants.of(conn, org).id, vpc_id, now)
+    vpcs.delete_vpc(conn, entitlements.get_tenant(conn, org).id, vpc_id, now)
 
 
 def _shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
-    histories = history.of(conn, [row.id for row in rows])
+    histories = journal.status_histories(conn, [row.id for row in rows])
     defaults = {row.logical_partition_id for row in rows if row.logical_partition_id}
     partitions = {
         row.id: partition_summary(row)
         for row in conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(defaults)))
     }
-    orgs = tenants.orgs(conn, {row.tenant_id for row in rows})
+    orgs = entitlements.orgs_of_tenants(conn, {row.tenant_id for row in rows})
     shapes = [
         {
             **row.extra,
@@ -185,10 +292,28 @@ def _shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
             "nvLinkLogicalPartitionId": row.logical_partition_id,
             "nvLinkLogicalPartitionSummary": partitions.get(row.logical_partition_id),
             "status": row.status,
-            "statusHistory": status_history(histories[row.id]),
-            **times(row),
+            "statusHistory": status_history_shape(histories[row.id]),
+            **times_shape(row),
         }
         for row in rows
     ]
-    relate(conn, shapes, query.relations(*RELATIONS))
+    add_relations(conn, shapes, query.relations(*RELATIONS))
     return shapes
+
+
+# Subnets and VPC prefixes.
+
+
+subnet_router = APIRouter()
+
+
+@subnet_router.get("/subnet", operation_id="get-all-subnet", response_model=list[Summary])
+async def list_subnets(_caller: TenantAdmin, query: Annotated[PageQuery, Param()]) -> Response:
+    """No subnet."""
+    return routing.page_response([], 0, query.page)
+
+
+@subnet_router.get("/vpc-prefix", operation_id="get-all-vpc-prefix", response_model=list[Summary])
+async def list_prefixes(_caller: TenantAdmin, query: Annotated[PageQuery, Param()]) -> Response:
+    """No VPC prefix."""
+    return routing.page_response([], 0, query.page)

@@ -1,1 +1,1 @@
-"""The switch controllers: one driver per protocol, all behind `ports.FabricDriver`."""
+"""Drivers for switch controllers: one package per protocol, all behind `controller.FabricDriver`."""

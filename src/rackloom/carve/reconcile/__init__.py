@@ -1,1 +1,1 @@
-"""The loop that makes the fabric what the records want, and records what it saw."""
+"""The reconciler: makes the fabric what the records want, and records what it observed."""

@@ -1,23 +1,43 @@
-"""The configuration files of nvidia-imex, as text.
+"""The files of nvidia-imex: service configuration, node list, hosts entries, certificates.
+
+In mode `dns` the node file holds one fixed DNS name for each possible index of the clique, and the pod's
+hosts file maps the names of members to their addresses, so the node file never changes. In mode `ip` it
+holds addresses. A line number in the node file is a node's index, so the file must be the same on all
+nodes. The hosts file is written in place, since it is a bind mount that cannot be renamed over. What is
+no IP address is left out: peers write their own addresses, and a line break in one would add lines of its
+writer's choice.
+
+`write_boot` leaves the node's boot id on the host, for the device plugin (`claim.node.imex.domains`).
+
+With TLS all daemons of a domain share one identity: being of the domain is what a peer has to prove. The
+peer name overrides the address, which changes with the pod. Only source FILE reloads credentials on
+SIGUSR1. `fingerprint` changes when kubelet swaps the Secret's files.
 
 Source: the option names and defaults of NVIDIA's IMEX service guide.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Literal
 
-from rackloom.claim.domain.names import IMEX_COMMAND_PORT, IMEX_SERVER_PORT
+import structlog
 
-Mode = Literal["dns", "ip"]
+from rackloom.core.domains.clique import is_ip_address
+from rackloom.core.domains.names import BOOT_FILE, IMEX_COMMAND_PORT, IMEX_SERVER_PORT
+
+# Texts.
+
+
+NodeFileMode = Literal["dns", "ip"]
 """What the node file holds: names, which never change, or the addresses of the members."""
 
 DAEMON_PREFIX = "compute-domain-daemon-"
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class ImexTls:
     """Where a daemon's key, certificate and authority lie, and the name that every peer's certificate bears.
 
     All daemons of a domain share one identity: being of the domain is what a peer has to prove. The name
@@ -42,8 +62,8 @@ class ImexConfig:
 
     address: str
     nodes_file: PurePath
-    tls: Tls | None
-    mode: Mode = "dns"
+    tls: ImexTls | None
+    mode: NodeFileMode = "dns"
     server_port: int = IMEX_SERVER_PORT
     command_port: int = IMEX_COMMAND_PORT
 
@@ -71,7 +91,7 @@ def config_text(config: ImexConfig) -> str:
     return "".join(f"{name}={value}\n" for name, value in options.items())
 
 
-def _authentication(tls: Tls | None) -> dict[str, str]:
+def _authentication(tls: ImexTls | None) -> dict[str, str]:
     if tls is None:
         return {"IMEX_ENABLE_AUTH_ENCRYPTION": "0"}
     key, certificate, authority = (str(path) for path in tls.files)
@@ -97,3 +117,98 @@ def daemon_host(index: int) -> str:
 def nodes_text(hosts: Sequence[str]) -> str:
     """The node configuration file: a peer's line number is its index, so it must be alike on all nodes."""
     return "".join(f"{host}\n" for host in hosts)
+
+
+# Files.
+
+
+_log = structlog.get_logger(__name__)
+
+MARKER = "# Compute Domain Daemon mappings"
+
+
+def config_file(directory: Path) -> Path:
+    """The service's configuration file; the control tool reads it too."""
+    return directory / "imexd.cfg"
+
+
+class ImexFiles:
+    """`imexd.cfg` and `nodes.cfg` in `directory`, and the pod's hosts file."""
+
+    def __init__(self, directory: Path, hosts: Path) -> None:
+        self.config = config_file(directory)
+        self.nodes = directory / "nodes.cfg"
+        self._hosts = hosts
+
+    def write_config(self, config: ImexConfig) -> None:
+        """The service's options; read once, when it starts."""
+        self.config.write_text(config_text(config))
+
+    def write_boot(self, boot_id: str) -> None:
+        """The boot of the node in which the daemon has said how it is: the device plugin reads it.
+
+        Nothing where the plugin named no boot: one of an earlier release reads no such file either. A disk
+        that takes no file must not end a daemon that runs; the plugin then lets no new job in after a reboot.
+        """
+        if not boot_id:
+            return
+        try:
+            (self.config.parent / BOOT_FILE).write_text(boot_id)
+        except OSError as error:
+            _log.warning("imex.boot-not-written", reason=str(error))
+
+    def write_nodes(self, text: str) -> None:
+        """The node file; read once, when the service starts."""
+        self.nodes.write_text(text)
+
+    def write_hosts(self, addresses: Mapping[int, str]) -> None:
+        """The peers' names. In place: a pod's hosts file is a bind mount, which cannot be renamed over."""
+        before = self._hosts.read_text()
+        after = with_peers(before, addresses)
+        if after != before:
+            self._hosts.write_text(after)
+
+
+def with_peers(hosts: str, addresses: Mapping[int, str]) -> str:
+    """The hosts file with exactly these peers (index in the clique to address); all other lines stay.
+
+    What is no IP address is left out: peers write their addresses themselves, and a line break in one would
+    make lines of its writer's choice.
+    """
+    kept = [line for line in hosts.splitlines() if not _is_ours(line)]
+    peers = [
+        f"{address}\t{daemon_host(index)}"
+        for index, address in sorted(addresses.items())
+        if is_ip_address(address)
+    ]
+    return "".join(f"{line}\n" for line in [*kept, MARKER, *peers])
+
+
+def _is_ours(line: str) -> bool:
+    return line == MARKER or DAEMON_PREFIX in line
+
+
+# TLS material.
+
+
+class TlsCredentials:
+    """What kubelet projects of the domain's Secret; None where the domain runs without authentication."""
+
+    def __init__(self, tls: ImexTls | None) -> None:
+        self._paths = () if tls is None else tuple(Path(path) for path in tls.files)
+
+    def fingerprint(self) -> str | None:
+        """A digest that changes with the material; None while a file is missing or empty.
+
+        kubelet swaps all files of a Secret at once, behind a symlink.
+        """
+        digest = hashlib.sha256()
+        for path in self._paths:
+            try:
+                content = path.read_bytes()
+            except OSError:
+                return None
+            if not content:
+                return None
+            digest.update(hashlib.sha256(content).digest())
+        return digest.hexdigest()

@@ -1,22 +1,256 @@
-"""One IMEX daemon of a ComputeDomain, from joining its clique to taking leave of it."""
+"""One IMEX daemon of a ComputeDomain, from joining its clique to leaving it.
+
+`ImexDaemon.run` joins the clique, then follows the clique object, keeps nvidia-imex running, reports what
+it sees of it, and looks at its certificate every 30 s. When somebody removes the entry or the object, it
+joins again, unless its pod is being deleted: then the node was given up, another may have its index, and
+the daemon ends. On the way out it removes its entry, within 10 s, so that peers do not wait for it.
+
+`DaemonReporter` asks nvidia-imex-ctl: often until the daemon is READY (a job waits for it), then every 2
+s until it reaches all peers, then every 10 s. Asking for the whole domain makes a daemon ask every peer,
+so a rack that waits for a node must not do that more often. It writes readiness to the clique entry and
+the mesh or the last error to the pod, and only what is new. A failed report is repeated at the next look;
+it never ends the daemon, and jobs with it.
+
+Probes of kubelet are HTTP requests to this process: a command probe would start a Python interpreter each
+time. Any pod may connect where NetworkPolicies are not enforced, so a request is at most 2 KiB within 2
+s, requests that come together share one look, and 16 connections are open at once; another one ends the
+oldest.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from random import Random
+from typing import Protocol
 
+import msgspec
 import structlog
 
-from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import Clique, clique
-from rackloom.claim.imex.control import ImexControl
-from rackloom.claim.imex.member import CliqueMember, Place, peers_of
-from rackloom.claim.imex.own_pod import OwnPod
-from rackloom.claim.imex.reporter import Reporter
-from rackloom.claim.imex.supervisor import Supervisor
+from rackloom.claim.imex.member import CliqueMember, DaemonIdentity, OwnPod, peers_of
+from rackloom.claim.imex.nvidia_imex import READY, ImexControl, PeerMesh, UnknownOutput, mesh_of
+from rackloom.claim.imex.supervisor import Peers, Supervisor
 from rackloom.claim.kube.api import KubeApi, KubeError
 from rackloom.claim.kube.informer import Informer
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN_CLIQUE
-from rackloom.errors import Refused
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import ComputeDomainClique, read_clique
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN_CLIQUE
+from rackloom.errors import Refused, Retry
+
+# Reporting.
+
+
+FIRST_LOOK_SECONDS, EAGER_SECONDS, MESHING_SECONDS, CALM_SECONDS = 0.05, 0.5, 2.0, 10.0
+"""Seconds between looks: until the daemon is ready (from `FIRST` on, each half as long again as the one
+before, at most `EAGER`: nvidia-imex is READY 0.23 s after its start, and a job waits for it), until it
+reaches all peers (or runs at all), and once all is well. Asked for the whole domain a daemon asks every peer:
+a rack that waits for a node must not do that twice a second."""
+
+_log = structlog.get_logger(__name__)
+
+
+class SupervisedDaemon(Protocol):
+    """What the supervisor knows of the daemon."""
+
+    @property
+    def running_with(self) -> Peers | None:
+        """The peers that the daemon was last told of; None while it does not run."""
+        ...
+
+    @property
+    def failure(self) -> str:
+        """How it ended last; empty if it was READY since."""
+        ...
+
+    def note_ready(self) -> None:
+        """It was seen READY."""
+        ...
+
+
+class _PodReport(msgspec.Struct, frozen=True):
+    """What the pod says; None: nothing."""
+
+    mesh: PeerMesh | None
+    error: str | None
+
+
+class DaemonReporter:
+    """Looks at the daemon and passes on what is new.
+
+    `tell_ready(bool)` is for the entry in the clique, `report(mesh as JSON, error)` for the pod. `entered` is
+    called once, when the entry says what this process saw, and not a process before it. A report replaces the
+    one before it: a daemon that has ended reaches nobody, and one that is READY has no error.
+    """
+
+    def __init__(
+        self,
+        control: ImexControl,
+        daemon: SupervisedDaemon,
+        tell_ready: Callable[[bool], Awaitable[None]],
+        report: Callable[[str | None, str | None], Awaitable[None]],
+        entered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._entered = entered
+        self._control = control
+        self._daemon = daemon
+        self._tell_ready = tell_ready
+        self._report = report
+        self._ready: bool | None = None
+        self._told: _PodReport | None = None
+        """None until something was reported: what the pod says of a daemon before this one is not known."""
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        eager = FIRST_LOOK_SECONDS
+        while True:
+            well = await self.look()
+            if self._ready or self._daemon.failure:
+                eager = FIRST_LOOK_SECONDS
+                await asyncio.sleep(CALM_SECONDS if well else MESHING_SECONDS)
+            else:
+                await asyncio.sleep(eager)
+                # Before it runs a look costs nothing.
+                eager = (
+                    FIRST_LOOK_SECONDS
+                    if self._daemon.running_with is None
+                    else min(1.5 * eager, EAGER_SECONDS)
+                )
+
+    async def look(self) -> bool:
+        """Look once; true if the daemon is ready and reaches all its peers."""
+        ready = await self._is_ready()
+        if ready:
+            self._daemon.note_ready()
+        if ready != self._ready:
+            await self._tell_ready(ready)
+            if self._ready is None:
+                self._entered()
+            self._ready = ready
+        mesh = await self._seen_mesh() if ready else None
+        report = self._now(ready, mesh)
+        if report is not None and report != self._told and not await self._tell(report):
+            return False
+        return mesh is not None and mesh.complete
+
+    def _now(self, ready: bool, mesh: PeerMesh | None) -> _PodReport | None:
+        """What the pod should say; None: as it does."""
+        if ready:
+            known = None if self._told is None else self._told.mesh
+            return _PodReport(mesh or known, None)
+        return _PodReport(None, self._daemon.failure) if self._daemon.failure else None
+
+    async def _tell(self, report: _PodReport) -> bool:
+        """Whether it was taken. An API server that is away must not end the daemon, and jobs with it."""
+        mesh = None if report.mesh is None else msgspec.json.encode(report.mesh).decode()
+        try:
+            await self._report(mesh, report.error)
+        except KubeError as error:
+            _log.warning("imex.report_lost", reason=error.message)
+            return False
+        self._told = report
+        return True
+
+    async def _is_ready(self) -> bool:
+        if self._daemon.running_with is None:
+            return False
+        try:
+            return await self._control.local_status() == READY
+        except (Retry, UnknownOutput) as reason:
+            _log.debug("imex.not_ready", reason=str(reason))
+            return False
+
+    async def _seen_mesh(self) -> PeerMesh | None:
+        peers = self._daemon.running_with
+        if peers is None or peers.own_index is None:
+            return None
+        try:
+            mesh = mesh_of(await self._control.domain(), peers.own_index, peers.addresses)
+        except (Retry, UnknownOutput) as reason:
+            _log.warning("imex.mesh_unknown", reason=str(reason))
+            return None
+        count = mesh.peers + len(peers.unusable)
+        missing = (*mesh.missing, *peers.unusable)
+        return PeerMesh(complete=not missing, peers=count, missing=missing)
+
+
+# Probes.
+
+
+LONGEST_PROBE = 2048
+PROBE_CONNECTIONS = 16
+PROBE_SECONDS = 2.0
+
+ReadinessCheck = Callable[[], Awaitable[None]]
+"""Returns if the daemon is ready, or has nothing to do. Else raises `Retry`, `NotUnderstood` or `Refused`."""
+
+
+@asynccontextmanager
+async def answer_probes(address: str, port: int, look: ReadinessCheck) -> AsyncIterator[None]:
+    """Answer probes at this address while the context is entered. Raises `Refused` if that cannot be had."""
+    probe = _Probe(look)
+    try:
+        server = await asyncio.start_server(probe.answer, address, port, limit=LONGEST_PROBE)
+    except OSError as error:
+        raise Refused(
+            f"cannot listen on {address} port {port}: {error.strerror}",
+            nearest_fix="choose another port with --probe-port",
+        ) from error
+    try:
+        yield
+    finally:
+        server.close()
+
+
+class _Probe:
+    def __init__(self, look: ReadinessCheck) -> None:
+        self._look = look
+        self._looking: asyncio.Task[str] | None = None
+        self._open: dict[asyncio.StreamWriter, None] = {}
+        """The oldest first."""
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection: a request, an answer, the end."""
+        if len(self._open) >= PROBE_CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = None
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await reader.readuntil(b"\r\n\r\n")
+            writer.write(_probe_response(await self._reason()))
+            async with asyncio.timeout(PROBE_SECONDS):
+                await writer.drain()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+            pass  # not a probe
+        finally:
+            self._open.pop(writer, None)
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _reason(self) -> str:
+        """Why the daemon is not ready; empty if it is."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._looked())
+        return await asyncio.shield(self._looking)
+
+    async def _looked(self) -> str:
+        try:
+            await self._look()
+        except (Retry, UnknownOutput, Refused) as reason:
+            return str(reason) or "not ready"
+        return ""
+
+
+def _probe_response(reason: str) -> bytes:
+    status = "503 Service Unavailable" if reason else "200 OK"
+    body = f"{reason or 'ok'}\n".encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+
+
+# The daemon.
+
 
 LEAVE_SECONDS = 10.0
 """How long an orderly end may take to tell the API server; the controller removes what is left over."""
@@ -26,7 +260,7 @@ CREDENTIALS_SECONDS = 30.0
 _log = structlog.get_logger(__name__)
 
 
-class _PodIsGoing(Exception):
+class _PodDeletedError(Exception):
     """Nobody waits for this daemon any more."""
 
 
@@ -36,7 +270,7 @@ class ImexDaemon:
     def __init__(
         self,
         api: KubeApi,
-        place: Place,
+        place: DaemonIdentity,
         supervisor: Supervisor,
         control: ImexControl,
         random: Random,
@@ -58,7 +292,7 @@ class ImexDaemon:
         Raises `Refused` when the clique has no place left.
         """
         self._follow(await self._member.join())
-        reporter = Reporter(
+        reporter = DaemonReporter(
             self._control, self._supervisor, self._member.set_ready, self._pod.report, self._entered
         )
         endless = (self._watch, self._supervisor.run, reporter.run, self._look_at_credentials)
@@ -67,8 +301,8 @@ class ImexDaemon:
                 for work in (*endless, self._pod.tell_clique):
                     group.create_task(work())
         except* Refused as refused:
-            raise _first(refused) from refused
-        except* _PodIsGoing:
+            raise _first_refusal(refused) from refused
+        except* _PodDeletedError:
             _log.warning("imex.given_up", node=self._place.node)
         finally:
             await _within(LEAVE_SECONDS, self._member.leave)
@@ -82,7 +316,7 @@ class ImexDaemon:
             fields=f"metadata.name={name}",
             rng=self._random,
         )
-        informer.on_change(lambda obj: self._follow(clique(obj)))
+        informer.on_change(lambda obj: self._follow(read_clique(obj)))
         async with asyncio.TaskGroup() as group:
             group.create_task(informer.run())
             group.create_task(self._stay_in(informer))
@@ -104,16 +338,16 @@ class ImexDaemon:
         except KubeError:
             return  # asked again soon
         if is_going:
-            raise _PodIsGoing
+            raise _PodDeletedError
         self._follow(await self._member.join())
 
     def _is_entered(self, informer: Informer) -> bool:
         own = None
         for obj in informer.cache:
-            own = clique(obj).on(self._place.node)
+            own = read_clique(obj).on(self._place.node)
         return own is not None and own.ip_address == self._place.address
 
-    def _follow(self, value: Clique) -> None:
+    def _follow(self, value: ComputeDomainClique) -> None:
         self._member.saw(value)
         peers = peers_of(value, self._place.node)
         if peers.unusable != self._unusable:
@@ -128,10 +362,10 @@ class ImexDaemon:
             self._supervisor.look_again()
 
 
-def _first(group: BaseExceptionGroup[Refused]) -> Refused:
+def _first_refusal(group: BaseExceptionGroup[Refused]) -> Refused:
     """One of a group's errors: the program has one line to say why it ends."""
     one = group.exceptions[0]
-    return _first(one) if isinstance(one, BaseExceptionGroup) else one
+    return _first_refusal(one) if isinstance(one, BaseExceptionGroup) else one
 
 
 async def _within(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

@@ -1,23 +1,98 @@
-"""nvidia-imex kept running: started when its peers are known, told of changes, restarted when it ends.
+"""Keeping nvidia-imex running: start, reload and restart as its peers and certificates change.
 
-Level-triggered: whatever wakes the loop, it compares what the daemon runs with to what is known now and takes
-the one step that `next_step` names. A daemon that ends unexpectedly, or cannot be started, is started again
-after 1 s, then after twice as long each time, up to 30 s, whoever joins or leaves meanwhile; how it ended is
-remembered until it was seen READY.
+The loop is level-triggered: whatever wakes it, it compares the peers that the daemon runs with to those
+of now and takes the one step that `next_step` names. nvidia-imex reads its node file once, at start. With
+DNS names a peer that moves is found again by SIGUSR1, which resolves the names anew; with addresses in
+the file every change is a restart. A changed own index is always a restart: peers refuse exports of a
+daemon with a stale index as invalid handles.
+
+A daemon that ends unexpectedly, or cannot be started, is started again after 1 s, then after twice as
+long each time, up to 30 s, whoever joins or leaves meanwhile. The delay starts over once it ran for 30 s.
+How it ended is kept until it was seen READY. nvidia-imex ignores a SIGUSR1 within 5 s of another, so
+signals are 6 s apart; one that comes before its handler is installed would end it, so the start counts as
+a signal.
+
+At the end the daemon gets SIGTERM, so that it takes leave of its peers, and is waited for; the pod's
+grace period bounds the wait.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from signal import SIGTERM, SIGUSR1
+from typing import Literal
 
 import structlog
 
-from rackloom.claim.imex.child import Child, how_it_ended
-from rackloom.claim.imex.credentials import Credentials
-from rackloom.claim.imex.files import ImexFiles
-from rackloom.claim.imex.steps import Layout, Peers, Step, next_step
+from rackloom.claim.imex.config import ImexFiles, NodeFileMode, TlsCredentials, daemon_host, nodes_text
+from rackloom.claim.imex.nvidia_imex import ImexChild, how_it_ended
 from rackloom.errors import Refused
+
+# The decision. Pure.
+
+
+StepAction = Literal["wait", "start", "reload", "restart", "nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The daemons of one clique: index to address, this daemon's own included once it has joined.
+
+    `unusable` are members whose entry cannot be used, each with the reason, in words.
+    """
+
+    own_index: int | None
+    addresses: Mapping[int, str]
+    unusable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLayout:
+    """How peers are told to the daemon. `places` is the most nodes that a domain may have.
+
+    `quorum` (`ip` mode only) is the number of nodes that must have joined before any daemon starts.
+    """
+
+    mode: NodeFileMode
+    places: int
+    quorum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStep:
+    """What to do, and why; `nodes` is the node file that the daemon is to run with."""
+
+    action: StepAction
+    reason: str
+    nodes: str = ""
+
+
+def next_step(layout: PeerLayout, running: Peers | None, now: Peers) -> SupervisorStep:
+    """The step from the peers that the daemon runs with (None: it does not run) to those of now."""
+    if now.own_index is None:
+        return SupervisorStep("wait", "this node has not joined its clique yet")
+    if layout.mode == "ip" and len(now.addresses) != layout.quorum:
+        return SupervisorStep("wait", f"{len(now.addresses)} of {layout.quorum} nodes have joined")
+    nodes = _node_file(layout, now)
+    if running is None:
+        return SupervisorStep("start", "all that it needs is known", nodes)
+    if running.own_index != now.own_index:
+        # The index is the daemon's identity: exports of a daemon that runs under a stale one are refused
+        # by its peers as invalid handles.
+        return SupervisorStep("restart", f"its index went from {running.own_index} to {now.own_index}", nodes)
+    if dict(running.addresses) == dict(now.addresses):
+        return SupervisorStep("nothing", "no peer has changed", nodes)
+    return SupervisorStep("reload" if layout.mode == "dns" else "restart", "peers have changed", nodes)
+
+
+def _node_file(layout: PeerLayout, peers: Peers) -> str:
+    if layout.mode == "dns":
+        return nodes_text([daemon_host(index) for index in range(layout.places)])
+    return nodes_text([address for _, address in sorted(peers.addresses.items())])
+
+
+# The loop.
+
 
 RELOAD_INTERVAL = 6.0
 """Seconds: nvidia-imex ignores a SIGUSR1 within 5 of another, counted from when it took the other, which may
@@ -33,8 +108,8 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Running:
-    child: Child
+class _RunningChild:
+    child: ImexChild
     ended: asyncio.Task[int]
     peers: Peers
     credentials: str
@@ -47,17 +122,17 @@ class Supervisor:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: PeerLayout,
         files: ImexFiles,
-        credentials: Credentials,
-        spawn: Callable[[], Awaitable[Child]],
+        credentials: TlsCredentials,
+        spawn: Callable[[], Awaitable[ImexChild]],
     ) -> None:
         self._layout = layout
         self._files = files
         self._credentials = credentials
         self._spawn = spawn
         self._peers = Peers(own_index=None, addresses={})
-        self._running: _Running | None = None
+        self._running: _RunningChild | None = None
         self._changed = asyncio.Event()
         self._told = ""
         self._delay = 0.0
@@ -116,7 +191,7 @@ class Supervisor:
             case "nothing" | "wait":
                 return self._reload() if self._credentials_are_new() else None
 
-    def _tell(self, step: Step) -> None:
+    def _tell(self, step: SupervisorStep) -> None:
         if step.action != "nothing" and step.reason != self._told:
             _log.info(f"imex.{step.action}", reason=step.reason)
         self._told = step.reason
@@ -128,7 +203,7 @@ class Supervisor:
         self.failure = how
         _log.warning("imex.ended", how=how, again_in=self._delay)
 
-    async def _start(self, step: Step) -> float | None:
+    async def _start(self, step: SupervisorStep) -> float | None:
         wait = self._not_before - _now()
         if wait > 0:
             return wait
@@ -147,7 +222,7 @@ class Supervisor:
             return self._delay
         ended = asyncio.create_task(child.wait())
         ended.add_done_callback(lambda _: self._changed.set())
-        self._running = _Running(child, ended, peers, credentials, _now(), _now())
+        self._running = _RunningChild(child, ended, peers, credentials, _now(), _now())
         return None
 
     def _credentials_are_new(self) -> bool:

@@ -1,1 +1,5 @@
-"""Kubernetes as Rackloom sees it: a narrow API, an informer and leader election."""
+"""Access to the Kubernetes API: a narrow protocol, informers, a work queue, leader election, events.
+
+`api` is the protocol that everything else depends on; `client` implements it over HTTP, and the
+in-process fake of the lab implements it too. Objects are plain JSON mappings.
+"""

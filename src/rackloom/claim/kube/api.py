@@ -1,35 +1,19 @@
-"""The part of the Kubernetes API that Rackloom uses, as a protocol.
+"""The part of the Kubernetes API that Rackloom uses, as a protocol, with named errors.
 
-Objects are plain JSON mappings, exactly as the API server sends them: a field that this code does not know
-survives a read and a write. What a room needs of an object it decodes into values of its own.
+Objects are plain JSON (`core.kubernetes.objects`). A `KubeError` says that the server was not reached
+or gave no success; its subclasses tell the caller what to do: the object is gone (NotFound), read it
+again (Conflict), list again (Expired), or do not repeat the request (Rejected).
 """
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-Object = dict[str, Any]
-"""One Kubernetes object as JSON. A value that nests too deeply to be read is `nesting.TOO_DEEP` instead."""
+from rackloom.core.kubernetes.objects import Object, ResourceKind
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A resource type: where it is served and how its objects name themselves."""
-
-    group: str
-    version: str
-    kind: str
-    plural: str
-    namespaced: bool
-
-    @property
-    def api_version(self) -> str:
-        """What an object's `apiVersion` says: `v1` for the core group, else `group/version`."""
-        return f"{self.group}/{self.version}" if self.group else self.version
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
+class ObjectList:
     """A list answer: its objects, and the collection's resourceVersion, from which a watch goes on."""
 
     items: tuple[Object, ...]
@@ -74,19 +58,19 @@ class Rejected(KubeError):
 class KubeApi(Protocol):
     """What controllers and node plugins ask of an API server. All methods raise `KubeError`."""
 
-    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
+    async def get(self, kind: ResourceKind, name: str, namespace: str | None = None) -> Object:
         """Read one object."""
         ...
 
     async def list(
-        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
-    ) -> Listed:
+        self, kind: ResourceKind, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> ObjectList:
         """Read all objects of a kind (in all namespaces when `namespace` is None), chunked underneath."""
         ...
 
     def watch(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None = None,
         *,
         resource_version: str,
@@ -99,23 +83,23 @@ class KubeApi(Protocol):
         """
         ...
 
-    async def create(self, kind: Kind, obj: Object, *, dry_run: bool = False) -> Object:
+    async def create(self, kind: ResourceKind, obj: Object, *, dry_run: bool = False) -> Object:
         """Create an object; `Conflict` with reason AlreadyExists when the name is taken."""
         ...
 
-    async def replace(self, kind: Kind, obj: Object, *, subresource: str = "") -> Object:
+    async def replace(self, kind: ResourceKind, obj: Object, *, subresource: str = "") -> Object:
         """Write a whole object back; `Conflict` when its resourceVersion is no longer current."""
         ...
 
     async def apply(
-        self, kind: Kind, obj: Object, *, manager: str, force: bool = False, subresource: str = ""
+        self, kind: ResourceKind, obj: Object, *, manager: str, force: bool = False, subresource: str = ""
     ) -> Object:
         """Server-side apply: own the fields given and no others; `Conflict` when another manager owns one."""
         ...
 
     async def patch(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         name: str,
         namespace: str | None,
         patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...],
@@ -127,7 +111,7 @@ class KubeApi(Protocol):
 
     async def delete(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         name: str,
         namespace: str | None = None,
         *,

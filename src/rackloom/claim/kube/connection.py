@@ -1,6 +1,8 @@
-"""Finding the API server and proving who we are: kubeconfig, service account, exec credentials, TLS.
+"""Finding the API server and authenticating: kubeconfig, service account, exec plugins, TLS.
 
-lightkube reads all of these; what it leaves open is closed here.
+lightkube reads all of these. This module closes what it leaves open: a time limit for credential
+plugins, the `KUBERNETES_EXEC_INFO` that their v1 protocol requires, and errors that say what to change
+without quoting a kubeconfig line, which may hold a token.
 """
 
 import json
@@ -21,7 +23,7 @@ from rackloom.errors import Refused, Retry
 
 TIMEOUT = httpx2.Timeout(10.0, read=60.0)
 """Seconds. The server ends a request that is not a watch after 60 (--request-timeout)."""
-PLUGIN_SECONDS = 30.0
+EXEC_TIMEOUT_SECONDS = 30.0
 """After which a credential plugin is ended: lightkube would wait for it forever, and so would who asks."""
 _EXEC_VERSIONS = [f"client.authentication.k8s.io/{one}" for one in ("v1", "v1beta1", "v1alpha1")]
 """They answer alike (kubernetes.io, client-go credential plugins)."""
@@ -36,12 +38,12 @@ def http_client(
     none of them serves.
     """
     try:
-        config = _config(kubeconfig, context)
-        return _client(config, transport)
+        config = _chosen_config(kubeconfig, context)
+        return _configured_client(config, transport)
     except yaml.YAMLError as error:
         # Without what it says, and without it as the cause: it quotes the line, which may hold a token.
         raise Refused(
-            f"no API server from {kubeconfig or 'this environment'}: it is no YAML{_at(error)}",
+            f"no API server from {kubeconfig or 'this environment'}: it is no YAML{_position(error)}",
             nearest_fix="correct the kubeconfig there",
         ) from None
     except (
@@ -59,15 +61,17 @@ def http_client(
         raise Refused(f"no API server from {where}: {told}", nearest_fix=fix) from error
 
 
-def _client(config: SingleConfig, transport: httpx2.AsyncBaseTransport | None) -> httpx2.AsyncClient:
+def _configured_client(
+    config: SingleConfig, transport: httpx2.AsyncBaseTransport | None
+) -> httpx2.AsyncClient:
     client = AsyncClient(config, ConnectionParams(timeout=TIMEOUT, transport=transport))  # type: ignore[arg-type]
     command = config.user.exec if config.user else None
     if isinstance(client.auth, ExecAuth) and command is not None:
-        client.auth = Plugin(command)
+        client.auth = ExecCredentialAuth(command)
     return client
 
 
-class Plugin(httpx2.Auth):
+class ExecCredentialAuth(httpx2.Auth):
     """The bearer token of a credential plugin, which is asked again after a 401. Raises ConfigError."""
 
     def __init__(self, command: UserExec) -> None:
@@ -97,8 +101,8 @@ class Plugin(httpx2.Auth):
     async def _ask(self) -> str:
         name = self._command[0]
         try:
-            ended = await programs.run(
-                *self._command, seconds=PLUGIN_SECONDS, again=0.0, env={**os.environ, **self._env}
+            ended = await programs.run_program(
+                *self._command, seconds=EXEC_TIMEOUT_SECONDS, again=0.0, env={**os.environ, **self._env}
             )
         except Retry as error:
             raise ConfigError(f"credential plugin: {error.reason}") from error
@@ -108,12 +112,12 @@ class Plugin(httpx2.Auth):
         return str(msgspec.json.decode(ended.printed)["status"]["token"])
 
 
-def _at(error: yaml.YAMLError) -> str:
+def _position(error: yaml.YAMLError) -> str:
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     return "" if mark is None else f" at line {mark.line + 1}, column {mark.column + 1}"
 
 
-def _config(kubeconfig: Path | None, context: str | None) -> SingleConfig:
+def _chosen_config(kubeconfig: Path | None, context: str | None) -> SingleConfig:
     found = KubeConfig.from_file(kubeconfig) if kubeconfig else KubeConfig.from_env()
     config = found.get(context)
     if config is None:

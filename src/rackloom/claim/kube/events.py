@@ -1,8 +1,8 @@
-"""Events (core/v1) on objects: what `kubectl describe` shows, without storms.
+"""Events (core/v1) on objects, as `kubectl describe` shows them, without event storms.
 
-The same event on the same object is one Event with a count, written again at most once per interval. Many
-messages of one reason on one object are combined. An event that cannot be written is logged and dropped:
-nothing that works may fail because of what it tells.
+The same event on the same object is one Event with a count, written again at most once per interval.
+Many different messages of one reason on one object are combined, as client-go does. An event that
+cannot be written is logged and dropped: reporting must not make working code fail.
 """
 
 import hashlib
@@ -13,9 +13,8 @@ from typing import Literal
 
 import structlog
 
-from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Object
-from rackloom.claim.kube.kinds import EVENT
-from rackloom.claim.kube.timestamps import whole_time
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
+from rackloom.core.kubernetes.objects import EVENT, Object, metav1_time
 
 log = structlog.get_logger(__name__)
 
@@ -28,12 +27,12 @@ COMBINED = "(combined from similar events): "
 _LONGEST_MESSAGE = 1024
 _LONGEST_NAME = 200
 
-Severity = Literal["Normal", "Warning"]
+EventSeverity = Literal["Normal", "Warning"]
 _Topic = tuple[str, str, str]
 
 
 @dataclass(slots=True)
-class _Told:
+class _RecordedEvent:
     """One Event as it was last written, and how often it has happened."""
 
     name: str
@@ -42,7 +41,7 @@ class _Told:
     written_at: float
 
 
-class Recorder:
+class EventRecorder:
     """Writes events of one component, which runs in the pod or on the node `instance`.
 
     `now` gives seconds since 1970.
@@ -53,10 +52,10 @@ class Recorder:
         self._component = component
         self._instance = instance
         self._now = now
-        self._told: OrderedDict[tuple[_Topic, str], _Told] = OrderedDict()
+        self._told: OrderedDict[tuple[_Topic, str], _RecordedEvent] = OrderedDict()
         self._messages: defaultdict[_Topic, set[str]] = defaultdict(set)
 
-    async def record(self, regarding: Object, severity: Severity, reason: str, message: str) -> None:
+    async def record(self, regarding: Object, severity: EventSeverity, reason: str, message: str) -> None:
         """Tell that something happened to an object. `reason` is one CamelCase word, `message` a sentence."""
         topic = (regarding["metadata"].get("uid") or regarding["metadata"]["name"], severity, reason)
         text = self._combined(topic, message)
@@ -64,7 +63,7 @@ class Recorder:
         key = (topic, COMBINED if text.startswith(COMBINED) else text)
         now, told = self._now(), self._told.get(key)
         if told is None:
-            told = _Told(_name(regarding, key, now), whole_time(now), 0, float("-inf"))
+            told = _RecordedEvent(_event_name(regarding, key, now), metav1_time(now), 0, float("-inf"))
             self._remember(key, told)
         told.count += 1
         if now - told.written_at < REPEAT_SECONDS:
@@ -82,7 +81,7 @@ class Recorder:
             return message
         return (COMBINED + message)[:_LONGEST_MESSAGE]
 
-    def _remember(self, key: tuple[_Topic, str], told: _Told) -> None:
+    def _remember(self, key: tuple[_Topic, str], told: _RecordedEvent) -> None:
         self._told[key] = told
         if len(self._told) > MOST_REMEMBERED:
             (topic, text), _ = self._told.popitem(last=False)
@@ -91,10 +90,10 @@ class Recorder:
                 del self._messages[topic]
 
     async def _write(
-        self, regarding: Object, severity: Severity, reason: str, text: str, told: _Told
+        self, regarding: Object, severity: EventSeverity, reason: str, text: str, told: _RecordedEvent
     ) -> None:
         namespace = regarding["metadata"].get("namespace") or "default"
-        last = whole_time(self._now())
+        last = metav1_time(self._now())
         if told.count > 1:
             try:
                 changes = {"count": told.count, "lastTimestamp": last, "message": text}
@@ -106,7 +105,7 @@ class Recorder:
         metadata = {"name": told.name, "namespace": namespace}
         event = {
             "metadata": metadata,
-            "involvedObject": _reference(regarding),
+            "involvedObject": _object_reference(regarding),
             "type": severity,
             "reason": reason,
             "message": text,
@@ -120,13 +119,13 @@ class Recorder:
         await self._api.create(EVENT, event)
 
 
-def _reference(obj: Object) -> Object:
+def _object_reference(obj: Object) -> Object:
     metadata = obj["metadata"]
     named = {key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion") if key in metadata}
     return {"apiVersion": obj["apiVersion"], "kind": obj["kind"]} | named
 
 
-def _name(obj: Object, key: object, now: float) -> str:
+def _event_name(obj: Object, key: object, now: float) -> str:
     """A name that no other event has: told again after a restart, it is another one."""
     digest = hashlib.sha256(repr((key, now)).encode()).hexdigest()[:16]
     return f"{obj['metadata']['name'][:_LONGEST_NAME]}.{digest}"

@@ -1,28 +1,103 @@
-"""An informer: one list, then one watch, and a cache that follows.
+"""An informer: one list, then one watch, and an indexed cache that follows.
 
-Handlers are told which object changed, never what to do: they put keys on a queue, and whoever works on a key
-reads the cache (level-triggered). A watch that ends goes on from the last version seen; one that is too old
-(410) starts over with a list. Between a broken watch and the next answer the cache may be behind, which
-`unknown_since` says.
+Handlers are told which object changed, never what to do: they put keys on a queue, and whoever works on
+a key reads the cache (level-triggered). A watch that ends goes on from the last version seen; one that
+is too old (410) starts over with a list. Between a broken watch and the next answer the cache may be
+behind, which `unknown_since` reports. What a cache hands out is shared and must not be changed.
 """
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
 
-from rackloom.claim.kube.api import Expired, Kind, KubeApi, KubeError, Object, WatchEvent
-from rackloom.claim.kube.cache import Cache, Indexer, Key, key_of
+from rackloom.claim.kube.api import Expired, KubeApi, KubeError, WatchEvent
+from rackloom.core.kubernetes.objects import Indexer, Object, ResourceKind
 
-Handler = Callable[[Object], None]
+# The indexed cache: lookups never scan.
+
+
+ObjectKey = tuple[str, str]
+"""(namespace, name); the namespace of a cluster-wide object is ""."""
+
+
+def key_of(obj: Object) -> ObjectKey:
+    """The key of an object."""
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+
+class ObjectCache:
+    """Objects by key and by named indexes. What it hands out is shared: it must not be changed."""
+
+    def __init__(self, indexers: Mapping[str, Indexer]) -> None:
+        self._indexers = dict(indexers)
+        self._objects: dict[ObjectKey, Object] = {}
+        self._indexes: dict[str, dict[str, dict[ObjectKey, None]]] = {
+            name: defaultdict(dict) for name in self._indexers
+        }
+
+    def __len__(self) -> int:
+        """How many objects there are."""
+        return len(self._objects)
+
+    def __iter__(self) -> Iterator[Object]:
+        return iter(self._objects.values())
+
+    def get(self, name: str, namespace: str | None = None) -> Object | None:
+        """The object as last seen, or None."""
+        return self._objects.get((namespace or "", name))
+
+    def find(self, index: str, value: str) -> tuple[Object, ...]:
+        """The objects that an index has under `value`, in the order in which they were first seen there."""
+        return tuple(self._objects[key] for key in self._indexes[index].get(value, ()))
+
+    def put(self, obj: Object) -> Object | None:
+        """Remember an object; returns what it was before."""
+        key = key_of(obj)
+        before = self._objects.get(key)
+        after = {name: dict.fromkeys(values(obj)) for name, values in self._indexers.items()}
+        if before is not None:
+            self._unindex(key, before, after)
+        self._objects[key] = obj
+        for name, values in after.items():
+            for value in values:
+                self._indexes[name][value][key] = None
+        return before
+
+    def drop(self, key: ObjectKey) -> Object | None:
+        """Forget an object; returns what it was."""
+        before = self._objects.pop(key, None)
+        if before is not None:
+            self._unindex(key, before, {})
+        return before
+
+    def _unindex(self, key: ObjectKey, obj: Object, kept: Mapping[str, Mapping[str, None]]) -> None:
+        for name, values in self._indexers.items():
+            for value in values(obj):
+                if value not in kept.get(name, {}):
+                    found = self._indexes[name][value]
+                    found.pop(key, None)
+                    if not found:
+                        del self._indexes[name][value]
+
+    def keys(self) -> set[ObjectKey]:
+        """The keys of all objects."""
+        return set(self._objects)
+
+
+# List and watch.
+
+
+ChangeHandler = Callable[[Object], None]
 """Told of an object that is new, changed or gone, as it was last seen."""
 
-SHORTEST_PAUSE = 0.2
-LONGEST_PAUSE = 30.0
+SHORTEST_RETRY_SECONDS = 0.2
+LONGEST_RETRY_SECONDS = 30.0
 """Seconds between attempts while the API server does not answer."""
 
 
-def _no_excuse(_: KubeError) -> bool:
+def _accept_no_error(_: KubeError) -> bool:
     return False
 
 
@@ -37,13 +112,13 @@ class Informer:
     def __init__(
         self,
         api: KubeApi,
-        kind: Kind,
+        kind: ResourceKind,
         namespace: str | None = None,
         *,
         labels: str = "",
         fields: str = "",
         indexers: Mapping[str, Indexer] | None = None,
-        excuses: Callable[[KubeError], bool] = _no_excuse,
+        excuses: Callable[[KubeError], bool] = _accept_no_error,
         rng: random.Random,
     ) -> None:
         self._api = api
@@ -53,16 +128,16 @@ class Informer:
         self._fields = fields
         self._excuses = excuses
         self._random = rng
-        self._handlers: list[Handler] = []
+        self._handlers: list[ChangeHandler] = []
         self._version: str | None = None
         self._failures = 0
         self._synced = asyncio.Event()
         self._observed_at: float | None = None
         self._unknown_since: float | None = None
         self._problem: KubeError | None = None
-        self.cache = Cache(indexers or {})
+        self.cache = ObjectCache(indexers or {})
 
-    def on_change(self, handler: Handler) -> None:
+    def on_change(self, handler: ChangeHandler) -> None:
         """Call `handler` for every object that is added, changed or removed from now on."""
         self._handlers.append(handler)
 
@@ -98,7 +173,7 @@ class Informer:
                 await self._follow()
             except Expired:
                 self._version = None
-                await asyncio.sleep(self._random.uniform(0.0, SHORTEST_PAUSE))
+                await asyncio.sleep(self._random.uniform(0.0, SHORTEST_RETRY_SECONDS))
             except KubeError as error:
                 self._hear(error)
                 await self._pause(error)
@@ -146,7 +221,7 @@ class Informer:
         if before is None or _version(before) != _version(obj):
             self._tell(obj)
 
-    def _drop(self, key: Key) -> None:
+    def _drop(self, key: ObjectKey) -> None:
         gone = self.cache.drop(key)
         if gone is not None:
             self._tell(gone)
@@ -180,7 +255,7 @@ class Informer:
 
     async def _pause(self, error: KubeError) -> None:
         self._failures += 1
-        ceiling = min(LONGEST_PAUSE, SHORTEST_PAUSE * 2.0 ** min(self._failures, 16))
+        ceiling = min(LONGEST_RETRY_SECONDS, SHORTEST_RETRY_SECONDS * 2.0 ** min(self._failures, 16))
         await asyncio.sleep(max(ceiling * self._random.uniform(0.5, 1.0), error.retry_after or 0.0))
 
 

@@ -1,8 +1,9 @@
 """Leader election on a Lease (coordination.k8s.io/v1): at most one of several processes leads.
 
-Whether a leader is gone is judged by how long its lease has not changed before our own eyes, never by the
-times that it wrote: clocks may differ (client-go's rule). A leader that cannot renew stops `lease - renew`
-seconds before anyone else may start.
+A lease is free when it has not changed for its duration as observed locally, never by comparing the
+times that the holder wrote: clocks may differ (client-go's rule). A leader that cannot renew stops
+`lease - renew` seconds before anyone else may start. A lease counts from when it was asked for, because
+the answer may take a while.
 """
 
 import asyncio
@@ -14,9 +15,8 @@ from typing import Any
 
 import structlog
 
-from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Object
-from rackloom.claim.kube.kinds import LEASE
-from rackloom.claim.kube.timestamps import micro_time
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
+from rackloom.core.kubernetes.objects import LEASE, Object, metav1_micro_time
 from rackloom.errors import Refused
 
 log = structlog.get_logger(__name__)
@@ -26,7 +26,7 @@ RELEASE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaseTimings:
     """Seconds. The defaults are those of kube-controller-manager.
 
     A lease unchanged for `lease` is free; a leader that has not renewed for `renew` stops; `retry` lies
@@ -45,7 +45,7 @@ class Terms:
             )
 
 
-class Election:
+class LeaderElection:
     """One candidate for the lease `name`. `identity` is this process's alone, also after a restart.
 
     `wall` gives seconds since 1970 and is only written, never compared; intervals are the running loop's.
@@ -60,7 +60,7 @@ class Election:
         *,
         wall: Callable[[], float],
         rng: random.Random,
-        terms: Terms | None = None,
+        terms: LeaseTimings | None = None,
     ) -> None:
         self._api = api
         self._namespace = namespace
@@ -68,7 +68,7 @@ class Election:
         self._identity = identity
         self._wall = wall
         self._random = rng
-        self._terms = terms or Terms()
+        self._terms = terms or LeaseTimings()
         self._seen: tuple[str, float] = ("", 0.0)
         self._renewed_at: float | None = None
         self._leads = False
@@ -110,9 +110,9 @@ class Election:
             await asyncio.wait({work, keeping}, return_when=asyncio.FIRST_COMPLETED)
             ended = work.done()
         finally:
-            await _stop(work)
+            await _cancelled(work)
             self._leads = False
-            await _stop(keeping)
+            await _cancelled(keeping)
         if ended:
             work.result()
         else:
@@ -159,7 +159,7 @@ class Election:
         return not holder or holder == self._identity or now >= self._seen[1] + lasts
 
     def _claim(self, spec: Object) -> Object:
-        now = micro_time(self._wall())
+        now = metav1_micro_time(self._wall())
         mine = spec.get("holderIdentity") == self._identity
         changes = spec.get("leaseTransitions", 0) + (0 if mine or not spec else 1)
         return spec | {
@@ -178,11 +178,11 @@ class Election:
             async with asyncio.timeout(RELEASE_SECONDS):
                 lease = await self._api.get(LEASE, self._name, self._namespace)
                 if (lease.get("spec") or {}).get("holderIdentity") == self._identity:
-                    free = {"holderIdentity": "", "renewTime": micro_time(self._wall())}
+                    free = {"holderIdentity": "", "renewTime": metav1_micro_time(self._wall())}
                     await self._api.replace(LEASE, {**lease, "spec": lease["spec"] | free})
 
 
-async def _stop(task: "asyncio.Task[None]") -> None:
+async def _cancelled(task: "asyncio.Task[None]") -> None:
     """Cancel a task and wait until it has ended, however it does."""
     task.cancel()
     await asyncio.wait({task})

@@ -1,19 +1,94 @@
-"""Documents of a YAML or JSON file, each with the line it starts on and the lines of its fields.
+"""Documents of a YAML or JSON file, with the line of every field, bounded before they are composed.
 
-Errors have to name a line, so the text is composed into nodes once, from which both the values and the
-positions come.
+Errors must name a line, so the text is composed into nodes once, from which both values and positions
+come. Lists (`kind: List`, PodList) are unfolded into their objects. A directory is read as `kubectl -f`
+reads it. YAML timestamps stay text, because Kubernetes has none. JSON surrogate pairs are joined first,
+because YAML does not.
+
+libyaml composes by recursion in C, so thousands of brackets would end the process, and aliases multiply
+what they repeat. Its events take no stack. `check_bounds` therefore reads the events first, and refuses
+more than 100 levels, an alias inside what it names, and more than 100,000 nodes repeated by aliases.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
 
-from rackloom.claim.manifests.bounds import check_bounds
-from rackloom.errors import Refused, why
+from rackloom.errors import Refused, file_error_text
+
+# Bounds on depth and repetition, checked on the event stream.
+
+
+MAX_DEPTH = 100
+"""Fields and list items inside each other: schemas of custom resources have about 40."""
+MAX_ALIASED_NODES = 100_000
+"""Nodes that aliases add to a text. `kubectl` writes no alias; by hand few are written."""
+
+
+def check_bounds(events: Iterable[yaml.Event], file: str) -> None:
+    """Refused with the line of what is too deep, of an alias of what is around it, or of one too many."""
+    walk = _EventWalk(file)
+    for event in events:
+        if isinstance(event, yaml.ScalarEvent):
+            walk.nodes += 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            walk.open(event)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            walk.close()
+        elif isinstance(event, yaml.AliasEvent):
+            walk.repeat(event)
+        elif isinstance(event, yaml.DocumentStartEvent):
+            walk.start()
+
+
+class _EventWalk:
+    """The documents of a file. Anchors of scalars are not kept, as an alias of one is one node."""
+
+    def __init__(self, file: str) -> None:
+        self.nodes = 0
+        """So far, with those that aliases repeat."""
+        self._file = file
+        self._repeated = 0
+        self._around: list[tuple[str | None, int]] = []
+        """The anchor of each collection that is open, and the nodes before it."""
+        self._sizes: dict[str | None, int] = {}
+
+    def start(self) -> None:
+        """Anchors are those of one document; what aliases may repeat counts for all of the file."""
+        self._sizes.clear()
+
+    def open(self, event: yaml.CollectionStartEvent) -> None:
+        self._around.append((event.anchor, self.nodes))
+        self.nodes += 1
+        if len(self._around) > MAX_DEPTH:
+            self._refuse(event, f"more than {MAX_DEPTH} fields inside each other", "nest fewer")
+
+    def close(self) -> None:
+        anchor, before = self._around.pop()
+        if anchor is not None:
+            self._sizes[anchor] = self.nodes - before
+
+    def repeat(self, event: yaml.AliasEvent) -> None:
+        if any(anchor == event.anchor for anchor, _ in self._around):
+            self._refuse(event, f"*{event.anchor} is inside what it names", "write out what is meant")
+        size = self._sizes.get(event.anchor, 1)
+        self.nodes += size
+        self._repeated += size
+        if self._repeated > MAX_ALIASED_NODES:
+            told = f"aliases repeat more than {MAX_ALIASED_NODES} fields and items"
+            self._refuse(event, told, "write out what is meant, or name less by an alias")
+
+    def _refuse(self, event: yaml.Event, reason: str, fix: str) -> None:
+        line = f":{event.start_mark.line + 1}" if event.start_mark is not None else ""
+        raise Refused(f"{self._file}{line}: {reason}", nearest_fix=fix)
+
+
+# Documents and their lines.
+
 
 FieldPath = tuple[str | int, ...]
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -60,7 +135,7 @@ def read_documents(path: Path) -> list[Document]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(
-            f"{path} cannot be read: {why(error)}", nearest_fix="name a YAML or JSON file"
+            f"{path} cannot be read: {file_error_text(error)}", nearest_fix="name a YAML or JSON file"
         ) from error
     return parse_documents(text, str(path))
 
@@ -81,7 +156,7 @@ def _manifests_in(folder: Path) -> list[Path]:
 
 def parse_documents(text: str, file: str) -> list[Document]:
     """The objects of a text, called `file` in messages. Refused with file and line."""
-    text = _joined(text)
+    text = _surrogates_joined(text)
     loader = _Loader(text)
     found: list[Document] = []
     try:
@@ -89,7 +164,7 @@ def parse_documents(text: str, file: str) -> list[Document]:
         while (node := loader.get_node() if loader.check_node() else None) is not None:
             value = loader.construct_document(node)
             if value is not None:
-                found += _unfolded(Document(file=file, value=value, lines=dict(_lines(node, ()))))
+                found += _list_items(Document(file=file, value=value, lines=dict(_lines(node, ()))))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
@@ -104,14 +179,14 @@ def parse_documents(text: str, file: str) -> list[Document]:
     return found
 
 
-def _joined(text: str) -> str:
+def _surrogates_joined(text: str) -> str:
     """JSON with the characters beyond 16 bits as such: YAML does not put the halves of one together."""
     if "\\" not in text or not text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
         return text
-    return _ESCAPED.sub(_character, text)
+    return _ESCAPED.sub(_joined_character, text)
 
 
-def _character(escaped: re.Match[str]) -> str:
+def _joined_character(escaped: re.Match[str]) -> str:
     high, low = escaped.groups()
     if high is None:
         return escaped[0]
@@ -129,7 +204,7 @@ def _lines(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, int]]:
             yield from _lines(value, (*path, number))
 
 
-def _unfolded(document: Document) -> Iterator[Document]:
+def _list_items(document: Document) -> Iterator[Document]:
     value: object = document.value
     if not isinstance(value, dict):
         raise Refused(
@@ -142,14 +217,14 @@ def _unfolded(document: Document) -> Iterator[Document]:
         return
     if not isinstance(items, list):
         raise Refused(f"{document.where(('items',))}: a List has items")
-    each = _of_each(value)
+    each = _item_defaults(value)
     inner: dict[str | int, dict[FieldPath, int]] = {}
     for path, line in document.lines.items():
         if path[:1] == ("items",) and len(path) > 1:
             inner.setdefault(path[1], {})[path[2:]] = line
     for number, item in enumerate(items):
         value = each | item if isinstance(item, dict) else item
-        yield from _unfolded(Document(file=document.file, value=value, lines=inner.get(number, {})))
+        yield from _list_items(Document(file=document.file, value=value, lines=inner.get(number, {})))
 
 
 def _is_list(value: dict[str, Any]) -> bool:
@@ -158,7 +233,7 @@ def _is_list(value: dict[str, Any]) -> bool:
     return kind == "List" or (isinstance(kind, str) and kind.endswith("List") and "items" in value)
 
 
-def _of_each(value: dict[str, Any]) -> dict[str, Any]:
+def _item_defaults(value: dict[str, Any]) -> dict[str, Any]:
     """What the API leaves out in the items of the list of one kind: theirs are all the same."""
     kind = value["kind"].removesuffix("List")
     return {"apiVersion": value.get("apiVersion"), "kind": kind} if kind else {}

@@ -1,27 +1,172 @@
 """Manifests of claims, templates, classes, slices and nodes as values of the allocator.
 
-Strict on purpose: what the API server would refuse or drop is refused here with the line, because a claim
-that is planned without its misspelt selector is a plan for something else.
+Reading is strict. What the API server would refuse or drop is refused here with the line, because a
+claim that is planned without its misspelt selector is a plan for something else.
+
+1. `as_v1` converts older versions and sets the server's defaults. v1beta1 has flat requests and wraps a
+   device's fields in `basic`; v1beta2 and v1 are the same.
+2. `decode_object` converts an object into its struct and names the field that does not fit. Kinds that
+   play no part in allocation are skipped and reported.
+3. `check_claim_rules` checks what the API server checks beyond types: unique request names, no negative
+   counts, and constraints that name existing requests.
+
+A ResourceClaimTemplate yields the claim that a pod would get from it, under the template's name.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from rackloom.claim.allocate.objects import (
+from rackloom.claim.manifests.documents import Document, FieldPath, read_documents
+from rackloom.core.allocate.objects import (
+    DeviceClaim,
     DeviceClass,
+    DeviceRequest,
     Node,
     ResourceClaim,
     ResourceClaimTemplate,
     ResourceSlice,
 )
-from rackloom.claim.manifests.documents import Document, FieldPath, read_documents
-from rackloom.claim.manifests.rules import check_claim
-from rackloom.claim.manifests.versions import GROUP, as_v1
 from rackloom.errors import Refused
+
+# API versions and server defaults.
+
+
+GROUP = "resource.k8s.io"
+VERSIONS = ("v1", "v1beta2", "v1beta1")
+_OF_REQUEST = ("name", "firstAvailable")
+Fields = dict[str, Any]
+
+
+def as_v1(document: Document) -> Fields:
+    """The object as resource.k8s.io/v1 with the server's defaults. Refused for an unknown version."""
+    version = str(document.value.get("apiVersion", ""))
+    group, _, number = version.partition("/")
+    if group != GROUP or number not in VERSIONS:
+        raise Refused(
+            f"{document.where(('apiVersion',))}: apiVersion {version!r} is not known here",
+            nearest_fix=f"use {GROUP}/v1",
+        )
+    value = document.value
+    if number == "v1beta1":
+        value = _from_v1beta1(value)
+    return _with_defaults(value)
+
+
+def _from_v1beta1(value: Fields) -> Fields:
+    if value.get("kind") == "ResourceSlice":
+        return _list_changed(value, ("spec", "devices"), _device_from_v1beta1)
+    return _list_changed(value, _requests_path(value), _request_from_v1beta1)
+
+
+def _device_from_v1beta1(device: Fields) -> Fields:
+    basic = device.get("basic")
+    if not isinstance(basic, dict):
+        return device
+    return {name: field for name, field in device.items() if name != "basic"} | basic
+
+
+def _request_from_v1beta1(request: Fields) -> Fields:
+    """A flat request is an exact one; a request with alternatives has the same form in all versions."""
+    if "firstAvailable" in request or "exactly" in request:
+        return request
+    exact = {name: field for name, field in request.items() if name not in _OF_REQUEST}
+    return {"name": request["name"], "exactly": exact} if "name" in request else {"exactly": exact}
+
+
+def _with_defaults(value: Fields) -> Fields:
+    return _list_changed(value, _requests_path(value), _request_with_defaults)
+
+
+def _request_with_defaults(request: Fields) -> Fields:
+    changed = dict(request)
+    if isinstance(request.get("exactly"), dict):
+        changed["exactly"] = _exact_with_defaults(request["exactly"])
+    if isinstance(request.get("firstAvailable"), list):
+        changed["firstAvailable"] = [
+            _exact_with_defaults(one) if isinstance(one, dict) else one for one in request["firstAvailable"]
+        ]
+    return changed
+
+
+def _exact_with_defaults(ask: Fields) -> Fields:
+    changed = {"allocationMode": "ExactCount", **ask}
+    if changed["allocationMode"] == "ExactCount":
+        # The API server takes 0 for "not given".
+        changed["count"] = changed.get("count") or 1
+    if isinstance(ask.get("tolerations"), list):
+        changed["tolerations"] = [
+            {"operator": "Equal", **one} if isinstance(one, dict) else one for one in ask["tolerations"]
+        ]
+    return changed
+
+
+def _requests_path(value: Fields) -> tuple[str, ...]:
+    inner = ("spec", "devices", "requests")
+    return ("spec", *inner) if value.get("kind") == "ResourceClaimTemplate" else inner
+
+
+def _list_changed(value: Fields, path: tuple[str, ...], change: Callable[[Fields], Fields]) -> Fields:
+    """A copy in which `change` was applied to each mapping of the list at `path`, if there is one."""
+    name, rest = path[0], path[1:]
+    inner = value.get(name)
+    if rest and isinstance(inner, dict):
+        return value | {name: _list_changed(inner, rest, change)}
+    if not rest and isinstance(inner, list):
+        return value | {name: [change(one) if isinstance(one, dict) else one for one in inner]}
+    return value
+
+
+# Rules of the API server beyond types.
+
+
+def check_claim_rules(document: Document, claim: DeviceClaim, at: FieldPath) -> None:
+    """Refuse a claim that the API server would not take, with the line of the field; `at` is its path."""
+    names = [one.name for one in claim.requests]
+    for number, one in enumerate(claim.requests):
+        where = (*at, "requests", number)
+        if one.name in names[:number]:
+            raise _rule_violation(
+                document, where, f"two requests are called {one.name!r}", "give each its own name"
+            )
+        if any(count < 0 for count in _request_counts(one)):
+            raise _rule_violation(
+                document, where, f"request {one.name!r} has a negative count", "ask for 1 or more"
+            )
+    known = {name for one in claim.requests for name in _request_names(one)}
+    for number, constraint in enumerate(claim.constraints):
+        strange = [name for name in constraint.requests if name not in known]
+        if strange:
+            raise _rule_violation(
+                document,
+                (*at, "constraints", number),
+                f"the constraint names request {strange[0]!r}, which the claim does not have",
+                f"name {' or '.join(names)}",
+            )
+
+
+def _request_counts(one: DeviceRequest) -> Iterator[int]:
+    if one.exactly is not None:
+        yield one.exactly.count
+    for alternative in one.first_available:
+        yield alternative.count
+
+
+def _request_names(one: DeviceRequest) -> Iterator[str]:
+    yield one.name
+    for alternative in one.first_available:
+        yield f"{one.name}/{alternative.name}"
+
+
+def _rule_violation(document: Document, where: FieldPath, reason: str, fix: str) -> Refused:
+    return Refused(f"{document.where(where)}: {reason}", nearest_fix=fix)
+
+
+# Decoding.
+
 
 T = TypeVar("T")
 _KINDS: dict[str, type[Any]] = {
@@ -44,21 +189,21 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
     """`file:line: kind` of objects that play no part in allocation (pods, services)."""
 
 
-def read(paths: Iterable[Path]) -> Manifests:
+def read_manifests(paths: Iterable[Path]) -> Manifests:
     """All objects of the files. Refused with `file:line` and the path of the field."""
-    return gathered(one for path in paths for one in read_documents(path))
+    return manifests_of(one for path in paths for one in read_documents(path))
 
 
-def gathered(documents: Iterable[Document]) -> Manifests:
+def manifests_of(documents: Iterable[Document]) -> Manifests:
     """All objects of the documents. Refused with `file:line` and the path of the field."""
     found: dict[type[Any] | None, list[Any]] = {}
     for document in documents:
-        value = decode(document)
+        value = decode_object(document)
         if value is None:
             kind = document.value.get("kind", "no kind")
             found.setdefault(None, []).append(f"{document.where()}: {kind}")
         elif isinstance(value, ResourceClaimTemplate):
-            found.setdefault(ResourceClaim, []).append(claim_of(value))
+            found.setdefault(ResourceClaim, []).append(claim_from_template(value))
         else:
             found.setdefault(type(value), []).append(value)
     return Manifests(
@@ -70,7 +215,7 @@ def gathered(documents: Iterable[Document]) -> Manifests:
     )
 
 
-def decode(document: Document) -> Any:
+def decode_object(document: Document) -> Any:
     """The value of a document, or None for a kind that plays no part here. Refused where it is malformed."""
     kind, version = document.value.get("kind"), str(document.value.get("apiVersion", ""))
     if kind == "Node" and version == "v1":
@@ -82,13 +227,13 @@ def decode(document: Document) -> Any:
     fields = {name: field for name, field in as_v1(document).items() if name not in ("apiVersion", "kind")}
     value = _converted(document, fields, _KINDS[kind])
     if isinstance(value, ResourceClaim):
-        check_claim(document, value.spec.devices, ("spec", "devices"))
+        check_claim_rules(document, value.spec.devices, ("spec", "devices"))
     elif isinstance(value, ResourceClaimTemplate):
-        check_claim(document, value.spec.spec.devices, ("spec", "spec", "devices"))
+        check_claim_rules(document, value.spec.spec.devices, ("spec", "spec", "devices"))
     return value
 
 
-def claim_of(template: ResourceClaimTemplate) -> ResourceClaim:
+def claim_from_template(template: ResourceClaimTemplate) -> ResourceClaim:
     """The claim that a pod gets from a template, named after the template."""
     meta = msgspec.structs.replace(
         template.spec.metadata, name=template.metadata.name, namespace=template.metadata.namespace
@@ -101,8 +246,8 @@ def _converted(document: Document, fields: dict[str, Any], kind: type[T]) -> T:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at `$")
-        path = _path(place.removesuffix("`"))
-        named = _title(document)
+        path = _path_of(place.removesuffix("`"))
+        named = _object_title(document)
         field = place.removesuffix("`").lstrip(".") or "the object"
         raise Refused(
             f"{document.where(path)}: {named}, {field}: {problem}",
@@ -110,13 +255,13 @@ def _converted(document: Document, fields: dict[str, Any], kind: type[T]) -> T:
         ) from error
 
 
-def _title(document: Document) -> str:
+def _object_title(document: Document) -> str:
     metadata = document.value.get("metadata")
     name = metadata.get("name", "(unnamed)") if isinstance(metadata, dict) else "(unnamed)"
     return f"{document.value.get('kind')} {name}"
 
 
-def _path(place: str) -> FieldPath:
+def _path_of(place: str) -> FieldPath:
     """`.spec.devices[0].name` as the names and numbers on the way; `[...]` is some key of a map."""
     parts: list[str | int] = []
     for name, number in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", place):

@@ -1,16 +1,63 @@
-"""The CDI specs of claims: what a container runtime does to a container that gets their devices.
+"""CDI specs: what the container runtime changes in a container that gets a device.
 
-One transient file per claim, `<vendor>-claim_<uid>.yaml`, kind `<vendor>/claim`, one device per prepared
-device. The files hold JSON, which is YAML.
+There are two kinds of specs. A claim has a transient one, `<vendor>-claim_<uid>.yaml` of kind
+`<vendor>/claim`, with one CDI device for each prepared device (`CdiDirectory`). All claims of a plugin
+share one spec with the files of NVIDIA's driver (`DriverSpec`). Files hold JSON, which is YAML, and name
+the oldest CDI version that knows what they use, so that old runtimes accept them.
+
+The driver's libraries, programs and firmware must match the kernel module, so no image brings them: they
+are bind-mounted from the host. `topology.discovery.driver` finds them. `workload_edits` is the set for
+containers with a GPU, `daemon_edits` the set for IMEX daemons.
+
+How the loader in a container finds the libraries depends on nvidia-cdi-hook, where the host has it. The
+runtime calls it for each container, with these commands in this order:
+
+- `create-symlinks` makes the links that the host has among the libraries (libcuda.so.1), and three that
+  programs expect although not every host has them. Without it each link is a mount.
+- `enable-cuda-compat` puts the newer CUDA of an image before the driver's, where the driver's version
+  allows that.
+- `update-ldcache` tells the loader where the libraries are. Without it LD_LIBRARY_PATH does, and the
+  image's own value of that variable is lost.
+
+Older hooks fail for commands that they do not know. So the hook's program file is searched for the
+command names; it is never run. `DriverSpec` writes its spec again whenever the driver appears or changes.
+It never removes it: prepared claims name it, and their containers may start again.
+
+Source: the CDI specs of nvidia-container-toolkit 1.20 (pkg/nvcdi, internal/discover).
 """
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+import asyncio
+import mmap
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePosixPath
 
 import msgspec
+import structlog
 
-from rackloom.claim.node.files import PARTIAL, remove, write_whole
-from rackloom.claim.node.values import Edits, Prepared, PreparedDevice
+from rackloom.claim.node.checkpoint import PARTIAL, remove_durably, write_durably
+from rackloom.claim.node.plugin import (
+    ContainerEdits,
+    ContainerHook,
+    ContainerMount,
+    DeviceNode,
+    NodeValue,
+    PreparedClaim,
+    PreparedDevice,
+)
+from rackloom.errors import Retry
+from rackloom.topology.discovery.nvidia_driver import (
+    PROGRAM_PLACES,
+    DriverFile,
+    NvidiaDriver,
+    driver_fingerprint,
+    find_driver,
+    loaded_version,
+)
+from rackloom.topology.discovery.sysfs import OWN_ROOT, Sysroot
+
+# The CDI directory, and the encoding of a spec.
 
 
 class CdiDirectory:
@@ -21,24 +68,24 @@ class CdiDirectory:
         self._root = root
         self._vendor = f"k8s.{driver}"
 
-    def write(self, uid: str, prepared: Prepared) -> None:
+    def write(self, uid: str, prepared: PreparedClaim) -> None:
         """Write the spec of a claim; a claim without edits gets no file, and loses one it had."""
         devices = {name: device.edits for name, device in self._edited(uid, prepared)}
         if not devices:
             self.remove(uid)
             return
-        write_whole(self._path(uid), spec(f"{self._vendor}/claim", devices), mode=0o644)
+        write_durably(self._path(uid), cdi_spec(f"{self._vendor}/claim", devices), mode=0o644)
 
-    def write_shared(self, file: str, class_: str, device: str, edits: Edits) -> tuple[str, ...]:
+    def write_shared(self, file: str, class_: str, device: str, edits: ContainerEdits) -> tuple[str, ...]:
         """Write a spec that outlives claims (`<vendor>-<file>.yaml`) and name its device."""
         path = self._root / f"{self._vendor}-{file}.yaml"
         kind = f"{self._vendor}/{class_}"
-        write_whole(path, spec(kind, {device: edits}), mode=0o644)
+        write_durably(path, cdi_spec(kind, {device: edits}), mode=0o644)
         return (f"{kind}={device}",)
 
     def ids(self, uid: str, device: PreparedDevice) -> tuple[str, ...]:
         """What kubelet hands to the runtime for one device of a claim."""
-        own = (f"{self._vendor}/claim={_name(uid, device)}",) if device.edits else ()
+        own = (f"{self._vendor}/claim={_cdi_device_name(uid, device)}",) if device.edits else ()
         return (*device.shared_cdi_ids, *own)
 
     def has_all(self, uid: str, ids: Iterable[str]) -> bool:
@@ -49,7 +96,7 @@ class CdiDirectory:
     def remove(self, uid: str) -> None:
         """Delete the spec of a claim, if there is one."""
         if self._path(uid).exists():
-            remove(self._path(uid))
+            remove_durably(self._path(uid))
 
     def claims(self) -> frozenset[str]:
         """UIDs of the claims that have a spec."""
@@ -59,32 +106,268 @@ class CdiDirectory:
     def remove_partials(self) -> None:
         """Delete what a crash left of specs that were being written."""
         for file in self._root.glob(f".{self._vendor}-*{PARTIAL}"):
-            remove(file)
+            remove_durably(file)
 
-    def _edited(self, uid: str, prepared: Prepared) -> Iterator[tuple[str, PreparedDevice]]:
-        return ((_name(uid, device), device) for device in prepared.devices if device.edits)
+    def _edited(self, uid: str, prepared: PreparedClaim) -> Iterator[tuple[str, PreparedDevice]]:
+        return ((_cdi_device_name(uid, device), device) for device in prepared.devices if device.edits)
 
     def _path(self, uid: str) -> Path:
         return self._root / f"{self._vendor}-claim_{uid}.yaml"
 
 
-def spec(kind: str, devices: dict[str, Edits]) -> bytes:
+def cdi_spec(kind: str, devices: dict[str, ContainerEdits]) -> bytes:
     """A CDI spec file: `devices` of `kind` (`vendor/class`), and the edits that each one makes."""
     return msgspec.json.encode(
         {
-            "cdiVersion": minimum_version(kind, devices),
+            "cdiVersion": minimum_cdi_version(kind, devices),
             "kind": kind,
             "devices": [{"name": name, "containerEdits": edits} for name, edits in devices.items()],
         }
     )
 
 
-def minimum_version(kind: str, devices: dict[str, Edits]) -> str:
+def minimum_cdi_version(kind: str, devices: dict[str, ContainerEdits]) -> str:
     """The oldest CDI version that knows what is used, so that old runtimes accept it."""
     if "." in kind.partition("/")[2]:
         return "0.6.0"
     return "0.5.0" if any(name[0].isdigit() for name in devices) else "0.3.0"
 
 
-def _name(uid: str, device: PreparedDevice) -> str:
+def _cdi_device_name(uid: str, device: PreparedDevice) -> str:
     return f"{uid}-{device.result.device}"
+
+
+# The spec of NVIDIA's driver files, shared by all claims of a plugin.
+
+
+log = structlog.get_logger(__name__)
+
+DRIVER_SECONDS = 5.0
+"""Between two looks for a driver that is missing, and at what changed of one that is there."""
+_IMEX_PROGRAMS = ("nvidia-imex", "nvidia-imex-ctl", "nvidia-smi")
+_IMEX_LIBRARIES = ("libnvidia-ml", "libcuda", "libnvidia-cfg", "libnvidia-nscq")
+_IMEX_DEVICES = ("nvidiactl", "nvidia[0-9]*")
+DRIVER_PROGRAMS = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+)
+_UNVERSIONED = (
+    "libcuda",
+    "libcudadebugger",
+    "libnvidia-*",
+    "libnvcuvid",
+    "libnvoptix",
+    "libGLX_nvidia",
+    "libEGL_nvidia",
+    "libGLESv*_nvidia",
+)
+"""The driver's libraries where their names tell no version."""
+_EXPECTED_LINKS = {
+    "libcuda": ("libcuda.so", "libcuda.so.1"),
+    "libnvidia-opticalflow": ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
+    "libGLX_nvidia": ("libGLX_indirect.so.0", None),
+}
+"""By library: a link that programs open, and where it points; None is the library itself."""
+_READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+_HOOK = "nvidia-cdi-hook"
+_HOOK_PLACES = (*PROGRAM_PLACES, "usr/local/nvidia/toolkit")
+"""The last is where GPU Operator puts its own."""
+_CREATE_SYMLINKS, _CUDA_COMPAT, _UPDATE_CACHE = "create-symlinks", "enable-cuda-compat", "update-ldcache"
+_COMMANDS = (_CREATE_SYMLINKS, _CUDA_COMPAT, _UPDATE_CACHE)
+
+
+class HookProgram(NodeValue, frozen=True, kw_only=True):
+    """nvidia-cdi-hook as the host has it, and the commands that it knows."""
+
+    path: str
+    commands: frozenset[str]
+
+
+def daemon_edits(driver: NvidiaDriver) -> ContainerEdits:
+    """Programs, libraries and GPUs for nvidia-imex, without a hook; none on a host that lacks nvidia-imex."""
+    programs, libraries = driver.programs(*_IMEX_PROGRAMS), driver.libraries(*_IMEX_LIBRARIES)
+    if not libraries or not any(file.path.name == "nvidia-imex" for file in programs):
+        return ContainerEdits()
+    return ContainerEdits(
+        env=("NVIDIA_VISIBLE_DEVICES=void", _search_path(libraries)),
+        mounts=_mounts(driver, (*programs, *libraries)),
+        device_nodes=tuple(_device_nodes(driver.devices)),
+    )
+
+
+def workload_edits(driver: NvidiaDriver, hook: HookProgram | None = None) -> ContainerEdits:
+    """Libraries, programs and firmware for a container with a GPU."""
+    known = frozenset[str]() if hook is None else hook.commands
+    libraries = driver.libraries(*(() if driver.version else _UNVERSIONED))
+    links = tuple(_links(libraries))
+    # A link that nobody makes is a mount of what it points to.
+    mounted = [file for file in libraries if file.link is None or _CREATE_SYMLINKS not in known]
+    mounts = _mounts(driver, (*mounted, *driver.programs(*DRIVER_PROGRAMS), *driver.firmware()))
+    if _CREATE_SYMLINKS not in known:
+        mounts = _with_expected(driver, mounts, libraries)
+    folders = sorted({str(file.path.parent) for file in libraries})
+    calls = {
+        _CREATE_SYMLINKS: [word for target, link in links for word in ("--link", f"{target}::{link}")],
+        _CUDA_COMPAT: [f"--host-driver-version={driver.version}"] if driver.version else [],
+        _UPDATE_CACHE: [word for folder in folders for word in ("--folder", folder)],
+    }
+    return ContainerEdits(
+        env=("NVIDIA_VISIBLE_DEVICES=void", *(() if _UPDATE_CACHE in known else (_search_path(libraries),))),
+        mounts=mounts,
+        hooks=tuple(
+            ContainerHook(hook_name="createContainer", path=hook.path, args=(_HOOK, command, *words))
+            for command, words in calls.items()
+            if hook is not None and command in known and words
+        ),
+    )
+
+
+def find_hook_program(base: Path, host_base: Path) -> HookProgram | None:
+    """nvidia-cdi-hook below `base`, which the host has at `host_base`. It is read, never run."""
+    sysroot = Sysroot(base)
+    for place in _HOOK_PLACES:
+        path = PurePosixPath("/", place, _HOOK)
+        if (real := sysroot.real(str(path))) is not None:
+            # GPU Operator's is a script that calls the program beside it.
+            named = (real, real.with_name(f"{real.name}.real"))
+            programs = [file for one in named if (file := base.joinpath(*one.parts[1:])).is_file()]
+            commands = frozenset(
+                name for name in _COMMANDS if any(_mentions(file, name) for file in programs)
+            )
+            return HookProgram(path=str(host_base.joinpath(*path.parts[1:])), commands=commands)
+    return None
+
+
+class DriverSpec:
+    """The shared spec of one plugin's driver files.
+
+    `base` is the host's root as it is seen from here, and `host_base` as the host has it. `make` turns a
+    driver into edits. Without `required` a node without the driver's files is served too: one whose devices
+    are declared.
+    """
+
+    def __init__(
+        self,
+        cdi: CdiDirectory,
+        make: Callable[[NvidiaDriver], ContainerEdits],
+        *,
+        base: Path,
+        host_base: Path = OWN_ROOT,
+        sysroot: Path = OWN_ROOT,
+        required: bool = True,
+    ) -> None:
+        self._cdi = cdi
+        self._make = make
+        self._base, self._host_base, self._sysroot = base, host_base, sysroot
+        self._required = required
+        self._trace: tuple[object, ...] = ()
+        self._written = ContainerEdits()
+        self._loaded: str | None = None
+        self._ids: tuple[str, ...] = ()
+        self.driver: NvidiaDriver | None = None
+        """As of the newest look."""
+
+    async def ids(self) -> tuple[str, ...]:
+        """CDI ids that a container needs besides its claim's. Raises `Retry` while files are missing."""
+        await self.look()
+        if self._required and not self._ids:
+            where = ", ".join(str(root) for root in (self._base, self._base / "run/nvidia/driver"))
+            raise Retry(f"the files of NVIDIA's driver are not in {where} yet", after=DRIVER_SECONDS)
+        return self._ids
+
+    async def look(self) -> bool:
+        """Bring the spec up to date; whether another driver is there now. Cheap while nothing changed."""
+        return await asyncio.to_thread(self._look)
+
+    def _look(self) -> bool:
+        loaded = loaded_version(self._sysroot)
+        now = driver_fingerprint(self._base, loaded, *_HOOK_PLACES)
+        if now == self._trace:
+            return False
+        self._trace = now
+        driver = find_driver(self._base, self._host_base, loaded)
+        changed = (loaded, driver) != (self._loaded, self.driver)
+        self._loaded, self.driver = loaded, driver
+        if changed:
+            found = None if driver is None else (str(driver.root), driver.version)
+            log.info("node.driver", loaded=loaded, files=found)
+        edits = ContainerEdits() if driver is None else self._make(driver)
+        if edits and edits != self._written:
+            self._ids = self._cdi.write_shared("device_base", "device", "all", edits)
+            self._written = edits
+        return changed
+
+
+def _mounts(driver: NvidiaDriver, files: tuple[DriverFile, ...]) -> tuple[ContainerMount, ...]:
+    """Each file at its path. A link's target is found here: an absolute one means nothing on the host."""
+    return tuple(dict.fromkeys(_mount(driver, file.real, file.path) for file in files))
+
+
+def _mount(driver: NvidiaDriver, real: PurePosixPath, path: PurePosixPath) -> ContainerMount:
+    host_path = str(driver.host_root.joinpath(*real.parts[1:]))
+    return ContainerMount(host_path=host_path, container_path=str(path), options=_READ_ONLY)
+
+
+def _links(libraries: tuple[DriverFile, ...]) -> Iterator[tuple[str, PurePosixPath]]:
+    """(target, link) of every link to make, each link once: the host's, then what programs expect besides."""
+    made: set[PurePosixPath] = set()
+    for file in libraries:
+        if file.link is not None:
+            made.add(file.path)
+            beside = "/" not in file.link
+            yield (file.link if beside else str(file.real)), file.path
+    for file, link, target in _expected(libraries):
+        if link not in made:
+            made.add(link)
+            yield (target or file.real.name), link
+
+
+def _with_expected(
+    driver: NvidiaDriver, mounts: tuple[ContainerMount, ...], libraries: tuple[DriverFile, ...]
+) -> tuple[ContainerMount, ...]:
+    there = {mount.container_path for mount in mounts}
+    more = {str(link): _mount(driver, file.real, link) for file, link, _ in _expected(libraries)}
+    return (*mounts, *(mount for path, mount in more.items() if path not in there))
+
+
+def _expected(
+    libraries: tuple[DriverFile, ...],
+) -> Iterator[tuple[DriverFile, PurePosixPath, str | None]]:
+    for file in libraries:
+        name, _, version = file.path.name.partition(".so.")
+        if file.link is None and version and name in _EXPECTED_LINKS:
+            link, target = _EXPECTED_LINKS[name]
+            yield file, file.path.with_name(link), target
+
+
+def _search_path(libraries: tuple[DriverFile, ...]) -> str:
+    return f"LD_LIBRARY_PATH={':'.join(sorted({str(file.path.parent) for file in libraries}))}"
+
+
+def device_node(path: str, info: os.stat_result) -> DeviceNode:
+    """A character device as the host has it."""
+    return DeviceNode(
+        path=path,
+        major=os.major(info.st_rdev),
+        minor=os.minor(info.st_rdev),
+        file_mode=stat.S_IMODE(info.st_mode),
+    )
+
+
+def _device_nodes(directory: Path) -> Iterator[DeviceNode]:
+    for pattern in _IMEX_DEVICES:
+        for path in sorted(directory.glob(pattern)):
+            if path.is_char_device():
+                yield device_node(f"/dev/{path.name}", path.stat())
+
+
+def _mentions(file: Path, command: str) -> bool:
+    """Whether a program holds the text."""
+    try:
+        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(command.encode()) >= 0
+    except (OSError, ValueError):
+        return False

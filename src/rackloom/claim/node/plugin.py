@@ -1,12 +1,224 @@
-"""What a kind of device has to say for itself; everything else is the framework's."""
+"""The contract between the kubelet plugin framework and a driver: its values and `NodePlugin`.
+
+A driver implements `NodePlugin`: it lists devices as pools, prepares and unprepares one claim, and
+reports the health of devices. The framework does the rest: kubelet's gRPC calls, deadlines and retries,
+the checkpoint, CDI files, ResourceSlices and metrics.
+
+`prepare` and `unprepare` are single attempts. They must be idempotent, since the process may die after
+any step. They raise `Retry` for a reason that may pass and `Refused` for one that will not. `intent`
+returns, before anything is touched, what `unprepare` needs to undo a prepare that was cut off.
+
+The values fall into three groups. An `AllocatedClaim` is what a driver sees of a ResourceClaim: its own
+devices and opaque configurations. `ContainerEdits` are CDI containerEdits. `CheckpointEntry` and what it
+holds are stored on disk as JSON, and `ContainerEdits` are written to CDI files, so their field names are
+a file format.
+"""
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, Literal, Protocol
 
-from rackloom.claim.node.values import Claim, DeviceHealth, Entry, Pool, Prepared
+import msgspec
+
+from rackloom.core.allocate.objects import Device
+
+# Claims as a driver sees them, CDI edits, checkpoint entries, pools and health.
 
 
-class Plugin(Protocol):
+class NodeValue(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the values of this room."""
+
+
+class ClaimRef(NodeValue, frozen=True, kw_only=True):
+    """A claim as kubelet names it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+class AllocatedDevice(NodeValue, frozen=True, kw_only=True):
+    """One device that the scheduler gave to the claim, of this driver."""
+
+    request: str
+    """As allocated, `request` or `request/subrequest`."""
+    pool: str
+    device: str
+    admin_access: bool = False
+    share_id: str | None = None
+
+    @property
+    def main_request(self) -> str:
+        """The request without its subrequest, as kubelet wants it."""
+        return self.request.partition("/")[0]
+
+
+class OpaqueConfig(NodeValue, frozen=True, kw_only=True):
+    """One opaque configuration for this driver, of the device class or of the claim."""
+
+    source: Literal["FromClass", "FromClaim"]
+    requests: tuple[str, ...]
+    """Requests that it is for; none means all."""
+    parameters: Mapping[str, Any]
+
+    def applies_to(self, result: AllocatedDevice) -> bool:
+        """Whether it was written for the request of `result`, or for all."""
+        return not self.requests or result.request in self.requests or result.main_request in self.requests
+
+
+class ClaimConsumer(NodeValue, frozen=True, kw_only=True):
+    """Who may use a claim; `resource` is `pods` for a pod."""
+
+    resource: str
+    name: str
+    uid: str
+
+
+class AllocatedClaim(NodeValue, frozen=True, kw_only=True):
+    """An allocated claim, as far as this driver is concerned."""
+
+    ref: ClaimRef
+    results: tuple[AllocatedDevice, ...]
+    configs: tuple[OpaqueConfig, ...]
+    """In the order in which they count: a later one wins."""
+    fingerprint: str
+    """Changes with the allocation and with who may use it."""
+    of_pod: str | None = None
+    """The pod for which a template made it; None for a claim that somebody wrote."""
+    consumers: tuple[ClaimConsumer, ...] = ()
+
+    def configs_for(self, result: AllocatedDevice) -> tuple[OpaqueConfig, ...]:
+        """Configurations of one result, the one that wins last."""
+        return tuple(config for config in self.configs if config.applies_to(result))
+
+
+class DeviceNode(NodeValue, frozen=True, kw_only=True, rename="camel"):
+    """A character device to make in the container (CDI deviceNodes), always written in full.
+
+    Where the type or the major number is missing, a runtime looks at the host's file. The host has none for
+    IMEX channels and capabilities until somebody makes one. There is no owner: CDI then takes the user of the
+    container, who can so open what its owner alone may.
+    """
+
+    path: str
+    type: Literal["c"] = "c"
+    major: int
+    minor: int
+    file_mode: int
+    permissions: str = "rwm"
+    """What the cgroup allows: read, write, mknod."""
+
+
+class ContainerMount(NodeValue, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """A bind mount from the host (CDI mounts)."""
+
+    host_path: str
+    container_path: str
+    options: tuple[str, ...] = ()
+
+
+class ContainerHook(NodeValue, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """A program of the host that the runtime calls (CDI hooks)."""
+
+    hook_name: str
+    path: str
+    args: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+
+
+class ContainerEdits(NodeValue, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """What a runtime changes in a container that gets the device (CDI containerEdits)."""
+
+    env: tuple[str, ...] = ()
+    """`NAME=value`."""
+    device_nodes: tuple[DeviceNode, ...] = ()
+    mounts: tuple[ContainerMount, ...] = ()
+    hooks: tuple[ContainerHook, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to change."""
+        return bool(self.env or self.device_nodes or self.mounts or self.hooks)
+
+
+class PreparedDevice(NodeValue, frozen=True, kw_only=True):
+    """One device of a claim, ready for containers."""
+
+    result: AllocatedDevice
+    kind: str
+    """What it is counted as: `channel`, `daemon`, `gpu`, `nic`."""
+    edits: ContainerEdits = ContainerEdits()
+    shared_cdi_ids: tuple[str, ...] = ()
+    """Devices of specs that outlive the claim, which it also needs."""
+
+
+class PreparedClaim(NodeValue, frozen=True, kw_only=True):
+    """What a plugin made of a claim."""
+
+    devices: tuple[PreparedDevice, ...]
+    record: Mapping[str, Any] = {}
+    """What the plugin wants back at unprepare; JSON."""
+
+
+class PrepareState(StrEnum):
+    """How far a claim got."""
+
+    STARTED = "PrepareStarted"
+    COMPLETED = "PrepareCompleted"
+    ABORTED = "PrepareAborted"
+
+
+class ReadyDevice(NodeValue, frozen=True, kw_only=True):
+    """A prepared device as kubelet is told of it."""
+
+    requests: tuple[str, ...]
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+    share_id: str | None = None
+    admin_access: bool = False
+    kind: str = ""
+
+
+class CheckpointEntry(NodeValue, frozen=True, kw_only=True):
+    """What the checkpoint holds of one claim."""
+
+    ref: ClaimRef
+    state: PrepareState
+    fingerprint: str
+    devices: tuple[ReadyDevice, ...] = ()
+    record: Mapping[str, Any] = {}
+    undoing: bool = False
+    """Whether it is being given back, so that it can no longer be counted on."""
+    aborted_at: float | None = None
+    """Seconds since the epoch."""
+
+
+class DevicePool(NodeValue, frozen=True, kw_only=True):
+    """Devices that are published together for this node."""
+
+    name: str
+    devices: tuple[Device, ...]
+
+
+class Health(StrEnum):
+    """Whether a device works: it does, it does not, or nobody can tell."""
+
+    HEALTHY = "Healthy"
+    UNHEALTHY = "Unhealthy"
+    UNKNOWN = "Unknown"
+
+
+class DeviceHealth(NodeValue, frozen=True, kw_only=True):
+    """The health of one published device, and when it was last looked at (seconds since the epoch)."""
+
+    pool: str
+    device: str
+    health: Health
+    observed_at: float
+    message: str = ""
+
+
+class NodePlugin(Protocol):
     """The devices of one driver on one node.
 
     `prepare` and `unprepare` are single attempts: they are called again, so they must be idempotent, and they
@@ -30,33 +242,33 @@ class Plugin(Protocol):
         """
         ...
 
-    async def pools(self) -> tuple[Pool, ...]:
+    async def pools(self) -> tuple[DevicePool, ...]:
         """What to publish now. Raises `Retry` when the devices cannot be read at present."""
         ...
 
-    def intent(self, claim: Claim) -> Mapping[str, Any]:
+    def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
         """What `unprepare` needs to undo a `prepare` that was cut off; stored before the first attempt.
 
         Raises `Refused` for a claim that can never be prepared. Touches nothing.
         """
         ...
 
-    async def prepare(self, claim: Claim) -> Prepared:
+    async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
         """Make the devices of `claim` usable."""
         ...
 
-    def changes(self, claim: Claim) -> AsyncIterator[None]:
+    def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
         """Yield whenever a waiting claim is worth another attempt before its time."""
         ...
 
-    async def unprepare(self, entry: Entry, others: Collection[Entry]) -> None:
+    async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Undo `prepare`, whether it was finished or not, but leave what `others` on this node still use.
 
         The claim may be gone from the API server.
         """
         ...
 
-    async def tidy(self, claims: Collection[Entry]) -> None:
+    async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """Remove what no claim uses any more and `unprepare` leaves behind."""
         ...
 

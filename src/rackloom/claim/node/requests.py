@@ -1,42 +1,200 @@
-"""What kubelet asks for: several claims at once, answered one by one within its patience.
+"""kubelet's prepare and unprepare requests: several claims at once, an answer for each in time.
 
-Every claim has a task of its own. A channel claim waits here for a daemon whose own claim arrives at this
-same plugin meanwhile, so nothing that another claim needs is held between two attempts: the lock of a claim
-lasts one attempt, and no other lock exists.
+`Requests` gives every claim a task. An IMEX channel waits here for a daemon whose own claim arrives at
+this same plugin meanwhile, so nothing that another claim needs is held between two attempts: the lock of
+a claim lasts for one attempt, and there is no other lock. Answers are ready after 44 s at the latest,
+since kubelet hangs up after 45 s and then nobody reads the reason.
 
-A prepare that kubelet went away without, because of an error or because it hung up, is repeated in the
-background (`BackgroundRetries`). Once the claim is prepared, kubelet is made to ask again (`PodSync`), since
-by itself it would not for up to 90 s. kubelet's next call for the claim and its unprepare end the repeating.
-A refused claim is repeated too: a label of the node, a role or a kernel module may be put right meanwhile.
+A prepare that failed, or that kubelet gave up, is repeated in the background (`tasks`). kubelet's next
+call for the claim, or its unprepare, ends the repetition.
+
+kubelet by itself would come back late. It calls NodePrepareResources when it syncs a pod without a
+sandbox; if that fails, SyncPod records the event FailedPrepareDynamicResources and returns no error, so
+the pod is tried again not after 10 s but at its next resync, after 60 to 90 s (k8s.io/kubernetes v1.34 to
+v1.37, kuberuntime_manager.go and pod_workers.go, completeWork). A change of the pod's annotations syncs
+it at once (config.go, podsDifferSemantically). So `PodSync` writes the time into one annotation of the
+pods that can be helped now. It does so in four cases:
+
+- A claim is prepared whose call kubelet had given up.
+- kubelet has registered the plugin: earlier pods failed because the driver was not registered.
+- The API server answers again: kubelet could not read the pods' claims meanwhile.
+- This process was stopped (SIGSTOP, a frozen cgroup) for 45 s or more: calls timed out without arriving
+  here.
+
+Nothing depends on the annotation. Where it cannot be written, pods wait for kubelet's resync.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
 import structlog
 
-from rackloom.claim.kube.api import KubeApi, KubeError
-from rackloom.claim.node.claims import Obsolete, api_trouble, fetch_claim
-from rackloom.claim.node.meter import Meter
-from rackloom.claim.node.plugin import Plugin
-from rackloom.claim.node.pod_sync import PodSync
-from rackloom.claim.node.preparing import Preparing
-from rackloom.claim.node.retrying import BackgroundRetries, persist
-from rackloom.claim.node.values import ClaimRef, ReadyDevice
+from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
+from rackloom.claim.node.metrics import PluginMetrics
+from rackloom.claim.node.plugin import CheckpointEntry, ClaimRef, NodePlugin, PrepareState, ReadyDevice
+from rackloom.claim.node.prepare import ClaimPreparer, ObsoleteClaim, api_failure, fetch_claim
+from rackloom.claim.node.tasks import BackgroundRetries, persist
+from rackloom.core.kubernetes.objects import (
+    POD,
+    RESOURCE_CLAIM,
+    Object,
+    has_pod_ended,
+    metav1_micro_time,
+    pod_claim_names,
+)
 from rackloom.errors import Refused, Retry
+
+# Making kubelet sync a pod at once.
+
+
+log = structlog.get_logger(__name__)
+
+RETRY_ANNOTATION = "rackloom.dev/prepare-retry"
+"""`<time> <driver>`: no two are equal, since a write that changes nothing is no event on kubelet's watch."""
+CLOCK_CHECK_SECONDS = 10.0
+"""Between two looks at the clock."""
+STOPPED_SECONDS = 45.0
+"""kubelet's timeout of a call. A pause of `LOOK_SECONDS` that takes so long: the process was stopped."""
+RETRY_SECONDS = 2.0
+"""Between attempts to reach an API server that does not answer and names no time."""
+
+
+class PodSync:
+    """The pods of one node, for the plugin of `driver`. `claims` gives what its checkpoint holds now."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        node: str,
+        driver: str,
+        claims: Callable[[], Mapping[str, CheckpointEntry]],
+        wall: Callable[[], float],
+    ) -> None:
+        self._api = api
+        self._node = node
+        self._driver = driver
+        self._claims = claims
+        self._wall = wall
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Have `run` look for pods that kubelet may have turned away before it could ask the plugin."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Sync the waiting pods of the node whenever woken, or stopped for long; never returns."""
+        while True:
+            await self._woken()
+            self._wake.clear()
+            await self._insist(self._sync_waiting)
+
+    async def _woken(self) -> None:
+        """Until woken, or until this process goes on after it was stopped for long."""
+        loop = asyncio.get_running_loop()
+        while not self._wake.is_set():
+            began = loop.time()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOCK_CHECK_SECONDS):
+                    await self._wake.wait()
+            if loop.time() - began >= STOPPED_SECONDS:
+                log.warning("node.was-stopped", driver=self._driver, seconds=round(loop.time() - began))
+                return
+
+    async def of_claim(self, ref: ClaimRef) -> None:
+        """Sync the pods of this node that use a claim, which nobody could until now."""
+        await self._insist(lambda: self._sync_users(ref))
+
+    async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Work until it is done, or the API server does not allow it."""
+        while True:
+            try:
+                await work()
+            except Rejected as error:
+                log.warning("node.pods-not-synced", driver=self._driver, reason=error.message)
+                return
+            except KubeError as error:
+                await asyncio.sleep(error.retry_after or RETRY_SECONDS)
+            else:
+                return
+
+    async def _sync_users(self, ref: ClaimRef) -> None:
+        for pod in await self._pods(ref.namespace):
+            if ref.name in pod_claim_names(pod):
+                await self._sync(pod)
+
+    async def _sync_waiting(self) -> None:
+        for pod in await self._pods():
+            if await self._waits(pod):
+                await self._sync(pod)
+
+    async def _pods(self, namespace: str | None = None) -> list[Object]:
+        """The pods of this node that may still have to start."""
+        listed = await self._api.list(POD, namespace, fields=f"spec.nodeName={self._node}")
+        return [
+            pod
+            for pod in listed.items
+            if not has_pod_ended(pod) and "deletionTimestamp" not in pod["metadata"]
+        ]
+
+    async def _waits(self, pod: Object) -> bool:
+        """Whether a pod has a claim with devices of this driver, and has not started, as far as can be seen.
+
+        After a reboot kubelet may not have said yet that the sandbox is gone; the checkpoint knows already.
+        """
+        namespace, names = pod["metadata"]["namespace"], tuple(pod_claim_names(pod))
+        states = {(one.ref.namespace, one.ref.name): one.state for one in self._claims().values()}
+        ours = [states[namespace, name] for name in names if (namespace, name) in states]
+        if any(state is not PrepareState.COMPLETED for state in ours):
+            return True
+        if _has_sandbox(pod):
+            return False
+        return bool(ours) or any([await self._is_ours(namespace, name) for name in names])
+
+    async def _is_ours(self, namespace: str, name: str) -> bool:
+        try:
+            claim = await self._api.get(RESOURCE_CLAIM, name, namespace)
+        except NotFound:
+            return False
+        devices = ((claim.get("status") or {}).get("allocation") or {}).get("devices") or {}
+        return any(one["driver"] == self._driver for one in devices.get("results") or ())
+
+    async def _sync(self, pod: Object) -> None:
+        """Annotate this very pod: the API server refuses a patch with the UID of another."""
+        meta = pod["metadata"]
+        text = f"{metav1_micro_time(self._wall())} {self._driver}"
+        patch = {"metadata": {"uid": meta["uid"], "annotations": {RETRY_ANNOTATION: text}}}
+        about = {"driver": self._driver, "pod": f"{meta['namespace']}/{meta['name']}"}
+        try:
+            await self._api.patch(POD, meta["name"], meta["namespace"], patch)
+        except (NotFound, Conflict):
+            return
+        except Rejected as error:
+            log.warning("node.pod-not-synced", **about, reason=error.message)
+        else:
+            log.info("node.pod-synced", **about)
+
+
+def _has_sandbox(pod: Object) -> bool:
+    """Whether kubelet has started it, which it does once all claims are prepared (KEP-3085)."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(one["type"] == "PodReadyToStartContainers" and one["status"] == "True" for one in conditions)
+
+
+# Answering the requests.
+
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
-PATIENCE = 44.0
+ANSWER_SECONDS = 44.0
 """Seconds: kubelet hangs up after 45, and then nobody reads why."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What kubelet is told of one claim: its devices, or why not."""
 
     devices: tuple[ReadyDevice, ...] = ()
@@ -47,7 +205,7 @@ class Requests:
     """Answers kubelet for one plugin."""
 
     def __init__(
-        self, plugin: Plugin, api: KubeApi, preparing: Preparing, meter: Meter, pods: PodSync
+        self, plugin: NodePlugin, api: KubeApi, preparing: ClaimPreparer, meter: PluginMetrics, pods: PodSync
     ) -> None:
         self._plugin = plugin
         self._api = api
@@ -57,12 +215,16 @@ class Requests:
         self._retries = BackgroundRetries(self._prepare_unasked)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def prepare(self, refs: Sequence[ClaimRef], patience: float = PATIENCE) -> dict[str, Answer]:
+    async def prepare(
+        self, refs: Sequence[ClaimRef], patience: float = ANSWER_SECONDS
+    ) -> dict[str, ClaimAnswer]:
         """Prepare claims; an answer for every UID, within `patience` seconds."""
         deadline = asyncio.get_running_loop().time() + patience
         return await self._all("prepare", refs, lambda ref: self._prepare(ref, deadline))
 
-    async def unprepare(self, refs: Sequence[ClaimRef], patience: float = PATIENCE) -> dict[str, Answer]:
+    async def unprepare(
+        self, refs: Sequence[ClaimRef], patience: float = ANSWER_SECONDS
+    ) -> dict[str, ClaimAnswer]:
         """Give claims back; an answer for every UID, within `patience` seconds."""
         deadline = asyncio.get_running_loop().time() + patience
         return await self._all("unprepare", refs, lambda ref: self._unprepare(ref, deadline))
@@ -72,8 +234,8 @@ class Requests:
         await self._retries.close()
 
     async def _all(
-        self, operation: str, refs: Sequence[ClaimRef], work: Callable[[ClaimRef], Awaitable[Answer]]
-    ) -> dict[str, Answer]:
+        self, operation: str, refs: Sequence[ClaimRef], work: Callable[[ClaimRef], Awaitable[ClaimAnswer]]
+    ) -> dict[str, ClaimAnswer]:
         if not refs:
             return {}
         with self._meter.request(operation):
@@ -83,8 +245,8 @@ class Requests:
         return {ref.uid: answer for ref, answer in zip(refs, answers, strict=True)}
 
     async def _answer(
-        self, operation: str, ref: ClaimRef, work: Callable[[ClaimRef], Awaitable[Answer]]
-    ) -> Answer:
+        self, operation: str, ref: ClaimRef, work: Callable[[ClaimRef], Awaitable[ClaimAnswer]]
+    ) -> ClaimAnswer:
         about = {"operation": operation, "claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid}
         try:
             answer = await work(ref)
@@ -92,19 +254,19 @@ class Requests:
             permanent = isinstance(trouble, Refused)
             log.warning("node.claim-failed", **about, permanent=permanent, reason=str(trouble))
             self._meter.failed(operation)
-            return Answer(error=f"Permanent error: {trouble}" if permanent else str(trouble))
+            return ClaimAnswer(error=f"Permanent error: {trouble}" if permanent else str(trouble))
         except Exception as error:
             log.exception("node.claim-broke", **about)
             self._meter.failed(operation)
-            return Answer(error=f"internal error ({type(error).__name__}): see the log of the plugin")
+            return ClaimAnswer(error=f"internal error ({type(error).__name__}): see the log of the plugin")
         log.info("node.claim-done", **about)
         return answer
 
-    async def _prepare(self, ref: ClaimRef, deadline: float) -> Answer:
+    async def _prepare(self, ref: ClaimRef, deadline: float) -> ClaimAnswer:
         was_missed = self._retries.stop(ref.uid)
         try:
             devices = await self._devices(ref, deadline)
-        except Obsolete:
+        except ObsoleteClaim:
             raise
         except (Exception, asyncio.CancelledError) as error:
             self._retries.begin(ref, refused=isinstance(error, Refused))
@@ -112,11 +274,11 @@ class Requests:
         if was_missed:
             # The call that went without an answer may have been for another pod with the same claim.
             self._retries.begin(ref)
-        return Answer(devices=devices)
+        return ClaimAnswer(devices=devices)
 
     async def _prepare_unasked(self, ref: ClaimRef) -> None:
         """As a call of kubelet does it, with a claim that is read anew; then have kubelet call."""
-        await self._devices(ref, asyncio.get_running_loop().time() + PATIENCE)
+        await self._devices(ref, asyncio.get_running_loop().time() + ANSWER_SECONDS)
         await self._pods.of_claim(ref)
 
     async def _devices(self, ref: ClaimRef, deadline: float) -> tuple[ReadyDevice, ...]:
@@ -128,18 +290,18 @@ class Requests:
         async def attempt() -> tuple[ReadyDevice, ...]:
             async with self._attempt(ref):
                 ready = self._preparing.ready(ref.uid)
-                return await _asking(self._preparing.prepare(claim)) if ready is None else ready
+                return await _api_failures_named(self._preparing.prepare(claim)) if ready is None else ready
 
         changes = self._plugin.changes(claim)
         return await persist(attempt, deadline=deadline, changes=changes)
 
-    async def _unprepare(self, ref: ClaimRef, deadline: float) -> Answer:
+    async def _unprepare(self, ref: ClaimRef, deadline: float) -> ClaimAnswer:
         self._retries.stop(ref.uid)
 
-        async def attempt() -> Answer:
+        async def attempt() -> ClaimAnswer:
             async with self._attempt(ref):
-                await _asking(self._preparing.unprepare(ref.uid))
-            return Answer()
+                await _api_failures_named(self._preparing.unprepare(ref.uid))
+            return ClaimAnswer()
 
         return await persist(attempt, deadline=deadline)
 
@@ -148,8 +310,8 @@ class Requests:
         return self._locks.setdefault(ref.uid, asyncio.Lock())
 
 
-async def _asking(work: Awaitable[T]) -> T:
+async def _api_failures_named(work: Awaitable[T]) -> T:
     try:
         return await work
     except KubeError as error:
-        raise api_trouble("the API server did not answer as needed", error) from error
+        raise api_failure("the API server did not answer as needed", error) from error

@@ -1,28 +1,119 @@
-"""What must change for the API server to know the devices of a node, as a plan.
+"""ResourceSlices of a node: the plan that makes them equal to the devices, and the loop that runs it.
 
-A pool is complete when all slices of its highest generation are there, so a change raises the generation:
-changed and new slices first, what is too much afterwards. Nothing is written while nothing differs.
-Source: resource.k8s.io/v1 ResourceSlice and its limits (128 devices in a slice, 64 where any has taints or
-counters).
+A pool is complete when all slices of its highest generation exist. So a change raises the generation and
+writes all slices of the pool anew: changed and new slices first, surplus ones last, so that the pool
+stays complete for as long as possible if the plan is cut off. Nothing is written while nothing differs. A
+slice has at most 128 devices, 64 where any device has taints or consumes counters (limits of
+resource.k8s.io/v1). A taint that stays keeps its `timeAdded`.
+
+An API server drops fields that it does not know or has switched off. `DroppedFields` compares each answer
+with what was sent and remembers the difference. Without it the publisher would write for ever, each time
+under a new generation, and schedulers would never find the pool at rest. Comparison ignores what the
+server adds and treats quantities by value (`1024Mi` equals `1Gi`).
+
+`SlicePublisher` publishes at the start, when the driver reports a change, when a watch shows that
+somebody else changed a slice (kubelet deletes the slices of a plugin that it lost), and every ten
+minutes. After an outage of the API server it wakes the pod sync of `requests`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
 
 import msgspec
+import structlog
 
-from rackloom.claim.allocate.objects import Device
-from rackloom.claim.kube.api import Object
-from rackloom.claim.kube.kinds import NODE, RESOURCE_SLICE
-from rackloom.claim.node.kept import Kept, Plain, plain, timeless
-from rackloom.claim.node.values import Pool
+from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, ObjectList
+from rackloom.claim.node.metrics import PluginMetrics
+from rackloom.claim.node.plugin import DevicePool, NodePlugin
+from rackloom.claim.node.tasks import beside
+from rackloom.core.allocate.objects import Device
+from rackloom.core.allocate.quantity import Quantity
+from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE, Object
+from rackloom.errors import Refused, Retry
+
+# Fields that the API server does not store.
+
+
+ComparableDevices = list[dict[str, Any]]
+"""The devices of one slice, comparable."""
+
+
+class DroppedFields:
+    """What became of the slices that were written. Forgotten with the process: a server may learn a field."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, ComparableDevices] = {}
+
+    def learn(self, sent: Object, stored: Object) -> tuple[str, ...]:
+        """Compare an answer with what was sent; returns the paths that the server dropped."""
+        wanted, found = (
+            comparable_devices(sent["spec"].get("devices", ())),
+            comparable_devices(stored["spec"].get("devices", ())),
+        )
+        dropped = tuple(dict.fromkeys(_dropped_paths(wanted, found, "devices")))
+        self._of.pop(repr(wanted), None)
+        if dropped:
+            self._of[repr(wanted)] = found
+        return dropped
+
+    def of(self, devices: Iterable[Mapping[str, Any]]) -> ComparableDevices:
+        """The devices of a slice as the server has them once they are written."""
+        wanted = comparable_devices(devices)
+        return self._of.get(repr(wanted), wanted)
+
+
+def comparable_devices(devices: Iterable[Mapping[str, Any]]) -> ComparableDevices:
+    """Devices without what the API server adds or words differently."""
+    return [_comparable_device(device) for device in devices]
+
+
+def without_time_added(taint: Mapping[str, Any]) -> dict[str, Any]:
+    """A taint without the time that the server put on it."""
+    return {key: value for key, value in taint.items() if key != "timeAdded" and value != ""}
+
+
+def _comparable_device(device: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: value for key, value in device.items() if value not in ({}, [], None)}
+    if "taints" in found:
+        found["taints"] = [without_time_added(taint) for taint in found["taints"]]
+    if "capacity" in found:
+        found["capacity"] = {name: _quantities(entry) for name, entry in found["capacity"].items()}
+    return found
+
+
+def _quantities(value: Any) -> Any:
+    """A capacity with every quantity parsed: `1024Mi` comes back as `1Gi`, in policies too."""
+    if isinstance(value, Mapping):
+        return {key: _quantities(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_quantities(one) for one in value]
+    return Quantity.parse(value)
+
+
+def _dropped_paths(sent: Any, stored: Any, path: str) -> Iterator[str]:
+    """Where `stored` has less than `sent`. Nothing where it is something else: then somebody changed it."""
+    if isinstance(sent, Mapping) and isinstance(stored, Mapping):
+        for key, value in sent.items():
+            if key not in stored:
+                yield f"{path}.{key}"
+            else:
+                yield from _dropped_paths(value, stored[key], f"{path}.{key}")
+    elif isinstance(sent, list) and isinstance(stored, list) and len(sent) == len(stored):
+        for one, other in zip(sent, stored, strict=True):
+            yield from _dropped_paths(one, other, path)
+
+
+# The plan: a pure function from pools and existing slices to writes.
+
 
 MAX_DEVICES = 128
 MAX_DEVICES_WITH_EXTRAS = 64
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
+class SliceOwner(msgspec.Struct, frozen=True, kw_only=True):
     """Whose slices they are."""
 
     driver: str
@@ -49,14 +140,17 @@ class Delete(msgspec.Struct, frozen=True):
     uid: str
 
 
-Action = Create | Update | Delete
+SliceWrite = Create | Update | Delete
 
 
 def plan_slices(
-    pools: Iterable[Pool], existing: Iterable[Object], owner: Owner, kept: Kept | None = None
-) -> tuple[Action, ...]:
+    pools: Iterable[DevicePool],
+    existing: Iterable[Object],
+    owner: SliceOwner,
+    kept: DroppedFields | None = None,
+) -> tuple[SliceWrite, ...]:
     """What turns `existing` (the owner's slices) into those of `pools`; `kept` is what became of writes."""
-    known = kept or Kept()
+    known = kept or DroppedFields()
     found: dict[str, list[Object]] = {}
     for one in sorted(existing, key=lambda one: one["metadata"]["name"]):
         found.setdefault(one["spec"]["pool"]["name"], []).append(one)
@@ -68,16 +162,18 @@ def plan_slices(
     return (*sorted(actions, key=lambda action: isinstance(action, Delete)), *surplus)
 
 
-def chunks(devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
+def split_into_slices(devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
     """The devices of each slice; a pool without devices has one empty slice, which says that it is known."""
     extras = any(device.taints or device.consumes_counters for device in devices)
     size = MAX_DEVICES_WITH_EXTRAS if extras else MAX_DEVICES
     return tuple(devices[start : start + size] for start in range(0, max(len(devices), 1), size))
 
 
-def _plan_pool(pool: Pool, existing: list[Object], owner: Owner, kept: Kept) -> Iterator[Action]:
+def _plan_pool(
+    pool: DevicePool, existing: list[Object], owner: SliceOwner, kept: DroppedFields
+) -> Iterator[SliceWrite]:
     newest = max((one["spec"]["pool"]["generation"] for one in existing), default=0)
-    wanted = [msgspec.json.decode(msgspec.json.encode(chunk)) for chunk in chunks(pool.devices)]
+    wanted = [msgspec.json.decode(msgspec.json.encode(chunk)) for chunk in split_into_slices(pool.devices)]
     current = [one for one in existing if one["spec"]["pool"]["generation"] == newest]
     if _is_published([kept.of(devices) for devices in wanted], current):
         yield from (_delete(one) for one in existing if one["spec"]["pool"]["generation"] != newest)
@@ -92,25 +188,25 @@ def _plan_pool(pool: Pool, existing: list[Object], owner: Owner, kept: Kept) -> 
             yield Update({**old, "spec": _spec(_keep_times(devices, old), place, owner)})
 
 
-def _is_published(wanted: list[Plain], existing: list[Object]) -> bool:
+def _is_published(wanted: list[ComparableDevices], existing: list[Object]) -> bool:
     if len(wanted) != len(existing):
         return False
     counted = all(one["spec"]["pool"]["resourceSliceCount"] == len(wanted) for one in existing)
-    found = [plain(one["spec"].get("devices", ())) for one in existing]
+    found = [comparable_devices(one["spec"].get("devices", ())) for one in existing]
     return counted and sorted(wanted, key=repr) == sorted(found, key=repr)
 
 
 def _keep_times(devices: list[dict[str, Any]], old: Object) -> list[dict[str, Any]]:
     """A taint that stays keeps the time since when it is there."""
     known = {
-        (device["name"], repr(sorted(timeless(taint).items()))): taint["timeAdded"]
+        (device["name"], repr(sorted(without_time_added(taint).items()))): taint["timeAdded"]
         for device in old["spec"].get("devices", ())
         for taint in device.get("taints", ())
         if "timeAdded" in taint
     }
 
     def dated(device: dict[str, Any], taint: dict[str, Any]) -> dict[str, Any]:
-        since = known.get((device["name"], repr(sorted(timeless(taint).items()))))
+        since = known.get((device["name"], repr(sorted(without_time_added(taint).items()))))
         return taint if since is None else {**taint, "timeAdded": since}
 
     return [
@@ -121,11 +217,11 @@ def _keep_times(devices: list[dict[str, Any]], old: Object) -> list[dict[str, An
     ]
 
 
-def _spec(devices: Any, place: Mapping[str, Any], owner: Owner) -> dict[str, Any]:
+def _spec(devices: Any, place: Mapping[str, Any], owner: SliceOwner) -> dict[str, Any]:
     return {"driver": owner.driver, "nodeName": owner.node, "pool": dict(place), "devices": devices}
 
 
-def _new_slice(index: int, spec: dict[str, Any], owner: Owner) -> Object:
+def _new_slice(index: int, spec: dict[str, Any], owner: SliceOwner) -> Object:
     return {
         "apiVersion": RESOURCE_SLICE.api_version,
         "kind": RESOURCE_SLICE.kind,
@@ -147,3 +243,142 @@ def _new_slice(index: int, spec: dict[str, Any], owner: Owner) -> Object:
 
 def _delete(one: Object) -> Delete:
     return Delete(one["metadata"]["name"], one["metadata"]["uid"])
+
+
+# The loop that reads, plans and writes.
+
+
+log = structlog.get_logger(__name__)
+
+RESYNC_SECONDS = 600.0
+RETRY_SECONDS = 5.0
+ROUNDS = 3
+
+
+class SlicePublisher:
+    """Publishes the pools of one plugin. `published` is set while the API server shows what is wanted.
+
+    `trouble` says why nothing was ever published; None once something was.
+
+    `on_recovery` is called when the API server answers again after a time when it did not.
+    """
+
+    def __init__(
+        self,
+        plugin: NodePlugin,
+        api: KubeApi,
+        node: str,
+        meter: PluginMetrics,
+        on_recovery: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._plugin = plugin
+        self._api = api
+        self._node = node
+        self._meter = meter
+        self._wake = asyncio.Event()
+        self._owner: SliceOwner | None = None
+        self._kept = DroppedFields()
+        self._on_recovery = on_recovery
+        self._is_cut_off = False
+        self.published = asyncio.Event()
+        self.trouble: str | None = "they were not written yet"
+
+    def wake(self) -> None:
+        """Look at the devices again soon: something about them changed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Publish, and again whenever the devices or the slices change; never returns."""
+        while True:
+            try:
+                listed = await self.publish()
+                self.published.set()
+                self.trouble = None
+            except (Retry, Refused, KubeError) as trouble:
+                self._is_cut_off |= _no_answer(trouble)
+                self.published.clear()
+                if self.trouble is not None:
+                    self.trouble = str(trouble)
+                self._meter.not_published()
+                log.warning("node.not-published", driver=self._plugin.driver, reason=str(trouble))
+                await self._rest(RETRY_SECONDS)
+                continue
+            if self._is_cut_off:
+                self._is_cut_off = False
+                self._on_recovery()
+            await self._until_changed(listed)
+
+    async def publish(self) -> ObjectList:
+        """Bring the slices up to date; the list shows that they are.
+
+        Raises `KubeError`, and `Retry` when somebody else keeps changing them.
+        """
+        owner = await self._who()
+        pools = await self._plugin.pools()
+        for _ in range(ROUNDS):
+            listed = await self._slices()
+            actions = plan_slices(pools, listed.items, owner, self._kept)
+            if not actions:
+                return listed
+            for action in actions:
+                await self._carry_out(action)
+        raise Retry(f"the slices of {owner.driver} do not stay as they are written", after=RETRY_SECONDS)
+
+    async def _carry_out(self, action: SliceWrite) -> None:
+        # Kubelet wipes slices of a plugin that it lost: what is gone or changed is seen by the next list.
+        with suppress(Conflict, NotFound):
+            match action:
+                case Create(new):
+                    self._learn(new, await self._api.create(RESOURCE_SLICE, new))
+                case Update(changed):
+                    self._learn(changed, await self._api.replace(RESOURCE_SLICE, changed))
+                case Delete(name, uid):
+                    await self._api.delete(RESOURCE_SLICE, name, uid=uid)
+        log.info("node.slice", driver=self._plugin.driver, action=type(action).__name__.lower())
+
+    def _learn(self, sent: Object, stored: Object) -> None:
+        dropped = self._kept.learn(sent, stored)
+        if dropped:
+            log.warning("node.slice-fields-dropped", driver=self._plugin.driver, fields=list(dropped))
+
+    async def _slices(self) -> ObjectList:
+        return await self._api.list(RESOURCE_SLICE, fields=self._ours())
+
+    def _ours(self) -> str:
+        return f"spec.driver={self._plugin.driver},spec.nodeName={self._node}"
+
+    async def _who(self) -> SliceOwner:
+        if self._owner is None:
+            node = await self._api.get(NODE, self._node)
+            self._owner = SliceOwner(
+                driver=self._plugin.driver, node=self._node, node_uid=node["metadata"]["uid"]
+            )
+        return self._owner
+
+    async def _until_changed(self, listed: ObjectList) -> None:
+        """Until the plugin wakes us, somebody else touches a slice, or a long time has passed."""
+        async with beside(self._watch(listed.resource_version)):
+            await self._rest(RESYNC_SECONDS)
+
+    async def _watch(self, resource_version: str) -> None:
+        events = self._api.watch(RESOURCE_SLICE, resource_version=resource_version, fields=self._ours())
+        try:
+            async for event in events:
+                if event.type != "BOOKMARK":
+                    self.wake()
+        except KubeError as error:
+            log.info("node.slice-watch-ended", driver=self._plugin.driver, reason=error.message)
+            self._is_cut_off |= _no_answer(error)
+            await asyncio.sleep(RETRY_SECONDS)
+        self.wake()
+
+    async def _rest(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        self._wake.clear()
+
+
+def _no_answer(trouble: Exception) -> bool:
+    """Whether the API server could not be reached, or could not serve."""
+    return isinstance(trouble, KubeError) and (trouble.code == 0 or trouble.code >= 500)

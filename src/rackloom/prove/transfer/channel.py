@@ -1,14 +1,19 @@
-"""The control channel between two ends: small frames over TCP, authenticated both ways.
+"""The control channel between two ends: authenticated frames over TCP, and their messages.
 
-NIXL needs a side channel for agent metadata and addresses. Whoever can write to it decides which memory is
-overwritten, so every frame carries a MAC under a session key that only the holders of the shared secret
-can derive, with direction and sequence number inside (no replay, no reflection). The frames are not
-encrypted: they hold addresses and counters, no payload.
+NIXL needs a side channel for agent metadata and addresses. Whoever can write to it decides which memory
+is overwritten, so every frame carries an HMAC-SHA256 under a session key that only holders of the shared
+secret can derive. Direction and sequence number are part of the MAC: no replay, no reflection. Frames are
+not encrypted; they hold addresses and counters, no payload.
 
-Frame: 4 bytes big-endian length of the body, 32 bytes HMAC-SHA256, body (msgpack).
-Handshake: initiator sends its nonce; target answers with its own; initiator proves the secret over both;
-target proves it in turn. The initiator goes first, so that a stranger who connects learns nothing from which
-the secret could be guessed.
+Frame: 4 bytes length of the body (big-endian), 32 bytes MAC, body (msgpack, 1 MiB at most).
+
+Handshake: the initiator sends its nonce, the target answers with its own, the initiator proves the secret
+over both nonces, then the target does. The initiator goes first, so a stranger who connects learns
+nothing from which the secret could be guessed.
+
+Messages: the initiator sends Offer, Begin, Finish; the target answers Served, Begun, Finished, or Refusal
+to an offer that it cannot take. Every read and write ends by the deadline of the `Wire`; a peer that is
+gone or too slow is Retry, a wrong secret or an altered frame is Refused.
 """
 
 import hmac
@@ -23,13 +28,17 @@ from typing import Literal, TypeVar
 import msgspec
 
 from rackloom.errors import Refused, Retry
+from rackloom.prove.transfer.values import EndRecord, TransferSpec
 
-MAX_BODY = 1 << 20
+# Frames and handshake.
+
+
+MAX_FRAME_BODY = 1 << 20
 """Largest body of a frame: metadata (hundreds of bytes) and MAX_BLOCKS descriptors fit well."""
-MIN_SECRET = 16
-NONCE = 32
-PREFIX = b"rackloom-transfer-1 "
-_NO = bytes(NONCE)
+MIN_SECRET_CHARACTERS = 16
+NONCE_BYTES = 32
+PROTOCOL_PREFIX = b"rackloom-transfer-1 "
+_REJECTED = bytes(NONCE_BYTES)
 """In place of the target's proof: the initiator's was wrong."""
 _HEAD = struct.Struct("!I32s")
 
@@ -43,10 +52,10 @@ def check_secret(secret: str) -> bytes:
     Raises:
         Refused: shorter than MIN_SECRET characters, so that it could be guessed.
     """
-    if len(secret) < MIN_SECRET:
+    if len(secret) < MIN_SECRET_CHARACTERS:
         raise Refused(
             f"the shared secret has {len(secret)} characters",
-            nearest_fix=f"use at least {MIN_SECRET}, such as the output of `openssl rand -hex 32`",
+            nearest_fix=f"use at least {MIN_SECRET_CHARACTERS}, such as the output of `openssl rand -hex 32`",
         )
     return secret.encode()
 
@@ -125,7 +134,7 @@ class Channel:
             Retry: the peer is gone or too slow.
         """
         body = msgspec.msgpack.encode(message)
-        if len(body) > MAX_BODY:
+        if len(body) > MAX_FRAME_BODY:
             raise Refused(f"a control message of {len(body)} bytes", nearest_fix="ask for fewer blocks")
         mac = _frame_mac(self._key, self._mine, self._sent, body)
         self._sent += 1
@@ -139,8 +148,10 @@ class Channel:
             Retry: the peer is gone or too slow.
         """
         size, mac = _HEAD.unpack(self._wire.receive(_HEAD.size))
-        if size > MAX_BODY:
-            raise Refused(f"the peer announced a control message of {size} bytes; the limit is {MAX_BODY}")
+        if size > MAX_FRAME_BODY:
+            raise Refused(
+                f"the peer announced a control message of {size} bytes; the limit is {MAX_FRAME_BODY}"
+            )
         body = self._wire.receive(size)
         if not hmac.compare_digest(mac, _frame_mac(self._key, self._theirs, self._received, body)):
             raise Refused("a control message was altered or replayed")
@@ -162,55 +173,114 @@ class Channel:
         self._wire.close()
 
 
-def connect(wire: Wire, secret: bytes) -> Channel:
+def connect_channel(wire: Wire, secret: bytes) -> Channel:
     """The initiator's half of the handshake.
 
     Raises:
         Refused: the peer does not speak this protocol, or does not hold the same secret.
         Retry: the peer is gone or too slow.
     """
-    mine = secrets.token_bytes(NONCE)
-    wire.send(PREFIX + mine)
-    theirs = _nonce(wire)
-    wire.send(_proof(secret, b"initiator", mine, theirs))
-    if not hmac.compare_digest(wire.receive(NONCE), _proof(secret, b"target", mine, theirs)):
-        raise _other_secret()
-    return Channel(wire, _proof(secret, b"session", mine, theirs), "initiator")
+    mine = secrets.token_bytes(NONCE_BYTES)
+    wire.send(PROTOCOL_PREFIX + mine)
+    theirs = _receive_nonce(wire)
+    wire.send(_secret_proof(secret, b"initiator", mine, theirs))
+    if not hmac.compare_digest(wire.receive(NONCE_BYTES), _secret_proof(secret, b"target", mine, theirs)):
+        raise _wrong_secret()
+    return Channel(wire, _secret_proof(secret, b"session", mine, theirs), "initiator")
 
 
-def accept(wire: Wire, secret: bytes) -> Channel:
+def accept_channel(wire: Wire, secret: bytes) -> Channel:
     """The target's half of the handshake; the initiator has to prove itself first.
 
     Raises:
         Refused: the peer does not speak this protocol, or does not hold the same secret.
         Retry: the peer is gone or too slow.
     """
-    theirs = _nonce(wire)
-    mine = secrets.token_bytes(NONCE)
-    wire.send(PREFIX + mine)
-    if not hmac.compare_digest(wire.receive(NONCE), _proof(secret, b"initiator", theirs, mine)):
-        wire.send(_NO)
-        raise _other_secret()
-    wire.send(_proof(secret, b"target", theirs, mine))
-    return Channel(wire, _proof(secret, b"session", theirs, mine), "target")
+    theirs = _receive_nonce(wire)
+    mine = secrets.token_bytes(NONCE_BYTES)
+    wire.send(PROTOCOL_PREFIX + mine)
+    if not hmac.compare_digest(wire.receive(NONCE_BYTES), _secret_proof(secret, b"initiator", theirs, mine)):
+        wire.send(_REJECTED)
+        raise _wrong_secret()
+    wire.send(_secret_proof(secret, b"target", theirs, mine))
+    return Channel(wire, _secret_proof(secret, b"session", theirs, mine), "target")
 
 
-def _other_secret() -> Refused:
+def _wrong_secret() -> Refused:
     return Refused("the two ends hold different secrets", nearest_fix="give both ends the same secret")
 
 
-def _nonce(wire: Wire) -> bytes:
-    if wire.receive(len(PREFIX)) != PREFIX:
+def _receive_nonce(wire: Wire) -> bytes:
+    if wire.receive(len(PROTOCOL_PREFIX)) != PROTOCOL_PREFIX:
         raise Refused(
             "the peer does not speak this version of the control channel",
             nearest_fix="run the same version of rackloom at both ends",
         )
-    return wire.receive(NONCE)
+    return wire.receive(NONCE_BYTES)
 
 
-def _proof(secret: bytes, purpose: bytes, initiator_nonce: bytes, target_nonce: bytes) -> bytes:
-    return hmac.digest(secret, PREFIX + purpose + b" " + initiator_nonce + target_nonce, "sha256")
+def _secret_proof(secret: bytes, purpose: bytes, initiator_nonce: bytes, target_nonce: bytes) -> bytes:
+    return hmac.digest(secret, PROTOCOL_PREFIX + purpose + b" " + initiator_nonce + target_nonce, "sha256")
 
 
 def _frame_mac(key: bytes, sender: bytes, sequence: int, body: bytes) -> bytes:
     return hmac.digest(key, sender + b" " + sequence.to_bytes(8, "big") + body, "sha256")
+
+
+# Messages.
+
+
+BlockDescriptor = tuple[int, int, int]
+"""Address, length in bytes, device: NIXL's own triple."""
+
+
+class Offer(msgspec.Struct, frozen=True, tag=True):
+    """The measurement the initiator wants to make."""
+
+    spec: TransferSpec
+
+
+class Served(msgspec.Struct, frozen=True, tag=True):
+    """The target's buffer is registered: NIXL agent metadata as raw bytes, one descriptor per block."""
+
+    metadata: bytes
+    descriptors: tuple[BlockDescriptor, ...]
+    memory: Literal["DRAM", "VRAM"] = "DRAM"
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True):
+    """The target will not do it."""
+
+    reason: str
+    nearest_fix: str | None
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Warm-ups are over: wipe the sink, read the counters."""
+
+
+class Begun(msgspec.Struct, frozen=True, tag=True):
+    """Done; the timed iterations may start."""
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """The last timed iteration is complete: read the counters, hash the buffer."""
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """The target's side of the evidence."""
+
+    record: EndRecord
+
+
+def receive_served(channel: Channel) -> Served:
+    """The target's answer to an offer.
+
+    Raises:
+        Refused: the target declined, with its reason.
+        Retry: the peer is gone or too slow.
+    """
+    answer = channel.receive(Served | Refusal)  # type: ignore[arg-type]  # a union is a type to msgspec
+    if isinstance(answer, Refusal):
+        raise Refused(f"the target refused: {answer.reason}", nearest_fix=answer.nearest_fix)
+    return answer

@@ -1,4 +1,10 @@
-"""The process of one end: `python -m rackloom.prove.transfer.end`, spoken to as `events` describes."""
+"""The process of one end: `python -m rackloom.prove.transfer.end`, spoken to as in `processes`.
+
+It takes the secret and one order from standard input, carries it out and exits with 0, with 1 after a
+Failed event, or with 3 when standard input closes, because then nobody is left to hear a result. Standard
+output is kept for events: whatever a library prints goes to standard error. The process leaves with
+`os._exit`, since destructors of a backend whose peer vanished can block for ever.
+"""
 
 import os
 import sys
@@ -10,11 +16,20 @@ from typing import BinaryIO, TextIO
 import msgspec
 
 from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer import initiator, target
+from rackloom.prove.transfer import endpoints
 from rackloom.prove.transfer.channel import check_secret
-from rackloom.prove.transfer.events import BeTarget, Done, Event, Failed, Listening, Order, TurnedAway, Warm
+from rackloom.prove.transfer.processes import (
+    BeTarget,
+    Done,
+    Event,
+    Failed,
+    Listening,
+    Order,
+    TurnedAway,
+    Warm,
+)
 
-_ORDER: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
+_ORDER_DECODER: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 ORPHANED = 3
 """Exit code when standard input closed: nobody is left to hear a result."""
 _started = threading.Event()
@@ -25,8 +40,8 @@ def main() -> None:
     out = _private_stdout()
     try:
         secret = check_secret(sys.stdin.buffer.readline().decode().rstrip("\n"))
-        order = _ORDER.decode(sys.stdin.buffer.readline())
-        threading.Thread(target=_hear_starter, args=(sys.stdin.buffer,), daemon=True).start()
+        order = _ORDER_DECODER.decode(sys.stdin.buffer.readline())
+        threading.Thread(target=_watch_parent, args=(sys.stdin.buffer,), daemon=True).start()
         _emit(out, carry_out(order, secret, out))
         code = 0
     except Retry as retry:
@@ -47,10 +62,10 @@ def carry_out(order: Order, secret: bytes, out: TextIO) -> Done:
     """
     if not isinstance(order, BeTarget):
         ready = partial(_await_start, out) if order.hold else None
-        return Done(initiator.run(order.host, order.port, secret, order.spec, order.seat, ready))
-    with target.listen(order.host, order.port) as listener:
+        return Done(endpoints.run_initiator(order.host, order.port, secret, order.spec, order.seat, ready))
+    with endpoints.listen_for_initiator(order.host, order.port) as listener:
         _emit(out, Listening(order.host, listener.getsockname()[1]))
-        target.serve(
+        endpoints.serve_target(
             listener,
             secret,
             order.seat,
@@ -79,7 +94,7 @@ def _await_start(out: TextIO, seconds: float) -> None:
         raise Retry("nobody said when to start", after=1.0)
 
 
-def _hear_starter(stdin: BinaryIO) -> None:
+def _watch_parent(stdin: BinaryIO) -> None:
     """Any further line is the word to start; the end of the input is the end of whoever started this."""
     for _ in stdin:
         _started.set()

@@ -1,4 +1,17 @@
-"""Which NIC each GPU is driven through, and on which processors. Pure."""
+"""Which NIC each GPU is driven through, and on which processors its ends run.
+
+`pair_up` gives each GPU a NIC of its own: as few pairs as possible of the farthest PCIe path class, then
+of the next nearer, and so on. It is a minimum-cost bipartite matching by successive shortest augmenting
+paths; a pair of one class costs more than one pair for every GPU of all nearer classes, so the sum
+compares the classes in that order. `every_pair` is the whole matrix instead. `disjoint` says whether
+pairs can be driven at once without sharing a GPU or a NIC.
+
+Both ends of a transfer poll. `spread_cores` gives each end an equal part of the processors, and
+`without_core` counts the ends of a host that cannot have one of their own: a maximum bipartite matching
+of ends and processors by augmenting paths (Kuhn's algorithm).
+
+GPUs are named by PCI address, because CUDA orders them by speed and not by slot.
+"""
 
 from collections.abc import Sequence
 
@@ -9,7 +22,7 @@ from rackloom.topology.affinity import classes, partner
 from rackloom.topology.machine import Machine, Nic, PathClass
 
 
-class Pair(msgspec.Struct, frozen=True):
+class GpuNicPair(msgspec.Struct, frozen=True):
     """One GPU (or host memory) and the NIC that it is pinned to, by UCX's name."""
 
     device: str
@@ -21,7 +34,7 @@ class Pair(msgspec.Struct, frozen=True):
     """The class of the nearest NIC that this GPU has on its machine, claimed or not."""
 
 
-def pair_up(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple[Pair, ...]:
+def pair_up(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple[GpuNicPair, ...]:
     """One NIC for each of `gpus`: as few pairs as possible of the farthest class, then of the next nearer.
 
     Raises:
@@ -40,11 +53,13 @@ def pair_up(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple
     matrix = classes(machine)
     # A pair of one class costs more than one pair for every GPU of the class before it.
     steps = {path_class: (len(gpus) + 1) ** k for k, path_class in enumerate(PathClass)}
-    chosen = _match({gpu: {nic: steps[matrix[gpu][nic].path_class] for nic in nics} for gpu in gpus})
-    return tuple(_pair(machine, gpu, chosen[gpu]) for gpu in gpus)
+    chosen = _cheapest_matching(
+        {gpu: {nic: steps[matrix[gpu][nic].path_class] for nic in nics} for gpu in gpus}
+    )
+    return tuple(_named_pair(machine, gpu, chosen[gpu]) for gpu in gpus)
 
 
-def devices_of(
+def device_indices(
     machine: Machine, gpus: Sequence[str], nics: Sequence[str] | None
 ) -> tuple[list[int], list[int]]:
     """Indices of GPUs by PCI address and of NICs by any of their names; None takes every usable NIC.
@@ -53,7 +68,7 @@ def devices_of(
         Refused: the machine does not have a device of that name.
     """
     by_address = {gpu.pci_address: gpu.index for gpu in machine.gpus}
-    by_name = {name: nic.index for nic in machine.nics for name in _names(nic)}
+    by_name = {name: nic.index for nic in machine.nics for name in _nic_names(nic)}
     lacking = [name for name in gpus if name not in by_address] + [
         name for name in nics or () if name not in by_name
     ]
@@ -66,7 +81,7 @@ def devices_of(
     return [by_address[gpu] for gpu in gpus], usable if nics is None else [by_name[nic] for nic in nics]
 
 
-def describe(machine: Machine | None, device: str, address: str | None, nic: str) -> Pair:
+def describe_pair(machine: Machine | None, device: str, address: str | None, nic: str) -> GpuNicPair:
     """A pair that somebody chose, with what is known of it; `address` is the PCI address of `device`."""
     gpu = (
         next((gpu for gpu in machine.gpus if address and gpu.pci_address == address), None)
@@ -74,18 +89,18 @@ def describe(machine: Machine | None, device: str, address: str | None, nic: str
         else None
     )
     name = nic.split(":", 1)[0]
-    found = next((one for one in machine.nics if name in _names(one)), None) if machine else None
+    found = next((one for one in machine.nics if name in _nic_names(one)), None) if machine else None
     if machine is None or gpu is None or found is None:
-        return Pair(device, nic)
-    return msgspec.structs.replace(_classified(machine, gpu.index, found.index), device=device, nic=nic)
+        return GpuNicPair(device, nic)
+    return msgspec.structs.replace(_pair_classes(machine, gpu.index, found.index), device=device, nic=nic)
 
 
-def every_pair(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple[Pair, ...]:
+def every_pair(machine: Machine, gpus: Sequence[int], nics: Sequence[int]) -> tuple[GpuNicPair, ...]:
     """The whole matrix, row by row."""
-    return tuple(_pair(machine, gpu, nic) for gpu in gpus for nic in nics)
+    return tuple(_named_pair(machine, gpu, nic) for gpu in gpus for nic in nics)
 
 
-def disjoint(pairs: Sequence[Pair]) -> bool:
+def are_disjoint(pairs: Sequence[GpuNicPair]) -> bool:
     """Whether several pairs can be driven at once without meeting on a GPU or a NIC."""
     gpus = [pair.device for pair in pairs if pair.device != "cpu"]
     nics = [pair.nic for pair in pairs]
@@ -114,7 +129,7 @@ def without_core(cores: Sequence[Sequence[int]]) -> int:
     return sum(not settle(end, set()) for end in range(len(cores)))
 
 
-def _match(cost: dict[int, dict[int, int]]) -> dict[int, int]:
+def _cheapest_matching(cost: dict[int, dict[int, int]]) -> dict[int, int]:
     """NIC of each GPU at the least total cost: shortest augmenting paths, one GPU after the other."""
     owner: dict[int, int] = {}
     for gpu, row in cost.items():
@@ -142,7 +157,7 @@ def _shortest_paths(
     return reach, before
 
 
-def _pair(machine: Machine, gpu: int, nic: int) -> Pair:
+def _named_pair(machine: Machine, gpu: int, nic: int) -> GpuNicPair:
     device = machine.nics[nic]
     name = f"{device.rdma_device}:1" if device.rdma_device else device.if_name
     if name is None:
@@ -151,14 +166,14 @@ def _pair(machine: Machine, gpu: int, nic: int) -> Pair:
             nearest_fix="leave it out, or bind its driver",
         )
     gpu_name = machine.gpus[gpu].pci_address or gpu  # CUDA's own order is by speed, not by slot
-    return msgspec.structs.replace(_classified(machine, gpu, nic), device=f"cuda:{gpu_name}", nic=name)
+    return msgspec.structs.replace(_pair_classes(machine, gpu, nic), device=f"cuda:{gpu_name}", nic=name)
 
 
-def _classified(machine: Machine, gpu: int, nic: int) -> Pair:
+def _pair_classes(machine: Machine, gpu: int, nic: int) -> GpuNicPair:
     mine, best = classes(machine)[gpu][nic].path_class, partner(machine, gpu)
     known = None if mine is PathClass.UNKNOWN else mine.value
-    return Pair("", "", known, best[0].path_class.value if best else None)
+    return GpuNicPair("", "", known, best[0].path_class.value if best else None)
 
 
-def _names(nic: Nic) -> set[str]:
+def _nic_names(nic: Nic) -> set[str]:
     return {name for name in (nic.if_name, nic.rdma_device, nic.pci_address) if name is not None}

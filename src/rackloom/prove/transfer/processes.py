@@ -1,32 +1,118 @@
-"""The ends as child processes: started with an order, heard, and ended by their own id in every case."""
+"""Ends as child processes: their orders and events, how they are ended, and targets that serve.
 
+UCX reads its pins from the environment of its process, so every end has a process of its own. On standard
+input an end gets the shared secret (a line of its own, so that no order holds it), then one order; when
+standard input closes, the parent is gone and the end exits. On standard output it writes events. Both are
+lines of JSON.
+
+`EndProcess` starts an end in its own session, so that Ctrl-C reaches the parent alone, and ends it in
+every case: closed input, then SIGTERM, then SIGKILL, two seconds apart, by its own process id. A process
+that ends without a result is reported with its last line on standard error.
+
+`serve_targets` runs one target per seat on consecutive ports, each with its share of the processors.
+"""
+
+import math
+import os
 import selectors
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 from typing import IO, TypeVar, cast
 
 import msgspec
 
-from rackloom.errors import Retry
-from rackloom.prove.transfer.events import Event, Failed, Order
+from rackloom.errors import Refused, Retry
+from rackloom.prove.transfer.agent import require_nixl
+from rackloom.prove.transfer.pairing import spread_cores
+from rackloom.prove.transfer.values import EndConfig, Measurement, TransferSpec
 
-PROGRAM = (sys.executable, "-P", "-m", "rackloom.prove.transfer.end")
+# Orders and events.
+
+
+class BeTarget(msgspec.Struct, frozen=True, tag=True):
+    """Listen at `host`, `port` (0: any) and serve one initiator, or without `once` all that come."""
+
+    host: str
+    port: int
+    seat: EndConfig
+    once: bool
+    timeout_seconds: float
+
+
+class BeInitiator(msgspec.Struct, frozen=True, tag=True):
+    """Measure `spec` against the target at `host`, `port`."""
+
+    host: str
+    port: int
+    seat: EndConfig
+    spec: TransferSpec
+    hold: bool = False
+    """Say Warm after the warm-ups, and time only once a further line arrives on standard input."""
+
+
+class Listening(msgspec.Struct, frozen=True, tag=True):
+    """The target can be reached."""
+
+    host: str
+    port: int
+
+
+class TurnedAway(msgspec.Struct, frozen=True, tag=True):
+    """A connection did not lead to a measurement."""
+
+    peer: str
+    reason: str
+
+
+class Warm(msgspec.Struct, frozen=True, tag=True):
+    """The warm-ups are over; the initiator waits for the word to start."""
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The initiator has measured; a target has nothing to add."""
+
+    measured: Measurement | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The end gave up. `after` is set when trying again may help."""
+
+    reason: str
+    nearest_fix: str | None = None
+    after: float | None = None
+
+    def error(self) -> Refused | Retry:
+        """The error that the end raised."""
+        if self.after is not None:
+            return Retry(self.reason, after=self.after)
+        return Refused(self.reason, nearest_fix=self.nearest_fix)
+
+
+Order = BeTarget | BeInitiator
+Event = Listening | TurnedAway | Warm | Done | Failed
+
+
+# The child process.
+
+
+END_PROGRAM = (sys.executable, "-P", "-m", "rackloom.prove.transfer.end")
 """-P: a directory named rackloom where the user stands is not this package."""
 LONGEST_LINE = 16 << 20
-_LOOK = 3600.0
+_LONGEST_WAIT = 3600.0
 """Longest single wait, seconds; the kernel's own limit is below a month."""
-_GRACE = 2.0
+_GRACE_SECONDS = 2.0
 """Seconds between asking a child to end (its standard input closes), SIGTERM, and SIGKILL."""
 
-_EVENT: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_EVENT_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 E = TypeVar("E", bound=Event)
 
 
-class End:
+class EndProcess:
     """A running end. Use it as a context manager: leaving it, however, ends the process.
 
     It gets its own session, so that Ctrl-C reaches the parent alone, which then ends both ends.
@@ -37,7 +123,7 @@ class End:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the end)
         self._lines = bytearray()
         self._process = subprocess.Popen(
-            [*prefix, *PROGRAM],
+            [*prefix, *END_PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -54,7 +140,7 @@ class End:
         """The process id of the child."""
         return self._process.pid
 
-    def __enter__(self) -> "End":
+    def __enter__(self) -> "EndProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -66,7 +152,7 @@ class End:
         Raises:
             Retry: the end said nothing in time, or ended without a word.
         """
-        return _EVENT.decode(self._line(deadline))
+        return _EVENT_DECODER.decode(self._line(deadline))
 
     def expect(self, kind: type[E], deadline: float) -> E:
         """The next event of `kind`; others are passed over.
@@ -92,7 +178,7 @@ class End:
             self._stdin.close()
         for push in (self._process.terminate, self._process.kill):
             try:
-                self._process.wait(_GRACE)
+                self._process.wait(_GRACE_SECONDS)
                 break
             except subprocess.TimeoutExpired:
                 push()
@@ -104,7 +190,7 @@ class End:
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
             while (end := self._lines.find(b"\n")) < 0:
-                if not selector.select(min(_LOOK, max(0.0, deadline - time.monotonic()))):
+                if not selector.select(min(_LONGEST_WAIT, max(0.0, deadline - time.monotonic()))):
                     if time.monotonic() < deadline:
                         continue
                     raise Retry(f"the {self._name} said nothing in time", after=1.0)
@@ -120,3 +206,59 @@ class End:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
+
+
+# Several targets at once.
+
+
+_START_SECONDS = 30.0
+
+
+def serve_targets(
+    host: str,
+    port: int,
+    secret: str,
+    seats: Sequence[EndConfig],
+    say: Callable[[str], None],
+    *,
+    once: bool,
+    timeout: float,
+) -> None:
+    """Serve seat k at `port` + k, until every one has served (`once`, within `timeout` seconds) or for ever.
+
+    Raises:
+        Refused, Retry: what the first target that failed failed with.
+    """
+    require_nixl()
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(len(seats)))  # left last: its threads end with the ends
+        ends = []
+        for k, seat in enumerate(_spread_over_cores(seats)):
+            order = BeTarget(host, port + k, seat, once, timeout)
+            ends.append(stack.enter_context(EndProcess((), secret, order)))
+            ends[-1].expect(Listening, time.monotonic() + _START_SECONDS)
+            nics = ", ".join(seat.ucx.net_devices)
+            say(f"listening on {host} port {port + k} for {seat.device} over {nics}")
+        deadline = time.monotonic() + timeout + _START_SECONDS if once else math.inf
+        following = [pool.submit(_relay_events, end, deadline, say) for end in ends]
+        over, _ = wait(following, return_when=FIRST_EXCEPTION)
+        for one in over:
+            one.result()
+
+
+def _spread_over_cores(seats: Sequence[EndConfig]) -> Sequence[EndConfig]:
+    """The seats with a part of the processors each, if there are enough; the reports say if not."""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < len(seats):
+        return seats
+    parts = spread_cores(len(seats), usable)
+    return [msgspec.structs.replace(seat, cores=part) for seat, part in zip(seats, parts, strict=True)]
+
+
+def _relay_events(end: EndProcess, deadline: float, say: Callable[[str], None]) -> None:
+    """Repeat what a target says until it is done."""
+    while not isinstance(event := end.event(deadline), Done):
+        if isinstance(event, TurnedAway):
+            say(f"{event.peer}: {event.reason}")
+        elif isinstance(event, Failed):
+            raise event.error()

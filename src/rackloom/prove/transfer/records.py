@@ -1,22 +1,116 @@
-"""A measurement kept in a file: what was measured, where, and what other tools said of the same machine."""
+"""Measurements kept in files: what was measured and where, with the output of other tools.
 
+A `TransferRecord` holds the request, the report with the circumstances of every run, the discovered
+machine of the initiator, and the output of nvbandwidth or nccl-tests where the user added it. If a run
+fails after others were complete, the record keeps those and says why it is incomplete.
+
+Files are written atomically: to a temporary file beside the target, synced, then renamed. A file that
+cannot be written leaves the old one as it was.
+"""
+
+import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from rackloom.errors import Refused, Retry
-from rackloom.prove.transfer.imported import Evidence
-from rackloom.prove.transfer.report import single
+from rackloom.prove.transfer.report import single_report
 from rackloom.prove.transfer.values import AlignmentReport, TransferReport, TransferSpec
 from rackloom.topology.machine import Machine
 
+# Output of other tools.
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+
+_NCCL_ROW = re.compile(r"\s*\d+\s+\d+\s+\w+\s+\w+\s+-?\d+\s+(?P<figures>[\d.\sN/A]+)")
+"""nccl-tests: size, count, type, redop, root; then time, algbw, busbw, #wrong out of place and in place."""
+_NCCL_AVERAGE = re.compile(r"#\s*Avg bus bandwidth\s*:\s*([\d.]+)")
+_NCCL_OUT_OF_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d+)")
+
+
+class ToolFigure(msgspec.Struct, frozen=True):
+    """One number of another tool, with its matrix where it has one."""
+
+    name: str
+    value: float
+    unit: str = "GB/s"
+    matrix: tuple[tuple[float | None, ...], ...] = ()
+    """Rows and columns as the tool prints them, GPUs in CUDA's order; None where it measured nothing."""
+
+
+class ToolOutput(msgspec.Struct, frozen=True):
+    """The output of another tool."""
+
+    tool: Literal["nvbandwidth", "nccl-tests"]
+    file: str
+    correct: bool | None
+    """Whether the tool says that its data were right, or its tests passed; None if it says neither."""
+    figures: tuple[ToolFigure, ...]
+
+
+def read_nvbandwidth(text: str, file: str) -> ToolOutput:
+    """`nvbandwidth -j` output; lines that MPI or the shell printed around the document are passed over.
+
+    Raises:
+        Refused: there is no such document in it.
+    """
+    try:
+        document = json.loads(text[text.index("{") : text.rindex("}") + 1])["nvbandwidth"]
+        cases = [case for case in document["testcases"] if case.get("status") != "Waived"]
+        figures = tuple(_test_case_figure(case) for case in cases if "bandwidth_matrix" in case)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Refused(
+            f"{file} is not the output of nvbandwidth -j: {error!r}", nearest_fix="save what -j prints"
+        ) from error
+    if not figures:
+        raise Refused(f"{file} holds no bandwidth of nvbandwidth", nearest_fix="run at least one copy test")
+    return ToolOutput("nvbandwidth", file, all(case.get("status") == "Passed" for case in cases), figures)
+
+
+def read_nccl(text: str, file: str) -> ToolOutput:
+    """What a program of nccl-tests printed.
+
+    Raises:
+        Refused: there is no row of its table in it.
+    """
+    rows = tuple(_nccl_rows(text))
+    if not rows:
+        raise Refused(
+            f"{file} holds no row of nccl-tests", nearest_fix="save what such as all_reduce_perf prints"
+        )
+    average = _NCCL_AVERAGE.search(text)
+    wrong = _NCCL_OUT_OF_BOUNDS.search(text)
+    figures = (ToolFigure("average bus bandwidth", float(average[1])), *rows) if average else rows
+    return ToolOutput("nccl-tests", file, None if wrong is None else wrong[1] == "0", figures)
+
+
+def _test_case_figure(case: dict[str, Any]) -> ToolFigure:
+    matrix = tuple(tuple(_matrix_cell(cell) for cell in row) for row in case["bandwidth_matrix"])
+    known = [cell for row in matrix for cell in row if cell is not None]
+    unit = "ns" if "latency" in case["name"] else "GB/s"
+    return ToolFigure(case["name"], sum(known) / len(known) if known else 0.0, unit, matrix)
+
+
+def _matrix_cell(cell: object) -> float | None:
+    """Cells are numbers written as strings, or N/A."""
+    return None if cell in (None, "N/A", "") else float(str(cell))
+
+
+def _nccl_rows(text: str) -> Iterator[ToolFigure]:
+    for line in text.splitlines():
+        if (row := _NCCL_ROW.match(line)) and len(figures := row["figures"].split()) >= 3:
+            yield ToolFigure(f"bus bandwidth at {int(line.split()[0])} bytes", float(figures[2]))
+
+
+# Record files.
+
+
+class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One file. `report` carries the environment of every run."""
 
     format: Literal["rackloom-transfer/1"] = "rackloom-transfer/1"
@@ -26,35 +120,35 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     report: AlignmentReport
     machine: Machine | None = None
     """The initiator's host as it was discovered; None where links were emulated or nothing could be read."""
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[ToolOutput, ...] = ()
     incomplete: str | None = None
     """Why runs are missing, or None."""
 
 
-def discovered(discover: Callable[[], Machine]) -> Machine | None:
+def discover_or_none(discover: Callable[[], Machine]) -> Machine | None:
     """The machine, or None where its kernel and driver do not tell."""
     with suppress(Refused, Retry):
         return discover()
     return None
 
 
-def partial(runs: Sequence[TransferReport], reason: str) -> AlignmentReport:
+def partial_report(runs: Sequence[TransferReport], reason: str) -> AlignmentReport:
     """The runs that were complete when the next one failed (at least one)."""
     return msgspec.structs.replace(
-        single("partial", list(runs), f"incomplete: {reason}"), emulated=runs[0].emulated, proved=False
+        single_report("partial", list(runs), f"incomplete: {reason}"), emulated=runs[0].emulated, proved=False
     )
 
 
-def save(record: Record, file: Path) -> None:
+def save_record(record: TransferRecord, file: Path) -> None:
     """Write the record whole or not at all; a file of that name stays as it was if it cannot be written.
 
     Raises:
         Refused: the disk is full, or the place cannot be written to.
     """
-    write_whole(msgspec.json.format(msgspec.json.encode(record), indent=1), file)
+    write_atomically(msgspec.json.format(msgspec.json.encode(record), indent=1), file)
 
 
-def write_whole(content: bytes, file: Path) -> None:
+def write_atomically(content: bytes, file: Path) -> None:
     """Put `content` beside `file`, then in its place.
 
     Raises:
@@ -78,14 +172,14 @@ def write_whole(content: bytes, file: Path) -> None:
         ) from error
 
 
-def load(file: Path) -> Record:
+def load_record(file: Path) -> TransferRecord:
     """The record in `file`.
 
     Raises:
         Refused: there is none.
     """
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Record)
+        return msgspec.json.decode(file.read_bytes(), type=TransferRecord)
     except OSError as error:
         raise Refused(f"{file}: {error.strerror}", nearest_fix="name a file that can be read") from error
     except msgspec.DecodeError as error:

@@ -1,33 +1,48 @@
-"""Turns what the ends observed into reports; pure."""
+"""Builds reports from what both ends observed: one run, the arms of a comparison, a matrix of pairs.
+
+`build_report` computes the figures of one run (mean and percentiles over the timed iterations, rate, the
+part of the time spent posting) and adds the proof of the path, the expectation of the rate, the
+circumstances of the measurement, and reasons to distrust the rate, such as contention. Data are verified
+if both ends have the same digest.
+
+`single_report`, `alignment_report` and `matrix_report` combine runs: one placement; aligned against
+unaligned, measured ratio beside declared ratio; every pair alone and all at once, with the share of time
+in which all pairs were timed side by side. A report is proved only if every run verified its data and
+kept its promise, where it had one. Contention makes rates unreliable; data and path are proved all the
+same.
+"""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from rackloom.errors import Refused
-from rackloom.prove.transfer.expectation import expect
-from rackloom.prove.transfer.host import contention
-from rackloom.prove.transfer.intervals import mean_interval
-from rackloom.prove.transfer.measure import gigabytes_per_second, mean, spread, summarize
-from rackloom.prove.transfer.pairing import Pair
-from rackloom.prove.transfer.path import prove
+from rackloom.prove.transfer.pairing import GpuNicPair
+from rackloom.prove.transfer.proof import contention_reason, expect_rate, prove_path
+from rackloom.prove.transfer.statistics import (
+    gigabytes_per_second,
+    mean,
+    mean_interval,
+    relative_spread,
+    summarize,
+)
 from rackloom.prove.transfer.values import (
     AlignmentReport,
     Arm,
-    Environment,
-    Measured,
+    Measurement,
     Promise,
+    RunEnvironment,
     TransferReport,
     TransferSpec,
 )
 
 
-def compare(
+def alignment_report(
     aligned: list[TransferReport], unaligned: list[TransferReport], gigabits: tuple[float, float]
 ) -> AlignmentReport:
     """The two arms of an emulated run side by side, measured against declared."""
-    first = _arm("aligned", Promise("rdma0", gigabits[0]), aligned)
-    second = _arm("unaligned", Promise("rdma1", gigabits[1]), unaligned)
+    first = _arm_of("aligned", Promise("rdma0", gigabits[0]), aligned)
+    second = _arm_of("unaligned", Promise("rdma1", gigabits[1]), unaligned)
     declared, measured = gigabits[0] / gigabits[1], first.mean_GBps / second.mean_GBps
     runs = [*aligned, *unaligned]
     return AlignmentReport(
@@ -40,17 +55,17 @@ def compare(
         unaligned=second,
         declared_ratio=declared,
         measured_ratio=measured,
-        proved=_proved(runs),
+        proved=_is_proved(runs),
         verdict=(
             f"{_data_sentence(runs)}; {first.mean_GBps:.2f} against {second.mean_GBps:.2f} GB/s (emulated), "
-            f"ratio {measured:.3f} where {declared:.3f} was declared{_caution(runs)}"
+            f"ratio {measured:.3f} where {declared:.3f} was declared{_reliability_note(runs)}"
         ),
     )
 
 
-def report(
+def build_report(
     spec: TransferSpec,
-    measured: Measured,
+    measured: Measurement,
     promise: Promise,
     crowding: str | None = None,
     companions: frozenset[str] = frozenset(),
@@ -63,7 +78,7 @@ def report(
     here, there = measured.initiator, measured.target
     whole, post = summarize(measured.seconds), mean(measured.post_seconds)
     rate = gigabytes_per_second(spec.total_bytes, whole.avg)
-    path = prove(
+    path = prove_path(
         spec.op,
         spec.timed_bytes,
         measured.protocols,
@@ -72,7 +87,7 @@ def report(
         promise.device,
         companions,
     )
-    environment = _environment(measured, crowding)
+    environment = _run_environment(measured, crowding)
     copying = measured.copy_seconds and gigabytes_per_second(spec.total_bytes, measured.copy_seconds)
     return TransferReport(
         backend=measured.backend,
@@ -99,27 +114,27 @@ def report(
         path=path,
         environment=environment,
         path_class=promise.path_class,
-        expectation=expect(rate, promise, path, environment, copying),
+        expectation=expect_rate(rate, promise, path, environment, copying),
         copy_GBps=copying,
         began=measured.began,
         ended=measured.ended,
     )
 
 
-def single(name: str, runs: list[TransferReport], label: str) -> AlignmentReport:
+def single_report(name: str, runs: list[TransferReport], label: str) -> AlignmentReport:
     """Runs of one placement, with nothing to compare them to."""
-    arm = _arm(name, Promise(runs[0].path.promised) if runs else Promise(), runs)
+    arm = _arm_of(name, Promise(runs[0].path.promised) if runs else Promise(), runs)
     return AlignmentReport(
         emulated=False,
         label=label,
         plain=arm,
-        proved=_proved(runs),
-        verdict=f"{_data_sentence(runs)}; {arm.mean_GBps:.2f} GB/s{_caution(runs)}",
+        proved=_is_proved(runs),
+        verdict=f"{_data_sentence(runs)}; {arm.mean_GBps:.2f} GB/s{_reliability_note(runs)}",
     )
 
 
-def matrix(
-    pairs: Sequence[Pair],
+def matrix_report(
+    pairs: Sequence[GpuNicPair],
     alone: Sequence[Sequence[TransferReport]],
     together: Sequence[Sequence[TransferReport]],
     *,
@@ -128,7 +143,7 @@ def matrix(
     """Each pair's runs alone (`alone[pair]`), then its part in those of all at once (`together[run]`)."""
     arms = [_pair_arm(pair, list(runs)) for pair, runs in zip(pairs, alone, strict=True)]
     if together:
-        overlap = min(_overlap(runs) for runs in together)
+        overlap = min(_time_overlap(runs) for runs in together)
         at_once = [_pair_arm(pair, [runs[k] for runs in together]) for k, pair in enumerate(pairs)]
         arms += [msgspec.structs.replace(arm, together=True, overlap=overlap) for arm in at_once]
     every = [run for arm in arms for run in arm.runs]
@@ -137,8 +152,8 @@ def matrix(
         emulated=emulated,
         label=f"{kind}; each alone{f', then all {len(pairs)} at once' if together else ''}",
         pairs=tuple(arms),
-        proved=_proved(every),
-        verdict=f"{_data_sentence(every)}{_at_once(arms)}{_caution(every)}",
+        proved=_is_proved(every),
+        verdict=f"{_data_sentence(every)}{_together_sentence(arms)}{_reliability_note(every)}",
     )
 
 
@@ -147,10 +162,10 @@ def result_line(report: TransferReport) -> str:
     return f"RESULT {msgspec.json.encode(report).decode()}"
 
 
-def _environment(measured: Measured, crowding: str | None) -> Environment:
+def _run_environment(measured: Measurement, crowding: str | None) -> RunEnvironment:
     here, there = measured.initiator, measured.target
-    reasons = [reason for reason in (crowding, contention(here.usage, there.usage)) if reason]
-    return Environment(
+    reasons = [reason for reason in (crowding, contention_reason(here.usage, there.usage)) if reason]
+    return RunEnvironment(
         initiator=here.host,
         target=there.host,
         initiator_usage=here.usage,
@@ -159,7 +174,7 @@ def _environment(measured: Measured, crowding: str | None) -> Environment:
     )
 
 
-def _arm(name: str, promise: Promise, runs: list[TransferReport]) -> Arm:
+def _arm_of(name: str, promise: Promise, runs: list[TransferReport]) -> Arm:
     if not runs:
         raise Refused("no run was asked for", nearest_fix="ask for at least one run")
     rates = [run.avg_GBps for run in runs]
@@ -169,18 +184,18 @@ def _arm(name: str, promise: Promise, runs: list[TransferReport]) -> Arm:
         promise.declared_gigabits,
         tuple(runs),
         mean(rates),
-        spread(rates),
+        relative_spread(rates),
         interval=mean_interval(rates),
         gpu=runs[0].device,
     )
 
 
-def _pair_arm(pair: Pair, runs: list[TransferReport]) -> Arm:
+def _pair_arm(pair: GpuNicPair, runs: list[TransferReport]) -> Arm:
     declared = runs[0].declared_gigabits if runs else None
-    return _arm(f"{pair.device} over {pair.nic}", Promise(pair.nic, declared), runs)
+    return _arm_of(f"{pair.device} over {pair.nic}", Promise(pair.nic, declared), runs)
 
 
-def _at_once(arms: Sequence[Arm]) -> str:
+def _together_sentence(arms: Sequence[Arm]) -> str:
     together = [arm for arm in arms if arm.together]
     if not together:
         return ""
@@ -188,14 +203,14 @@ def _at_once(arms: Sequence[Arm]) -> str:
     return f"; {total:.2f} GB/s in all with {len(together)} at once, {overlap:.0%} of the time side by side"
 
 
-def _overlap(runs: Sequence[TransferReport]) -> float:
+def _time_overlap(runs: Sequence[TransferReport]) -> float:
     """The share of the longest run's time in which all runs were being timed."""
     side_by_side = min(run.ended for run in runs) - max(run.began for run in runs)
     longest = max(run.ended - run.began for run in runs)
     return max(0.0, side_by_side / longest) if longest > 0 else 0.0
 
 
-def _proved(runs: list[TransferReport]) -> bool:
+def _is_proved(runs: list[TransferReport]) -> bool:
     return all(run.verified and run.path.verdict in ("holds", "no promise") for run in runs)
 
 
@@ -208,7 +223,7 @@ def _data_sentence(runs: list[TransferReport]) -> str:
     return "data verified, path proved" if runs[0].path.promised else "data verified"
 
 
-def _caution(runs: list[TransferReport]) -> str:
+def _reliability_note(runs: list[TransferReport]) -> str:
     """The first reason to distrust the rates. The data and the path are proved all the same."""
     reasons = [run.environment.contention for run in runs if run.environment.contention]
     return f"; rates are NOT reliable, {reasons[0]}" if reasons else ""

@@ -1,44 +1,192 @@
-"""The measurements one can ask for: plain, against a remote target, emulated, and every pair of a claim."""
+"""The measurements one can ask for: plain, remote, emulated, and every GPU and NIC of a claim.
+
+A `Lane` is one initiator, its target and what is promised of the path between them. `run_lanes` measures
+several at the same time: all ends start, all warm up, and timing begins when every initiator is warm. All
+ends are ended on every way out. If ends on one host have fewer processors than they need for polling,
+every report says so.
+
+- `run_plain`: two processes on one host; it says nothing about alignment.
+- `run_remote`: against a target that somebody else serves.
+- `run_alignment`: an aligned and an unaligned arm between two emulated pods, interleaved run by run.
+- `run_pairs`, `run_emulated_pairs`: each pair alone, then all at once, interleaved, so that a change of
+  the surroundings meets both. Pairs that share a GPU or a NIC are measured alone only.
+
+`RunObserver` hears each run as soon as it is complete, because a later one may fail.
+"""
 
 import os
+import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 
 import msgspec
 
-from rackloom.prove.transfer import emulate
-from rackloom.prove.transfer.lanes import HERE, NO_PROMISE, Lane, Place, Remote, run_together
-from rackloom.prove.transfer.memory import require
-from rackloom.prove.transfer.pairing import Pair, disjoint, spread_cores
-from rackloom.prove.transfer.report import compare, matrix, single
+from rackloom.errors import Retry
+from rackloom.prove.transfer import emulation
+from rackloom.prove.transfer.agent import require_nixl
+from rackloom.prove.transfer.pairing import GpuNicPair, are_disjoint, spread_cores, without_core
+from rackloom.prove.transfer.processes import BeInitiator, BeTarget, Done, EndProcess, Failed, Listening, Warm
+from rackloom.prove.transfer.report import alignment_report, build_report, matrix_report, single_report
 from rackloom.prove.transfer.values import (
     AlignmentReport,
+    EndConfig,
+    Measurement,
     Promise,
-    Seat,
     TransferReport,
     TransferSpec,
-    Ucx,
+    UcxPins,
 )
 
+# Lanes: pairs of ends that are measured at the same time.
+
+
+START_SECONDS = 30.0
+"""For an end to start, import NIXL and report; beyond the transfer's own timeout."""
+
+
+class EndLocation(msgspec.Struct, frozen=True):
+    """Where an end of ours runs: the command prefix that enters it, its address there, and its seat."""
+
+    prefix: tuple[str, ...] = ()
+    address: str = "127.0.0.1"
+    seat: EndConfig = EndConfig()
+
+
+class RemoteTarget(msgspec.Struct, frozen=True):
+    """A target that somebody else serves."""
+
+    address: str
+    port: int
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"Remote({self.address!r}, {self.port}, ...)"
+
+
+LOCAL_END = EndLocation()
+NO_PROMISE = Promise()
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """One initiator, its target, and what is promised of the way between them."""
+
+    initiator: EndLocation = LOCAL_END
+    target: EndLocation | RemoteTarget = LOCAL_END
+    promise: Promise = NO_PROMISE
+
+
+def run_lanes(spec: TransferSpec, lanes: Sequence[Lane]) -> list[TransferReport]:
+    """Measure all lanes once: each warms up, and timing begins when all are warm. All ends are ended.
+
+    Raises:
+        Refused: NIXL is not installed, or an end cannot do what is asked.
+        Retry: an end died or took longer than the timeout.
+    """
+    require_nixl()
+    deadline = time.monotonic() + spec.timeout_seconds + START_SECONDS
+    with ExitStack() as stack:
+        running = [_RunningLane(stack, spec, lane, deadline) for lane in lanes]
+        for one in running:
+            one.expect(Warm)
+        for one in running:
+            one.initiator.say_start()
+        measured = [one.measured() for one in running]
+    crowding = _lack_of_processors(measured)
+    return [
+        build_report(spec, result, lane.promise, crowding, _promised_to_others(lane, lanes))
+        for result, lane in zip(measured, lanes, strict=True)
+    ]
+
+
+class _RunningLane:
+    """The processes of one lane."""
+
+    def __init__(self, stack: ExitStack, spec: TransferSpec, lane: Lane, deadline: float) -> None:
+        self._deadline = deadline
+        self._target: EndProcess | None = None
+        if isinstance(lane.target, RemoteTarget):
+            address, port, secret = lane.target.address, lane.target.port, lane.target.secret
+        else:
+            address, secret = lane.target.address, secrets.token_hex(32)
+            target = BeTarget(address, 0, lane.target.seat, True, spec.timeout_seconds)
+            self._target = stack.enter_context(EndProcess(lane.target.prefix, secret, target))
+            port = self._target.expect(Listening, deadline).port
+        order = BeInitiator(address, port, lane.initiator.seat, spec, hold=True)
+        self.initiator = stack.enter_context(EndProcess(lane.initiator.prefix, secret, order))
+
+    def expect(self, kind: type[Warm] | type[Done]) -> Warm | Done:
+        """The next event of `kind` from the initiator."""
+        try:
+            return self.initiator.expect(kind, self._deadline)
+        except Retry:
+            self._raise_cause()
+            raise
+
+    def measured(self) -> Measurement:
+        """What the initiator measured."""
+        done = self.expect(Done)
+        if not isinstance(done, Done) or done.measured is None:
+            raise Retry("the initiator ended without a measurement", after=1.0)
+        return done.measured
+
+    def _raise_cause(self) -> None:
+        """When the initiator lost its target, the target's own words say more."""
+        if self._target is None:
+            return
+        with suppress(Retry):
+            event = self._target.event(time.monotonic() + 1.0)
+            if isinstance(event, Failed):
+                raise event.error()
+
+
+def _promised_to_others(lane: Lane, lanes: Sequence[Lane]) -> frozenset[str]:
+    """Devices promised to the other lanes."""
+    return frozenset(
+        other.promise.device for other in lanes if other is not lane and other.promise.device
+    ) - {lane.promise.device or ""}
+
+
+def _lack_of_processors(measured: Sequence[Measurement]) -> str | None:
+    """One sentence if the ends on one host, ours or not, have fewer processors than they are."""
+    hosts: dict[str, list[Sequence[int]]] = {}
+    for one in measured:
+        for host in (one.initiator.host, one.target.host):
+            mine = host.cores or range(host.usable_processors)
+            hosts.setdefault(host.hostname, []).append(mine)
+    for name, cores in hosts.items():
+        if lacking := without_core(cores):
+            return f"{lacking} of {len(cores)} polling ends on {name} have no processor of their own"
+    return None
+
+
+# Kinds of measurement.
+
+
 RUNS = 3
-ONE_HOST = "plain: two processes on one host; says nothing about alignment"
+PLAIN_LABEL = "plain: two processes on one host; says nothing about alignment"
 
-ANYWHERE = Seat()
-Step = Callable[[str], None]
-Finished = Callable[[TransferReport], None]
+DEFAULT_END = EndConfig()
+StepCallback = Callable[[str], None]
+FinishedCallback = Callable[[TransferReport], None]
 
 
-class Watch(msgspec.Struct, frozen=True):
+class RunObserver(msgspec.Struct, frozen=True):
     """Who hears what starts now, and each run as soon as it is complete: a later one may fail."""
 
-    step: Step = lambda _: None
-    finished: Finished = lambda _: None
+    step: StepCallback = lambda _: None
+    finished: FinishedCallback = lambda _: None
 
 
-UNWATCHED = Watch()
+NO_OBSERVER = RunObserver()
 
 
 def run_pair(
-    spec: TransferSpec, *, initiator: Place = HERE, target: Place = HERE, promise: Promise = NO_PROMISE
+    spec: TransferSpec,
+    *,
+    initiator: EndLocation = LOCAL_END,
+    target: EndLocation = LOCAL_END,
+    promise: Promise = NO_PROMISE,
 ) -> TransferReport:
     """Start a target and an initiator, measure once, end both.
 
@@ -46,16 +194,16 @@ def run_pair(
         Refused: NIXL is not installed, or an end cannot do what `spec` and the seats ask.
         Retry: an end died or took longer than the timeout.
     """
-    return run_together(spec, [Lane(initiator, target, promise)])[0]
+    return run_lanes(spec, [Lane(initiator, target, promise)])[0]
 
 
 def run_plain(
     spec: TransferSpec,
     *,
     runs: int = RUNS,
-    seat: Seat = ANYWHERE,
+    seat: EndConfig = DEFAULT_END,
     why: str | None = None,
-    watch: Watch = UNWATCHED,
+    watch: RunObserver = NO_OBSERVER,
 ) -> AlignmentReport:
     """`runs` measurements between two processes of this host.
 
@@ -64,18 +212,20 @@ def run_plain(
     Raises:
         Refused, Retry: as run_pair.
     """
-    place = Place(seat=seat)
-    reports = _repeat(spec, Lane(place, place, _promise_of(seat)), "plain", runs, watch)
-    return single("plain", reports, ONE_HOST if why is None else f"{ONE_HOST} (not emulated: {why})")
+    place = EndLocation(seat=seat)
+    reports = _repeat_lane(spec, Lane(place, place, _promise_of_pins(seat)), "plain", runs, watch)
+    return single_report(
+        "plain", reports, PLAIN_LABEL if why is None else f"{PLAIN_LABEL} (not emulated: {why})"
+    )
 
 
 def run_remote(
     spec: TransferSpec,
-    target: Remote,
+    target: RemoteTarget,
     *,
-    seat: Seat = ANYWHERE,
+    seat: EndConfig = DEFAULT_END,
     runs: int = RUNS,
-    watch: Watch = UNWATCHED,
+    watch: RunObserver = NO_OBSERVER,
 ) -> AlignmentReport:
     """`runs` measurements against a target that somebody else serves; `seat` is this end's.
 
@@ -84,17 +234,21 @@ def run_remote(
         Retry: the target is not there, died, or took longer than the timeout.
     """
     name = f"against {target.address} port {target.port}"
-    reports = _repeat(spec, Lane(Place(seat=seat), target, _promise_of(seat)), name, runs, watch)
-    return single("remote", reports, f"measured against the target at {target.address} port {target.port}")
+    reports = _repeat_lane(
+        spec, Lane(EndLocation(seat=seat), target, _promise_of_pins(seat)), name, runs, watch
+    )
+    return single_report(
+        "remote", reports, f"measured against the target at {target.address} port {target.port}"
+    )
 
 
 def run_alignment(
     spec: TransferSpec,
     *,
     runs: int = RUNS,
-    aligned_gigabits: float = emulate.ALIGNED_GIGABITS,
-    unaligned_gigabits: float = emulate.UNALIGNED_GIGABITS,
-    watch: Watch = UNWATCHED,
+    aligned_gigabits: float = emulation.ALIGNED_GIGABITS,
+    unaligned_gigabits: float = emulation.UNALIGNED_GIGABITS,
+    watch: RunObserver = NO_OBSERVER,
 ) -> AlignmentReport:
     """An aligned (rdma0) and an unaligned (rdma1) arm between two emulated pods, interleaved.
 
@@ -104,45 +258,45 @@ def run_alignment(
         Refused: NIXL is not installed, or a size is impossible here.
         Retry: an end died or took longer than the timeout.
     """
-    require()
-    if why := emulate.can_emulate():
+    require_nixl()
+    if why := emulation.can_emulate():
         return run_plain(spec, runs=1, why=why, watch=watch)
     arms: dict[str, list[TransferReport]] = {"rdma0": [], "rdma1": []}
-    with emulate.emulate(aligned_gigabits, unaligned_gigabits) as pods:
+    with emulation.emulate(aligned_gigabits, unaligned_gigabits) as pods:
         for number in range(runs):
             for device, name in (("rdma0", "aligned"), ("rdma1", "unaligned")):
                 watch.step(f"{name} over {device} (emulated), run {number + 1} of {runs}")
                 arms[device].append(run_emulated(spec, pods, device))
                 watch.finished(arms[device][-1])
-    return compare(arms["rdma0"], arms["rdma1"], (aligned_gigabits, unaligned_gigabits))
+    return alignment_report(arms["rdma0"], arms["rdma1"], (aligned_gigabits, unaligned_gigabits))
 
 
 def run_emulated(
-    spec: TransferSpec, pods: emulate.Pods, device: str, *, promised: str | None = None
+    spec: TransferSpec, pods: emulation.EmulatedPods, device: str, *, promised: str | None = None
 ) -> TransferReport:
     """One measurement between two pods with UCX pinned to `device` at both; `promised` defaults to it."""
-    return run_together(spec, [emulated_lane(pods, device, promised=promised)])[0]
+    return run_lanes(spec, [emulated_lane(pods, device, promised=promised)])[0]
 
 
-def emulated_lane(pods: emulate.Pods, device: str, *, promised: str | None = None) -> Lane:
+def emulated_lane(pods: emulation.EmulatedPods, device: str, *, promised: str | None = None) -> Lane:
     """A lane between two pods over `device`."""
-    seat = Seat(ucx=Ucx(transports=("tcp",), net_devices=(device,)))
+    seat = EndConfig(ucx=UcxPins(transports=("tcp",), net_devices=(device,)))
     declared = dict(zip(("rdma0", "rdma1"), pods.gigabits, strict=True))
     return Lane(
-        Place(pods.prefix_a, "", seat),
-        Place(pods.prefix_b, pods.address_b, seat),
+        EndLocation(pods.prefix_a, "", seat),
+        EndLocation(pods.prefix_b, pods.address_b, seat),
         Promise(promised or device, declared[device], emulated=True),
     )
 
 
 def run_pairs(
     spec: TransferSpec,
-    pairs: Sequence[Pair],
-    targets: Sequence[Remote] | None,
+    pairs: Sequence[GpuNicPair],
+    targets: Sequence[RemoteTarget] | None,
     *,
-    seat: Seat = ANYWHERE,
+    seat: EndConfig = DEFAULT_END,
     runs: int = RUNS,
-    watch: Watch = UNWATCHED,
+    watch: RunObserver = NO_OBSERVER,
 ) -> AlignmentReport:
     """Every pair alone, then all at once, `runs` times; without `targets` both ends are on this host.
 
@@ -152,12 +306,12 @@ def run_pairs(
     Raises:
         Refused, Retry: as run_pair.
     """
-    lanes = [_lane(pair, seat, targets[k] if targets else None) for k, pair in enumerate(pairs)]
-    return _matrix(spec, pairs, lanes, runs, watch, emulated=False)
+    lanes = [_pair_lane(pair, seat, targets[k] if targets else None) for k, pair in enumerate(pairs)]
+    return _measure_pairs(spec, pairs, lanes, runs, watch, emulated=False)
 
 
 def run_emulated_pairs(
-    spec: TransferSpec, gigabits: tuple[float, float], *, runs: int = RUNS, watch: Watch = UNWATCHED
+    spec: TransferSpec, gigabits: tuple[float, float], *, runs: int = RUNS, watch: RunObserver = NO_OBSERVER
 ) -> AlignmentReport:
     """As `run_pairs` with the two shaped links between two emulated pods.
 
@@ -165,19 +319,19 @@ def run_emulated_pairs(
         Refused: pods cannot be emulated here; and as run_pair.
         Retry: as run_pair.
     """
-    require()
-    pairs = [Pair("cpu", device) for device in ("rdma0", "rdma1")]
-    with emulate.emulate(*gigabits) as pods:
+    require_nixl()
+    pairs = [GpuNicPair("cpu", device) for device in ("rdma0", "rdma1")]
+    with emulation.emulate(*gigabits) as pods:
         lanes = [emulated_lane(pods, pair.nic) for pair in pairs]
-        return _matrix(spec, pairs, lanes, runs, watch, emulated=True)
+        return _measure_pairs(spec, pairs, lanes, runs, watch, emulated=True)
 
 
-def _matrix(
+def _measure_pairs(
     spec: TransferSpec,
-    pairs: Sequence[Pair],
+    pairs: Sequence[GpuNicPair],
     lanes: Sequence[Lane],
     runs: int,
-    watch: Watch,
+    watch: RunObserver,
     *,
     emulated: bool,
 ) -> AlignmentReport:
@@ -187,56 +341,62 @@ def _matrix(
     for number in range(runs):
         for lane, pair, reports in zip(lanes, pairs, alone, strict=True):
             watch.step(f"{pair.device} over {pair.nic} alone, run {number + 1} of {runs}")
-            reports.extend(_measure(spec, _on_own_cores([lane]), watch))
-        if disjoint(pairs):
+            reports.extend(_measure_lanes(spec, _lanes_on_own_cores([lane]), watch))
+        if are_disjoint(pairs):
             watch.step(f"all {len(lanes)} pairs at once, run {number + 1} of {runs}")
-            together.append(_measure(spec, _on_own_cores(lanes), watch))
-    return matrix(pairs, alone, together, emulated=emulated)
+            together.append(_measure_lanes(spec, _lanes_on_own_cores(lanes), watch))
+    return matrix_report(pairs, alone, together, emulated=emulated)
 
 
-def _measure(spec: TransferSpec, lanes: Sequence[Lane], watch: Watch) -> list[TransferReport]:
-    reports = run_together(spec, lanes)
+def _measure_lanes(spec: TransferSpec, lanes: Sequence[Lane], watch: RunObserver) -> list[TransferReport]:
+    reports = run_lanes(spec, lanes)
     for one in reports:
         watch.finished(one)
     return reports
 
 
-def _repeat(spec: TransferSpec, lane: Lane, name: str, runs: int, watch: Watch) -> list[TransferReport]:
+def _repeat_lane(
+    spec: TransferSpec, lane: Lane, name: str, runs: int, watch: RunObserver
+) -> list[TransferReport]:
     reports = []
     for number in range(runs):
         watch.step(f"{name}, run {number + 1} of {runs}")
-        reports.extend(_measure(spec, [lane], watch))
+        reports.extend(_measure_lanes(spec, [lane], watch))
     return reports
 
 
-def _lane(pair: Pair, seat: Seat, target: Remote | None) -> Lane:
-    pins = Ucx(seat.ucx.transports, (pair.nic,))
-    place = Place(seat=msgspec.structs.replace(seat, ucx=pins, device=pair.device))
+def _pair_lane(pair: GpuNicPair, seat: EndConfig, target: RemoteTarget | None) -> Lane:
+    pins = UcxPins(seat.ucx.transports, (pair.nic,))
+    place = EndLocation(seat=msgspec.structs.replace(seat, ucx=pins, device=pair.device))
     promise = Promise(pair.nic, path_class=pair.path_class, nearest_class=pair.nearest_class)
     return Lane(place, place if target is None else target, promise)
 
 
-def _on_own_cores(lanes: Sequence[Lane]) -> list[Lane]:
+def _lanes_on_own_cores(lanes: Sequence[Lane]) -> list[Lane]:
     """The lanes with a processor for each end on this host, if there are enough."""
-    places = [place for lane in lanes for place in (lane.initiator, lane.target) if isinstance(place, Place)]
+    places = [
+        place for lane in lanes for place in (lane.initiator, lane.target) if isinstance(place, EndLocation)
+    ]
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < len(places):
         return list(lanes)
     cores = iter(spread_cores(len(places), usable))
-    return [_seated(lane, cores) for lane in lanes]
+    return [_lane_on_cores(lane, cores) for lane in lanes]
 
 
-def _seated(lane: Lane, cores: Iterator[tuple[int, ...]]) -> Lane:
-    here = _at(lane.initiator, next(cores))
-    there = _at(lane.target, next(cores)) if isinstance(lane.target, Place) else lane.target
+def _lane_on_cores(lane: Lane, cores: Iterator[tuple[int, ...]]) -> Lane:
+    here = _location_on_cores(lane.initiator, next(cores))
+    there = (
+        _location_on_cores(lane.target, next(cores)) if isinstance(lane.target, EndLocation) else lane.target
+    )
     return Lane(here, there, lane.promise)
 
 
-def _at(place: Place, cores: tuple[int, ...]) -> Place:
+def _location_on_cores(place: EndLocation, cores: tuple[int, ...]) -> EndLocation:
     return msgspec.structs.replace(place, seat=msgspec.structs.replace(place.seat, cores=cores))
 
 
-def _promise_of(seat: Seat) -> Promise:
+def _promise_of_pins(seat: EndConfig) -> Promise:
     """One pinned device is a promise; several, or none, leave the choice to UCX."""
     devices = seat.ucx.net_devices
     return Promise(device=devices[0] if len(devices) == 1 else None)

@@ -1,7 +1,13 @@
 """What a transfer is asked for and what its report says, as values.
 
-The first sixteen fields of a report are those of the RESULT line of the nixl-kv-transfer example, in its
-order; everything after them is ours and only ever added to.
+`TransferSpec` and `EndConfig` describe a measurement: sizes, iterations, memory, UCX pins, processors,
+allocation. `Promise` is what the placement promises of the path. `EndRecord` and `Measurement` are what
+the ends observed, and `TransferReport`, `Arm` and `AlignmentReport` what is concluded: one run, the runs
+of one placement, and all placements of one call.
+
+The first sixteen fields of a `TransferReport` are those of the RESULT line of the nixl-kv-transfer
+example, in its order. Everything after them is ours and only ever added to. Seconds, bytes and decimal
+GB/s throughout; line rates are in Gb/s.
 """
 
 from typing import Literal
@@ -9,14 +15,13 @@ from typing import Literal
 import msgspec
 
 from rackloom.errors import Refused
-from rackloom.prove.transfer.intervals import Interval
-from rackloom.prove.transfer.isolation import Allocated, Visible
-from rackloom.prove.transfer.links import Link
+from rackloom.prove.transfer.devices import AllocatedDevices, Link, VisibleDevices
+from rackloom.prove.transfer.statistics import Interval
 
-Op = Literal["WRITE", "READ"]
-Verdict = Literal["holds", "does not hold", "unknown", "no promise"]
+TransferOp = Literal["WRITE", "READ"]
+PathVerdict = Literal["holds", "does not hold", "unknown", "no promise"]
 
-Cause = Literal["wrong rail", "contention", "degraded link", "misalignment"]
+ShortfallCause = Literal["wrong rail", "contention", "degraded link", "misalignment"]
 
 MAX_BLOCKS = 8192
 """Descriptors in one request: above it the list would not fit one control frame."""
@@ -24,12 +29,12 @@ MAX_ITERS = 100_000
 """Each iteration's time is kept and handed over in one line."""
 
 
-def _within(name: str, number: float, low: int, high: int) -> None:
+def _require_range(name: str, number: float, low: int, high: int) -> None:
     if not low <= number <= high:
         raise Refused(f"{name}: {number}", nearest_fix=f"give {low} to {high}")
 
 
-class Ucx(msgspec.Struct, frozen=True):
+class UcxPins(msgspec.Struct, frozen=True):
     """How one end pins UCX; the ends differ where their hosts name devices differently."""
 
     transports: tuple[str, ...] = ()
@@ -38,15 +43,15 @@ class Ucx(msgspec.Struct, frozen=True):
     """UCX_NET_DEVICES; empty leaves the choice to UCX."""
 
 
-class Seat(msgspec.Struct, frozen=True, kw_only=True):
+class EndConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where one end sits on its host."""
 
-    ucx: Ucx = Ucx()
+    ucx: UcxPins = UcxPins()
     device: str = "cpu"
     """Whose memory the buffer is: `cpu`, `cuda:N` or `fabric:N`; N is an ordinal or a PCI address."""
     cores: tuple[int, ...] = ()
     """Processors that it may run on; empty leaves that to the scheduler."""
-    allocated: Allocated | None = None
+    allocated: AllocatedDevices | None = None
     """What its claim gave it; it refuses to measure while it sees more. None checks nothing."""
 
 
@@ -57,7 +62,7 @@ class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Refused: a number is out of range.
     """
 
-    op: Op = "WRITE"
+    op: TransferOp = "WRITE"
     block_size: int = 1 << 30
     batch_size: int = 1
     iters: int = 100
@@ -66,12 +71,12 @@ class TransferSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     timeout_seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        _within("block size", self.block_size, 1, 1 << 40)
-        _within("batch size", self.batch_size, 1, MAX_BLOCKS)
-        _within("iterations", self.iters, 1, MAX_ITERS)
-        _within("warm-up iterations", self.warmup_iters, 0, MAX_ITERS)
-        _within("seed", self.seed, 0, 1 << 63)
-        _within("timeout", self.timeout_seconds, 1, 86400)
+        _require_range("block size", self.block_size, 1, 1 << 40)
+        _require_range("batch size", self.batch_size, 1, MAX_BLOCKS)
+        _require_range("iterations", self.iters, 1, MAX_ITERS)
+        _require_range("warm-up iterations", self.warmup_iters, 0, MAX_ITERS)
+        _require_range("seed", self.seed, 0, 1 << 63)
+        _require_range("timeout", self.timeout_seconds, 1, 86400)
 
     @property
     def total_bytes(self) -> int:
@@ -108,7 +113,7 @@ class DeviceTraffic(msgspec.Struct, frozen=True):
 class PathProof(msgspec.Struct, frozen=True):
     """Which device carried the bytes, and how that is known."""
 
-    verdict: Verdict
+    verdict: PathVerdict
     evidence: str
     promised: str | None
     carried_by: tuple[str, ...]
@@ -120,7 +125,7 @@ class PathProof(msgspec.Struct, frozen=True):
     target: tuple[DeviceTraffic, ...]
 
 
-class Usage(msgspec.Struct, frozen=True):
+class EndUsage(msgspec.Struct, frozen=True):
     """What one end spent during the timed iterations."""
 
     wall_seconds: float
@@ -130,7 +135,7 @@ class Usage(msgspec.Struct, frozen=True):
     involuntary_switches: int
 
 
-class Host(msgspec.Struct, frozen=True):
+class HostFacts(msgspec.Struct, frozen=True):
     """What has to be known about a host to read a number measured on it."""
 
     hostname: str
@@ -141,14 +146,14 @@ class Host(msgspec.Struct, frozen=True):
     """One-minute load when the end started, before it made any itself."""
     python: str
     nixl: str
-    ucx: Ucx
+    ucx: UcxPins
     ucx_version: str | None = None
     gpu_driver: str | None = None
     device: str = "cpu"
     cores: tuple[int, ...] = ()
     """Processors that the end was pinned to; empty: none in particular."""
     links: tuple[Link, ...] = ()
-    visible: Visible = Visible()
+    visible: VisibleDevices = VisibleDevices()
 
 
 class EndRecord(msgspec.Struct, frozen=True):
@@ -157,11 +162,11 @@ class EndRecord(msgspec.Struct, frozen=True):
     digest: str
     """blake2b-256 of the whole buffer after the last iteration, hexadecimal."""
     traffic: tuple[DeviceTraffic, ...]
-    usage: Usage
-    host: Host
+    usage: EndUsage
+    host: HostFacts
 
 
-class Measured(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True):
     """What the initiator hands to whoever started it."""
 
     backend: str
@@ -181,18 +186,18 @@ class Measured(msgspec.Struct, frozen=True):
     ended: float = 0.0
 
 
-class Environment(msgspec.Struct, frozen=True):
+class RunEnvironment(msgspec.Struct, frozen=True):
     """The circumstances of a measurement; a number without them means little."""
 
-    initiator: Host
-    target: Host
-    initiator_usage: Usage
-    target_usage: Usage
+    initiator: HostFacts
+    target: HostFacts
+    initiator_usage: EndUsage
+    target_usage: EndUsage
     contention: str | None
     """Why the numbers are suspect, or None if both ends had a processor to themselves."""
 
 
-class Expectation(msgspec.Struct, frozen=True):
+class RateExpectation(msgspec.Struct, frozen=True):
     """A rate against what the topology promises."""
 
     outcome: Literal["met", "short", "unknown"] = "unknown"
@@ -200,7 +205,7 @@ class Expectation(msgspec.Struct, frozen=True):
     """Line rate of the promised device; the declared rate on an emulated one."""
     share: float | None = None
     """Measured / line rate."""
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[ShortfallCause, ...] = ()
     """What explains a shortfall, nearest to certain first; empty if nothing that was observed does."""
     sentence: str = "no device was promised, so no rate was"
 
@@ -211,7 +216,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     event: str = "result"
     backend: str
     requested_backend: str = "UCX"
-    op: Op
+    op: TransferOp
     device: str = "cpu"
     block_size: int
     batch_size: int
@@ -236,10 +241,10 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True):
     connect_seconds: float
     first_seconds: float
     path: PathProof
-    environment: Environment
+    environment: RunEnvironment
     path_class: str | None = None
     """PIX, PXB, PHB, NODE or SYS of GPU and NIC; None where nothing tells."""
-    expectation: Expectation = Expectation()
+    expectation: RateExpectation = RateExpectation()
     copy_GBps: float | None = None  # noqa: N815
     """What the initiator's GPU copies within itself, the most a transfer on it could reach; None: no GPU."""
     began: float = 0.0

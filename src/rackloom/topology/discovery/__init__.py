@@ -1,1 +1,5 @@
-"""Reading the machine that this runs on, or a copy of one's /sys and /proc, into a machine profile."""
+"""Discovery of the machine that this process runs on, or of a copy of its /sys and /proc.
+
+`sysfs` reads the kernel's files into a `HostReading`, `nvidia_driver` finds NVIDIA's driver and asks
+NVML, and `discover` fuses both with vendor files and declarations into a machine profile.
+"""

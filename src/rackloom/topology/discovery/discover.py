@@ -1,18 +1,320 @@
-"""Discovery from end to end: read, ask the library, read the files, fuse."""
+"""Discovery of one machine: read all sources, and fuse them into a machine profile.
 
+`discover_machine` reads the kernel's files, asks NVML (only on this machine itself), and reads two
+optional files: a NCCL topology file of the vendor and a declaration by the operator. `build_machine` then
+decides, per fact: a declaration wins, since somebody wrote it because the machine was wrong; then the
+kernel; a vendor file fills in only what the kernel hides. A NUMA node of -1 counts as hidden.
+
+A GPU is a display or accelerator function of NVIDIA or AMD that is not bound to a passthrough driver, and
+every GPU that the driver, NVML or the declaration lists. Devices are ordered by PCI address; NICs without
+one are last.
+
+Raises Refused for a root without /sys, for an unreadable file, and for a declaration that names a device
+that the machine does not have. NCCL files must be UTF-8, below 4 MiB and without a document type
+declaration, because entity expansion can make a small XML file arbitrarily large.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import msgspec
 
 from rackloom.errors import Refused
-from rackloom.topology.discovery.fuse import machine_of, unmatched
-from rackloom.topology.discovery.nvml import read_nvml
-from rackloom.topology.discovery.read import read_host
-from rackloom.topology.discovery.statements import NOTHING_DECLARED, read_declared, read_nccl_topology
-from rackloom.topology.discovery.sysroot import OWN, Sysroot, content_of
-from rackloom.topology.machine import Machine
+from rackloom.topology.discovery.nvidia_driver import NvmlGpu, read_nvml
+from rackloom.topology.discovery.sysfs import (
+    OWN_ROOT,
+    Sysroot,
+    normal_pci_address,
+    read_host,
+    read_named_file,
+)
+from rackloom.topology.join_key import Fact, Source
+from rackloom.topology.machine import (
+    ClassRow,
+    DriverGpu,
+    Gpu,
+    HostReading,
+    Interface,
+    Machine,
+    Nic,
+    PathClass,
+    PciePath,
+    PciFunction,
+)
+from rackloom.topology.nics import Exclusion, NicExclusions, excluded_interfaces, nic_candidates
+
+# Files beside the kernel: a vendor topology (NCCL XML) and a declaration (JSON).
 
 
-def discover(
-    sysroot: Path = OWN, *, nccl_topology: Path | None = None, declared: Path | None = None
+MAX_NCCL_FILE_BYTES = 4 * 1024 * 1024
+_NCCL_FIX = "give the file that NCCL_TOPO_FILE names"
+
+
+class VendorTopology(msgspec.Struct, frozen=True):
+    """Of a NCCL topology file: the PCIe switch above each device, and the NUMA node of its processor."""
+
+    switches: Mapping[str, str] = {}
+    numa_nodes: Mapping[str, int] = {}
+
+
+class DeclaredDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is declared of one device; None says nothing."""
+
+    product: str | None = None
+    numa_node: int | None = None
+    pcie_root: str | None = None
+    bridges: tuple[str, ...] | None = None
+    line_rate_gbps: int | None = None
+    excluded: str | None = None
+
+    @property
+    def pcie(self) -> PciePath | None:
+        """The declared ancestry."""
+        if self.pcie_root is None:
+            return None
+        return PciePath(root=self.pcie_root, bridges=self.bridges, source=Source.DECLARED)
+
+
+class Declaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A declaration: devices by PCI address or name, and a matrix by the same names.
+
+    A GPU that the kernel does not list (it has no driver yet) is added.
+    """
+
+    gpus: Mapping[str, DeclaredDevice] = {}
+    nics: Mapping[str, DeclaredDevice] = {}
+    classes: Mapping[str, Mapping[str, PathClass]] = {}
+
+
+NOTHING_DECLARED = Declaration()
+
+
+def read_declaration(content: bytes, name: str) -> Declaration:
+    """Read a declaration from JSON. Raises Refused, which names the field."""
+    try:
+        return msgspec.json.decode(content, type=Declaration)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(
+            f"{name}: {error}", nearest_fix="docs/discovery.md shows what a declaration may hold"
+        ) from error
+
+
+def read_nccl_topology(content: bytes, name: str) -> VendorTopology:
+    """Read a NCCL topology file (XML of `cpu`, `pci`, `gpu` and `nic` elements). Raises Refused.
+
+    Document type declarations are refused: they can make a small file expand without end.
+    """
+    try:
+        # Only UTF-8 is searched for declarations, so only UTF-8 may reach the parser, which knows others by
+        # their zero bytes.
+        text = content.decode()
+        if len(content) > MAX_NCCL_FILE_BYTES or "\0" in text or "<!" in text.replace("<!--", ""):
+            raise Refused(
+                f"{name}: over {MAX_NCCL_FILE_BYTES} bytes, not UTF-8, or with a document type declaration",
+                nearest_fix=_NCCL_FIX,
+            )
+        root = ET.fromstring(text)  # noqa: S314 - declarations are refused above
+    except (ET.ParseError, UnicodeDecodeError) as error:
+        raise Refused(f"{name}: {error}", nearest_fix=_NCCL_FIX) from error
+    switches: dict[str, str] = {}
+    numa: dict[str, int] = {}
+    for cpu in root.iter("cpu"):
+        for found in cpu.iter("pci"):
+            _read_switch(found, cpu.attrib, switches, numa)
+    return VendorTopology(switches, numa)
+
+
+def _read_switch(
+    switch: ET.Element, cpu: Mapping[str, Any], switches: dict[str, str], numa: dict[str, int]
+) -> None:
+    """The devices right below a switch; in these files a switch is a `pci` that holds others."""
+    for below in switch.findall("pci"):
+        address = normal_pci_address(below.attrib.get("busid", ""))
+        if address is None or below.find("pci") is not None:
+            continue
+        switches[address] = switch.attrib.get("busid", "").lower()
+        node = cpu.get("numaid", "")
+        if node.isascii() and node.isdigit() and len(node) < 6:
+            numa[address] = int(node)
+
+
+# Fusion of all sources into one profile.
+
+
+NVIDIA, AMD = 0x10DE, 0x1002
+_DISPLAY, _ACCELERATOR = 0x03, 0x12
+_NO_DECLARATION = DeclaredDevice()
+
+
+def build_machine(
+    host: HostReading,
+    *,
+    nvml: Sequence[NvmlGpu] = (),
+    vendor: VendorTopology | None = None,
+    declared: Declaration = NOTHING_DECLARED,
+    excluded: Mapping[str, Exclusion] | None = None,
+) -> Machine:
+    """The machine profile, GPUs and NICs in the order of their PCI addresses; those without one are last.
+
+    `excluded` are interfaces that are not for tenants; without it, what the host alone tells decides.
+    """
+    known = vendor or VendorTopology()
+    left_out = excluded_interfaces(host.netdevs, host.routes) if excluded is None else excluded
+    gpus = tuple(_build_gpus(host, {gpu.pci_address: gpu for gpu in nvml}, known, declared))
+    nics = tuple(_build_nics(host, known, declared, left_out))
+    return Machine(
+        name=host.name,
+        note="Read from a running machine." if nvml else "Read from the kernel's own files.",
+        origin=_sources_used(nvml, vendor, declared),
+        gpus=gpus,
+        nics=nics,
+        interfaces=tuple(_build_interfaces(host, nics, declared, left_out)),
+        declared_classes=tuple(_class_rows(gpus, nics, declared)),
+    )
+
+
+def _sources_used(
+    nvml: Sequence[NvmlGpu], vendor: VendorTopology | None, declared: Declaration
+) -> tuple[str, ...]:
+    used = (
+        ("sysfs", True),
+        ("nvml", bool(nvml)),
+        ("vendor-file", vendor is not None),
+        ("declared", declared != NOTHING_DECLARED),
+    )
+    return tuple(name for name, present in used if present)
+
+
+def _build_gpus(
+    host: HostReading, nvml: Mapping[str, NvmlGpu], vendor: VendorTopology, declared: Declaration
+) -> Iterator[Gpu]:
+    functions = {function.address: function for function in host.pci if _is_gpu(function)}
+    listed = {gpu.pci_address: gpu for gpu in host.gpus}
+    addresses = sorted(functions.keys() | listed.keys() | nvml.keys() | declared.gpus.keys())
+    for index, address in enumerate(addresses):
+        said = declared.gpus.get(address, _NO_DECLARATION)
+        function, driver, library = functions.get(address), listed.get(address), nvml.get(address)
+        yield _build_gpu(index, address, _DeviceSources(function, vendor, said), driver, library)
+
+
+class _DeviceSources(msgspec.Struct, frozen=True):
+    """All that is known of where one device sits."""
+
+    function: PciFunction | None
+    vendor: VendorTopology
+    said: DeclaredDevice
+
+    def numa_node(self, address: str | None) -> Fact[int] | None:
+        if self.said.numa_node is not None:
+            return Fact(self.said.numa_node, Source.DECLARED)
+        read = None if self.function is None else self.function.numa_node
+        if read is not None and read >= 0:
+            return Fact(read, Source.SYSFS)
+        written = self.vendor.numa_nodes.get(address or "")
+        return None if written is None else Fact(written, Source.VENDOR_FILE)
+
+    def pcie(self) -> PciePath | None:
+        if self.said.pcie is not None:
+            return self.said.pcie
+        return None if self.function is None else self.function.path
+
+    def switch(self, address: str | None) -> Fact[str] | None:
+        written = self.vendor.switches.get(address or "")
+        return None if written is None else Fact(written, Source.VENDOR_FILE)
+
+
+def _build_gpu(
+    index: int, address: str, sources: _DeviceSources, driver: DriverGpu | None, library: NvmlGpu | None
+) -> Gpu:
+    product = sources.said.product or (library and library.product) or (driver and driver.product)
+    uuid = (library and library.uuid) or (driver and driver.uuid)
+    return Gpu(
+        index=index,
+        product=product or None,
+        pci_address=address,
+        pci_id=None if sources.function is None else sources.function.pci_id,
+        uuid=uuid or None,
+        memory_mib=None if library is None else library.memory_bytes >> 20,
+        numa_node=sources.numa_node(address),
+        pcie=sources.pcie(),
+        vendor_switch=sources.switch(address),
+        driver_version=None if library is None else library.driver_version,
+    )
+
+
+def _is_gpu(function: PciFunction) -> bool:
+    """NVIDIA's are display or 3D controllers; AMD's accelerators have a class of their own."""
+    base = function.class_code >> 16
+    return function.vendor in (NVIDIA, AMD) and base in (_DISPLAY, _ACCELERATOR) and not function.is_lent
+
+
+def _build_nics(
+    host: HostReading, vendor: VendorTopology, declared: Declaration, excluded: Mapping[str, Exclusion]
+) -> Iterator[Nic]:
+    candidates = nic_candidates(host)
+    reasons = NicExclusions(host, candidates, excluded)
+    for index, candidate in enumerate(candidates):
+        said = next(
+            (declared.nics[name] for name in candidate.names if name in declared.nics), _NO_DECLARATION
+        )
+        sources = _DeviceSources(candidate.function, vendor, said)
+        yield Nic(
+            index=index,
+            pci_address=candidate.address,
+            pci_id=None if candidate.function is None else candidate.function.pci_id,
+            if_name=None if candidate.netdev is None else candidate.netdev.name,
+            rdma_device=None if candidate.rdma is None else candidate.rdma.name,
+            model=said.product,
+            line_rate_gbps=said.line_rate_gbps or candidate.line_rate_gbps,
+            numa_node=sources.numa_node(candidate.address),
+            pcie=sources.pcie(),
+            vendor_switch=sources.switch(candidate.address),
+            excluded=said.excluded or reasons.against(candidate),
+        )
+
+
+def _build_interfaces(
+    host: HostReading, nics: Sequence[Nic], declared: Declaration, excluded: Mapping[str, Exclusion]
+) -> Iterator[Interface]:
+    """Those that no NIC has."""
+    taken = {nic.if_name for nic in nics}
+    for netdev in host.netdevs:
+        if netdev.name not in taken:
+            said = declared.nics.get(netdev.name, _NO_DECLARATION)
+            found = excluded.get(netdev.name)
+            reason = said.excluded or (None if found is None else found.reason)
+            yield Interface(name=netdev.name, kind=netdev.kind, excluded=reason)
+
+
+def _class_rows(gpus: Sequence[Gpu], nics: Sequence[Nic], declared: Declaration) -> Iterator[ClassRow]:
+    for gpu in gpus:
+        stated = declared.classes.get(gpu.pci_address or "")
+        if stated:
+            yield ClassRow(gpu.index, tuple(_stated_class(stated, nic) for nic in nics))
+
+
+def _stated_class(row: Mapping[str, PathClass], nic: Nic) -> PathClass:
+    return next((row[name] for name in _nic_names(nic) if name in row), PathClass.UNKNOWN)
+
+
+def _nic_names(nic: Nic) -> tuple[str, ...]:
+    return tuple(name for name in (nic.pci_address, nic.rdma_device, nic.if_name) if name)
+
+
+def unmatched_declarations(declared: Declaration, machine: Machine) -> tuple[str, ...]:
+    """Names in a declaration that no device of the machine bears, and that therefore say nothing."""
+    nics = {name for nic in machine.nics for name in _nic_names(nic)} | {
+        one.name for one in machine.interfaces
+    }
+    gpus = {gpu.pci_address for gpu in machine.gpus}
+    columns = {name for row in declared.classes.values() for name in row}
+    return tuple(sorted((declared.nics.keys() | columns) - nics | declared.classes.keys() - gpus))
+
+
+def discover_machine(
+    sysroot: Path = OWN_ROOT, *, nccl_topology: Path | None = None, declared: Path | None = None
 ) -> Machine:
     """The machine below `sysroot`. NVML is asked only of this machine itself.
 
@@ -24,16 +326,18 @@ def discover(
         raise Refused(
             f"{sysroot} holds no sys directory of a machine", nearest_fix="copy /sys and /proc there"
         )
-    stated = NOTHING_DECLARED if declared is None else read_declared(content_of(declared), str(declared))
-    machine = machine_of(
+    stated = (
+        NOTHING_DECLARED if declared is None else read_declaration(read_named_file(declared), str(declared))
+    )
+    machine = build_machine(
         read_host(root),
-        nvml=(read_nvml() or ()) if sysroot == OWN else (),
+        nvml=(read_nvml() or ()) if sysroot == OWN_ROOT else (),
         vendor=None
         if nccl_topology is None
-        else read_nccl_topology(content_of(nccl_topology), str(nccl_topology)),
+        else read_nccl_topology(read_named_file(nccl_topology), str(nccl_topology)),
         declared=stated,
     )
-    strangers = unmatched(stated, machine)
+    strangers = unmatched_declarations(stated, machine)
     if strangers:
         raise Refused(
             f"{declared} speaks of {', '.join(strangers)}, which this machine does not have",

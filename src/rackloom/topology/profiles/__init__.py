@@ -1,7 +1,8 @@
-"""The machines and racks that ship with Rackloom, by name.
+"""The machine and rack profiles that ship with Rackloom, by name.
 
-They let people plan for hardware that they do not have, and they are what the tests, the twin and the
-documentation mean by "a GB200 tray". Each file says where its facts were found; what was not found is absent.
+Profiles let users plan for hardware that they do not have. Tests, the twin and the documentation use the
+same files. Each file names the public source of its facts; what was not found is absent. A profile is
+read and decoded once per process. An unknown name raises Refused with the closest names (difflib).
 """
 
 from functools import cache
@@ -20,16 +21,16 @@ _RACKS = Path(__file__).parent / "racks"
 @cache
 def machine_names() -> tuple[str, ...]:
     """Names of the machine profiles, sorted."""
-    return _names(_MACHINES)
+    return _file_stems(_MACHINES)
 
 
 @cache
 def rack_names() -> tuple[str, ...]:
     """Names of the rack profiles, sorted."""
-    return _names(_RACKS)
+    return _file_stems(_RACKS)
 
 
-def names() -> tuple[str, ...]:
+def profile_names() -> tuple[str, ...]:
     """Names of all profiles, machines first."""
     return machine_names() + rack_names()
 
@@ -37,32 +38,32 @@ def names() -> tuple[str, ...]:
 @cache
 def load_machine(name: str) -> Machine:
     """The machine profile `name`; Refused with the closest names where there is none."""
-    _require(name, machine_names(), "machine")
-    return msgspec.json.decode(_file(_MACHINES, name).read_bytes(), type=Machine)
+    _require_known(name, machine_names(), "machine")
+    return msgspec.json.decode(_profile_path(_MACHINES, name).read_bytes(), type=Machine)
 
 
 @cache
 def load_rack(name: str) -> RackProfile:
     """The rack profile `name`; Refused with the closest names where there is none."""
-    _require(name, rack_names(), "rack")
-    return msgspec.json.decode(_file(_RACKS, name).read_bytes(), type=RackProfile)
+    _require_known(name, rack_names(), "rack")
+    return msgspec.json.decode(_profile_path(_RACKS, name).read_bytes(), type=RackProfile)
 
 
-def load(name: str) -> Machine | RackProfile:
+def load_profile(name: str) -> Machine | RackProfile:
     """The profile `name` of either kind; Refused with the closest names where there is none."""
-    _require(name, names(), "machine or rack")
+    _require_known(name, profile_names(), "machine or rack")
     return load_rack(name) if name in rack_names() else load_machine(name)
 
 
-def _names(folder: Path) -> tuple[str, ...]:
+def _file_stems(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.name.removesuffix(".json") for path in folder.glob("*.json")))
 
 
-def _file(folder: Path, name: str) -> Path:
+def _profile_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.json"
 
 
-def _require(name: str, known: tuple[str, ...], kind: str) -> None:
+def _require_known(name: str, known: tuple[str, ...], kind: str) -> None:
     if name not in known:
         raise Refused(f"no {kind} profile is called {name!r}", nearest_fix=f"use {_closest(name, known)}")
 

@@ -19,11 +19,11 @@ EACH = 120
 async def serve(authority: str) -> None:
     from tests.claim.cluster.admission.test_over_tls import installed, trusted
 
-    from rackloom.app.webhook import Options, webhook
-    from rackloom.claim.cluster.admission.desk import AdmissionSettings
+    from rackloom.app.webhook import WebhookOptions, webhook
+    from rackloom.claim.cluster.admission.webhook import AdmissionSettings
 
     api = await installed()
-    options = Options(identity="w", listen="127.0.0.1:0", dns_names=("localhost",))
+    options = WebhookOptions(identity="w", listen="127.0.0.1:0", dns_names=("localhost",))
     async with webhook(api, AdmissionSettings(), options) as port:
         while await trusted(api) is None:
             await asyncio.sleep(0.01)

@@ -4,18 +4,17 @@ import asyncio
 import random
 from contextlib import asynccontextmanager, suppress
 
-from rackloom.claim.cluster.admission.desk import AdmissionSettings, Desk
-from rackloom.claim.cluster.admission.gatekeeper import Gatekeeper
-from rackloom.claim.cluster.admission.marks import GATE
-from rackloom.claim.cluster.admission.reviews import Request, Resource
-from rackloom.claim.cluster.admission.surroundings import Known
-from rackloom.claim.cluster.manifests import workload_template
-from rackloom.claim.cluster.settings import DaemonSettings, Settings
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation
-from rackloom.claim.domain.objects import compute_domain
-from rackloom.claim.kube.events import Recorder
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.cluster.admission.cache import AdmissionCache
+from rackloom.claim.cluster.admission.gates import GateController
+from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewRequest
+from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
+from rackloom.claim.kube.events import EventRecorder
+from rackloom.core.domains import names
+from rackloom.core.domains.compute_domain import read_compute_domain
+from rackloom.core.domains.manifests import workload_template
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     DEVICE_CLASS,
     NODE,
@@ -23,16 +22,19 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
 )
-from rackloom.twin.kube import DirectApi, FakeKube
-from rackloom.twin.kube.controllers import PodClaims, Scheduler
-from rackloom.twin.kube.patches import json_patch
-from rackloom.twin.kube.times import loop_time
+from rackloom.core.kubernetes.pods import TEMPLATE_GATE
+from rackloom.lab.kube.controllers.claims import ResourceClaimController
+from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.patches import json_patch
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.virtual.event_loop import loop_wall_time
 
-SETTINGS = Settings(daemon=DaemonSettings(image="i"))
+SETTINGS = ControllerSettings(daemon=ImexDaemonSettings(image="i"))
 
 
 def pod(name, *, gated=True, template="imex", labels=None, **spec):
-    gates = [{"name": "other"}, {"name": GATE}] if gated else []
+    gates = [{"name": "other"}, {"name": TEMPLATE_GATE}] if gated else []
     meta = {"name": name, "namespace": "team", "uid": f"uid-{name}", "labels": labels or {}}
     claims = [{"name": "channel", "resourceClaimTemplateName": template}]
     container = {"name": "main", "resources": {"claims": [{"name": "channel"}]}}
@@ -45,15 +47,15 @@ def pod(name, *, gated=True, template="imex", labels=None, **spec):
 class Site:
     """A fake cluster of two cliques with admission, its scheduler, and the gate controller."""
 
-    def __init__(self, nodes, *, isolation=Isolation.DOMAIN):
+    def __init__(self, nodes, *, isolation=ImexIsolation.DOMAIN):
         self.kube = FakeKube(namespaces=("team", "kube-system", "rackloom-system"), seed=1)
         self.kube.faults.delay(0.005)
         self.user = DirectApi(self.kube, "user")
         api = DirectApi(self.kube, "webhook")
         rng = random.Random(1)
-        self.known = Known(api, isolation, rng)
-        self.desk = Desk(self.known, AdmissionSettings(isolation=isolation))
-        self.keeper = Gatekeeper(api, self.known, Recorder(api, "webhook", "w", loop_time), rng)
+        self.known = AdmissionCache(api, isolation, rng)
+        self.desk = AdmissionReviewer(self.known, AdmissionSettings(isolation=isolation))
+        self.keeper = GateController(api, self.known, EventRecorder(api, "webhook", "w", loop_wall_time), rng)
         self.kube.admission.append(self.admit)
         self.nodes = nodes
 
@@ -61,8 +63,8 @@ class Site:
         if review.kind != POD or review.operation != "CREATE":
             return None
         namespace = review.object["metadata"]["namespace"]
-        resource = Resource("", "v1", "pods")
-        asked = Request(
+        resource = ReviewedResource("", "v1", "pods")
+        asked = ReviewRequest(
             uid="u", operation="CREATE", resource=resource, namespace=namespace, object=review.object
         )
         return json_patch(review.object, (await self.desk.mutate_pods(asked)).patch)
@@ -104,7 +106,9 @@ class Site:
 
     def new_keeper(self):
         api = DirectApi(self.kube, "webhook")
-        keeper = Gatekeeper(api, self.known, Recorder(api, "webhook", "w", loop_time), random.Random(1))
+        keeper = GateController(
+            api, self.known, EventRecorder(api, "webhook", "w", loop_wall_time), random.Random(1)
+        )
         for pod in self.known.gated("team"):
             keeper.saw(self.known.at(POD, "team", pod.metadata.name))
         return keeper
@@ -113,7 +117,7 @@ class Site:
         spec = {"channel": {"resourceClaimTemplate": {"name": "imex"}}}
         meta = {"name": "cd", "namespace": "team", "labels": labels or {}}
         made = await self.user.create(COMPUTE_DOMAIN, {"metadata": meta, "spec": spec})
-        return compute_domain(made)
+        return read_compute_domain(made)
 
     async def create_template(self, domain):
         await self.user.create(RESOURCE_CLAIM_TEMPLATE, workload_template(domain, SETTINGS))
@@ -133,7 +137,10 @@ class Site:
 async def site(nodes, *, alive=True, **how):
     found = Site(nodes, **how)
     runs = [one.run() for one in found.known.informers]
-    runs += [PodClaims(found.kube, random.Random(2)).run(), Scheduler(found.kube, random.Random(3)).run()]
+    runs += [
+        ResourceClaimController(found.kube, random.Random(2)).run(),
+        SimulatedScheduler(found.kube, random.Random(3)).run(),
+    ]
     if alive:
         runs.append(found.keeper.run())
     tasks = [asyncio.create_task(one) for one in runs]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.claim.cluster.admission.test_over_tls import review
 from tests.waiting import until_so
 
-from rackloom.app.listeners import listening
-from rackloom.app.webhook_pages import BODIES, MAX_BODY
-from rackloom.http_server import Bounds, FairShare, address_key
+from rackloom.app.listeners import serve_http
+from rackloom.app.webhook import BODIES, MAX_BODY
+from rackloom.http_server import ConnectionLimits, FairShare, address_key
 
 FLOOD = Path(__file__).parent / "flood.py"
 SECONDS = 10.0
@@ -140,7 +140,7 @@ def test_an_address_is_one_whatever_it_is_written_as():
     assert BODIES >= 4 * MAX_BODY
 
 
-SMALL = Bounds(
+SMALL = ConnectionLimits(
     connections=4,
     connections_of_an_address=3,
     handshake_seconds=0.3,
@@ -162,7 +162,7 @@ async def hung(scope, receive, send):
 @asynccontextmanager
 async def bounded(tls=None):
     ended = []
-    async with listening(hung, "127.0.0.1:0", tls=tls, bounds=SMALL, ended=ended.append) as port:
+    async with serve_http(hung, "127.0.0.1:0", tls=tls, bounds=SMALL, ended=ended.append) as port:
         yield port, ended
 
 

@@ -2,17 +2,16 @@
 
 import pytest
 
-from rackloom.claim.cluster.admission.gang import hold
-from rackloom.claim.cluster.admission.marks import GANG_LABEL
-from rackloom.claim.cluster.admission.pods import Surroundings, admit
-from rackloom.claim.cluster.admission.shapes import Pod, read
-from rackloom.claim.cluster.admission.templates import Template
-from rackloom.claim.cluster.gang import marks
-from rackloom.twin.kube.patches import json_patch
+from rackloom.claim.cluster.admission.channel_pods import ClaimTemplateState, PodContext, mutate_pod
+from rackloom.claim.cluster.admission.webhook import hold_gang_pod
+from rackloom.core.gangs import spec
+from rackloom.core.gangs import spec as gangs_spec
+from rackloom.core.kubernetes.pods import GANG_LABEL, PodObject, decode_object
+from rackloom.lab.kube.patches import json_patch
 
 
 def pod(size="18", *, labels=None, **spec):
-    annotations = {} if size is None else {marks.SIZE_ANNOTATION: size}
+    annotations = {} if size is None else {gangs_spec.SIZE_ANNOTATION: size}
     meta = {"name": "p", "labels": {GANG_LABEL: "big", **(labels or {})}, "annotations": annotations}
     return {"metadata": meta, "spec": {"containers": [{"name": "main"}], **spec}}
 
@@ -22,7 +21,7 @@ def gates(obj):
 
 
 def held(obj):
-    _, verdict = hold(read(obj, Pod))
+    _, verdict = hold_gang_pod(decode_object(obj, PodObject))
     assert verdict.allowed, verdict.message
     return json_patch(obj, verdict.patch)
 
@@ -31,16 +30,16 @@ def held(obj):
 def test_a_pod_of_a_gang_is_held_and_keeps_other_gates(before):
     obj = pod() if before is None else pod(schedulingGates=before)
     done = held(obj)
-    assert gates(done) == [*gates(obj), marks.GATE]
+    assert gates(done) == [*gates(obj), spec.GANG_GATE]
     assert held(done) == done, "twice is as good as once"
 
 
 def test_a_pod_that_waits_for_its_claim_template_too_has_both_gates():
     claims = [{"name": "channel", "resourceClaimTemplateName": "imex"}]
     obj = pod(resourceClaims=claims)
-    now, verdict = hold(read(obj, Pod))
-    both = verdict.and_then(admit(now, Surroundings({"imex": Template()}, {})))
-    assert gates(json_patch(obj, both.patch)) == [marks.GATE, "rackloom.dev/claim-template"]
+    now, verdict = hold_gang_pod(decode_object(obj, PodObject))
+    both = verdict.and_then(mutate_pod(now, PodContext({"imex": ClaimTemplateState()}, {})))
+    assert gates(json_patch(obj, both.patch)) == [spec.GANG_GATE, "rackloom.dev/claim-template"]
 
 
 def test_pods_of_no_gang_and_bound_pods_are_left_alone():
@@ -52,7 +51,7 @@ def test_pods_of_no_gang_and_bound_pods_are_left_alone():
 
 
 def test_a_gang_without_a_size_is_somebody_elses_and_its_owner_is_warned():
-    _, verdict = hold(read(pod(None), Pod))
+    _, verdict = hold_gang_pod(decode_object(pod(None), PodObject))
     assert (verdict.allowed, verdict.patch) == (True, ())
     assert "rackloom.dev/gang-size as 18" in verdict.warnings[0]
 
@@ -66,11 +65,11 @@ def test_a_gang_without_a_size_is_somebody_elses_and_its_owner_is_warned():
         (pod("a=1,a=2"), "launcher=1,worker=18"),
         (pod("a=1,B=2"), "launcher=1,worker=18"),
         (pod("launcher=1,worker=18"), "set label rackloom.dev/gang-group to launcher or worker"),
-        (pod("launcher=1", labels={marks.GROUP_LABEL: "worker"}), "to launcher"),
+        (pod("launcher=1", labels={spec.GROUP_LABEL: "worker"}), "to launcher"),
         (pod(labels={GANG_LABEL: "Big_1"}), "lower-case letters"),
     ],
 )
 def test_what_could_never_be_placed_is_denied_with_what_to_write(obj, said):
-    _, verdict = hold(read(obj, Pod))
+    _, verdict = hold_gang_pod(decode_object(obj, PodObject))
     assert not verdict.allowed
     assert said in verdict.message

@@ -6,15 +6,12 @@ import random
 import pytest
 from tests.claim.cluster.admission.gate_site import site
 
-from rackloom.claim.cluster.admission.gatekeeper import TOO_EARLY
-from rackloom.claim.cluster.admission.marks import CHANNEL_CONDITION, GATE
-from rackloom.claim.domain import names
+from rackloom.claim.cluster.admission.gates import TOO_EARLY_REASON
 from rackloom.claim.kube.api import Rejected
-from rackloom.claim.kube.kinds import (
-    EVENT,
-    POD,
-)
-from rackloom.twin.virtual import event_loop
+from rackloom.core.domains import names
+from rackloom.core.kubernetes.objects import EVENT, POD
+from rackloom.core.kubernetes.pods import CHANNEL_CONDITION, TEMPLATE_GATE
+from rackloom.lab.virtual import event_loop
 
 
 @pytest.mark.parametrize("order", ["pods first", "half before", "domain before template", "pods last"])
@@ -39,7 +36,7 @@ def test_in_any_order_all_pods_come_to_one_clique(order, seed):
             assert len(set(await found.cliques())) == 1
             assert all(not one["spec"].get("schedulingGates") for one in await found.pods())
 
-    event_loop.run(seed, run)
+    event_loop.run_simulation(seed, run)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -56,7 +53,7 @@ def test_a_gatekeeper_that_dies_again_and_again_leaves_no_pod_behind_and_none_ap
             dying.cancel()
             assert len(set(await found.cliques())) == 1
 
-    event_loop.run(seed, run)
+    event_loop.run_simulation(seed, run)
 
 
 def test_in_channel_mode_early_pods_stay_and_are_told_and_later_ones_share_the_claim():
@@ -68,17 +65,17 @@ def test_in_channel_mode_early_pods_stay_and_are_told_and_later_ones_share_the_c
             await found.create_pods("late")
             await asyncio.sleep(5)
             early, late = await found.pods()
-            assert early["spec"]["schedulingGates"] == [{"name": GATE}]
+            assert early["spec"]["schedulingGates"] == [{"name": TEMPLATE_GATE}]
             (event,) = (await found.user.list(EVENT, "team")).items
-            assert (event["reason"], event["involvedObject"]["name"]) == (TOO_EARLY, "early")
+            assert (event["reason"], event["involvedObject"]["name"]) == (TOO_EARLY_REASON, "early")
             said = {one["type"]: one for one in early["status"]["conditions"]}[CHANNEL_CONDITION]
-            assert (said["status"], said["reason"]) == ("False", TOO_EARLY)
+            assert (said["status"], said["reason"]) == ("False", TOO_EARLY_REASON)
             assert "delete the pod and create it again" in said["message"]
             (claim,) = late["spec"]["resourceClaims"]
             assert claim["resourceClaimName"] == names.shared_claim_name(domain.uid)
             assert not late["spec"].get("schedulingGates")
 
-    event_loop.run(3, run)
+    event_loop.run_simulation(3, run)
 
 
 def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_again():
@@ -102,4 +99,4 @@ def test_a_pod_that_may_not_be_changed_holds_up_no_other_and_is_tried_again():
                 while any(one["spec"].get("schedulingGates") for one in await found.pods()):
                     await asyncio.sleep(0.1)
 
-    event_loop.run(1, run)
+    event_loop.run_simulation(1, run)

@@ -4,30 +4,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.claim.cluster.admission.gate_site import pod
 
-from rackloom.claim.cluster.admission.gates import Opening, TooEarly, steps
-from rackloom.claim.cluster.admission.groups import Group
-from rackloom.claim.cluster.admission.marks import CHANNEL_LABEL, GANG_LABEL
-from rackloom.claim.cluster.admission.shapes import Pod, read
-from rackloom.claim.cluster.admission.templates import Channel, Template
-from rackloom.claim.domain import names
-from rackloom.twin.kube.patches import json_patch
+from rackloom.claim.cluster.admission.channel_pods import ChannelTemplate, ClaimTemplateState, DomainPods
+from rackloom.claim.cluster.admission.gates import CreatedTooEarly, GateOpening, gate_steps
+from rackloom.core.domains import names
+from rackloom.core.kubernetes.pods import CHANNEL_LABEL, GANG_LABEL, PodObject, decode_object
+from rackloom.lab.kube.patches import json_patch
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-HERE = Template(True, Channel("uid-1"))
+HERE = ClaimTemplateState(True, ChannelTemplate("uid-1"))
 
 
 def decided(pods, templates, clique=None):
     """What happens to a group of pods of which the gated ones are looked at."""
-    values = tuple(read(one, Pod) for one in pods)
+    values = tuple(decode_object(one, PodObject) for one in pods)
     gated = tuple(one for one in values if one.gate_index is not None)
-    groups = {name: Group(values, clique) for name, one in templates.items() if one.channel}
-    return steps(gated, templates, groups)
+    groups = {name: DomainPods(values, clique) for name, one in templates.items() if one.channel}
+    return gate_steps(gated, templates, groups)
 
 
 def opened(pods, found):
     """The pods of the openings, after their patches."""
     by_name = {one["metadata"]["name"]: one for one in pods}
-    patches = [one.patch("team") for one in found if isinstance(one, Opening)]
+    patches = [one.patch("team") for one in found if isinstance(one, GateOpening)]
     return {one.name: json_patch(by_name[one.name], one.patch) for one in patches}
 
 
@@ -40,11 +38,11 @@ def near(obj):
 
 
 def test_a_gate_stays_while_a_template_is_missing():
-    assert decided([pod("a")], {"imex": Template()}) == ()
+    assert decided([pod("a")], {"imex": ClaimTemplateState()}) == ()
 
 
 def test_a_template_of_others_just_opens():
-    done = opened([pod("a")], decided([pod("a")], {"imex": Template(True)}))
+    done = opened([pod("a")], decided([pod("a")], {"imex": ClaimTemplateState(True)}))
     assert done["a"]["spec"] == {**pod("a")["spec"], "schedulingGates": [{"name": "other"}]}
 
 
@@ -96,8 +94,8 @@ def test_a_gang_is_not_held():
 
 
 def test_in_channel_mode_an_early_pod_is_told_what_to_do():
-    (told,) = decided([pod("a")], {"imex": Template(True, Channel("u", is_shared=True))})
-    assert isinstance(told, TooEarly)
+    (told,) = decided([pod("a")], {"imex": ClaimTemplateState(True, ChannelTemplate("u", is_shared=True))})
+    assert isinstance(told, CreatedTooEarly)
     assert "create it again" in told.message
 
 

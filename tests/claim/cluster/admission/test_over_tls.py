@@ -14,20 +14,31 @@ import httpx2
 import pytest
 from cryptography import x509
 
-from rackloom.app.listeners import listening
-from rackloom.app.webhook import Certificate, Options, webhook
-from rackloom.app.webhook_metrics import WebhookMetrics
-from rackloom.app.webhook_pages import MAX_BODY, application
-from rackloom.claim.cluster.admission.desk import AdmissionSettings, Desk
-from rackloom.claim.cluster.admission.marks import GATE
-from rackloom.claim.cluster.admission.modes import Mode
-from rackloom.claim.cluster.admission.serving import AUTHORITY_SECRET, NAME, SERVING_SECRET, Serving
-from rackloom.claim.cluster.admission.surroundings import Known
+from rackloom.app.listeners import serve_http
+from rackloom.app.webhook import (
+    MAX_BODY,
+    ServingCertificate,
+    WebhookMetrics,
+    WebhookOptions,
+    admission_app,
+    webhook,
+)
+from rackloom.claim.cluster.admission.cache import AdmissionCache
+from rackloom.claim.cluster.admission.reviews import AdmissionMode
+from rackloom.claim.cluster.admission.serving_certificate import (
+    AUTHORITY_SECRET,
+    SERVING_SECRET,
+    WEBHOOK_NAME,
+    ServingCertificates,
+)
+from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
 from rackloom.claim.cluster.certificates import AUTHORITY_DAYS, IDENTITY_DAYS
-from rackloom.claim.domain.isolation import Isolation
 from rackloom.claim.kube.api import Conflict, KubeError
-from rackloom.claim.kube.kinds import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK
-from rackloom.twin.kube import DirectApi, FakeKube
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.kubernetes.objects import MUTATING_WEBHOOK, SECRET, VALIDATING_WEBHOOK
+from rackloom.core.kubernetes.pods import TEMPLATE_GATE
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.server import FakeKube
 
 DAY = 86_400.0
 DRIVER = "rackloom-system"
@@ -41,7 +52,7 @@ async def installed():
         await api.create(SECRET, {"metadata": {"name": name, "namespace": DRIVER}})
     for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK):
         hooks = [{"name": name, "clientConfig": {"service": {}}} for name in ("a.test", "b.test")]
-        await api.create(kind, {"metadata": {"name": NAME}, "webhooks": hooks})
+        await api.create(kind, {"metadata": {"name": WEBHOOK_NAME}, "webhooks": hooks})
     return api
 
 
@@ -50,7 +61,7 @@ async def trusted(api):
     bundles = {
         hook["clientConfig"].get("caBundle")
         for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK)
-        for hook in (await api.get(kind, NAME))["webhooks"]
+        for hook in (await api.get(kind, WEBHOOK_NAME))["webhooks"]
     }
     (bundle,) = bundles
     return base64.b64decode(bundle).decode() if bundle else None
@@ -75,10 +86,10 @@ def review(resource, obj, **more):
 
 
 @asynccontextmanager
-async def serving(mode=Mode.WARN):
+async def serving(mode=AdmissionMode.WARN):
     """A client of a webhook that is ready."""
     api = await installed()
-    options = Options(identity="w", listen="127.0.0.1:0", dns_names=("localhost",))
+    options = WebhookOptions(identity="w", listen="127.0.0.1:0", dns_names=("localhost",))
     async with webhook(api, AdmissionSettings(mode=mode), options) as port:
         async with asyncio.timeout(60):
             while await trusted(api) is None:
@@ -100,7 +111,7 @@ async def answers(http):
 
 def test_reviews_are_answered():
     async def run():
-        async with serving(Mode.ENFORCE) as http:
+        async with serving(AdmissionMode.ENFORCE) as http:
             opaque = {"driver": "dra.net", "parameters": {"interface": {"mtu": 1}}}
             claim = {"spec": {"devices": {"config": [{"opaque": opaque}]}}}
             path = "/validate-resource-claim-parameters"
@@ -112,7 +123,7 @@ def test_reviews_are_answered():
             asked = review("pods", {"metadata": {"name": "p"}, "spec": spec})
             said = (await http.post("/mutate-pods", json=asked)).json()["response"]
             patch = json.loads(base64.b64decode(said["patch"]))
-            assert {"op": "add", "path": "/spec/schedulingGates", "value": [{"name": GATE}]} in patch
+            assert {"op": "add", "path": "/spec/schedulingGates", "value": [{"name": TEMPLATE_GATE}]} in patch
             said = (await http.post("/validate-pods", json=asked)).json()["response"]
             assert not said["allowed"]
 
@@ -121,7 +132,7 @@ def test_reviews_are_answered():
 
 def test_questions_decisions_and_the_end_of_the_certificate_are_counted():
     async def run():
-        async with serving(Mode.WARN) as http:
+        async with serving(AdmissionMode.WARN) as http:
             claims = [{"name": "c", "resourceClaimTemplateName": "none"}]
             spec = {"containers": [{"name": "m"}], "resourceClaims": claims}
             asked = review("pods", {"metadata": {"name": "p"}, "spec": spec})
@@ -208,11 +219,13 @@ def test_a_renewal_cuts_no_connection_and_changes_nobodys_trust():
         api, clock = await installed(), Clock()
         # Issued so long ago that it is due, and still valid.
         clock.ahead = -IDENTITY_DAYS * DAY * 0.9
-        certificate = Certificate(Serving(api, DRIVER, ("localhost",), clock))
+        certificate = ServingCertificate(ServingCertificates(api, DRIVER, ("localhost",), clock))
         await certificate.renew()
-        known = Known(api, Isolation.DOMAIN, random.Random(1))
-        app = application(Desk(known, AdmissionSettings()), lambda: True, WebhookMetrics(lambda: 0.0))
-        async with listening(app, "127.0.0.1:0", tls=certificate.context) as port:
+        known = AdmissionCache(api, ImexIsolation.DOMAIN, random.Random(1))
+        app = admission_app(
+            AdmissionReviewer(known, AdmissionSettings()), lambda: True, WebhookMetrics(lambda: 0.0)
+        )
+        async with serve_http(app, "127.0.0.1:0", tls=certificate.context) as port:
             authority = await trusted(api)
             first = await served(port, authority)
             async with client(port, authority) as kept:
@@ -239,17 +252,17 @@ async def served(port, authority):
 def test_a_new_authority_is_trusted_beside_the_old_one_before_it_serves():
     async def run():
         api, clock = await installed(), Clock()
-        one = Serving(api, DRIVER, ("localhost",), clock)
+        one = ServingCertificates(api, DRIVER, ("localhost",), clock)
         old = await one.ensure()
         before = await trusted(api)
         clock.ahead += AUTHORITY_DAYS * DAY * 0.7
         watched = Watched(api)
-        new = await Serving(watched, DRIVER, ("localhost",), clock).ensure()
+        new = await ServingCertificates(watched, DRIVER, ("localhost",), clock).ensure()
         after = x509.load_pem_x509_certificates((await trusted(api)).encode())
         assert x509.load_pem_x509_certificate(before.encode()) in after
         assert [vouches(authority, new) for authority in after] == [True, False]
         assert [vouches(authority, old) for authority in after] == [False, True]
-        assert watched.patched == [AUTHORITY_SECRET, NAME, NAME, SERVING_SECRET]
+        assert watched.patched == [AUTHORITY_SECRET, WEBHOOK_NAME, WEBHOOK_NAME, SERVING_SECRET]
 
     asyncio.run(run())
 
@@ -282,13 +295,13 @@ def test_two_replicas_end_with_one_identity():
         async def patient():
             while True:
                 try:
-                    return await Serving(api, DRIVER, ("localhost",), time.time).ensure()
+                    return await ServingCertificates(api, DRIVER, ("localhost",), time.time).ensure()
                 except Conflict:
                     await asyncio.sleep(0)
 
         first, second = await asyncio.gather(patient(), patient())
         assert first == second
-        again = await Serving(api, DRIVER, ("localhost",), time.time).ensure()
+        again = await ServingCertificates(api, DRIVER, ("localhost",), time.time).ensure()
         assert again == first
 
     asyncio.run(run())
@@ -298,7 +311,7 @@ def test_what_is_not_installed_is_an_error_and_nothing_is_created():
     async def run():
         api = DirectApi(FakeKube(), "webhook")
         with pytest.raises(KubeError, match=AUTHORITY_SECRET):
-            await Serving(api, DRIVER, ("localhost",), time.time).ensure()
+            await ServingCertificates(api, DRIVER, ("localhost",), time.time).ensure()
 
     asyncio.run(run())
 
@@ -306,12 +319,12 @@ def test_what_is_not_installed_is_an_error_and_nothing_is_created():
 def test_trust_that_somebody_took_away_is_given_again():
     async def run():
         api = await installed()
-        one = Serving(api, DRIVER, ("localhost",), time.time)
+        one = ServingCertificates(api, DRIVER, ("localhost",), time.time)
         await one.ensure()
         given = await trusted(api)
         for kind in (MUTATING_WEBHOOK, VALIDATING_WEBHOOK):
             hooks = [{"name": name, "clientConfig": {"service": {}}} for name in ("a.test", "b.test")]
-            await api.patch(kind, NAME, None, {"webhooks": hooks})
+            await api.patch(kind, WEBHOOK_NAME, None, {"webhooks": hooks})
         assert await trusted(api) is None
         await one.ensure()
         assert await trusted(api) == given

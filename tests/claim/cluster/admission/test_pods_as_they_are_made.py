@@ -5,16 +5,14 @@ import random
 
 from tests.claim.cluster.admission.gate_site import pod, site
 
-from rackloom.claim.cluster.admission.desk import AdmissionSettings, Desk
-from rackloom.claim.cluster.admission.reviews import Request, Resource
-from rackloom.claim.cluster.admission.surroundings import Known
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import Isolation
+from rackloom.claim.cluster.admission.cache import AdmissionCache
+from rackloom.claim.cluster.admission.reviews import ReviewedResource, ReviewRequest
+from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
 from rackloom.claim.kube.api import KubeError
-from rackloom.claim.kube.kinds import (
-    POD,
-)
-from rackloom.twin.virtual import event_loop
+from rackloom.core.domains import names
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.kubernetes.objects import POD
+from rackloom.lab.virtual import event_loop
 
 
 class Deaf:
@@ -26,7 +24,7 @@ class Deaf:
 
 def test_in_channel_mode_the_pods_of_a_controller_wait_for_the_compute_domain_of_the_same_file():
     async def run():
-        async with site(2, isolation=Isolation.CHANNEL) as found:
+        async with site(2, isolation=ImexIsolation.CHANNEL) as found:
             creating = asyncio.create_task(found.create_pods("a", "b", owner="job"))
             await asyncio.sleep(0.3)
             domain = await found.create_domain()
@@ -36,7 +34,7 @@ def test_in_channel_mode_the_pods_of_a_controller_wait_for_the_compute_domain_of
                 assert one["spec"]["resourceClaims"] == [{"name": "channel", "resourceClaimName": shared}]
                 assert not one["spec"].get("schedulingGates")
 
-    event_loop.run(1, run)
+    event_loop.run_simulation(1, run)
 
 
 def test_the_own_namespace_and_kube_system_are_left_alone():
@@ -49,19 +47,23 @@ def test_the_own_namespace_and_kube_system_are_left_alone():
                 # The API server itself says how long the pod stays on a node that is unwell.
                 assert {**made["spec"], "tolerations": None} == {**obj["spec"], "tolerations": None}
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)
 
 
 def test_a_pod_is_not_let_in_unseen_while_the_api_server_does_not_answer():
     async def run():
-        known = Known(Deaf(), Isolation.DOMAIN, random.Random(1))
+        known = AdmissionCache(Deaf(), ImexIsolation.DOMAIN, random.Random(1))
         obj = pod("p", gated=False)
-        asked = Request(
-            uid="u", operation="CREATE", resource=Resource("", "v1", "pods"), namespace="team", object=obj
+        asked = ReviewRequest(
+            uid="u",
+            operation="CREATE",
+            resource=ReviewedResource("", "v1", "pods"),
+            namespace="team",
+            object=obj,
         )
-        verdict = await Desk(known, AdmissionSettings()).mutate_pods(asked)
+        verdict = await AdmissionReviewer(known, AdmissionSettings()).mutate_pods(asked)
         assert not verdict.allowed
         assert verdict.code == 503
         assert "try again" in verdict.message
 
-    event_loop.run(0, run)
+    event_loop.run_simulation(0, run)

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.cluster.admission.device_configs import review_claim
-from rackloom.claim.cluster.admission.modes import Mode
-from rackloom.claim.cluster.admission.reviews import Request, Resource, Verdict, answer, read_review
-from rackloom.claim.domain.configs import ChannelConfig, config_json
+from rackloom.claim.cluster.admission.reviews import (
+    AdmissionMode,
+    AdmissionVerdict,
+    ReviewedResource,
+    ReviewRequest,
+    encode_response,
+    read_review,
+)
+from rackloom.claim.cluster.admission.webhook import review_claim
+from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
 from rackloom.errors import Refused
 
 JSON = st.recursive(
@@ -21,7 +27,7 @@ JSON = st.recursive(
 )
 DRIVERS = ("gpu.nvidia.com", "compute-domain.nvidia.com", "dra.net", "other.example.com")
 GOOD_GPU = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}
-GOOD_CHANNEL = config_json(ChannelConfig(domain_id="5b1f"))
+GOOD_CHANNEL = imex_config_json(ChannelConfig(domain_id="5b1f"))
 GOOD_NETWORK = {"interface": {"mtu": 9000}}
 
 
@@ -34,10 +40,10 @@ def asked(configs, *, version="v1", template=False, operation="CREATE", old=None
     request = {"name": "one", **exactly} if version == "v1beta1" else {"name": "one", "exactly": exactly}
     spec = {"devices": {"requests": [request], "config": configs}}
     plural = "resourceclaimtemplates" if template else "resourceclaims"
-    return Request(
+    return ReviewRequest(
         uid="u1",
         operation=operation,
-        resource=Resource("resource.k8s.io", version, plural),
+        resource=ReviewedResource("resource.k8s.io", version, plural),
         namespace="team",
         object={"metadata": {"name": "c"}, "spec": {"spec": spec} if template else spec},
         old_object=old,
@@ -53,8 +59,8 @@ def test_good_configs_pass_in_every_version(version, template):
         config("dra.net", GOOD_NETWORK),
         config("other.example.com", {"anything": 1}),
     ]
-    verdict = review_claim(asked(configs, version=version, template=template), Mode.ENFORCE)
-    assert verdict == Verdict()
+    verdict = review_claim(asked(configs, version=version, template=template), AdmissionMode.ENFORCE)
+    assert verdict == AdmissionVerdict()
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
@@ -66,7 +72,7 @@ def test_all_problems_are_told_with_their_places(version, template, path):
         config("compute-domain.nvidia.com", {**GOOD_CHANNEL, "domainID": ""}),
         config("dra.net", {"interface": {"mtu": 1}}),
     ]
-    verdict = review_claim(asked(configs, version=version, template=template), Mode.ENFORCE)
+    verdict = review_claim(asked(configs, version=version, template=template), AdmissionMode.ENFORCE)
     assert not verdict.allowed
     assert verdict.message.startswith("3 configs failed to validate: object at ")
     for number, field in ((0, "shring"), (2, "domainID"), (3, "interface.mtu")):
@@ -76,7 +82,7 @@ def test_all_problems_are_told_with_their_places(version, template, path):
 
 
 def test_in_warn_mode_the_same_is_a_warning():
-    verdict = review_claim(asked([config("dra.net", {"interface": {"mtu": 1}})]), Mode.WARN)
+    verdict = review_claim(asked([config("dra.net", {"interface": {"mtu": 1}})]), AdmissionMode.WARN)
     assert verdict.allowed
     assert "spec.devices.config[0].opaque.parameters" in verdict.warnings[0]
 
@@ -84,28 +90,28 @@ def test_in_warn_mode_the_same_is_a_warning():
 @pytest.mark.parametrize("driver", DRIVERS[:3])
 @pytest.mark.parametrize("parameters", [None, [], "text", 7])
 def test_parameters_that_are_no_object_are_a_problem(driver, parameters):
-    verdict = review_claim(asked([config(driver, parameters)]), Mode.ENFORCE)
+    verdict = review_claim(asked([config(driver, parameters)]), AdmissionMode.ENFORCE)
     assert "it is no object" in verdict.message
 
 
 def test_a_claim_that_was_let_in_can_still_lose_its_finalizers():
     bad = asked([config("dra.net", {"interface": {"mtu": 1}})])
     update = msgspec.structs.replace(bad, operation="UPDATE", old_object=bad.object)
-    assert review_claim(update, Mode.ENFORCE) == Verdict()
+    assert review_claim(update, AdmissionMode.ENFORCE) == AdmissionVerdict()
     changed = msgspec.structs.replace(update, old_object={"spec": {}})
-    assert not review_claim(changed, Mode.ENFORCE).allowed
+    assert not review_claim(changed, AdmissionMode.ENFORCE).allowed
 
 
 def test_another_type_is_no_question_for_this_page():
-    other = msgspec.structs.replace(asked([]), resource=Resource("", "v1", "pods"))
+    other = msgspec.structs.replace(asked([]), resource=ReviewedResource("", "v1", "pods"))
     with pytest.raises(Refused, match="'pods'"):
-        review_claim(other, Mode.ENFORCE)
+        review_claim(other, AdmissionMode.ENFORCE)
 
 
 @given(st.lists(st.tuples(st.sampled_from(DRIVERS), JSON), max_size=4), st.booleans())
 def test_any_parameters_get_a_verdict_that_counts_them(configs, template):
-    verdict = review_claim(asked([config(*one) for one in configs], template=template), Mode.ENFORCE)
-    lenient = review_claim(asked([config(*one) for one in configs], template=template), Mode.WARN)
+    verdict = review_claim(asked([config(*one) for one in configs], template=template), AdmissionMode.ENFORCE)
+    lenient = review_claim(asked([config(*one) for one in configs], template=template), AdmissionMode.WARN)
     assert lenient.allowed
     assert verdict.allowed == (not lenient.warnings)
     if not verdict.allowed:
@@ -119,7 +125,7 @@ def test_any_parameters_get_a_verdict_that_counts_them(configs, template):
 )
 def test_any_object_gets_a_verdict_or_is_refused(obj):
     with contextlib.suppress(Refused):
-        review_claim(msgspec.structs.replace(asked([]), object=obj), Mode.ENFORCE)
+        review_claim(msgspec.structs.replace(asked([]), object=obj), AdmissionMode.ENFORCE)
 
 
 @given(st.binary(max_size=60) | JSON.map(msgspec.json.encode))
@@ -144,11 +150,13 @@ def test_another_version_is_refused_with_what_to_send():
 
 def test_an_answer_carries_verdict_warnings_and_patch():
     patch = ({"op": "add", "path": "/metadata/labels", "value": {"a": "b"}},)
-    said = msgspec.json.decode(answer("u1", Verdict(patch=patch, warnings=("careful",))))
+    said = msgspec.json.decode(encode_response("u1", AdmissionVerdict(patch=patch, warnings=("careful",))))
     response = said["response"]
     assert (said["kind"], response["uid"], response["allowed"]) == ("AdmissionReview", "u1", True)
     assert response["warnings"] == ["careful"]
     assert response["patchType"] == "JSONPatch"
     assert msgspec.json.decode(base64.b64decode(response["patch"])) == list(patch)
-    denied = msgspec.json.decode(answer("u2", Verdict(allowed=False, message="no")))["response"]
+    denied = msgspec.json.decode(encode_response("u2", AdmissionVerdict(allowed=False, message="no")))[
+        "response"
+    ]
     assert denied["status"] == {"code": 422, "message": "no"}

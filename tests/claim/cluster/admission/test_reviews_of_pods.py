@@ -6,32 +6,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.cluster.admission.groups import Group
-from rackloom.claim.cluster.admission.marks import (
+from rackloom.claim.cluster.admission.channel_pods import (
+    ChannelTemplate,
+    ClaimTemplateState,
+    DomainPods,
+    PodContext,
+    mutate_pod,
+    promised_template,
+    review_claim_uses,
+    template_state,
+)
+from rackloom.claim.cluster.admission.reviews import AdmissionMode
+from rackloom.core.domains.compute_domain import AllocationMode, ComputeDomain
+from rackloom.core.domains.manifests import workload_template
+from rackloom.core.domains.names import GPU_CLIQUE_LABEL, ISOLATION_LABEL, ImexIsolation, shared_claim_name
+from rackloom.core.domains.settings import ControllerSettings, ImexDaemonSettings
+from rackloom.core.kubernetes.pods import (
     CHANNEL_LABEL,
     GANG_LABEL,
-    GATE,
+    TEMPLATE_GATE,
     WATCHED_LABEL,
+    PodObject,
     channel_label,
+    decode_object,
 )
-from rackloom.claim.cluster.admission.modes import Mode
-from rackloom.claim.cluster.admission.pods import Surroundings, admit, review_uses
-from rackloom.claim.cluster.admission.shapes import Pod, read
-from rackloom.claim.cluster.admission.templates import Channel, Template, promised_by, template_of
-from rackloom.claim.cluster.manifests import workload_template
-from rackloom.claim.cluster.settings import DaemonSettings, Settings
-from rackloom.claim.domain.isolation import Isolation
-from rackloom.claim.domain.names import GPU_CLIQUE_LABEL, ISOLATION_LABEL, shared_claim_name
-from rackloom.claim.domain.objects import AllocationMode, ComputeDomain
 from rackloom.errors import Refused
-from rackloom.twin.kube.patches import json_patch
+from rackloom.lab.kube.patches import json_patch
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-HERE = Template(True, Channel("uid-1"))
-PROMISED = Template(False, Channel("uid-1"))
-SHARED = Template(True, Channel("uid-1", is_shared=True))
-PLAIN = Template(True)
-MISSING = Template()
+HERE = ClaimTemplateState(True, ChannelTemplate("uid-1"))
+PROMISED = ClaimTemplateState(False, ChannelTemplate("uid-1"))
+SHARED = ClaimTemplateState(True, ChannelTemplate("uid-1", is_shared=True))
+PLAIN = ClaimTemplateState(True)
+MISSING = ClaimTemplateState()
 
 
 def pod(*, template="imex", name="p", owner=None, uses=("channel",), **spec):
@@ -45,8 +52,8 @@ def pod(*, template="imex", name="p", owner=None, uses=("channel",), **spec):
 
 def admitted(obj, templates, pods=()):
     """The pod after admission, and the verdict."""
-    groups = {name: Group(tuple(read(one, Pod) for one in pods)) for name in templates}
-    verdict = admit(read(obj, Pod), Surroundings(templates, groups))
+    groups = {name: DomainPods(tuple(decode_object(one, PodObject) for one in pods)) for name in templates}
+    verdict = mutate_pod(decode_object(obj, PodObject), PodContext(templates, groups))
     return json_patch(obj, verdict.patch), verdict
 
 
@@ -116,19 +123,19 @@ def test_a_gang_is_placed_by_somebody_else():
 
 
 def test_a_template_that_is_none_for_channels_changes_nothing():
-    assert admit(read(pod(), Pod), Surroundings({"imex": PLAIN}, {})).patch == ()
+    assert mutate_pod(decode_object(pod(), PodObject), PodContext({"imex": PLAIN}, {})).patch == ()
 
 
 def test_a_pod_whose_template_is_not_there_is_gated():
     done, _ = admitted(pod(schedulingGates=[{"name": "other"}]), {"imex": MISSING})
-    assert gates(done) == ["other", GATE]
+    assert gates(done) == ["other", TEMPLATE_GATE]
     assert WATCHED_LABEL in done["metadata"]["labels"]
     assert "affinity" not in done["spec"]
 
 
 def test_a_promised_template_is_waited_for_with_affinity_in_place():
     done, _ = admitted(pod(), {"imex": PROMISED})
-    assert gates(done) == [GATE]
+    assert gates(done) == [TEMPLATE_GATE]
     assert "podAffinity" in done["spec"]["affinity"]
 
 
@@ -140,7 +147,7 @@ def test_a_pod_with_a_node_gets_no_gate_since_the_server_would_refuse_it():
 def test_a_late_pod_waits_while_the_clique_of_the_early_ones_is_being_found():
     early = pod(name="early")
     done, _ = admitted(pod(name="late"), {"imex": HERE}, [early])
-    assert gates(done) == [GATE]
+    assert gates(done) == [TEMPLATE_GATE]
     placed = pod(name="early", nodeName="n1")
     done, _ = admitted(pod(name="late"), {"imex": HERE}, [placed])
     assert gates(done) == []
@@ -151,7 +158,7 @@ def test_in_channel_mode_the_pod_uses_the_shared_claim():
     assert done["spec"]["resourceClaims"] == [
         {"name": "channel", "resourceClaimName": shared_claim_name("uid-1")}
     ]
-    waits_itself, _ = admitted(pod(), {"imex": Template(False, SHARED.channel)})
+    waits_itself, _ = admitted(pod(), {"imex": ClaimTemplateState(False, SHARED.channel)})
     assert gates(waits_itself) == []
 
 
@@ -176,28 +183,28 @@ def test_two_workloads_in_one_compute_domain_are_warned():
 
 
 def test_a_claim_that_no_container_lists_is_named():
-    idle = read(pod(uses=()), Pod)
-    warned = review_uses(idle, Mode.WARN)
+    idle = decode_object(pod(uses=()), PodObject)
+    warned = review_claim_uses(idle, AdmissionMode.WARN)
     assert warned.allowed
     assert "'channel' is used by no container" in warned.warnings[0]
-    assert not review_uses(idle, Mode.ENFORCE).allowed
+    assert not review_claim_uses(idle, AdmissionMode.ENFORCE).allowed
     by_init = pod(uses=())
     by_init["spec"]["initContainers"] = [{"name": "i", "resources": {"claims": [{"name": "channel"}]}}]
-    assert review_uses(read(by_init, Pod), Mode.ENFORCE).allowed
+    assert review_claim_uses(decode_object(by_init, PodObject), AdmissionMode.ENFORCE).allowed
 
 
-@pytest.mark.parametrize("isolation", Isolation)
+@pytest.mark.parametrize("isolation", ImexIsolation)
 @pytest.mark.parametrize("mode", AllocationMode)
 def test_a_template_says_the_same_as_the_compute_domain_that_promised_it(isolation, mode):
     domain = ComputeDomain(
         namespace="team", name="cd", uid="uid-1", template="imex",
         allocation_mode=mode, labels={ISOLATION_LABEL: isolation},
     )  # fmt: skip
-    made = template_of(workload_template(domain, Settings(daemon=DaemonSettings(image="i"))))
+    made = template_state(workload_template(domain, ControllerSettings(daemon=ImexDaemonSettings(image="i"))))
     assert made.exists
-    assert made.channel == promised_by(domain, Isolation.DOMAIN).channel
+    assert made.channel == promised_template(domain, ImexIsolation.DOMAIN).channel
     assert made.channel is not None
-    assert made.channel.is_shared == (isolation is Isolation.CHANNEL and mode is AllocationMode.SINGLE)
+    assert made.channel.is_shared == (isolation is ImexIsolation.CHANNEL and mode is AllocationMode.SINGLE)
 
 
 FIXED = st.fixed_dictionaries
@@ -222,7 +229,7 @@ REFERENCES = {
     "resourceClaimName": st.just("c"),
 }
 CLAIMS = st.lists(FIXED({"name": st.sampled_from(["a", "b"])}, optional=REFERENCES), max_size=3)
-GATES = st.lists(FIXED({"name": st.sampled_from(["x", GATE])}), max_size=2)
+GATES = st.lists(FIXED({"name": st.sampled_from(["x", TEMPLATE_GATE])}), max_size=2)
 SPEC = {
     "affinity": st.none() | AFFINITY,
     "nodeName": st.sampled_from(["", "n1"]),
@@ -240,12 +247,14 @@ TEMPLATES = FIXED(dict.fromkeys("tu", st.sampled_from([HERE, PROMISED, SHARED, P
 @given(PODS, TEMPLATES, st.lists(PODS, max_size=2))
 def test_admitting_twice_changes_nothing_more(obj, templates, others):
     def around(one):
-        named = {name: templates[name] for name in read(one, Pod).templates}
-        groups = {name: Group(tuple(read(other, Pod) for other in others)) for name in named}
-        return Surroundings(named, groups)
+        named = {name: templates[name] for name in decode_object(one, PodObject).templates}
+        groups = {
+            name: DomainPods(tuple(decode_object(other, PodObject) for other in others)) for name in named
+        }
+        return PodContext(named, groups)
 
-    once = json_patch(obj, admit(read(obj, Pod), around(obj)).patch)
-    assert admit(read(once, Pod), around(once)).patch == ()
+    once = json_patch(obj, mutate_pod(decode_object(obj, PodObject), around(obj)).patch)
+    assert mutate_pod(decode_object(once, PodObject), around(once)).patch == ()
 
 
 KEYS = st.sampled_from(["metadata", "spec", "labels", "containers", "resourceClaims", "affinity"])
@@ -259,6 +268,6 @@ ANYTHING = st.recursive(
 @given(ANYTHING)
 def test_any_object_is_read_or_refused(obj):
     with contextlib.suppress(Refused):
-        found = read(obj, Pod)
-        admit(found, Surroundings(dict.fromkeys(found.templates, MISSING), {}))
-        review_uses(found, Mode.ENFORCE)
+        found = decode_object(obj, PodObject)
+        mutate_pod(found, PodContext(dict.fromkeys(found.templates, MISSING), {}))
+        review_claim_uses(found, AdmissionMode.ENFORCE)

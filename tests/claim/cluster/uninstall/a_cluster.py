@@ -13,14 +13,19 @@ from typing import Any, TypeVar
 
 import yaml
 
-from rackloom.claim.cluster.gang import marks
-from rackloom.claim.cluster.uninstall.inventory import Inventory
-from rackloom.claim.cluster.uninstall.run import Limits, Outcome, Reader, Uninstallation
-from rackloom.claim.domain import names
-from rackloom.claim.domain.configs import ChannelConfig, config_json
-from rackloom.claim.kube.api import Conflict, Kind, Object
-from rackloom.claim.kube.discovery import Served
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.cluster.uninstall.executor import (
+    InventoryReader,
+    ServedTypes,
+    Uninstallation,
+    UninstallLimits,
+    UninstallOutcome,
+)
+from rackloom.claim.cluster.uninstall.inventory import ClusterInventory
+from rackloom.claim.kube.api import Conflict
+from rackloom.core.domains import names
+from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
+from rackloom.core.gangs import spec
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     CONFIG_MAP,
@@ -41,9 +46,13 @@ from rackloom.claim.kube.kinds import (
     SERVICE,
     SERVICE_ACCOUNT,
     VALIDATING_WEBHOOK,
+    Object,
+    ResourceKind,
 )
-from rackloom.twin.kube import DirectApi, FakeKube, Review, Shape
-from rackloom.twin.kube.times import loop_time
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.objects import TypeSchema
+from rackloom.lab.kube.server import AdmissionReview, FakeKube
+from rackloom.lab.virtual.event_loop import loop_wall_time
 
 DEPLOY = Path(__file__).parents[4] / "deploy" / "kubernetes"
 DRIVER = "rackloom-system"
@@ -55,22 +64,24 @@ CLIQUE = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
 US = "rackloom-uninstall"
 T = TypeVar("T")
 _RBAC, _ADMISSION = "rbac.authorization.k8s.io", "admissionregistration.k8s.io"
-CLUSTER_ROLE = Kind(_RBAC, "v1", "ClusterRole", "clusterroles", namespaced=False)
+CLUSTER_ROLE = ResourceKind(_RBAC, "v1", "ClusterRole", "clusterroles", namespaced=False)
 OTHERS = (
     CLUSTER_ROLE,
-    Kind(_RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
-    Kind(_RBAC, "v1", "Role", "roles", namespaced=True),
-    Kind(_RBAC, "v1", "RoleBinding", "rolebindings", namespaced=True),
-    Kind(_ADMISSION, "v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies", namespaced=False),
-    Kind(
+    ResourceKind(_RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", namespaced=False),
+    ResourceKind(_RBAC, "v1", "Role", "roles", namespaced=True),
+    ResourceKind(_RBAC, "v1", "RoleBinding", "rolebindings", namespaced=True),
+    ResourceKind(
+        _ADMISSION, "v1", "ValidatingAdmissionPolicy", "validatingadmissionpolicies", namespaced=False
+    ),
+    ResourceKind(
         _ADMISSION,
         "v1",
         "ValidatingAdmissionPolicyBinding",
         "validatingadmissionpolicybindings",
         namespaced=False,
     ),
-    Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", namespaced=True),
-    Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", namespaced=True),
+    ResourceKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", namespaced=True),
+    ResourceKind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", namespaced=True),
     DEPLOYMENT,
 )
 KINDS = {
@@ -83,7 +94,7 @@ KINDS = {
 
 
 @cache
-def shipped(overlay: str) -> tuple[tuple[Kind, Object], ...]:
+def shipped(overlay: str) -> tuple[tuple[ResourceKind, Object], ...]:
     """What an overlay installs, as kustomize would label and place it; the namespace first."""
     found = []
     for path in sorted((DEPLOY / overlay).glob("*.yaml")):
@@ -103,7 +114,7 @@ class Cluster:
     def __init__(self, seed: int = 1) -> None:
         self.kube = FakeKube(namespaces=("default", TEAM, NVIDIA), seed=seed)
         for kind in OTHERS:
-            self.kube.serve(kind, Shape(blind_writes=True))
+            self.kube.serve(kind, TypeSchema(blind_writes=True))
         self.user = DirectApi(self.kube, "kubectl")
         self.has_kubelets = True
         self.judge = Judge(self.kube)
@@ -126,23 +137,25 @@ class Cluster:
                 if not only or (kind.kind, obj["metadata"]["name"]) in only:
                     await self.user.create(kind, obj)
 
-    async def look(self) -> Inventory:
+    async def look(self) -> ClusterInventory:
         """What the command sees."""
         return await self.reader().look()
 
-    def reader(self) -> Reader:
+    def reader(self) -> InventoryReader:
         """What the command looks with."""
-        return Reader(self.as_(US), Served(kinds=tuple(self.kube.shapes)), DRIVER, loop_time)
+        return InventoryReader(
+            self.as_(US), ServedTypes(kinds=tuple(self.kube.shapes)), DRIVER, loop_wall_time
+        )
 
-    async def uninstall(self, api: Any = None, still_seconds: float = 120.0) -> Outcome:
+    async def uninstall(self, api: Any = None, still_seconds: float = 120.0) -> UninstallOutcome:
         """Run the command as far as it gets."""
-        limits = Limits(still_seconds, loop_time, asyncio.sleep)
+        limits = UninstallLimits(still_seconds, loop_wall_time, asyncio.sleep)
         work = Uninstallation(
             self.reader().look, api or self.as_(US), limits, lambda _: None, lambda *_: None
         )
         return await work.run()
 
-    async def put(self, kind: Kind, obj: Object, by: str = "kubectl") -> Object:
+    async def put(self, kind: ResourceKind, obj: Object, by: str = "kubectl") -> Object:
         """Create an object as somebody."""
         return await self.as_(by).create(kind, obj)
 
@@ -188,7 +201,7 @@ class Judge:
         self.shared: tuple[str, ...] = ()
         """Names of device classes and definitions that are to stay."""
 
-    async def __call__(self, review: Review) -> None:
+    async def __call__(self, review: AdmissionReview) -> None:
         """Raises AssertionError for a write that must not be."""
         if review.user != US:
             return
@@ -204,7 +217,7 @@ class Judge:
         elif review.kind == COMPUTE_DOMAIN and names.FINALIZER not in _held(review.object or {}):
             assert not self._daemons(old["metadata"]["uid"]), "its daemons run"
 
-    def _in_turn(self, kind: Kind, obj: Object) -> None:
+    def _in_turn(self, kind: ResourceKind, obj: Object) -> None:
         webhooks = [*self._of(MUTATING_WEBHOOK), *self._of(VALIDATING_WEBHOOK)]
         domains, plans = self._of(COMPUTE_DOMAIN), self._of(GANG_PLAN)
         held = obj["metadata"].get("labels") or {}
@@ -226,7 +239,7 @@ class Judge:
             stay = {each["metadata"]["name"] for each in self._of(CRD) if not _is_going(each)}
             assert stay <= set(self.shared)
 
-    def _of(self, kind: Kind) -> list[Object]:
+    def _of(self, kind: ResourceKind) -> list[Object]:
         return [obj for obj in self._kube.store.all(kind) if not is_strange(obj)]
 
     def _daemons(self, uid: str) -> list[Object]:
@@ -296,7 +309,7 @@ async def claim_of(
     meta = holder["metadata"]
     spec: Object = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "c"}}]}}
     if domain is not None:
-        opaque = {"driver": driver, "parameters": config_json(ChannelConfig(domain_id=domain))}
+        opaque = {"driver": driver, "parameters": imex_config_json(ChannelConfig(domain_id=domain))}
         spec["devices"]["config"] = [{"opaque": opaque}]
     owner = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
     claim_meta = {"name": f"claim-{meta['name']}", "namespace": meta["namespace"], "ownerReferences": [owner]}
@@ -339,7 +352,7 @@ async def domain_of(cluster: Cluster, name: str, *, namespace: str = TEAM, **lab
     return uid
 
 
-_SPECS: dict[Kind, Object] = {
+_SPECS: dict[ResourceKind, Object] = {
     RESOURCE_CLAIM_TEMPLATE: {"spec": {}},
     DAEMON_SET: {"selector": {}, "template": {}},
 }
@@ -351,7 +364,7 @@ async def belongings(cluster: Cluster, uid: str, namespace: str, template: str, 
     controller = "rackloom-controller"
     labels = {names.COMPUTE_DOMAIN_LABEL: uid}
     daemon = names.daemon_name(uid)
-    wanted: list[tuple[Kind, str, str, dict[str, str]]] = [
+    wanted: list[tuple[ResourceKind, str, str, dict[str, str]]] = [
         (RESOURCE_CLAIM_TEMPLATE, namespace, template, {names.TARGET_LABEL: names.TARGET_WORKLOAD}),
         (RESOURCE_CLAIM_TEMPLATE, DAEMONS, daemon, {names.TARGET_LABEL: names.TARGET_DAEMON}),
         (DAEMON_SET, DAEMONS, daemon, {}),
@@ -381,7 +394,7 @@ async def belongings(cluster: Cluster, uid: str, namespace: str, template: str, 
 
 async def plan_of(cluster: Cluster, name: str, *trays: str) -> str:
     """A GangPlan, and the taints of its trays; the UID."""
-    meta = {"name": name, "namespace": TEAM, "finalizers": [marks.FINALIZER]}
+    meta = {"name": name, "namespace": TEAM, "finalizers": [spec.GANG_FINALIZER]}
     made = await cluster.put(GANG_PLAN, {"metadata": meta, "spec": {}}, "rackloom-controller")
     uid = str(made["metadata"]["uid"])
     for tray in trays:
@@ -392,7 +405,7 @@ async def plan_of(cluster: Cluster, name: str, *trays: str) -> str:
 async def tainted(cluster: Cluster, tray: str, uid: str) -> None:
     """Reserve a tray."""
     found = await cluster.user.get(NODE, tray)
-    taints = [*found["spec"]["taints"], {"key": marks.TAINT, "value": uid, "effect": "NoSchedule"}]
+    taints = [*found["spec"]["taints"], {"key": spec.GANG_TAINT, "value": uid, "effect": "NoSchedule"}]
     await cluster.as_("rackloom-controller").patch(NODE, tray, None, {"spec": {"taints": taints}})
 
 
@@ -416,7 +429,7 @@ def _foreign_part(found: Object) -> Object:
         for key, value in found["metadata"]["labels"].items()
         if not key.startswith(("rackloom.dev/", "resource.nvidia.com/")) and key != names.GPU_CLIQUE_LABEL
     }
-    taints = [taint for taint in found["spec"].get("taints") or () if taint["key"] != marks.TAINT]
+    taints = [taint for taint in found["spec"].get("taints") or () if taint["key"] != spec.GANG_TAINT]
     return {"labels": labels, "taints": taints}
 
 
@@ -428,7 +441,7 @@ def _plain(obj: Object) -> Object:
 _COUNTED = ("managedFields", "resourceVersion", "generation")
 
 
-def _marks(kind: Kind, obj: Object) -> Iterator[bool]:
+def _marks(kind: ResourceKind, obj: Object) -> Iterator[bool]:
     meta = obj["metadata"]
     keys = [key for field in ("labels", "annotations", "finalizers") for key in meta.get(field) or ()]
     if kind == NODE:

@@ -31,10 +31,11 @@ from tests.claim.cluster.uninstall.a_cluster import (
     tray,
 )
 
-from rackloom.claim.cluster.uninstall.plan import Phase, plan
-from rackloom.claim.domain import names
-from rackloom.claim.kube.api import Kind, NotFound, Object, Rejected
-from rackloom.claim.kube.kinds import (
+from rackloom.claim.cluster.uninstall.blockers import UninstallPhase
+from rackloom.claim.cluster.uninstall.plan import build_uninstall_plan
+from rackloom.claim.kube.api import NotFound, Rejected
+from rackloom.core.domains import names
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     CONFIG_MAP,
     CRD,
@@ -47,10 +48,12 @@ from rackloom.claim.kube.kinds import (
     POD,
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
+    Object,
+    ResourceKind,
 )
 from rackloom.errors import Refused
-from rackloom.twin.kube import Fault
-from rackloom.twin.virtual import event_loop
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.virtual import event_loop
 
 PLUGINS = ("node-imex", "node-gpu", "node-nic")
 STATES = st.fixed_dictionaries(
@@ -73,7 +76,7 @@ STATES = st.fixed_dictionaries(
 
 
 def run(story: Any, seed: int = 1) -> Any:
-    return event_loop.run(seed, lambda: on_a_cluster(story))
+    return event_loop.run_simulation(seed, lambda: on_a_cluster(story))
 
 
 async def strangers(cluster: Cluster) -> None:
@@ -151,7 +154,7 @@ async def wreck(cluster: Cluster, state: dict[str, Any]) -> None:
             await gone(cluster, kind, obj)
 
 
-async def gone(cluster: Cluster, kind: Kind, obj: Object) -> None:
+async def gone(cluster: Cluster, kind: ResourceKind, obj: Object) -> None:
     with contextlib.suppress(NotFound):
         await cluster.user.delete(kind, obj["metadata"]["name"], obj["metadata"].get("namespace"))
 
@@ -216,8 +219,8 @@ def test_answers_that_are_lost_change_nothing(state: dict[str, Any], seed: int) 
     async def story(cluster: Cluster) -> None:
         await built(cluster, state)
         before = cluster.strangers()
-        cluster.kube.faults.add(Fault(rate=0.02, user=US, code=503))
-        cluster.kube.faults.add(Fault(rate=0.02, user=US, lost="reply"))
+        cluster.kube.faults.add(RequestFault(rate=0.02, user=US, code=503))
+        cluster.kube.faults.add(RequestFault(rate=0.02, user=US, lost="reply"))
         outcome = await cluster.uninstall(still_seconds=600)
         assert outcome.rest.steps == (), outcome
         assert cluster.ours() == []
@@ -235,10 +238,10 @@ def test_steps_are_in_order_and_each_is_reported_when_nothing_of_it_is_left() ->
     async def story(cluster: Cluster) -> None:
         await built(cluster, everything)
         await programs(cluster, "webhook")
-        planned = [step.phase for step in plan(await cluster.look()).steps]
-        assert planned == list(Phase)
+        planned = [step.phase for step in build_uninstall_plan(await cluster.look()).steps]
+        assert planned == list(UninstallPhase)
         outcome = await cluster.uninstall()
-        assert [step.phase for step in outcome.done] == list(Phase)
+        assert [step.phase for step in outcome.done] == list(UninstallPhase)
         assert not cluster.ours()
 
     run(story)
@@ -249,7 +252,7 @@ def test_a_plan_changes_nothing() -> None:
         await cluster.install("base", "webhook")
         await domain_of(cluster, "cd")
         version = cluster.kube.store.version
-        plan(await cluster.look())
+        build_uninstall_plan(await cluster.look())
         assert cluster.kube.store.version == version
 
     run(story)
@@ -289,7 +292,7 @@ def test_nothing_is_taken_from_a_pod_that_uses_it(use: str) -> None:
         assert outcome.done == ()
         assert cluster.kube.store.version == version
         (blocker,) = outcome.rest.blockers
-        assert (blocker.phase, blocker.why) == (Phase.WEBHOOKS, why)
+        assert (blocker.phase, blocker.why) == (UninstallPhase.WEBHOOKS, why)
         assert blocker.what == "Job team/train (pods w-0, w-1, w-2 and 2 more)"
         assert blocker.fix == "kubectl delete job.batch -n team train"
         await cluster.user.delete(JOB, "train", TEAM)
@@ -311,8 +314,8 @@ def test_a_compute_domain_goes_under_load_only_with_its_annotation_and_then_its_
         note = {"metadata": {"annotations": {names.ALLOW_DELETION_ANNOTATION: "true"}}}
         await cluster.user.patch(COMPUTE_DOMAIN, "cd", TEAM, note)
         outcome = await cluster.uninstall()
-        assert Phase.DOMAINS in [step.phase for step in outcome.done]
-        assert outcome.rest.steps[0].phase is Phase.PLUGINS
+        assert UninstallPhase.DOMAINS in [step.phase for step in outcome.done]
+        assert outcome.rest.steps[0].phase is UninstallPhase.PLUGINS
         (blocker,) = outcome.rest.blockers
         assert blocker.fix == "kubectl delete pod -n team worker"
         assert await cluster.user.get(DAEMON_SET, "rackloom-node-imex", DRIVER)
@@ -416,7 +419,7 @@ def test_an_installation_without_the_label_is_not_touched() -> None:
             COMPUTE_DOMAIN, {"metadata": {"name": "cd", "namespace": TEAM}, "spec": {}}, "rackloom-controller"
         )
         version = cluster.kube.store.version
-        found = plan(await cluster.look())
+        found = build_uninstall_plan(await cluster.look())
         assert not any(step.actions for step in found.steps)
         assert cluster.kube.store.version == version
         left = {one.what for one in found.left}
@@ -452,7 +455,7 @@ def test_a_step_that_stands_still_is_given_up_with_the_reason() -> None:
         outcome = await cluster.uninstall(still_seconds=20)
         assert outcome.timed_out
         step = outcome.rest.steps[0]
-        assert step.phase is Phase.DOMAINS
+        assert step.phase is UninstallPhase.DOMAINS
         assert step.waits["ComputeDomain team/cd"] == "held by grove.io/computedomain-finalizer"
 
     run(story)

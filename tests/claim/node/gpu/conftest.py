@@ -12,24 +12,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from rackloom.claim.kube.kinds import RESOURCE_CLAIM
-from rackloom.claim.node.cdi import CdiDirectory
-from rackloom.claim.node.driver import DriverSpec, workload_edits
-from rackloom.claim.node.gpu.condition import HARMLESS_XIDS
-from rackloom.claim.node.gpu.declared import DeclaredGpus, DeclaredInventory
-from rackloom.claim.node.gpu.driver_files import DriverFiles
-from rackloom.claim.node.gpu.plugin import GpuPlugin
-from rackloom.claim.node.gpu.programs import Programs
-from rackloom.claim.node.gpu.settings import GPU_DRIVER, GpuSettings
-from rackloom.claim.node.gpu.vfio import read_vfio
-from rackloom.claim.node.gpu.view import GpuView, Reading
+from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, workload_edits
+from rackloom.claim.node.gpu.inventory import DeclaredGpus, DeclaredInventory, read_vfio
+from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
+from rackloom.claim.node.gpu.plugin import GPU_DRIVER, DriverFiles, GpuPlugin, GpuSettings
+from rackloom.claim.node.gpu.sharing import DriverPrograms
+from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
+from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim
+from rackloom.lab.nodes.host_files import declared_inventory, host_files, write_sysroot
 from rackloom.topology import profiles
-from rackloom.topology.discovery.discover import discover
-from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.topology.discovery.discover import discover_machine
+from rackloom.topology.discovery.sysfs import Sysroot
 from rackloom.topology.machine import Machine
-from rackloom.twin.hosts.gpu_inventory import declared_inventory
-from rackloom.twin.hosts.sysroot import host_files, write_sysroot
-from rackloom.twin.kubelet.claims import PodClaim, pod_claim
 
 H100 = "azure-nd96isr-h100-v5"
 PROC_DEVICES = (
@@ -118,13 +112,13 @@ class GpuKit:
         """What discovery finds; nothing of it changes while a test runs."""
         return _discovered(self.sysroot, self._vendor, self._declared)
 
-    def view(self) -> GpuView:
-        reading = Reading(
+    def view(self) -> GpuMonitor:
+        reading = GpuReader(
             DeclaredGpus(self.inventory_file), self.discovered, lambda: read_vfio(Sysroot(self.vfio_root))
         )
-        return GpuView(reading, HARMLESS_XIDS, lambda: self.kit.now)
+        return GpuMonitor(reading, HARMLESS_XIDS, lambda: self.kit.now)
 
-    def plugin(self, view: GpuView | None = None, **changes: Any) -> GpuPlugin:
+    def plugin(self, view: GpuMonitor | None = None, **changes: Any) -> GpuPlugin:
         plain = {
             "node": self.kit.node,
             "mps_home": self.kit.places.home(GPU_DRIVER) / "mps",
@@ -135,7 +129,7 @@ class GpuKit:
             ),
         }
         settings = GpuSettings(**{**plain, **changes})
-        return GpuPlugin(settings, view or self.view(), Programs(Path("/")), self.driver)
+        return GpuPlugin(settings, view or self.view(), DriverPrograms(Path("/")), self.driver)
 
     async def claim(self, name: str, *devices: str, configs: Any = (), **result: Any) -> PodClaim:
         """A claim for the devices, each by a request of its own: `r0`, `r1`..."""
@@ -174,7 +168,7 @@ class GpuKit:
 
 @cache
 def _discovered(sysroot: Path, vendor: Path | None, declared: Path | None) -> Machine:
-    return discover(sysroot, nccl_topology=vendor, declared=declared)
+    return discover_machine(sysroot, nccl_topology=vendor, declared=declared)
 
 
 def _written(path: Path, content: str | None) -> Path | None:

@@ -5,14 +5,14 @@ import random
 
 from tests.fuzz import tries
 
-from rackloom.claim.node.gpu.condition import Condition, Known
-from rackloom.claim.node.gpu.inventory import Gpu, Mig
-from rackloom.claim.node.gpu.wanted import sharing_of, targets
-from rackloom.claim.node.values import Claim, ClaimRef, Config, Result
+from rackloom.claim.node.gpu.inventory import MigDevice, NodeGpu
+from rackloom.claim.node.gpu.monitor import GpuCondition, PublishedGpu
+from rackloom.claim.node.gpu.sharing import claimed_gpus, plan_sharing
+from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from rackloom.errors import Refused
 
-GPU = Gpu(minor=0, uuid="GPU-1", pci_address="0000:01:00.0", product="", memory_bytes=0)
-MIG = Mig(
+GPU = NodeGpu(minor=0, uuid="GPU-1", pci_address="0000:01:00.0", product="", memory_bytes=0)
+MIG = MigDevice(
     uuid="MIG-1",
     profile="1g",
     gpu_instance=0,
@@ -22,8 +22,8 @@ MIG = Mig(
     placement_size=1,
     memory_bytes=0,
 )
-WHOLE = Condition(gpu=GPU)
-NAMES = {"gpu-0": Known(condition=WHOLE), "mig-0": Known(condition=WHOLE, mig=MIG)}
+WHOLE = GpuCondition(gpu=GPU)
+NAMES = {"gpu-0": PublishedGpu(condition=WHOLE), "mig-0": PublishedGpu(condition=WHOLE, mig=MIG)}
 WORDS = [
     "apiVersion",
     "kind",
@@ -77,14 +77,14 @@ def test_ten_thousand_configs_are_understood_or_refused():
     refused = 0
     for _ in range(many := tries(10_000)):
         configs = tuple(
-            Config(source="FromClaim", requests=rng.choice(((), ("r",))), parameters=written(rng))
+            OpaqueConfig(source="FromClaim", requests=rng.choice(((), ("r",))), parameters=written(rng))
             for _ in range(rng.randrange(1, 3))
         )
-        result = Result(request="r", pool="n", device=rng.choice(("gpu-0", "mig-0")))
+        result = AllocatedDevice(request="r", pool="n", device=rng.choice(("gpu-0", "mig-0")))
         ref = ClaimRef(namespace="d", name="c", uid="u")
-        claim = Claim(ref=ref, results=(result,), configs=configs, fingerprint="f")
+        claim = AllocatedClaim(ref=ref, results=(result,), configs=configs, fingerprint="f")
         try:
-            sharing = sharing_of("u", targets(claim, NAMES.get))
+            sharing = plan_sharing("u", claimed_gpus(claim, NAMES.get))
         except Refused:
             refused += 1
         else:

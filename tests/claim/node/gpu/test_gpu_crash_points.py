@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 from tests.claim.node.crash_points import ENDINGS, FusedApi, Lives, deaths_survived
 
-from rackloom.claim.node.gpu import mps
-from rackloom.claim.node.gpu.plugin import GpuPlugin
-from rackloom.claim.node.gpu.settings import GPU_DRIVER, GpuSettings
-from rackloom.claim.node.run import Running
+from rackloom.claim.node.gpu import sharing
+from rackloom.claim.node.gpu.plugin import GPU_DRIVER, GpuPlugin, GpuSettings
+from rackloom.claim.node.run import PluginProcess
 from rackloom.errors import Retry
 
 API = "resource.nvidia.com/v1beta1"
@@ -43,7 +42,7 @@ class Driver:
                 assert env["CUDA_MPS_PIPE_DIRECTORY"] not in self.daemons
                 assert Path(env["CUDA_MPS_PIPE_DIRECTORY"]).is_dir()
                 self.daemons.add(env["CUDA_MPS_PIPE_DIRECTORY"])
-            case (mps.CONTROL,):
+            case (sharing.MPS_CONTROL,):
                 if env["CUDA_MPS_PIPE_DIRECTORY"] not in self.daemons:
                     raise Retry("Cannot find MPS control daemon process", after=1.0)
                 if said == "quit":
@@ -70,13 +69,13 @@ class GpuLives(Lives):
         self.home.mkdir(parents=True)
         (root / str(self.home).lstrip("/")).parent.mkdir(parents=True)
         (root / str(self.home).lstrip("/")).symlink_to(self.home)
-        rmtree = mps.shutil.rmtree
+        rmtree = sharing.shutil.rmtree
 
         def fused_rmtree(path, ignore_errors=False):
             self.fuse.burn()
             rmtree(path, ignore_errors)
 
-        monkeypatch.setattr(mps.shutil, "rmtree", fused_rmtree)
+        monkeypatch.setattr(sharing.shutil, "rmtree", fused_rmtree)
 
     async def set_up(self):
         await self.kit.boot()
@@ -96,7 +95,7 @@ class GpuLives(Lives):
         plain = self.gpus.plugin(view)
         settings = GpuSettings(node=self.kit.node, mps_home=self.home, files=plain._settings.files)
         await view.look()
-        return Running(GpuPlugin(settings, view, self.driver), api, self.kit.host())
+        return PluginProcess(GpuPlugin(settings, view, self.driver), api, self.kit.host())
 
     def edits(self, uid):
         return self.gpus.edits(uid)

@@ -8,26 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.allocate.allocator import allocate
-from rackloom.claim.allocate.objects import (
-    Node,
-    ObjectMeta,
-    ResourcePool,
-    ResourceSlice,
-    ResourceSliceSpec,
+from rackloom.claim.manifests.read import read_manifests
+from rackloom.claim.node.gpu.devices import (
+    GpuLocation,
+    NicPartner,
+    gpu_device,
+    mig_device,
+    semantic_version,
+    vfio_device,
 )
-from rackloom.claim.allocate.outcome import Allocation
-from rackloom.claim.allocate.slices import slices_of
-from rackloom.claim.manifests.read import read
-from rackloom.claim.node.gpu.attributes import gpu_device, mig_device, version, vfio_device
-from rackloom.claim.node.gpu.condition import HARMLESS_XIDS, Condition, taints_of
-from rackloom.claim.node.gpu.inventory import Gpu, Inventory, Mig, Recovery, Vfio
-from rackloom.claim.node.gpu.place import NicPartner, Place
-from rackloom.claim.node.values import Health
+from rackloom.claim.node.gpu.inventory import GpuInventory, MigDevice, NodeGpu, RecoveryAction, VfioGpu
+from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuCondition, gpu_taints
+from rackloom.claim.node.plugin import Health
+from rackloom.core.allocate.allocator import allocate
+from rackloom.core.allocate.driver_slices import slices_of
+from rackloom.core.allocate.objects import Node, ObjectMeta, ResourcePool, ResourceSlice, ResourceSliceSpec
+from rackloom.core.allocate.outcome import Allocation
 from rackloom.topology import profiles
 from rackloom.topology.affinity import classes
-from rackloom.topology.facts import Fact, Source
-from rackloom.topology.identity import GpuKey, SlotKey
+from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
 
 EXAMPLES = Path(__file__).parents[4] / "examples/nixl-kv-transfer"
 words = st.one_of(st.none(), st.text(max_size=80))
@@ -44,7 +43,7 @@ keys = st.builds(
     gpu_uuid=st.uuids().map(lambda uuid: Fact(f"GPU-{uuid}", Source.NVML)),
 )
 migs = st.builds(
-    Mig,
+    MigDevice,
     uuid=st.uuids().map(lambda uuid: f"MIG-{uuid}"),
     profile=st.sampled_from(["1g.10gb", "1g.10gb+me", "1c.2g.20gb", "7g.80gb", "1g.12gb+gfx"]),
     placement_start=st.integers(0, 7),
@@ -55,7 +54,7 @@ migs = st.builds(
     },
 )
 gpus = st.builds(
-    Gpu,
+    NodeGpu,
     minor=st.integers(0, 255),
     uuid=st.uuids().map(lambda uuid: f"GPU-{uuid}"),
     pci_address=st.from_regex(r"\A[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z"),
@@ -69,18 +68,18 @@ gpus = st.builds(
     key=keys,
     clique=st.one_of(st.just(""), st.uuids().map(lambda uuid: f"{uuid}.32766")),
     tray=st.one_of(st.none(), st.integers(0, 255)),
-    recovery=st.one_of(st.none(), st.sampled_from(Recovery)),
+    recovery=st.one_of(st.none(), st.sampled_from(RecoveryAction)),
     fabric_health=st.sampled_from(Health),
 )
 places = st.builds(
-    Place,
+    GpuLocation,
     pcie_root=words,
     numa_node=st.one_of(st.none(), st.integers(0, 63)),
     nic=st.one_of(st.none(), st.builds(NicPartner, rdma=words, pci_address=words, path_class=st.just("PIX"))),
 )
-inventories = st.builds(Inventory, driver_version=words, cuda_version=words)
+inventories = st.builds(GpuInventory, driver_version=words, cuda_version=words)
 conditions = st.builds(
-    Condition,
+    GpuCondition,
     gpu=gpus,
     lost_since=st.one_of(st.none(), st.floats(0, 10)),
     xids=st.dictionaries(st.integers(1, 200), st.floats(0, 10)),
@@ -115,7 +114,7 @@ def test_every_device_is_within_the_limits_of_the_api(gpu, inventory, place):
 
 @given(one=conditions)
 def test_there_is_one_taint_at_most_for_each_key_and_effect(one):
-    taints = taints_of(one, HARMLESS_XIDS)
+    taints = gpu_taints(one, HARMLESS_XIDS)
     assert len({(taint.key, taint.effect) for taint in taints}) == len(taints) <= 16
     for taint in taints:
         assert taint.effect in ("NoSchedule", "None")
@@ -135,12 +134,12 @@ def test_there_is_one_taint_at_most_for_each_key_and_effect(one):
     ],
 )
 def test_versions_are_semantic(written, told):
-    found = version(written)
+    found = semantic_version(written)
     assert (None if found is None else found.version) == told
 
 
 def test_a_gpu_for_a_virtual_machine():
-    vfio = Vfio(
+    vfio = VfioGpu(
         index=3,
         pci_address="0000:41:00.0",
         vendor_id="0x10de",
@@ -186,7 +185,7 @@ def test_eight_gpus_have_eight_nics_of_their_own(gpus):
 @pytest.mark.parametrize("template", ["aligned", "unaligned"])
 def test_the_templates_of_the_seed_are_allocated_on_what_is_published(gpus, template):
     files = ("device-classes.yaml", f"resource-claim-template-{template}.yaml")
-    wanted = read(EXAMPLES / name for name in files)
+    wanted = read_manifests(EXAMPLES / name for name in files)
     node = Node(metadata=ObjectMeta(name="n"))
     _, nics = planned = slices_of(gpus.machine, "n")
     found = allocate(node, wanted.classes, [_slice("gpu.nvidia.com", published(gpus)), nics], wanted.claims)

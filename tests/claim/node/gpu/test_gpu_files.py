@@ -2,14 +2,13 @@
 
 import pytest
 
-from rackloom.claim.node.gpu.driver_files import DriverFiles
-from rackloom.claim.node.gpu.inventory import Gpu
-from rackloom.claim.node.gpu.vfio import device_files, read_vfio
-from rackloom.claim.opaque.gpu import BackendPolicy, Iommu
+from rackloom.claim.node.gpu.inventory import NodeGpu, read_vfio
+from rackloom.claim.node.gpu.plugin import DriverFiles, vfio_device_files
+from rackloom.core.domains.device_configs import IommuConfig, VfioBackendPolicy
 from rackloom.errors import Retry
-from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.topology.discovery.sysfs import Sysroot
 
-GPU = Gpu(minor=2, uuid="GPU-1", pci_address="0000:01:00.0", product="", memory_bytes=0)
+GPU = NodeGpu(minor=2, uuid="GPU-1", pci_address="0000:01:00.0", product="", memory_bytes=0)
 
 
 def lay(root, *paths):
@@ -66,13 +65,13 @@ def test_passed_through_gpus_are_found_and_keep_their_names(tmp_path):
 @pytest.mark.parametrize(
     ("policy", "api", "files"),
     [
-        (BackendPolicy.LEGACY_ONLY, False, ("/dev/vfio/17",)),
-        (BackendPolicy.LEGACY_ONLY, True, ("/dev/vfio/17", "/dev/vfio/vfio")),
-        (BackendPolicy.PREFER_IOMMUFD, False, ("/dev/vfio/devices/vfio3",)),
-        (BackendPolicy.PREFER_IOMMUFD, True, ("/dev/vfio/devices/vfio3", "/dev/iommu")),
+        (VfioBackendPolicy.LEGACY_ONLY, False, ("/dev/vfio/17",)),
+        (VfioBackendPolicy.LEGACY_ONLY, True, ("/dev/vfio/17", "/dev/vfio/vfio")),
+        (VfioBackendPolicy.PREFER_IOMMUFD, False, ("/dev/vfio/devices/vfio3",)),
+        (VfioBackendPolicy.PREFER_IOMMUFD, True, ("/dev/vfio/devices/vfio3", "/dev/iommu")),
     ],
 )
 def test_a_passed_through_gpu_is_given_as_it_is_wanted(tmp_path, policy, api, files):
     passed_through(tmp_path)
     (vfio,) = read_vfio(Sysroot(tmp_path))
-    assert device_files(vfio, Iommu(backend_policy=policy, enable_api_device=api)) == files
+    assert vfio_device_files(vfio, IommuConfig(backend_policy=policy, enable_api_device=api)) == files

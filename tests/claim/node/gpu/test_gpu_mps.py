@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rackloom.claim.node.gpu.mps import MpsDaemons
-from rackloom.claim.node.gpu.programs import Programs
-from rackloom.claim.node.gpu.wanted import Daemon
+from rackloom.claim.node.gpu.sharing import DriverPrograms, MpsDaemon, MpsDaemons
 from rackloom.errors import Refused, Retry
 
-DAEMON = Daemon(name="uid-0", uuids=("GPU-1", "GPU-2"), memory_limits={"GPU-1": "953M"}, multi_user=True)
-OTHER = Daemon(name="uid-1", uuids=("GPU-3",))
+DAEMON = MpsDaemon(name="uid-0", uuids=("GPU-1", "GPU-2"), memory_limits={"GPU-1": "953M"}, multi_user=True)
+OTHER = MpsDaemon(name="uid-1", uuids=("GPU-3",))
 
 
 class Log:
@@ -42,7 +40,7 @@ def modes_of_shared_memory():
 
 def test_a_daemon_is_started_once_and_ended(home, log):
     async def story():
-        daemons = MpsDaemons(Programs(Path("/")), home)
+        daemons = MpsDaemons(DriverPrograms(Path("/")), home)
         limit = "set_default_device_pinned_mem_limit GPU-1 953M"
         await daemons.ensure(DAEMON)
         assert log.taken() == ["start GPU-1,GPU-2 -multiuser-server", limit]
@@ -60,7 +58,7 @@ def test_a_daemon_is_started_once_and_ended(home, log):
 
 def test_a_daemon_that_died_is_started_again_unless_it_was_ended(home, log):
     async def story():
-        daemons = MpsDaemons(Programs(Path("/")), home)
+        daemons = MpsDaemons(DriverPrograms(Path("/")), home)
         await daemons.ensure(DAEMON)
         await daemons.ensure(OTHER)
         await daemons.stop("uid-1")
@@ -76,11 +74,11 @@ def test_a_daemon_that_died_is_started_again_unless_it_was_ended(home, log):
 
 def test_after_a_restart_daemons_in_use_are_looked_after_and_others_ended(home, log):
     async def story():
-        before = MpsDaemons(Programs(Path("/")), home)
+        before = MpsDaemons(DriverPrograms(Path("/")), home)
         await before.ensure(DAEMON)
         await before.ensure(OTHER)
         log.taken()
-        daemons = MpsDaemons(Programs(Path("/")), home)
+        daemons = MpsDaemons(DriverPrograms(Path("/")), home)
         await daemons.keep([DAEMON], [DAEMON.name])
         assert log.taken() == ["quit"]
         assert [path.name for path in home.iterdir()] == ["uid-0"]
@@ -94,14 +92,14 @@ def test_after_a_restart_daemons_in_use_are_looked_after_and_others_ended(home, 
 def test_a_driver_root_that_does_not_see_the_sockets_is_refused(home, log, tmp_path):
     async def story():
         with pytest.raises(Refused, match="would not find"):
-            await MpsDaemons(Programs(tmp_path / "driver"), home).ensure(DAEMON)
+            await MpsDaemons(DriverPrograms(tmp_path / "driver"), home).ensure(DAEMON)
 
     asyncio.run(story())
 
 
 def test_a_program_is_heard_out(programs):
     async def story():
-        run = Programs(Path("/")).run
+        run = DriverPrograms(Path("/")).run
         assert (
             await run("sh", "-c", "read word; echo $word $WHO", stdin="hello\n", env={"WHO": "you"})
             == "hello you"

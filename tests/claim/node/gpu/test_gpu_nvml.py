@@ -5,9 +5,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from rackloom.claim.node.gpu.inventory import Mig, Recovery, Xid
-from rackloom.claim.node.gpu.nvml import read_gpus
-from rackloom.claim.node.gpu.nvml_events import NvmlGpus
+from rackloom.claim.node.gpu.inventory import MigDevice, RecoveryAction, XidError
+from rackloom.claim.node.gpu.nvml import NvmlGpus, read_gpus
 from rackloom.errors import Refused, Retry
 
 NOWHERE = Path("/nowhere")
@@ -147,15 +146,15 @@ def test_a_gpu_is_read(library):
     assert (gpu.minor, gpu.uuid, gpu.pci_address) == (0, "GPU-0", "0000:a0:00.0")
     assert (gpu.brand, gpu.architecture, gpu.compute_capability) == ("Nvidia", "Hopper", "9.0")
     assert (gpu.addressing_mode, gpu.memory_bytes) == ("HMM", 85520809984)
-    assert (gpu.recovery, gpu.mig_mode, gpu.migs, gpu.clique) == (Recovery.NONE, False, (), "")
+    assert (gpu.recovery, gpu.mig_mode, gpu.migs, gpu.clique) == (RecoveryAction.NONE, False, (), "")
     assert library.sessions == 0
 
 
 def test_mig_devices_are_read(library):
     gpu = read_gpus(NOWHERE).gpus[1]
-    assert (gpu.mig_mode, gpu.recovery) == (True, Recovery.DRAIN_AND_RESET)
+    assert (gpu.mig_mode, gpu.recovery) == (True, RecoveryAction.DRAIN_AND_RESET)
     assert gpu.migs == (
-        Mig(
+        MigDevice(
             uuid="MIG-1",
             profile="1g.10gb",
             gpu_instance=7,
@@ -199,7 +198,7 @@ def test_a_driver_in_trouble_is_asked_again_later(library, monkeypatch):
 def test_errors_are_heard_and_silence_is_silence(library):
     gpus = NvmlGpus(NOWHERE)
     library.events = [Event(1, 79)]
-    assert gpus.wait(0.01) == (Xid(uuid="GPU-1", number=79),)
+    assert gpus.wait(0.01) == (XidError(uuid="GPU-1", number=79),)
     assert gpus.wait(0.01) == ()
     assert (library.listening, library.sessions) == (2, 1)
     gpus.close()
@@ -221,6 +220,6 @@ def test_after_trouble_it_listens_anew(library):
         gpus.wait(0.01)
     assert library.sessions == 0
     library.lost.add(1)
-    assert gpus.wait(0.01) == (Xid(uuid="GPU-0", number=48),)
+    assert gpus.wait(0.01) == (XidError(uuid="GPU-0", number=48),)
     assert library.listening == 3
     gpus.close()

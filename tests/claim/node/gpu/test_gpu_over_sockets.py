@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.waiting import until, until_so
 
-from rackloom.claim.kube.kinds import RESOURCE_SLICE
 from rackloom.claim.node.gpu import plugin
-from rackloom.claim.node.gpu.declared import DeclaredMig
-from rackloom.claim.node.gpu.settings import GPU_DRIVER
-from rackloom.twin.kubelet.calls import NotPrepared
+from rackloom.claim.node.gpu.inventory import DeclaredMig
+from rackloom.claim.node.gpu.plugin import GPU_DRIVER
+from rackloom.core.kubernetes.objects import RESOURCE_SLICE
+from rackloom.lab.nodes.plugin_manager import NotPrepared
 
 API = "resource.nvidia.com/v1beta1"
 

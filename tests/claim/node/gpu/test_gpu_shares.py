@@ -4,8 +4,11 @@ import msgspec
 import pytest
 from tests.claim.node.gpu.test_gpu_configs import NAMES
 
-from rackloom.claim.allocate.allocator import allocate
-from rackloom.claim.allocate.objects import (
+from rackloom.claim.node.gpu.devices import parse_shares
+from rackloom.claim.node.gpu.sharing import claimed_gpus
+from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
+from rackloom.core.allocate.allocator import allocate
+from rackloom.core.allocate.objects import (
     Device,
     DeviceCapacity,
     DeviceClass,
@@ -16,10 +19,7 @@ from rackloom.claim.allocate.objects import (
     ResourceSlice,
     ResourceSliceSpec,
 )
-from rackloom.claim.allocate.outcome import Allocation
-from rackloom.claim.node.gpu.shares import shares_of
-from rackloom.claim.node.gpu.wanted import targets
-from rackloom.claim.node.values import Claim, ClaimRef, Config, Result
+from rackloom.core.allocate.outcome import Allocation
 from rackloom.errors import Refused
 
 GIBIBYTE = 1 << 30
@@ -41,7 +41,7 @@ def placed(mode, *claims):
     """How many of the claims, in one pod, get a share of the one GPU."""
     pool = ResourcePool(name="n", generation=1, resource_slice_count=1)
     spec = ResourceSliceSpec(
-        driver="gpu.nvidia.com", node_name="n", pool=pool, devices=(shares_of(mode).of(GPU),)
+        driver="gpu.nvidia.com", node_name="n", pool=pool, devices=(parse_shares(mode).of(GPU),)
     )
     slices = [ResourceSlice(metadata=ObjectMeta(name="s"), spec=spec)]
     found = allocate(Node(metadata=ObjectMeta(name="n")), [CLASS], slices, list(claims))
@@ -64,12 +64,12 @@ def test_without_a_limit_any_number_fits():
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "many", "10001", "9" * 5000, "٣"])
 def test_what_is_no_mode_is_refused(text):
     with pytest.raises(Refused, match="--consumable-shares"):
-        shares_of(text)
+        parse_shares(text)
 
 
 def test_a_device_without_memory_has_one_user():
     bare = Device(name="gpu-vfio-0")
-    assert shares_of("5").of(bare) is bare
+    assert parse_shares("5").of(bare) is bare
 
 
 @pytest.mark.parametrize("strategy", ["TimeSlicing", "MPS"])
@@ -79,13 +79,13 @@ def test_a_share_takes_no_settings_of_the_whole_gpu(strategy):
         "kind": "GpuConfig",
         "sharing": {"strategy": strategy},
     }
-    asked = Claim(
+    asked = AllocatedClaim(
         ref=ClaimRef(namespace="d", name="c", uid="u"),
-        results=(Result(request="r", pool="n", device="gpu-0", share_id="s"),),
-        configs=(Config(source="FromClaim", requests=(), parameters=config),),
+        results=(AllocatedDevice(request="r", pool="n", device="gpu-0", share_id="s"),),
+        configs=(OpaqueConfig(source="FromClaim", requests=(), parameters=config),),
         fingerprint="f",
     )
     with pytest.raises(
         Refused, match="has a share of gpu-0 and asks for sharing settings; leave sharing out"
     ):
-        targets(asked, NAMES.get)
+        claimed_gpus(asked, NAMES.get)

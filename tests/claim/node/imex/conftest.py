@@ -9,19 +9,16 @@ from typing import Any
 import pytest
 from tests.waiting import until
 
-from rackloom.claim.domain import configs, names
-from rackloom.claim.domain.objects import Clique, DaemonInfo, Readiness, clique_json
 from rackloom.claim.kube.api import NotFound
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, NODE, RESOURCE_CLAIM
-from rackloom.claim.node.cdi import CdiDirectory
-from rackloom.claim.node.driver import DriverSpec, daemon_edits
-from rackloom.claim.node.imex.declared import read_declared
-from rackloom.claim.node.imex.host import Kernel
+from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, daemon_edits
+from rackloom.claim.node.fabric import FabricMonitor, read_declared_fabric
+from rackloom.claim.node.imex.devices import ImexKernel, ImexSettings
+from rackloom.claim.node.imex.domains import HostImexDaemon
 from rackloom.claim.node.imex.plugin import ImexPlugin
-from rackloom.claim.node.imex.readiness import HostDaemon
-from rackloom.claim.node.imex.settings import ImexSettings
-from rackloom.claim.node.imex.view import FabricView
-from rackloom.twin.kubelet.claims import PodClaim, pod_claim
+from rackloom.core.domains import device_configs, names
+from rackloom.core.domains.clique import ComputeDomainClique, DaemonInfo, Readiness, clique_json
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, NODE, RESOURCE_CLAIM
+from rackloom.lab.nodes.dra_manager import PodClaim, pod_claim
 
 CLUSTER = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
 CLIQUE = f"{CLUSTER}.1"
@@ -62,20 +59,22 @@ class ImexKit:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch()
 
-    def view(self) -> FabricView:
-        return FabricView(lambda: read_declared(self.root / "fabric.json"), lambda: self.kit.now)
+    def view(self) -> FabricMonitor:
+        return FabricMonitor(lambda: read_declared_fabric(self.root / "fabric.json"), lambda: self.kit.now)
 
     def settings(self, **changes: Any) -> ImexSettings:
         plain = {
             "node": self.kit.node,
             "namespaces": (self.namespace,),
             "domains": self.kit.places.home(names.IMEX_DRIVER) / "domains",
-            "kernel": Kernel(proc_devices=self.root / "devices", imex_capability=self.root / "capability"),
+            "kernel": ImexKernel(
+                proc_devices=self.root / "devices", imex_capability=self.root / "capability"
+            ),
         }
         return ImexSettings(**{**plain, **changes})
 
     def plugin(self, api: Any = None, **changes: Any) -> ImexPlugin:
-        host = HostDaemon(root=self.root)
+        host = HostImexDaemon(root=self.root)
         cdi = CdiDirectory(self.kit.places.cdi, names.IMEX_DRIVER)
         driver = DriverSpec(cdi, daemon_edits, base=self.root / "driver", required=False)
         return ImexPlugin(api or self.api, self.settings(**changes), self.view(), host, driver)
@@ -100,11 +99,11 @@ class ImexKit:
         return await self.claim(name, "default", names.CHANNEL_DEVICE, parameters, **others)
 
     async def daemon(self, name: str, uid: str, namespace: str = "rackloom-imex") -> PodClaim:
-        parameters = configs.config_json(configs.DaemonConfig(domain_id=uid))
+        parameters = device_configs.imex_config_json(device_configs.DaemonConfig(domain_id=uid))
         return await self.claim(name, namespace, names.DAEMON_DEVICE, parameters)
 
     async def isolated(self, name: str, uid: str, channel: int, **metadata: Any) -> PodClaim:
-        parameters = configs.config_json(configs.ChannelConfig(domain_id=uid))
+        parameters = device_configs.imex_config_json(device_configs.ChannelConfig(domain_id=uid))
         device, pool = names.channel_device_name(channel), names.channel_pool_name(CLIQUE)
         return await self.claim(name, "default", device, parameters, pool=pool, **metadata)
 
@@ -131,7 +130,7 @@ class ImexKit:
     async def ready(self, uid: str, *, status: Readiness = Readiness.READY) -> None:
         """The daemon of a ComputeDomain says READY on this node."""
         entry = DaemonInfo(node_name=self.kit.node, ip_address="10.0.0.1", clique_id=CLIQUE, status=status)
-        value = Clique(compute_domain=uid, clique_id=CLIQUE, daemons=(entry,))
+        value = ComputeDomainClique(compute_domain=uid, clique_id=CLIQUE, daemons=(entry,))
         try:
             read = await self.api.get(COMPUTE_DOMAIN_CLIQUE, value.name, self.namespace)
             await self.api.replace(COMPUTE_DOMAIN_CLIQUE, clique_json(value, self.namespace, read))

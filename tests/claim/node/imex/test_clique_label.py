@@ -2,11 +2,11 @@
 
 import asyncio
 
-from rackloom.claim.domain.names import GPU_CLIQUE_LABEL
-from rackloom.claim.kube.kinds import NODE
-from rackloom.claim.node.imex.clique_label import CliqueLabel
-from rackloom.twin.kube import DirectApi
-from rackloom.twin.virtual.event_loop import run
+from rackloom.claim.node.imex.labels import CliqueLabel
+from rackloom.core.domains.names import GPU_CLIQUE_LABEL
+from rackloom.core.kubernetes.objects import NODE
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.virtual.event_loop import run_simulation
 
 
 async def value(imex):
@@ -109,4 +109,4 @@ def test_stopping_removes_it_unless_warm_daemons_stand_on_it(imex):
             assert running.cancelled()
             assert await value(imex) == left
 
-    run(1, story)
+    run_simulation(1, story)

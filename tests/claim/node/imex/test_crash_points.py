@@ -3,9 +3,9 @@
 import pytest
 from tests.claim.node.crash_points import ENDINGS, FusedApi, Lives, deaths_survived
 
-from rackloom.claim.domain import names
-from rackloom.claim.domain.objects import Readiness
-from rackloom.claim.node.run import Running
+from rackloom.claim.node.run import PluginProcess
+from rackloom.core.domains import names
+from rackloom.core.domains.clique import Readiness
 
 
 class ImexLives(Lives):
@@ -25,7 +25,7 @@ class ImexLives(Lives):
         home = self.kit.places.home(names.IMEX_DRIVER)
         home.mkdir(parents=True, exist_ok=True)
         api = FusedApi(self.imex.api, self.fuse)
-        return Running(self.imex.plugin(api), api, self.kit.host())
+        return PluginProcess(self.imex.plugin(api), api, self.kit.host())
 
     def edits(self, uid):
         return self.imex.edits(uid)

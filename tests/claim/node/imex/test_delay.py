@@ -2,10 +2,10 @@
 
 import asyncio
 
-from rackloom.claim.domain import names
-from rackloom.claim.node.run import Running
-from rackloom.twin.kube import DirectApi
-from rackloom.twin.virtual.event_loop import run
+from rackloom.claim.node.run import PluginProcess
+from rackloom.core.domains import names
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.virtual.event_loop import run_simulation
 
 API_SECONDS = 0.005
 
@@ -20,7 +20,7 @@ def test_a_channel_is_there_soon_after_its_daemon_is_ready(imex):
         imex.kit.places.home(names.IMEX_DRIVER).mkdir(parents=True)
         kube.faults.delay(API_SECONDS)
         api = DirectApi(kube, "the-plugin")
-        one = Running(imex.plugin(api), api, imex.kit.host())
+        one = PluginProcess(imex.plugin(api), api, imex.kit.host())
         waiting = asyncio.create_task(one.requests.prepare([claim.ref]))
         # In the middle of the longest pause: nothing but the watch can wake it in time.
         await asyncio.sleep(11.0)
@@ -30,5 +30,5 @@ def test_a_channel_is_there_soon_after_its_daemon_is_ready(imex):
         assert answer.devices
         return asyncio.get_running_loop().time() - ready
 
-    assert run(1, story) < 0.1
+    assert run_simulation(1, story) < 0.1
     assert kube.writes("the-plugin") == 1

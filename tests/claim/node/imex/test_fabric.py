@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.node.imex.declared import read_declared
-from rackloom.claim.node.imex.fabric import (
+from rackloom.claim.node.fabric import (
     NO_CLUSTER,
+    FabricMonitor,
     FabricState,
     GpuFabric,
     NodeFabric,
-    check_driver,
+    check_fabric_driver,
     clique_of,
+    read_declared_fabric,
+    read_nvml_fabric,
 )
-from rackloom.claim.node.imex.nvml import read_nvml
-from rackloom.claim.node.imex.view import FabricView
-from rackloom.claim.node.values import Health
+from rackloom.claim.node.plugin import Health
 from rackloom.errors import Refused, Retry
 
 CLUSTER = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
@@ -64,12 +64,12 @@ def test_what_is_not_settled_is_no_clique(gpus, why):
 @pytest.mark.parametrize("version", ["565.57.01", "570.133.20"])
 def test_a_driver_that_cannot_follow_peers_is_refused(version):
     with pytest.raises(Refused, match=r"older than 570\.158\.01"):
-        check_driver(NodeFabric(driver_version=version))
+        check_fabric_driver(NodeFabric(driver_version=version))
 
 
 @pytest.mark.parametrize("version", ["570.158.01", "580.95.05", None])
 def test_a_driver_that_can_is_not(version):
-    check_driver(NodeFabric(driver_version=version))
+    check_fabric_driver(NodeFabric(driver_version=version))
 
 
 def test_a_declared_gpu_may_differ_from_the_rest(tmp_path):
@@ -77,7 +77,7 @@ def test_a_declared_gpu_may_differ_from_the_rest(tmp_path):
     file.write_text(
         json.dumps({"clusterUUID": CLUSTER, "gpus": [{}, {"cliqueId": 2, "state": "notStarted"}]})
     )
-    first, second = read_declared(file).gpus
+    first, second = read_declared_fabric(file).gpus
     assert (first.clique_id, first.state) == (0, FabricState.COMPLETED)
     assert (second.clique_id, second.state) == (2, FabricState.NOT_STARTED)
 
@@ -96,7 +96,7 @@ def test_a_file_that_says_something_else_is_refused(tmp_path, content):
     file = tmp_path / "fabric.json"
     file.write_text(content)
     with pytest.raises(Refused, match="cannot use fabric file"):
-        read_declared(file)
+        read_declared_fabric(file)
 
 
 @given(st.binary(max_size=200))
@@ -104,7 +104,7 @@ def test_no_content_of_a_file_breaks_the_reader(tmp_path_factory, content):
     file = tmp_path_factory.mktemp("f") / "fabric.json"
     file.write_bytes(content)
     with pytest.raises(Refused):
-        read_declared(file)
+        read_declared_fabric(file)
 
 
 class FakeLibrary:
@@ -164,7 +164,7 @@ class FakeLibrary:
 @pytest.mark.parametrize(("newest", "health"), [(3, Health.UNHEALTHY), (2, Health.UNKNOWN)])
 def test_nvml_is_read_as_it_lies_in_memory(monkeypatch, newest, health):
     FakeLibrary(newest=newest).install(monkeypatch)
-    fabric = read_nvml(Path("/nowhere"))
+    fabric = read_nvml_fabric(Path("/nowhere"))
     (found,) = fabric.gpus
     assert clique_of(fabric) == f"{CLUSTER}.7"
     assert fabric.driver_version == "580.95.05"
@@ -177,7 +177,7 @@ def test_nvml_is_read_as_it_lies_in_memory(monkeypatch, newest, health):
 
 def test_a_board_outside_a_rack_has_no_place(monkeypatch):
     FakeLibrary(platform=False).install(monkeypatch)
-    (found,) = read_nvml(Path("/nowhere")).gpus
+    (found,) = read_nvml_fabric(Path("/nowhere")).gpus
     assert (found.key.place, found.key.fabric_guid, found.tray) == (None, None, None)
 
 
@@ -190,10 +190,10 @@ def test_no_library_is_refused_and_a_broken_one_is_unknown(monkeypatch):
 
     monkeypatch.setattr(pynvml, "nvmlInitWithFlags", missing)
     with pytest.raises(Refused, match="NVIDIA's driver"):
-        read_nvml(Path("/nowhere"))
+        read_nvml_fabric(Path("/nowhere"))
     monkeypatch.setattr(pynvml, "nvmlInitWithFlags", broken)
     with pytest.raises(Retry, match="NVML does not start"):
-        read_nvml(Path("/nowhere"))
+        read_nvml_fabric(Path("/nowhere"))
 
 
 def test_a_library_that_cannot_be_loaded_is_unknown(tmp_path):
@@ -201,7 +201,7 @@ def test_a_library_that_cannot_be_loaded_is_unknown(tmp_path):
     library.parent.mkdir(parents=True)
     library.write_text("no library")
     with pytest.raises(Retry, match="cannot be loaded"):
-        read_nvml(tmp_path)
+        read_nvml_fabric(tmp_path)
 
 
 def test_what_was_known_stays_while_nothing_can_be_read():
@@ -210,7 +210,7 @@ def test_what_was_known_stays_while_nothing_can_be_read():
     told = []
 
     async def story():
-        view = FabricView(lambda: answers.pop(0), lambda: 5.0)
+        view = FabricMonitor(lambda: answers.pop(0), lambda: 5.0)
         view.when_changed(lambda: told.append("changed"))
         assert await view.clique() == f"{CLUSTER}.1"
         await view.look()

@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
-from rackloom.claim.domain import names
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN
-from rackloom.claim.node.imex.host import Kernel
+from rackloom.claim.node.imex.devices import ImexKernel
+from rackloom.core.domains import names
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN
 from rackloom.errors import Refused
 
 
 def test_a_driver_without_imex_is_refused(tmp_path):
     (tmp_path / "devices").write_text("Character devices:\n  1 mem\n\nBlock devices:\n  8 sd\n")
-    kernel = Kernel(proc_devices=tmp_path / "devices", imex_capability=tmp_path / "missing")
+    kernel = ImexKernel(proc_devices=tmp_path / "devices", imex_capability=tmp_path / "missing")
     with pytest.raises(Refused, match="lists no character device nvidia-caps-imex-channels"):
         kernel.channel_major()
     with pytest.raises(Refused, match="does not name the IMEX management device"):

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.waiting import until_so
 
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import ImexMode, Isolation
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE
-from rackloom.twin.kubelet.calls import NotPrepared
+from rackloom.core.domains import names
+from rackloom.core.domains.names import ImexIsolation, ImexMode
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, NODE, POD, RESOURCE_SLICE
+from rackloom.lab.nodes.plugin_manager import NotPrepared
 
 CHANNELS = "/dev/nvidia-caps-imex-channels"
 
@@ -313,7 +313,7 @@ def test_in_channel_mode_a_shared_claim_gets_its_own_channel(imex):
         uid = await imex.domain()
         await imex.ready("warm-domain")
         claim = await imex.isolated("shared", uid, 7)
-        plugin = imex.plugin(isolation=Isolation.CHANNEL)
+        plugin = imex.plugin(isolation=ImexIsolation.CHANNEL)
         async with imex.kit.plugin(plugin) as running, imex.kit.kubelet() as kubelet:
             await kubelet.registered(names.IMEX_DRIVER)
             await kubelet.prepare(claim)
@@ -347,7 +347,7 @@ def test_in_channel_mode_what_would_break_isolation_is_refused(imex):
             ),
             "a channel of its own, and not channel-0": await imex.channel("c", uid),
         }
-        plugin = imex.plugin(isolation=Isolation.CHANNEL)
+        plugin = imex.plugin(isolation=ImexIsolation.CHANNEL)
         async with imex.kit.plugin(plugin), imex.kit.kubelet() as kubelet:
             await kubelet.registered(names.IMEX_DRIVER)
             for why, claim in claims.items():
@@ -362,7 +362,7 @@ def test_in_channel_mode_the_warm_daemon_must_be_ready(imex):
         await imex.kit.boot()
         uid = await imex.domain()
         claim = await imex.isolated("shared", uid, 3)
-        async with imex.kit.plugin(imex.plugin(isolation=Isolation.CHANNEL)) as running:
+        async with imex.kit.plugin(imex.plugin(isolation=ImexIsolation.CHANNEL)) as running:
             (answer,) = (await running.requests.prepare([claim.ref], 0.3)).values()
             assert answer.error == f"the IMEX daemon of clique {imex.clique} is not ready on this node"
 

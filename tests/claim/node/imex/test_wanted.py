@@ -7,11 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import ImexMode, Isolation
-from rackloom.claim.node.imex.settings import ImexSettings
-from rackloom.claim.node.imex.wanted import Kind, Wanted, wanted_by
-from rackloom.claim.node.values import Claim, ClaimRef, Config, Result
+from rackloom.claim.node.imex.devices import ImexDeviceKind, ImexRequest, ImexSettings, imex_request
+from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
+from rackloom.core.domains import names
+from rackloom.core.domains.names import ImexIsolation, ImexMode
 from rackloom.errors import Refused
 
 DOMAIN = "0f1c9f0e-3a1e-4a0f-9b62-000000000001"
@@ -21,20 +20,20 @@ DAEMON = {"apiVersion": names.API_VERSION, "kind": "ComputeDomainDaemonConfig", 
 
 
 def claim(*parameters, device="channel-0", pool="n1", namespace="team", count=1, of_pod=None):
-    result = Result(request="r/first", pool=pool, device=device)
-    return Claim(
+    result = AllocatedDevice(request="r/first", pool=pool, device=device)
+    return AllocatedClaim(
         ref=ClaimRef(namespace=namespace, name="c", uid="u"),
         results=(result,) * count,
-        configs=tuple(Config(source="FromClaim", requests=(), parameters=one) for one in parameters),
+        configs=tuple(OpaqueConfig(source="FromClaim", requests=(), parameters=one) for one in parameters),
         fingerprint="f",
         of_pod=of_pod,
     )
 
 
 def test_a_channel():
-    wanted = wanted_by(claim(CHANNEL), SETTINGS)
+    wanted = imex_request(claim(CHANNEL), SETTINGS)
     assert (wanted.kind, wanted.domain, wanted.channel, wanted.every_channel) == (
-        Kind.CHANNEL,
+        ImexDeviceKind.CHANNEL,
         DOMAIN,
         0,
         False,
@@ -43,40 +42,40 @@ def test_a_channel():
 
 def test_the_last_config_wins_but_none_may_be_wrong():
     everything = {**CHANNEL, "allocationMode": "All"}
-    assert wanted_by(claim(CHANNEL, everything), SETTINGS).every_channel
+    assert imex_request(claim(CHANNEL, everything), SETTINGS).every_channel
     with pytest.raises(Refused, match='unknown field "mode"'):
-        wanted_by(claim({**CHANNEL, "mode": "All"}, everything), SETTINGS)
+        imex_request(claim({**CHANNEL, "mode": "All"}, everything), SETTINGS)
 
 
 def test_a_config_for_another_request_does_not_count():
-    other = Config(source="FromClaim", requests=("s",), parameters={"kind": "Nonsense"})
-    ours = Config(source="FromClaim", requests=("r",), parameters=CHANNEL)
-    wanted = wanted_by(msgspec.structs.replace(claim(), configs=(ours, other)), SETTINGS)
-    assert wanted.kind is Kind.CHANNEL
+    other = OpaqueConfig(source="FromClaim", requests=("s",), parameters={"kind": "Nonsense"})
+    ours = OpaqueConfig(source="FromClaim", requests=("r",), parameters=CHANNEL)
+    wanted = imex_request(msgspec.structs.replace(claim(), configs=(ours, other)), SETTINGS)
+    assert wanted.kind is ImexDeviceKind.CHANNEL
 
 
 def test_a_daemon():
-    wanted = wanted_by(claim(DAEMON, device="daemon-0", namespace="rackloom-imex"), SETTINGS)
-    assert (wanted.kind, wanted.domain) == (Kind.DAEMON, DOMAIN)
+    wanted = imex_request(claim(DAEMON, device="daemon-0", namespace="rackloom-imex"), SETTINGS)
+    assert (wanted.kind, wanted.domain) == (ImexDeviceKind.DAEMON, DOMAIN)
 
 
 def test_an_isolated_channel():
-    settings = msgspec.structs.replace(SETTINGS, isolation=Isolation.CHANNEL)
+    settings = msgspec.structs.replace(SETTINGS, isolation=ImexIsolation.CHANNEL)
     shared = claim(CHANNEL, device="channel-17", pool=names.channel_pool_name("cluster.1"))
-    wanted = wanted_by(shared, settings)
-    assert (wanted.kind, wanted.channel) == (Kind.ISOLATED_CHANNEL, 17)
+    wanted = imex_request(shared, settings)
+    assert (wanted.kind, wanted.channel) == (ImexDeviceKind.ISOLATED_CHANNEL, 17)
     with pytest.raises(Refused, match="would give this job the channels of all others"):
-        wanted_by(
+        imex_request(
             claim({**CHANNEL, "allocationMode": "All"}, device="channel-17", pool=shared.results[0].pool),
             settings,
         )
     with pytest.raises(Refused, match="gives a whole IMEX domain to one job"):
-        wanted_by(shared, SETTINGS)
+        imex_request(shared, SETTINGS)
 
 
 def test_all_is_one_where_the_host_runs_imex():
     settings = msgspec.structs.replace(SETTINGS, mode=ImexMode.HOST_MANAGED)
-    assert not wanted_by(claim({**CHANNEL, "allocationMode": "All"}), settings).every_channel
+    assert not imex_request(claim({**CHANNEL, "allocationMode": "All"}), settings).every_channel
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_all_is_one_where_the_host_runs_imex():
 )
 def test_what_can_never_be_prepared(wrong, why):
     with pytest.raises(Refused, match=why):
-        wanted_by(wrong, SETTINGS)
+        imex_request(wrong, SETTINGS)
 
 
 json_values = st.recursive(
@@ -116,19 +115,23 @@ nearly = st.fixed_dictionaries(
     st.lists(nearly | st.dictionaries(st.text(max_size=8), json_values, max_size=3), max_size=3),
     st.sampled_from(["channel-0", "daemon-0", "channel-5", "channel-", "channel-x", "gpu-0", "", "-1"]),
     st.sampled_from(["n1", names.channel_pool_name("cluster.1"), names.channel_pool_name(""), ""]),
-    st.sampled_from(Isolation),
+    st.sampled_from(ImexIsolation),
     st.sampled_from(ImexMode),
 )
 @example(
-    [CHANNEL], "channel-x", names.channel_pool_name("cluster.1"), Isolation.CHANNEL, ImexMode.DRIVER_MANAGED
+    [CHANNEL],
+    "channel-x",
+    names.channel_pool_name("cluster.1"),
+    ImexIsolation.CHANNEL,
+    ImexMode.DRIVER_MANAGED,
 )
 def test_hostile_claims_are_refused_or_understood(parameters, device, pool, isolation, mode):
     settings = msgspec.structs.replace(SETTINGS, isolation=isolation, mode=mode)
     hostile = claim(*parameters, device=device, pool=pool, namespace="rackloom-imex")
     try:
-        wanted = wanted_by(hostile, settings)
+        wanted = imex_request(hostile, settings)
     except Refused:
         return
-    assert isinstance(wanted, Wanted)
+    assert isinstance(wanted, ImexRequest)
     assert wanted.domain
     assert 0 <= wanted.channel < names.CHANNELS_PER_NODE

@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pyroute2 import IPRoute
+from pyroute2 import IPRoute  # type: ignore[import-untyped]
 
-from rackloom.claim.node.nic.links import find, read_links, read_settings
-from rackloom.claim.node.nic.namespaces import inside
-from rackloom.claim.node.nic.netlink import Rtnetlink
-from rackloom.claim.node.nic.settings import in_pod
-from rackloom.claim.opaque.network_rules import decode_network_config
+from rackloom.claim.node.nic.links import read_links, read_settings
+from rackloom.claim.node.nic.netlink import Rtnetlink, in_namespace
+from rackloom.core.domains.network_config import decode_network_config
+from rackloom.core.nics.attachment import find_link, pod_settings
 
 NEWNET = 0x40000000
 libc = ctypes.CDLL(None, use_errno=True)
@@ -71,7 +70,7 @@ class Netns:
         self._thread.join()
 
     def call(self, work):
-        return inside(self.path, work)
+        return in_namespace(self.path, work)
 
     def ip(self, work):
         """`work` with a library of another make than the code under test has."""
@@ -157,7 +156,7 @@ def held(host, name, **config):
         with Rtnetlink() as rtnetlink:
             link = next(one for one in read_links(rtnetlink) if one.name == name)
             settings = read_settings(rtnetlink, link, features=True)
-            wanted = in_pod(decode_network_config(config), settings)
+            wanted = pod_settings(decode_network_config(config), settings)
             return link.identity(settings, wanted), settings, wanted
 
     return host.call(look)
@@ -166,7 +165,7 @@ def held(host, name, **config):
 def now(netns, identity):
     def look():
         with Rtnetlink() as rtnetlink:
-            link = find(read_links(rtnetlink), identity)
+            link = find_link(read_links(rtnetlink), identity)
             return None if link is None else read_settings(rtnetlink, link, features=True)
 
     return netns.call(look)

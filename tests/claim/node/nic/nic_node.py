@@ -5,16 +5,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from tests.claim.node.conftest import NODE_NAME, allocation
 from tests.waiting import until, until_so
 
-from rackloom.app.node import NodeOptions
-from rackloom.app.node_nic import NicOptions, nic_node
-from rackloom.claim.kube.kinds import EVENT, RESOURCE_CLAIM, RESOURCE_SLICE
-from rackloom.topology.discovery.nics import LeftOut
-from rackloom.twin.hosts.nri_runtime import Runtime
-from rackloom.twin.kubelet.claims import pod_claim
+from rackloom.app.node.nic import NicOptions, nic_node
+from rackloom.app.node.process import NodeOptions
+from rackloom.core.kubernetes.objects import EVENT, RESOURCE_CLAIM, RESOURCE_SLICE
+from rackloom.lab.nodes.dra_manager import pod_claim
+from rackloom.lab.nodes.nri_runtime import NriRuntime
+from rackloom.topology.nics import ExclusionPolicy
 
 DRIVER = "dra.net"
 POD = "p-uid"
-NOTHING_LEFT_OUT = LeftOut(kinds=frozenset(), names=())
+NOTHING_LEFT_OUT = ExclusionPolicy(kinds=frozenset(), names=())
 """The tests' NICs are virtual."""
 
 
@@ -52,7 +52,7 @@ class NicNode:
     async def all(self, **options):
         await self.kit.boot()
         async with AsyncExitStack() as stack:
-            runtime = await stack.enter_async_context(Runtime(self.socket).serving())
+            runtime = await stack.enter_async_context(NriRuntime(self.socket).serving())
             one = await stack.enter_async_context(self.plugin(**options))
             kubelet = await stack.enter_async_context(self.kit.kubelet())
             await kubelet.registered(DRIVER)

@@ -13,23 +13,22 @@ from tests.claim.node.nic.dhcp_server import DhcpServer
 from tests.claim.node.nic.nic_kit import held, needs_ipv6, needs_root
 from tests.fuzz import tries
 
-from rackloom.claim.allocate.objects import Device
-from rackloom.claim.node.nic import dhcp, dhcp_answers, lender, moving, rdma
+from rackloom.claim.node.nic import attach, dhcp, links, rdma
 from rackloom.claim.node.nic.links import read_links, sysctl_path
-from rackloom.claim.node.nic.look import OnLink
 from rackloom.claim.node.nic.netlink import Rtnetlink
-from rackloom.claim.node.nic.offered import Offered
-from rackloom.claim.node.nic.preparing import hold
-from rackloom.claim.opaque.network import Route
-from rackloom.claim.opaque.network_rules import decode_network_config
+from rackloom.claim.node.nic.plugin import prepare_nic
+from rackloom.core.allocate.objects import Device
+from rackloom.core.domains.network_config import RouteConfig, decode_network_config
+from rackloom.core.nics import lease
+from rackloom.core.nics.devices import HostLink, HostNic
 from rackloom.errors import Refused, Retry
-from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.topology.discovery.sysfs import Sysroot
 
 ROUTES = bytes([16, 10, 8, 10, 9, 0, 1, 24, 10, 7, 1, 0, 0, 0, 0, 0, 10, 9, 0, 1])
 READ = (
-    Route(destination="10.8.0.0/16", gateway="10.9.0.1"),
-    Route(destination="10.7.1.0/24", scope=253),
-    Route(destination="0.0.0.0/0", gateway="10.9.0.1"),
+    RouteConfig(destination="10.8.0.0/16", gateway="10.9.0.1"),
+    RouteConfig(destination="10.7.1.0/24", scope=253),
+    RouteConfig(destination="0.0.0.0/0", gateway="10.9.0.1"),
 )
 
 
@@ -40,20 +39,20 @@ def prepared(host, config):
         with Rtnetlink() as rtnetlink:
             return next(one for one in read_links(rtnetlink) if one.name == "nic0")
 
-    one = Offered(name="nic0", on=OnLink(link=host.call(look)))
+    one = HostNic(name="nic0", on=HostLink(link=host.call(look)))
     wish = decode_network_config({"interface": config})
-    return hold(one, Device(name="nic0"), wish, Sysroot(), rdma.NetnsMode.SHARED)[0]
+    return prepare_nic(one, Device(name="nic0"), wish, Sysroot(), rdma.NetnsMode.SHARED)[0]
 
 
 def test_routes_of_option_121_are_read():
-    assert dhcp_answers.routes(ROUTES) == READ
+    assert lease.classless_routes(ROUTES) == READ
 
 
 @settings(max_examples=tries(100))
 @given(st.binary(max_size=40))
 def test_any_bytes_are_routes_or_refused(data):
     with contextlib.suppress(ValueError):
-        for one in dhcp_answers.routes(data):
+        for one in lease.classless_routes(data):
             ipaddress.ip_network(one.destination)
 
 
@@ -62,7 +61,7 @@ FOREVER = 2**32 - 1
 
 @given(st.integers(1, FOREVER), *[st.none() | st.integers(0, FOREVER)] * 2)
 def test_the_times_of_a_lease_are_in_order_whatever_the_server_says(seconds, renewal, rebinding):
-    renew, rebind = dhcp_answers.times(seconds, renewal, rebinding)
+    renew, rebind = lease.renewal_times(seconds, renewal, rebinding)
     assert 0 < renew < rebind < seconds
     if renewal is None and rebinding is None:
         assert (renew, rebind) == (seconds * 0.5, seconds * 0.875)
@@ -82,14 +81,14 @@ def test_the_times_of_a_lease_are_in_order_whatever_the_server_says(seconds, ren
     ],
 )
 def test_no_server_has_a_lease_prolonged_all_the_time(seconds, renewal, rebinding, read):
-    assert dhcp_answers.times(seconds, renewal, rebinding) == read
+    assert lease.renewal_times(seconds, renewal, rebinding) == read
 
 
 @given(st.floats(1, 1e6), st.floats(-10, 2.0**33))
 def test_the_kernel_keeps_an_address_for_as_long_as_its_lease_has_left(now, left):
-    seconds = lender.seconds_left(now + left, now)
+    seconds = attach.seconds_left(now + left, now)
     assert (seconds > 0) == (now + left > now)
-    if 0 < left < lender.MOST_SECONDS - 1:
+    if 0 < left < attach.MOST_ADDRESS_SECONDS - 1:
         assert seconds - 1 <= now + left - now <= seconds
     assert seconds < FOREVER
 
@@ -99,7 +98,7 @@ def test_frames_that_nobody_can_read_keep_no_answer_away(host):
     host.veth("nic0", "tor0")
     server = DhcpServer(host, "tor0", before=[bytes([53, 1, 2, 61, 0]), bytes([53, 1, 99]), b"\x35", b""])
     try:
-        assert host.call(lambda: dhcp.ask("nic0")).lease.grant.address == "10.9.0.77/24"
+        assert host.call(lambda: dhcp.request_lease("nic0")).lease.grant.address == "10.9.0.77/24"
     finally:
         server.close()
 
@@ -119,9 +118,9 @@ def test_a_server_gives_the_address_and_routes_and_the_pod_has_them(host, wish):
     assert (one.pod.addresses, one.pod.routes) == (("10.9.0.77/24",), READ[:2])
     assert host.addresses("nic0") == {"10.66.0.1/24"}, "nothing is touched while it is prepared"
     pod = host.pod()
-    assert moving.attach(one.identity, one.pod, pod.path).addresses == ("10.9.0.77/24",)
+    assert links.attach_link(one.identity, one.pod, pod.path).addresses == ("10.9.0.77/24",)
     assert pod.addresses("nic0") == {"10.9.0.77/24"}
-    assert moving.detach(one.identity, one.host, pod.path)
+    assert links.detach_link(one.identity, one.host, pod.path)
     assert host.addresses("nic0") == {"10.66.0.1/24"}
 
 
@@ -129,7 +128,7 @@ def test_a_server_gives_the_address_and_routes_and_the_pod_has_them(host, wish):
 def test_no_server_is_told_and_a_senseless_answer_is_refused(host):
     host.veth("nic0", "tor0")
     with pytest.raises(Retry, match=r"no DHCP server answered on nic0 within 0\.2 s"):
-        host.call(lambda: dhcp.ask("nic0", 0.2))
+        host.call(lambda: dhcp.request_lease("nic0", 0.2))
     server = DhcpServer(host, "tor0", option1=b"")
     try:
         with pytest.raises(Refused, match=r"makes no sense.*; give interface\.addresses"):
@@ -197,33 +196,33 @@ class Router:
 @needs_root
 @needs_ipv6
 def test_a_pod_autoconfigures_itself_before_it_counts_as_attached(host, monkeypatch):
-    monkeypatch.setattr(moving, "ADVERTISEMENT_SECONDS", 60.0)
+    monkeypatch.setattr(links, "ADVERTISEMENT_SECONDS", 60.0)
     host.veth("nic0", "tor0")
     host.address("nic0", "10.9.0.2/24")
     identity, before, wanted = held(host, "nic0", interface={"addressing": "SLAAC"})
     assert wanted.sysctls["ipv6/dad_transmits"] == 0
     pod, router = host.pod(), Router(host, "tor0")
     try:
-        attached = moving.attach(identity, wanted, pod.path)
+        attached = links.attach_link(identity, wanted, pod.path)
     finally:
         router.close()
     (learnt,) = [one for one in attached.addresses if one.startswith("fd00:77:")]
     assert set(attached.addresses) == {"10.9.0.2/24", learnt}
     assert learnt in pod.addresses("nic0")
-    assert moving.detach(identity, before, pod.path)
+    assert links.detach_link(identity, before, pod.path)
     assert host.addresses("nic0") >= {"10.9.0.2/24"}
 
 
 @needs_root
 @needs_ipv6
 def test_a_silent_router_is_told(host, monkeypatch):
-    monkeypatch.setattr(moving, "ADVERTISEMENT_SECONDS", 0.2)
+    monkeypatch.setattr(links, "ADVERTISEMENT_SECONDS", 0.2)
     host.veth("nic0", "tor0")
     identity, before, wanted = held(host, "nic0", interface={"addressing": "SLAAC"})
     pod = host.pod()
     with pytest.raises(TimeoutError, match=r"no router has advertised a prefix on nic0 within 0\.2 s"):
-        moving.attach(identity, wanted, pod.path)
-    assert moving.detach(identity, before, pod.path)
+        links.attach_link(identity, wanted, pod.path)
+    assert links.detach_link(identity, before, pod.path)
 
 
 @needs_root
@@ -246,7 +245,7 @@ def test_ipv6_settings_are_the_pods_and_the_hosts_come_back(host):
         )
 
     earlier = now(host)
-    moving.attach(identity, wanted, pod.path)
+    links.attach_link(identity, wanted, pod.path)
     assert (
         now(pod)
         == wanted.sysctls
@@ -258,7 +257,7 @@ def test_ipv6_settings_are_the_pods_and_the_hosts_come_back(host):
             "ipv6/addr_gen_mode": 1,
         }
     )
-    assert moving.detach(identity, before, pod.path)
+    assert links.detach_link(identity, before, pod.path)
     assert now(host) == earlier
 
 

@@ -8,19 +8,16 @@ from hypothesis import strategies as st
 from tests.claim.node.nic.nic_kit import needs_root
 from tests.fuzz import tries
 
-from rackloom.claim.allocate.objects import Device
-from rackloom.claim.node.nic import messages, moving, rdma
+from rackloom.claim.node.nic import links, netlink, rdma
 from rackloom.claim.node.nic.links import read_links, read_settings
-from rackloom.claim.node.nic.look import OnLink
 from rackloom.claim.node.nic.netlink import Rtnetlink
-from rackloom.claim.node.nic.offered import Offered
-from rackloom.claim.node.nic.pci_names import parse
-from rackloom.claim.node.nic.preparing import hold
-from rackloom.claim.node.nic.settings import LinkSettings, in_pod
-from rackloom.claim.node.nic.wishes import config_of
-from rackloom.claim.node.values import Claim, ClaimRef, Config, Consumer, Result
+from rackloom.claim.node.nic.plugin import nic_config, prepare_nic
+from rackloom.claim.node.plugin import AllocatedClaim, AllocatedDevice, ClaimConsumer, ClaimRef, OpaqueConfig
+from rackloom.core.allocate.objects import Device
+from rackloom.core.nics.attachment import LinkSettings, pod_settings
+from rackloom.core.nics.devices import HostLink, HostNic, parse_pci_ids
 from rackloom.errors import Refused
-from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.topology.discovery.sysfs import Sysroot
 
 NUMBERS = st.integers(-(2**40), 2**40) | st.sampled_from([0, 1, 68, 253, 254, 255, 1500, 32767, 2**32 - 1])
 ADDRESSES = st.one_of(
@@ -118,20 +115,20 @@ ACCEPTED = st.fixed_dictionaries(
     },
 )
 HOST = LinkSettings(name="nic0", addresses=("10.9.0.2/24",))
-RESULT = Result(request="r", pool="n", device="nic0")
+RESULT = AllocatedDevice(request="r", pool="n", device="nic0")
 
 
 def asked(parameters):
     """The config that a claim with `parameters` asks for; None where it is refused."""
-    claim = Claim(
+    claim = AllocatedClaim(
         ref=ClaimRef(namespace="default", name="c", uid="u"),
         results=(RESULT,),
-        configs=(Config(source="FromClaim", requests=(), parameters=parameters),),
+        configs=(OpaqueConfig(source="FromClaim", requests=(), parameters=parameters),),
         fingerprint="",
-        consumers=(Consumer(resource="pods", name="p", uid="p"),),
+        consumers=(ClaimConsumer(resource="pods", name="p", uid="p"),),
     )
     try:
-        return config_of(claim, RESULT)
+        return nic_config(claim, RESULT)
     except Refused:
         return None
 
@@ -190,13 +187,13 @@ def understood(parameters):
     config = asked(parameters)
     if config is None:
         return
-    wanted = in_pod(config, HOST)
-    for message in (*messages.of_link(7, wanted), *moving._when_up(7, wanted)):
+    wanted = pod_settings(config, HOST)
+    for message in (*netlink.link_setting_requests(7, wanted), *links._when_up(7, wanted)):
         assert message.encode()
     for cidr in wanted.addresses:
-        assert messages.address(7, cidr).encode()
+        assert netlink.address_request(7, cidr).encode()
     if wanted.vrf is not None:
-        assert messages.make_vrf(wanted.vrf).encode()
+        assert netlink.make_vrf(wanted.vrf).encode()
 
 
 @given(ACCEPTED)
@@ -228,8 +225,8 @@ def test_preparing_with_any_of_them_touches_no_device(host, monkeypatch):
     def attempt(parameters):
         config = asked(parameters)
         if config is not None:
-            one = Offered(name="nic0", on=OnLink(link=link))
-            held.append(hold(one, Device(name="nic0"), config, Sysroot(), rdma.NetnsMode.SHARED)[0])
+            one = HostNic(name="nic0", on=HostLink(link=link))
+            held.append(prepare_nic(one, Device(name="nic0"), config, Sysroot(), rdma.NetnsMode.SHARED)[0])
 
     attempt()
     assert held
@@ -239,7 +236,7 @@ def test_preparing_with_any_of_them_touches_no_device(host, monkeypatch):
 @settings(max_examples=tries(100))
 @given(st.text(alphabet="\t 0123456789abcdefC#x\n"))
 def test_any_list_of_pci_names_is_read(text):
-    for vendor, device in parse(text).devices:
+    for vendor, device in parse_pci_ids(text).devices:
         assert 0 <= vendor < 2**16
         assert 0 <= device < 2**16
 
@@ -254,5 +251,5 @@ def test_any_files_of_rdma_devices_are_read(tmp_path_factory, files):
             at.mkdir(parents=True)
             (at / "dev").write_bytes(content)
             (at / "ibdev").write_bytes(b"mlx5_0")
-    for node in rdma.device_nodes(Sysroot(root), "mlx5_0"):
+    for node in rdma.rdma_device_nodes(Sysroot(root), "mlx5_0"):
         assert node.major >= 0

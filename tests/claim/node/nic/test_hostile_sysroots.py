@@ -4,16 +4,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fuzz import tries
 
-from rackloom.claim.node.gpu.place import places
-from rackloom.claim.node.gpu.vfio import read_vfio
+from rackloom.claim.node.gpu.devices import gpu_locations
+from rackloom.claim.node.gpu.inventory import read_vfio
 from rackloom.claim.node.nic import plugin
-from rackloom.claim.node.nic.look import Seen, _subsystems
-from rackloom.claim.node.nic.offered import offered
-from rackloom.topology.discovery.fuse import machine_of
-from rackloom.topology.discovery.read import read_host
-from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.claim.node.nic.inventory import _subsystems
+from rackloom.core.nics.devices import NicSnapshot, host_nics
+from rackloom.lab.nodes.host_files import host_files, write_sysroot
+from rackloom.topology.discovery.discover import build_machine
+from rackloom.topology.discovery.sysfs import Sysroot, read_host
 from rackloom.topology.profiles import load_machine
-from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 
 FILES = host_files(load_machine("azure-nd96isr-h100-v5"))
 PLACES = st.sampled_from(
@@ -62,9 +61,9 @@ def test_any_files_of_a_real_machine_are_published_within_the_limits(tmp_path_fa
 
 def published(sysroot):
     host = read_host(sysroot)
-    machine = machine_of(host)
-    seen = Seen(host=host, machine=machine, subsystems=_subsystems(sysroot, host))
-    for device in plugin._devices(plugin.NicSettings(node="n"), seen, offered(seen)).values():
+    machine = build_machine(host)
+    seen = NicSnapshot(host=host, machine=machine, subsystems=_subsystems(sysroot, host))
+    for device in plugin._published_devices(plugin.NicSettings(node="n"), seen, host_nics(seen)).values():
         checked(device)
-    assert all(place.numa_node is None or place.numa_node >= 0 for place in places(machine).values())
+    assert all(place.numa_node is None or place.numa_node >= 0 for place in gpu_locations(machine).values())
     assert all(one.index >= 0 for one in read_vfio(sysroot))

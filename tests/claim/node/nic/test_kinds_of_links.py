@@ -4,7 +4,7 @@ import pytest
 from pyroute2 import NetlinkError
 from tests.claim.node.nic.nic_kit import held, needs_root, now
 
-from rackloom.claim.node.nic.moving import attach, detach
+from rackloom.claim.node.nic.links import attach_link, detach_link
 
 pytestmark = needs_root
 KINDS = {
@@ -35,9 +35,9 @@ def test_it_moves_into_a_pod_and_back_as_it_was(host, kind):
     make(host, "it", kind, **KINDS[kind])
     pod = host.pod()
     identity, before, wanted = held(host, "it", interface={"name": "net1", "addresses": ["10.9.0.3/24"]})
-    attach(identity, wanted, pod.path)
+    attach_link(identity, wanted, pod.path)
     assert pod.addresses("net1") == {"10.9.0.3/24"}
-    assert detach(identity, before, pod.path)
+    assert detach_link(identity, before, pod.path)
     assert now(host, identity) == before
 
 
@@ -52,7 +52,7 @@ def test_in_a_vrf_its_routes_are_in_the_vrfs_table(host):
         interface={"addresses": ["10.9.0.3/24"], "vrf": vrf},
         routes=[{"destination": "10.50.0.0/16", "gateway": "10.9.0.1"}],
     )
-    attach(identity, wanted, pod.path)
+    attach_link(identity, wanted, pod.path)
     assert pod.ip(lambda ipr: len(list(ipr.get_routes(table=1500, dst_len=16)))) == 1
-    assert detach(identity, before, pod.path)
+    assert detach_link(identity, before, pod.path)
     assert now(host, identity) == before

@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.claim.node.nic.nic_kit import held, needs_ipv6, needs_root, now
 
-from rackloom.claim.node.nic.moving import attach, detach
+from rackloom.claim.node.nic.links import attach_link, detach_link
 
 pytestmark = needs_root
 
@@ -29,7 +29,7 @@ def test_a_link_moves_into_a_pod_and_back_as_it_was(host):
     )
     assert before.addresses == ("10.9.0.2/24", "fd00:9::2/64")
     assert (before.routes[0].table, before.rules[0].priority) == (777, 500)
-    attached = attach(identity, wanted, pod.path)
+    attached = attach_link(identity, wanted, pod.path)
     assert (attached.name, attached.mac) == ("net1", "02:00:00:00:00:17")
     assert set(attached.addresses) == {"10.9.0.2/24", "fd00:9::2/64"}
     assert "nic0" not in host.links()
@@ -42,7 +42,7 @@ def test_a_link_moves_into_a_pod_and_back_as_it_was(host):
     assert inside.sysctls["ipv4/arp_ignore"] == 1
     assert pod.links()["net1"]["flags"] & 1
 
-    assert detach(identity, before, pod.path) is True
+    assert detach_link(identity, before, pod.path) is True
     assert now(pod, identity) is None
     assert now(host, identity) == before
 
@@ -52,10 +52,10 @@ def test_attaching_and_detaching_twice_changes_nothing(host):
     host.address("nic0", "10.9.0.2/24")
     pod = host.pod()
     identity, before, wanted = held(host, "nic0", interface={"name": "net1"})
-    first = attach(identity, wanted, pod.path)
-    assert attach(identity, wanted, pod.path) == first
-    assert detach(identity, before, pod.path)
-    assert detach(identity, before, pod.path)
+    first = attach_link(identity, wanted, pod.path)
+    assert attach_link(identity, wanted, pod.path) == first
+    assert detach_link(identity, before, pod.path)
+    assert detach_link(identity, before, pod.path)
     assert now(host, identity) == before
 
 
@@ -67,7 +67,7 @@ def test_traffic_between_two_pods_over_the_moved_ends(host):
         identity, _, wanted = held(
             host, f"nic{number}", interface={"name": "net1", "addresses": [address], "mtu": 9000}
         )
-        attach(identity, wanted, pod.path)
+        attach_link(identity, wanted, pod.path)
     listener = pods[0].call(lambda: socket.create_server(("10.9.0.1", 0)))
     got = []
 
@@ -96,9 +96,9 @@ def test_a_macvlan_moves_too(host):
     pod = host.pod()
     identity, before, wanted = held(host, "mac0", interface={"addresses": ["10.9.0.3/24"]})
     assert identity.kind == "macvlan"
-    attach(identity, wanted, pod.path)
+    attach_link(identity, wanted, pod.path)
     assert pod.addresses("mac0") == {"10.9.0.3/24"}
-    assert detach(identity, before, pod.path)
+    assert detach_link(identity, before, pod.path)
     assert now(host, identity) == before
 
 
@@ -106,13 +106,13 @@ def test_a_virtual_link_dies_with_its_namespace(host):
     host.veth("nic0", "tor0")
     pod = host.pod()
     identity, before, wanted = held(host, "nic0")
-    attach(identity, wanted, pod.path)
+    attach_link(identity, wanted, pod.path)
     pod.destroy()
     with pytest.raises(OSError, match="No such file"):
-        detach(identity, before, pod.path)
+        detach_link(identity, before, pod.path)
     while "tor0" in host.links():
         pass
-    assert detach(identity, before, None) is False
+    assert detach_link(identity, before, None) is False
 
 
 def test_what_comes_back_under_another_name_is_found_and_restored(host):
@@ -121,7 +121,7 @@ def test_what_comes_back_under_another_name_is_found_and_restored(host):
     host.address("nic0", "10.9.0.2/24")
     pod = host.pod()
     identity, before, wanted = held(host, "nic0", interface={"name": "net1", "mtu": 1300})
-    attach(identity, wanted, pod.path)
+    attach_link(identity, wanted, pod.path)
 
     def thrown_out(ipr):
         (index,) = ipr.link_lookup(ifname="net1")
@@ -131,7 +131,7 @@ def test_what_comes_back_under_another_name_is_found_and_restored(host):
     pod.ip(thrown_out)
     assert "dev0" in host.links()
     pod.destroy()
-    assert detach(identity, before, None) is True
+    assert detach_link(identity, before, None) is True
     assert now(host, identity) == before
 
 
@@ -140,11 +140,11 @@ def test_a_name_that_the_pod_has_already_is_told_and_the_link_goes_back(host):
     host.veth("cni", "eth9")
     pod = host.pod()
     other, _, wanted = held(host, "cni", interface={"name": "eth0"})
-    attach(other, wanted, pod.path)
+    attach_link(other, wanted, pod.path)
     identity, before, wanted = held(host, "nic0", interface={"name": "eth0"})
     with pytest.raises(OSError, match="File exists"):
-        attach(identity, wanted, pod.path)
-    assert detach(identity, before, pod.path)
+        attach_link(identity, wanted, pod.path)
+    assert detach_link(identity, before, pod.path)
     assert now(host, identity) == before
     assert set(pod.links()) >= {"lo", "eth0"}
 
@@ -154,6 +154,6 @@ def test_features_that_a_link_lacks_are_named(host):
     pod = host.pod()
     identity, before, wanted = held(host, "nic0", ethtool={"features": {"warp-drive": True}})
     with pytest.raises(OSError, match="nic0: it cannot switch warp-drive"):
-        attach(identity, wanted, pod.path)
-    assert detach(identity, before, pod.path)
+        attach_link(identity, wanted, pod.path)
+    assert detach_link(identity, before, pod.path)
     assert now(host, identity) == before

@@ -18,12 +18,12 @@ from tests.claim.node.nic.dhcp_server import DhcpServer
 from tests.claim.node.nic.nic_kit import needs_root, own_host
 from tests.claim.node.nic.nic_node import DRIVER, NOTHING_LEFT_OUT, POD, NicNode
 
-from rackloom.app.node import NodeOptions
-from rackloom.app.node_nic import NicOptions, nic_parts
+from rackloom.app.node.nic import NicOptions, nic_parts
+from rackloom.app.node.process import NodeOptions
 from rackloom.claim.node.nic.links import read_links, read_settings
 from rackloom.claim.node.nic.netlink import Rtnetlink
-from rackloom.claim.node.nri.hooks import Sandbox
-from rackloom.claim.node.run import Running
+from rackloom.claim.node.nri.client import PodSandbox
+from rackloom.claim.node.run import PluginProcess
 
 pytestmark = needs_root
 CONFIG = {
@@ -48,7 +48,7 @@ class Lives:
 
         fuse_the_disk(fuse, monkeypatch)
         monkeypatch.setattr(Rtnetlink, "tell", fused_tell)
-        self.sandbox = Sandbox(id="s", pod=POD, namespace="default", name="p", netns=str(self.netns.path))
+        self.sandbox = PodSandbox(id="s", pod=POD, namespace="default", name="p", netns=str(self.netns.path))
 
     def start(self):
         kit = self.node.kit
@@ -58,7 +58,7 @@ class Lives:
         home.mkdir(parents=True, exist_ok=True)
         # Statuses are written beside everything else: how far they got changes nothing.
         parts = nic_parts(common, NicOptions(left_out=NOTHING_LEFT_OUT), kit.api, kit.host())
-        return Running(parts.plugin, api, kit.host()), parts.sandboxes, parts
+        return PluginProcess(parts.plugin, api, kit.host()), parts.sandboxes, parts
 
     async def set_up(self, config):
         await self.node.kit.boot()

@@ -7,8 +7,8 @@ from tests.claim.node.nic.nic_kit import needs_root
 from tests.claim.node.nic.nic_node import POD, NicNode
 from tests.waiting import until_so
 
-from rackloom.twin.hosts.nri_runtime import Runtime
-from rackloom.twin.kubelet.calls import NotPrepared
+from rackloom.lab.nodes.nri_runtime import NriRuntime
+from rackloom.lab.nodes.plugin_manager import NotPrepared
 
 pytestmark = needs_root
 
@@ -99,7 +99,7 @@ def test_a_pod_that_ended_while_the_plugin_was_down_gives_its_nic_back(node, hos
         async with node.all() as (_, kubelet, runtime):
             await kubelet.prepare(await node.claim("c1", "nic0"))
             await runtime.run(POD, host.pod().path)
-        async with Runtime(node.socket).serving() as runtime, node.plugin():
+        async with NriRuntime(node.socket).serving() as runtime, node.plugin():
             await runtime.ready.wait()
             assert "nic0" in host.links()
 
@@ -113,7 +113,7 @@ def test_a_pod_that_started_while_the_plugin_was_down_gets_its_nic(node, host):
     async def story():
         async with node.all() as (_, kubelet, runtime):
             await kubelet.prepare(await node.claim("c1", "nic0"))
-        other = Runtime(node.socket)
+        other = NriRuntime(node.socket)
         other.knows(POD, pod.path)
         async with other.serving() as runtime, node.plugin():
             await runtime.ready.wait()

@@ -7,12 +7,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fuzz import tries
 
-from rackloom.claim.allocate.objects import Device, DeviceAttribute
-from rackloom.claim.node.nic.extras import read_extras, with_extras
-from rackloom.claim.node.nic.filtering import filter_of
-from rackloom.claim.node.nic.look import Look
-from rackloom.claim.node.nic.profiles import read_profiles
-from rackloom.claim.opaque.network_rules import decode_network_config
+from rackloom.claim.node.nic.config import (
+    compile_filter,
+    read_profiles,
+    read_stated_attributes,
+    with_stated_attributes,
+)
+from rackloom.claim.node.nic.inventory import HostScanner
+from rackloom.core.allocate.objects import Device, DeviceAttribute
+from rackloom.core.domains.network_config import decode_network_config
 from rackloom.errors import Refused
 
 PROFILES = """
@@ -83,14 +86,16 @@ def test_a_wrong_file_of_profiles_is_refused(file, text, told):
 
 def test_what_is_said_of_one_device_wins_over_what_is_said_of_all(file):
     file.write_text("'*': {gce.dra.net/block: b1, example.com/up: true}\nnic0: {gce.dra.net/block: b2}\n")
-    extras = read_extras(file)
-    found = with_extras(Device(name="nic0", attributes={"mtu": DeviceAttribute(int_=1500)}), extras)
+    extras = read_stated_attributes(file)
+    found = with_stated_attributes(
+        Device(name="nic0", attributes={"mtu": DeviceAttribute(int_=1500)}), extras
+    )
     assert found.attributes == {
         "mtu": DeviceAttribute(int_=1500),
         "gce.dra.net/block": DeviceAttribute(string="b2"),
         "example.com/up": DeviceAttribute(bool_=True),
     }
-    assert with_extras(Device(name="nic1"), extras).attributes["gce.dra.net/block"].string == "b1"
+    assert with_stated_attributes(Device(name="nic1"), extras).attributes["gce.dra.net/block"].string == "b1"
 
 
 @pytest.mark.parametrize(
@@ -109,19 +114,21 @@ def test_what_is_said_of_one_device_wins_over_what_is_said_of_all(file):
 def test_an_attribute_that_may_not_be_stated_is_refused(file, text):
     file.write_text(text)
     with pytest.raises(Refused):
-        read_extras(file)
+        read_stated_attributes(file)
 
 
 @settings(max_examples=tries(100), suppress_health_check=list(HealthCheck))
 @given(st.text(max_size=60) | st.binary(max_size=60))
 def test_any_file_is_read_or_refused(file, content):
     file.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
-    for read in (read_profiles, read_extras):
+    for read in (read_profiles, read_stated_attributes):
         with contextlib.suppress(Refused):
             read(file)
 
 
-@pytest.mark.parametrize("read", [read_profiles, read_extras, lambda path: Look(path, declared=path)])
+@pytest.mark.parametrize(
+    "read", [read_profiles, read_stated_attributes, lambda path: HostScanner(path, declared=path)]
+)
 def test_a_file_that_is_not_there_is_refused_by_its_name(read, tmp_path):
     with pytest.raises(Refused, match="missing cannot be read: No such file"):
         read(tmp_path / "missing")
@@ -152,10 +159,10 @@ NIC = Device(
 )
 def test_a_filter_is_dranets(expression, is_published):
     """The last but one cannot be evaluated, and the last is no truth value."""
-    assert filter_of(expression)(NIC) is is_published
+    assert compile_filter(expression)(NIC) is is_published
 
 
 @pytest.mark.parametrize("expression", ["1 +", "3", "device.driver == 'dra.net'", ""])
 def test_a_filter_that_can_never_be_evaluated_is_refused(expression):
     with pytest.raises(Refused, match="--filter"):
-        filter_of(expression)
+        compile_filter(expression)

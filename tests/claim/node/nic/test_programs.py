@@ -7,11 +7,10 @@ import struct
 import pytest
 from tests.claim.node.nic.nic_kit import held, needs_root
 
-from rackloom.claim.node.nic import programs
-from rackloom.claim.node.nic.links import read_links
-from rackloom.claim.node.nic.moving import attach
+from rackloom.claim.node.nic import datapath
+from rackloom.claim.node.nic.datapath import read_ebpf_programs
+from rackloom.claim.node.nic.links import attach_link, read_links
 from rackloom.claim.node.nic.netlink import Rtnetlink
-from rackloom.claim.node.nic.programs import read_programs
 
 pytestmark = needs_root
 SCHED_CLS, ATTACH, LOAD = 3, 8, 5
@@ -37,7 +36,7 @@ def program(name):
         name,
     )
     try:
-        return programs._bpf(LOAD, asked)[0]
+        return datapath._bpf(LOAD, asked)[0]
     except OSError as error:
         pytest.skip(f"KERNEL LACKS eBPF for us: {error}")
 
@@ -46,7 +45,7 @@ def seen(netns, name):
     def look():
         with Rtnetlink() as rtnetlink:
             (index,) = [one.index for one in read_links(rtnetlink) if one.name == name]
-            return read_programs(rtnetlink, index)
+            return read_ebpf_programs(rtnetlink, index)
 
     return netns.call(look)
 
@@ -70,7 +69,7 @@ def test_traffic_control_programs_are_seen_and_taken_off(host):
     assert seen(host, "nic0").tc == ("watch",)
     pod = host.pod()
     identity, _, wanted = held(host, "nic0", interface={"name": "net1", "disableEbpfPrograms": True})
-    attach(identity, wanted, pod.path)
+    attach_link(identity, wanted, pod.path)
     assert not seen(pod, "net1")
 
 
@@ -80,7 +79,7 @@ def test_tcx_programs_are_seen_and_taken_off(host):
     (index,) = host.ip(lambda ipr: ipr.link_lookup(ifname="nic0"))
 
     def put():
-        programs._bpf(ATTACH, struct.pack("=IIIIIIQ", index, handle, 46, 0, 0, 0, 0))
+        datapath._bpf(ATTACH, struct.pack("=IIIIIIQ", index, handle, 46, 0, 0, 0, 0))
 
     try:
         host.call(put)
@@ -90,5 +89,5 @@ def test_tcx_programs_are_seen_and_taken_off(host):
     assert seen(host, "nic0").tcx == ("count",)
     pod = host.pod()
     identity, _, wanted = held(host, "nic0", interface={"name": "net1", "disableEbpfPrograms": True})
-    attach(identity, wanted, pod.path)
+    attach_link(identity, wanted, pod.path)
     assert not seen(pod, "net1")

@@ -2,27 +2,30 @@
 
 import pytest
 
-from rackloom.claim.allocate.objects import Device, DeviceAttribute
 from rackloom.claim.node.nic import plugin
-from rackloom.claim.node.nic.attributes import LONGEST, cut_list, merged
-from rackloom.claim.node.nic.condition import health_of
-from rackloom.claim.node.nic.links import Link
-from rackloom.claim.node.nic.look import OnLink, Seen
-from rackloom.claim.node.nic.offered import device_name, offered
-from rackloom.claim.node.nic.pci_names import PciNames, parse
-from rackloom.claim.node.nic.programs import Programs
-from rackloom.claim.node.nic.settings import Sizes
-from rackloom.claim.node.values import Health
+from rackloom.claim.node.nic.inventory import nic_health
+from rackloom.claim.node.plugin import Health
+from rackloom.core.allocate.objects import Device, DeviceAttribute
+from rackloom.core.nics.attachment import NetworkLink, SegmentationSizes
+from rackloom.core.nics.devices import (
+    LONGEST_TEXT,
+    EbpfPrograms,
+    HostLink,
+    NicSnapshot,
+    PciNames,
+    device_name,
+    host_nics,
+    join_within_limit,
+    merge_devices,
+    parse_pci_ids,
+)
+from rackloom.lab.nodes.host_files import host_files, write_sysroot
 from rackloom.topology.affinity import partner
-from rackloom.topology.discovery.fuse import machine_of
-from rackloom.topology.discovery.host import Host, PciFunction, RdmaDevice, RdmaPort
-from rackloom.topology.discovery.read import read_host
-from rackloom.topology.discovery.statements import read_nccl_topology
-from rackloom.topology.discovery.sysroot import Sysroot
-from rackloom.topology.facts import Source
-from rackloom.topology.machine import PciePath
+from rackloom.topology.discovery.discover import build_machine, read_nccl_topology
+from rackloom.topology.discovery.sysfs import Sysroot, read_host
+from rackloom.topology.join_key import Source
+from rackloom.topology.machine import HostReading, PciePath, PciFunction, RdmaDevice, RdmaPort
 from rackloom.topology.profiles import load_machine, machine_names
-from rackloom.twin.hosts.sysroot import host_files, write_sysroot
 
 
 def link(name, index=7, **changes):
@@ -38,9 +41,9 @@ def link(name, index=7, **changes):
         "master": None,
         "parent": None,
         "loopback": False,
-        "sizes": Sizes(),
+        "sizes": SegmentationSizes(),
     }
-    return Link(name=name, index=index, **{**known, **changes})
+    return NetworkLink(name=name, index=index, **{**known, **changes})
 
 
 def plain(device):
@@ -56,7 +59,7 @@ NO_NAMES = PciNames()
 
 def devices(seen, names=NO_NAMES):
     settings = plugin.NicSettings(node="n", names=names)
-    return plugin._devices(settings, seen, offered(seen))
+    return plugin._published_devices(settings, seen, host_nics(seen))
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -67,14 +70,14 @@ def test_every_nic_of_a_real_machine_is_published_or_left_out_with_a_reason(name
     vendor = (
         None if files.nccl_topology is None else read_nccl_topology(files.nccl_topology.encode(), "nccl.xml")
     )
-    machine = machine_of(host, vendor=vendor, declared=files.declared)
-    seen = Seen(host=host, machine=machine)
+    machine = build_machine(host, vendor=vendor, declared=files.declared)
+    seen = NicSnapshot(host=host, machine=machine)
     found = devices(seen)
     for nic in machine.nics:
-        one = next(o for o in offered(seen) if o.nic is nic)
+        one = next(o for o in host_nics(seen) if o.nic is nic)
         if nic.excluded is not None:
             assert one.name not in found
-            told = health_of(one, "n", 0.0)
+            told = nic_health(one, "n", 0.0)
             assert (told.health, told.message) == (Health.UNKNOWN, f"not published: {nic.excluded}")
             continue
         told = plain(found[one.name])
@@ -94,7 +97,7 @@ def test_every_nic_of_a_real_machine_is_published_or_left_out_with_a_reason(name
             assert told
     for device in found.values():
         strings = [value.string or "" for value in device.attributes.values()]
-        assert all(len(one.encode()) <= LONGEST for one in strings)
+        assert all(len(one.encode()) <= LONGEST_TEXT for one in strings)
         assert len(device.attributes) <= 32
 
 
@@ -111,21 +114,21 @@ def a_mellanox(**changes):
         most_vfs=8,
     )
     rdma = RdmaDevice("mlx5_0", "0000:8a:00.0", (RdmaPort(1, "active", "Ethernet", 400.0),))
-    return Host(name="h", pci=(function,), rdma=(rdma,), **changes)
+    return HostReading(name="h", pci=(function,), rdma=(rdma,), **changes)
 
 
 def test_all_attributes_of_an_interface():
     host = a_mellanox(netdevs=())
-    names = parse("15b3  Mellanox Technologies\n\t1021  MT2910 Family [ConnectX-7]\nC 02  Network\n")
-    on = OnLink(
+    names = parse_pci_ids("15b3  Mellanox Technologies\n\t1021  MT2910 Family [ConnectX-7]\nC 02  Network\n")
+    on = HostLink(
         link=link("eth1", parent="0000:8a:00.0", alias="rail0"),
         addresses=("10.1.0.2/24", "fd00::2/64", "10.0.0.2/24"),
-        programs=Programs(tc=("cil_from_netdev",), tcx=("count",)),
+        programs=EbpfPrograms(tc=("cil_from_netdev",), tcx=("count",)),
     )
-    machine = machine_of(host)
+    machine = build_machine(host)
     nic = machine.nics[0].__class__(**{**_fields(machine.nics[0]), "if_name": "eth1"})
     machine = machine.__class__(**{**_fields(machine), "nics": (nic,)})
-    seen = Seen(host=host, machine=machine, links=(on,), subsystems={"0000:8a:00.0": "0240"})
+    seen = NicSnapshot(host=host, machine=machine, links=(on,), subsystems={"0000:8a:00.0": "0240"})
     told = plain(devices(seen, names)["pci-0000-8a-00-0"])
     assert told == {
         "ifName": "eth1",
@@ -165,18 +168,18 @@ def _fields(struct):
 
 def test_an_ipoib_interface_may_stay_on_the_host():
     host = a_mellanox(netdevs=())
-    machine = machine_of(host)
+    machine = build_machine(host)
     nic = machine.nics[0].__class__(**{**_fields(machine.nics[0]), "if_name": "ib0"})
     machine = machine.__class__(**{**_fields(machine), "nics": (nic,)})
     links = (
-        OnLink(link=link("ib0", parent="0000:8a:00.0", encapsulation="infiniband")),
-        OnLink(link=link("ib0.8001", 8, kind="ipoib", encapsulation="infiniband")),
+        HostLink(link=link("ib0", parent="0000:8a:00.0", encapsulation="infiniband")),
+        HostLink(link=link("ib0.8001", 8, kind="ipoib", encapsulation="infiniband")),
     )
-    seen = Seen(host=host, machine=machine, links=links)
-    moved = offered(seen)
+    seen = NicSnapshot(host=host, machine=machine, links=links)
+    moved = host_nics(seen)
     assert [one.name for one in moved] == ["net-nfrdalrygaydc", "pci-0000-8a-00-0"]
     assert [one.on for one in moved] == [links[1], links[0]]
-    (alone,) = offered(seen, moves_ipoib=False)
+    (alone,) = host_nics(seen, moves_ipoib=False)
     assert (alone.name, alone.on, alone.rdma) == ("pci-0000-8a-00-0", None, host.rdma[0])
 
 
@@ -189,23 +192,23 @@ def test_names_are_what_kubernetes_takes():
 
 def test_a_list_is_cut_between_addresses():
     addresses = [f"fd00:1234:5678:9abc::{number:x}/64" for number in range(5)]
-    told = cut_list(addresses)
-    assert len(told.encode()) <= LONGEST
+    told = join_within_limit(addresses)
+    assert len(told.encode()) <= LONGEST_TEXT
     assert told.split(",") == sorted(addresses)[: len(told.split(","))]
-    assert cut_list([]) is None
+    assert join_within_limit([]) is None
 
 
 def test_what_is_in_use_keeps_its_attributes_and_live_ones_win():
     def device(**attributes):
         return Device(name="d", attributes={k: DeviceAttribute(string=v) for k, v in attributes.items()})
 
-    (one,) = merged([device(mac="new")], [device(mac="old", ifName="eth1")])
+    (one,) = merge_devices([device(mac="new")], [device(mac="old", ifName="eth1")])
     assert plain(one) == {"mac": "new", "ifName": "eth1"}
-    (gone,) = merged([], [device(ifName="eth1")])
+    (gone,) = merge_devices([], [device(ifName="eth1")])
     assert plain(gone) == {"ifName": "eth1"}
 
 
 def test_rdma_that_is_away_in_a_pod_is_still_rdma():
     held = Device(name="d", attributes={"rdma": DeviceAttribute(bool_=True)})
     live = Device(name="d", attributes={"rdma": DeviceAttribute(bool_=False)})
-    assert plain(merged([live], [held])[0]) == {"rdma": True}
+    assert plain(merge_devices([live], [held])[0]) == {"rdma": True}

@@ -7,16 +7,15 @@ import struct
 
 import pytest
 
-from rackloom.claim.allocate.objects import Device
 from rackloom.claim.node.cdi import CdiDirectory
-from rackloom.claim.node.nic import lender as lending
+from rackloom.claim.node.nic import attach as lending
 from rackloom.claim.node.nic import rdma
-from rackloom.claim.node.nic.leases import Leases
-from rackloom.claim.node.nic.lender import Lender
-from rackloom.claim.node.nic.loans import Held, Loans
-from rackloom.claim.node.nic.settings import Identity, LinkSettings
-from rackloom.claim.node.values import Edits, Prepared, PreparedDevice, Result
-from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
+from rackloom.claim.node.nic.dhcp import LeaseStore
+from rackloom.claim.node.plugin import AllocatedDevice, ContainerEdits, PreparedClaim, PreparedDevice
+from rackloom.core.allocate.objects import Device
+from rackloom.core.nics.attachment import LinkIdentity, LinkSettings, PreparedNic
+from rackloom.topology.discovery.sysfs import Sysroot
 
 
 def attribute(kind, value):
@@ -69,7 +68,7 @@ def machine(tmp_path):
 
 
 def test_a_pod_gets_the_character_devices_of_its_own_hca_only(machine):
-    found = {one.path: (one.major, one.minor) for one in rdma.device_nodes(machine, "mlx5_1")}
+    found = {one.path: (one.major, one.minor) for one in rdma.rdma_device_nodes(machine, "mlx5_1")}
     assert found == {
         "/dev/infiniband/rdma_cm": (10, 58),
         "/dev/infiniband/uverbs1": (231, 193),
@@ -79,11 +78,11 @@ def test_a_pod_gets_the_character_devices_of_its_own_hca_only(machine):
 
 
 def test_containerd_makes_the_character_devices_of_a_pod(machine, tmp_path, read_specs):
-    result = Result(request="r", pool="p", device="eth1")
-    edits = Edits(device_nodes=rdma.device_nodes(machine, "mlx5_1"))
+    result = AllocatedDevice(request="r", pool="p", device="eth1")
+    edits = ContainerEdits(device_nodes=rdma.rdma_device_nodes(machine, "mlx5_1"))
     device = PreparedDevice(result=result, kind="nic", edits=edits)
     cdi = CdiDirectory(tmp_path / "cdi", "dra.net")
-    cdi.write("u", Prepared(devices=(device,)))
+    cdi.write("u", PreparedClaim(devices=(device,)))
     (container,) = read_specs(tmp_path / "cdi", cdi.ids("u", device)).containers
     assert container.allowed == {(10, 58, "rw"), (231, 193, "rw"), (231, 1, "rw"), (231, 65, "rw")}
     assert {made["fileMode"] for made in container.devices} == {0o666}
@@ -96,17 +95,19 @@ def test_rdma_leaves_after_the_interface_and_returns_before_it(tmp_path, monkeyp
     monkeypatch.setattr(lending.rdma, "push", lambda *_: done.append("rdma to pod"))
     monkeypatch.setattr(lending.rdma, "pull", lambda *_: done.append("rdma back"))
     settings = LinkSettings(name="eth1")
-    nic = Held(
+    nic = PreparedNic(
         device="d",
         published=Device(name="d"),
-        identity=Identity(name="eth1"),
+        identity=LinkIdentity(name="eth1"),
         host=settings,
         pod=settings,
         rdma="mlx5_0",
         moves_rdma=True,
     )
-    one = Lender(
-        Loans(tmp_path / "loans", "boot"), Leases(tmp_path / "leases", "boot"), lambda _: done.append("asked")
+    one = AttachmentManager(
+        AttachmentStore(tmp_path / "loans", "boot"),
+        LeaseStore(tmp_path / "leases", "boot"),
+        lambda _: done.append("asked"),
     )
     monkeypatch.setattr(one.loans, "put", lambda loan: one.loans._known.__setitem__(loan.key, loan))
     one._lend("uid", "pod", nic, tmp_path)

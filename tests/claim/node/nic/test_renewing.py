@@ -13,19 +13,18 @@ from tests.claim.node.nic.nic_kit import needs_root
 from tests.claim.node.nic.nic_node import DRIVER, POD, NicNode
 from tests.waiting import until, until_seen, until_so
 
-from rackloom.claim.allocate.objects import Device
-from rackloom.claim.kube.kinds import RESOURCE_CLAIM
-from rackloom.claim.node.nic import dhcp_answers, lease
-from rackloom.claim.node.nic import lender as lending
-from rackloom.claim.node.nic.leases import LeaseRecord, Leases
-from rackloom.claim.node.nic.lender import Lender
-from rackloom.claim.node.nic.loans import Held, Loan, Loans
-from rackloom.claim.node.nic.moving import Attached
-from rackloom.claim.node.nic.renewing import AT_ONCE, Keeper
-from rackloom.claim.node.tasks import background
-from rackloom.claim.node.values import ClaimRef
-from rackloom.twin.hosts.nri_runtime import Runtime
-from rackloom.twin.kubelet.calls import NotPrepared
+from rackloom.claim.node.nic import attach as lending
+from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
+from rackloom.claim.node.nic.dhcp import LeaseRecord, LeaseStore
+from rackloom.claim.node.nic.renewal import REQUEST_THREADS, LeaseKeeper
+from rackloom.claim.node.plugin import ClaimRef
+from rackloom.claim.node.tasks import run_background
+from rackloom.core.allocate.objects import Device
+from rackloom.core.kubernetes.objects import RESOURCE_CLAIM
+from rackloom.core.nics import lease
+from rackloom.core.nics.attachment import AttachedLink, Attachment, PreparedNic
+from rackloom.lab.nodes.nri_runtime import NriRuntime
+from rackloom.lab.nodes.plugin_manager import NotPrepared
 
 pytestmark = needs_root
 ADDRESS = "10.9.0.77"
@@ -43,7 +42,7 @@ def node(kit, host):
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     """Servers may have their leases prolonged at once."""
-    monkeypatch.setattr(dhcp_answers, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(lease, "LEAST_RENEWAL_SECONDS", 0.0)
 
 
 @contextmanager
@@ -94,7 +93,7 @@ async def condition(node, kind, status):
 
 def of_claim(uid):
     """A lease of eight seconds from 0 on, of nic0."""
-    grant = lease.Grant(
+    grant = lease.DhcpGrant(
         address=f"{ADDRESS}/24",
         server="10.9.0.1",
         server_mac="02:00:00:00:00:01",
@@ -106,8 +105,8 @@ def of_claim(uid):
         ref=ClaimRef(namespace="default", name="c1", uid=uid),
         pod=POD,
         pod_name="p",
-        nic=Held(device="nic0", published=Device(name="nic0")),
-        lease=lease.began(grant, "02:00:00:00:00:09", 0.0),
+        nic=PreparedNic(device="nic0", published=Device(name="nic0")),
+        lease=lease.new_lease(grant, "02:00:00:00:00:09", 0.0),
         boot_id="b",
     )
 
@@ -192,8 +191,8 @@ def test_an_address_goes_also_while_the_disk_is_full():
 
     record = of_claim("u")
     nic = record.nic
-    attached = Attached(name="nic0", mac=None, addresses=(f"{ADDRESS}/24",))
-    loan = Loan(claim="u", pod=POD, nic=nic, netns="/n", netns_id=1, boot_id="b", attached=attached)
+    attached = AttachedLink(name="nic0", mac=None, addresses=(f"{ADDRESS}/24",))
+    loan = Attachment(claim="u", pod=POD, nic=nic, netns="/n", netns_id=1, boot_id="b", attached=attached)
     looks = []
 
     def every():
@@ -207,7 +206,9 @@ def test_an_address_goes_also_while_the_disk_is_full():
     )
 
     async def story():
-        async with background(Keeper(lender, lambda *_: lease.Said.NOTHING, tell, lambda: 8.0).run()):
+        async with run_background(
+            LeaseKeeper(lender, lambda *_: lease.RequestFailure.NOTHING, tell, lambda: 8.0).run()
+        ):
             await until_so(lambda: gone, "the address goes")
             await asyncio.sleep(0.2)
 
@@ -219,22 +220,24 @@ def test_an_address_goes_also_while_the_disk_is_full():
 
 def test_a_request_that_waits_for_its_turn_is_not_sent_after_its_address_was_given_back(tmp_path):
     asked, may_go_on = [], threading.Event()
-    lender = Lender(Loans(tmp_path / "loans", "b"), Leases(tmp_path / "leases", "b"), lambda _: None)
-    for number in range(AT_ONCE + 3):
+    lender = AttachmentManager(
+        AttachmentStore(tmp_path / "loans", "b"), LeaseStore(tmp_path / "leases", "b"), lambda _: None
+    )
+    for number in range(REQUEST_THREADS + 3):
         lender.leases.put(of_claim(f"u{number}"))
 
     def ask(record, *_):
         asked.append(record.ref.uid)
         may_go_on.wait(60)
-        return lease.Said.NOTHING
+        return lease.RequestFailure.NOTHING
 
     async def tell(*_, **__):
         pass
 
     async def story():
-        keeper = Keeper(lender, ask, tell, lambda: 4.0)
-        async with background(keeper.run()):
-            await until_so(lambda: len(asked) == AT_ONCE, "as many are asked as may be")
+        keeper = LeaseKeeper(lender, ask, tell, lambda: 4.0)
+        async with run_background(keeper.run()):
+            await until_so(lambda: len(asked) == REQUEST_THREADS, "as many are asked as may be")
             kept, *gone = [one for one in lender.leases.all() if one.ref.uid not in asked]
             for one in gone:
                 await lender.end_leases(one.ref.uid)
@@ -243,19 +246,22 @@ def test_a_request_that_waits_for_its_turn_is_not_sent_after_its_address_was_giv
             registry = CollectorRegistry()
             registry.register(keeper.requests)
             await until_so(
-                lambda: registry.get_sample_value(name, labels) == AT_ONCE + 1, "those that stand are asked"
+                lambda: registry.get_sample_value(name, labels) == REQUEST_THREADS + 1,
+                "those that stand are asked",
             )
             await asyncio.sleep(0.2)
-            assert registry.get_sample_value(name, labels) == AT_ONCE + 1
-            assert asked[AT_ONCE:] == [kept.ref.uid]
+            assert registry.get_sample_value(name, labels) == REQUEST_THREADS + 1
+            assert asked[REQUEST_THREADS:] == [kept.ref.uid]
 
     asyncio.run(story())
 
 
 def test_an_address_that_the_next_claim_of_a_nic_has_is_not_given_back(tmp_path, monkeypatch):
     released = []
-    monkeypatch.setattr(lending, "_release", lambda record: released.append(record.ref.uid))
-    lender = Lender(Loans(tmp_path / "loans", "b"), Leases(tmp_path / "leases", "b"), lambda _: None)
+    monkeypatch.setattr(lending, "_release_record", lambda record: released.append(record.ref.uid))
+    lender = AttachmentManager(
+        AttachmentStore(tmp_path / "loans", "b"), LeaseStore(tmp_path / "leases", "b"), lambda _: None
+    )
     lender.leases.put(of_claim("before"))
     lender.leases.put(of_claim("after"))
     asyncio.run(lender.end_leases("before"))
@@ -281,7 +287,7 @@ def test_a_claim_that_fails_at_its_second_nic_gives_the_lease_of_its_first_back(
 
 
 def test_an_address_that_nobody_prolongs_goes_and_comes_back_with_its_server(node, host, monkeypatch):
-    monkeypatch.setattr(lease, "LEAST_SECONDS", 1.0)
+    monkeypatch.setattr(lease, "REPEAT_SECONDS", 1.0)
 
     async def story():
         async with (
@@ -320,7 +326,7 @@ def test_after_a_restart_the_plugin_asks_whether_the_lease_still_stands(node, ho
             assert await runtime.run(POD, pods[0].path) == ""
 
     async def second():
-        runtime = Runtime(node.socket)
+        runtime = NriRuntime(node.socket)
         runtime.knows(POD, pods[0].path)
         async with runtime.serving(), node.plugin():
             await until_so(lambda: requests(dhcp, client=False), "it asks")
@@ -349,7 +355,7 @@ def test_after_a_restart_another_servers_no_takes_no_address(node, host, has_ans
             assert await runtime.run(POD, pod.path) == ""
 
     async def second():
-        runtime = Runtime(node.socket)
+        runtime = NriRuntime(node.socket)
         runtime.knows(POD, pod.path)
         async with runtime.serving(), node.plugin() as one:
             await until_so(lambda: count(one, "rackloom_nic_dhcp_renewals_total", outcome=outcome), outcome)

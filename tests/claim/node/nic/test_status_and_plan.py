@@ -8,23 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackloom.claim.allocate.objects import Device
-from rackloom.claim.node.nic.lease import Grant, Outlook, began
-from rackloom.claim.node.nic.loans import Held, Loan
-from rackloom.claim.node.nic.moving import Attached
-from rackloom.claim.node.nic.sandboxes import Prepared, Sandboxes, plan
-from rackloom.claim.node.nic.settings import Identity
-from rackloom.claim.node.nic.standing import standing
-from rackloom.claim.node.nic.status import claim_status
-from rackloom.claim.node.nri.hooks import Sandbox
-from rackloom.claim.node.values import ClaimRef
+from rackloom.claim.node.nic.attach import NicSandboxHooks, ReadyClaim, plan_attachments
+from rackloom.claim.node.nic.status import claim_status, lease_status
+from rackloom.claim.node.nri.client import PodSandbox
+from rackloom.claim.node.plugin import ClaimRef
+from rackloom.core.allocate.objects import Device
+from rackloom.core.nics.attachment import AttachedLink, Attachment, LinkIdentity, PreparedNic
+from rackloom.core.nics.lease import DhcpGrant, LeaseState, new_lease
 from rackloom.errors import Retry
 
 REF = ClaimRef(namespace="default", name="c", uid="u")
 
 
 def nic(name, **changes):
-    return Held(device=name, published=Device(name=name), **changes)
+    return PreparedNic(device=name, published=Device(name=name), **changes)
 
 
 def conditions(told):
@@ -33,7 +30,7 @@ def conditions(told):
 
 def test_an_rdma_device_without_interface_is_named_in_the_data():
     held = nic("pci-0000-10-00-0", rdma="rdmap16s27")
-    attached = Attached(name="", mac=None, addresses=())
+    attached = AttachedLink(name="", mac=None, addresses=())
     (told,) = claim_status(REF, "n", {held.device: (held, attached)}, {}, 0.0)["status"]["devices"]
     assert told["data"] == {"rdmaDevice": "rdmap16s27"}
     assert "networkData" not in told
@@ -41,8 +38,8 @@ def test_an_rdma_device_without_interface_is_named_in_the_data():
 
 
 def test_an_interface_with_rdma_of_its_own_namespace_has_three_conditions():
-    held = nic("d", identity=Identity(name="eth1"), rdma="mlx5_0", moves_rdma=True)
-    attached = Attached(name="net1", mac="02:00:00:00:00:01", addresses=("10.0.0.2/24",))
+    held = nic("d", identity=LinkIdentity(name="eth1"), rdma="mlx5_0", moves_rdma=True)
+    attached = AttachedLink(name="net1", mac="02:00:00:00:00:01", addresses=("10.0.0.2/24",))
     (told,) = claim_status(REF, "n", {"d": (held, attached)}, {}, 0.0)["status"]["devices"]
     assert told["networkData"] == {
         "interfaceName": "net1",
@@ -58,14 +55,14 @@ def test_an_interface_with_rdma_of_its_own_namespace_has_three_conditions():
 @pytest.mark.parametrize(
     ("outlook", "ready", "leased"),
     [
-        (Outlook.HELD, ("True", "NetworkDeviceReady"), ("True", "DHCPLeaseHeld")),
-        (Outlook.SILENT, ("True", "NetworkDeviceReady"), ("Unknown", "DHCPRenewalFailed")),
-        (Outlook.EXPIRED, ("False", "DHCPLeaseExpired"), ("False", "DHCPLeaseExpired")),
-        (Outlook.REFUSED, ("False", "DHCPLeaseRefused"), ("False", "DHCPLeaseRefused")),
+        (LeaseState.HELD, ("True", "NetworkDeviceReady"), ("True", "DHCPLeaseHeld")),
+        (LeaseState.SILENT, ("True", "NetworkDeviceReady"), ("Unknown", "DHCPRenewalFailed")),
+        (LeaseState.EXPIRED, ("False", "DHCPLeaseExpired"), ("False", "DHCPLeaseExpired")),
+        (LeaseState.REFUSED, ("False", "DHCPLeaseRefused"), ("False", "DHCPLeaseRefused")),
     ],
 )
 def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(outlook, ready, leased):
-    grant = Grant(
+    grant = DhcpGrant(
         address="10.0.0.2/24",
         server="10.0.0.1",
         server_mac="02:00:00:00:00:09",
@@ -73,14 +70,16 @@ def test_a_lease_that_is_lost_takes_ready_away_and_a_silent_network_does_not(out
         renew_after=50.0,
         rebind_after=87.5,
     )
-    one = msgspec.structs.replace(began(grant, "02:00:00:00:00:01", 0.0), outlook=outlook, silent_since=60.0)
-    held = nic("d", identity=Identity(name="eth1"))
-    attached = Attached(name="net1", mac=None, addresses=())
-    standings = {"d": standing(one, lambda at: 1_700_000_000 + at)}
+    one = msgspec.structs.replace(
+        new_lease(grant, "02:00:00:00:00:01", 0.0), outlook=outlook, silent_since=60.0
+    )
+    held = nic("d", identity=LinkIdentity(name="eth1"))
+    attached = AttachedLink(name="net1", mac=None, addresses=())
+    standings = {"d": lease_status(one, lambda at: 1_700_000_000 + at)}
     (told,) = claim_status(REF, "n", {"d": (held, attached)}, standings, 0.0)["status"]["devices"]
     assert conditions(told) == {"Ready": ready, "NetworkReady": ready, "DHCPLeaseReady": leased}
     message = told["conditions"][-1]["message"]
-    assert ("since 2023-11-14T22:14:20Z" in message) == (outlook is Outlook.SILENT)
+    assert ("since 2023-11-14T22:14:20Z" in message) == (outlook is LeaseState.SILENT)
     (told,) = claim_status(REF, "n", {"d": (held, "no such file")}, standings, 0.0)["status"]["devices"]
     assert conditions(told)["Ready"] == ("False", "AttachFailed")
 
@@ -92,16 +91,16 @@ def test_a_nic_that_is_not_back_yet_is_told_and_keeps_no_other_from_its_pod():
         async def lend(self, _claim, _pod, one, _netns):
             if one.device == "late":
                 raise Retry("NIC late is not back from its last pod yet", after=1.0)
-            return Attached(name="net1", mac=None, addresses=())
+            return AttachedLink(name="net1", mac=None, addresses=())
 
     told = []
-    prepared = {"u": Prepared(ref=REF, pod="p", nics=(nic("late"), nic("here")))}
-    sandboxes = Sandboxes(Lender(), prepared, lambda *one: told.append(one))
-    sandbox = Sandbox(id="s", pod="p", namespace="default", name="p", netns="/proc/self/ns/net")
+    prepared = {"u": ReadyClaim(ref=REF, pod="p", nics=(nic("late"), nic("here")))}
+    sandboxes = NicSandboxHooks(Lender(), prepared, lambda *one: told.append(one))
+    sandbox = PodSandbox(id="s", pod="p", namespace="default", name="p", netns="/proc/self/ns/net")
     asyncio.run(sandboxes.synchronize((sandbox,)))
     assert [(one.device, type(outcome)) for _, one, _, outcome in told] == [
         ("late", Retry),
-        ("here", Attached),
+        ("here", AttachedLink),
     ]
     with pytest.raises(Retry):
         asyncio.run(sandboxes.run(sandbox))
@@ -113,7 +112,7 @@ PODS = st.sampled_from(["a", "b", "c"])
 @st.composite
 def situations(draw):
     prepared = [
-        Prepared(
+        ReadyClaim(
             ref=ClaimRef(namespace="n", name=f"c{number}", uid=f"u{number}"),
             pod=pod,
             nics=(nic(f"d{number}"),),
@@ -121,20 +120,22 @@ def situations(draw):
         for number, pod in enumerate(draw(st.lists(PODS, max_size=4)))
     ]
     loans = [
-        Loan(
+        Attachment(
             claim=f"u{number}",
             pod=draw(PODS),
             nic=nic(f"d{number}"),
             netns=draw(st.sampled_from(["/n/1", "/n/2"])),
             netns_id=1,
             boot_id="b",
-            attached=draw(st.sampled_from([None, Attached(name="x", mac=None, addresses=())])),
+            attached=draw(st.sampled_from([None, AttachedLink(name="x", mac=None, addresses=())])),
             returning=draw(st.booleans()),
         )
         for number in draw(st.sets(st.integers(0, 5)))
     ]
     living = [
-        Sandbox(id=pod, pod=pod, namespace="n", name=pod, netns=draw(st.sampled_from(["", "/n/1", "/n/2"])))
+        PodSandbox(
+            id=pod, pod=pod, namespace="n", name=pod, netns=draw(st.sampled_from(["", "/n/1", "/n/2"]))
+        )
         for pod in draw(st.sets(PODS))
     ]
     return prepared, loans, living
@@ -143,7 +144,7 @@ def situations(draw):
 @given(situations())
 def test_every_nic_of_a_living_pod_ends_with_it_and_every_other_on_the_host(situation):
     prepared, loans, living = situation
-    todo = plan(prepared, loans, living)
+    todo = plan_attachments(prepared, loans, living)
     alive = {(one.pod, one.netns) for one in living if one.netns}
     stay = [loan for loan in loans if loan not in todo.back]
     assert all((loan.pod, loan.netns) in alive and not loan.returning for loan in stay)

@@ -15,22 +15,22 @@ from tests.claim.node.nic.nic_kit import held, needs_root, own_host
 from tests.claim.node.nic.nic_node import NOTHING_LEFT_OUT, POD, NicNode
 from tests.fuzz import tries
 
-from rackloom.app.node import NodeOptions
-from rackloom.app.node_nic import NicOptions, nic_parts
-from rackloom.claim.allocate.objects import Device
+from rackloom.app.node.nic import NicOptions, nic_parts
+from rackloom.app.node.process import NodeOptions
 from rackloom.claim.kube.api import KubeError
-from rackloom.claim.kube.kinds import ENDPOINT_SLICE, NODE
-from rackloom.claim.node.nic.leases import Leases
-from rackloom.claim.node.nic.lender import Lender
-from rackloom.claim.node.nic.loans import Held, Loans
-from rackloom.claim.node.nic.look import KEPT_SECONDS, Look, NodeNetwork
-from rackloom.claim.node.nic.moving import attach
-from rackloom.claim.node.nic.offered import offered
-from rackloom.claim.opaque.network import LINK
+from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
+from rackloom.claim.node.nic.dhcp import LeaseStore
+from rackloom.claim.node.nic.inventory import NETWORK_SECONDS, HostScanner, NodeNetwork
+from rackloom.claim.node.nic.links import attach_link
+from rackloom.core.allocate.objects import Device
+from rackloom.core.domains.network_config import LINK_SCOPE
+from rackloom.core.kubernetes.objects import ENDPOINT_SLICE, NODE
+from rackloom.core.nics.attachment import PreparedNic
+from rackloom.core.nics.devices import host_nics
 from rackloom.errors import Refused, Retry
-from rackloom.topology.discovery.nics import LEFT_OUT, ClusterNetwork
-from rackloom.twin.hosts.nri_runtime import Runtime
-from rackloom.twin.kubelet.calls import NotPrepared
+from rackloom.lab.nodes.nri_runtime import NriRuntime
+from rackloom.lab.nodes.plugin_manager import NotPrepared
+from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, ClusterNetwork
 
 pytestmark = needs_root
 NODE_OBJECT = {
@@ -73,7 +73,7 @@ def route(host, destination, **settings):
     def add(ipr):
         words = {"family": 2, **settings}
         if "oif" in words:
-            words["oif"], words["scope"] = ipr.link_lookup(ifname=words["oif"])[0], LINK
+            words["oif"], words["scope"] = ipr.link_lookup(ifname=words["oif"])[0], LINK_SCOPE
         ipr.route("add", dst=destination, **words)
 
     host.ip(add)
@@ -152,7 +152,7 @@ def test_only_what_a_tenant_may_have_is_published_and_each_reason_is_logged_once
         await plugin.pools()
         (pool,) = await plugin.pools()
         assert pool.devices == ()
-        host.ip(lambda ipr: ipr.route("del", dst="10.244.1.7/32", scope=LINK))
+        host.ip(lambda ipr: ipr.route("del", dst="10.244.1.7/32", scope=LINK_SCOPE))
         await plugin.pools()
 
     with structlog.testing.capture_logs() as logs:
@@ -173,7 +173,7 @@ def test_a_claim_for_the_pods_bridge_is_refused_at_once(node, host):
 
     async def story():
         await node.kit.api.create(NODE, NODE_OBJECT)
-        async with node.plugin(left_out=LEFT_OUT), node.kit.kubelet() as kubelet:
+        async with node.plugin(left_out=DEFAULT_EXCLUSION_POLICY), node.kit.kubelet() as kubelet:
             await kubelet.registered("dra.net")
             with pytest.raises(NotPrepared, match="cni0 is not for claims: carries the pods' network"):
                 await kubelet.prepare(await node.claim("c1", "cni0"))
@@ -214,7 +214,7 @@ def test_what_the_node_has_come_to_need_stays_as_it_is(node, host, comes, why):
     async def story():
         await node.kit.api.create(NODE, NODE_OBJECT)
         await node.kit.api.create(ENDPOINT_SLICE, endpoints)
-        runtime = Runtime(node.socket)
+        runtime = NriRuntime(node.socket)
         async with runtime.serving(), node.plugin() as one, node.kit.kubelet() as kubelet:
             await kubelet.registered("dra.net")
             await runtime.ready.wait()
@@ -264,7 +264,7 @@ def carry_out(host, fact):
 @given(upper=st.tuples(WIRES, WIRES, WIRES), facts=FACTS, leaves_out=st.booleans())
 def test_an_excluded_interface_is_never_moved(upper, facts, leaves_out):
     """Whatever was prepared before: with any stack of interfaces, routes and addresses."""
-    left_out = LEFT_OUT if leaves_out else NOTHING_LEFT_OUT
+    left_out = DEFAULT_EXCLUSION_POLICY if leaves_out else NOTHING_LEFT_OUT
     with own_host() as host, tempfile.TemporaryDirectory(prefix="rl") as root:
         for name in ("w0", "w1", "w2"):
             host.veth(name, f"peer-{name}")
@@ -274,13 +274,15 @@ def test_an_excluded_interface_is_never_moved(upper, facts, leaves_out):
         link(host, "br0", "bridge")
         for fact in facts:
             carry_out(host, fact)
-        look = Look(host.root, left_out=left_out)
+        look = HostScanner(host.root, left_out=left_out)
         look.cluster = CLUSTER
-        seen = offered(look())
-        lender = Lender(Loans(Path(root) / "loans", "b"), Leases(Path(root) / "leases", "b"), look.check)
+        seen = host_nics(look())
+        lender = AttachmentManager(
+            AttachmentStore(Path(root) / "loans", "b"), LeaseStore(Path(root) / "leases", "b"), look.check
+        )
         for number, one in enumerate(seen):
             identity, before_host, wanted = held(host, one.on.link.name, interface={"name": "net1"})
-            nic = Held(
+            nic = PreparedNic(
                 device=one.name,
                 published=Device(name=one.name),
                 identity=identity,
@@ -347,7 +349,7 @@ def test_the_nodes_network_is_asked_for_now_and_then_and_kept_while_nobody_answe
         assert await network() == CLUSTER
         assert await network() == CLUSTER
         assert api.asked == [NODE_NAME, NODE_NAME, "kubernetes"]
-        now[0] += KEPT_SECONDS + 1
+        now[0] += NETWORK_SECONDS + 1
         api.error = KubeError(0, "", "connection refused")
         assert await network() == CLUSTER
         api.error = None
@@ -363,4 +365,4 @@ def test_the_kernel_itself_keeps_what_is_said_to_be_immovable(host, kind):
     link(host, "it", kind, **({"vrf_table": 9} if kind == "vrf" else {}))
     identity, _, wanted = held(host, "it", interface={"name": "net1"})
     with pytest.raises(OSError, match="moving interface"):
-        attach(identity, wanted, host.pod().path)
+        attach_link(identity, wanted, host.pod().path)

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from tests.waiting import until_so
 
 from rackloom.claim.node.nri import nri_pb2 as wire
-from rackloom.claim.node.nri.client import NriPlugin
-from rackloom.claim.node.nri.framing import Frame, Malformed, frames
+from rackloom.claim.node.nri.client import MalformedFrame, NriPlugin, TtrpcFrame, read_frames
 from rackloom.claim.node.tasks import beside
 from rackloom.errors import Refused
-from rackloom.twin.hosts.nri_runtime import Runtime
+from rackloom.lab.nodes.nri_runtime import NriRuntime
 
 
 class Heard:
@@ -48,7 +47,7 @@ def test_a_runtime_tells_of_sandboxes(path, one_method):
     heard = Heard()
 
     async def story():
-        serving = Runtime(path, one_method_for_events=one_method).serving()
+        serving = NriRuntime(path, one_method_for_events=one_method).serving()
         async with serving as runtime, beside(NriPlugin("dra.net", heard, path).run()):
             await runtime.ready.wait()
             assert [(one.plugin_name, one.plugin_idx) for one in runtime.registered] == [("dra.net", "00")]
@@ -68,18 +67,18 @@ def test_a_runtime_tells_of_sandboxes(path, one_method):
 
 
 def test_after_a_restart_of_the_runtime_all_sandboxes_are_told_of_at_once(path, monkeypatch):
-    monkeypatch.setattr("rackloom.claim.node.nri.client.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("rackloom.claim.node.nri.client.RECONNECT_SECONDS", 0.01)
     heard = Heard()
 
     async def story():
         plugin = NriPlugin("dra.net", heard, path)
         async with beside(plugin.run()):
-            first = Runtime(path)
+            first = NriRuntime(path)
             async with first.serving():
                 await first.ready.wait()
                 for number in range(3):
                     await first.run(f"pod-{number}", f"/n/{number}")
-            second = Runtime(path)
+            second = NriRuntime(path)
             second.sandboxes = first.sandboxes
             async with second.serving():
                 await second.ready.wait()
@@ -92,7 +91,7 @@ def test_after_a_restart_of_the_runtime_all_sandboxes_are_told_of_at_once(path, 
 def test_what_it_does_not_know_it_says_so(path):
     async def story():
         plugin = NriPlugin("dra.net", Heard(), path)
-        async with Runtime(path).serving() as runtime, beside(plugin.run()):
+        async with NriRuntime(path).serving() as runtime, beside(plugin.run()):
             await runtime.ready.wait()
             assert (await runtime.call("CreateContainer", wire.Status())).status.code == 12
 
@@ -100,10 +99,10 @@ def test_what_it_does_not_know_it_says_so(path):
 
 
 def test_a_runtime_that_refuses_is_asked_again(path, monkeypatch):
-    monkeypatch.setattr("rackloom.claim.node.nri.client.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("rackloom.claim.node.nri.client.RECONNECT_SECONDS", 0.01)
 
     async def story():
-        runtime = Runtime(path)
+        runtime = NriRuntime(path)
         runtime.refuse = "no plugins today"
         async with runtime.serving(), beside(NriPlugin("dra.net", Heard(), path).run()):
             await until_so(lambda: len(runtime.registered) > 1, "it registers again")
@@ -118,7 +117,7 @@ def read(data):
         reader = asyncio.StreamReader()
         reader.feed_data(data)
         reader.feed_eof()
-        return [one async for one in frames(reader)]
+        return [one async for one in read_frames(reader)]
 
     return asyncio.run(all_of())
 
@@ -128,7 +127,7 @@ def read(data):
     st.integers(1, 30),
 )
 def test_frames_come_back_however_they_are_cut(sent, size):
-    wanted = [Frame(connection=c, stream=s, type=1, data=d) for c, s, d in sent]
+    wanted = [TtrpcFrame(connection=c, stream=s, type=1, data=d) for c, s, d in sent]
     cut = b""
     for one in wanted:
         whole = one.encode()[8:]
@@ -143,13 +142,13 @@ def test_frames_come_back_however_they_are_cut(sent, size):
 def test_hostile_bytes_end_the_connection_and_nothing_else(data):
     try:
         found = read(data)
-    except Malformed:
+    except MalformedFrame:
         return
     assert len(found) <= len(data) // 18
 
 
 def test_a_message_that_is_too_long_is_not_waited_for():
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         read(struct.pack(">II", 1, 10) + struct.pack(">IIBB", 5 << 20, 1, 1, 0))
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         read(struct.pack(">II", 1, 1 << 30))

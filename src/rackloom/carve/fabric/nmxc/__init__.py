@@ -1,1 +1,1 @@
-"""NMX-C: gRPC to the controller that runs on a switch tray. The protocol is ours to write: `nmx_c.proto`."""
+"""NMX-C: gRPC to the controller that runs on a switch tray. `nmx_c.proto` is written by this project."""

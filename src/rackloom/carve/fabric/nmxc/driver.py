@@ -1,27 +1,191 @@
-"""`FabricDriver` over NMX-C."""
+"""`FabricDriver` over NMX-C: reads a domain into one observation and executes partition operations.
+
+An observation is complete or fails. The GPU list and the partition list are read one after the other,
+and both must be consistent: each GPU has a unique GUID, each partition a unique id, and a GPU's
+partition lists the GPU as a member. A controller was seen to omit a partition for a while; without this
+check the partition would be taken for one that is gone. Members of location-based partitions are looked
+up by location. A controller that does not report domain limits has none.
+
+Operations name a partition by id and name, so that the controller refuses when the id has a new
+meaning. Before an operation, `Hello` must still report the observed domain. A create asks for multicast
+groups, and repeats without any when they are exhausted: the factory default partition may hold all of
+them.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, TlsMaterial
 from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
-from rackloom.carve.fabric.nmxc import requests
-from rackloom.carve.fabric.nmxc.channel import Connect, open_channel
-from rackloom.carve.fabric.nmxc.notify import wake_ups
-from rackloom.carve.fabric.nmxc.reading import read_gpus, read_limits, read_partitions
-from rackloom.carve.fabric.nmxc.session import Session
-from rackloom.carve.fabric.ports import FabricRefused, FabricUnavailable
-from rackloom.carve.fabric.tls import TlsMaterial
-from rackloom.carve.plan.values import (
+from rackloom.carve.fabric.nmxc.protocol import NmxcSession, OpenChannel, open_channel, wake_ups
+from rackloom.core.partitions.domain import (
     AddGpus,
     CreatePartition,
     DeletePartition,
-    Limits,
-    Observation,
-    Operation,
+    DomainLimits,
+    DomainObservation,
+    GpuHealth,
+    ObservedGpu,
+    ObservedPartition,
+    PartitionHealth,
+    PartitionOperation,
     RemoveGpus,
 )
 
-_NO_LIMITS = ("NOT_SUPPORTED", "UNIMPLEMENTED")
+# Requests.
+
+
+DEFAULT_MULTICAST_GROUPS = 16
+"""Multicast groups to ask for with a new partition. NMX-C: a multiple of 4, out of the domain's 1024, and it
+cannot be changed later."""
+
+
+def properties_request(gateway_id: str) -> pb.GetDomainPropertiesRequest:
+    """The limits of the domain."""
+    return pb.GetDomainPropertiesRequest(context=pb.Context(), gateway_id=gateway_id)
+
+
+def gpu_list_request(gateway_id: str) -> pb.GetGpuInfoListRequest:
+    """Every GPU of the domain."""
+    return pb.GetGpuInfoListRequest(context=pb.Context(), attr=pb.NMX_GPU_ATTR_ALL, gateway_id=gateway_id)
+
+
+def partition_list_request(gateway_id: str) -> pb.GetPartitionInfoListRequest:
+    """Every partition of the domain."""
+    return pb.GetPartitionInfoListRequest(context=pb.Context(), gateway_id=gateway_id)
+
+
+def creation_request(
+    operation: CreatePartition, gateway_id: str, multicast_groups: int
+) -> pb.CreatePartitionRequest:
+    """A GUID-based partition; the controller chooses the id."""
+    return pb.CreatePartitionRequest(
+        context=pb.Context(),
+        name=operation.name,
+        gpu_resource_id=[pb.GpuResourceId(gpu_uid=guid) for guid in operation.guids],
+        attr=pb.PartitionAttr(multicast_groups_limit=multicast_groups),
+        gateway_id=gateway_id,
+    )
+
+
+def deletion_request(operation: DeletePartition, gateway_id: str) -> pb.DeletePartitionRequest:
+    """Deletion by id and name: should the id mean another partition by now, the controller refuses."""
+    return pb.DeletePartitionRequest(
+        context=pb.Context(),
+        partition_id=pb.PartitionId(partition_id=operation.partition_id),
+        name=operation.name,
+        gateway_id=gateway_id,
+    )
+
+
+def membership_request(operation: AddGpus | RemoveGpus, gateway_id: str) -> pb.UpdatePartitionRequest:
+    """Addition or removal of members, by id and name as for a deletion."""
+    return pb.UpdatePartitionRequest(
+        context=pb.Context(),
+        partition_id=pb.PartitionId(partition_id=operation.partition_id),
+        name=operation.name,
+        gpu_uid=operation.guids,
+        gateway_id=gateway_id,
+        reroute=True,
+    )
+
+
+# From lists to an observation.
+
+
+GpuLocation = tuple[int, int, int, int]
+"""Chassis id, slot id, host id and GPU id: how a location-based partition names its members."""
+
+
+def read_gpus(infos: Sequence[pb.GpuInfo]) -> tuple[ObservedGpu, ...]:
+    """GPUs by GUID. Raises FabricUnavailable when one has no GUID, or two have the same."""
+    gpus = {info.gpu_uid: _observed_gpu(info) for info in infos}
+    if 0 in gpus or len(gpus) != len(infos):
+        raise FabricUnavailable("GetGpuInfoList: GPUs without a GUID of their own")
+    return tuple(gpus[guid] for guid in sorted(gpus))
+
+
+def read_partitions(
+    infos: Sequence[pb.PartitionInfo], gpus: Sequence[pb.GpuInfo]
+) -> tuple[ObservedPartition, ...]:
+    """Partitions by id, the members of location-based ones looked up.
+
+    The two lists are read one after the other. Raises FabricUnavailable when they cannot both be true: a
+    controller has been seen to leave a partition out of its list for a while, and a partition that is
+    missing from an observation would be taken for one that is gone.
+    """
+    places = {_location_of_gpu(gpu): gpu.gpu_uid for gpu in gpus}
+    partitions = {info.partition_id.partition_id: _observed_partition(info, places) for info in infos}
+    if 0 in partitions:
+        raise FabricUnavailable("GetPartitionInfoList: a partition without an id")
+    if len(partitions) != len(infos):
+        raise FabricUnavailable("GetPartitionInfoList: two partitions with one id")
+    for gpu in gpus:
+        held_by = gpu.partition_id.partition_id
+        if held_by and (held_by not in partitions or gpu.gpu_uid not in partitions[held_by].members):
+            raise FabricUnavailable(
+                f"GPU {gpu.gpu_uid:#x} is in partition {held_by}, which the list of partitions denies"
+            )
+    return tuple(partitions[number] for number in sorted(partitions))
+
+
+def read_limits(properties: pb.DomainProperties) -> DomainLimits:
+    """Limits of the domain; a zero is a limit that is not reported."""
+    return DomainLimits(
+        max_partitions=properties.max_num_partitions or None,
+        max_multicast_groups=properties.max_multicast_groups or None,
+        max_compute_nodes=properties.max_compute_nodes or None,
+        max_gpus_per_compute_node=properties.max_gpus_per_compute_node or None,
+    )
+
+
+def _observed_gpu(info: pb.GpuInfo) -> ObservedGpu:
+    return ObservedGpu(
+        guid=info.gpu_uid,
+        chassis_serial=info.loc.chassis_serial_number.strip(),
+        slot=info.loc.location.slot_id,
+        tray_index=info.loc.tray_index,
+        module_id=info.gpu_id,
+        health=_gpu_health(info.gpu_health),
+    )
+
+
+def _observed_partition(info: pb.PartitionInfo, places: dict[GpuLocation, int]) -> ObservedPartition:
+    # A location without a GPU is an empty seat, not a member.
+    located = {_gpu_location(one.loc, one.gpu_id) for one in info.gpu_location_list} & places.keys()
+    return ObservedPartition(
+        id=info.partition_id.partition_id,
+        name=info.name,
+        members=frozenset(info.gpu_uid_list) | {places[place] for place in located},
+        health=_partition_health(info.health),
+        guid_based=info.partition_type != pb.NMX_PARTITION_TYPE_LOCATION_BASED,
+        multicast_groups=info.num_allocated_multicast_groups,
+    )
+
+
+def _location_of_gpu(gpu: pb.GpuInfo) -> GpuLocation:
+    return _gpu_location(gpu.loc.location, gpu.gpu_id)
+
+
+def _gpu_location(location: pb.Location, gpu_id: int) -> GpuLocation:
+    return (location.chassis_id, location.slot_id, location.host_id, gpu_id)
+
+
+def _gpu_health(value: int) -> GpuHealth:
+    """A value that later controllers may add is no health that we know."""
+    return GpuHealth(value) if value in GpuHealth.__members__.values() else GpuHealth.UNKNOWN
+
+
+def _partition_health(value: int) -> PartitionHealth:
+    return (
+        PartitionHealth(value) if value in PartitionHealth.__members__.values() else PartitionHealth.UNKNOWN
+    )
+
+
+# The driver.
+
+
+_LIMITS_UNSUPPORTED = ("NOT_SUPPORTED", "UNIMPLEMENTED")
 """How a controller says that it does not report limits."""
 
 
@@ -40,14 +204,14 @@ class NmxcDriver:
         tls: TlsMaterial | None = None,
         gateway_id: str = "rackloom",
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        connect: Connect = open_channel,
+        connect: OpenChannel = open_channel,
     ) -> None:
-        self._session = Session(endpoint_url, tls, gateway_id, connect)
+        self._session = NmxcSession(endpoint_url, tls, gateway_id, connect)
         self._clock = clock
         self._sleep = sleep
         self._domain: str | None = None
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> DomainObservation:
         """Read the whole domain. Raises FabricUnavailable; never returns a partial reading."""
         observed_at = self._clock()
         try:
@@ -57,7 +221,7 @@ class NmxcDriver:
         self._domain = observation.domain
         return observation
 
-    async def execute(self, operation: Operation) -> int:
+    async def execute(self, operation: PartitionOperation) -> int:
         """Carry out one operation and return the partition id it acted on.
 
         Raises FabricRefused when the controller says no, FabricUnavailable when the outcome is unknown or,
@@ -71,11 +235,11 @@ class NmxcDriver:
             case CreatePartition():
                 return await self._create(operation)
             case DeletePartition():
-                await self._session.call("DeletePartition", requests.delete(operation, gateway))
+                await self._session.call("DeletePartition", deletion_request(operation, gateway))
             case AddGpus():
-                await self._session.call("AddGpusToPartition", requests.update(operation, gateway))
+                await self._session.call("AddGpusToPartition", membership_request(operation, gateway))
             case RemoveGpus():
-                await self._session.call("RemoveGpusFromPartition", requests.update(operation, gateway))
+                await self._session.call("RemoveGpusFromPartition", membership_request(operation, gateway))
         return operation.partition_id
 
     def notifications(self) -> AsyncIterator[None]:
@@ -89,17 +253,17 @@ class NmxcDriver:
         """Release the connection."""
         await self._session.close()
 
-    async def _read(self, observed_at: float) -> Observation:
+    async def _read(self, observed_at: float) -> DomainObservation:
         gateway = self._session.gateway_id
         domain = await self._session.hello()
         limits = await self._limits(domain)
         gpus: pb.GetGpuInfoListResponse = await self._session.call_in(
-            domain, "GetGpuInfoList", requests.all_gpus(gateway)
+            domain, "GetGpuInfoList", gpu_list_request(gateway)
         )
         partitions: pb.GetPartitionInfoListResponse = await self._session.call_in(
-            domain, "GetPartitionInfoList", requests.all_partitions(gateway)
+            domain, "GetPartitionInfoList", partition_list_request(gateway)
         )
-        return Observation(
+        return DomainObservation(
             domain=domain,
             gpus=read_gpus(gpus.gpu_info_list),
             partitions=read_partitions(partitions.partition_info_list, gpus.gpu_info_list),
@@ -107,18 +271,18 @@ class NmxcDriver:
             observed_at=observed_at,
         )
 
-    async def _limits(self, domain: str) -> Limits:
-        request = requests.domain_properties(self._session.gateway_id)
+    async def _limits(self, domain: str) -> DomainLimits:
+        request = properties_request(self._session.gateway_id)
         try:
             return read_limits(await self._session.call_in(domain, "GetDomainProperties", request))
         except FabricRefused as refusal:
-            if refusal.code in _NO_LIMITS:
-                return Limits()
+            if refusal.code in _LIMITS_UNSUPPORTED:
+                return DomainLimits()
             raise
 
     async def _create(self, operation: CreatePartition) -> int:
         try:
-            return await self._create_with(operation, requests.MULTICAST_GROUPS)
+            return await self._create_with(operation, DEFAULT_MULTICAST_GROUPS)
         except FabricRefused as refusal:
             if refusal.code != "RESOURCE_EXHAUSTED":
                 raise
@@ -126,7 +290,7 @@ class NmxcDriver:
         return await self._create_with(operation, 0)
 
     async def _create_with(self, operation: CreatePartition, multicast_groups: int) -> int:
-        request = requests.create(operation, self._session.gateway_id, multicast_groups)
+        request = creation_request(operation, self._session.gateway_id, multicast_groups)
         reply: pb.CreatePartitionResponse = await self._session.call("CreatePartition", request)
         if not reply.partition_id.partition_id:
             raise FabricUnavailable("CreatePartition: the reply names no partition")

@@ -1,1 +1,1 @@
-"""NMX-M: the switch controllers' REST interface, with asynchronous operations."""
+"""NMX-M: REST to the manager of switch controllers, with asynchronous operations."""

@@ -1,30 +1,139 @@
-"""`FabricDriver` over NMX-M.
+"""`FabricDriver` over NMX-M: partition changes as complete member lists, confirmed by reading again.
 
-NMX-M knows no "add" and no "remove": a change sends the full list of members, and what the list leaves out
-leaves the partition. So the list is read afresh before every change, must be the one that the plan was made
-from, and nothing else may be changing partitions; afterwards the change must show.
+NMX-M has no "add" or "remove". A change sends the full list of members, and a member that is left out
+leaves the partition. Therefore, before every change:
+
+1. The domain is read again, and the partition must be as the plan found it.
+2. No other change of the domain's partitions may be pending: a late PUT would undo what was done
+   meanwhile.
+
+A change is an asynchronous operation. The driver polls it, cancels it when time is up, and then reads
+the domain until the change is visible, because the lists lag behind the operations. An operation that
+failed or was cancelled is refused; one whose end or effect is not seen in time has an unknown outcome.
+
+NMX-M has no subscription and no domain limits. The reconciler's timer triggers the passes.
 """
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import suppress
+from urllib.parse import urlsplit
 
 import httpx2
+import msgspec
 
-from rackloom.carve.fabric.nmxm import reading, wire
-from rackloom.carve.fabric.nmxm.operations import Patience, require_quiet, wait_for
-from rackloom.carve.fabric.nmxm.reading import Lists, Names, Reading, Standing
-from rackloom.carve.fabric.nmxm.session import ReadLogin, Session
-from rackloom.carve.fabric.ports import FabricRefused, FabricUnavailable
-from rackloom.carve.plan.values import (
+from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable
+from rackloom.carve.fabric.nmxm import protocol, reading
+from rackloom.carve.fabric.nmxm.protocol import NmxmSession, ReadLogin
+from rackloom.carve.fabric.nmxm.reading import DomainReading, GpuGuids, NmxmLists, PartitionState
+from rackloom.core.partitions.domain import (
     AddGpus,
     CreatePartition,
     DeletePartition,
-    Limits,
-    Observation,
-    Operation,
+    DomainLimits,
+    DomainObservation,
+    PartitionOperation,
     RemoveGpus,
 )
+
+# Asynchronous operations.
+
+
+POLL_SECONDS = 0.5
+"""Between two questions about an operation, as upstream."""
+_ERROR_CODE = re.compile(r"[A-Z][A-Z0-9_]*")
+"""An error that is a code; any other is a sentence, and only told as one."""
+_PENDING_STATES = ("pending", "in-progress")
+
+
+class PollPolicy(msgspec.Struct, frozen=True):
+    """How long a change may take, in seconds, and how time passes."""
+
+    seconds: float
+    clock: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]]
+
+    async def until(self, look: Callable[[], Awaitable[bool]]) -> bool:
+        """Look again and again; False when the time is up and it was not yet true."""
+        deadline = self.clock() + self.seconds
+        while not await look():
+            if self.clock() >= deadline:
+                return False
+            await self.sleep(POLL_SECONDS)
+        return True
+
+
+async def wait_for_operation(
+    session: NmxmSession, call: str, operation_id: str, patience: PollPolicy
+) -> None:
+    """Return when the operation has completed.
+
+    Raises FabricRefused when it failed or was cancelled, FabricUnavailable when that is not known in time;
+    then NMX-M is asked to cancel it, and whether it does so shows in the next look at its operations.
+    """
+    newest: list[protocol.NmxmOperation] = []
+
+    async def has_ended() -> bool:
+        with suppress(FabricUnavailable):
+            newest[:] = [
+                await session.get("GetOperation", f"operations/{operation_id}", protocol.NmxmOperation)
+            ]
+        return bool(newest) and newest[0].status not in _PENDING_STATES
+
+    try:
+        if not await patience.until(has_ended):
+            await _cancel_operation(session, operation_id)
+            raise FabricUnavailable(f"{call}: operation {operation_id} not done in {patience.seconds:g} s")
+    except FabricRefused as refusal:
+        # Accepted, and now nobody knows of it: it may have been carried out.
+        raise FabricUnavailable(f"{call}: {refusal}") from refusal
+    _require_completed(call, newest[0])
+
+
+async def require_no_pending_change(session: NmxmSession, reading: DomainReading) -> None:
+    """Raise FabricRefused while a change of this domain's partitions is under way, whoever asked for it.
+
+    A PUT replaces all members: one that is carried out late would undo what was done meanwhile.
+    """
+    operations = await session.get("GetOperations", "operations", tuple[protocol.NmxmOperation, ...])
+    for one in operations:
+        if one.status in _PENDING_STATES and _may_change_domain(one.request, reading):
+            raise FabricRefused("BUSY", f"operation {one.id} on {one.request.uri} is still {one.status}")
+
+
+def _may_change_domain(request: protocol.NmxmOperationRequest, reading: DomainReading) -> bool:
+    """Whether a request may change this domain. In doubt it may."""
+    *_, collection, entity = ["", *urlsplit(request.uri).path.rstrip("/").split("/")]
+    if entity == "partitions":
+        named = request.body.get("Members") if isinstance(request.body, dict) else None
+        if not named or not all(isinstance(one, str) for one in named):
+            return True
+        return not {gpu.id for gpu in reading.entities.values()}.isdisjoint(named)
+    if collection == "partitions":
+        return any(entity == one.entity for one in reading.partitions.values())
+    return False
+
+
+def _require_completed(call: str, operation: protocol.NmxmOperation) -> None:
+    if operation.status == "completed":
+        return
+    result = operation.result or protocol.NmxmOperationResult()
+    said = f"operation {operation.id} {operation.status}: {result.error} {result.details}".rstrip()
+    if operation.status not in ("failed", "cancelled"):
+        raise FabricUnavailable(f"{call}: {said}")
+    code = result.error if _ERROR_CODE.fullmatch(result.error) else operation.status.upper()
+    raise FabricRefused(code, f"{call}: {said}")
+
+
+async def _cancel_operation(session: NmxmSession, operation_id: str) -> None:
+    with suppress(FabricRefused, FabricUnavailable):
+        await session.begin("CancelOperation", "DELETE", f"operations/{operation_id}")
+
+
+# The driver.
+
 
 OPERATION_SECONDS = 10.0
 
@@ -50,17 +159,17 @@ class NmxmDriver:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        self._session = Session(base_url, login, tls=tls, server_name=server_name, transport=transport)
+        self._session = NmxmSession(base_url, login, tls=tls, server_name=server_name, transport=transport)
         self._clock = clock
-        self._patience = Patience(operation_seconds, clock, sleep)
+        self._patience = PollPolicy(operation_seconds, clock, sleep)
         self._asked_domain = domain
         self._serials = chassis_serials
-        self._names = Names()
+        self._names = GpuGuids()
         self._domain: str | None = None
-        self._expected: dict[int, tuple[str, frozenset[wire.Member]]] = {}
+        self._expected: dict[int, tuple[str, frozenset[protocol.PartitionMember]]] = {}
         """By number, the partitions that plans are made from, and what we have made of them since."""
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> DomainObservation:
         """Read the whole domain. Raises FabricUnavailable; never returns a partial reading."""
         observed_at = self._clock()
         try:
@@ -69,16 +178,16 @@ class NmxmDriver:
             raise FabricUnavailable(str(refusal)) from refusal
         self._domain = seen.domain
         self._expected = {number: one.membership for number, one in seen.partitions.items()}
-        return Observation(
+        return DomainObservation(
             domain=seen.domain,
             gpus=seen.gpus,
             partitions=tuple(one.seen for one in seen.partitions.values()),
             # NMX-M has no domain properties: what the domain can hold is not reported.
-            limits=Limits(),
+            limits=DomainLimits(),
             observed_at=observed_at,
         )
 
-    async def execute(self, operation: Operation) -> int:
+    async def execute(self, operation: PartitionOperation) -> int:
         """Carry out one operation and return the partition number it acted on.
 
         Raises FabricRefused when NMX-M says no, and before anything is asked for when the partition is not as
@@ -87,7 +196,7 @@ class NmxmDriver:
         now = await self._read()
         if now.domain != self._domain:
             raise FabricUnavailable(f"{self._session.url} is now domain {now.domain}, it was {self._domain}")
-        await require_quiet(self._session, now)
+        await require_no_pending_change(self._session, now)
         match operation:
             case CreatePartition():
                 return await self._create(operation, now)
@@ -95,7 +204,7 @@ class NmxmDriver:
                 await self._delete(operation, self._as_planned(operation, now))
             case AddGpus():
                 standing = self._as_planned(operation, now)
-                joining = _members_of(operation.guids, now, guid_based=standing.seen.guid_based)
+                joining = _joining_members(operation.guids, now, guid_based=standing.seen.guid_based)
                 await self._replace(operation, standing, {**standing.members, **joining})
             case RemoveGpus():
                 standing = self._as_planned(operation, now)
@@ -112,18 +221,20 @@ class NmxmDriver:
         """Release the connections."""
         await self._session.close()
 
-    async def _read(self) -> Reading:
+    async def _read(self) -> DomainReading:
         session = self._session
-        lists = Lists(
+        lists = NmxmLists(
             chassis=await session.hello(),
-            nodes=await session.get_all("GetComputeNodes", "compute-nodes", wire.ComputeNode),
-            gpus=await session.get_all("GetGpus", "gpus", wire.Gpu),
-            partitions=await session.get("GetPartitions", "partitions", tuple[wire.Partition, ...]),
+            nodes=await session.get_all("GetComputeNodes", "compute-nodes", protocol.NmxmComputeNode),
+            gpus=await session.get_all("GetGpus", "gpus", protocol.NmxmGpu),
+            partitions=await session.get("GetPartitions", "partitions", tuple[protocol.NmxmPartition, ...]),
         )
         domain = self._asked_domain or reading.domain_of_chassis(lists, self._serials)
         return reading.read_domain(lists, domain, self._names)
 
-    def _as_planned(self, operation: AddGpus | RemoveGpus | DeletePartition, now: Reading) -> Standing:
+    def _as_planned(
+        self, operation: AddGpus | RemoveGpus | DeletePartition, now: DomainReading
+    ) -> PartitionState:
         standing = now.partitions.get(operation.partition_id)
         if standing is None or standing.seen.name != operation.name:
             raise FabricRefused(
@@ -133,11 +244,11 @@ class NmxmDriver:
             raise FabricRefused("CHANGED", f"partition {operation.name!r} is not as the plan found it")
         return standing
 
-    async def _create(self, operation: CreatePartition, now: Reading) -> int:
+    async def _create(self, operation: CreatePartition, now: DomainReading) -> int:
         if now.named(operation.name) is not None:
             raise FabricRefused("NAME_IN_USE", f"a partition named {operation.name!r} stands already")
-        members = _members_of(operation.guids, now, guid_based=True)
-        body = wire.NewPartition(name=operation.name, members=tuple(members.values()))
+        members = _joining_members(operation.guids, now, guid_based=True)
+        body = protocol.NewPartitionBody(name=operation.name, members=tuple(members.values()))
         await self._change("CreatePartition", "POST", "partitions", body)
         made = await self._confirm(
             "CreatePartition",
@@ -151,7 +262,7 @@ class NmxmDriver:
         self._expected[standing.seen.id] = standing.membership
         return standing.seen.id
 
-    async def _delete(self, operation: DeletePartition, standing: Standing) -> None:
+    async def _delete(self, operation: DeletePartition, standing: PartitionState) -> None:
         await self._change("DeletePartition", "DELETE", f"partitions/{standing.entity}")
         await self._confirm(
             "DeletePartition",
@@ -160,9 +271,12 @@ class NmxmDriver:
         del self._expected[operation.partition_id]
 
     async def _replace(
-        self, operation: AddGpus | RemoveGpus, standing: Standing, members: dict[int, wire.Member]
+        self,
+        operation: AddGpus | RemoveGpus,
+        standing: PartitionState,
+        members: dict[int, protocol.PartitionMember],
     ) -> None:
-        full = wire.Membership(members=(*members.values(), *standing.empty_seats))
+        full = protocol.MembershipBody(members=(*members.values(), *standing.empty_seats))
         await self._change("UpdatePartition", "PUT", f"partitions/{standing.entity}", full)
         wanted = (standing.entity, frozenset(full.members))
         await self._confirm(
@@ -175,17 +289,21 @@ class NmxmDriver:
         self._expected[operation.partition_id] = wanted
 
     async def _change(
-        self, call: str, method: str, path: str, body: wire.NewPartition | wire.Membership | None = None
+        self,
+        call: str,
+        method: str,
+        path: str,
+        body: protocol.NewPartitionBody | protocol.MembershipBody | None = None,
     ) -> None:
         operation_id = await self._session.begin(call, method, path, body)
-        await wait_for(self._session, call, operation_id, self._patience)
+        await wait_for_operation(self._session, call, operation_id, self._patience)
 
-    async def _confirm(self, call: str, shows: Callable[[Reading], bool]) -> Reading:
+    async def _confirm(self, call: str, shows: Callable[[DomainReading], bool]) -> DomainReading:
         """The reading in which the change shows: the lists lag behind the operations.
 
         Raises FabricUnavailable when it does not show in time.
         """
-        newest: list[Reading] = []
+        newest: list[DomainReading] = []
 
         async def is_shown() -> bool:
             try:
@@ -199,11 +317,13 @@ class NmxmDriver:
         return newest[0]
 
 
-def _members_of(guids: Collection[int], now: Reading, *, guid_based: bool) -> dict[int, wire.Member]:
+def _joining_members(
+    guids: Collection[int], now: DomainReading, *, guid_based: bool
+) -> dict[int, protocol.PartitionMember]:
     """GPUs that shall join, as NMX-M names them. Raises FabricRefused unless they are listed and free."""
     if missing := [guid for guid in guids if guid not in now.entities]:
         raise FabricRefused("NOT_FOUND", f"GPU {missing[0]:#x} is not listed")
     if taken := sorted(now.held().intersection(guids)):
         raise FabricRefused("CHANGED", f"GPU {taken[0]:#x} is in a partition by now")
     chosen = {guid: now.entities[guid] for guid in guids}
-    return {guid: one.id if guid_based else reading.place_of(one) for guid, one in chosen.items()}
+    return {guid: one.id if guid_based else reading.member_location(one) for guid, one in chosen.items()}

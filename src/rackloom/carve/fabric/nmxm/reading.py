@@ -1,4 +1,16 @@
-"""From the lists of NMX-M to one domain: what is observed, and by which entities it is changed."""
+"""From the lists of NMX-M to one domain: what is observed, and the entities by which it is changed.
+
+NMX-M may speak for several domains. A domain is chosen by its uuid or by the chassis that are
+registered for the endpoint. A partition does not name its domain; its members do.
+
+The lists are read one after the other and were seen to lag behind each other. `read_domain` raises
+`FabricUnavailable` when they cannot all be true: GPUs without a unique GUID, a healthy compute node
+without GPUs, a partition number used twice, or a GPU whose partition does not list it.
+
+A partition keeps naming GPUs that are absent. `GpuGuids` remembers the GUID of every GPU that was ever
+listed, and gives an unknown entity a placeholder GUID. A location without a GPU is an empty location:
+not a member, but part of the full member list that a change must send.
+"""
 
 import hashlib
 import uuid
@@ -6,9 +18,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from rackloom.carve.fabric.nmxm import wire
-from rackloom.carve.fabric.ports import FabricUnavailable
-from rackloom.carve.plan.values import GpuHealth, ObservedGpu, ObservedPartition, PartitionHealth
+from rackloom.carve.fabric.controller import FabricUnavailable
+from rackloom.carve.fabric.nmxm import protocol
+from rackloom.core.partitions.domain import GpuHealth, ObservedGpu, ObservedPartition, PartitionHealth
 
 _GPU_HEALTH = {
     "HEALTHY": GpuHealth.HEALTHY,
@@ -25,41 +37,41 @@ _PARTITION_HEALTH = {
 """NEW is a partition whose health nobody knows yet, as is what later versions may add."""
 
 
-class Lists(msgspec.Struct, frozen=True, kw_only=True):
+class NmxmLists(msgspec.Struct, frozen=True, kw_only=True):
     """What NMX-M answered, all of it: it may speak for several domains."""
 
-    chassis: Sequence[wire.Chassis]
-    nodes: Sequence[wire.ComputeNode]
-    gpus: Sequence[wire.Gpu]
-    partitions: Sequence[wire.Partition]
+    chassis: Sequence[protocol.NmxmChassis]
+    nodes: Sequence[protocol.NmxmComputeNode]
+    gpus: Sequence[protocol.NmxmGpu]
+    partitions: Sequence[protocol.NmxmPartition]
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     """A partition as it stands."""
 
     entity: str
     seen: ObservedPartition
-    members: Mapping[int, wire.Member]
+    members: Mapping[int, protocol.PartitionMember]
     """Fabric GUID -> the member as NMX-M has it. Seats without a GPU are members, and in `empty_seats`."""
-    empty_seats: tuple[wire.Member, ...]
+    empty_seats: tuple[protocol.PartitionMember, ...]
 
     @property
-    def membership(self) -> tuple[str, frozenset[wire.Member]]:
+    def membership(self) -> tuple[str, frozenset[protocol.PartitionMember]]:
         """Entity and members: what must not have changed when the full list of members is replaced."""
         return self.entity, frozenset(self.members.values()) | frozenset(self.empty_seats)
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class DomainReading(msgspec.Struct, frozen=True, kw_only=True):
     """One domain, read completely."""
 
     domain: str
     gpus: tuple[ObservedGpu, ...]
-    entities: Mapping[int, wire.Gpu]
+    entities: Mapping[int, protocol.NmxmGpu]
     """Fabric GUID -> the GPU as NMX-M has it."""
-    partitions: Mapping[int, Standing]
+    partitions: Mapping[int, PartitionState]
     """By number."""
 
-    def named(self, name: str) -> Standing | None:
+    def named(self, name: str) -> PartitionState | None:
         """The partition of this name, if there is one."""
         return next((one for one in self.partitions.values() if one.seen.name == name), None)
 
@@ -68,7 +80,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(guid for one in self.partitions.values() for guid in one.seen.members)
 
 
-class Names(dict[str, int]):
+class GpuGuids(dict[str, int]):
     """GPU entity -> fabric GUID, of all GPUs ever listed: a partition keeps naming those that are away."""
 
     def guid(self, entity: str) -> int:
@@ -77,33 +89,35 @@ class Names(dict[str, int]):
         Such a GPU is a member without hardware; what matters of its number is that no GPU has it.
         """
         known = self.get(entity)
-        return known if known is not None else _stand_in(entity)
+        return known if known is not None else _placeholder_guid(entity)
 
 
-def read_domain(lists: Lists, domain: str, names: Names) -> Reading:
+def read_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> DomainReading:
     """What `lists` say of `domain`.
 
     The lists are read one after the other, and those of NMX-M have been seen to lag behind each other: raises
     FabricUnavailable when they cannot all be true.
     """
-    mine = [gpu for gpu in lists.gpus if same_uuid(gpu.domain_uuid) == domain]
+    mine = [gpu for gpu in lists.gpus if canonical_uuid(gpu.domain_uuid) == domain]
     serials = {
-        one.internal_id: one.serial_number for one in lists.chassis if same_uuid(one.domain_uuid) == domain
+        one.internal_id: one.serial_number
+        for one in lists.chassis
+        if canonical_uuid(one.domain_uuid) == domain
     }
-    _require_guids(mine)
+    _require_unique_guids(mine)
     _require_nodes_filled(lists.nodes, mine, domain)
     names.update((gpu.id, gpu.device_uid) for gpu in lists.gpus)
-    partitions = _partitions(lists, domain, names)
+    partitions = _partitions_of_domain(lists, domain, names)
     _require_agreement(mine, partitions)
-    return Reading(
+    return DomainReading(
         domain=domain,
-        gpus=tuple(_gpu(gpu, serials) for gpu in sorted(mine, key=lambda one: one.device_uid)),
+        gpus=tuple(_observed_gpu(gpu, serials) for gpu in sorted(mine, key=lambda one: one.device_uid)),
         entities={gpu.device_uid: gpu for gpu in mine},
         partitions=partitions,
     )
 
 
-def domain_of_chassis(lists: Lists, serials: Collection[str]) -> str:
+def domain_of_chassis(lists: NmxmLists, serials: Collection[str]) -> str:
     """The domain that the chassis are in. Raises FabricUnavailable when they are in none, or in several."""
     domains = domains_of(lists)
     found = {domain for domain, theirs in domains.items() if not theirs.isdisjoint(serials)}
@@ -118,18 +132,18 @@ def domain_of_chassis(lists: Lists, serials: Collection[str]) -> str:
     return found.pop()
 
 
-def domains_of(lists: Lists) -> dict[str, set[str]]:
+def domains_of(lists: NmxmLists) -> dict[str, set[str]]:
     """Domain -> serials of its chassis."""
     found: dict[str, set[str]] = {}
     for one in lists.chassis:
-        found.setdefault(same_uuid(one.domain_uuid), set()).add(one.serial_number.strip())
+        found.setdefault(canonical_uuid(one.domain_uuid), set()).add(one.serial_number.strip())
     for gpu in lists.gpus:
         serial = gpu.location_info.chassis_serial_number.strip()
-        found.setdefault(same_uuid(gpu.domain_uuid), set()).add(serial)
+        found.setdefault(canonical_uuid(gpu.domain_uuid), set()).add(serial)
     return {domain: serials - {""} for domain, serials in found.items()}
 
 
-def same_uuid(text: str) -> str:
+def canonical_uuid(text: str) -> str:
     """Domain uuid in lower case. Raises FabricUnavailable unless it is a uuid that names something."""
     try:
         domain = uuid.UUID(text)
@@ -140,33 +154,41 @@ def same_uuid(text: str) -> str:
     return str(domain)
 
 
-def _partitions(lists: Lists, domain: str, names: Names) -> dict[int, Standing]:
+def _partitions_of_domain(lists: NmxmLists, domain: str, names: GpuGuids) -> dict[int, PartitionState]:
     only_domain = len(domains_of(lists)) == 1
-    entities = {gpu.id: same_uuid(gpu.domain_uuid) for gpu in lists.gpus}
-    places = {_place(gpu): gpu.device_uid for gpu in lists.gpus}
-    found: dict[int, Standing] = {}
+    entities = {gpu.id: canonical_uuid(gpu.domain_uuid) for gpu in lists.gpus}
+    places = {_location_of_gpu(gpu): gpu.device_uid for gpu in lists.gpus}
+    found: dict[int, PartitionState] = {}
     for one in lists.partitions:
         # A partition does not say which domain it is in; its members do.
         if not only_domain and domain not in _domains_of_members(one, entities):
             continue
         if not one.partition_id or one.partition_id in found:
             raise FabricUnavailable(f"GetPartitions: {one.name!r} has no number of its own in the domain")
-        found[one.partition_id] = _standing(one, places, names)
+        found[one.partition_id] = _partition_state(one, places, names)
     return {number: found[number] for number in sorted(found)}
 
 
-def _domains_of_members(one: wire.Partition, entities: Mapping[str, str]) -> set[str]:
+def _domains_of_members(one: protocol.NmxmPartition, entities: Mapping[str, str]) -> set[str]:
     return {
-        same_uuid(member.domain_uuid) if isinstance(member, wire.Place) else entities.get(member, "")
+        canonical_uuid(member.domain_uuid)
+        if isinstance(member, protocol.MemberLocation)
+        else entities.get(member, "")
         for member in one.members or ()
     }
 
 
-def _standing(one: wire.Partition, places: Mapping[wire.Place, int], names: Names) -> Standing:
-    members: dict[int, wire.Member] = {}
-    empty: list[wire.Member] = []
+def _partition_state(
+    one: protocol.NmxmPartition, places: Mapping[protocol.MemberLocation, int], names: GpuGuids
+) -> PartitionState:
+    members: dict[int, protocol.PartitionMember] = {}
+    empty: list[protocol.PartitionMember] = []
     for member in one.members or ():
-        guid = places.get(_canonical(member)) if isinstance(member, wire.Place) else names.guid(member)
+        guid = (
+            places.get(_canonical_location(member))
+            if isinstance(member, protocol.MemberLocation)
+            else names.guid(member)
+        )
         # A location without a GPU is an empty seat, not a member; it must still be in the full list.
         if guid is None:
             empty.append(member)
@@ -182,10 +204,10 @@ def _standing(one: wire.Partition, places: Mapping[wire.Place, int], names: Name
         guid_based=one.type != "LOCATION_BASED",
         multicast_groups=0,
     )
-    return Standing(entity=one.id, seen=seen, members=members, empty_seats=tuple(empty))
+    return PartitionState(entity=one.id, seen=seen, members=members, empty_seats=tuple(empty))
 
 
-def _gpu(gpu: wire.Gpu, serials: Mapping[int, str]) -> ObservedGpu:
+def _observed_gpu(gpu: protocol.NmxmGpu, serials: Mapping[int, str]) -> ObservedGpu:
     where = gpu.location_info
     serial = where.chassis_serial_number or serials.get(where.chassis_id, "")
     return ObservedGpu(
@@ -198,23 +220,25 @@ def _gpu(gpu: wire.Gpu, serials: Mapping[int, str]) -> ObservedGpu:
     )
 
 
-def _require_guids(gpus: Sequence[wire.Gpu]) -> None:
+def _require_unique_guids(gpus: Sequence[protocol.NmxmGpu]) -> None:
     guids = {gpu.device_uid for gpu in gpus}
     if 0 in guids or len(guids) != len(gpus):
         raise FabricUnavailable("GetGpus: GPUs without a GUID of their own")
 
 
-def _require_nodes_filled(nodes: Iterable[wire.ComputeNode], gpus: Iterable[wire.Gpu], domain: str) -> None:
-    seated = {_seat(gpu.location_info) for gpu in gpus}
+def _require_nodes_filled(
+    nodes: Iterable[protocol.NmxmComputeNode], gpus: Iterable[protocol.NmxmGpu], domain: str
+) -> None:
+    seated = {_tray_location(gpu.location_info) for gpu in gpus}
     for node in nodes:
-        if same_uuid(node.domain_uuid) != domain or node.health != "HEALTHY":
+        if canonical_uuid(node.domain_uuid) != domain or node.health != "HEALTHY":
             continue
-        if _seat(node.location_info) not in seated:
+        if _tray_location(node.location_info) not in seated:
             slot = node.location_info.slot_id
             raise FabricUnavailable(f"GetGpus: the compute node in slot {slot} is healthy, but lists no GPU")
 
 
-def _require_agreement(gpus: Iterable[wire.Gpu], partitions: Mapping[int, Standing]) -> None:
+def _require_agreement(gpus: Iterable[protocol.NmxmGpu], partitions: Mapping[int, PartitionState]) -> None:
     """A partition that is missing from an observation would be taken for one that is gone."""
     for gpu in gpus:
         held_by = gpu.partition_id
@@ -224,14 +248,14 @@ def _require_agreement(gpus: Iterable[wire.Gpu], partitions: Mapping[int, Standi
             )
 
 
-def _seat(where: wire.LocationInfo) -> tuple[int, int, int]:
+def _tray_location(where: protocol.NmxmLocation) -> tuple[int, int, int]:
     return where.chassis_id, where.slot_id, where.host_id
 
 
-def place_of(gpu: wire.Gpu) -> wire.Place:
+def member_location(gpu: protocol.NmxmGpu) -> protocol.MemberLocation:
     """The seat of a GPU, as a member of a location-based partition."""
     where = gpu.location_info
-    return wire.Place(
+    return protocol.MemberLocation(
         domain_uuid=gpu.domain_uuid,
         chassis_id=where.chassis_id,
         slot_id=where.slot_id,
@@ -240,13 +264,13 @@ def place_of(gpu: wire.Gpu) -> wire.Place:
     )
 
 
-def _place(gpu: wire.Gpu) -> wire.Place:
-    return _canonical(place_of(gpu))
+def _location_of_gpu(gpu: protocol.NmxmGpu) -> protocol.MemberLocation:
+    return _canonical_location(member_location(gpu))
 
 
-def _canonical(place: wire.Place) -> wire.Place:
-    return msgspec.structs.replace(place, domain_uuid=same_uuid(place.domain_uuid))
+def _canonical_location(place: protocol.MemberLocation) -> protocol.MemberLocation:
+    return msgspec.structs.replace(place, domain_uuid=canonical_uuid(place.domain_uuid))
 
 
-def _stand_in(entity: str) -> int:
+def _placeholder_guid(entity: str) -> int:
     return int.from_bytes(hashlib.blake2b(entity.encode(), digest_size=8).digest())

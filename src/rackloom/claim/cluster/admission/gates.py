@@ -1,49 +1,73 @@
-"""When a pod that came before its claim template may be scheduled, and where.
+"""The gate controller: when a pod that came before its claim template may be scheduled, and where.
 
-Affinity to other pods cannot be added to a gated pod, only what it asks of nodes can be tightened
-(Kubernetes, Pod scheduling readiness). So where its template turns out to be one for channels, the rule that
-affinity would follow is carried out here: one pod goes first, into any clique, and the others into that one.
+Affinity to other pods cannot be added to a gated pod; only its node affinity can be narrowed
+(Kubernetes, "Pod Scheduling Readiness"). So where the template turns out to be one for channels, this
+controller does what the affinity rule would have done: one pod goes first, into any clique, and the
+others follow into that clique.
+
+It works per namespace, while its replica is the leader. Its writes test the pod's UID and gates. A pod
+that can never get its channel (it was created before the ComputeDomain, whose pods share one claim)
+gets a condition and an event.
 """
 
+import asyncio
+import random
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 import msgspec
+import structlog
 
-from rackloom.claim.cluster.actions import Patch
-from rackloom.claim.cluster.admission.affinity import has_clique_rule, in_clique
-from rackloom.claim.cluster.admission.groups import Group
-from rackloom.claim.cluster.admission.marks import CHANNEL_CONDITION, CHANNEL_LABEL, GATE, channel_label
-from rackloom.claim.cluster.admission.pods import labelled
-from rackloom.claim.cluster.admission.reviews import PatchOp
-from rackloom.claim.cluster.admission.shapes import Pod
-from rackloom.claim.cluster.admission.templates import Template
-from rackloom.claim.kube.kinds import POD
+from rackloom.claim.cluster.admission.cache import AdmissionCache
+from rackloom.claim.cluster.admission.channel_pods import (
+    ClaimTemplateState,
+    DomainPods,
+    add_labels,
+    has_clique_rule,
+    require_clique,
+)
+from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME
+from rackloom.claim.cluster.controller_runtime import Expectations, execute_write
+from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound, Rejected
+from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.workqueue import WorkQueue
+from rackloom.core.domains.names import GPU_CLIQUE_LABEL
+from rackloom.core.kubernetes.objects import NODE, POD, Object, PatchObject, PatchOperation
+from rackloom.core.kubernetes.pods import (
+    CHANNEL_CONDITION,
+    CHANNEL_LABEL,
+    TEMPLATE_GATE,
+    PodObject,
+    channel_label,
+)
+
+# The rules.
 
 
-class Opening(msgspec.Struct, frozen=True):
+class GateOpening(msgspec.Struct, frozen=True):
     """Take the gate from a pod, with these changes beside."""
 
-    pod: Pod
-    changes: tuple[PatchOp, ...] = ()
+    pod: PodObject
+    changes: tuple[PatchOperation, ...] = ()
 
-    def patch(self, namespace: str) -> Patch:
+    def patch(self, namespace: str) -> PatchObject:
         """As one write, which fails if the pod is another one by now or its gates have changed."""
         index = self.pod.gate_index
         gate = f"/spec/schedulingGates/{index}"
         meta = self.pod.metadata
-        operations: tuple[PatchOp, ...] = (
+        operations: tuple[PatchOperation, ...] = (
             {"op": "test", "path": "/metadata/uid", "value": meta.uid},
-            {"op": "test", "path": gate, "value": {"name": GATE}},
+            {"op": "test", "path": gate, "value": {"name": TEMPLATE_GATE}},
             {"op": "remove", "path": gate},
             *self.changes,
         )
-        return Patch(kind=POD, namespace=namespace, name=meta.name, patch=operations)
+        return PatchObject(kind=POD, namespace=namespace, name=meta.name, patch=operations)
 
 
-class TooEarly(msgspec.Struct, frozen=True):
+class CreatedTooEarly(msgspec.Struct, frozen=True):
     """A pod that waits in vain: it names a template, and its ComputeDomain shares one claim."""
 
-    pod: Pod
+    pod: PodObject
     template: str
 
     @property
@@ -54,63 +78,160 @@ class TooEarly(msgspec.Struct, frozen=True):
             "one claim (channel mode), and a pod's claims are fixed: delete the pod and create it again"
         )
 
-    def condition(self, reason: str) -> PatchOp:
+    def condition(self, reason: str) -> PatchOperation:
         """The same in the pod's status, where it stays longer than an event."""
         return {"type": CHANNEL_CONDITION, "status": "False", "reason": reason, "message": self.message}
 
 
-Step = Opening | TooEarly
+GateStep = GateOpening | CreatedTooEarly
 
 
-def channel_template(pod: Pod, templates: Mapping[str, Template]) -> str | None:
+def channel_template(pod: PodObject, templates: Mapping[str, ClaimTemplateState]) -> str | None:
     """The template by which a pod claims a channel."""
     found = (name for name in pod.templates if name in templates and templates[name].channel is not None)
     return next(found, None)
 
 
-def steps(
-    gated: tuple[Pod, ...], templates: Mapping[str, Template], groups: Mapping[str, Group]
-) -> tuple[Step, ...]:
+def gate_steps(
+    gated: tuple[PodObject, ...],
+    templates: Mapping[str, ClaimTemplateState],
+    groups: Mapping[str, DomainPods],
+) -> tuple[GateStep, ...]:
     """What to do about the gated pods of one namespace; `groups` are its pods with channels, by template."""
     ready = [pod for pod in gated if all(templates[name].exists for name in pod.templates)]
-    found: list[Step] = []
+    found: list[GateStep] = []
     for pod in ready:
         name = channel_template(pod, templates)
         channel = templates[name].channel if name is not None else None
         if name is None or channel is None or pod.is_of_a_gang:
-            found.append(Opening(pod, _marked(pod, name)))
+            found.append(GateOpening(pod, _channel_labels(pod, name)))
         elif channel.is_shared:
-            found.append(TooEarly(pod, name))
+            found.append(CreatedTooEarly(pod, name))
     for name, group in groups.items():
-        members = tuple(pod for pod in ready if _follows(pod, name, templates))
-        found += (Opening(pod, changes) for pod, changes in _let_in(members, name, group))
+        members = tuple(pod for pod in ready if _uses_channel_of(pod, name, templates))
+        found += (GateOpening(pod, changes) for pod, changes in _openings_for(members, name, group))
     return tuple(found)
 
 
-def _follows(pod: Pod, template: str, templates: Mapping[str, Template]) -> bool:
+def _uses_channel_of(pod: PodObject, template: str, templates: Mapping[str, ClaimTemplateState]) -> bool:
     channel = templates[template].channel if template in templates else None
     is_of_it = channel_template(pod, templates) == template and not pod.is_of_a_gang
     return is_of_it and channel is not None and not channel.is_shared
 
 
-def _let_in(gated: tuple[Pod, ...], template: str, group: Group) -> Iterator[tuple[Pod, tuple[PatchOp, ...]]]:
+def _openings_for(
+    gated: tuple[PodObject, ...], template: str, group: DomainPods
+) -> Iterator[tuple[PodObject, tuple[PatchOperation, ...]]]:
     led = [pod for pod in gated if has_clique_rule(pod.spec)]
     strays = [pod for pod in gated if not has_clique_rule(pod.spec)]
     if group.clique is not None:
-        yield from ((pod, _marked(pod, template)) for pod in led)
+        yield from ((pod, _channel_labels(pod, template)) for pod in led)
         for pod in strays:
-            yield pod, (*_marked(pod, template), *in_clique(pod.spec, group.clique))
+            yield pod, (*_channel_labels(pod, template), *require_clique(pod.spec, group.clique))
         return
     under_way = [pod for pod in group.waiting if pod.gate_index is None]
     if any(not has_clique_rule(pod.spec) for pod in under_way):
         # Somebody's first pod is being scheduled: where it goes, the others will.
         return
     if led or under_way:
-        yield from ((pod, _marked(pod, template)) for pod in led)
+        yield from ((pod, _channel_labels(pod, template)) for pod in led)
     elif strays:
         first = min(strays, key=lambda pod: (pod.metadata.creation_timestamp or "", pod.metadata.name))
-        yield first, (*_marked(first, template), *in_clique(first.spec, None))
+        yield first, (*_channel_labels(first, template), *require_clique(first.spec, None))
 
 
-def _marked(pod: Pod, template: str | None) -> tuple[PatchOp, ...]:
-    return () if template is None else labelled(pod, {CHANNEL_LABEL: channel_label(template)})
+def _channel_labels(pod: PodObject, template: str | None) -> tuple[PatchOperation, ...]:
+    return () if template is None else add_labels(pod, {CHANNEL_LABEL: channel_label(template)})
+
+
+# The controller.
+
+
+log = structlog.get_logger(__name__)
+
+GATE_WORKERS = 8
+TOO_EARLY_REASON = "CreatedBeforeComputeDomain"
+
+
+class GateController:
+    """Works while its replica leads, and gathers work meanwhile. `rng` draws the jitter of retries."""
+
+    def __init__(
+        self, api: KubeApi, known: AdmissionCache, recorder: EventRecorder, rng: random.Random
+    ) -> None:
+        self._api = api
+        self._known = known
+        self._recorder = recorder
+        self._queue: WorkQueue[str] = WorkQueue(rng)
+        self._echoes = Expectations(known, lambda: asyncio.get_running_loop().time())
+        known.on_change(self.saw)
+
+    def saw(self, obj: Object) -> None:
+        """Look again at the namespace of a template or a pod."""
+        self._queue.add(obj["metadata"]["namespace"])
+
+    async def run(self) -> None:
+        """Open gates until cancelled, once per term of leading; somebody else keeps `known` up to date."""
+        await self._known.synced()
+        await self._queue.work(self._do, workers=GATE_WORKERS)
+
+    async def _do(self, namespace: str) -> float | None:
+        waits = self._echoes.outstanding(namespace)
+        if waits is not None:
+            return waits
+        gated = self._known.gated(namespace)
+        templates = {
+            name: self._known.template(namespace, name)
+            for name in dict.fromkeys(name for pod in gated for name in pod.templates)
+        }
+        channels = dict.fromkeys(channel_template(pod, templates) for pod in gated)
+        groups = {name: await self._group(namespace, name) for name in channels if name is not None}
+        refusals = [await self._take(namespace, step) for step in gate_steps(gated, templates, groups)]
+        for refusal in refusals:
+            if refusal is not None:
+                raise refusal
+        return None
+
+    async def _take(self, namespace: str, step: GateOpening | CreatedTooEarly) -> KubeError | None:
+        """Do it. A pod that may not be changed is told to the caller: it must not hold up the others."""
+        if isinstance(step, CreatedTooEarly):
+            await self._tell(namespace, step)
+            return None
+        try:
+            written = await execute_write(self._api, step.patch(namespace))
+        except (Conflict, Rejected) as refusal:
+            log.warning("gatekeeper.refused", pod=step.pod.metadata.name, why=refusal.message)
+            return refusal
+        if written is not None:
+            self._echoes.expect(namespace, POD, written)
+        return None
+
+    async def _tell(self, namespace: str, step: CreatedTooEarly) -> None:
+        pod = self._known.at(POD, namespace, step.pod.metadata.name)
+        condition = step.condition(TOO_EARLY_REASON)
+        if pod is None or condition in ((pod.get("status") or {}).get("conditions") or ()):
+            return
+        await self._recorder.record(pod, "Warning", TOO_EARLY_REASON, step.message)
+        meta = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
+        said = {"metadata": meta, "status": {"conditions": [condition]}}
+        with suppress(NotFound):
+            written = await self._api.apply(POD, said, manager=WEBHOOK_NAME, force=True, subresource="status")
+            self._echoes.expect(namespace, POD, written)
+
+    async def _group(self, namespace: str, template: str) -> DomainPods:
+        pods = self._known.group(namespace, template).pods
+        return DomainPods(pods, await self._clique(pods))
+
+    async def _clique(self, pods: tuple[PodObject, ...]) -> str | None:
+        """The clique of the first pod that is in one; a node without the label is in none."""
+        for node in dict.fromkeys(pod.spec.node_name for pod in pods):
+            if node and (clique := await self._clique_of(node)):
+                return clique
+        return None
+
+    async def _clique_of(self, node: str) -> str | None:
+        try:
+            found = await self._api.get(NODE, node)
+        except NotFound:
+            return None
+        return (found["metadata"].get("labels") or {}).get(GPU_CLIQUE_LABEL)

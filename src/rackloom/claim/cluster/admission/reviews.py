@@ -1,21 +1,28 @@
-"""AdmissionReview (admission.k8s.io/v1): the question of the API server, and the answer."""
+"""AdmissionReview (admission.k8s.io/v1): the request of the API server, the verdict, and the response.
+
+A verdict allows or denies, may carry warnings and a JSON patch (RFC 6902), and names the rules that
+decided, for metrics. A problem becomes a warning or a denial, depending on the mode that the operator
+set.
+"""
 
 import base64
+from enum import StrEnum
 from typing import Any, Literal
 
 import msgspec
 
+from rackloom.core.kubernetes.objects import PatchOperation
 from rackloom.errors import Refused
 
-API_VERSION = "admission.k8s.io/v1"
-KIND = "AdmissionReview"
-PatchOp = dict[str, Any]
-"""One operation of a JSON patch (RFC 6902)."""
-Acted = tuple[str, Literal["changed", "warned", "denied"]]
+REVIEW_API_VERSION = "admission.k8s.io/v1"
+REVIEW_KIND = "AdmissionReview"
+
+
+RuleOutcome = tuple[str, Literal["changed", "warned", "denied"]]
 """A rule, and what it did."""
 
 
-class Resource(msgspec.Struct, frozen=True):
+class ReviewedResource(msgspec.Struct, frozen=True):
     """Which type is asked about."""
 
     group: str = ""
@@ -23,24 +30,24 @@ class Resource(msgspec.Struct, frozen=True):
     resource: str = ""
 
 
-class Request(msgspec.Struct, frozen=True, rename="camel"):
+class ReviewRequest(msgspec.Struct, frozen=True, rename="camel"):
     """What is asked."""
 
     uid: str
     operation: Literal["CREATE", "UPDATE", "DELETE", "CONNECT"]
-    resource: Resource = Resource()
+    resource: ReviewedResource = ReviewedResource()
     namespace: str = ""
     object: Any = None
     old_object: Any = None
 
 
-class _Review(msgspec.Struct, frozen=True, rename="camel"):
+class _AdmissionReview(msgspec.Struct, frozen=True, rename="camel"):
     api_version: str
     kind: str
-    request: Request
+    request: ReviewRequest
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class AdmissionVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What is answered. A denial has a `message`; an object that is let in may have been changed."""
 
     allowed: bool = True
@@ -48,33 +55,34 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     code: int = 422
     """HTTP status of a denial, for whoever sent the object."""
     warnings: tuple[str, ...] = ()
-    patch: tuple[PatchOp, ...] = ()
-    rules: tuple[Acted, ...] = ()
+    patch: tuple[PatchOperation, ...] = ()
+    rules: tuple[RuleOutcome, ...] = ()
     """What decided it, for counting."""
 
-    def and_then(self, later: "Verdict") -> "Verdict":
+    def and_then(self, later: "AdmissionVerdict") -> "AdmissionVerdict":
         """Both at once: `later` is about the object as this one leaves it. Both let it in."""
-        return Verdict(
+        return AdmissionVerdict(
             warnings=self.warnings + later.warnings,
             patch=self.patch + later.patch,
             rules=self.rules + later.rules,
         )
 
 
-def read_review(body: bytes | bytearray) -> Request:
+def read_review(body: bytes | bytearray) -> ReviewRequest:
     """Read a question. Raises Refused for anything else."""
     try:
-        review = msgspec.json.decode(body, type=_Review)
+        review = msgspec.json.decode(body, type=_AdmissionReview)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(f"the body is no {KIND}: {error}") from error
-    if (review.api_version, review.kind) != (API_VERSION, KIND):
+        raise Refused(f"the body is no {REVIEW_KIND}: {error}") from error
+    if (review.api_version, review.kind) != (REVIEW_API_VERSION, REVIEW_KIND):
         raise Refused(
-            f"the body is a {review.api_version} {review.kind}", nearest_fix=f"send {API_VERSION} {KIND}"
+            f"the body is a {review.api_version} {review.kind}",
+            nearest_fix=f"send {REVIEW_API_VERSION} {REVIEW_KIND}",
         )
     return review.request
 
 
-def answer(uid: str, verdict: Verdict) -> bytes:
+def encode_response(uid: str, verdict: AdmissionVerdict) -> bytes:
     """The answer to the question `uid`."""
     response: dict[str, Any] = {"uid": uid, "allowed": verdict.allowed}
     if not verdict.allowed:
@@ -84,4 +92,25 @@ def answer(uid: str, verdict: Verdict) -> bytes:
     if verdict.patch:
         response["patchType"] = "JSONPatch"
         response["patch"] = base64.b64encode(msgspec.json.encode(verdict.patch)).decode()
-    return msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, "response": response})
+    return msgspec.json.encode({"apiVersion": REVIEW_API_VERSION, "kind": REVIEW_KIND, "response": response})
+
+
+# Warning or denial.
+
+
+class AdmissionMode(StrEnum):
+    """Whether an object with a problem is stored."""
+
+    WARN = "warn"
+    ENFORCE = "enforce"
+
+
+def verdict_on(problems: tuple[str, ...], mode: AdmissionMode, denial: str, rule: str) -> AdmissionVerdict:
+    """A verdict by one `rule` that names all problems at once; `denial` begins the text of a refusal."""
+    if not problems:
+        return AdmissionVerdict()
+    if mode is AdmissionMode.WARN:
+        return AdmissionVerdict(warnings=problems, rules=((rule, "warned"),))
+    return AdmissionVerdict(
+        allowed=False, message=f"{denial}: {'; '.join(problems)}", rules=((rule, "denied"),)
+    )

@@ -1,1 +1,1 @@
-"""Removing an installation of deploy/kubernetes from a cluster: observe, plan, act, observe again."""
+"""Removal of a Rackloom installation from a cluster: read, plan one step, carry it out, read again."""

@@ -1,8 +1,9 @@
-"""Who would lose something by an uninstallation, and what it leaves alone. Pure.
+"""Who would lose something by an uninstallation, and what it leaves in place.
 
-A step that would take something away from a running pod is blocked, and so are those after it. A pod that
-only waits at a gate of ours blocks too, since nobody would open it. Where the node plugin of a pod's devices
-is gone already, waiting helps nobody: such a pod is reported as left, and blocks nothing.
+A step that would take something from a running pod is blocked, and so are the steps after it. A pod
+that waits at one of our scheduling gates blocks too, since nobody else would open it. Where the node
+plugin of a pod's devices is already gone, waiting helps nobody: such a pod is reported as left behind,
+and blocks nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,29 +11,28 @@ from enum import StrEnum
 
 import msgspec
 
-from rackloom.claim.cluster.admission import marks as admission_marks
-from rackloom.claim.cluster.gang import marks
-from rackloom.claim.cluster.gang.observe import gang_of
-from rackloom.claim.cluster.settings import DEFAULT_NAMESPACE
 from rackloom.claim.cluster.uninstall.inventory import (
     COMPONENT_LABEL,
     COMPONENTS,
     PART_OF,
     PART_OF_LABEL,
-    Inventory,
-    Use,
-    called,
-    is_going,
-    is_part,
+    ClusterInventory,
+    DeviceHolder,
+    helm_release_of,
+    is_being_deleted,
+    is_part_of_rackloom,
     labels_of,
     name_of,
     namespace_of,
-    release_of,
+    object_label,
     uid_of,
 )
-from rackloom.claim.domain import names
-from rackloom.claim.kube.api import Kind, Object
-from rackloom.claim.kube.kinds import (
+from rackloom.core.domains import names
+from rackloom.core.domains.settings import DEFAULT_NAMESPACE
+from rackloom.core.gangs import spec
+from rackloom.core.gangs.snapshot import gang_key_of
+from rackloom.core.kubernetes import pods as kubernetes_pods
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     CRD,
     DAEMON_SET,
@@ -42,8 +42,10 @@ from rackloom.claim.kube.kinds import (
     NAMESPACE,
     NODE,
     POD,
+    Object,
+    ResourceKind,
+    has_pod_ended,
 )
-from rackloom.claim.kube.pods import has_ended
 
 _NAMED_ALIKE = frozenset({"admissionregistration.k8s.io", "rbac.authorization.k8s.io"})
 """Groups of which an object that begins like ours is worth a word."""
@@ -62,7 +64,7 @@ _SHOWN = 3
 """Names in one sentence."""
 
 
-class Phase(StrEnum):
+class UninstallPhase(StrEnum):
     """The steps of an uninstallation, in order; `plan` says why in this one."""
 
     WEBHOOKS = "webhooks"
@@ -78,17 +80,17 @@ class Phase(StrEnum):
     NAMESPACES = "namespaces"
 
 
-class Blocker(msgspec.Struct, frozen=True, kw_only=True):
+class UninstallBlocker(msgspec.Struct, frozen=True, kw_only=True):
     """Pods of one maker that would lose the same thing."""
 
-    phase: Phase
+    phase: UninstallPhase
     """The first step that would take it away."""
     what: str
     why: str
     fix: str
 
 
-class Left(msgspec.Struct, frozen=True, kw_only=True):
+class LeftBehind(msgspec.Struct, frozen=True, kw_only=True):
     """What stays, and why."""
 
     what: str
@@ -96,66 +98,68 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
     fix: str = ""
 
 
-def blockers(inventory: Inventory) -> Iterator[Blocker]:
+def find_blockers(inventory: ClusterInventory) -> Iterator[UninstallBlocker]:
     """One for each maker of pods and reason, however many pods there are."""
-    grouped: dict[tuple[Phase, str, str, str], list[str]] = {}
+    grouped: dict[tuple[UninstallPhase, str, str, str], list[str]] = {}
     for phase, pod, why in _reasons(inventory):
         if phase is not None:
-            maker, fix = _maker(pod)
+            maker, fix = _owner_and_fix(pod)
             grouped.setdefault((phase, maker, why, fix), []).append(name_of(pod))
     yield from _unlabelled(inventory)
     for (phase, maker, why, fix), pods in grouped.items():
         is_bare = maker.startswith("Pod ")
-        what = maker if is_bare else f"{maker} ({_listed(sorted(set(pods)), 'pod')})"
-        yield Blocker(phase=phase, what=what, why=why, fix=fix)
+        what = maker if is_bare else f"{maker} ({_listed_names(sorted(set(pods)), 'pod')})"
+        yield UninstallBlocker(phase=phase, what=what, why=why, fix=fix)
 
 
-def _unlabelled(inventory: Inventory) -> Iterator[Blocker]:
+def _unlabelled(inventory: ClusterInventory) -> Iterator[UninstallBlocker]:
     """Programs of ours that were installed without the label: nobody knows what else is ours."""
     for kind in (DEPLOYMENT, DAEMON_SET):
         for obj in inventory.all(kind):
             labels = labels_of(obj)
             is_program = labels.get(_NAME_LABEL) == PART_OF and labels.get(COMPONENT_LABEL) in COMPONENTS
-            if is_program and namespace_of(obj) in inventory.homes and not is_part(obj):
-                yield Blocker(
-                    phase=Phase.WEBHOOKS,
-                    what=called(kind, obj),
+            if is_program and namespace_of(obj) in inventory.homes and not is_part_of_rackloom(obj):
+                yield UninstallBlocker(
+                    phase=UninstallPhase.WEBHOOKS,
+                    what=object_label(kind, obj),
                     why=f"was installed without the label {PART_OF_LABEL}, by which we tell what is ours",
                     fix="kubectl apply --server-side -k deploy/kubernetes/base of this version labels it all",
                 )
 
 
-def _reasons(inventory: Inventory) -> Iterator[tuple[Phase | None, Object, str]]:
+def _reasons(inventory: ClusterInventory) -> Iterator[tuple[UninstallPhase | None, Object, str]]:
     """Pods that would lose something, by which phase, and what; no phase where it is lost already."""
     # A webhook for which nobody answers refuses every pod with a claim: its removal waits for nobody.
-    first = Phase.WEBHOOKS if inventory.runs("webhook") else Phase.GANGS
+    first = UninstallPhase.WEBHOOKS if inventory.runs("webhook") else UninstallPhase.GANGS
     plans = {(namespace_of(found), name_of(found)) for found in inventory.all(GANG_PLAN)}
     for pod in inventory.all(POD):
-        if is_going(pod) or has_ended(pod):
+        if is_being_deleted(pod) or has_pod_ended(pod):
             continue
-        gate, gang = _gate_of(pod), gang_of(pod)
+        gate, gang = _gate_of(pod), gang_key_of(pod)
         if gate is not None:
             yield first, pod, f"waits at the gate {gate}, which nobody would open"
         elif gang is not None and (gang.namespace, gang.name) in plans:
             yield first, pod, f"belongs to gang {gang.called}, which holds trays"
     for use in inventory.uses:
-        yield _lost_by(use, first, inventory)
+        yield _loss_of(use, first, inventory)
 
 
-def _lost_by(use: Use, first: Phase, inventory: Inventory) -> tuple[Phase | None, Object, str]:
+def _loss_of(
+    use: DeviceHolder, first: UninstallPhase, inventory: ClusterInventory
+) -> tuple[UninstallPhase | None, Object, str]:
     if use.domain is None:
         phase = first if inventory.serves(use.driver) else None
         return phase, use.pod, f"holds devices of {use.driver}, which only its node plugin can take back"
     guarded = next((domain for domain in _domains_of(use, inventory) if _guards(domain, inventory)), None)
     if guarded is None:
-        phase = Phase.PLUGINS if inventory.serves(use.driver) else None
+        phase = UninstallPhase.PLUGINS if inventory.serves(use.driver) else None
         return phase, use.pod, "holds an IMEX channel, which only its node plugin can take back"
     place = f"{namespace_of(guarded)}/{name_of(guarded)}"
     why = f"holds a channel of ComputeDomain {place}: its memory sharing would end"
-    return (Phase.REMAINS if inventory.is_warm(guarded) else first), use.pod, why
+    return (UninstallPhase.REMAINS if inventory.is_warm(guarded) else first), use.pod, why
 
 
-def _domains_of(use: Use, inventory: Inventory) -> Iterator[Object]:
+def _domains_of(use: DeviceHolder, inventory: ClusterInventory) -> Iterator[Object]:
     """The ComputeDomain of a channel, and in channel mode the one that keeps its clique warm."""
     yield from inventory.by(COMPUTE_DOMAIN, "domain", use.domain or "")
     warm = None if use.clique is None else inventory.warm_domain(use.clique)
@@ -163,7 +167,7 @@ def _domains_of(use: Use, inventory: Inventory) -> Iterator[Object]:
         yield warm
 
 
-def _guards(domain: Object, inventory: Inventory) -> bool:
+def _guards(domain: Object, inventory: ClusterInventory) -> bool:
     """Whether a ComputeDomain must not go under load: its controller would hold that back, or daemons run."""
     notes = domain["metadata"].get("annotations") or {}
     if notes.get(names.ALLOW_DELETION_ANNOTATION) == "true":
@@ -173,10 +177,10 @@ def _guards(domain: Object, inventory: Inventory) -> bool:
 
 def _gate_of(pod: Object) -> str | None:
     gates = {gate["name"] for gate in (pod.get("spec") or {}).get("schedulingGates") or ()}
-    return next((gate for gate in (marks.GATE, admission_marks.GATE) if gate in gates), None)
+    return next((gate for gate in (spec.GANG_GATE, kubernetes_pods.TEMPLATE_GATE) if gate in gates), None)
 
 
-def _maker(pod: Object) -> tuple[str, str]:
+def _owner_and_fix(pod: Object) -> tuple[str, str]:
     """Whoever would make a pod anew, and the command that deletes it."""
     owners = pod["metadata"].get("ownerReferences") or ()
     owner = next((reference for reference in owners if reference.get("controller")), None)
@@ -190,36 +194,36 @@ def _maker(pod: Object) -> tuple[str, str]:
     return f"{kind} {namespace}/{name}", f"kubectl delete {resource} -n {namespace} {name}"
 
 
-def left(inventory: Inventory) -> Iterator[Left]:
+def find_left_behind(inventory: ClusterInventory) -> Iterator[LeftBehind]:
     """What stays after the last step: what is not ours, and what we could not see."""
     yield from _lost_uses(inventory)
     for kind in inventory.kinds():
         for obj in inventory.all(kind):
             why = _why_it_stays(kind, obj, inventory)
             if why is not None:
-                yield Left(what=called(kind, obj), why=why[0], fix=why[1])
+                yield LeftBehind(what=object_label(kind, obj), why=why[0], fix=why[1])
     yield from _foreign_domains(inventory)
     yield from _strange_namespaces(inventory)
     yield from _labels_of_operators(inventory)
     for name in inventory.unread:
-        yield Left(what=name, why="could not be listed: whether anything of ours is there is unknown")
+        yield LeftBehind(what=name, why="could not be listed: whether anything of ours is there is unknown")
 
 
-def _lost_uses(inventory: Inventory) -> Iterator[Left]:
+def _lost_uses(inventory: ClusterInventory) -> Iterator[LeftBehind]:
     for phase, pod, why in _reasons(inventory):
         if phase is None:
-            yield Left(
-                what=called(POD, pod),
+            yield LeftBehind(
+                what=object_label(POD, pod),
                 why=f"{why}, and that is gone: it runs on, but its kubelet cannot finish its deletion",
                 fix="install again and delete it then, or when it may end: kubectl delete pod --force "
                 f"-n {namespace_of(pod)} {name_of(pod)}",
             )
 
 
-def _why_it_stays(kind: Kind, obj: Object, inventory: Inventory) -> tuple[str, str] | None:
+def _why_it_stays(kind: ResourceKind, obj: Object, inventory: ClusterInventory) -> tuple[str, str] | None:
     """Of an object that has our label, or only our name; None for all others, and for those that go."""
-    if is_part(obj) and inventory.is_at_home(obj):
-        release = release_of(obj)
+    if is_part_of_rackloom(obj) and inventory.is_at_home(obj):
+        release = helm_release_of(obj)
         if release is not None:
             return f"belongs to the Helm release {release}", f"helm uninstall {release}"
         if inventory.is_shared(kind, obj):
@@ -230,7 +234,7 @@ def _why_it_stays(kind: Kind, obj: Object, inventory: Inventory) -> tuple[str, s
     return None
 
 
-def _has_only_our_name(kind: Kind, obj: Object) -> bool:
+def _has_only_our_name(kind: ResourceKind, obj: Object) -> bool:
     if kind == CRD:
         return obj["spec"].get("group") in _DEFINED_GROUPS
     if kind == DEVICE_CLASS:
@@ -240,39 +244,45 @@ def _has_only_our_name(kind: Kind, obj: Object) -> bool:
     return not kind.namespaced and kind.group in _NAMED_ALIKE and name_of(obj).startswith(_PREFIX)
 
 
-def _foreign_domains(inventory: Inventory) -> Iterator[Left]:
+def _foreign_domains(inventory: ClusterInventory) -> Iterator[LeftBehind]:
     ours = {uid_of(domain) for domain in inventory.domains}
-    others = [called(COMPUTE_DOMAIN, obj) for obj in inventory.all(COMPUTE_DOMAIN) if uid_of(obj) not in ours]
+    others = [
+        object_label(COMPUTE_DOMAIN, obj) for obj in inventory.all(COMPUTE_DOMAIN) if uid_of(obj) not in ours
+    ]
     if others:
-        yield Left(what=_listed([name.split()[1] for name in others], "ComputeDomain"), why="not ours")
+        yield LeftBehind(
+            what=_listed_names([name.split()[1] for name in others], "ComputeDomain"), why="not ours"
+        )
 
 
-def _strange_namespaces(inventory: Inventory) -> Iterator[Left]:
+def _strange_namespaces(inventory: ClusterInventory) -> Iterator[LeftBehind]:
     for kind, obj in inventory.installed:
-        content = inventory.strange_content(name_of(obj)) if kind == NAMESPACE and not is_going(obj) else ()
+        content = (
+            inventory.strange_content(name_of(obj)) if kind == NAMESPACE and not is_being_deleted(obj) else ()
+        )
         if content:
-            found = _joined([called(inside, each) for inside, each in content])
-            yield Left(
-                what=called(kind, obj),
+            found = _joined_names([object_label(inside, each) for inside, each in content])
+            yield LeftBehind(
+                what=object_label(kind, obj),
                 why=f"holds what is not ours: {found}",
                 fix=f"kubectl delete namespace {name_of(obj)} takes all of that along",
             )
 
 
-def _labels_of_operators(inventory: Inventory) -> Iterator[Left]:
+def _labels_of_operators(inventory: ClusterInventory) -> Iterator[LeftBehind]:
     labelled = [name_of(node) for node in inventory.all(NODE) if names.ISOLATION_LABEL in labels_of(node)]
     if labelled:
-        yield Left(
-            what=f"label {names.ISOLATION_LABEL} of {_listed(labelled, 'node')}",
+        yield LeftBehind(
+            what=f"label {names.ISOLATION_LABEL} of {_listed_names(labelled, 'node')}",
             why="an operator set it",
             fix=f"kubectl label nodes -l {names.ISOLATION_LABEL} {names.ISOLATION_LABEL}-",
         )
 
 
-def _listed(found: list[str], noun: str) -> str:
-    return f"{noun if len(found) == 1 else f'{noun}s'} {_joined(found)}"
+def _listed_names(found: list[str], noun: str) -> str:
+    return f"{noun if len(found) == 1 else f'{noun}s'} {_joined_names(found)}"
 
 
-def _joined(found: Iterable[str]) -> str:
+def _joined_names(found: Iterable[str]) -> str:
     first, rest = list(found)[:_SHOWN], len(list(found)) - _SHOWN
     return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")

@@ -1,17 +1,17 @@
-"""One look at a cluster, and whose each object of it is. Pure.
+"""One complete read of a cluster, and which of its objects belong to this installation.
 
-A name proves nothing. An object is ours by one of these marks:
+A name proves nothing. An object is ours by one of these:
 
-- *installed*: it carries the label `app.kubernetes.io/part-of: rackloom`, which deploy/kubernetes puts on all
-  that it installs, and is of the whole cluster or in a namespace of ours (one that carries the label, or the
-  one that was named). What a Helm release says is its own is not ours, whatever else it carries.
-- *made at work*: one of our programs wrote it. The API server records the writer of each field in
-  `metadata.managedFields`, by the name that our programs send: each begins with `rackloom`.
-- *of a ComputeDomain*: it carries the label with the UID of a ComputeDomain of ours, or of none that exists.
+- *installed*: it carries the label `app.kubernetes.io/part-of: rackloom`, which deploy/kubernetes puts
+  on all that it installs, and is cluster-scoped or in a namespace of ours. What a Helm release claims
+  is not ours.
+- *written at work*: one of our programs wrote it. The API server records the writer of each field in
+  `metadata.managedFields`; the names of our programs begin with `rackloom`.
+- *of a ComputeDomain*: it carries the UID label of a ComputeDomain of ours, or of none that exists.
 
-NVIDIA's DRA driver uses the same CRDs, classes, labels and finalizers. It is here if somebody else publishes
-devices of `compute-domain.nvidia.com`, or runs its programs. Then a ComputeDomain is ours only if our
-controller wrote it, and NVIDIA's did not.
+NVIDIA's DRA driver uses the same CRDs, classes, labels and finalizers. It is present if somebody else
+publishes devices of `compute-domain.nvidia.com`, or runs its programs. Then a ComputeDomain is ours
+only if our controller wrote it and NVIDIA's did not.
 """
 
 from collections import defaultdict
@@ -22,11 +22,10 @@ from typing import Any
 
 import msgspec
 
-from rackloom.claim.cluster.observe import INDEXES
-from rackloom.claim.cluster.things import claimed_domain
-from rackloom.claim.domain import names
-from rackloom.claim.kube.api import Kind, Object
-from rackloom.claim.kube.kinds import (
+from rackloom.core.domains import names
+from rackloom.core.domains.observe import INDEXES
+from rackloom.core.domains.snapshot import claimed_domain_uid
+from rackloom.core.kubernetes.objects import (
     COMPUTE_DOMAIN,
     COMPUTE_DOMAIN_CLIQUE,
     CRD,
@@ -40,13 +39,16 @@ from rackloom.claim.kube.kinds import (
     RESOURCE_CLAIM_TEMPLATE,
     RESOURCE_SLICE,
     SECRET,
+    Object,
+    ResourceKind,
+    has_pod_ended,
+    is_pod_ready,
 )
-from rackloom.claim.kube.pods import has_ended, is_ready
 
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 PART_OF = "rackloom"
 COMPONENT_LABEL = "app.kubernetes.io/component"
-FIELD_MANAGERS = "rackloom"
+FIELD_MANAGER_PREFIX = "rackloom"
 """What the names of our programs at the API server begin with."""
 PLUGINS: Mapping[str, str] = {
     names.IMEX_DRIVER: "node-imex",
@@ -56,7 +58,7 @@ PLUGINS: Mapping[str, str] = {
 """The driver that each node plugin serves, and its component label."""
 COMPONENTS = frozenset({"controller", "webhook", *PLUGINS.values()})
 """Our programs, by the component label of their Deployments and DaemonSets."""
-OF_DOMAINS = (RESOURCE_CLAIM_TEMPLATE, DAEMON_SET, SECRET, RESOURCE_CLAIM, NODE, COMPUTE_DOMAIN_CLIQUE, POD)
+DOMAIN_KINDS = (RESOURCE_CLAIM_TEMPLATE, DAEMON_SET, SECRET, RESOURCE_CLAIM, NODE, COMPUTE_DOMAIN_CLIQUE, POD)
 """Kinds whose objects carry the UID of a ComputeDomain as a label."""
 _HELM = "meta.helm.sh/release-name"
 _FOREIGN_PROGRAMS = ("compute-domain-controller", "compute-domain-kubelet-plugin")
@@ -64,7 +66,7 @@ _EVERY_NAMESPACE_HAS = frozenset({("ConfigMap", "kube-root-ca.crt"), ("ServiceAc
 _OF_KUBERNETES = frozenset({"Event", "Endpoints", "EndpointSlice"})
 
 
-class Use(msgspec.Struct, frozen=True):
+class DeviceHolder(msgspec.Struct, frozen=True):
     """A pod that holds devices of one of our drivers through a claim."""
 
     pod: Object
@@ -76,7 +78,7 @@ class Use(msgspec.Struct, frozen=True):
     """Clique of the pool that the channel is from, in channel mode."""
 
 
-class Inventory:
+class ClusterInventory:
     """The objects that were read; a `Cluster` to what the controller decides.
 
     `namespace` is the driver's; `now` is seconds since the epoch; `unread`: types that could not be listed.
@@ -84,38 +86,38 @@ class Inventory:
 
     def __init__(
         self,
-        objects: Mapping[Kind, Iterable[Object]],
+        objects: Mapping[ResourceKind, Iterable[Object]],
         *,
         namespace: str,
         now: float,
         unread: Sequence[str] = (),
     ) -> None:
         self._objects = {kind: {uid_of(obj): obj for obj in found} for kind, found in objects.items()}
-        self._index: dict[tuple[Kind, str], dict[str, list[Object]]] = {}
+        self._index: dict[tuple[ResourceKind, str], dict[str, list[Object]]] = {}
         self.now = now
         self.unread = tuple(unread)
-        labelled = {name_of(obj) for obj in self.all(NAMESPACE) if is_part(obj)}
+        labelled = {name_of(obj) for obj in self.all(NAMESPACE) if is_part_of_rackloom(obj)}
         self.homes = frozenset({namespace, *labelled})
         """Our namespaces."""
 
-    def all(self, kind: Kind) -> list[Object]:
+    def all(self, kind: ResourceKind) -> list[Object]:
         """Every object of a kind that was read."""
         return list(self._objects.get(kind, {}).values())
 
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[ResourceKind, ...]:
         """The kinds that were read."""
         return tuple(self._objects)
 
-    def at(self, kind: Kind, namespace: str | None, name: str) -> Object | None:
+    def at(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
         """The object of this name."""
-        found = self._indexed(kind, "", _place).get(f"{namespace or ''}/{name}", ())
+        found = self._indexed(kind, "", _place_of).get(f"{namespace or ''}/{name}", ())
         return next(iter(found), None)
 
-    def by(self, kind: Kind, index: str, value: str) -> Sequence[Object]:
+    def by(self, kind: ResourceKind, index: str, value: str) -> Sequence[Object]:
         """The objects that an indexer of `observe.INDEXES` files under a value."""
         return self._indexed(kind, index, INDEXES[kind][index]).get(value, ())
 
-    def _indexed(self, kind: Kind, index: str, values: Any) -> dict[str, list[Object]]:
+    def _indexed(self, kind: ResourceKind, index: str, values: Any) -> dict[str, list[Object]]:
         key = (kind, index)
         if key not in self._index:
             filed: dict[str, list[Object]] = defaultdict(list)
@@ -128,13 +130,13 @@ class Inventory:
     # What was installed.
 
     @cached_property
-    def installed(self) -> tuple[tuple[Kind, Object], ...]:
+    def installed(self) -> tuple[tuple[ResourceKind, Object], ...]:
         """Everything with our label that is ours to delete, of any kind."""
         return tuple(
             (kind, obj)
             for kind in self.kinds()
             for obj in self.all(kind)
-            if is_part(obj) and self.is_at_home(obj) and release_of(obj) is None
+            if is_part_of_rackloom(obj) and self.is_at_home(obj) and helm_release_of(obj) is None
         )
 
     def is_at_home(self, obj: Object) -> bool:
@@ -152,18 +154,18 @@ class Inventory:
 
     def runs(self, component: str) -> bool:
         """Whether a pod of one of our programs is ready."""
-        return any(is_ready(pod) and not is_going(pod) for pod in self.pods_of(component))
+        return any(is_pod_ready(pod) and not is_being_deleted(pod) for pod in self.pods_of(component))
 
     def serves(self, driver: str) -> bool:
         """Whether our plugin of a driver is installed and is to stay, so that it can give devices back."""
         return any(
             kind == DAEMON_SET
             and labels_of(obj).get(COMPONENT_LABEL) == PLUGINS[driver]
-            and not is_going(obj)
+            and not is_being_deleted(obj)
             for kind, obj in self.installed
         )
 
-    def strange_content(self, namespace: str) -> tuple[tuple[Kind, Object], ...]:
+    def strange_content(self, namespace: str) -> tuple[tuple[ResourceKind, Object], ...]:
         """What a namespace of ours holds that is not ours, is not in every namespace, and has no owner."""
         return tuple(
             (kind, obj)
@@ -173,13 +175,13 @@ class Inventory:
             if namespace_of(obj) == namespace and not self._belongs_at_home(kind, obj)
         )
 
-    def _belongs_at_home(self, kind: Kind, obj: Object) -> bool:
+    def _belongs_at_home(self, kind: ResourceKind, obj: Object) -> bool:
         return (
-            (is_part(obj) and release_of(obj) is None)
+            (is_part_of_rackloom(obj) and helm_release_of(obj) is None)
             or bool(obj["metadata"].get("ownerReferences"))
             or self._is_of_our_domains(obj)
             or (kind.kind, name_of(obj)) in _EVERY_NAMESPACE_HAS
-            or (is_ours_by_writer(obj) and kind != POD)
+            or (was_written_by_us(obj) and kind != POD)
         )
 
     def _is_of_our_domains(self, obj: Object) -> bool:
@@ -191,7 +193,7 @@ class Inventory:
     @cached_property
     def foreign_drivers(self) -> frozenset[str]:
         """Drivers of ours of which somebody else publishes devices."""
-        slices = (obj for obj in self.all(RESOURCE_SLICE) if not is_ours_by_writer(obj))
+        slices = (obj for obj in self.all(RESOURCE_SLICE) if not was_written_by_us(obj))
         return frozenset(PLUGINS.keys() & {obj["spec"].get("driver", "") for obj in slices})
 
     @cached_property
@@ -201,11 +203,11 @@ class Inventory:
             obj
             for kind in (DEPLOYMENT, DAEMON_SET)
             for obj in self.all(kind)
-            if not is_part(obj) and namespace_of(obj) not in self.homes
+            if not is_part_of_rackloom(obj) and namespace_of(obj) not in self.homes
         )
         return names.IMEX_DRIVER in self.foreign_drivers or any(map(_runs_foreign, programs))
 
-    def is_shared(self, kind: Kind, obj: Object) -> bool:
+    def is_shared(self, kind: ResourceKind, obj: Object) -> bool:
         """Whether another driver that is at work here uses a definition or a device class too."""
         if kind == CRD:
             return self.has_foreign_controller and obj["spec"].get("group") == names.GROUP
@@ -223,7 +225,7 @@ class Inventory:
         return tuple(obj for obj in self.all(COMPUTE_DOMAIN) if goes or self._is_ours(obj))
 
     def _is_ours(self, domain: Object) -> bool:
-        if not is_ours_by_writer(domain) or not (self.installed or is_going(domain)):
+        if not was_written_by_us(domain) or not (self.installed or is_being_deleted(domain)):
             return False
         return not (self.has_foreign_controller and set(_FOREIGN_PROGRAMS) & set(_writers(domain)))
 
@@ -241,7 +243,7 @@ class Inventory:
         """UIDs of ComputeDomains that are gone, of which something of ours is left."""
         living = {uid_of(obj) for obj in self.all(COMPUTE_DOMAIN)}
         found: dict[str, bool] = {}
-        for kind in OF_DOMAINS:
+        for kind in DOMAIN_KINDS:
             for obj in self.all(kind):
                 uid = labels_of(obj).get(names.COMPUTE_DOMAIN_LABEL)
                 if kind == POD and namespace_of(obj) not in self.daemon_namespaces:
@@ -251,7 +253,7 @@ class Inventory:
         return tuple(sorted(uid for uid, was_ours in found.items() if was_ours))
 
     def _was_ours(self, obj: Object) -> bool:
-        return is_ours_by_writer(obj) or not self.has_foreign_controller or namespace_of(obj) in self.homes
+        return was_written_by_us(obj) or not self.has_foreign_controller or namespace_of(obj) in self.homes
 
     @cached_property
     def daemon_namespaces(self) -> tuple[str, ...]:
@@ -283,22 +285,22 @@ class Inventory:
     # Who uses what.
 
     @cached_property
-    def uses(self) -> tuple[Use, ...]:
+    def uses(self) -> tuple[DeviceHolder, ...]:
         """Pods that have not ended and hold devices of our drivers, but for our own daemons."""
         return tuple(use for claim in self.all(RESOURCE_CLAIM) for use in self._uses_of(claim))
 
-    def _uses_of(self, claim: Object) -> Iterator[Use]:
+    def _uses_of(self, claim: Object) -> Iterator[DeviceHolder]:
         status = claim.get("status") or {}
         results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
         pools = {result["driver"]: result["pool"] for result in results if self._is_published(result)}
         for pod in filter(None, (self._holder(claim, entry) for entry in status.get("reservedFor") or ())):
             for driver, pool in pools.items():
                 is_channel = driver == names.IMEX_DRIVER
-                yield Use(
+                yield DeviceHolder(
                     pod=pod,
                     claim=claim,
                     driver=driver,
-                    domain=claimed_domain(claim) or "" if is_channel else None,
+                    domain=claimed_domain_uid(claim) or "" if is_channel else None,
                     clique=names.clique_of_pool(pool) if is_channel else None,
                 )
 
@@ -311,43 +313,43 @@ class Inventory:
     @cached_property
     def _pools(self) -> dict[tuple[str, str], bool]:
         return {
-            (obj["spec"]["driver"], obj["spec"]["pool"]["name"]): is_ours_by_writer(obj)
+            (obj["spec"]["driver"], obj["spec"]["pool"]["name"]): was_written_by_us(obj)
             for obj in self.all(RESOURCE_SLICE)
         }
 
     def _holder(self, claim: Object, entry: Mapping[str, Any]) -> Object | None:
         """The pod that a claim is reserved for; None if it is gone or has ended, or is one of our daemons."""
         pod = self._objects.get(POD, {}).get(entry.get("uid", ""))
-        if pod is None or has_ended(pod):
+        if pod is None or has_pod_ended(pod):
             return None
         is_at_home = namespace_of(pod) in self.daemon_namespaces
         return None if is_at_home and names.COMPUTE_DOMAIN_LABEL in labels_of(pod) else pod
 
 
-def is_part(obj: Object) -> bool:
+def is_part_of_rackloom(obj: Object) -> bool:
     """Whether an object carries the label of what deploy/kubernetes installs."""
     return labels_of(obj).get(PART_OF_LABEL) == PART_OF
 
 
-def release_of(obj: Object) -> str | None:
+def helm_release_of(obj: Object) -> str | None:
     """The Helm release that says an object is its own."""
     found: str | None = (obj["metadata"].get("annotations") or {}).get(_HELM)
     return found
 
 
-def is_ours_by_writer(obj: Object) -> bool:
+def was_written_by_us(obj: Object) -> bool:
     """Whether one of our programs wrote any field of an object."""
-    return any(writer.startswith(FIELD_MANAGERS) for writer in _writers(obj))
+    return any(writer.startswith(FIELD_MANAGER_PREFIX) for writer in _writers(obj))
 
 
-def sole_writer_of_label(obj: Object, label: str) -> bool:
+def is_sole_label_writer(obj: Object, label: str) -> bool:
     """Whether our programs, and nobody else, own a label of an object."""
     owners = [
         entry.get("manager", "")
         for entry in obj["metadata"].get("managedFields") or ()
         if f"f:{label}" in entry.get("fieldsV1", {}).get("f:metadata", {}).get("f:labels", {})
     ]
-    return bool(owners) and all(owner.startswith(FIELD_MANAGERS) for owner in owners)
+    return bool(owners) and all(owner.startswith(FIELD_MANAGER_PREFIX) for owner in owners)
 
 
 def labels_of(obj: Object) -> Mapping[str, str]:
@@ -371,13 +373,13 @@ def uid_of(obj: Object) -> str:
     return str(obj["metadata"]["uid"])
 
 
-def called(kind: Kind, obj: Object) -> str:
+def object_label(kind: ResourceKind, obj: Object) -> str:
     """Kind and name, as people write them."""
     namespace = namespace_of(obj)
     return f"{kind.kind} {namespace}/{name_of(obj)}" if namespace else f"{kind.kind} {name_of(obj)}"
 
 
-def is_going(obj: Object) -> bool:
+def is_being_deleted(obj: Object) -> bool:
     """Whether the deletion of an object was asked for."""
     return "deletionTimestamp" in obj["metadata"]
 
@@ -399,7 +401,7 @@ def _is_of_domain(obj: Object) -> bool:
     return names.COMPUTE_DOMAIN_LABEL in labels_of(obj) and names.FINALIZER in held
 
 
-def _place(obj: Object) -> tuple[str, ...]:
+def _place_of(obj: Object) -> tuple[str, ...]:
     return (f"{namespace_of(obj) or ''}/{name_of(obj)}",)
 
 

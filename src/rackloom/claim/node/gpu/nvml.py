@@ -1,20 +1,82 @@
-"""The GPUs of a node as NVIDIA's driver tells of them, through NVML.
+"""The GPUs of a node through NVML: inventory, MIG devices, and errors as they happen (XID events).
 
-A GPU that has fallen off the bus does not stop the others from being read: it is left out. What an older
-driver or a smaller GPU does not know is None.
+A GPU that has fallen off the bus or needs a reset is left out; the others are still read. What an older
+driver or a smaller GPU does not know is None. A recovery action that this version does not know counts as
+the strongest one.
+
+`NvmlGpus` is the source that the plugin uses. `wait` blocks on an NVML event set for XID critical errors.
+After any NVML error it starts a new session, since events of a GPU that was lost do not come back by
+themselves. GPUs that do not support events are reported as unmonitored.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rackloom.claim.node.gpu.inventory import Gpu, Inventory, Recovery
-from rackloom.claim.node.gpu.nvml_mig import mig_devices, mig_mode
-from rackloom.claim.node.imex.fabric import GpuFabric, NodeFabric, clique_of
-from rackloom.claim.node.imex.nvml import gpu_fabric
+from rackloom.claim.node.fabric import GpuFabric, NodeFabric, clique_of, gpu_fabric
+from rackloom.claim.node.gpu.inventory import GpuInventory, MigDevice, NodeGpu, RecoveryAction, XidError
 from rackloom.errors import Retry
-from rackloom.topology.discovery.nvml import driver_missing, nvml_session
-from rackloom.topology.discovery.pci import pci_address
+from rackloom.topology.discovery.nvidia_driver import NVML_RETRY_SECONDS, driver_missing_error, nvml_session
+from rackloom.topology.discovery.sysfs import normal_pci_address
+
+# MIG devices of one GPU.
+
+
+_MEBIBYTE = 1 << 20
+
+
+def mig_mode(nvml: Any, handle: Any) -> bool:
+    """Whether the GPU is in MIG mode now (a pending mode waits for a reset)."""
+    try:
+        current, _pending = nvml.nvmlDeviceGetMigMode(handle)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+        return False
+    return bool(current)
+
+
+def mig_devices(nvml: Any, handle: Any) -> tuple[MigDevice, ...]:
+    """Every MIG device that somebody has made on the GPU."""
+    return tuple(_mig_device(nvml, handle, one) for one in _mig_handles(nvml, handle))
+
+
+def _mig_handles(nvml: Any, handle: Any) -> Iterator[Any]:
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except nvml.NVMLError_NotFound:
+            continue
+
+
+def _mig_device(nvml: Any, parent: Any, handle: Any) -> MigDevice:
+    gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(handle)
+    info = nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(parent, gpu_instance))
+    has = nvml.nvmlDeviceGetAttributes_v2(handle)
+    return MigDevice(
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        profile=_mig_profile(nvml.nvmlDeviceGetName(handle)),
+        gpu_instance=gpu_instance,
+        compute_instance=nvml.nvmlDeviceGetComputeInstanceId(handle),
+        profile_id=info.profileId,
+        placement_start=info.placement.start,
+        placement_size=info.placement.size,
+        memory_bytes=has.memorySizeMB * _MEBIBYTE,
+        multiprocessors=has.multiprocessorCount,
+        copy_engines=has.sharedCopyEngineCount,
+        decoders=has.sharedDecoderCount,
+        encoders=has.sharedEncoderCount,
+        jpeg_engines=has.sharedJpegCount,
+        ofa_engines=has.sharedOfaCount,
+    )
+
+
+def _mig_profile(name: str) -> str:
+    """NVML calls a MIG device `NVIDIA H100 80GB HBM3 MIG 1g.10gb`."""
+    return name.rpartition(" MIG ")[2].strip()
+
+
+# The inventory.
+
 
 T = TypeVar("T")
 _BRANDS = {
@@ -45,21 +107,21 @@ _ARCHITECTURES = {
 _ADDRESSING = {0: "None", 1: "HMM", 2: "ATS"}
 
 
-def read_gpus(driver_root: Path) -> Inventory:
+def read_gpus(driver_root: Path) -> GpuInventory:
     """Every GPU that answers. Raises `Refused` where the driver is missing, `Retry` where it has trouble."""
     with nvml_session(driver_root) as nvml:
         if nvml is None:
-            raise driver_missing(driver_root)
+            raise driver_missing_error(driver_root)
         indices = range(nvml.nvmlDeviceGetCount())
-        read = (_answering(nvml, index) for index in indices)
-        return Inventory(
+        read = (_read_if_present(nvml, index) for index in indices)
+        return GpuInventory(
             gpus=tuple(gpu for gpu in read if gpu is not None),
             driver_version=nvml.nvmlSystemGetDriverVersion(),
             cuda_version=_cuda_version(nvml.nvmlSystemGetCudaDriverVersion_v2()),
         )
 
 
-def asked(nvml: Any, question: Callable[[], T]) -> T | None:
+def if_supported(nvml: Any, question: Callable[[], T]) -> T | None:
     """The answer, or None where the GPU or its driver does not know."""
     unknown = (
         nvml.NVMLError_NotSupported,
@@ -73,39 +135,39 @@ def asked(nvml: Any, question: Callable[[], T]) -> T | None:
         return None
 
 
-def _answering(nvml: Any, index: int) -> Gpu | None:
+def _read_if_present(nvml: Any, index: int) -> NodeGpu | None:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        return _gpu(nvml, handle, gpu_fabric(nvml, index, handle))
+        return _read_gpu(nvml, handle, gpu_fabric(nvml, index, handle))
     except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired):
         return None
 
 
-def _gpu(nvml: Any, handle: Any, fabric: GpuFabric) -> Gpu:
+def _read_gpu(nvml: Any, handle: Any, fabric: GpuFabric) -> NodeGpu:
     bus_id = nvml.nvmlDeviceGetPciInfo(handle).busId
     in_mig_mode = mig_mode(nvml, handle)
-    return Gpu(
+    return NodeGpu(
         minor=nvml.nvmlDeviceGetMinorNumber(handle),
         uuid=nvml.nvmlDeviceGetUUID(handle),
-        pci_address=pci_address(bus_id) or bus_id.lower(),
+        pci_address=normal_pci_address(bus_id) or bus_id.lower(),
         product=nvml.nvmlDeviceGetName(handle),
         memory_bytes=_memory(nvml, handle),
         brand=_BRANDS.get(nvml.nvmlDeviceGetBrand(handle)),
         architecture=_ARCHITECTURES.get(nvml.nvmlDeviceGetArchitecture(handle)),
         compute_capability="{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
-        addressing_mode=asked(nvml, lambda: _addressing(nvml, handle)),
+        addressing_mode=if_supported(nvml, lambda: _addressing(nvml, handle)),
         mig_mode=in_mig_mode,
         migs=mig_devices(nvml, handle) if in_mig_mode else (),
-        recovery=asked(nvml, lambda: _recovery(nvml, handle)),
+        recovery=if_supported(nvml, lambda: _recovery(nvml, handle)),
         key=fabric.key,
         tray=fabric.tray,
-        clique=_clique(fabric),
+        clique=_clique_or_none(fabric),
         fabric_health=fabric.health,
         fabric_message=fabric.health_message,
     )
 
 
-def _clique(fabric: GpuFabric) -> str:
+def _clique_or_none(fabric: GpuFabric) -> str:
     """A GPU that is still registering has none yet: absent means unknown."""
     try:
         return clique_of(NodeFabric(gpus=(fabric,)))
@@ -115,7 +177,7 @@ def _clique(fabric: GpuFabric) -> str:
 
 def _memory(nvml: Any, handle: Any) -> int:
     """Bytes. A GPU that shares the machine's memory (DGX Spark) has none of its own."""
-    memory = asked(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    memory = if_supported(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     return 0 if memory is None else int(memory.total)
 
 
@@ -129,15 +191,84 @@ def _addressing(nvml: Any, handle: Any) -> str | None:
     return _ADDRESSING.get(mode.value)
 
 
-def _recovery(nvml: Any, handle: Any) -> Recovery | None:
+def _recovery(nvml: Any, handle: Any) -> RecoveryAction | None:
     (field,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
     if field.nvmlReturn != nvml.NVML_SUCCESS:
         return None
     wanted = int(field.value.uiVal)
     # An action that this version does not know is still one that is wanted.
-    return Recovery(wanted) if wanted in list(Recovery) else Recovery.SYSTEM_REBOOT
+    return RecoveryAction(wanted) if wanted in list(RecoveryAction) else RecoveryAction.SYSTEM_REBOOT
 
 
 def _cuda_version(number: int) -> str:
     """NVML has 12080 for 12.8."""
     return f"{number // 1000}.{number % 1000 // 10}"
+
+
+# XID events.
+
+
+class NvmlGpus:
+    """The GPUs that NVML knows.
+
+    `wait` is called by one thread at a time. It starts to listen anew after trouble, since events of a GPU
+    that was lost do not come back by themselves.
+    """
+
+    def __init__(self, driver_root: Path) -> None:
+        self._driver_root = driver_root
+        self._session = ExitStack()
+        self._events: Any = None
+        self._deaf: frozenset[str] = frozenset()
+
+    def read(self) -> GpuInventory:
+        """Every GPU that answers. Raises `Retry`, or `Refused` where the driver is missing."""
+        return read_gpus(self._driver_root)
+
+    def wait(self, seconds: float) -> tuple[XidError, ...]:
+        """The next error within `seconds`, if there is one. Raises `Retry`."""
+        import pynvml
+
+        try:
+            if self._events is None:
+                self._listen()
+            event = pynvml.nvmlEventSetWait_v2(self._events, int(seconds * 1000))
+            return (XidError(uuid=pynvml.nvmlDeviceGetUUID(event.device), number=int(event.eventData)),)
+        except pynvml.NVMLError_Timeout:
+            return ()
+        except pynvml.NVMLError as error:
+            self.close()
+            raise Retry(f"NVML tells of no events: {error}", after=NVML_RETRY_SECONDS) from error
+
+    def unmonitored(self) -> frozenset[str]:
+        """UUIDs of GPUs that cannot be listened to."""
+        return self._deaf
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._events = None
+        with suppress(Retry):
+            self._session.close()
+
+    def _listen(self) -> None:
+        nvml = self._session.enter_context(nvml_session(self._driver_root))
+        if nvml is None:
+            self.close()
+            raise Retry("NVIDIA's driver is not loaded", after=NVML_RETRY_SECONDS)
+        events = nvml.nvmlEventSetCreate()
+        self._session.callback(nvml.nvmlEventSetFree, events)
+        registered = [_register(nvml, events, index) for index in range(nvml.nvmlDeviceGetCount())]
+        self._deaf = frozenset(uuid for uuid in registered if uuid is not None)
+        self._events = events
+
+
+def _register(nvml: Any, events: Any, index: int) -> str | None:
+    """Listen to one GPU; its UUID where that is not possible. One that is lost tells nothing anyway."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+    except nvml.NVMLError_NotSupported:
+        return str(nvml.nvmlDeviceGetUUID(handle))
+    except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_ResetRequired):
+        pass
+    return None

@@ -1,46 +1,202 @@
-"""The plugin of gpu.nvidia.com."""
+"""The driver gpu.nvidia.com: preparing claims for GPUs, MIG devices and passed-through GPUs.
+
+`prepare` resolves the devices and their configurations, finds the device files and the driver's CDI ids,
+and only then changes how the GPUs are shared: what cannot be given needs no sharing. `unprepare` undoes
+the sharing. `tidy` ends MPS daemons that no claim has, and looks after those of prepared claims, which a
+restart forgot.
+
+Device numbers come from the kernel: /proc/devices names the majors; the minors of nvidiactl (255),
+nvidia-modeset (254), nvidia-uvm (0) and nvidia-uvm-tools (1) are fixed in NVIDIA's kernel modules; a MIG
+device also needs the capability files of its GPU instance and compute instance, whose minors stand below
+/proc/driver/nvidia/capabilities.
+
+A passed-through GPU needs /dev/vfio/<group> and /dev/vfio/vfio, or with IOMMUFD its own file below
+/dev/vfio/devices and /dev/iommu (the kernel's VFIO documentation). It gets no driver files: its driver is
+in the virtual machine.
+
+Three loops run beside: look at the GPUs, listen for XIDs, keep MPS daemons alive.
+"""
 
 import asyncio
+import re
+import stat
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import structlog
 
-from rackloom.claim.node.driver import DRIVER_SECONDS, DriverSpec
-from rackloom.claim.node.gpu.mps import MpsDaemons
-from rackloom.claim.node.gpu.programs import Programs
-from rackloom.claim.node.gpu.settings import GPU_DRIVER, GpuSettings
-from rackloom.claim.node.gpu.sharing import share, unshare
-from rackloom.claim.node.gpu.vfio import device_files
-from rackloom.claim.node.gpu.view import LOOK_SECONDS, GpuView
-from rackloom.claim.node.gpu.wanted import Daemon, Sharing, Target, daemon_of, iommu_of, sharing_of, targets
-from rackloom.claim.node.values import (
-    Claim,
+from rackloom.claim.node.cdi import DRIVER_SECONDS, DriverSpec, device_node
+from rackloom.claim.node.gpu.devices import ShareSettings
+from rackloom.claim.node.gpu.inventory import MigDevice, NodeGpu, VfioGpu
+from rackloom.claim.node.gpu.monitor import LOOK_SECONDS, GpuMonitor
+from rackloom.claim.node.gpu.sharing import (
+    ClaimedGpu,
+    DriverPrograms,
+    MpsDaemon,
+    MpsDaemons,
+    SharingPlan,
+    apply_sharing,
+    claimed_gpus,
+    iommu_of_claimed,
+    mps_daemon_of,
+    plan_sharing,
+    undo_sharing,
+)
+from rackloom.claim.node.imex.devices import CAPS_DRIVER
+from rackloom.claim.node.plugin import (
+    AllocatedClaim,
+    CheckpointEntry,
+    ContainerEdits,
     DeviceHealth,
     DeviceNode,
-    Edits,
-    Entry,
-    Pool,
-    Prepared,
+    DevicePool,
+    NodeValue,
+    PreparedClaim,
     PreparedDevice,
-    State,
+    PrepareState,
 )
-from rackloom.errors import Retry
+from rackloom.core.domains.device_configs import IommuConfig, VfioBackendPolicy
+from rackloom.errors import Refused, Retry
+from rackloom.topology.discovery.sysfs import character_devices
+
+# Device files of NVIDIA's driver.
+
+
+DEVICE_FILE_MODE = 0o666
+_GPU_DRIVERS = ("nvidia", "nvidia-frontend")
+"""The second is what drivers before 560 are called."""
+_CAPABILITY_MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
+
+
+class DriverFiles(NodeValue, frozen=True, kw_only=True):
+    """Where the kernel tells of NVIDIA's driver, and where device files are seen from here."""
+
+    proc_devices: Path = Path("/proc/devices")
+    capabilities: Path = Path("/proc/driver/nvidia/capabilities")
+    devices: Path = Path("/dev")
+
+    def of_gpu(self, gpu: NodeGpu) -> tuple[DeviceNode, ...]:
+        """For a whole GPU. Raises `Retry` while the driver is not loaded."""
+        majors = self._majors()
+        return (_device_node(f"nvidia{gpu.minor}", _gpu_major(majors), gpu.minor), *_common_nodes(majors))
+
+    def of_mig(self, gpu: NodeGpu, mig: MigDevice) -> tuple[DeviceNode, ...]:
+        """For a MIG device: the file of its GPU, and what gives access to the two instances."""
+        instance = self.capabilities / f"gpu{gpu.minor}" / "mig" / f"gi{mig.gpu_instance}"
+        files = (instance / "access", instance / f"ci{mig.compute_instance}" / "access")
+        major = self._majors().get(CAPS_DRIVER)
+        if major is None:
+            raise Refused(
+                f"{self.proc_devices} lists no character device {CAPS_DRIVER}",
+                nearest_fix="load a driver of NVIDIA that knows MIG",
+            )
+        minors = [_capability_minor(file) for file in files]
+        caps = (_device_node(f"nvidia-caps/nvidia-cap{minor}", major, minor) for minor in minors)
+        return (*self.of_gpu(gpu), *caps)
+
+    def existing(self, path: str) -> DeviceNode:
+        """A device file as it is now. Raises `Retry` while there is none."""
+        try:
+            info = (self.devices.parent / path.lstrip("/")).stat()
+        except OSError as error:
+            raise Retry(f"{path} is not there: {error.strerror}", after=1.0) from error
+        if not stat.S_ISCHR(info.st_mode):
+            raise Retry(f"{path} is no device file", after=1.0)
+        return device_node(path, info)
+
+    def _majors(self) -> dict[str, int]:
+        return {name: major for major, name in character_devices(self.proc_devices.read_text())}
+
+
+def _common_nodes(majors: dict[str, int]) -> tuple[DeviceNode, ...]:
+    """What every user of any GPU needs; a kernel without display support has no modeset device."""
+    gpu = _gpu_major(majors)
+    nodes = [_device_node("nvidiactl", gpu, 255)]
+    if "nvidia-uvm" in majors:
+        nodes += [
+            _device_node("nvidia-uvm", majors["nvidia-uvm"], 0),
+            _device_node("nvidia-uvm-tools", majors["nvidia-uvm"], 1),
+        ]
+    if "nvidia-modeset" in majors:
+        nodes.append(_device_node("nvidia-modeset", majors["nvidia-modeset"], 254))
+    return tuple(nodes)
+
+
+def _gpu_major(majors: dict[str, int]) -> int:
+    for name in _GPU_DRIVERS:
+        if name in majors:
+            return majors[name]
+    raise Retry(
+        "NVIDIA's driver is not loaded: /proc/devices does not list it; load the nvidia module on the node",
+        after=DRIVER_SECONDS,
+    )
+
+
+def _capability_minor(file: Path) -> int:
+    """Raises `Retry` for an instance that is gone: somebody is making others of the GPU."""
+    try:
+        told = _CAPABILITY_MINOR.search(file.read_text())
+    except OSError as error:
+        raise Retry(f"{file}: {error.strerror}", after=1.0) from error
+    if told is None:
+        raise Retry(f"{file} names no device file", after=1.0)
+    return int(told[1])
+
+
+def _device_node(name: str, major: int, minor: int) -> DeviceNode:
+    return DeviceNode(path=f"/dev/{name}", major=major, minor=minor, file_mode=DEVICE_FILE_MODE)
+
+
+# Device files of a passed-through GPU.
+
+
+def vfio_device_files(vfio: VfioGpu, iommu: IommuConfig) -> tuple[str, ...]:
+    """What a container needs to pass the GPU on."""
+    if iommu.backend_policy is VfioBackendPolicy.PREFER_IOMMUFD and vfio.iommufd is not None:
+        own, api = f"/dev/vfio/devices/{vfio.iommufd}", "/dev/iommu"
+    else:
+        own, api = f"/dev/vfio/{vfio.group}", "/dev/vfio/vfio"
+    return (own, api) if iommu.enable_api_device else (own,)
+
+
+# Settings.
+
+
+GPU_DRIVER = "gpu.nvidia.com"
+
+
+class GpuSettings(NodeValue, frozen=True, kw_only=True):
+    """Of one node."""
+
+    node: str
+    mps_home: Path
+    """A directory for each MPS daemon."""
+    files: DriverFiles = DriverFiles()
+    shares: ShareSettings = ShareSettings()
+
+
+# The driver.
+
 
 log = structlog.get_logger(__name__)
 
-GPU, MIG, VFIO = "gpu", "mig", "vfio"
+GPU_KIND, MIG_KIND, VFIO_KIND = "gpu", "mig", "vfio"
 
 
 class GpuPlugin:
     """The GPUs of one node."""
 
     driver = GPU_DRIVER
-    kinds = (GPU, MIG, VFIO)
+    kinds = (GPU_KIND, MIG_KIND, VFIO_KIND)
 
     def __init__(
-        self, settings: GpuSettings, view: GpuView, programs: Programs, driver: DriverSpec | None = None
+        self,
+        settings: GpuSettings,
+        view: GpuMonitor,
+        programs: DriverPrograms,
+        driver: DriverSpec | None = None,
     ) -> None:
         self._settings = settings
         self._view = view
@@ -52,38 +208,38 @@ class GpuPlugin:
         """NVIDIA's driver, on a node whose GPUs it should drive."""
         return self._view.missing
 
-    async def pools(self) -> tuple[Pool, ...]:
+    async def pools(self) -> tuple[DevicePool, ...]:
         """The node's pool. Raises `Retry` until the GPUs were read once."""
         pool = await self._view.pool(self._settings.node)
         return (msgspec.structs.replace(pool, devices=tuple(map(self._settings.shares.of, pool.devices))),)
 
-    def intent(self, claim: Claim) -> Mapping[str, Any]:
+    def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
         """How the GPUs will be shared: all that has to be undone."""
-        wanted = targets(claim, self._view.device)
-        return {"sharing": msgspec.to_builtins(sharing_of(claim.ref.uid, wanted))}
+        wanted = claimed_gpus(claim, self._view.device)
+        return {"sharing": msgspec.to_builtins(plan_sharing(claim.ref.uid, wanted))}
 
-    async def prepare(self, claim: Claim) -> Prepared:
+    async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
         """One attempt. Files first: what cannot be given needs no sharing."""
-        wanted = targets(claim, self._view.device)
-        sharing = sharing_of(claim.ref.uid, wanted)
+        wanted = claimed_gpus(claim, self._view.device)
+        sharing = plan_sharing(claim.ref.uid, wanted)
         base = await self._base_ids(wanted)
         devices = tuple(self._device(one, sharing, base) for one in wanted)
-        await share(sharing, self._programs, self._mps)
-        return Prepared(devices=devices)
+        await apply_sharing(sharing, self._programs, self._mps)
+        return PreparedClaim(devices=devices)
 
-    async def changes(self, claim: Claim) -> AsyncIterator[None]:
+    async def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
         """Nothing tells: a GPU that comes back is seen by the next look."""
         for _ in ():
             yield
 
-    async def unprepare(self, entry: Entry, others: Collection[Entry]) -> None:
+    async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Give the GPUs back as they were. A GPU belongs to one claim at a time, so `others` have no part."""
         await self._view.need()
-        await unshare(_sharing(entry), self._programs, self._mps, self._view.answers)
+        await undo_sharing(_recorded_sharing(entry), self._programs, self._mps, self._view.answers)
 
-    async def tidy(self, claims: Collection[Entry]) -> None:
+    async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """End MPS daemons that no claim has, and look after those that one has: a restart forgot them."""
-        used = [one.name for entry in claims for one in _sharing(entry).daemons]
+        used = [one.name for entry in claims for one in _recorded_sharing(entry).daemons]
         await self._mps.keep(_ready_daemons(claims), used)
 
     async def run(self, wake: Callable[[], None]) -> None:
@@ -115,31 +271,33 @@ class GpuPlugin:
             await asyncio.sleep(LOOK_SECONDS)
             await self._mps.revive()
 
-    async def _base_ids(self, wanted: Sequence[Target]) -> tuple[str, ...]:
+    async def _base_ids(self, wanted: Sequence[ClaimedGpu]) -> tuple[str, ...]:
         """CDI ids of the driver's files, which a GPU that is passed through does not need."""
         if self._driver is None or all(target.known.vfio is not None for target in wanted):
             return ()
         return await self._driver.ids()
 
-    def _device(self, target: Target, sharing: Sharing, base: tuple[str, ...]) -> PreparedDevice:
-        known, daemon = target.known, daemon_of(target, sharing)
-        kind = VFIO if known.vfio is not None else GPU if known.mig is None else MIG
-        through = Edits() if daemon is None else self._mps.edits(daemon.name)
+    def _device(self, target: ClaimedGpu, sharing: SharingPlan, base: tuple[str, ...]) -> PreparedDevice:
+        known, daemon = target.known, mps_daemon_of(target, sharing)
+        kind = VFIO_KIND if known.vfio is not None else GPU_KIND if known.mig is None else MIG_KIND
+        through = ContainerEdits() if daemon is None else self._mps.edits(daemon.name)
         return PreparedDevice(
             result=target.result,
             kind=kind,
-            edits=Edits(
+            edits=ContainerEdits(
                 env=("NVIDIA_VISIBLE_DEVICES=void", *through.env),
                 device_nodes=self._nodes(target),
                 mounts=through.mounts,
             ),
-            shared_cdi_ids=() if kind == VFIO else base,
+            shared_cdi_ids=() if kind == VFIO_KIND else base,
         )
 
-    def _nodes(self, target: Target) -> tuple[DeviceNode, ...]:
+    def _nodes(self, target: ClaimedGpu) -> tuple[DeviceNode, ...]:
         known, files = target.known, self._settings.files
         if known.vfio is not None:
-            return tuple(files.existing(path) for path in device_files(known.vfio, iommu_of(target)))
+            return tuple(
+                files.existing(path) for path in vfio_device_files(known.vfio, iommu_of_claimed(target))
+            )
         if known.condition is None:
             return ()
         if known.mig is not None:
@@ -147,10 +305,10 @@ class GpuPlugin:
         return files.of_gpu(known.condition.gpu)
 
 
-def _sharing(entry: Entry) -> Sharing:
-    return msgspec.convert(entry.record.get("sharing", {}), Sharing)
+def _recorded_sharing(entry: CheckpointEntry) -> SharingPlan:
+    return msgspec.convert(entry.record.get("sharing", {}), SharingPlan)
 
 
-def _ready_daemons(claims: Collection[Entry]) -> list[Daemon]:
-    ready = [one for one in claims if one.state is State.COMPLETED and not one.undoing]
-    return [daemon for entry in ready for daemon in _sharing(entry).daemons]
+def _ready_daemons(claims: Collection[CheckpointEntry]) -> list[MpsDaemon]:
+    ready = [one for one in claims if one.state is PrepareState.COMPLETED and not one.undoing]
+    return [daemon for entry in ready for daemon in _recorded_sharing(entry).daemons]

@@ -1,46 +1,463 @@
-"""Setting how GPUs are shared, and setting it back: each step can be repeated.
+"""How the GPUs of a claim are shared: configuration, time slices, compute mode and MPS daemons.
 
-Source: nvidia-smi, `compute-policy --set-timeslice` (0 is the default) and `-c` (the compute mode).
+`claimed_gpus` matches each allocated device with the last configuration that fits its kind. It refuses a
+configuration for another kind of device, sharing settings with adminAccess (an observer must not change
+how users share a GPU), and sharing settings on a consumable share (they would apply to all holders of the
+GPU).
+
+`plan_sharing` turns that into a `SharingPlan`: time slices by GPU, GPUs in exclusive compute mode, and
+one MPS daemon for all devices of the claim with equal MPS settings. The plan is stored in the checkpoint,
+so it can be undone. `apply_sharing` and `undo_sharing` carry it out with `nvidia-smi compute-policy
+--set-timeslice` (0 is the default) and `nvidia-smi -c`. Each step can be repeated. A GPU that is gone
+lost its settings by itself.
+
+An MPS control daemon runs in the plugin's container, in a mount namespace with its own /dev/shm, so that
+only its clients share memory with it. Whether it runs is asked of it each time and never remembered, so a
+restarted plugin goes on where it was; daemons that stop answering are started again. Clients find their
+daemon by CUDA_MPS_PIPE_DIRECTORY. `DriverPrograms` runs NVIDIA's programs below the driver's root
+(chroot).
+
+Source: NVIDIA's Multi-Process Service guide; nvidia-smi's documentation.
 """
 
-from collections.abc import Callable
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
 
-from rackloom.claim.node.gpu.mps import MpsDaemons
-from rackloom.claim.node.gpu.programs import Programs
-from rackloom.claim.node.gpu.wanted import Sharing
+import structlog
 
-DEFAULT_SLICE = 0
-SHARED, EXCLUSIVE = "DEFAULT", "EXCLUSIVE_PROCESS"
+from rackloom import programs
+from rackloom.claim.node.cdi import DRIVER_PROGRAMS, DriverSpec
+from rackloom.claim.node.gpu.monitor import PublishedGpu
+from rackloom.claim.node.plugin import (
+    AllocatedClaim,
+    AllocatedDevice,
+    ContainerEdits,
+    ContainerMount,
+    NodeValue,
+    OpaqueConfig,
+)
+from rackloom.core.domains.device_configs import (
+    GpuConfig,
+    GpuDeviceConfig,
+    IommuConfig,
+    MigDeviceConfig,
+    MpsConfig,
+    SharingStrategy,
+    VfioDeviceConfig,
+    decode_gpu_config,
+    pinned_memory_limits,
+)
+from rackloom.errors import Refused, Retry
+
+# What the claim asks for: devices, configurations, and the plan that follows. Pure.
 
 
-async def share(wanted: Sharing, programs: Programs, daemons: MpsDaemons) -> None:
+LOST_RETRY_SECONDS = 3.0
+_KINDS: Mapping[type[GpuDeviceConfig], str] = {
+    GpuConfig: "a whole GPU",
+    MigDeviceConfig: "a MIG device",
+    VfioDeviceConfig: "a GPU that is passed through",
+}
+
+
+class ClaimedGpu(NodeValue, frozen=True, kw_only=True):
+    """One device of the claim, and the configuration that won."""
+
+    result: AllocatedDevice
+    known: PublishedGpu
+    config: GpuDeviceConfig
+
+
+class MpsDaemon(NodeValue, frozen=True, kw_only=True):
+    """An MPS daemon, for the devices of a claim that have one configuration. JSON in the checkpoint."""
+
+    name: str
+    """`<claim UID>-<number>`."""
+    uuids: tuple[str, ...]
+    threads_percent: int | None = None
+    memory_limits: Mapping[str, str] = {}
+    """By UUID: `953M`."""
+    multi_user: bool = False
+
+
+class SharingPlan(NodeValue, frozen=True, kw_only=True):
+    """How the devices of a claim are shared, in what has to be done and undone. JSON in the checkpoint."""
+
+    time_slices: Mapping[str, int] = {}
+    """nvidia-smi's number of the time slice, by GPU."""
+    exclusive: tuple[str, ...] = ()
+    """GPUs that MPS alone may use meanwhile."""
+    daemons: tuple[MpsDaemon, ...] = ()
+
+
+def claimed_gpus(claim: AllocatedClaim, find: Callable[[str], PublishedGpu | None]) -> tuple[ClaimedGpu, ...]:
+    """The devices of `claim`.
+
+    Raises `Refused` for a configuration that is wrong, or for another kind of device; `Retry` while a device
+    is not there.
+    """
+    decoded = [(config, decode_gpu_config(config.parameters)) for config in claim.configs]
+    return tuple(_claimed_gpu(result, _find_device(result, find), decoded) for result in claim.results)
+
+
+def plan_sharing(claim_uid: str, wanted: Sequence[ClaimedGpu]) -> SharingPlan:
+    """What the configurations ask to be done. Raises `Refused` for limits of GPUs that are not there."""
+    slices = {one.known.uuid: number for one in wanted if (number := _time_slice_number(one)) is not None}
+    groups: list[tuple[MpsConfig, list[ClaimedGpu]]] = []
+    for one in wanted:
+        mps = _mps_settings(one)
+        if mps is not None:
+            _group_with(groups, mps).append(one)
+    members = [one for _, group in groups for one in group]
+    return SharingPlan(
+        time_slices=slices,
+        exclusive=tuple(one.known.uuid for one in members if one.known.mig is None),
+        daemons=tuple(
+            _mps_daemon(f"{claim_uid}-{number}", mps, group) for number, (mps, group) in enumerate(groups)
+        ),
+    )
+
+
+def mps_daemon_of(target: ClaimedGpu, sharing: SharingPlan) -> MpsDaemon | None:
+    """The MPS daemon that a device is used through."""
+    if target.result.admin_access:
+        return None
+    return next((one for one in sharing.daemons if target.known.uuid in one.uuids), None)
+
+
+def iommu_of_claimed(target: ClaimedGpu) -> IommuConfig:
+    """How a passed-through GPU is given."""
+    config = target.config
+    return (config.iommu if isinstance(config, VfioDeviceConfig) else None) or IommuConfig()
+
+
+def _find_device(result: AllocatedDevice, find: Callable[[str], PublishedGpu | None]) -> PublishedGpu:
+    known = find(result.device)
+    if known is None:
+        raise Retry(f"device {result.device} is not on this node now", after=LOST_RETRY_SECONDS)
+    if known.condition is not None and known.condition.lost_since is not None:
+        raise Retry(f"device {result.device} does not answer", after=LOST_RETRY_SECONDS)
+    return known
+
+
+def _claimed_gpu(
+    result: AllocatedDevice, known: PublishedGpu, configs: Sequence[tuple[OpaqueConfig, GpuDeviceConfig]]
+) -> ClaimedGpu:
+    shape = _config_type(known)
+    winner: GpuDeviceConfig = shape()
+    for written, config in configs:
+        if not written.applies_to(result):
+            continue
+        if isinstance(config, shape):
+            _refuse_for_admins(result, written, config)
+            _refuse_for_shares(result, config)
+            winner = config
+        elif written.requests:
+            raise Refused(
+                f"{type(config).__name__} cannot be applied to request {result.request}, whose device"
+                f" {result.device} is {_KINDS[shape]}",
+                nearest_fix=f"use {shape.__name__} for it",
+            )
+    return ClaimedGpu(result=result, known=known, config=GpuConfig() if result.admin_access else winner)
+
+
+def _config_type(known: PublishedGpu) -> type[GpuDeviceConfig]:
+    if known.vfio is not None:
+        return VfioDeviceConfig
+    return GpuConfig if known.mig is None else MigDeviceConfig
+
+
+def _refuse_for_admins(result: AllocatedDevice, written: OpaqueConfig, config: GpuDeviceConfig) -> None:
+    """An observer must not change how its users share a GPU; a class may say so of all its devices."""
+    if result.admin_access and written.requests and getattr(config, "sharing", None) is not None:
+        raise Refused(
+            f"request {result.request} has adminAccess and asks for sharing",
+            nearest_fix="leave the sharing to the claim that uses the device",
+        )
+
+
+def _refuse_for_shares(result: AllocatedDevice, config: GpuDeviceConfig) -> None:
+    """Time slices and MPS are of a whole GPU: one claim would set them for all that have a share of it."""
+    if result.share_id is not None and getattr(config, "sharing", None) is not None:
+        raise Refused(
+            f"request {result.request} has a share of {result.device} and asks for sharing settings",
+            nearest_fix="leave sharing out of its configuration; --consumable-shares is for GPUs without",
+        )
+
+
+def _sharing_config(one: ClaimedGpu) -> Any:
+    return getattr(one.config, "sharing", None)
+
+
+def _time_slice_number(one: ClaimedGpu) -> int | None:
+    """A MIG device has no time slices of its own: there TimeSlicing changes nothing."""
+    sharing = _sharing_config(one)
+    if not isinstance(one.config, GpuConfig) or sharing is None:
+        return None
+    if sharing.strategy is not SharingStrategy.TIME_SLICING:
+        return None
+    slicing = sharing.time_slicing_config
+    return 0 if slicing is None else int(slicing.interval.number)
+
+
+def _mps_settings(one: ClaimedGpu) -> MpsConfig | None:
+    sharing = _sharing_config(one)
+    if sharing is None or sharing.strategy is not SharingStrategy.MPS:
+        return None
+    return sharing.mps_config or MpsConfig()
+
+
+def _group_with(groups: list[tuple[MpsConfig, list[ClaimedGpu]]], mps: MpsConfig) -> list[ClaimedGpu]:
+    for known, members in groups:
+        if known == mps:
+            return members
+    groups.append((mps, []))
+    return groups[-1][1]
+
+
+def _mps_daemon(name: str, mps: MpsConfig, group: Sequence[ClaimedGpu]) -> MpsDaemon:
+    uuids = tuple(one.known.uuid for one in group)
+    return MpsDaemon(
+        name=name,
+        uuids=uuids,
+        threads_percent=mps.default_active_thread_percentage,
+        memory_limits=pinned_memory_limits(mps, uuids),
+        multi_user=bool(mps.multi_user),
+    )
+
+
+# Running programs of NVIDIA's driver.
+
+
+PROGRAM_SECONDS = 20.0
+PROGRAM_RETRY_SECONDS = 2.0
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_LONGEST_COMPLAINT = 300
+
+
+class DriverPrograms:
+    """Programs of the host's root, and those of a driver that is in a container below it."""
+
+    def __init__(self, root: Path, driver: DriverSpec | None = None) -> None:
+        self.root = root
+        self._driver = driver
+
+    async def run(self, *command: str, stdin: str = "", env: Mapping[str, str] | None = None) -> str:
+        """What the program prints. Raises `Retry` when it cannot run, fails, or does not end in time."""
+        ended = await programs.run_program(
+            *programs.chroot_prefix(self.root),
+            *command,
+            seconds=PROGRAM_SECONDS,
+            again=PROGRAM_RETRY_SECONDS,
+            given=stdin.encode(),
+            env={**self._environment(), **(env or {})},
+        )
+        if ended.code != 0:
+            raise Retry(
+                f"`{' '.join(command)}` failed with {ended.code}: {ended.said[-_LONGEST_COMPLAINT:]}",
+                after=PROGRAM_RETRY_SECONDS,
+            )
+        return ended.said
+
+    def _environment(self) -> Mapping[str, str]:
+        """Where programs and their libraries are found: for a driver in a container, in its root as well."""
+        path = os.environ.get("PATH", _PATH)
+        driver = None if self._driver is None else self._driver.driver
+        if driver is None or driver.root == driver.base:
+            return {"PATH": path}
+        below = Path("/") / driver.root.relative_to(driver.base)
+        folders = {
+            kind: dict.fromkeys(str(below.joinpath(*file.path.parent.parts[1:])) for file in files)
+            for kind, files in (
+                ("PATH", driver.programs(*DRIVER_PROGRAMS)),
+                ("LD", driver.libraries("libcuda")),
+            )
+        }
+        return {"PATH": ":".join((path, *folders["PATH"])), "LD_LIBRARY_PATH": ":".join(folders["LD"])}
+
+
+# MPS daemons.
+
+
+log = structlog.get_logger(__name__)
+
+MPS_CONTROL = "nvidia-cuda-mps-control"
+MPS_PIPES = Path("/tmp/nvidia-mps")  # noqa: S108 - where CUDA looks for its daemon
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the kernel's name for it
+_START_MPS = f'mount --bind "$1" {SHARED_MEMORY} && shift && exec {MPS_CONTROL} -d "$@"'
+"""In a mount namespace of its own: the daemon's shared memory is its clients', and no other's."""
+_MPS_MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "rbind", "rprivate")
+
+
+class MpsDaemons:
+    """The daemons of this node. `home` holds a directory for each, under one path here and below the root."""
+
+    def __init__(self, programs: DriverPrograms, home: Path) -> None:
+        self._programs = programs
+        self._home = home
+        self._wanted: dict[str, MpsDaemon] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def ensure(self, daemon: MpsDaemon) -> None:
+        """Have `daemon` run with its settings. Raises `Retry`, or `Refused` on a node that cannot run it."""
+        self._wanted[daemon.name] = daemon
+        async with self._lock(daemon.name):
+            await self._ensure(daemon)
+
+    async def stop(self, name: str) -> None:
+        """End a daemon and remove its directories. Raises `Retry` while it still answers."""
+        self._wanted.pop(name, None)
+        async with self._lock(name):
+            if self._pipes(name).exists() and await self._answers(name):
+                await self._tell(name, "quit")
+                if await self._answers(name):
+                    raise Retry(f"MPS daemon {name} has not ended yet", after=1.0)
+            shutil.rmtree(self._memory(name), ignore_errors=True)
+            shutil.rmtree(self._home / name, ignore_errors=True)
+
+    async def keep(self, wanted: Collection[MpsDaemon], used: Collection[str]) -> None:
+        """Look after `wanted` from now on, and end those that are not `used` any more. Raises `Retry`."""
+        self._wanted = {one.name: one for one in wanted}
+        unused = {path.name for path in self._home.glob("*/")} - set(used)
+        for name in sorted(unused):
+            await self.stop(name)
+
+    async def revive(self) -> None:
+        """Start again those that do not answer any more."""
+        for name in list(self._wanted):
+            async with self._lock(name):
+                if name in self._wanted:
+                    await self._revive(self._wanted[name])
+
+    def edits(self, name: str) -> ContainerEdits:
+        """How a container reaches the daemon."""
+        mounts = ((self._pipes(name), MPS_PIPES), (SHARED_MEMORY / _mps_memory_name(name), SHARED_MEMORY))
+        return ContainerEdits(
+            env=(f"CUDA_MPS_PIPE_DIRECTORY={MPS_PIPES}",),
+            mounts=tuple(
+                ContainerMount(host_path=str(host), container_path=str(inside), options=_MPS_MOUNT_OPTIONS)
+                for host, inside in mounts
+            ),
+        )
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        """A daemon must not be started and ended at once."""
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    async def _revive(self, daemon: MpsDaemon) -> None:
+        try:
+            await self._ensure(daemon)
+        except (Retry, Refused) as trouble:
+            log.warning("gpu.mps-daemon-down", daemon=daemon.name, reason=trouble.reason)
+
+    async def _ensure(self, daemon: MpsDaemon) -> None:
+        self._make_directories(daemon.name)
+        if not await self._answers(daemon.name):
+            await self._start(daemon)
+        for command in _mps_commands(daemon):
+            await self._tell(daemon.name, command)
+
+    def _make_directories(self, name: str) -> None:
+        memory = self._memory(name)
+        try:
+            for directory in (self._pipes(name), self._home / name / "log", memory):
+                directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+            # Clients of any user make their segments here, as in /dev/shm itself.
+            memory.chmod(0o1777)
+        except OSError as error:
+            raise Refused(
+                f"cannot make the directories of MPS daemon {name}: {error}",
+                nearest_fix="mount the host's root so that it can be written",
+            ) from error
+        if not (self._programs.root / str(self._pipes(name)).lstrip("/")).exists():
+            raise Refused(
+                f"MPS daemons run in {self._programs.root} and would not find {self._home} there",
+                nearest_fix="give the host's root as --driver-root",
+            )
+
+    async def _answers(self, name: str) -> bool:
+        try:
+            await self._tell(name, "get_default_active_thread_percentage")
+        except Retry:
+            return False
+        return True
+
+    async def _tell(self, name: str, command: str) -> None:
+        await self._programs.run(MPS_CONTROL, stdin=command + "\n", env=self._environment(name))
+
+    async def _start(self, daemon: MpsDaemon) -> None:
+        flags = ("-multiuser-server",) if daemon.multi_user else ()
+        memory = str(SHARED_MEMORY / _mps_memory_name(daemon.name))
+        await self._programs.run(
+            *("unshare", "--mount", "sh", "-c", _START_MPS, "mps", memory, *flags),
+            env={**self._environment(daemon.name), "CUDA_VISIBLE_DEVICES": ",".join(daemon.uuids)},
+        )
+
+    def _environment(self, name: str) -> Mapping[str, str]:
+        return {
+            "CUDA_MPS_PIPE_DIRECTORY": str(self._pipes(name)),
+            "CUDA_MPS_LOG_DIRECTORY": str(self._home / name / "log"),
+        }
+
+    def _pipes(self, name: str) -> Path:
+        return self._home / name / "pipe"
+
+    def _memory(self, name: str) -> Path:
+        return self._programs.root / str(SHARED_MEMORY / _mps_memory_name(name)).lstrip("/")
+
+
+def _mps_memory_name(name: str) -> str:
+    return f"rackloom-mps-{name}"
+
+
+def _mps_commands(daemon: MpsDaemon) -> list[str]:
+    limits = [
+        f"set_default_device_pinned_mem_limit {gpu} {most}" for gpu, most in daemon.memory_limits.items()
+    ]
+    share = daemon.threads_percent
+    return limits if share is None else [*limits, f"set_default_active_thread_percentage {share}"]
+
+
+# Carrying a plan out, and undoing it.
+
+
+DEFAULT_TIME_SLICE = 0
+SHARED_MODE, EXCLUSIVE_MODE = "DEFAULT", "EXCLUSIVE_PROCESS"
+
+
+async def apply_sharing(wanted: SharingPlan, programs: DriverPrograms, daemons: MpsDaemons) -> None:
     """Have the GPUs shared as wanted. Raises `Retry` with what the program said, or `Refused`."""
     for uuid, number in wanted.time_slices.items():
-        await programs.run(*compute_mode(uuid, SHARED))
-        await programs.run(*time_slice(uuid, number))
+        await programs.run(*compute_mode_command(uuid, SHARED_MODE))
+        await programs.run(*time_slice_command(uuid, number))
     for uuid in wanted.exclusive:
-        await programs.run(*compute_mode(uuid, EXCLUSIVE))
+        await programs.run(*compute_mode_command(uuid, EXCLUSIVE_MODE))
     for daemon in wanted.daemons:
         await daemons.ensure(daemon)
 
 
-async def unshare(
-    done: Sharing, programs: Programs, daemons: MpsDaemons, answers: Callable[[str], bool]
+async def undo_sharing(
+    done: SharingPlan, programs: DriverPrograms, daemons: MpsDaemons, answers: Callable[[str], bool]
 ) -> None:
     """Undo `share`, whether it was finished or not. A GPU that is gone has lost its settings by itself."""
     for daemon in done.daemons:
         await daemons.stop(daemon.name)
     for uuid in filter(answers, done.exclusive):
-        await programs.run(*compute_mode(uuid, SHARED))
+        await programs.run(*compute_mode_command(uuid, SHARED_MODE))
     for uuid in filter(answers, done.time_slices):
-        await programs.run(*time_slice(uuid, DEFAULT_SLICE))
+        await programs.run(*time_slice_command(uuid, DEFAULT_TIME_SLICE))
 
 
-def time_slice(uuid: str, number: int) -> tuple[str, ...]:
+def time_slice_command(uuid: str, number: int) -> tuple[str, ...]:
     """Sets the time slice of one GPU."""
     return ("nvidia-smi", "compute-policy", "-i", uuid, "--set-timeslice", str(number))
 
 
-def compute_mode(uuid: str, mode: str) -> tuple[str, ...]:
+def compute_mode_command(uuid: str, mode: str) -> tuple[str, ...]:
     """Sets who may use one GPU: everybody, or one process (which is then MPS)."""
     return ("nvidia-smi", "-i", uuid, "-c", mode)

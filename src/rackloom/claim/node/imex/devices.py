@@ -1,32 +1,282 @@
-"""The devices that a node publishes for IMEX, and how they are."""
+"""IMEX channel and daemon devices: device numbers, what a node publishes, and what a claim may have.
 
-from rackloom.claim.allocate.objects import Device
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import ImexMode, Isolation
-from rackloom.claim.node.imex.fabric import NodeFabric
-from rackloom.claim.node.imex.settings import ImexSettings
-from rackloom.claim.node.imex.view import FabricView
-from rackloom.claim.node.imex.wanted import Kind
-from rackloom.claim.node.joinkey import TRAY, Attributes, clique_attributes, number, text, tray_attributes
-from rackloom.claim.node.values import DeviceHealth, Health, Pool
+A node publishes channel-0 and daemon-0, with the clique and the tray's join key as attributes. In
+isolation mode `channel` the controller publishes the channels of a whole clique instead, and the node
+only daemon-0. Where the host runs nvidia-imex itself, no daemon is published. All devices are as healthy
+as the fabric of the node's GPUs.
+
+`imex_request` decides from a claim and the settings alone which device to prepare, and refuses what this
+node can never serve:
+
+- A claim has one device and a configuration that fits it. The last configuration wins; all of them are
+  checked.
+- Daemon claims are prepared in the namespaces of IMEX daemons only: the management device lets its holder
+  manage the fabric of the whole node.
+- An isolated channel must not come from a claim template (each pod would get another channel), and must
+  not ask for all channels (it would get those of other jobs).
+
+`ImexKernel` reads the channel major from /proc/devices and the management device from the capability file
+fabric-imex-mgmt of NVIDIA's driver.
+"""
+
+import re
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from rackloom.claim.node.fabric import FabricMonitor, NodeFabric
+from rackloom.claim.node.joinkey import (
+    TRAY,
+    DeviceAttributes,
+    clique_attributes,
+    number_attribute,
+    text_attribute,
+    tray_attributes,
+)
+from rackloom.claim.node.plugin import (
+    AllocatedClaim,
+    AllocatedDevice,
+    DeviceHealth,
+    DeviceNode,
+    DevicePool,
+    Health,
+)
+from rackloom.core.allocate.objects import Device
+from rackloom.core.domains import names
+from rackloom.core.domains.compute_domain import AllocationMode
+from rackloom.core.domains.device_configs import ChannelConfig, DaemonConfig, ImexConfig, decode_imex_config
+from rackloom.core.domains.names import OLDEST_IMEX_DRIVER, ImexIsolation, ImexMode
+from rackloom.errors import Refused, file_error_text
+from rackloom.topology.discovery.sysfs import IMEX_CHANNEL_DEVICES, character_devices
+
+# Device numbers, from the kernel.
 
 
-def node_pool(settings: ImexSettings, clique: str, fabric: NodeFabric) -> Pool:
+CAPS_DRIVER = "nvidia-caps"
+CHANNEL_MODE = 0o666
+_CAP_FIELD = re.compile(r"^(DeviceFile\w+):\s*(\d+)\s*$", re.MULTILINE)
+
+
+class ImexKernel(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the kernel tells of NVIDIA's driver."""
+
+    proc_devices: Path = Path("/proc/devices")
+    imex_capability: Path = Path("/proc/driver/nvidia/capabilities/fabric-imex-mgmt")
+
+    def channel_major(self) -> int:
+        """Major number of the channel devices. Raises `Refused` where the driver offers none."""
+        return self._major(IMEX_CHANNEL_DEVICES)
+
+    def has_channels(self) -> bool:
+        """Whether the driver offers channels now."""
+        try:
+            self.channel_major()
+        except Refused:
+            return False
+        return True
+
+    def management_node(self) -> DeviceNode:
+        """The device that lets a daemon manage the fabric. Raises `Refused` where there is none."""
+        try:
+            fields = dict(_CAP_FIELD.findall(self.imex_capability.read_text()))
+            minor, mode = int(fields["DeviceFileMinor"]), int(fields["DeviceFileMode"])
+        except (OSError, KeyError) as error:
+            raise Refused(
+                f"{self.imex_capability} does not name the IMEX management device: {error!r}",
+                nearest_fix=f"install NVIDIA's driver {OLDEST_IMEX_DRIVER} or later on the node",
+            ) from error
+        path = f"/dev/nvidia-caps/nvidia-cap{minor}"
+        return DeviceNode(path=path, major=self._major(CAPS_DRIVER), minor=minor, file_mode=mode)
+
+    def _major(self, driver: str) -> int:
+        try:
+            text = self.proc_devices.read_text()
+        except OSError as error:
+            raise Refused(
+                f"{self.proc_devices} cannot be read: {file_error_text(error)}",
+                nearest_fix="name the kernel's list of devices as --proc-devices",
+            ) from error
+        for major, name in character_devices(text):
+            if name == driver:
+                return major
+        raise Refused(
+            f"{self.proc_devices} lists no character device {driver}",
+            nearest_fix="load the nvidia module of a driver with IMEX support",
+        )
+
+
+def channel_node(major: int, channel: int) -> DeviceNode:
+    """The device of one IMEX channel. Anybody in the container may open it, as NVIDIA's driver has it."""
+    path = f"/dev/{IMEX_CHANNEL_DEVICES}/channel{channel}"
+    return DeviceNode(path=path, major=major, minor=channel, file_mode=CHANNEL_MODE)
+
+
+# Settings.
+
+
+class ImexSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one node."""
+
+    node: str
+    namespaces: tuple[str, ...]
+    """Of IMEX daemons, their claims and clique objects. New ones come to the first; the others are those of
+    earlier installations, whose daemons run until their ComputeDomain is deleted."""
+    domains: Path
+    """A directory for each ComputeDomain, which its daemon sees as /imexd."""
+    mode: ImexMode = ImexMode.DRIVER_MANAGED
+    isolation: ImexIsolation = ImexIsolation.DOMAIN
+    """Of a node without the label."""
+    kernel: ImexKernel = ImexKernel()
+    boot_id: str = ""
+    """Of the node; where it is empty, daemons of an earlier boot are not told from those of this one."""
+
+
+# What a claim asks for. Pure.
+
+
+_ISOLATED_CHANNEL = re.compile(r"channel-([0-9]{1,3})")
+
+
+class ImexDeviceKind(StrEnum):
+    """Of a device, as its attribute `type` says."""
+
+    CHANNEL = "channel"
+    DAEMON = "daemon"
+    ISOLATED_CHANNEL = names.ISOLATED_CHANNEL_TYPE
+
+
+class ImexRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One device of one ComputeDomain."""
+
+    kind: ImexDeviceKind
+    domain: str
+    """UID of the ComputeDomain."""
+    result: AllocatedDevice
+    channel: int = 0
+    every_channel: bool = False
+
+
+def imex_request(claim: AllocatedClaim, settings: ImexSettings) -> ImexRequest:
+    """What to prepare. Raises `Refused` for a claim that this node can never serve as it is."""
+    if len(claim.results) != 1:
+        raise Refused(
+            f"claim {claim.ref.name} has {len(claim.results)} devices of {names.IMEX_DRIVER}, not one",
+            nearest_fix="ask for one device in one request",
+        )
+    (result,) = claim.results
+    kind, channel = _device_of(result)
+    config = _config_of(claim, result, kind)
+    match kind:
+        case ImexDeviceKind.DAEMON:
+            _check_daemon(claim, settings)
+        case ImexDeviceKind.CHANNEL:
+            _check_channel(settings)
+        case ImexDeviceKind.ISOLATED_CHANNEL:
+            _check_isolated(claim, config, settings)
+    every = isinstance(config, ChannelConfig) and config.allocation_mode is AllocationMode.ALL
+    return ImexRequest(
+        kind=kind,
+        domain=config.domain_id,
+        result=result,
+        channel=channel,
+        every_channel=every and settings.mode is ImexMode.DRIVER_MANAGED,
+    )
+
+
+def _device_of(result: AllocatedDevice) -> tuple[ImexDeviceKind, int]:
+    """Its kind and number."""
+    isolated = _ISOLATED_CHANNEL.fullmatch(result.device)
+    if isolated is not None and result.pool.startswith(names.channel_pool_name("")):
+        return ImexDeviceKind.ISOLATED_CHANNEL, int(isolated[1])
+    kinds = {names.CHANNEL_DEVICE: ImexDeviceKind.CHANNEL, names.DAEMON_DEVICE: ImexDeviceKind.DAEMON}
+    if result.device not in kinds:
+        raise Refused(f"device {result.device} of pool {result.pool} is none of this node")
+    return kinds[result.device], 0
+
+
+def _config_of(claim: AllocatedClaim, result: AllocatedDevice, kind: ImexDeviceKind) -> ImexConfig:
+    """The last one for the request wins; all are checked, since each was written by somebody."""
+    configs = [decode_imex_config(config.parameters) for config in claim.configs_for(result)]
+    if not configs:
+        raise Refused(
+            f"claim {claim.ref.name} has no configuration for request {result.request}",
+            nearest_fix="use the claim template that a ComputeDomain names in spec.channel",
+        )
+    fitting = DaemonConfig if kind is ImexDeviceKind.DAEMON else ChannelConfig
+    for config in configs:
+        if not isinstance(config, fitting):
+            raise Refused(
+                f"cannot apply ComputeDomain{type(config).__name__} to request {result.request},"
+                f" which got {result.device}",
+                nearest_fix=f"use ComputeDomain{fitting.__name__}, or the other device class",
+            )
+    return configs[-1]
+
+
+def _check_daemon(claim: AllocatedClaim, settings: ImexSettings) -> None:
+    if settings.mode is ImexMode.HOST_MANAGED:
+        raise Refused(
+            "the host runs nvidia-imex on this node: no daemon claim is prepared here",
+            nearest_fix="remove the DaemonSet that asks for it, or set the plugin to driverManaged",
+        )
+    # The device lets its holder manage the fabric of the whole node.
+    if claim.ref.namespace not in settings.namespaces:
+        places = " and ".join(settings.namespaces)
+        raise Refused(
+            f"daemon claims are prepared in namespace {places} only, not {claim.ref.namespace}",
+            nearest_fix=f"use device class {names.CHANNEL_CLASS} for a workload",
+        )
+
+
+def _check_channel(settings: ImexSettings) -> None:
+    if settings.isolation is ImexIsolation.CHANNEL:
+        raise Refused(
+            f"node {settings.node} gives each job a channel of its own, and not {names.CHANNEL_DEVICE}",
+            nearest_fix="delete the pod: it is then admitted with the claim that its ComputeDomain shares",
+        )
+
+
+def _check_isolated(claim: AllocatedClaim, config: ImexConfig, settings: ImexSettings) -> None:
+    if settings.isolation is not ImexIsolation.CHANNEL:
+        raise Refused(
+            f"node {settings.node} gives a whole IMEX domain to one job, and no single channels",
+            nearest_fix="set the plugin's isolation to channel on every node of the clique",
+        )
+    if claim.of_pod is not None:
+        raise Refused(
+            f"claim {claim.ref.name} was made from a template for pod {claim.of_pod}: its pods would share no"
+            " memory with those of the same job, each having a channel of its own",
+            nearest_fix="name the claim that the ComputeDomain shares among its pods as resourceClaimName",
+        )
+    if isinstance(config, ChannelConfig) and config.allocation_mode is AllocationMode.ALL:
+        raise Refused(
+            "allocationMode All would give this job the channels of all others",
+            nearest_fix="use Single, or a clique in domain mode",
+        )
+
+
+# What the node publishes.
+
+
+def imex_pool(settings: ImexSettings, clique: str, fabric: NodeFabric) -> DevicePool:
     """channel-0 and daemon-0, as far as they are given out here.
 
     In channel mode the controller publishes the channels of a whole clique; a host that runs nvidia-imex
     itself needs no daemon.
     """
-    shared = clique_attributes(clique) | tray_attributes(gpu.key for gpu in fabric.gpus) | _tray(fabric)
+    shared = (
+        clique_attributes(clique) | tray_attributes(gpu.key for gpu in fabric.gpus) | _tray_attribute(fabric)
+    )
     devices = []
-    if settings.isolation is not Isolation.CHANNEL:
-        devices.append(_device(names.CHANNEL_DEVICE, Kind.CHANNEL, shared))
+    if settings.isolation is not ImexIsolation.CHANNEL:
+        devices.append(_device(names.CHANNEL_DEVICE, ImexDeviceKind.CHANNEL, shared))
     if settings.mode is not ImexMode.HOST_MANAGED:
-        devices.append(_device(names.DAEMON_DEVICE, Kind.DAEMON, shared))
-    return Pool(name=settings.node, devices=tuple(devices))
+        devices.append(_device(names.DAEMON_DEVICE, ImexDeviceKind.DAEMON, shared))
+    return DevicePool(name=settings.node, devices=tuple(devices))
 
 
-def health_of(pool: Pool, view: FabricView) -> tuple[DeviceHealth, ...]:
+def imex_device_health(pool: DevicePool, view: FabricMonitor) -> tuple[DeviceHealth, ...]:
     """Every device of the node is as well as the node's fabric is."""
     health, message = _fabric_health(view)
     return tuple(
@@ -41,16 +291,18 @@ def health_of(pool: Pool, view: FabricView) -> tuple[DeviceHealth, ...]:
     )
 
 
-def _device(name: str, kind: Kind, shared: Attributes) -> Device:
-    return Device(name=name, attributes={"type": text(kind.value), "id": number(0), **shared})
+def _device(name: str, kind: ImexDeviceKind, shared: DeviceAttributes) -> Device:
+    return Device(
+        name=name, attributes={"type": text_attribute(kind.value), "id": number_attribute(0), **shared}
+    )
 
 
-def _tray(fabric: NodeFabric) -> Attributes:
+def _tray_attribute(fabric: NodeFabric) -> DeviceAttributes:
     trays = {gpu.tray for gpu in fabric.gpus if gpu.tray is not None}
-    return {TRAY: number(trays.pop())} if len(trays) == 1 else {}
+    return {TRAY: number_attribute(trays.pop())} if len(trays) == 1 else {}
 
 
-def _fabric_health(view: FabricView) -> tuple[Health, str]:
+def _fabric_health(view: FabricMonitor) -> tuple[Health, str]:
     if view.trouble is not None:
         return Health.UNKNOWN, view.trouble
     for health in (Health.UNHEALTHY, Health.UNKNOWN):

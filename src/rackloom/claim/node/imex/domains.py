@@ -1,32 +1,57 @@
-"""Finding the ComputeDomain that a claim names by its UID."""
+"""ComputeDomains and IMEX daemons as the cluster shows them: what a channel waits for.
 
+A claim names its ComputeDomain by UID. `ComputeDomains` finds it by the controller's label, else by
+listing, and compares UIDs: anybody may set a label, nobody chooses a UID. A workload's claim must be in
+the namespace of the ComputeDomain, since a claim that could name a foreign one would share memory with
+its pods; and the ComputeDomain must not be in deletion, since the node label would outlive it.
+
+`ImexDaemons` says whether the daemon of a ComputeDomain, or the one kept warm for a clique, is READY on
+this node, from ComputeDomainClique objects. After a power failure such an object still says READY of a
+daemon that has not started again. So a daemon writes the boot id of its node into a file on the host once
+it has reported itself, and READY counts only where that file names this boot. Daemons that write no such
+file (NVIDIA's, earlier releases) count without it. The file is written by a container, so links are not
+followed, pipes not waited for, and no more bytes are read than an id has.
+
+Where the host runs nvidia-imex itself, `HostImexDaemon` asks nvidia-imex-ctl instead.
+"""
+
+import os
 import re
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
-from rackloom.claim.domain.names import COMPUTE_DOMAIN_LABEL
+from rackloom import programs
 from rackloom.claim.kube.api import KubeApi, NotFound
-from rackloom.claim.kube.kinds import COMPUTE_DOMAIN
-from rackloom.errors import Refused
+from rackloom.claim.node.imex.devices import ImexSettings
+from rackloom.core.domains.clique import Readiness, read_clique
+from rackloom.core.domains.names import BOOT_FILE, CLIQUE_ID_LABEL, COMPUTE_DOMAIN_LABEL, clique_object_name
+from rackloom.core.kubernetes.objects import COMPUTE_DOMAIN, COMPUTE_DOMAIN_CLIQUE, Object
+from rackloom.errors import Refused, Retry
+
+# ComputeDomains by UID.
+
 
 _UID = re.compile(r"[0-9A-Za-z-]{1,63}")
 
 
-class DomainName(msgspec.Struct, frozen=True):
+class DomainReference(msgspec.Struct, frozen=True):
     """Where a ComputeDomain is."""
 
     namespace: str
     name: str
 
 
-class Domains:
+class ComputeDomains:
     """ComputeDomains by UID. A UID is never used again, so what was found once is not asked for again."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
-        self._known: dict[str, DomainName] = {}
+        self._known: dict[str, DomainReference] = {}
 
-    async def of_workload(self, uid: str, namespace: str) -> DomainName:
+    async def of_workload(self, uid: str, namespace: str) -> DomainReference:
         """The ComputeDomain `uid`, for a claim in `namespace`.
 
         Raises `Refused` when there is none, when it is being deleted (the label that a preparation puts on
@@ -42,7 +67,7 @@ class Domains:
         await self._require_staying(uid, found)
         return found
 
-    async def _require_staying(self, uid: str, found: DomainName) -> None:
+    async def _require_staying(self, uid: str, found: DomainReference) -> None:
         try:
             meta = (await self._api.get(COMPUTE_DOMAIN, found.name, found.namespace))["metadata"]
         except NotFound:
@@ -53,7 +78,7 @@ class Domains:
                 nearest_fix="create it anew, and then the pods from the claim template that it makes",
             )
 
-    async def of_daemon(self, uid: str) -> DomainName:
+    async def of_daemon(self, uid: str) -> DomainReference:
         """The ComputeDomain `uid`, wherever it is. Raises `Refused` when there is none."""
         return await self._find(uid, None)
 
@@ -62,7 +87,7 @@ class Domains:
         listed = await self._api.list(COMPUTE_DOMAIN)
         return frozenset(one["metadata"]["uid"] for one in listed.items)
 
-    async def _find(self, uid: str, namespace: str | None) -> DomainName:
+    async def _find(self, uid: str, namespace: str | None) -> DomainReference:
         """By the label that our controller puts on it; a ComputeDomain of another has to be searched for."""
         if uid not in self._known and _UID.fullmatch(uid):
             labelled = f"{COMPUTE_DOMAIN_LABEL}={uid}"
@@ -82,4 +107,114 @@ class Domains:
             meta = one["metadata"]
             # Anybody may put a label on an object, but nobody chooses its UID.
             if meta["uid"] == uid:
-                self._known[uid] = DomainName(meta["namespace"], meta["name"])
+                self._known[uid] = DomainReference(meta["namespace"], meta["name"])
+
+
+# Readiness of daemons.
+
+
+READY_RETRY_SECONDS = 0.25
+CTL_SECONDS = 10.0
+
+
+class ImexDaemons:
+    """IMEX daemons of this node, as the clique objects in their namespaces tell of them."""
+
+    def __init__(self, api: KubeApi, settings: ImexSettings) -> None:
+        self._api = api
+        self._settings = settings
+        self._namespaces = settings.namespaces
+
+    async def need_own(self, uid: str, clique_id: str) -> None:
+        """Raise `Retry` unless the daemon of ComputeDomain `uid` is READY here."""
+        name = clique_object_name(uid, clique_id)
+        for namespace in self._namespaces:
+            with suppress(NotFound):
+                if self._is_ready(await self._api.get(COMPUTE_DOMAIN_CLIQUE, name, namespace)):
+                    return
+        raise _not_ready(f"ComputeDomain {uid}")
+
+    async def need_warm(self, clique_id: str) -> None:
+        """Raise `Retry` unless the daemon that is kept warm for the clique is READY here."""
+        for namespace in self._namespaces:
+            listed = await self._api.list(COMPUTE_DOMAIN_CLIQUE, namespace, labels=clique_selector(clique_id))
+            if any(self._is_ready(clique_object) for clique_object in listed.items):
+                return
+        raise _not_ready(f"clique {clique_id}")
+
+    async def changes(self, labels: str) -> AsyncIterator[None]:
+        """Yield when a daemon of the clique objects selected by `labels` is READY here.
+
+        Of the namespace for new daemons alone: those of earlier installations run already, and where one
+        starts again the next attempt finds it.
+        """
+        namespace = self._namespaces[0]
+        listed = await self._api.list(COMPUTE_DOMAIN_CLIQUE, namespace, labels=labels)
+        if any(self._is_ready(one) for one in listed.items):
+            yield
+        events = self._api.watch(
+            COMPUTE_DOMAIN_CLIQUE, namespace, resource_version=listed.resource_version, labels=labels
+        )
+        async for event in events:
+            if event.type in ("ADDED", "MODIFIED") and self._is_ready(event.object):
+                yield
+
+    def _is_ready(self, obj: Object) -> bool:
+        value = read_clique(obj)
+        here = value.on(self._settings.node)
+        ready = here is not None and here.status is Readiness.READY
+        return ready and self._is_of_this_boot(value.compute_domain)
+
+    def _is_of_this_boot(self, uid: str) -> bool:
+        """Whether its file names this boot, or there is none.
+
+        The daemon's container can put anything there. A link is not followed, a pipe not waited for, and no
+        more is read than an id has.
+        """
+        wanted = self._settings.boot_id.encode()
+        if not wanted:
+            return True
+        path = self._settings.domains / uid / BOOT_FILE
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        try:
+            return os.read(file, len(wanted) + 1) == wanted
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+
+
+def _not_ready(whose: str) -> Retry:
+    return Retry(f"the IMEX daemon of {whose} is not ready on this node", after=READY_RETRY_SECONDS)
+
+
+def domain_selector(uid: str) -> str:
+    """Selects the clique objects of a ComputeDomain."""
+    return f"{COMPUTE_DOMAIN_LABEL}={uid}"
+
+
+def clique_selector(clique_id: str) -> str:
+    """Selects the clique objects of a clique."""
+    return f"{CLIQUE_ID_LABEL}={clique_id}"
+
+
+class HostImexDaemon(msgspec.Struct, frozen=True, kw_only=True):
+    """An nvidia-imex that the host runs by itself."""
+
+    root: Path
+    """Where the host's root, with nvidia-imex-ctl in it, is mounted."""
+    socket: str = "/etc/nvidia-imex/imex_ctrl.sock"
+
+    async def need_ready(self) -> None:
+        """Raise `Retry` unless it says READY."""
+        asked = ("nvidia-imex-ctl", "-q", "-u", self.socket)
+        ended = await programs.run_program(
+            *programs.chroot_prefix(self.root), *asked, seconds=CTL_SECONDS, again=READY_RETRY_SECONDS
+        )
+        if ended.said != "READY":
+            raise Retry(f"the host's nvidia-imex says {ended.said!r}, not READY", after=READY_RETRY_SECONDS)

@@ -1,7 +1,17 @@
-"""The plugin of compute-domain.nvidia.com.
+"""The driver compute-domain.nvidia.com: preparing IMEX channels and daemons.
 
-Preparing a channel labels the node, the label brings the ComputeDomain's daemon, whose own claim is prepared
-here meanwhile, and once the daemon is READY the channel is there. An attempt never waits: it says `Retry`.
+Preparing a channel in domain mode takes these steps: check the ComputeDomain, label the node with it,
+wait until its daemon is READY here, add the channel's device file. The label brings the daemon's pod,
+whose own claim is prepared by this plugin meanwhile; therefore an attempt never waits but raises `Retry`,
+and the framework repeats it when a clique object changes. A node without a clique gets no device file:
+there is no memory to share.
+
+An isolated channel needs no label: the daemon of its clique is kept warm. The channel's pool must be that
+of the clique that the node is in now. A daemon gets its ComputeDomain, clique and boot id in the
+environment, the IMEX management device, a directory of its own as /imexd, and the driver's files.
+
+`unprepare` removes the node label, unless another channel of the ComputeDomain is still in use here.
+`tidy` removes directories of ComputeDomains that are gone.
 """
 
 import asyncio
@@ -11,32 +21,41 @@ from typing import Any
 
 import msgspec
 
-from rackloom.claim.domain import names
-from rackloom.claim.domain.isolation import ImexMode
 from rackloom.claim.kube.api import KubeApi
-from rackloom.claim.node.driver import DRIVER_SECONDS, DriverSpec
-from rackloom.claim.node.imex.devices import health_of, node_pool
-from rackloom.claim.node.imex.domains import Domains
-from rackloom.claim.node.imex.host import channel_node
-from rackloom.claim.node.imex.mode import NodeMode
-from rackloom.claim.node.imex.node_label import NodeLabel
-from rackloom.claim.node.imex.readiness import Daemons, HostDaemon, of_clique, of_domain
-from rackloom.claim.node.imex.settings import ImexSettings
-from rackloom.claim.node.imex.view import FabricView
-from rackloom.claim.node.imex.wanted import Kind, Wanted, wanted_by
-from rackloom.claim.node.values import (
-    Claim,
+from rackloom.claim.node.cdi import DRIVER_SECONDS, DriverSpec
+from rackloom.claim.node.fabric import FabricMonitor
+from rackloom.claim.node.imex.devices import (
+    ImexDeviceKind,
+    ImexRequest,
+    ImexSettings,
+    channel_node,
+    imex_device_health,
+    imex_pool,
+    imex_request,
+)
+from rackloom.claim.node.imex.domains import (
+    ComputeDomains,
+    HostImexDaemon,
+    ImexDaemons,
+    clique_selector,
+    domain_selector,
+)
+from rackloom.claim.node.imex.labels import ComputeDomainLabel, NodeIsolation
+from rackloom.claim.node.plugin import (
+    AllocatedClaim,
+    CheckpointEntry,
+    ContainerEdits,
+    ContainerMount,
     DeviceHealth,
-    Edits,
-    Entry,
-    Mount,
-    Pool,
-    Prepared,
+    DevicePool,
+    PreparedClaim,
     PreparedDevice,
 )
+from rackloom.core.domains import names
+from rackloom.core.domains.names import ImexMode
 from rackloom.errors import Refused, Retry
 
-LOOK_SECONDS = 600.0
+FABRIC_SECONDS = 600.0
 """Between two looks at the fabric."""
 
 
@@ -44,24 +63,24 @@ class ImexPlugin:
     """IMEX channels and daemons of one node."""
 
     driver = names.IMEX_DRIVER
-    kinds = (Kind.CHANNEL.value, Kind.DAEMON.value, Kind.ISOLATED_CHANNEL.value)
+    kinds = (ImexDeviceKind.CHANNEL.value, ImexDeviceKind.DAEMON.value, ImexDeviceKind.ISOLATED_CHANNEL.value)
 
     def __init__(
         self,
         api: KubeApi,
         settings: ImexSettings,
-        fabric: FabricView,
-        host_daemon: HostDaemon,
+        fabric: FabricMonitor,
+        host_daemon: HostImexDaemon,
         driver: DriverSpec | None = None,
     ) -> None:
         self._settings = settings
-        self._mode = NodeMode(api, settings.node, settings.isolation)
+        self._mode = NodeIsolation(api, settings.node, settings.isolation)
         self._fabric = fabric
         self._host_daemon = host_daemon
         self._driver = driver
-        self._domains = Domains(api)
-        self._label = NodeLabel(api, settings.node)
-        self._daemons = Daemons(api, settings)
+        self._domains = ComputeDomains(api)
+        self._label = ComputeDomainLabel(api, settings.node)
+        self._daemons = ImexDaemons(api, settings)
 
     async def start(self) -> None:
         """Learn the node's mode before anything is published or prepared. Raises `KubeError`."""
@@ -71,50 +90,56 @@ class ImexPlugin:
         """NVIDIA's driver with its IMEX channels, of a version that will do."""
         return self._fabric.missing
 
-    async def pools(self) -> tuple[Pool, ...]:
+    async def pools(self) -> tuple[DevicePool, ...]:
         """The node's pool, empty without a driver. Raises `Retry` until the node's clique is known."""
         try:
             clique = await self._fabric.clique()
         except Retry:
             if self._fabric.missing is None:
                 raise
-            return (Pool(name=self._settings.node, devices=()),)
-        return (node_pool(self._now(), clique, self._fabric.fabric),)
+            return (DevicePool(name=self._settings.node, devices=()),)
+        return (imex_pool(self._now(), clique, self._fabric.fabric),)
 
-    def intent(self, claim: Claim) -> Mapping[str, Any]:
+    def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
         """What is wanted, and for whom: enough to take the label back."""
-        wanted = wanted_by(claim, self._now())
+        wanted = imex_request(claim, self._now())
         return {"kind": wanted.kind.value, "domain": wanted.domain}
 
-    async def prepare(self, claim: Claim) -> Prepared:
+    async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
         """One attempt."""
-        wanted = wanted_by(claim, self._now())
+        wanted = imex_request(claim, self._now())
         await self._fabric.need_driver()
         match wanted.kind:
-            case Kind.DAEMON:
+            case ImexDeviceKind.DAEMON:
                 device = await self._daemon(wanted)
-            case Kind.CHANNEL:
+            case ImexDeviceKind.CHANNEL:
                 device = await self._channel(claim, wanted)
-            case Kind.ISOLATED_CHANNEL:
+            case ImexDeviceKind.ISOLATED_CHANNEL:
                 device = await self._isolated(claim, wanted)
-        return Prepared(devices=(device,))
+        return PreparedClaim(devices=(device,))
 
-    async def changes(self, claim: Claim) -> AsyncIterator[None]:
+    async def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
         """Whenever a daemon that a channel may wait for is READY here."""
-        wanted = wanted_by(claim, self._now())
-        if wanted.kind is Kind.DAEMON or self._settings.mode is ImexMode.HOST_MANAGED:
+        wanted = imex_request(claim, self._now())
+        if wanted.kind is ImexDeviceKind.DAEMON or self._settings.mode is ImexMode.HOST_MANAGED:
             return
         clique = await self._fabric.clique()
-        labels = of_domain(wanted.domain) if wanted.kind is Kind.CHANNEL else of_clique(clique)
+        labels = (
+            domain_selector(wanted.domain)
+            if wanted.kind is ImexDeviceKind.CHANNEL
+            else clique_selector(clique)
+        )
         async for _ in self._daemons.changes(labels):
             yield
 
-    async def unprepare(self, entry: Entry, others: Collection[Entry]) -> None:
+    async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Take the node label back, unless another channel of the ComputeDomain is still in use here."""
-        if entry.record.get("kind") == Kind.CHANNEL and not _uses(others, entry.record["domain"]):
+        if entry.record.get("kind") == ImexDeviceKind.CHANNEL and not _is_used_by(
+            others, entry.record["domain"]
+        ):
             await self._label.leave(entry.record["domain"])
 
-    async def tidy(self, claims: Collection[Entry]) -> None:
+    async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """Remove the directories of ComputeDomains that are gone."""
         here = {path.name: path for path in self._settings.domains.glob("*/")}
         unused = here.keys() - {entry.record.get("domain") for entry in claims}
@@ -130,7 +155,7 @@ class ImexPlugin:
     async def health(self) -> tuple[DeviceHealth, ...]:
         """As the GPUs' fabric is now."""
         await self._fabric.look()
-        return tuple(one for pool in await self.pools() for one in health_of(pool, self._fabric))
+        return tuple(one for pool in await self.pools() for one in imex_device_health(pool, self._fabric))
 
     async def _follow_driver(self) -> None:
         """Look for a driver that is missing, and at the fabric: at once when the driver becomes another."""
@@ -140,7 +165,7 @@ class ImexPlugin:
             await asyncio.sleep(DRIVER_SECONDS)
             changed = self._driver is not None and await self._driver.look()
             waits = self._fabric.missing is not None or not self._settings.kernel.has_channels()
-            if changed or waits or loop.time() >= looked_at + LOOK_SECONDS:
+            if changed or waits or loop.time() >= looked_at + FABRIC_SECONDS:
                 looked_at = loop.time()
                 await self._fabric.look()
 
@@ -148,7 +173,7 @@ class ImexPlugin:
         """The settings with the mode that the node is in at present."""
         return msgspec.structs.replace(self._settings, isolation=self._mode.isolation)
 
-    async def _channel(self, claim: Claim, wanted: Wanted) -> PreparedDevice:
+    async def _channel(self, claim: AllocatedClaim, wanted: ImexRequest) -> PreparedDevice:
         await self._domains.of_workload(wanted.domain, claim.ref.namespace)
         if self._settings.mode is ImexMode.HOST_MANAGED:
             await self._host_daemon.need_ready()
@@ -161,7 +186,7 @@ class ImexPlugin:
         await self._daemons.need_own(wanted.domain, clique)
         return self._channels(wanted)
 
-    async def _isolated(self, claim: Claim, wanted: Wanted) -> PreparedDevice:
+    async def _isolated(self, claim: AllocatedClaim, wanted: ImexRequest) -> PreparedDevice:
         await self._domains.of_workload(wanted.domain, claim.ref.namespace)
         clique = await self._fabric.clique()
         if wanted.result.pool != names.channel_pool_name(clique):
@@ -173,18 +198,20 @@ class ImexPlugin:
         await self._daemons.need_warm(clique)
         return self._channels(wanted)
 
-    def _channels(self, wanted: Wanted) -> PreparedDevice:
+    def _channels(self, wanted: ImexRequest) -> PreparedDevice:
         major = self._settings.kernel.channel_major()
         numbers = range(names.CHANNELS_PER_NODE) if wanted.every_channel else (wanted.channel,)
         nodes = tuple(channel_node(major, number) for number in numbers)
-        return PreparedDevice(result=wanted.result, kind=wanted.kind, edits=Edits(device_nodes=nodes))
+        return PreparedDevice(
+            result=wanted.result, kind=wanted.kind, edits=ContainerEdits(device_nodes=nodes)
+        )
 
-    async def _daemon(self, wanted: Wanted) -> PreparedDevice:
+    async def _daemon(self, wanted: ImexRequest) -> PreparedDevice:
         domain = await self._domains.of_daemon(wanted.domain)
         clique = await self._fabric.clique()
         home = self._settings.domains / wanted.domain
         home.mkdir(parents=True, exist_ok=True, mode=0o750)
-        edits = Edits(
+        edits = ContainerEdits(
             env=(
                 f"CLIQUE_ID={clique}",
                 f"COMPUTE_DOMAIN_UUID={wanted.domain}",
@@ -194,7 +221,7 @@ class ImexPlugin:
             ),
             device_nodes=(self._settings.kernel.management_node(),) if clique else (),
             mounts=(
-                Mount(
+                ContainerMount(
                     host_path=str(home), container_path="/imexd", options=("rw", "nosuid", "nodev", "bind")
                 ),
             ),
@@ -207,7 +234,8 @@ class ImexPlugin:
         )
 
 
-def _uses(entries: Collection[Entry], domain: str) -> bool:
+def _is_used_by(entries: Collection[CheckpointEntry], domain: str) -> bool:
     return any(
-        one.record.get("kind") == Kind.CHANNEL and one.record.get("domain") == domain for one in entries
+        one.record.get("kind") == ImexDeviceKind.CHANNEL and one.record.get("domain") == domain
+        for one in entries
     )

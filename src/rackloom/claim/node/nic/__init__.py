@@ -1,1 +1,11 @@
-"""The plugin of dra.net: network interfaces and RDMA devices, lent to pods and given back."""
+"""The kubelet plugin of dra.net: network interfaces and RDMA devices for pods.
+
+- `inventory` observes the host's NICs; `rackloom.core.nics.devices` decides what is published.
+- `plugin` prepares claims. Preparing only reads; the NIC moves when the container runtime starts the
+  pod's sandbox.
+- `attach` moves NICs into sandboxes and back, with `links`, `rdma` and `datapath` for the kernel's
+  interfaces and `netlink` for the wire.
+- `dhcp` asks for addresses and `renewal` keeps them.
+- `status` reports to the claim, to the pod's events and to metrics.
+- `config` reads the operator's files and the filter expression.
+"""

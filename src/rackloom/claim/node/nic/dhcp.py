@@ -1,15 +1,26 @@
-"""Speaking DHCP (RFC 2131) on an interface, in the namespace of the calling thread. Blocks, and is bounded.
+"""The DHCP client (RFC 2131) on the wire, and the store of leases.
 
-An address is asked for by discover, offer, request, acknowledgement; one that was given is asked for again by
-a single request. When to do so is decided elsewhere (`lease`). pyroute2 encodes and decodes.
+`request_lease` asks for an address by DISCOVER, OFFER, REQUEST, ACK; `renew_lease` asks once for one that
+was given; `release_lease` gives it back. When to do so is decided by `core.nics.lease`. Everything runs
+on an interface in the namespace of the calling thread, blocks, and is bounded: 5 s for an answer, as in
+DRANET. pyroute2 encodes and decodes.
+
+Only the server that gave a lease can refuse it, since a NAK is for good; any server may prolong it when
+asked by broadcast. A router (option 3) is not taken: it would be a default route, which belongs to the
+pod's first interface. Routes of option 121 are. Anybody on the network may send frames, so frames that
+cannot be read are waited past, without logging each.
+
+`LeaseStore` keeps one file for each leased NIC of a claim, from prepare to unprepare. A restarted plugin
+asks at once whether its leases still stand.
 """
 
 import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,28 +30,46 @@ from pyroute2.dhcp.dhcp4socket import AsyncDHCP4Socket  # type: ignore[import-un
 from pyroute2.dhcp.enums.dhcp import MessageType, Option  # type: ignore[import-untyped]
 from pyroute2.dhcp.fsm import State  # type: ignore[import-untyped]
 
-from rackloom.claim.node.nic.dhcp_answers import granted, routes
-from rackloom.claim.node.nic.lease import Do, Grant, Lease, Said, began
-from rackloom.claim.opaque.network import Route
+from rackloom.claim.node.checkpoint import BootScopedFiles
+from rackloom.claim.node.plugin import ClaimRef
+from rackloom.core.domains.network_config import RouteConfig
+from rackloom.core.nics.attachment import NicValue, PreparedNic
+from rackloom.core.nics.lease import (
+    DhcpGrant,
+    DhcpLease,
+    LeaseAction,
+    RequestFailure,
+    classless_routes,
+    new_lease,
+    read_grant,
+    restored_lease,
+)
 from rackloom.errors import Refused, Retry
 
-SECONDS = 5.0
+# The client.
+
+
+DHCP_SECONDS = 5.0
 """How long an answer is waited for, as long as DRANET does."""
 LEAST_LEASE_SECONDS = 5.0
 """A pod has no use of an address that ends before its renewal is answered."""
 _REPEAT_SECONDS = 1.0
-_ASKED = (
+_REQUESTED_OPTIONS = (
     Option.SUBNET_MASK,
     Option.CLASSLESS_STATIC_ROUTE,
     Option.LEASE_TIME,
     Option.RENEWAL_TIME,
     Option.REBINDING_TIME,
 )
-_Wanted = Mapping[Any, str | None]
+_ExpectedAnswers = Mapping[Any, str | None]
 """Kinds of answers, each with the identifier of the server that alone may give it, or None for any."""
-_OFFER: _Wanted = {MessageType.OFFER: None}
-_ACK: _Wanted = {MessageType.ACK: None}
-_STATES = {Do.REBOOT: State.REBOOTING, Do.RENEW: State.RENEWING, Do.REBIND: State.REBINDING}
+_OFFER: _ExpectedAnswers = {MessageType.OFFER: None}
+_ACK: _ExpectedAnswers = {MessageType.ACK: None}
+_STATES = {
+    LeaseAction.REBOOT: State.REBOOTING,
+    LeaseAction.RENEW: State.RENEWING,
+    LeaseAction.REBIND: State.REBINDING,
+}
 _ETHERNET = 1
 _UNREADABLE = (ValueError, LookupError, AssertionError)
 """What the library raises for a frame that it cannot read."""
@@ -48,14 +77,14 @@ logging.getLogger("pyroute2.dhcp").setLevel(logging.CRITICAL)
 """The library tells of every frame that it cannot read, and anybody may send those."""
 
 
-class Leased(msgspec.Struct, frozen=True, kw_only=True):
+class LeasedAddress(msgspec.Struct, frozen=True, kw_only=True):
     """What a server gave: one address, and the routes of option 121.
 
     A router (option 3) is not taken: it would be a default route, which belongs to the pod's first interface.
     """
 
-    lease: Lease
-    routes: tuple[Route, ...] = ()
+    lease: DhcpLease
+    routes: tuple[RouteConfig, ...] = ()
 
 
 def boot_seconds() -> float:
@@ -63,7 +92,7 @@ def boot_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def ask(link: str, seconds: float = SECONDS) -> Leased:
+def request_lease(link: str, seconds: float = DHCP_SECONDS) -> LeasedAddress:
     """The address that a server of the network gives `link`, which must be up.
 
     Raises `Retry` where nobody answers in time or the link cannot be used now, and `Refused` for an answer
@@ -71,11 +100,11 @@ def ask(link: str, seconds: float = SECONDS) -> Leased:
     """
     asked_at = boot_seconds()
     try:
-        mac, told = asyncio.run(_asked(link, seconds))
-        grant = _long_enough(granted(told), link)
-        return Leased(
-            lease=began(grant, mac, asked_at),
-            routes=routes(told.dhcp["options"].get("classless_static_route", ())),
+        mac, told = asyncio.run(_exchange_request(link, seconds))
+        grant = _long_enough(read_grant(told), link)
+        return LeasedAddress(
+            lease=new_lease(grant, mac, asked_at),
+            routes=classless_routes(told.dhcp["options"].get("classless_static_route", ())),
         )
     except TimeoutError as error:
         raise Retry(f"no DHCP server answered on {link} within {seconds:g} s", after=seconds) from error
@@ -88,7 +117,7 @@ def ask(link: str, seconds: float = SECONDS) -> Leased:
         ) from error
 
 
-def _long_enough(grant: Grant, link: str) -> Grant:
+def _long_enough(grant: DhcpGrant, link: str) -> DhcpGrant:
     if grant.seconds < LEAST_LEASE_SECONDS:
         raise Refused(
             f"DHCP server {grant.server} leases {grant.address} on {link} for {grant.seconds:g} s only,"
@@ -98,60 +127,66 @@ def _long_enough(grant: Grant, link: str) -> Grant:
     return grant
 
 
-def ask_again(link: str, lease: Lease, way: Do, seconds: float = SECONDS) -> Grant | Said:
+def renew_lease(
+    link: str, lease: DhcpLease, way: LeaseAction, seconds: float = DHCP_SECONDS
+) -> DhcpGrant | RequestFailure:
     """What comes of one request for an address that was given before. Raises `OSError`."""
     try:
-        return asyncio.run(_asked_again(link, lease, way, seconds))
+        return asyncio.run(_exchange_renewal(link, lease, way, seconds))
     except (TimeoutError, KeyError, ValueError):
-        return Said.NOTHING
+        return RequestFailure.NOTHING
 
 
-def release(link: str, lease: Lease) -> None:
+def release_lease(link: str, lease: DhcpLease) -> None:
     """Tell the server that the address is not used any more. Nobody answers that. Raises `OSError`."""
-    asyncio.run(_released(link, lease))
+    asyncio.run(_send_release(link, lease))
 
 
-async def _asked(link: str, seconds: float) -> tuple[str, Any]:
+async def _exchange_request(link: str, seconds: float) -> tuple[str, Any]:
     async with asyncio.timeout(seconds), AsyncDHCP4Socket(link) as server:
         mac, number = server.l2addr, secrets.randbelow(2**32 - 1)
-        offer = await _answer(server, _from(mac, messages.discover(_ASKED), number), _OFFER)
-        request = _from(mac, messages.request_for_offer(_ASKED, offer), number)
+        offer = await _answer(
+            server, _with_client_id(mac, messages.discover(_REQUESTED_OPTIONS), number), _OFFER
+        )
+        request = _with_client_id(mac, messages.request_for_offer(_REQUESTED_OPTIONS, offer), number)
         return mac, await _answer(server, request, _ACK)
 
 
-async def _asked_again(link: str, lease: Lease, way: Do, seconds: float) -> Grant | Said:
+async def _exchange_renewal(
+    link: str, lease: DhcpLease, way: LeaseAction, seconds: float
+) -> DhcpGrant | RequestFailure:
     """Once: when it is repeated is the lease's business.
 
     A no is for good, so only the server that gave the lease can say it. Any may prolong it by a broadcast.
     """
-    request = messages.request_for_lease(_ASKED, _as_the_library_has_it(lease), _STATES[way])
-    if way is Do.REBIND:
+    request = messages.request_for_lease(_REQUESTED_OPTIONS, _library_lease(lease), _STATES[way])
+    if way is LeaseAction.REBIND:
         request.ip_src = _ip(lease)
     number = secrets.randbelow(2**32 - 1)
     async with asyncio.timeout(seconds), AsyncDHCP4Socket(link) as server:
-        await server.put(_from(lease.mac, request, number))
+        await server.put(_with_client_id(lease.mac, request, number))
         own = lease.grant.server
-        wanted = {MessageType.ACK: own if way is Do.RENEW else None, MessageType.NAK: own}
+        wanted = {MessageType.ACK: own if way is LeaseAction.RENEW else None, MessageType.NAK: own}
         told = await _received(server, number, wanted)
-    return Said.NO if told.message_type == MessageType.NAK else granted(told)
+    return RequestFailure.NO if told.message_type == MessageType.NAK else read_grant(told)
 
 
-async def _released(link: str, lease: Lease) -> None:
+async def _send_release(link: str, lease: DhcpLease) -> None:
     async with AsyncDHCP4Socket(link) as server:
         number = secrets.randbelow(2**32 - 1)
-        await server.put(_from(lease.mac, messages.release(_as_the_library_has_it(lease)), number))
+        await server.put(_with_client_id(lease.mac, messages.release(_library_lease(lease)), number))
 
 
-def _as_the_library_has_it(lease: Lease) -> Any:
+def _library_lease(lease: DhcpLease) -> Any:
     grant = lease.grant
     return SimpleNamespace(ip=_ip(lease), server_id=grant.server, server_mac=grant.server_mac)
 
 
-def _ip(lease: Lease) -> str:
+def _ip(lease: DhcpLease) -> str:
     return lease.grant.address.partition("/")[0]
 
 
-def _from(mac: str, request: Any, number: int) -> Any:
+def _with_client_id(mac: str, request: Any, number: int) -> Any:
     """As the client that `mac` is to the server, whatever the interface has now."""
     request.dhcp["xid"] = number
     request.dhcp["chaddr"] = mac
@@ -159,7 +194,7 @@ def _from(mac: str, request: Any, number: int) -> Any:
     return request
 
 
-async def _answer(server: Any, request: Any, wanted: _Wanted) -> Any:
+async def _answer(server: Any, request: Any, wanted: _ExpectedAnswers) -> Any:
     """Ask until there is an answer of the wanted kind."""
     while True:
         await server.put(request)
@@ -170,7 +205,7 @@ async def _answer(server: Any, request: Any, wanted: _Wanted) -> Any:
             continue
 
 
-async def _received(server: Any, number: int, wanted: _Wanted) -> Any:
+async def _received(server: Any, number: int, wanted: _ExpectedAnswers) -> Any:
     """The first answer to the exchange `number` that is wanted. Others are waited past."""
     while True:
         with suppress(*_UNREADABLE):
@@ -179,3 +214,42 @@ async def _received(server: Any, number: int, wanted: _Wanted) -> Any:
             kind, by = options.get("message_type"), options.get("server_id")
             if told.dhcp["xid"] == number and kind in wanted and wanted[kind] in (None, by):
                 return told
+
+
+# Leases on disk.
+
+
+class LeaseRecord(NicValue, frozen=True, kw_only=True):
+    """The lease of one NIC, and all that is needed to prolong it and to tell of it."""
+
+    ref: ClaimRef
+    pod: str
+    """UID of the pod."""
+    pod_name: str
+    nic: PreparedNic
+    lease: DhcpLease
+    boot_id: str
+
+    @property
+    def key(self) -> str:
+        """Name of its file."""
+        return f"{self.ref.uid}-{self.nic.device}"
+
+
+class LeaseStore(BootScopedFiles[LeaseRecord]):
+    """The leases of this boot. After another one every claim is prepared anew, and asks anew."""
+
+    def __init__(self, root: Path, boot_id: str) -> None:
+        super().__init__(root, boot_id, LeaseRecord)
+
+    def _read(self) -> Iterator[LeaseRecord]:
+        for record in super()._read():
+            yield msgspec.structs.replace(record, lease=restored_lease(record.lease))
+
+    def get(self, claim: str, device: str) -> LeaseRecord | None:
+        """That of one device of one claim."""
+        return self._known.get(f"{claim}-{device}")
+
+    def of_claim(self, claim: str) -> tuple[LeaseRecord, ...]:
+        """All of a claim."""
+        return tuple(one for one in self._known.values() if one.ref.uid == claim)

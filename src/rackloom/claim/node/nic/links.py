@@ -1,19 +1,58 @@
-"""Reading the links of a network namespace, and all that hangs on one. Blocks; `OSError` is the kernel's."""
+"""One network interface: reading its settings, moving it between namespaces, configuring it.
 
+`attach_link` and `detach_link` move a link between the host and a pod and make it as wanted. The kernel
+carries out each request whole. What is between two requests is found again by the link's identity, in the
+pod's namespace or on the host, and brought to its end from there. So every step can be the last before a
+crash, and all steps can be repeated.
+
+The order of steps is fixed by the kernel: the link goes down, since name and hardware address change only
+then; it gets its name, loses eBPF programs, gets MTU, address, sizes, VRF, sysctls, addresses and ethtool
+settings; it comes up; then routes, rules and neighbours follow, routes of link scope before those with a
+gateway. What the link has already is not set again: some links take no hardware address (IPoIB), and some
+are reset by setting any MTU.
+
+An interface that configures itself (SLAAC) counts as attached once it has an address from a router's
+advertisement, for which 1.5 s are allowed: runtimes give a plugin two seconds for a sandbox. A virtual
+link dies with the namespace that it is in.
+
+All functions block. `OSError` is the kernel's.
+"""
+
+import errno
 import ipaddress
+import os
 import socket
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rackloom.claim.node.nic import ethtool, messages
-from rackloom.claim.node.nic.netlink import Message, Rtnetlink
-from rackloom.claim.node.nic.settings import SIZES, Identity, LinkSettings, Sizes
-from rackloom.claim.opaque.network import LINK, UNIVERSE, Neighbor, Route, Rule
-from rackloom.topology.discovery.host import NetRoute
-from rackloom.topology.discovery.nics import POD_ENDS
+from rackloom.claim.node.nic import datapath, netlink
+from rackloom.claim.node.nic.datapath import detach_tcx
+from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, NetlinkRequest, Rtnetlink, in_namespace
+from rackloom.core.domains.network_config import (
+    LINK_SCOPE,
+    UNIVERSE_SCOPE,
+    NeighborConfig,
+    RouteConfig,
+    RuleConfig,
+)
+from rackloom.core.nics.attachment import (
+    SIZE_NAMES,
+    AttachedLink,
+    LinkIdentity,
+    LinkSettings,
+    NetworkLink,
+    SegmentationSizes,
+    find_link,
+)
+from rackloom.topology.machine import NetRoute
+from rackloom.topology.nics import POD_INTERFACE_KINDS
+
+# Reading.
+
 
 _UP = 1
 _UNICAST = 1
@@ -39,67 +78,13 @@ Through either, the kernel shows the settings of the network namespace of the th
 (fs/proc/proc_sysctl.c)."""
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """One link of the namespace that was read."""
-
-    index: int
-    name: str
-    kind: str
-    """What made it (`veth`, `macvlan`); empty for hardware."""
-    mac: str | None
-    permanent_mac: str | None
-    mtu: int
-    up: bool
-    state: str
-    encapsulation: str
-    alias: str | None
-    master: int | None
-    lower: int | None = None
-    """The link of this namespace that its frames go through: the parent of a VLAN, a macvlan, a tunnel."""
-    parent: str | None
-    """Address of the PCI function below it."""
-    bus: str | None = None
-    """Of the hardware below it: `pci`, `usb`, `virtio`, `vmbus`."""
-    loopback: bool
-    sizes: Sizes
-
-    def identity(self, *also: LinkSettings) -> Identity:
-        """By what it is found again, also with the `also` settings that it is to get."""
-        macs = [self.mac, *(one.mac for one in also)]
-        return Identity(
-            name=self.name,
-            kind=self.kind,
-            parent=self.parent,
-            permanent_mac=self.permanent_mac,
-            macs=tuple(dict.fromkeys(mac for mac in macs if mac)),
-            names=tuple(dict.fromkeys((self.name, *(one.name for one in also)))),
-        )
-
-
-def read_links(rtnetlink: Rtnetlink) -> tuple[Link, ...]:
+def read_links(rtnetlink: Rtnetlink) -> tuple[NetworkLink, ...]:
     """All links of the namespace."""
-    found = rtnetlink.dump(Message("reading links", "link", messages.GETLINK))
+    found = rtnetlink.dump(NetlinkRequest("reading links", "link", netlink.GETLINK))
     return tuple(_link(one) for one in found)
 
 
-def find(links: tuple[Link, ...], wanted: Identity) -> Link | None:
-    """The link that `wanted` tells of, whatever it is called now."""
-    return next((one for one in links if _is(one, wanted)), None)
-
-
-def _is(link: Link, wanted: Identity) -> bool:
-    """Hardware by where it is plugged in (several ports may share a function); what is virtual by its MAC."""
-    if link.kind != wanted.kind or link.loopback:
-        return False
-    if wanted.parent is not None and link.parent is not None:
-        same_port = wanted.permanent_mac in (None, link.permanent_mac)
-        return link.parent == wanted.parent and same_port
-    if wanted.permanent_mac is not None:
-        return link.permanent_mac == wanted.permanent_mac
-    return link.mac in wanted.macs if wanted.macs else link.name in wanted.names
-
-
-def read_settings(rtnetlink: Rtnetlink, link: Link, *, features: bool = False) -> LinkSettings:
+def read_settings(rtnetlink: Rtnetlink, link: NetworkLink, *, features: bool = False) -> LinkSettings:
     """What `link` has now. Its features are read only where they are going to be changed."""
     routes = tuple(_routes(rtnetlink, link.index))
     tables = {one.table for one in routes} - {0, _MAIN, _LOCAL, _DEFAULT}
@@ -113,8 +98,8 @@ def read_settings(rtnetlink: Rtnetlink, link: Link, *, features: bool = False) -
         routes=routes,
         rules=tuple(_rules(rtnetlink, tables)),
         neighbors=tuple(_neighbors(rtnetlink, link.index)),
-        features=ethtool.features(link.name) if features else {},
-        private_flags=ethtool.private_flags(link.name) if features else {},
+        features=datapath.read_features(link.name) if features else {},
+        private_flags=datapath.read_private_flags(link.name) if features else {},
         sysctls=dict(_sysctls(link.name)),
     )
 
@@ -142,8 +127,8 @@ def read_addresses(rtnetlink: Rtnetlink, index: int, *, also_expiring: bool = Fa
 
 def read_all_addresses(rtnetlink: Rtnetlink) -> Iterator[tuple[int, str, bool]]:
     """Addresses of universe scope: index of the link, CIDR, and whether the kernel lets it stay."""
-    for one in rtnetlink.dump(Message("reading addresses", "address", messages.GETADDR)):
-        if one["scope"] == UNIVERSE:
+    for one in rtnetlink.dump(NetlinkRequest("reading addresses", "address", netlink.GETADDR)):
+        if one["scope"] == UNIVERSE_SCOPE:
             address = one.get_attr("IFA_LOCAL") or one.get_attr("IFA_ADDRESS")
             lasting = bool((one.get_attr("IFA_FLAGS") or one["flags"]) & _PERMANENT)
             yield one["index"], f"{address}/{one['prefixlen']}", lasting
@@ -151,7 +136,7 @@ def read_all_addresses(rtnetlink: Rtnetlink) -> Iterator[tuple[int, str, bool]]:
 
 def read_main_routes(rtnetlink: Rtnetlink, names: Mapping[int, str]) -> Iterator[NetRoute]:
     """The main tables of both families, with the links by their `names`."""
-    for one in rtnetlink.dump(Message("reading routes", "route", messages.GETROUTE)):
+    for one in rtnetlink.dump(NetlinkRequest("reading routes", "route", netlink.GETROUTE)):
         if (one.get_attr("RTA_TABLE") or one["table"]) != _MAIN or one["type"] != _UNICAST:
             continue
         hops = one.get_attr("RTA_MULTIPATH") or ()
@@ -165,27 +150,31 @@ def read_main_routes(rtnetlink: Rtnetlink, names: Mapping[int, str]) -> Iterator
 
 def read_autoconfigured(rtnetlink: Rtnetlink, index: int) -> tuple[str, ...]:
     """IPv6 addresses of universe scope that may be used now, as CIDRs, whether they last or not."""
-    found = rtnetlink.dump(Message("reading addresses", "address", messages.GETADDR))
+    found = rtnetlink.dump(NetlinkRequest("reading addresses", "address", netlink.GETADDR))
     return tuple(
         f"{one.get_attr('IFA_ADDRESS')}/{one['prefixlen']}"
         for one in found
-        if (one["index"], one["family"], one["scope"]) == (index, messages.INET6, UNIVERSE)
+        if (one["index"], one["family"], one["scope"]) == (index, netlink.INET6, UNIVERSE_SCOPE)
         and not (one.get_attr("IFA_FLAGS") or one["flags"]) & (_TENTATIVE | _DUPLICATE)
     )
 
 
-def _routes(rtnetlink: Rtnetlink, index: int) -> Iterator[Route]:
+def _routes(rtnetlink: Rtnetlink, index: int) -> Iterator[RouteConfig]:
     """Those of the claim's kind. What the kernel makes with an address comes again with it."""
-    for one in rtnetlink.dump(Message("reading routes", "route", messages.GETROUTE)):
+    for one in rtnetlink.dump(NetlinkRequest("reading routes", "route", netlink.GETROUTE)):
         table = one.get_attr("RTA_TABLE") or one["table"]
         if one.get_attr("RTA_OIF") != index or table == _LOCAL or one["proto"] == _KERNEL:
             continue
-        if one["scope"] in (UNIVERSE, LINK) and one["type"] == _UNICAST and not _is_link_local(one):
-            yield Route(
+        if (
+            one["scope"] in (UNIVERSE_SCOPE, LINK_SCOPE)
+            and one["type"] == _UNICAST
+            and not _is_link_local(one)
+        ):
+            yield RouteConfig(
                 destination=f"{one.get_attr('RTA_DST') or _anywhere(one)}/{one['dst_len']}",
                 gateway=one.get_attr("RTA_GATEWAY"),
                 source=one.get_attr("RTA_PREFSRC"),
-                scope=LINK if one.get_attr("RTA_GATEWAY") is None else one["scope"],
+                scope=LINK_SCOPE if one.get_attr("RTA_GATEWAY") is None else one["scope"],
                 table=0 if table == _MAIN else table,
             )
 
@@ -199,13 +188,13 @@ def _is_link_local(one: Any) -> bool:
     return destination is not None and ipaddress.ip_address(destination).is_link_local
 
 
-def _rules(rtnetlink: Rtnetlink, tables: set[int]) -> Iterator[Rule]:
+def _rules(rtnetlink: Rtnetlink, tables: set[int]) -> Iterator[RuleConfig]:
     if not tables:
         return
-    for one in rtnetlink.dump(Message("reading rules", "rule", messages.GETRULE)):
+    for one in rtnetlink.dump(NetlinkRequest("reading rules", "rule", netlink.GETRULE)):
         table = one.get_attr("FRA_TABLE") or one["table"]
         if table in tables:
-            yield Rule(
+            yield RuleConfig(
                 table=table,
                 priority=one.get_attr("FRA_PRIORITY") or 0,
                 source=_prefix(one.get_attr("FRA_SRC"), one["src_len"]),
@@ -217,19 +206,19 @@ def _prefix(address: str | None, length: int) -> str | None:
     return None if address is None else f"{address}/{length}"
 
 
-def _neighbors(rtnetlink: Rtnetlink, index: int) -> Iterator[Neighbor]:
+def _neighbors(rtnetlink: Rtnetlink, index: int) -> Iterator[NeighborConfig]:
     """Permanent ones: the others are learnt again."""
-    for one in rtnetlink.dump(Message("reading neighbours", "neighbor", messages.GETNEIGH)):
+    for one in rtnetlink.dump(NetlinkRequest("reading neighbours", "neighbor", netlink.GETNEIGH)):
         destination, mac = one.get_attr("NDA_DST"), one.get_attr("NDA_LLADDR")
         if one["ifindex"] == index and one["state"] & _PERMANENT and destination and mac:
-            yield Neighbor(destination=destination, hardware_addr=mac)
+            yield NeighborConfig(destination=destination, hardware_addr=mac)
 
 
-def _link(one: Any) -> Link:
+def _link(one: Any) -> NetworkLink:
     info = one.get_attr("IFLA_LINKINFO")
     kind = (info.get_attr("IFLA_INFO_KIND") if info is not None else None) or ""
     permanent = _mac(one.get_attr("IFLA_PERM_ADDRESS"))
-    return Link(
+    return NetworkLink(
         index=one["index"],
         name=one.get_attr("IFLA_IFNAME"),
         kind=kind,
@@ -245,13 +234,13 @@ def _link(one: Any) -> Link:
         parent=_pci(one),
         bus=one.get_attr("IFLA_PARENT_DEV_BUS_NAME"),
         loopback=bool(one["flags"] & _LOOPBACK),
-        sizes=Sizes(**{name: one.get_attr(f"IFLA_{name.upper()}") for name in SIZES}),
+        sizes=SegmentationSizes(**{name: one.get_attr(f"IFLA_{name.upper()}") for name in SIZE_NAMES}),
     )
 
 
 def _lower(one: Any, kind: str) -> int | None:
     """IFLA_LINK is also the other end of a pair, and may be of another namespace, with an index of there."""
-    if kind in POD_ENDS or one.get_attr("IFLA_LINK_NETNSID") is not None:
+    if kind in POD_INTERFACE_KINDS or one.get_attr("IFLA_LINK_NETNSID") is not None:
         return None
     return one.get_attr("IFLA_LINK") or None
 
@@ -266,3 +255,206 @@ def _mac(value: str | None) -> str | None:
     if not value or not value.strip("0:"):
         return None
     return value.lower()
+
+
+# Moving and configuring.
+
+
+ADVERTISEMENT_SECONDS = 1.5
+"""Less than the two seconds that runtimes give a plugin for a sandbox."""
+_ADVERTISEMENT_POLL_SECONDS = 0.05
+_IF_THERE = frozenset({"ipv6/forwarding"})
+"""Follows from a setting that is of IPv4 too."""
+
+
+def attach_link(identity: LinkIdentity, wanted: LinkSettings, netns: Path) -> AttachedLink:
+    """Bring the link into `netns` and make it as `wanted`. Raises `OSError`; `undo` with `detach`."""
+    if not in_namespace(netns, lambda: _is_in_namespace(identity)):
+        _move_to_pod(identity, netns)
+    return in_namespace(netns, lambda: _configure_in_pod(identity, wanted))
+
+
+def detach_link(identity: LinkIdentity, host: LinkSettings, netns: Path | None) -> bool:
+    """Bring the link back to the host, if it is in `netns` or there already, and make it as it was.
+
+    False when it is nowhere to be found: a virtual link dies with the namespace that it is in.
+    """
+    if netns is not None:
+        own = os.open(HOST_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            in_namespace(netns, lambda: _move_to_host(identity, host, own))
+        finally:
+            os.close(own)
+    return in_namespace(HOST_NAMESPACE, lambda: _restore_on_host(identity, host))
+
+
+def readdress_link(
+    identity: LinkIdentity, wanted: LinkSettings, netns: Path, address: str, seconds: int
+) -> tuple[str, ...]:
+    """Let the link in `netns` have `address` for `seconds`, with what hangs on it; 0 takes it off.
+
+    Returns the addresses that it then has. Raises `OSError`. With its last address an interface loses its
+    routes too.
+    """
+
+    def work() -> tuple[str, ...]:
+        with Rtnetlink() as rtnetlink:
+            index = _require_link(rtnetlink, identity).index
+            rtnetlink.tell(netlink.address_request(index, address, remove=not seconds, seconds=seconds))
+            for message in _when_up(index, wanted) if seconds else ():
+                rtnetlink.tell(message)
+            return tuple(read_addresses(rtnetlink, index, also_expiring=True))
+
+    return in_namespace(netns, work)
+
+
+def link_name_in(identity: LinkIdentity, netns: Path) -> str:
+    """What the link is called in `netns`. Raises `OSError` where it is not there."""
+
+    def look() -> str:
+        with Rtnetlink() as rtnetlink:
+            return _require_link(rtnetlink, identity).name
+
+    return in_namespace(netns, look)
+
+
+def _is_in_namespace(identity: LinkIdentity) -> bool:
+    with Rtnetlink() as rtnetlink:
+        return find_link(read_links(rtnetlink), identity) is not None
+
+
+def _move_to_pod(identity: LinkIdentity, netns: Path) -> None:
+    handle = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with Rtnetlink() as rtnetlink:
+            link = find_link(read_links(rtnetlink), identity)
+            if link is None:
+                raise FileNotFoundError(f"interface {identity.name} is neither on the host nor in the pod")
+            rtnetlink.tell(netlink.set_link_up(link.index, up=False))
+            rtnetlink.tell(netlink.move_link(link.index, handle, identity.names[-1]))
+    finally:
+        os.close(handle)
+
+
+def _move_to_host(identity: LinkIdentity, host: LinkSettings, own: int) -> None:
+    with Rtnetlink() as rtnetlink:
+        link = find_link(read_links(rtnetlink), identity)
+        if link is not None:
+            rtnetlink.tell(netlink.set_link_up(link.index, up=False))
+            rtnetlink.tell(netlink.move_link(link.index, own, host.name))
+
+
+def _configure_in_pod(identity: LinkIdentity, wanted: LinkSettings) -> AttachedLink:
+    with Rtnetlink() as rtnetlink:
+        _apply(rtnetlink, _require_link(rtnetlink, identity), wanted)
+        _check_sysctls(wanted)
+        link = _require_link(rtnetlink, identity)
+        addresses = tuple(read_addresses(rtnetlink, link.index))
+        learnt = _autoconfigured(rtnetlink, link) if wanted.autoconfigures else ()
+        return AttachedLink(
+            name=link.name, mac=link.mac, addresses=tuple(dict.fromkeys((*addresses, *learnt)))
+        )
+
+
+def _autoconfigured(rtnetlink: Rtnetlink, link: NetworkLink) -> tuple[str, ...]:
+    """Wait for an address by a router's advertisement, which nothing but the router can hasten."""
+    until = time.monotonic() + ADVERTISEMENT_SECONDS
+    while not (found := read_autoconfigured(rtnetlink, link.index)):
+        if time.monotonic() > until:
+            told = f"no router has advertised a prefix on {link.name} within {ADVERTISEMENT_SECONDS} s"
+            raise TimeoutError(errno.ETIMEDOUT, told)
+        time.sleep(_ADVERTISEMENT_POLL_SECONDS)
+    return found
+
+
+def _check_sysctls(wanted: LinkSettings) -> None:
+    """A kernel without IPv6, or an interface too small for it, has no files for its settings."""
+    for name, value in wanted.sysctls.items():
+        if value and name not in _IF_THERE and not sysctl_path(name, wanted.name).exists():
+            raise FileNotFoundError(errno.ENOENT, f"setting {name} of {wanted.name}: it has no IPv6")
+
+
+def _restore_on_host(identity: LinkIdentity, host: LinkSettings) -> bool:
+    with Rtnetlink() as rtnetlink:
+        link = find_link(read_links(rtnetlink), identity)
+        if link is None:
+            return False
+        _apply(rtnetlink, link, host)
+        return True
+
+
+def _require_link(rtnetlink: Rtnetlink, identity: LinkIdentity) -> NetworkLink:
+    link = find_link(read_links(rtnetlink), identity)
+    if link is None:
+        raise FileNotFoundError(f"interface {identity.name} is not in this namespace any more")
+    return link
+
+
+def _apply(rtnetlink: Rtnetlink, link: NetworkLink, wanted: LinkSettings) -> None:
+    """From whatever the link is to what is wanted. Down first: names and addresses change only then."""
+    for step in _steps(rtnetlink, link, wanted):
+        step()
+
+
+def _steps(rtnetlink: Rtnetlink, link: NetworkLink, wanted: LinkSettings) -> Iterator[Callable[[], None]]:
+    def tell(message: NetlinkRequest) -> Callable[[], None]:
+        return lambda: rtnetlink.tell(message)
+
+    index = link.index
+    yield tell(netlink.set_link_up(index, up=False))
+    if link.name != wanted.name:
+        yield tell(netlink.rename_link(index, wanted.name))
+    if wanted.without_ebpf:
+        yield tell(netlink.detach_xdp(index))
+        yield tell(netlink.remove_clsact(index))
+        yield lambda: detach_tcx(index)
+    for message in netlink.link_setting_requests(index, _without_unchanged(link, wanted)):
+        yield tell(message)
+    if wanted.vrf is not None:
+        yield tell(netlink.make_vrf(wanted.vrf))
+        yield tell(netlink.set_master(index, _index_of(rtnetlink, wanted.vrf.name)))
+    for name, value in wanted.sysctls.items():
+        yield lambda name=name, value=value: _set_sysctl(name, wanted.name, value)  # type: ignore[misc]
+    for stale in set(read_addresses(rtnetlink, index)) - set(wanted.addresses):
+        yield tell(netlink.address_request(index, stale, remove=True))
+    for cidr in wanted.addresses:
+        yield tell(netlink.address_request(index, cidr))
+    yield lambda: datapath.set_features(wanted.name, wanted.features)
+    yield lambda: datapath.set_private_flags(wanted.name, wanted.private_flags)
+    if wanted.up:
+        yield from map(tell, _when_up(index, wanted))
+
+
+def _without_unchanged(link: NetworkLink, wanted: LinkSettings) -> LinkSettings:
+    """Without what the link has already: some take no address (IPoIB), and some are reset by any MTU."""
+    sizes = {
+        name: None
+        if getattr(wanted.sizes, name) == getattr(link.sizes, name)
+        else getattr(wanted.sizes, name)
+        for name in SIZE_NAMES
+    }
+    return msgspec.structs.replace(
+        wanted,
+        mtu=None if wanted.mtu == link.mtu else wanted.mtu,
+        mac=None if wanted.mac == link.mac else wanted.mac,
+        sizes=SegmentationSizes(**sizes),
+    )
+
+
+def _when_up(index: int, wanted: LinkSettings) -> Iterator[NetlinkRequest]:
+    yield netlink.set_link_up(index, up=True)
+    table = None if wanted.vrf is None else wanted.vrf.routing_table
+    yield from netlink.route_requests(index, wanted.routes, table)
+    yield from map(netlink.rule_request, wanted.rules)
+    for one in wanted.neighbors:
+        yield netlink.neighbor_request(index, one)
+
+
+def _index_of(rtnetlink: Rtnetlink, name: str) -> int:
+    return next(one.index for one in read_links(rtnetlink) if one.name == name)
+
+
+def _set_sysctl(name: str, link: str, value: int) -> None:
+    path = sysctl_path(name, link)
+    if path.exists():
+        path.write_text(f"{value}\n")

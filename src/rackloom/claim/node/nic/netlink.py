@@ -1,17 +1,33 @@
-"""Talking to the kernel's rtnetlink: requests as values, and a socket that sends them and waits.
+"""rtnetlink on the wire: requests as values, a blocking socket, and network namespaces.
 
-pyroute2 encodes and decodes. The socket is blocking and belongs to the network namespace of the thread that
-opens it, which is why it is ours: threads come and go with namespaces here.
+A `NetlinkRequest` says in words what it does, for the error that it may end in, and which errors mean
+that nothing has to be done. The functions that build requests are pure; their numbers are those of the
+kernel's uapi headers. pyroute2 encodes and decodes.
+
+The socket (`Rtnetlink`) is blocking and belongs to the network namespace of the thread that opens it,
+which is why pyroute2's own is not used. Errors are `OSError` with the kernel's own text (extended ACK). A
+dump that the kernel marks as interrupted (NLM_F_DUMP_INTR) has holes and is read again. The timeout of 10
+s matters only where a driver hangs while it holds the lock that all links share (RTNL).
+
+`in_namespace` calls a function in a new thread that enters the namespace with setns and ends with the
+call, so that no other work runs in the wrong namespace.
+
+Two additions to pyroute2: hardware addresses of any length (InfiniBand has 20 bytes), and attributes of
+Linux 6.3.
 """
 
+import ctypes
 import errno
+import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 from pyroute2.netlink import nla_base_string  # type: ignore[import-untyped]
 from pyroute2.netlink.rtnl.fibmsg import fibmsg  # type: ignore[import-untyped]
@@ -20,6 +36,71 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg  # type: ignore[import-untyp
 from pyroute2.netlink.rtnl.ndmsg import ndmsg  # type: ignore[import-untyped]
 from pyroute2.netlink.rtnl.rtmsg import rtmsg  # type: ignore[import-untyped]
 from pyroute2.netlink.rtnl.tcmsg import tcmsg  # type: ignore[import-untyped]
+
+from rackloom.core.domains.network_config import (
+    LINK_SCOPE,
+    MAIN_TABLE,
+    NeighborConfig,
+    RouteConfig,
+    RuleConfig,
+    VrfConfig,
+)
+from rackloom.core.nics.attachment import SIZE_NAMES, LinkSettings, normalize_mac
+
+# Network namespaces.
+
+
+T = TypeVar("T")
+
+HOST_NAMESPACE = Path("/proc/self/ns/net")
+"""The namespace of this process, which is the host's: the plugin runs with hostNetwork."""
+_CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def in_namespace(netns: Path, work: Callable[[], T]) -> T:
+    """Call `work` in a thread that is in `netns` and ends with it, so that no other work is ever misled.
+
+    Raises `OSError` where the namespace cannot be entered, and what `work` raises.
+    """
+    done: list[T] = []
+    failed: list[BaseException] = []
+
+    def enter() -> None:
+        try:
+            _enter_namespace(netns)
+            done.append(work())
+        except BaseException as error:
+            # Whatever it is, it is the caller's.
+            failed.append(error)
+
+    thread = threading.Thread(target=enter, name="netns", daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return done[0]
+
+
+def namespace_id(netns: Path) -> int | None:
+    """A number of the namespace that no other living one has; None where there is none."""
+    with suppress(OSError):
+        return netns.stat().st_ino
+    return None
+
+
+def _enter_namespace(netns: Path) -> None:
+    handle = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.setns(handle, _CLONE_NEWNET):
+            code = ctypes.get_errno()
+            raise OSError(code, f"cannot enter network namespace {netns}: {os.strerror(code)}")
+    finally:
+        os.close(handle)
+
+
+# Requests and the socket.
+
 
 REQUEST, ACK, REPLACE, EXCLUSIVE, CREATE, DUMP = 0x1, 0x4, 0x100, 0x200, 0x400, 0x300
 """NLM_F_* of a request."""
@@ -30,7 +111,7 @@ _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 _RECEIVE = 1 << 18
 _DUMP_INTERRUPTED = 0x10
 MOST_DUMPS = 20
-TIMEOUT_SECONDS = 10.0
+NETLINK_TIMEOUT_SECONDS = 10.0
 """The kernel answers at once, unless a driver hangs while it holds the lock that all links share."""
 
 Decoded = Any
@@ -74,7 +155,7 @@ class LinkMessage(ifinfmsg):  # type: ignore[misc]
     )
 
 
-SHAPES: Mapping[str, Any] = {
+MESSAGE_TYPES: Mapping[str, Any] = {
     "link": LinkMessage,
     "address": ifaddrmsg,
     "route": rtmsg,
@@ -89,7 +170,7 @@ for _message in (NeighborMessage, LinkMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class NetlinkRequest:
     """One request. `already` are the errors that say that it is so without it."""
 
     doing: str
@@ -103,7 +184,7 @@ class Message:
 
     def encode(self, sequence: int = 0) -> bytes:
         """The bytes that are sent."""
-        body = SHAPES[self.shape]()
+        body = MESSAGE_TYPES[self.shape]()
         body["header"]["type"] = self.type
         body["header"]["flags"] = REQUEST | self.flags
         body["header"]["sequence_number"] = sequence
@@ -121,7 +202,7 @@ class Rtnetlink:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC)
         self._socket.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
         self._socket.setsockopt(_SOL_NETLINK, _EXT_ACK, 1)
-        self._socket.settimeout(TIMEOUT_SECONDS)
+        self._socket.settimeout(NETLINK_TIMEOUT_SECONDS)
         self._socket.bind((0, 0))
         self._sequence = 0
 
@@ -131,14 +212,14 @@ class Rtnetlink:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: NetlinkRequest) -> None:
         """Have something done."""
         for code, reason in self._answers(message, ACK):
             if code and code not in message.already:
                 said = f"{os.strerror(code)}{f' ({reason})' if reason else ''}"
                 raise OSError(code, f"{message.doing}: {said}")
 
-    def dump(self, message: Message) -> list[Decoded]:
+    def dump(self, message: NetlinkRequest) -> list[Decoded]:
         """Read all there is of a kind."""
         for _ in range(MOST_DUMPS):
             # Something may change under the kernel's hands (NLM_F_DUMP_INTR): what it told then has holes.
@@ -146,8 +227,8 @@ class Rtnetlink:
                 return list(self._dumped(message))
         raise OSError(errno.EAGAIN, f"{message.doing}: it changes all the time")
 
-    def _dumped(self, message: Message) -> Iterator[Decoded]:
-        shape = SHAPES[message.shape]
+    def _dumped(self, message: NetlinkRequest) -> Iterator[Decoded]:
+        shape = MESSAGE_TYPES[message.shape]
         for kind, flags, part in self._parts(message, DUMP):
             if kind == _DONE:
                 return
@@ -160,14 +241,14 @@ class Rtnetlink:
             found.decode()
             yield found
 
-    def _answers(self, message: Message, flags: int) -> Iterator[tuple[int, str]]:
+    def _answers(self, message: NetlinkRequest, flags: int) -> Iterator[tuple[int, str]]:
         for kind, told, part in self._parts(message, flags):
             if kind == _ERROR:
                 code = -struct.unpack_from("=i", part, _HEADER.size)[0]
-                yield code, _reason(part) if told & _ACK_TLVS else ""
+                yield code, _error_text(part) if told & _ACK_TLVS else ""
                 return
 
-    def _parts(self, message: Message, flags: int) -> Iterator[tuple[int, int, bytes]]:
+    def _parts(self, message: NetlinkRequest, flags: int) -> Iterator[tuple[int, int, bytes]]:
         self._sequence += 1
         data = bytearray(message.encode(self._sequence))
         data[6:8] = struct.pack("=H", struct.unpack_from("=H", data, 6)[0] | flags)
@@ -182,7 +263,7 @@ class Rtnetlink:
                 at += (length + 3) & ~3
 
 
-def _reason(part: bytes) -> str:
+def _error_text(part: bytes) -> str:
     """The kernel's own words: attribute 1 after the error code and the header that it quotes."""
     at = _HEADER.size + 4 + _HEADER.size
     while at + 4 <= len(part):
@@ -193,3 +274,194 @@ def _reason(part: bytes) -> str:
             return part[at + 4 : at + length].rstrip(b"\0").decode(errors="replace")
         at += (length + 3) & ~3
     return ""
+
+
+# Builders of requests. Pure.
+
+
+NEWLINK, GETLINK, NEWADDR, DELADDR, GETADDR = 16, 18, 20, 21, 22
+DELLINK = 17
+NEWROUTE, GETROUTE, NEWNEIGH, GETNEIGH, NEWRULE, GETRULE = 24, 26, 28, 30, 32, 34
+DELQDISC, GETTFILTER = 37, 46
+INET, INET6 = 2, 10
+_UP = 1
+_UNICAST, _STATIC, _TO_TABLE = 1, 4, 1
+_PERMANENT = 0x80
+_NO_DAD = 0x02
+_CLSACT = 0xFFFF0000
+_BYTE = 255
+
+
+def move_link(index: int, netns_fd: int, name: str | None = None) -> NetlinkRequest:
+    """Into the namespace of the open handle `netns_fd`; `name` for where the link's own is taken there."""
+    attrs: list[tuple[str, Any]] = [("IFLA_NET_NS_FD", netns_fd)]
+    if name is not None:
+        attrs.append(("IFLA_IFNAME", name))
+    return _link_request(index, f"moving interface {index} to another namespace", *attrs)
+
+
+def rename_link(index: int, name: str) -> NetlinkRequest:
+    """Only for a link that is down: older kernels refuse it for others."""
+    return _link_request(index, f"naming interface {index} {name}", ("IFLA_IFNAME", name))
+
+
+def set_link_up(index: int, up: bool) -> NetlinkRequest:
+    """Switch a link on or off."""
+    fields = {"index": index, "flags": _UP if up else 0, "change": _UP}
+    return NetlinkRequest(
+        f"setting interface {index} {'up' if up else 'down'}", "link", NEWLINK, fields=fields
+    )
+
+
+def link_setting_requests(index: int, wanted: LinkSettings) -> Iterator[NetlinkRequest]:
+    """The link's own settings, which it must have before it is up."""
+    if wanted.mtu is not None:
+        yield _link_request(
+            index, f"setting the MTU of {wanted.name} to {wanted.mtu}", ("IFLA_MTU", wanted.mtu)
+        )
+    if wanted.mac is not None:
+        yield _link_request(
+            index, f"giving {wanted.name} the address {wanted.mac}", ("IFLA_ADDRESS", wanted.mac)
+        )
+    for name in SIZE_NAMES:
+        size = getattr(wanted.sizes, name)
+        if size is not None:
+            yield _link_request(
+                index, f"setting {name} of {wanted.name} to {size}", (f"IFLA_{name.upper()}", size)
+            )
+
+
+def address_request(
+    index: int, cidr: str, *, remove: bool = False, seconds: int | None = None
+) -> NetlinkRequest:
+    """An address without duplicate address detection: it was in use on the host a moment ago.
+
+    After `seconds` the kernel itself removes it; None lets it stay.
+    """
+    one = ipaddress.ip_interface(cidr)
+    fields = {"family": _address_family(one.version), "prefixlen": one.network.prefixlen, "index": index}
+    attrs: tuple[tuple[str, Any], ...] = (("IFA_ADDRESS", str(one.ip)),)
+    if one.version == 4:
+        attrs = (("IFA_LOCAL", str(one.ip)), *attrs)
+    if remove:
+        gone = frozenset({errno.EADDRNOTAVAIL})
+        return NetlinkRequest(
+            f"removing address {cidr}", "address", DELADDR, fields=fields, attrs=attrs, already=gone
+        )
+    flags = (_PERMANENT if seconds is None else 0) | (_NO_DAD if one.version == 6 else 0)
+    attrs = (*attrs, ("IFA_FLAGS", flags))
+    if seconds is not None:
+        attrs = (*attrs, ("IFA_CACHEINFO", {"ifa_preferred": seconds, "ifa_valid": seconds}))
+    doing = f"adding address {cidr}"
+    return NetlinkRequest(
+        doing, "address", NEWADDR, CREATE | REPLACE, {**fields, "flags": flags & _BYTE}, attrs
+    )
+
+
+def route_requests(
+    index: int, wanted: tuple[RouteConfig, ...], table: int | None = None
+) -> Iterator[NetlinkRequest]:
+    """Routes in the order in which the kernel takes them: a gateway must be reachable before it is named."""
+    for one in sorted(wanted, key=lambda route: route.scope != LINK_SCOPE):
+        yield _route_request(index, one, one.table or table or MAIN_TABLE)
+
+
+def rule_request(one: RuleConfig) -> NetlinkRequest:
+    """A policy rule; an equal one is refused by the kernel, and is enough."""
+    family = _address_family(ipaddress.ip_interface(one.source or one.destination or "0.0.0.0/0").version)
+    table = one.table or MAIN_TABLE
+    fields: dict[str, Any] = {"family": family, "action": _TO_TABLE, "table": _in_a_byte(table)}
+    attrs: list[tuple[str, Any]] = [("FRA_TABLE", table)]
+    if one.priority:
+        attrs.append(("FRA_PRIORITY", one.priority))
+    for name, length, text in (("FRA_SRC", "src_len", one.source), ("FRA_DST", "dst_len", one.destination)):
+        if text is not None:
+            network = ipaddress.ip_interface(text).network
+            fields[length] = network.prefixlen
+            attrs.append((name, str(network.network_address)))
+    doing = f"adding a rule for table {table}"
+    exists = frozenset({errno.EEXIST})
+    return NetlinkRequest(doing, "rule", NEWRULE, CREATE | EXCLUSIVE, fields, tuple(attrs), exists)
+
+
+def neighbor_request(index: int, one: NeighborConfig) -> NetlinkRequest:
+    """A permanent neighbour."""
+    family = _address_family(ipaddress.ip_address(one.destination).version)
+    fields = {"family": family, "ifindex": index, "state": _PERMANENT}
+    attrs = (("NDA_DST", one.destination), ("NDA_LLADDR", normalize_mac(one.hardware_addr)))
+    return NetlinkRequest(
+        f"adding neighbour {one.destination}", "neighbor", NEWNEIGH, CREATE | REPLACE, fields, attrs
+    )
+
+
+def make_vrf(vrf: VrfConfig) -> NetlinkRequest:
+    """A routing domain with a table of its own, up."""
+    data = {"attrs": [["IFLA_VRF_TABLE", vrf.routing_table]]}
+    info = {"attrs": [["IFLA_INFO_KIND", "vrf"], ["IFLA_INFO_DATA", data]]}
+    return NetlinkRequest(
+        f"making VRF {vrf.name}",
+        "link",
+        NEWLINK,
+        CREATE | EXCLUSIVE,
+        {"flags": _UP, "change": _UP},
+        (("IFLA_IFNAME", vrf.name), ("IFLA_LINKINFO", info)),
+        frozenset({errno.EEXIST}),
+    )
+
+
+def set_master(index: int, master: int) -> NetlinkRequest:
+    """Put a link below another; 0 takes it out."""
+    return _link_request(index, f"putting interface {index} below {master}", ("IFLA_MASTER", master))
+
+
+def detach_xdp(index: int) -> NetlinkRequest:
+    """Detach an XDP program."""
+    none = {"attrs": [["IFLA_XDP_FD", -1]]}
+    unsupported = frozenset({errno.EOPNOTSUPP})
+    message = _link_request(index, f"detaching XDP from interface {index}", ("IFLA_XDP", none))
+    return NetlinkRequest(message.doing, "link", NEWLINK, 0, message.fields, message.attrs, unsupported)
+
+
+def remove_clsact(index: int) -> NetlinkRequest:
+    """Remove the queueing discipline on which traffic control programs hang."""
+    fields = {"index": index, "parent": 0xFFFFFFF1, "handle": _CLSACT}
+    none = frozenset({errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP})
+    doing = f"removing traffic control programs from interface {index}"
+    return NetlinkRequest(
+        doing, "traffic", DELQDISC, fields=fields, attrs=(("TCA_KIND", "clsact"),), already=none
+    )
+
+
+def _link_request(index: int, doing: str, *attrs: tuple[str, Any]) -> NetlinkRequest:
+    return NetlinkRequest(doing, "link", NEWLINK, fields={"index": index}, attrs=attrs)
+
+
+def _route_request(index: int, one: RouteConfig, table: int) -> NetlinkRequest:
+    network = ipaddress.ip_interface(one.destination).network
+    fields = {
+        "family": _address_family(network.version),
+        "dst_len": network.prefixlen,
+        "table": _in_a_byte(table),
+        "proto": _STATIC,
+        "scope": one.scope,
+        "type": _UNICAST,
+    }
+    attrs: list[tuple[str, Any]] = [("RTA_TABLE", table), ("RTA_OIF", index)]
+    if network.prefixlen:
+        attrs.append(("RTA_DST", str(network.network_address)))
+    if one.gateway is not None:
+        attrs.append(("RTA_GATEWAY", one.gateway))
+    if one.source is not None:
+        attrs.append(("RTA_PREFSRC", one.source))
+    return NetlinkRequest(
+        f"adding the route to {one.destination}", "route", NEWROUTE, CREATE | REPLACE, fields, tuple(attrs)
+    )
+
+
+def _address_family(version: int) -> int:
+    return INET if version == 4 else INET6
+
+
+def _in_a_byte(table: int) -> int:
+    """A table that the header has no room for stands in an attribute alone."""
+    return table if table <= _BYTE else 0

@@ -1,52 +1,238 @@
-"""The plugin of dra.net.
+"""The driver dra.net: publishing NICs and preparing claims for them.
 
-Preparing only reads: what the NIC has on the host, and what the claim wants of it, go into the checkpoint.
-The NIC moves when the pod's sandbox is there (`sandboxes`), and is back before the claim is unprepared.
+Preparing only reads. It resolves the claim's configuration (the last one wins, so the claim's over its
+class's), refuses what can never be served (more than one pod, an MTU above that of the physical function,
+IPv6 on a smaller MTU than 1280, settings for a NIC without an interface), asks for a DHCP lease where the
+configuration wants one, and writes down what the NIC has on the host and what it is to get in the pod.
+The NIC moves when the pod's sandbox exists (`attach`), and is back before the claim is unprepared.
+
+DHCP is asked during preparation because a server may take longer to answer than a runtime waits for a
+sandbox. A lease is stored at once, so that it is released also when the next NIC of the claim fails.
+
+The pool holds what can be claimed and what is claimed. A NIC that is in a pod keeps its published
+attributes. Slices are published anew when a link changes, and once a minute.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 import structlog
 
-from rackloom.claim.allocate.objects import Device
-from rackloom.claim.node.nic import rdma
-from rackloom.claim.node.nic.attributes import device, merged
-from rackloom.claim.node.nic.condition import health_of
-from rackloom.claim.node.nic.extras import Extras, with_extras
-from rackloom.claim.node.nic.filtering import Filter, everything, kept
-from rackloom.claim.node.nic.lease import Lease
-from rackloom.claim.node.nic.leases import LeaseRecord
-from rackloom.claim.node.nic.lender import Lender
-from rackloom.claim.node.nic.loans import Held, Record
-from rackloom.claim.node.nic.look import Look, Seen
-from rackloom.claim.node.nic.offered import Offered, offered
-from rackloom.claim.node.nic.partners import gpu_partners, rails
-from rackloom.claim.node.nic.pci_names import PciNames
-from rackloom.claim.node.nic.preparing import hold
-from rackloom.claim.node.nic.profiles import NO_PROFILES, Profiles
-from rackloom.claim.node.nic.sandboxes import Prepared as ForPod
-from rackloom.claim.node.nic.watching import link_changes
-from rackloom.claim.node.nic.wishes import check, config_of, pod_of
-from rackloom.claim.node.values import (
-    Claim,
-    DeviceHealth,
-    Edits,
-    Entry,
-    Pool,
-    Prepared,
-    PreparedDevice,
-    Result,
-    State,
+from rackloom.claim.node.nic import dhcp, rdma
+from rackloom.claim.node.nic.attach import AttachmentManager
+from rackloom.claim.node.nic.attach import ReadyClaim as ForPod
+from rackloom.claim.node.nic.config import (
+    NO_PROFILES,
+    Profiles,
+    PublishFilter,
+    StatedAttributes,
+    publish_everything,
+    published_by_name,
+    with_stated_attributes,
 )
+from rackloom.claim.node.nic.datapath import kernel_feature_names
+from rackloom.claim.node.nic.dhcp import LeaseRecord
+from rackloom.claim.node.nic.inventory import HostScanner, link_changes, nic_health
+from rackloom.claim.node.nic.links import read_links, read_settings
+from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, Rtnetlink, in_namespace
+from rackloom.claim.node.plugin import (
+    AllocatedClaim,
+    AllocatedDevice,
+    CheckpointEntry,
+    ContainerEdits,
+    DeviceHealth,
+    DevicePool,
+    PreparedClaim,
+    PreparedDevice,
+    PrepareState,
+)
+from rackloom.core.allocate.objects import Device
+from rackloom.core.domains.network_config import (
+    SMALLEST_IPV6_MTU,
+    InterfaceConfig,
+    InterfaceType,
+    NetworkConfig,
+    decode_network_config,
+    needs_ipv6,
+)
+from rackloom.core.nics.attachment import LinkSettings, NetworkLink, NicRecord, PreparedNic, pod_settings
+from rackloom.core.nics.devices import (
+    HostNic,
+    NicSnapshot,
+    PciNames,
+    gpu_partners,
+    host_nics,
+    merge_devices,
+    nic_device,
+    rail_numbers,
+)
+from rackloom.core.nics.lease import DhcpLease
 from rackloom.errors import Refused, Retry
-from rackloom.topology.discovery.nics import POD_ENDS, ClusterNetwork
+from rackloom.topology.discovery.sysfs import Sysroot
+from rackloom.topology.nics import POD_INTERFACE_KINDS, ClusterNetwork
 
-DRIVER = "dra.net"
-KIND = "nic"
-LOOK_SECONDS = 60.0
+# What a claim asks for. Pure.
+
+
+def consuming_pod(claim: AllocatedClaim) -> str:
+    """UID of the one pod that may use the claim: an interface is in one namespace at a time."""
+    if len(claim.consumers) != 1:
+        raise Refused(
+            f"claim {claim.ref.namespace}/{claim.ref.name} is reserved for {len(claim.consumers)} consumers;"
+            " a NIC serves one pod",
+            nearest_fix="give each pod a claim of its own, with a ResourceClaimTemplate",
+        )
+    (one,) = claim.consumers
+    if one.resource != "pods":
+        raise Refused(f"claim {claim.ref.namespace}/{claim.ref.name} is for {one.resource}, not a pod")
+    return one.uid
+
+
+def nic_config(
+    claim: AllocatedClaim, result: AllocatedDevice, profiles: Profiles = NO_PROFILES
+) -> NetworkConfig:
+    """The configuration of one NIC: the last that applies, so that the claim wins over its class."""
+    configs = [decode_network_config(one.parameters) for one in claim.configs_for(result)]
+    config = profiles.applied_to(configs[-1]) if configs else NetworkConfig()
+    _refuse_child_interface(config.interface)
+    return config
+
+
+def _refuse_child_interface(one: InterfaceConfig) -> None:
+    if one.type is not InterfaceType.PASSTHROUGH:
+        raise Refused(
+            f"NetworkConfig: interface.type {one.type} is not served: the NIC itself moves into the pod",
+            nearest_fix="leave interface.type out, so that the pod gets the whole NIC",
+        )
+
+
+def check_nic_claim(claim: AllocatedClaim, profiles: Profiles = NO_PROFILES) -> None:
+    """Refuse a claim that can never be prepared."""
+    consuming_pod(claim)
+    for result in claim.results:
+        nic_config(claim, result, profiles)
+
+
+# From a NIC and a configuration to what is attached later.
+
+
+NIC_RETRY_SECONDS = 2.0
+
+
+def prepare_nic(
+    one: HostNic, published: Device, config: NetworkConfig, sysroot: Sysroot, mode: rdma.NetnsMode
+) -> tuple[PreparedNic, DhcpLease | None]:
+    """What a claim gets of a NIC, and the lease of its address where a DHCP server gave it.
+
+    Raises `Refused` and, while its interface does not show, `Retry`.
+    """
+    if one.excluded is not None:
+        raise Refused(
+            f"NIC {one.name} is not for claims: {one.excluded}",
+            nearest_fix="claim another NIC; `rackloom topology discover` on the node tells of each why not",
+        )
+    bare = PreparedNic(
+        device=one.name,
+        published=published,
+        rdma=None if one.rdma is None else one.rdma.name,
+        moves_rdma=one.rdma is not None and mode is rdma.NetnsMode.EXCLUSIVE,
+    )
+    if one.on is None:
+        return _without_interface(one, config, bare), None
+    _check_mtu(one, config, sysroot)
+    _check_ipv6(one.on.link, config)
+    given = _request_address(one.on.link) if config.interface.asks_dhcp else None
+    asked = config if given is None else _with_lease(config, given)
+    return _with_interface(one.on.link, asked, bare), None if given is None else given.lease
+
+
+def _without_interface(one: HostNic, config: NetworkConfig, bare: PreparedNic) -> PreparedNic:
+    if one.rdma is None:
+        raise Retry(f"NIC {one.name} has no interface on the host now", after=NIC_RETRY_SECONDS)
+    if config.asks_for_a_netdev:
+        raise Refused(
+            f"NIC {one.name} has RDMA device {one.rdma.name} and no network interface to configure",
+            nearest_fix="remove interface, routes, rules, neighbors and ethtool from its NetworkConfig",
+        )
+    return bare
+
+
+def _with_interface(link: NetworkLink, config: NetworkConfig, bare: PreparedNic) -> PreparedNic:
+    now, host = in_namespace(HOST_NAMESPACE, lambda: _read_link_settings(link.name))
+    pod = pod_settings(config, host)
+    changed = kernel_feature_names(pod.features, host.features)
+    kept = msgspec.structs.replace(
+        host,
+        features={name: on for name, on in host.features.items() if name in changed},
+        private_flags={name: on for name, on in host.private_flags.items() if name in pod.private_flags},
+    )
+    return msgspec.structs.replace(bare, identity=now.identity(host, pod), host=kept, pod=pod)
+
+
+def _read_link_settings(name: str) -> tuple[NetworkLink, LinkSettings]:
+    with Rtnetlink() as rtnetlink:
+        link = next((one for one in read_links(rtnetlink) if one.name == name), None)
+        if link is None:
+            raise Retry(f"interface {name} has just left the host", after=NIC_RETRY_SECONDS)
+        return link, read_settings(rtnetlink, link, features=True)
+
+
+def _check_mtu(one: HostNic, config: NetworkConfig, sysroot: Sysroot) -> None:
+    """A virtual function's frames go out through the physical one."""
+    wanted = config.interface.mtu
+    if wanted is None or one.function is None or not one.function.virtual_function:
+        return
+    for mtu in _physical_mtus(sysroot, one.function.address):
+        if wanted > mtu:
+            raise Refused(
+                f"interface.mtu is {wanted}, but the physical function below {one.name} has {mtu}",
+                nearest_fix=f"ask for at most {mtu}, or raise the physical function's MTU",
+            )
+
+
+def _check_ipv6(link: NetworkLink, config: NetworkConfig) -> None:
+    """Without an MTU in the config the interface keeps its own."""
+    small = config.interface.mtu is None and link.mtu < SMALLEST_IPV6_MTU
+    if small and needs_ipv6(config.interface):
+        raise Refused(
+            f"the config sets IPv6 on {link.name}, whose MTU is {link.mtu}: IPv6 needs {SMALLEST_IPV6_MTU}",
+            nearest_fix=f"ask for interface.mtu {SMALLEST_IPV6_MTU} or more",
+        )
+
+
+def _request_address(link: NetworkLink) -> dhcp.LeasedAddress:
+    """What a DHCP server gives. It may take longer to answer than a runtime waits."""
+    if link.encapsulation != "ether":
+        raise Refused(
+            f"interface {link.name} is no Ethernet ({link.encapsulation}): DHCP is for Ethernet here",
+            nearest_fix="give interface.addresses, or none to keep those that the interface has on the host",
+        )
+    if not link.up:
+        raise Retry(f"interface {link.name} is down: DHCP needs it up on the host", after=NIC_RETRY_SECONDS)
+    return in_namespace(HOST_NAMESPACE, lambda: dhcp.request_lease(link.name))
+
+
+def _with_lease(config: NetworkConfig, given: dhcp.LeasedAddress) -> NetworkConfig:
+    interface = msgspec.structs.replace(config.interface, addresses=(given.lease.grant.address,))
+    return msgspec.structs.replace(config, interface=interface, routes=(*given.routes, *config.routes))
+
+
+def _physical_mtus(sysroot: Sysroot, address: str) -> Iterator[int]:
+    at = f"/sys/bus/pci/devices/{address}/physfn/net"
+    for name in sysroot.names(at):
+        mtu = sysroot.number(f"{at}/{name}/mtu")
+        if mtu is not None:
+            yield mtu
+
+
+# The driver.
+
+
+NIC_DRIVER = "dra.net"
+NIC_KIND = "nic"
+PUBLISH_SECONDS = 60.0
 SETTLE_SECONDS = 2.0
 log = structlog.get_logger(__name__)
 
@@ -57,23 +243,23 @@ class NicSettings(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     moves_ipoib: bool = True
     """Whether an IPoIB interface goes into the pod with its device, or the RDMA device alone is lent."""
-    is_published: Filter = everything
+    is_published: PublishFilter = publish_everything
     names: PciNames = PciNames()
     profiles: Profiles = NO_PROFILES
-    extras: Extras = msgspec.field(default_factory=dict)
+    extras: StatedAttributes = msgspec.field(default_factory=dict)
 
 
 class NicPlugin:
     """The NICs of one node."""
 
-    driver = DRIVER
-    kinds = (KIND,)
+    driver = NIC_DRIVER
+    kinds = (NIC_KIND,)
 
     def __init__(
         self,
         settings: NicSettings,
-        look: Look,
-        lender: Lender,
+        look: HostScanner,
+        lender: AttachmentManager,
         wall: Callable[[], float],
         network: Callable[[], Awaitable[ClusterNetwork]],
     ) -> None:
@@ -88,55 +274,57 @@ class NicPlugin:
         self.prepared: dict[str, ForPod] = {}
         """Claims that are ready for their pods, by UID."""
 
-    def remember(self, entries: Iterable[Entry]) -> None:
+    def remember(self, entries: Iterable[CheckpointEntry]) -> None:
         """Take up what the checkpoint holds, before anything is published or lent."""
         for entry in entries:
-            if entry.state is State.COMPLETED and not entry.undoing:
-                record = msgspec.convert(entry.record, Record)
+            if entry.state is PrepareState.COMPLETED and not entry.undoing:
+                record = msgspec.convert(entry.record, NicRecord)
                 self.prepared[entry.ref.uid] = ForPod(ref=entry.ref, pod=record.pod, nics=record.nics)
 
     def missing(self) -> str | None:
         """Nothing: the kernel has the NICs that it has."""
         return None
 
-    async def pools(self) -> tuple[Pool, ...]:
+    async def pools(self) -> tuple[DevicePool, ...]:
         """The node's pool: what can be claimed, and what is claimed, with the attributes of either."""
         seen = await self._now()
         found = self._offered(seen)
-        live = kept(_devices(self._settings, seen, found).values(), self._settings.is_published)
+        live = published_by_name(
+            _published_devices(self._settings, seen, found).values(), self._settings.is_published
+        )
         held = {nic.device: nic.published for one in self.prepared.values() for nic in one.nics}
-        return (Pool(name=self._settings.node, devices=merged(live.values(), held.values())),)
+        return (DevicePool(name=self._settings.node, devices=merge_devices(live.values(), held.values())),)
 
-    def intent(self, claim: Claim) -> Mapping[str, Any]:
+    def intent(self, claim: AllocatedClaim) -> Mapping[str, Any]:
         """The pod. Refuses a claim that asks for what can never be."""
-        check(claim, self._settings.profiles)
-        return {"pod": pod_of(claim)}
+        check_nic_claim(claim, self._settings.profiles)
+        return {"pod": consuming_pod(claim)}
 
-    async def prepare(self, claim: Claim) -> Prepared:
+    async def prepare(self, claim: AllocatedClaim) -> PreparedClaim:
         """Read what the NICs have and write down what they are to get."""
         seen = await self._now()
         found = {one.name: one for one in self._offered(seen)}
-        live = _devices(self._settings, seen, found.values())
+        live = _published_devices(self._settings, seen, found.values())
         nics = [await self._hold(claim, result, found, live) for result in claim.results]
-        record = Record(pod=pod_of(claim), nics=tuple(nics))
+        record = NicRecord(pod=consuming_pod(claim), nics=tuple(nics))
         self.prepared[claim.ref.uid] = ForPod(ref=claim.ref, pod=record.pod, nics=record.nics)
         devices = (self._device(result, nic) for result, nic in zip(claim.results, nics, strict=True))
-        return Prepared(devices=tuple(devices), record=msgspec.to_builtins(record))
+        return PreparedClaim(devices=tuple(devices), record=msgspec.to_builtins(record))
 
-    async def changes(self, claim: Claim) -> AsyncIterator[None]:
+    async def changes(self, claim: AllocatedClaim) -> AsyncIterator[None]:
         """Nothing that is waited for is told of."""
         nothing: tuple[None, ...] = ()
         for one in nothing:
             yield one
 
-    async def unprepare(self, entry: Entry, others: Collection[Entry]) -> None:
+    async def unprepare(self, entry: CheckpointEntry, others: Collection[CheckpointEntry]) -> None:
         """Take the NICs back from the pod, if they are still there. Raises `Retry`."""
         self.prepared.pop(entry.ref.uid, None)
         for loan in self._lender.loans.of_claim(entry.ref.uid):
             await self._lender.take_back(loan)
         await self._lender.end_leases(entry.ref.uid)
 
-    async def tidy(self, claims: Collection[Entry]) -> None:
+    async def tidy(self, claims: Collection[CheckpointEntry]) -> None:
         """Take back what is lent for claims that nobody knows any more."""
         known = {entry.ref.uid for entry in claims}
         for loan in self._lender.loans.all():
@@ -149,7 +337,7 @@ class NicPlugin:
 
     async def run(self, wake: Callable[[], None]) -> None:
         """Publish anew when a link changed and once a minute; take back what lost its pod meanwhile."""
-        async for _ in link_changes(settle=SETTLE_SECONDS, at_least_every=LOOK_SECONDS):
+        async for _ in link_changes(settle=SETTLE_SECONDS, at_least_every=PUBLISH_SECONDS):
             await self._lender.take_back_lost()
             wake()
 
@@ -157,41 +345,45 @@ class NicPlugin:
         """Whether each NIC has a link. One that is not published is unknown, and says why."""
         seen = await self._now()
         at, found = self._wall(), self._offered(seen)
-        return tuple(health_of(one, self._settings.node, at) for one in found if not _is_pod_end(one))
+        return tuple(nic_health(one, self._settings.node, at) for one in found if not _is_pod_end(one))
 
-    async def _now(self) -> Seen:
+    async def _now(self) -> NicSnapshot:
         self._look.cluster = await self._network()
         try:
             return await asyncio.to_thread(self._look)
         except OSError as error:
             raise Retry(f"the node's interfaces cannot be read: {error}", after=SETTLE_SECONDS) from error
 
-    def _offered(self, seen: Seen) -> tuple[Offered, ...]:
+    def _offered(self, seen: NicSnapshot) -> tuple[HostNic, ...]:
         """Logs what has changed since the last look, but no ends of pods' interfaces, which come and go."""
-        found = offered(seen, moves_ipoib=self._settings.moves_ipoib)
+        found = host_nics(seen, moves_ipoib=self._settings.moves_ipoib)
         reasons = {one.name: one.excluded for one in found if one.excluded and not _is_pod_end(one)}
         for one in found:
             before, now = self._reasons.get(one.name), reasons.get(one.name)
             if now is not None and now != before:
-                log.info("nic.not-published", device=one.name, interface=_interface(one), reason=now)
+                log.info("nic.not-published", device=one.name, interface=_interface_name(one), reason=now)
             elif before is not None and one.excluded is None:
-                log.info("nic.published-again", device=one.name, interface=_interface(one), was=before)
+                log.info("nic.published-again", device=one.name, interface=_interface_name(one), was=before)
         self._reasons = reasons
         return found
 
     async def _hold(
-        self, claim: Claim, result: Result, found: Mapping[str, Offered], live: Mapping[str, Device]
-    ) -> Held:
+        self,
+        claim: AllocatedClaim,
+        result: AllocatedDevice,
+        found: Mapping[str, HostNic],
+        live: Mapping[str, Device],
+    ) -> PreparedNic:
         """Its lease is kept at once, so that it is given back also when the next NIC fails."""
         one = found.get(result.device)
         if one is None:
             raise Retry(f"there is no NIC {result.device} on this node now", after=SETTLE_SECONDS)
         if any(loan.nic.device == one.name for loan in self._lender.loans.all()):
             raise Retry(f"NIC {one.name} is not back from its last pod yet", after=SETTLE_SECONDS)
-        config = config_of(claim, result, self._settings.profiles)
+        config = nic_config(claim, result, self._settings.profiles)
         published = live.get(one.name) or Device(name=one.name)
         try:
-            work = asyncio.to_thread(hold, one, published, config, self._look.sysroot, self._mode)
+            work = asyncio.to_thread(prepare_nic, one, published, config, self._look.sysroot, self._mode)
             nic, lease = await work
         except OSError as error:
             raise Refused(f"NIC {one.name} cannot be read: {error}") from error
@@ -199,7 +391,7 @@ class NicPlugin:
             self._keep(claim, nic, lease)
         return nic
 
-    def _keep(self, claim: Claim, nic: Held, lease: Lease) -> None:
+    def _keep(self, claim: AllocatedClaim, nic: PreparedNic, lease: DhcpLease) -> None:
         (pod,) = claim.consumers
         leases = self._lender.leases
         record = LeaseRecord(
@@ -207,29 +399,31 @@ class NicPlugin:
         )
         leases.put(record)
 
-    def _device(self, result: Result, nic: Held) -> PreparedDevice:
-        nodes = () if nic.rdma is None else rdma.device_nodes(self._look.sysroot, nic.rdma)
-        return PreparedDevice(result=result, kind=KIND, edits=Edits(device_nodes=nodes))
+    def _device(self, result: AllocatedDevice, nic: PreparedNic) -> PreparedDevice:
+        nodes = () if nic.rdma is None else rdma.rdma_device_nodes(self._look.sysroot, nic.rdma)
+        return PreparedDevice(result=result, kind=NIC_KIND, edits=ContainerEdits(device_nodes=nodes))
 
 
-def _devices(settings: NicSettings, seen: Seen, found: Iterable[Offered]) -> dict[str, Device]:
+def _published_devices(
+    settings: NicSettings, seen: NicSnapshot, found: Iterable[HostNic]
+) -> dict[str, Device]:
     """Devices by name, without those that are excluded."""
-    partners, on_rail = gpu_partners(seen.machine), rails(seen.machine)
+    partners, on_rail = gpu_partners(seen.machine), rail_numbers(seen.machine)
     shown = (
-        device(one, seen, settings.names, partners.get(_index(one)), on_rail.get(_index(one)))
+        nic_device(one, seen, settings.names, partners.get(_nic_index(one)), on_rail.get(_nic_index(one)))
         for one in found
         if one.excluded is None
     )
-    return {one.name: with_extras(one, settings.extras) for one in shown}
+    return {one.name: with_stated_attributes(one, settings.extras) for one in shown}
 
 
-def _is_pod_end(one: Offered) -> bool:
-    return one.excluded is not None and one.on is not None and one.on.link.kind in POD_ENDS
+def _is_pod_end(one: HostNic) -> bool:
+    return one.excluded is not None and one.on is not None and one.on.link.kind in POD_INTERFACE_KINDS
 
 
-def _interface(one: Offered) -> str | None:
+def _interface_name(one: HostNic) -> str | None:
     return None if one.on is None else one.on.link.name
 
 
-def _index(one: Offered) -> int:
+def _nic_index(one: HostNic) -> int:
     return -1 if one.nic is None else one.nic.index

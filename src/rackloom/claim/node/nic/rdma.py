@@ -1,7 +1,11 @@
-"""RDMA devices: their character devices, and moving them where the kernel gives each namespace its own.
+"""RDMA devices: their character devices, and moving them between network namespaces.
 
-Numbers: rdma/rdma_netlink.h. In mode shared every namespace sees every device, and the character devices that
-a container gets decide what it can use. In mode exclusive a device is seen in one namespace only.
+In mode `shared` every namespace sees every RDMA device, and the character devices that a container gets
+decide what it can use. In mode `exclusive` a device is seen in one namespace only and has to be moved
+into the pod's. A request to move a device must come from the namespace that the device is in.
+
+Requests are RDMA netlink (NLDEV, rdma/rdma_netlink.h), encoded here. A kernel that does not tell its mode
+has only the shared one.
 """
 
 import os
@@ -11,9 +15,9 @@ from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 
-from rackloom.claim.node.nic.namespaces import OWN, inside
-from rackloom.claim.node.values import DeviceNode
-from rackloom.topology.discovery.sysroot import Sysroot
+from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, in_namespace
+from rackloom.claim.node.plugin import DeviceNode
+from rackloom.topology.discovery.sysfs import Sysroot
 
 _NETLINK_RDMA, _NLDEV = 20, 5
 _GET, _SET, _SYS_GET = 1, 2, 6
@@ -39,7 +43,7 @@ class NetnsMode(StrEnum):
     EXCLUSIVE = "exclusive"
 
 
-def device_nodes(sysroot: Sysroot, device: str) -> tuple[DeviceNode, ...]:
+def rdma_device_nodes(sysroot: Sysroot, device: str) -> tuple[DeviceNode, ...]:
     """What a container needs to use an RDMA device, and nothing of the others."""
     found = [_node(sysroot, _CONNECTION_MANAGER, "rdma_cm")]
     for directory, prefixes in _CLASSES.items():
@@ -106,17 +110,17 @@ def netns_mode() -> NetnsMode:
         return NetnsMode.SHARED
 
 
-def push(device: str, netns: Path) -> None:
+def push_rdma_device(device: str, netns: Path) -> None:
     """Move a device from the host into `netns`, unless it is there already. Raises `OSError`."""
-    if device not in inside(netns, _devices):
-        inside(OWN, lambda: _move(device, netns))
+    if device not in in_namespace(netns, _devices):
+        in_namespace(HOST_NAMESPACE, lambda: _move(device, netns))
 
 
-def pull(device: str, netns: Path) -> None:
+def pull_rdma_device(device: str, netns: Path) -> None:
     """Move a device from `netns` to the host, if it is there. The request must come from within."""
-    own = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
+    own = os.open(HOST_NAMESPACE, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        inside(netns, lambda: _move_to(device, own, only_if_here=True))
+        in_namespace(netns, lambda: _move_to(device, own, only_if_here=True))
     finally:
         os.close(own)
 

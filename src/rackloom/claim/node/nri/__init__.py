@@ -1,1 +1,1 @@
-"""A plugin of the container runtime's Node Resource Interface (NRI): is told of every pod sandbox."""
+"""The Node Resource Interface (NRI) of container runtimes: a plugin that hears of pod sandboxes."""

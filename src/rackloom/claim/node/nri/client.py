@@ -1,24 +1,134 @@
-"""Connecting to a runtime's NRI socket, and answering it for as long as it is there."""
+"""An NRI plugin: a connection to the container runtime's socket, and hooks for pod sandboxes.
+
+One unix socket carries two logical connections: on the first the runtime calls the plugin, on the second
+the plugin calls the runtime (to register). A mux frame is connection number and length (32 bits each, big
+endian), then data. Inside is ttrpc: length, stream number, type and flags (32, 32, 8, 8 bits), then at
+most 4 MiB of data; a message may span several mux frames. Streams that a client opens have odd numbers.
+
+After every connection the runtime lists all living sandboxes (Synchronize, possibly in parts), and then
+calls for each one that starts or stops. Requests are answered one after the other: a sandbox's end must
+not overtake its start. A runtime that is away or restarts is waited for. An error in `run` fails the pod.
+Runtimes before NRI 0.10 report all events by the method StateChange.
+
+`MeasuredHooks` counts and times the calls: a runtime waits two seconds by default.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import closing
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Protocol
 
+import msgspec
 import structlog
 from google.protobuf.message import DecodeError, Message
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from rackloom.claim.node.nri import nri_pb2 as wire
-from rackloom.claim.node.nri.framing import PLUGIN, REQUEST, RESPONSE, RUNTIME, Frame, Malformed, frames
-from rackloom.claim.node.nri.hooks import Hooks, Sandbox
 from rackloom.errors import Refused, Retry
+
+# Sandboxes, and who hears of them.
+
+
+class PodSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """One pod sandbox."""
+
+    id: str
+    pod: str
+    """UID of the pod."""
+    namespace: str
+    name: str
+    netns: str
+    """Path of its network namespace; empty for a pod in the host's."""
+
+
+class SandboxHooks(Protocol):
+    """Told of sandboxes, in the order in which things happen to each."""
+
+    async def synchronize(self, living: tuple[PodSandbox, ...]) -> None:
+        """All sandboxes there are, whenever the connection is made anew. Must not raise."""
+        ...
+
+    async def run(self, sandbox: PodSandbox) -> None:
+        """It is being started. An error fails the pod, which kubelet then tries again."""
+        ...
+
+    async def stop(self, sandbox: PodSandbox) -> None:
+        """It is being stopped; its namespace is still there. Must not raise."""
+        ...
+
+
+# Frames.
+
+
+PLUGIN, RUNTIME = 1, 2
+"""Connections: on the first the runtime calls the plugin, on the second the plugin calls the runtime."""
+REQUEST, RESPONSE = 1, 2
+LARGEST = 4 << 20
+_MUX = struct.Struct(">II")
+_TTRPC = struct.Struct(">IIBB")
+
+
+class TtrpcFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """One ttrpc message."""
+
+    connection: int
+    stream: int
+    type: int
+    data: bytes
+
+    def encode(self) -> bytes:
+        """The bytes on the socket: one mux frame, so that the reader needs no memory of earlier ones."""
+        message = _TTRPC.pack(len(self.data), self.stream, self.type, 0) + self.data
+        return _MUX.pack(self.connection, len(message)) + message
+
+
+class MalformedFrame(Exception):
+    """The other side does not speak ttrpc."""
+
+
+async def read_frames(reader: asyncio.StreamReader) -> AsyncIterator[TtrpcFrame]:
+    """Frames until the other side hangs up. Raises `Malformed`."""
+    pending = {PLUGIN: b"", RUNTIME: b""}
+    while True:
+        try:
+            connection, length = _MUX.unpack(await reader.readexactly(_MUX.size))
+            if length > LARGEST + _TTRPC.size:
+                raise MalformedFrame(f"a frame of {length} bytes")
+            data = await reader.readexactly(length)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        if connection not in pending:
+            continue
+        pending[connection] += data
+        while (found := _first_frame(connection, pending[connection])) is not None:
+            frame, size = found
+            pending[connection] = pending[connection][size:]
+            yield frame
+
+
+def _first_frame(connection: int, data: bytes) -> tuple[TtrpcFrame, int] | None:
+    if len(data) < _TTRPC.size:
+        return None
+    length, stream, kind, _ = _TTRPC.unpack_from(data)
+    if length > LARGEST:
+        raise MalformedFrame(f"a message of {length} bytes")
+    size = _TTRPC.size + length
+    if len(data) < size:
+        return None
+    return TtrpcFrame(connection=connection, stream=stream, type=kind, data=data[_TTRPC.size : size]), size
+
+
+# The plugin.
+
 
 log = structlog.get_logger(__name__)
 
-SOCKET = Path("/var/run/nri/nri.sock")
-INDEX = "00"
+NRI_SOCKET = Path("/var/run/nri/nri.sock")
+PLUGIN_INDEX = "00"
 """Plugins are called in the order of their indices: before the others, a NIC may be what they look for."""
-AGAIN_SECONDS = 2.0
+RECONNECT_SECONDS = 2.0
 _REGISTER_STREAM = 1
 _REGISTER_NANOS = 5_000_000_000
 _EVENTS = (1 << wire.RUN_POD_SANDBOX - 1) | (1 << wire.STOP_POD_SANDBOX - 1)
@@ -30,11 +140,11 @@ _PLUGIN_SERVICE, _RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Plugin", "nri.pkg.api.
 class NriPlugin:
     """A plugin of the runtime behind a socket."""
 
-    def __init__(self, name: str, hooks: Hooks, socket: Path = SOCKET) -> None:
+    def __init__(self, name: str, hooks: SandboxHooks, socket: Path = NRI_SOCKET) -> None:
         self._name = name
         self._hooks = hooks
         self._socket = socket
-        self._living: list[Sandbox] = []
+        self._living: list[PodSandbox] = []
         self.connected = asyncio.Event()
         """Set while the runtime has told of all its sandboxes and calls us for new ones."""
 
@@ -46,19 +156,19 @@ class NriPlugin:
                 await self._session()
                 told = ""
                 log.info("nri.disconnected", socket=str(self._socket))
-            except (OSError, Malformed, Refused) as trouble:
+            except (OSError, MalformedFrame, Refused) as trouble:
                 if str(trouble) != told:
                     told = str(trouble)
                     log.warning("nri.not-connected", socket=str(self._socket), reason=told)
             self.connected.clear()
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _session(self) -> None:
         reader, writer = await asyncio.open_unix_connection(str(self._socket))
         self._living = []
         with closing(writer):
             writer.write(self._register())
-            async for frame in frames(reader):
+            async for frame in read_frames(reader):
                 if frame.connection == PLUGIN and frame.type == REQUEST:
                     # One after the other: a sandbox's end must not overtake its start.
                     writer.write(await self._answer(frame))
@@ -70,15 +180,17 @@ class NriPlugin:
         request = wire.Request(
             service=_RUNTIME_SERVICE,
             method="RegisterPlugin",
-            payload=wire.RegisterPluginRequest(plugin_name=self._name, plugin_idx=INDEX).SerializeToString(),
+            payload=wire.RegisterPluginRequest(
+                plugin_name=self._name, plugin_idx=PLUGIN_INDEX
+            ).SerializeToString(),
             timeout_nano=_REGISTER_NANOS,
         )
-        frame = Frame(
+        frame = TtrpcFrame(
             connection=RUNTIME, stream=_REGISTER_STREAM, type=REQUEST, data=request.SerializeToString()
         )
         return frame.encode()
 
-    async def _answer(self, frame: Frame) -> bytes:
+    async def _answer(self, frame: TtrpcFrame) -> bytes:
         response = wire.Response(status=wire.Status())
         try:
             request = wire.Request.FromString(frame.data)
@@ -88,7 +200,7 @@ class NriPlugin:
         except (Refused, Retry, DecodeError) as trouble:
             response.status.CopyFrom(wire.Status(code=_UNKNOWN, message=str(trouble)))
         data = response.SerializeToString()
-        return Frame(connection=PLUGIN, stream=frame.stream, type=RESPONSE, data=data).encode()
+        return TtrpcFrame(connection=PLUGIN, stream=frame.stream, type=RESPONSE, data=data).encode()
 
     async def _call(self, request: wire.Request) -> Message:
         methods: dict[str, Callable[[bytes], Awaitable[Message]]] = {
@@ -151,6 +263,64 @@ def _check_registered(data: bytes) -> None:
         raise Refused(f"the runtime does not take the plugin: {status.message}")
 
 
-def _sandbox(pod: wire.Sandbox) -> Sandbox:
+def _sandbox(pod: wire.Sandbox) -> PodSandbox:
     netns = next((one.path for one in pod.linux.namespaces if one.type == "network"), "")
-    return Sandbox(id=pod.id, pod=pod.uid, namespace=pod.namespace, name=pod.name, netns=netns)
+    return PodSandbox(id=pod.id, pod=pod.uid, namespace=pod.namespace, name=pod.name, netns=netns)
+
+
+# Metrics.
+
+
+HOOK_EVENTS = ("synchronize", "run", "stop")
+NRI_DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 5.0)
+"""Seconds; a runtime waits two by default."""
+
+
+class MeasuredHooks:
+    """Hooks that are counted and timed with `clock`, in seconds."""
+
+    def __init__(self, hooks: SandboxHooks, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
+        self._hooks = hooks
+        self._clock = clock
+        self._requests = Counter(
+            "rackloom_nri_requests",
+            "Requests of the container runtime",
+            ("event", "outcome"),
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "rackloom_nri_request_duration_seconds",
+            "Time that the container runtime waits",
+            ("event",),
+            buckets=NRI_DURATION_BUCKETS,
+            registry=registry,
+        )
+        for event in HOOK_EVENTS:
+            self._seconds.labels(event)
+            for outcome in ("done", "failed"):
+                self._requests.labels(event, outcome)
+
+    async def synchronize(self, living: tuple[PodSandbox, ...]) -> None:
+        """All sandboxes there are."""
+        with self._request("synchronize"):
+            await self._hooks.synchronize(living)
+
+    async def run(self, sandbox: PodSandbox) -> None:
+        """One is being started."""
+        with self._request("run"):
+            await self._hooks.run(sandbox)
+
+    async def stop(self, sandbox: PodSandbox) -> None:
+        """One is being stopped."""
+        with self._request("stop"):
+            await self._hooks.stop(sandbox)
+
+    @contextmanager
+    def _request(self, event: str) -> Iterator[None]:
+        start, outcome = self._clock(), "failed"
+        try:
+            yield
+            outcome = "done"
+        finally:
+            self._requests.labels(event, outcome).inc()
+            self._seconds.labels(event).observe(self._clock() - start)

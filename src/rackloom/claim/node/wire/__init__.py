@@ -1,1 +1,1 @@
-"""What kubelet and a plugin say to each other: our own protos with kubelet's names and numbers."""
+"""Messages of kubelet's plugin APIs: DRA v1 and v1beta1, plugin registration, DRA health (generated)."""

@@ -1,0 +1,247 @@
+"""The demo's whole-rack job: placed before its pods exist, run over a rack, broken by a lost GPU.
+
+`RackJob` plans `examples/whole-rack-job` from what the nodes report, applies it, and verifies that all
+workers run in the planned clique, that every claim is allocated and reserved, and that the ComputeDomain
+is Ready with its IMEX daemons connected. At the end it verifies that no pod, claim, ComputeDomain, plan
+or taint is left.
+
+`LostGpu` takes a GPU off the bus below a running worker. The switch still counts it, the claim still
+holds it, and the node no longer has it: the doctor must name the node with the evidence of both sides and
+the fix. After the GPU answers again, the doctor must find nothing.
+"""
+
+import time
+from typing import Any
+
+import yaml
+
+from rackloom.app.demo.story import Evidence, NotObserved, example_directory, wait_until
+from rackloom.app.snapshot.assemble import site_snapshot
+from rackloom.app.snapshot.cluster import ORG_LABEL
+from rackloom.app.twin.up import RunningTwin
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.findings import Finding
+from rackloom.core.domains.names import GPU_CLIQUE_LABEL
+from rackloom.core.gangs.spec import GANG_TAINT
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN,
+    GANG_PLAN,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    Object,
+    ResourceKind,
+)
+from rackloom.core.kubernetes.objects import NAMESPACE as NAMESPACES
+from rackloom.core.place.gang_planner import plan_gang
+from rackloom.core.place.observed_site import read_site
+from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan
+from rackloom.errors import Refused
+from rackloom.lab.kube.controllers.mpi_jobs import MPI_JOB
+
+# The job.
+
+
+JOB_NAMESPACE = "whole-rack"
+
+
+_JOB_KINDS: dict[str, ResourceKind] = {
+    "ComputeDomain": COMPUTE_DOMAIN,
+    "ResourceClaimTemplate": RESOURCE_CLAIM_TEMPLATE,
+    "MPIJob": MPI_JOB,
+}
+
+
+class RackJob:
+    """`examples/whole-rack-job` in the cluster of a twin."""
+
+    def __init__(self, whole: RunningTwin, org: str) -> None:
+        """`org` is the organisation of the tenant whose job it is."""
+        self._whole = whole
+        self._org = org
+        text = (example_directory("whole-rack-job") / "job.yaml").read_text()
+        self._objects: list[Object] = list(yaml.safe_load_all(text))
+        self._job = next(one for one in self._objects if one["kind"] == "MPIJob")
+        self._clique = ""
+
+    @property
+    def workers(self) -> int:
+        """How many there are to be."""
+        return int(self._roles["Worker"]["replicas"])
+
+    @property
+    def _roles(self) -> dict[str, Any]:
+        roles: dict[str, Any] = self._job["spec"]["mpiReplicaSpecs"]
+        return roles
+
+    async def place(self) -> Evidence:
+        """Choose the clique by what the nodes say now; a clique that another tenant has part of is none."""
+        await self._whole.nodes.up.wait()
+        await self._whole.nodes.settle()
+        plan = await self._plan()
+        self._clique = plan.cliques[0]
+        return {"clique": self._clique, "workers": self.workers, "because": plan.reason}
+
+    async def run(self) -> Evidence:
+        """Apply it, and see all of it run as a gang in the planned clique, with a channel of its own."""
+        began = time.monotonic()
+        await self._whole.api.create(NAMESPACES, labelled_namespace(self._org))
+        for one in self._objects:
+            one["metadata"]["namespace"] = JOB_NAMESPACE
+            await self._whole.api.create(_JOB_KINDS[one["kind"]], one)
+        pods = await wait_until(self._running, "the job does not run")
+        status = await wait_until(self._ready, "the ComputeDomain is not Ready")
+        held = await self._held()
+        nodes = await self._nodes_of(pods)
+        return {
+            "running": f"{self.workers} workers and the launcher, after {time.monotonic() - began:.1f} s",
+            "namespace": f"{JOB_NAMESPACE}, labelled {ORG_LABEL}={await self._labelled()}",
+            "nodes": f"{len(nodes)} of clique {self._clique}",
+            "gang": await wait_until(self._bound, "the gang is not bound"),
+            "computeDomain": status,
+            "claims": f"{held} allocated,reserved: a channel and 4 GPUs for each worker",
+            "simulated": "API server, kubelets, containers, nvidia-imex; our programs are the real ones",
+        }
+
+    async def end(self) -> Evidence:
+        """Delete it, and see that no pod, claim, ComputeDomain, plan, taint or daemon of it is left."""
+        for one in reversed(self._objects):
+            await self._whole.api.delete(_JOB_KINDS[one["kind"]], one["metadata"]["name"], JOB_NAMESPACE)
+        await self._whole.api.delete(NAMESPACES, JOB_NAMESPACE)
+        await wait_until(self._nothing_left, "something of the job is left")
+        return {"pods": 0, "claims": 0, "computeDomains": 0, "gangPlans": 0, "reservedTrays": 0}
+
+    async def _plan(self) -> GangPlan:
+        nodes = (await self._whole.api.list(NODE)).items
+        per_tray = {node["metadata"]["name"]: self._whole.site.twin.profile.gpus_per_tray for node in nodes}
+        site = read_site(nodes, (await self._whole.api.list(POD)).items, published=per_tray)
+        worker = GangGroup(name="worker", members=self.workers, gpus=self._job["spec"]["slotsPerWorker"])
+        launcher = GangGroup(name="launcher", members=1, gpus=0)
+        try:
+            return plan_gang(site, Gang(name=self._job["metadata"]["name"], groups=(worker, launcher)))
+        except Refused as refused:
+            raise NotObserved(refused.reason, fix=refused.nearest_fix) from refused
+
+    async def _running(self) -> list[Object] | None:
+        pods = (await self._whole.api.list(POD, JOB_NAMESPACE)).items
+        running = [pod for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
+        return running if len(running) == self.workers + 1 else None
+
+    async def _ready(self) -> str | None:
+        """Ready with every worker's node, and the IMEX daemons connected to one another."""
+        found = await self._whole.api.get(COMPUTE_DOMAIN, self._domain, JOB_NAMESPACE)
+        conditions = (found.get("status") or {}).get("conditions") or ()
+        said = {one["type"]: one for one in conditions if one["status"] == "True"}
+        return str(said["Ready"]["message"]) if {"Ready", "Meshed"} <= said.keys() else None
+
+    async def _bound(self) -> str | None:
+        """What the GangPlan says once every pod is where it was planned."""
+        plan = await self._whole.api.get(GANG_PLAN, self._job["metadata"]["name"], JOB_NAMESPACE)
+        said = {one["type"]: one for one in (plan.get("status") or {}).get("conditions") or ()}
+        bound = said.get("Bound", {})
+        return str(bound["message"]) if bound.get("status") == "True" else None
+
+    async def _nodes_of(self, pods: list[Object]) -> set[str]:
+        """Where they run. Raises NotSeen where that is not the clique that was chosen before they existed."""
+        names = {str(pod["spec"]["nodeName"]) for pod in pods}
+        nodes = [one for one in (await self._whole.api.list(NODE)).items if one["metadata"]["name"] in names]
+        cliques = {one["metadata"]["labels"].get(GPU_CLIQUE_LABEL) for one in nodes}
+        if cliques != {self._clique}:
+            raise NotObserved(
+                f"the job runs in {sorted(map(str, cliques))}, and was placed in {self._clique}"
+            )
+        return names
+
+    async def _held(self) -> int:
+        claims = (await self._whole.api.list(RESOURCE_CLAIM, JOB_NAMESPACE)).items
+        held = [one for one in claims if {"allocation", "reservedFor"} <= (one.get("status") or {}).keys()]
+        wanted = 2 * self.workers
+        if not len(held) == len(claims) == wanted:
+            raise NotObserved(
+                f"{len(held)} of {len(claims)} claims are allocated,reserved, of {wanted} wanted"
+            )
+        return len(held)
+
+    async def _labelled(self) -> str:
+        """Whose pods the map says that the job's are."""
+        found = await self._whole.api.get(NAMESPACES, JOB_NAMESPACE)
+        return str(found["metadata"]["labels"][ORG_LABEL])
+
+    async def _nothing_left(self) -> bool:
+        for kind in (POD, RESOURCE_CLAIM, COMPUTE_DOMAIN, GANG_PLAN):
+            if (await self._whole.api.list(kind)).items:
+                return False
+        return not any(_is_reserved(node) for node in (await self._whole.api.list(NODE)).items)
+
+    @property
+    def _domain(self) -> str:
+        names = [one["metadata"]["name"] for one in self._objects if one["kind"] == "ComputeDomain"]
+        return str(names[0])
+
+
+def _is_reserved(node: Object) -> bool:
+    return any(taint["key"] == GANG_TAINT for taint in (node.get("spec") or {}).get("taints") or ())
+
+
+def labelled_namespace(org: str) -> Object:
+    """The job's namespace, which says whose it is: else the map would show its tenant none of its pods."""
+    return {"metadata": {"name": JOB_NAMESPACE, "labels": {ORG_LABEL: org}}}
+
+
+# The accident.
+
+
+_LOST_MODULE = 3
+"""Which GPU of the tray is lost, by its NVLink module, which counts from 1; devices count from 0."""
+_LOST_WORKER = "whole-rack-worker-7"
+
+
+class LostGpu:
+    """One GPU of a worker's tray."""
+
+    def __init__(self, whole: RunningTwin) -> None:
+        self._whole = whole
+        self._node = ""
+
+    async def look_well(self) -> Evidence:
+        """Before and after, the doctor has nothing to say of any layer."""
+        await wait_until(self._is_quiet, "the doctor still finds something")
+        return {"findings": 0, "layers": "switch controllers, site records, cluster"}
+
+    async def happen(self) -> Evidence:
+        """The switch still counts the GPU and the claim holds it; the node does not have it any more."""
+        pod = await self._whole.api.get(POD, _LOST_WORKER, JOB_NAMESPACE)
+        self._node = pod["spec"]["nodeName"]
+        self._whole.nodes[self._node].gpus.lose(_LOST_MODULE)
+        await self._whole.nodes.look(self._node)
+        return {"lost": f"the GPU of NVLink module {_LOST_MODULE} of node {self._node}, under {_LOST_WORKER}"}
+
+    async def be_found(self) -> Evidence:
+        """The doctor names the node, what both sides say, and what to do."""
+        found = await wait_until(self._findings, "the doctor finds nothing")
+        about = [one for one in found if self._node in " ".join((one.subject, one.message, *one.evidence))]
+        if not about:
+            raise NotObserved("no finding names the node", found=[one.message for one in found])
+        return {one.check: _finding_evidence(one) for one in about}
+
+    async def be_healed(self) -> Evidence:
+        """The GPU answers again, as after the reboot that the fix asks for, and the doctor is content."""
+        self._whole.nodes[self._node].gpus.find(_LOST_MODULE)
+        await self._whole.nodes.look(self._node)
+        return {"simulated": "the GPU answers again, as after a reboot", **await self.look_well()}
+
+    async def _findings(self) -> tuple[Finding, ...]:
+        site = self._whole.site
+        return examine(await site_snapshot(time.time(), records=site.store, cluster=self._whole.api))
+
+    async def _is_quiet(self) -> bool:
+        return not await self._findings()
+
+
+def _finding_evidence(finding: Finding) -> Evidence:
+    return {
+        "what": f"{finding.subject}: {finding.message}",
+        "evidence": "; ".join(finding.evidence),
+        "fix": finding.fix,
+    }

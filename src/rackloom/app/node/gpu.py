@@ -1,0 +1,116 @@
+"""The GPU plugin of one node as a process: driver gpu.nvidia.com.
+
+GPUs come from NVML, or from an inventory file on nodes without GPUs. Their place in the PCIe tree comes
+from the host's /sys, completed by the vendor's NCCL topology file and by declarations. With `vfio`, GPUs
+that are bound to vfio-pci are published too. XIDs that keep no workload off a GPU are the built-in list
+and those of the options.
+
+Two roots of NVIDIA's driver matter: where this container sees it, and where the host has it. CDI specs
+must name the second.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, serve_plugin
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.node.cdi import CdiDirectory, DriverSpec, find_hook_program, workload_edits
+from rackloom.claim.node.gpu.devices import ShareSettings
+from rackloom.claim.node.gpu.inventory import DeclaredGpus, GpuSource, check_declared_gpus, read_vfio
+from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
+from rackloom.claim.node.gpu.nvml import NvmlGpus
+from rackloom.claim.node.gpu.plugin import GPU_DRIVER, DriverFiles, GpuPlugin, GpuSettings
+from rackloom.claim.node.gpu.sharing import DriverPrograms
+from rackloom.claim.node.plugin import ContainerEdits
+from rackloom.claim.node.run import PluginProcess, run_plugin
+from rackloom.topology.discovery.discover import discover_machine
+from rackloom.topology.discovery.nvidia_driver import NvidiaDriver
+from rackloom.topology.discovery.sysfs import Sysroot
+
+
+class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What only the GPU plugin has."""
+
+    inventory_file: Path | None = None
+    """Takes the place of NVML."""
+    nccl_topology: Path | None = None
+    topology_file: Path | None = None
+    vfio: bool = False
+    ignored_xids: tuple[int, ...] = ()
+    driver_root: Path = Path("/")
+    """Where NVIDIA's driver is seen from here."""
+    host_driver_root: Path = Path("/")
+    """Where the host has it."""
+    proc_devices: Path | None = None
+    shares: ShareSettings = ShareSettings()
+
+
+def run_gpu(common: NodeOptions, options: GpuOptions, announce: Callable[[str], None]) -> None:
+    """Serve GPUs until SIGTERM or SIGINT."""
+    asyncio.run(serve_plugin(common, GPU_DRIVER, partial(gpu_node, common, options), announce))
+
+
+@asynccontextmanager
+async def gpu_node(common: NodeOptions, options: GpuOptions, api: KubeApi) -> AsyncIterator[PluginProcess]:
+    """The GPU plugin of one node, serving while the context is entered. Raises `Refused`."""
+    source = _source(options)
+    harmless = HARMLESS_XIDS | set(options.ignored_xids)
+    view = GpuMonitor(_reading(common, options, source), harmless, time.time)
+    driver = _driver_spec(common, options)
+    plugin = GpuPlugin(_settings(common, options), view, DriverPrograms(options.driver_root, driver), driver)
+    async with AsyncExitStack() as stack:
+        stack.callback(source.close)
+        one = await stack.enter_async_context(run_plugin(plugin, api, host_of(common)))
+        await stack.enter_async_context(plugin_listeners(common, one))
+        yield one
+
+
+def _source(options: GpuOptions) -> GpuSource:
+    if options.inventory_file is None:
+        return NvmlGpus(options.driver_root)
+    check_declared_gpus(options.inventory_file)
+    return DeclaredGpus(options.inventory_file)
+
+
+def _reading(common: NodeOptions, options: GpuOptions, source: GpuSource) -> GpuReader:
+    machine = partial(
+        discover_machine, common.sysroot, nccl_topology=options.nccl_topology, declared=options.topology_file
+    )
+    if not options.vfio:
+        return GpuReader(source, machine)
+    return GpuReader(source, machine, partial(read_vfio, Sysroot(common.sysroot)))
+
+
+def _driver_spec(common: NodeOptions, options: GpuOptions) -> DriverSpec:
+    base, host_base = options.driver_root, options.host_driver_root
+
+    def make(driver: NvidiaDriver) -> ContainerEdits:
+        return workload_edits(driver, find_hook_program(base, host_base))
+
+    return DriverSpec(
+        CdiDirectory(common.places.cdi, GPU_DRIVER),
+        make,
+        base=base,
+        host_base=host_base,
+        sysroot=common.sysroot,
+        required=options.inventory_file is None,
+    )
+
+
+def _settings(common: NodeOptions, options: GpuOptions) -> GpuSettings:
+    return GpuSettings(
+        node=common.node,
+        mps_home=common.places.home(GPU_DRIVER) / "mps",
+        files=DriverFiles(
+            proc_devices=options.proc_devices or common.sysroot / "proc/devices",
+            capabilities=common.sysroot / "proc/driver/nvidia/capabilities",
+            devices=options.driver_root / "dev",
+        ),
+        shares=options.shares,
+    )

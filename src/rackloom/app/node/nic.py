@@ -1,0 +1,174 @@
+"""The NIC plugin of one node as a process: driver dra.net, between kubelet and the container runtime.
+
+kubelet calls the DRA plugin to prepare claims. The runtime calls the NRI plugin when a pod sandbox starts
+or stops, and NICs move into and out of the pod's network namespace then. `nic_parts` builds both halves
+over the same attachments and DHCP leases, which are kept on disk and read back after a restart; records
+of an earlier boot do not count. What is in pods stays there when the plugin ends.
+
+DHCP leases are kept on the boot clock, which no time correction moves; `_wall_of` converts them for
+status and events. Metrics count attachments, leases by state, and whether the runtime calls the plugin at
+all: without that call a plugin looks healthy in every other respect.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from prometheus_client import Counter, Gauge
+
+from rackloom.app.node.process import NodeOptions, host_of, plugin_listeners, serve_plugin
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.node.checkpoint import Checkpoint
+from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore, NicSandboxHooks
+from rackloom.claim.node.nic.config import (
+    NO_PROFILES,
+    compile_filter,
+    publish_everything,
+    read_profiles,
+    read_stated_attributes,
+)
+from rackloom.claim.node.nic.dhcp import LeaseStore, boot_seconds
+from rackloom.claim.node.nic.inventory import HostScanner, NodeNetwork, read_pci_names
+from rackloom.claim.node.nic.plugin import NIC_DRIVER, NicPlugin, NicSettings
+from rackloom.claim.node.nic.renewal import LeaseKeeper, exchange_dhcp
+from rackloom.claim.node.nic.status import (
+    AttachmentReporter,
+    LeaseReporter,
+    LeaseStatus,
+    StatusWriter,
+    WallTimeOf,
+    lease_status,
+)
+from rackloom.claim.node.nri.client import NRI_SOCKET, MeasuredHooks, NriPlugin
+from rackloom.claim.node.run import PluginHost, PluginProcess, run_plugin
+from rackloom.claim.node.tasks import run_background
+from rackloom.core.nics.lease import LeaseState
+from rackloom.topology.nics import DEFAULT_EXCLUSION_POLICY, ExclusionPolicy
+
+
+class NicOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What only the NIC plugin has."""
+
+    nri_socket: Path = NRI_SOCKET
+    left_out: ExclusionPolicy = DEFAULT_EXCLUSION_POLICY
+    filter: str | None = None
+    """A CEL expression; None publishes all that are not left out."""
+    moves_ipoib: bool = True
+    nccl_topology: Path | None = None
+    declared: Path | None = None
+    profiles: Path | None = None
+    attributes: Path | None = None
+
+
+def run_nic(common: NodeOptions, options: NicOptions, announce: Callable[[str], None]) -> None:
+    """Serve NICs until SIGTERM or SIGINT."""
+    asyncio.run(serve_plugin(common, NIC_DRIVER, partial(nic_node, common, options), announce))
+
+
+class NicParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plugin is made of: one half for kubelet, the other for the runtime."""
+
+    plugin: NicPlugin
+    lender: AttachmentManager
+    sandboxes: NicSandboxHooks
+    keeper: LeaseKeeper
+    counters: tuple[Counter, ...]
+
+
+def nic_parts(common: NodeOptions, options: NicOptions, api: KubeApi, host: PluginHost) -> NicParts:
+    """The parts, with all that an earlier life of the plugin wrote down."""
+    home = common.places.home(NIC_DRIVER)
+    home.mkdir(parents=True, exist_ok=True, mode=0o750)
+    look = HostScanner(
+        common.sysroot,
+        nccl_topology=options.nccl_topology,
+        declared=options.declared,
+        left_out=options.left_out,
+    )
+    loans, leases = AttachmentStore(home / "loans", host.boot_id), LeaseStore(home / "leases", host.boot_id)
+    lender = AttachmentManager(loans, leases, look.check)
+    network = NodeNetwork(api, common.node, time.monotonic)
+    plugin = NicPlugin(_settings(common, options, look), look, lender, host.wall, network)
+    plugin.remember(Checkpoint(home / "checkpoint.json", host.boot_id).claims.values())
+    wall_of = partial(_wall_time_of, host)
+    status = StatusWriter(
+        api, common.node, lender.loans, partial(_lease_states, lender.leases, wall_of), host.wall
+    )
+    events = EventRecorder(api, NIC_DRIVER, common.node, host.wall)
+    teller = AttachmentReporter(status.told, events)
+    keeper = LeaseKeeper(
+        lender, exchange_dhcp, LeaseReporter(status.told, events, wall_of).told, boot_seconds
+    )
+    return NicParts(
+        plugin=plugin,
+        lender=lender,
+        sandboxes=NicSandboxHooks(lender, plugin.prepared, teller.told),
+        keeper=keeper,
+        counters=(teller.attachments, keeper.requests),
+    )
+
+
+def _wall_time_of(host: PluginHost, at: float) -> float:
+    return host.wall() + at - boot_seconds()
+
+
+def _lease_states(leases: LeaseStore, wall_of: WallTimeOf, claim: str) -> Mapping[str, LeaseStatus]:
+    return {one.nic.device: lease_status(one.lease, wall_of) for one in leases.of_claim(claim)}
+
+
+def _settings(common: NodeOptions, options: NicOptions, look: HostScanner) -> NicSettings:
+    """Raises `Refused` for a file or a filter that cannot be used."""
+    return NicSettings(
+        node=common.node,
+        moves_ipoib=options.moves_ipoib,
+        is_published=publish_everything if options.filter is None else compile_filter(options.filter),
+        names=read_pci_names(look.sysroot),
+        profiles=NO_PROFILES if options.profiles is None else read_profiles(options.profiles),
+        extras={} if options.attributes is None else read_stated_attributes(options.attributes),
+    )
+
+
+@asynccontextmanager
+async def nic_node(common: NodeOptions, options: NicOptions, api: KubeApi) -> AsyncIterator[PluginProcess]:
+    """The NIC plugin of one node, serving while the context is entered.
+
+    What is in pods stays there when it ends: their sandboxes go on without it.
+    """
+    host = host_of(common)
+    parts = nic_parts(common, options, api, host)
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(run_plugin(parts.plugin, api, host))
+        hooks = MeasuredHooks(parts.sandboxes, one.meter.registry, time.perf_counter)
+        nri = NriPlugin(NIC_DRIVER, hooks, options.nri_socket)
+        _register_metrics(one, nri, parts)
+        await stack.enter_async_context(run_background(nri.run(), parts.keeper.run()))
+        await stack.enter_async_context(plugin_listeners(common, one))
+        yield one
+
+
+def _register_metrics(one: PluginProcess, nri: NriPlugin, parts: NicParts) -> None:
+    """A plugin that the runtime does not call looks well in every other respect."""
+    connected = Gauge(
+        "rackloom_nri_connected",
+        "Whether the container runtime calls the plugin for new pods",
+        registry=one.meter.registry,
+    )
+    connected.set_function(nri.connected.is_set)
+    lent = Gauge(
+        "rackloom_nics_lent", "NICs in pods, or on their way there or back", registry=one.meter.registry
+    )
+    lent.set_function(lambda: len(parts.lender.loans.all()))
+    leases = Gauge("rackloom_nic_dhcp_leases", "DHCP leases of NICs", ("state",), registry=one.meter.registry)
+    for state in LeaseState:
+        leases.labels(state).set_function(partial(_count_leases, parts.lender.leases, state))
+    for counter in parts.counters:
+        one.meter.registry.register(counter)
+
+
+def _count_leases(leases: LeaseStore, state: LeaseState) -> int:
+    return sum(one.lease.outlook is state for one in leases.all())

@@ -1,0 +1,127 @@
+"""What every node plugin has as a process: the API server, signals, metrics and health probes.
+
+`serve_plugin` connects to the API server, serves one driver's plugin, and ends on SIGTERM or SIGINT, or
+when a background task of the plugin fails; leaving the plugin's context then raises why.
+
+`plugin_listeners` opens up to two listeners. The HTTP listener has /metrics, /readyz, and /healthz, which
+calls the plugin over its own sockets as kubelet does. The gRPC health service is what kubelet probes at
+the pod's address. The boot id of the host decides whether checkpoints of an earlier plugin process are
+still valid.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import grpc.aio
+import msgspec
+from starlette.responses import Response
+
+from rackloom.app.listeners import (
+    PlainEndpoints,
+    metrics_response,
+    ok_response,
+    serve_http,
+    unavailable_response,
+)
+from rackloom.app.process import stop_on_signals
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.client import connect
+from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess, probe_handler
+from rackloom.claim.node.tasks import beside
+from rackloom.errors import Refused
+
+BOOT_ID = Path("proc/sys/kernel/random/boot_id")
+
+
+class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is alike for every plugin."""
+
+    node: str
+    places: PluginDirectories
+    sysroot: Path = Path("/")
+    """Where the host's /proc is found."""
+    listen: str | None = None
+    """`host:port` of /metrics, /healthz and /readyz; None for none."""
+    health_listen: str | None = None
+    """`host:port` of the gRPC health service, which kubelet probes at the pod's address; None for none."""
+    kubeconfig: Path | None = None
+    """None: the cluster that this pod runs in."""
+
+
+async def serve_plugin(
+    common: NodeOptions,
+    driver: str,
+    serve: Callable[[KubeApi], AbstractAsyncContextManager[PluginProcess]],
+    announce: Callable[[str], None],
+) -> None:
+    """Serve one driver's plugin until SIGTERM or SIGINT, or until its own work fails."""
+    stopped = stop_on_signals()
+    async with AsyncExitStack() as stack:
+        api = await stack.enter_async_context(connect(common.kubeconfig, user_agent=f"rackloom-{driver}"))
+        one = await stack.enter_async_context(serve(api))
+        announce(f"rackloom: serving {driver} on node {common.node}")
+        async with beside(_stop_on_failure(one, stopped)):
+            await stopped.wait()
+
+
+async def _stop_on_failure(one: PluginProcess, stopped: asyncio.Event) -> None:
+    """Stop when the plugin's own work fails; leaving it raises why."""
+    with suppress(Exception):
+        await one.background.fails()
+    stopped.set()
+
+
+def host_of(common: NodeOptions) -> PluginHost:
+    """What the framework has to know of this machine."""
+    boot_id = (common.sysroot / BOOT_ID).read_text().strip()
+    return PluginHost(node=common.node, boot_id=boot_id, places=common.places, wall=time.time)
+
+
+@asynccontextmanager
+async def plugin_listeners(common: NodeOptions, one: PluginProcess) -> AsyncIterator[None]:
+    """Serve what probes and Prometheus ask for."""
+    async with AsyncExitStack() as stack:
+        if common.listen is not None:
+            await stack.enter_async_context(serve_http(PluginEndpoints(one), common.listen))
+        if common.health_listen is not None:
+            await stack.enter_async_context(_health_service(common.health_listen, one))
+        yield
+
+
+@asynccontextmanager
+async def _health_service(listen: str, one: PluginProcess) -> AsyncIterator[None]:
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    server.add_generic_rpc_handlers((probe_handler(one.is_serving),))
+    try:
+        server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise Refused(
+            f"cannot listen on {listen} for health probes", nearest_fix="choose another --healthcheck-port"
+        ) from error
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(None)
+
+
+class PluginEndpoints(PlainEndpoints):
+    """An ASGI application: /metrics, /readyz, and /healthz, which asks the plugin over its own sockets."""
+
+    def __init__(self, one: PluginProcess) -> None:
+        super().__init__({"/metrics": self._metrics, "/healthz": self._health, "/readyz": self._ready})
+        self._one = one
+
+    async def _metrics(self) -> Response:
+        return metrics_response(self._one.metrics())
+
+    async def _ready(self) -> Response:
+        trouble = self._one.not_ready()
+        return ok_response() if trouble is None else unavailable_response(trouble)
+
+    async def _health(self) -> Response:
+        serves = await self._one.is_serving()
+        return ok_response() if serves else unavailable_response("the plugin does not answer on its sockets")

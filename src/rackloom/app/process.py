@@ -1,0 +1,152 @@
+"""What every long-running process sets up: signals, its log file, and the settings of the interpreter.
+
+SIGTERM and SIGINT set an event, and the process then closes everything in order. SIGUSR2 prints all
+stacks to stderr and the process goes on: threads are printed by faulthandler from the signal handler
+itself, which works while the event loop hangs; tasks are printed from the loop. `run_until_stopped` runs
+one coroutine until the event is set and raises what the coroutine fails with.
+
+Logs are JSON lines, one event each, from structlog and the standard library alike: Rackloom's events from
+INFO on, those of libraries from WARNING on.
+
+Two interpreter settings bound the pauses of a large site. `freeze_loaded_objects` takes what is loaded at
+the start out of the garbage collector (`gc.freeze`) and makes full collections ten times rarer: with
+CPython's thresholds a site of a hundred racks paused for 0.15 s in every three seconds.
+`shorten_switch_interval` makes a computing thread give up the interpreter lock after 1 ms in place of 5
+ms, because a REST request changes threads several times.
+"""
+
+import asyncio
+import faulthandler
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+from structlog.typing import Processor
+
+# Signals.
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event of the running loop that SIGTERM and SIGINT set; the process then ends in good order.
+
+    SIGUSR2 prints all stacks to stderr, and the process goes on.
+    """
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    _dump_stacks_on_signal(loop)
+    return stopped
+
+
+async def run_until_stopped(stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Let `work` go on until told to stop, and then end it. Raises what it fails with."""
+    task = asyncio.create_task(work)
+    await wait_stopped_or_ended(stopped, task)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def wait_stopped_or_ended(stopped: asyncio.Event, *work: "asyncio.Task[None]") -> None:
+    """Return when told to stop, or when any of `work` has ended, however it did."""
+    waiting = asyncio.create_task(_wait_for_event(stopped))
+    await asyncio.wait({waiting, *work}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+
+
+async def _wait_for_event(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _dump_stacks_on_signal(loop: asyncio.AbstractEventLoop) -> None:
+    """Threads first, from the signal itself, which works while the loop hangs; then tasks, from the loop."""
+    loop.add_signal_handler(signal.SIGUSR2, _print_tasks)
+    if sys.__stderr__ is not None:
+        faulthandler.register(signal.SIGUSR2, file=sys.__stderr__, all_threads=True, chain=True)
+
+
+def _print_tasks() -> None:
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.__stderr__)
+    print("end of stacks", file=sys.__stderr__, flush=True)
+
+
+# Log files.
+
+
+_SHARED_PROCESSORS: tuple[Processor, ...] = (
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.format_exc_info,
+)
+
+
+def log_to_file(file: Path) -> None:
+    """Send our events from INFO on, and those of the libraries from WARNING on, to `file`."""
+    handler = logging.FileHandler(file)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=_SHARED_PROCESSORS,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("rackloom").setLevel(logging.INFO)
+    structlog.configure(
+        processors=[*_SHARED_PROCESSORS, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+
+
+# Garbage collection.
+
+
+FULL_COLLECTION_AFTER = 100
+"""Collections of the middle generation before a full one; CPython's own default is 10."""
+
+
+def freeze_loaded_objects() -> None:
+    """Exempt everything that lives now from all later collections, of which full ones become rare."""
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, FULL_COLLECTION_AFTER)
+
+
+# Thread switches.
+
+
+SWITCH_INTERVAL = 0.001
+"""Seconds; CPython's own are 0.005. A request of REST changes threads a few times, and beside a thread that
+computes (a reading of the map, an examination) each change waits for a turn to end; beside two, for two."""
+
+
+def shorten_switch_interval() -> None:
+    """Let whoever answers wait less for whoever computes."""
+    sys.setswitchinterval(SWITCH_INTERVAL)
+
+
+# Listen addresses, already validated by the configuration.
+
+
+def split_listen(listen: str) -> tuple[str, int]:
+    """Host and port of a checked `host:port`."""
+    host, _, port = listen.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(listen: str) -> bool:
+    """Whether only this machine can connect."""
+    return split_listen(listen)[0] in ("127.0.0.1", "::1", "localhost")

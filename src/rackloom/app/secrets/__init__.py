@@ -1,1 +1,0 @@
-"""Where passwords and keys come from: one protocol, one module per place."""

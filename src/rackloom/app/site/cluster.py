@@ -1,0 +1,162 @@
+"""The cluster on a site's racks: the client that `[kubernetes]` names, and a cache that follows it.
+
+`ClusterFollower` has one informer (list and watch) per kind that the rack map shows, however often the
+map is drawn. While the watch of one kind is broken, the whole cluster is unknown since then: half of it
+would show pods without devices, or racks without pods. `version` changes only with what is drawn of an
+object; heartbeats of nodes do not count. A programming error in one informer makes the cluster unknown,
+and the site is served without it.
+
+The client keeps of each object only what the snapshot uses. `in_cluster` requires the pod's service
+account: a kubeconfig that happens to lie around must not take its place.
+"""
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from rackloom.app.config import ClusterConfig
+from rackloom.app.snapshot.cluster import SNAPSHOT_KINDS, ClusterFreshness, is_excused, project_object
+from rackloom.claim.kube.api import KubeApi, KubeError, ObjectList
+from rackloom.claim.kube.client import KubeClient, connect
+from rackloom.claim.kube.informer import Informer, key_of
+from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.errors import Refused
+
+# The cache.
+
+
+_NOT_READ_YET = KubeError(0, "Unread", "it was not read yet")
+_RESTART_SECONDS = 30.0
+"""Seconds after a defect, before what was told is taken in again."""
+_log = logging.getLogger(__name__)
+
+
+class ClusterFollower:
+    """All kinds that a picture is made of, as last told. Made in a running event loop; `run` follows."""
+
+    def __init__(self, api: KubeApi, clock: Callable[[], float], rng: random.Random) -> None:
+        """`clock` gives seconds since the epoch; `rng` draws the jitter of retries."""
+        self._informers = {
+            kind: Informer(api, kind, excuses=partial(is_excused, kind), rng=rng) for kind in SNAPSHOT_KINDS
+        }
+        for kind, informer in self._informers.items():
+            informer.on_change(partial(self._hear, kind))
+        self._began = asyncio.get_running_loop().time()
+        self._epoch = clock() - self._began
+        self._drawn: dict[tuple[ResourceKind, str, str], int] = {}
+        self._changes = 0
+
+    async def run(self) -> None:
+        """Follow the API server until cancelled, however long it is away and whatever it tells."""
+        async with asyncio.TaskGroup() as tasks:
+            for kind in self._informers:
+                tasks.create_task(self._follow(kind))
+
+    async def _follow(self, kind: ResourceKind) -> None:
+        """A defect makes the cluster unknown; the site is served without it."""
+        while True:
+            try:
+                await self._informers[kind].run()
+            except Exception:
+                _log.exception("following %s failed", kind.plural)
+            self._changes += 1
+            await asyncio.sleep(_RESTART_SECONDS)
+
+    async def list(self, kind: ResourceKind, /) -> ObjectList:
+        """All objects of a kind of `KINDS`, not to be changed. Raises `KubeError` while it is unknown."""
+        informer = self._informers[kind]
+        if informer.problem is not None:
+            raise informer.problem
+        if _is_behind(informer):
+            raise _NOT_READ_YET
+        return ObjectList(tuple(informer.cache), "")
+
+    def version(self) -> object:
+        """Something that differs after every change worth drawing; heartbeats of nodes are none."""
+        told = self._informers.items()
+        return self._changes, frozenset(
+            kind for kind, one in told if one.problem is not None or _is_behind(one)
+        )
+
+    def reach(self) -> ClusterFreshness:
+        """How far the cluster is known."""
+        heard = [one.observed_at for one in self._informers.values()]
+        at = None if None in heard else min(moment for moment in heard if moment is not None)
+        return ClusterFreshness(self._moment(at), self._moment(self._unknown_since()))
+
+    def _unknown_since(self) -> float | None:
+        """Loop time. A kind that was never listed counts only where nothing else is behind."""
+        behind = [one for one in self._informers.values() if _is_behind(one)]
+        since = [one.unknown_since for one in behind if one.is_synced and one.unknown_since is not None]
+        return min(since, default=self._began if behind else None)
+
+    def _moment(self, loop_time: float | None) -> float | None:
+        return None if loop_time is None else self._epoch + loop_time
+
+    def _hear(self, kind: ResourceKind, obj: Object) -> None:
+        """Count a change, unless what is drawn of the object is as before."""
+        namespace, name = key_of(obj)
+        told = None if self._informers[kind].cache.get(name, namespace) is None else project_object(kind, obj)
+        before = self._drawn.pop((kind, namespace, name), None)
+        if told is not None:
+            self._drawn[kind, namespace, name] = _fingerprint(told)
+        self._changes += before != self._drawn.get((kind, namespace, name))
+
+
+def _is_behind(informer: Informer) -> bool:
+    return informer.unknown_since is not None or not informer.is_synced
+
+
+def _fingerprint(told: Object) -> int:
+    """A fingerprint of an object without its version."""
+    metadata = {key: value for key, value in told["metadata"].items() if key != "resourceVersion"}
+    return hash(msgspec.json.encode({**told, "metadata": metadata}))
+
+
+# The client.
+
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where Kubernetes mounts it."""
+
+
+def cluster_client(config: ClusterConfig, user_agent: str) -> KubeClient:
+    """A client, which gives of each object what a picture is made of; nothing is asked of the server yet.
+
+    Raises Refused when the configuration names no API server.
+    """
+    if config.in_cluster:
+        _check_account(SERVICE_ACCOUNT)
+    try:
+        return connect(config.kubeconfig, config.context, user_agent=user_agent, keep=project_object)
+    except Refused as error:
+        raise Refused(
+            f"[kubernetes]: {'in_cluster' if config.in_cluster else 'kubeconfig'}: {error.reason}",
+            nearest_fix="name a kubeconfig that can be read, and a context of it",
+        ) from error
+
+
+def _check_account(folder: Path) -> None:
+    # Without this, a kubeconfig that lies around would do for the pod's account.
+    if "KUBERNETES_SERVICE_HOST" not in os.environ or not (folder / "token").is_file():
+        raise Refused(
+            f"[kubernetes]: in_cluster: there is no service account in {folder}",
+            nearest_fix="set automountServiceAccountToken: true in the pod, or name a kubeconfig",
+        )
+
+
+@asynccontextmanager
+async def follow_cluster(config: ClusterConfig, clock: Callable[[], float]) -> AsyncIterator[ClusterFollower]:
+    """Who follows the cluster, connected while the context is entered; `clock` gives seconds since the epoch.
+
+    Raises Refused when the configuration names no API server. One that does not answer is waited for.
+    """
+    async with cluster_client(config, "rackloom-map") as api:
+        yield ClusterFollower(api, clock, random.Random())  # noqa: S311 (jitter)

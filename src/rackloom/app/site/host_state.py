@@ -1,0 +1,109 @@
+"""Host states from an external provider: `GET <url>/<machine id>` answers `{"state": "ready"}`.
+
+All machines are asked at each interval, 16 at a time, with limits on time and size of an answer. An
+answer that is missing or not understood is Unknown, never Ready. Changed states are written with a
+history entry, the status of the affected domains is derived again, and the reconciler is woken for them.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import sqlalchemy as sa
+import structlog
+
+from rackloom.carve.store import journal
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.schema import machine
+from rackloom.carve.store.values import Status
+from rackloom.carve.tenancy import status as tenancy_status
+
+log = structlog.get_logger(__name__)
+
+ANSWER_SECONDS = 5.0
+"""For one answer, all of it."""
+MAX_BYTES = 65_536
+"""Of an answer: no state is longer."""
+MAX_CONCURRENT = 16
+STATES = {"ready": Status.READY, "initializing": "Initializing", "error": Status.ERROR}
+"""What a provider may say, and the machine status it means."""
+
+
+class HostStatePoller:
+    """Asks for every machine each `interval` seconds, and writes what has changed."""
+
+    def __init__(
+        self,
+        url: str,
+        interval: float,
+        store: Store,
+        clock: Callable[[], float],
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._interval = interval
+        self._store = store
+        self._clock = clock
+        self._transport = transport
+
+    async def run(self, wake: Callable[[frozenset[str]], None]) -> None:
+        """Ask until cancelled; `wake` hears of domains with machines whose state changed."""
+        while True:
+            try:
+                wake(await self.ask())
+            except Exception:
+                log.exception("host-state.failed")
+            await asyncio.sleep(self._interval)
+
+    async def ask(self) -> frozenset[str]:
+        """Ask once for all machines; returns the domains of those whose state changed."""
+        machines = await self._store.read(_machine_ids)
+        slots = asyncio.Semaphore(MAX_CONCURRENT)
+        async with httpx2.AsyncClient(timeout=ANSWER_SECONDS, transport=self._transport) as client:
+            states = await asyncio.gather(*(self._state(client, slots, one) for one in machines))
+        return await self._store.run(
+            lambda conn: write_states(conn, dict(zip(machines, states, strict=True)), self._clock())
+        )
+
+    async def _state(self, client: httpx2.AsyncClient, slots: asyncio.Semaphore, machine_id: str) -> str:
+        async with slots:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    told: Any = await _get_json(client, f"{self._url}/{quote(machine_id, safe='')}")
+            except (httpx2.HTTPError, TimeoutError, ValueError, RecursionError):
+                return Status.UNKNOWN
+        state = told.get("state") if isinstance(told, dict) else None
+        return STATES.get(state, Status.UNKNOWN) if isinstance(state, str) else Status.UNKNOWN
+
+
+async def _get_json(client: httpx2.AsyncClient, url: str) -> Any:
+    """JSON from `url`. Raises ValueError for what is none, and for more of it than there can be."""
+    body = b""
+    async with client.stream("GET", url) as reply:
+        reply.raise_for_status()
+        async for part in reply.aiter_bytes(MAX_BYTES):
+            body += part
+            if len(body) > MAX_BYTES:
+                raise ValueError("the answer is too long")
+    return json.loads(body)
+
+
+def write_states(conn: sa.Connection, states: dict[str, str], now: float) -> frozenset[str]:
+    """Write the states of machines; returns the domains of those that changed."""
+    rows = conn.execute(sa.select(machine.c.id, machine.c.status, machine.c.domain)).all()
+    changed = [row for row in rows if row.id in states and row.status != states[row.id]]
+    for row in changed:
+        status = states[row.id]
+        conn.execute(sa.update(machine).where(machine.c.id == row.id).values(status=status, updated=now))
+        journal.record_status(conn, row.id, status, "told by the host state provider", now)
+    domains = {row.domain for row in changed}
+    for domain in domains:
+        tenancy_status.update_statuses(conn, domain, now)
+    return frozenset(domain for domain in domains if domain is not None)
+
+
+def _machine_ids(conn: sa.Connection) -> list[str]:
+    return list(conn.execute(sa.select(machine.c.id).order_by(machine.c.id)).scalars())

@@ -1,0 +1,272 @@
+"""Prometheus metrics of the site service, and its endpoints /metrics, /healthz and /readyz.
+
+Names that NVIDIA Infra Controller has begin with `<prefix>nvlink_partition_monitor_`, Rackloom's own with
+`<prefix>nvlink_`. `nmxc` and `nmxm` are the two kinds of switch controllers; both families exist
+whichever the site has. Series start with zero, so that the first failure is a change and not a new
+series.
+
+`SiteMetrics` has two inputs. The reconciler reports passes, observations, operations and refusals as they
+happen; `record_counts` counts the records at each scrape. Series of a domain that is gone disappear.
+Scrapes run one at a time: two at once would count the same transitions to Ready twice.
+
+/readyz succeeds while the database answers, though a switch may be out of reach: REST can then still
+answer.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Final
+
+import sqlalchemy as sa
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.responses import Response
+
+from rackloom.app.listeners import PlainEndpoints, metrics_response, ok_response, unavailable_response
+from rackloom.app.site import record_counts
+from rackloom.app.site.record_counts import SiteCounts
+from rackloom.carve.fabric.controller import ControllerKind
+from rackloom.carve.reconcile.hooks import OperationOutcome
+from rackloom.carve.store.database import Store
+from rackloom.core.partitions.domain import (
+    DEFAULT_PARTITION_ID,
+    AddGpus,
+    CreatePartition,
+    DeletePartition,
+    DomainObservation,
+    PartitionOperation,
+    RemoveGpus,
+)
+from rackloom.errors import Retry, Unknown
+
+# The series.
+
+
+OPERATIONS: Final = ("create", "update", "remove", "remove_default_partition")
+STATUSES: Final = {"done": "completed", "refused": "failed", "unknown": "timedout"}
+KNOWN_ERRORS: Final = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "UNAUTHENTICATED", "client")
+"""Errors that are seeded; another one makes its own series when it first comes."""
+MAX_ERROR_LABEL = 32
+"""Characters of the `error` label, as upstream."""
+
+_MILLISECOND_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 30000, 60000)
+_SECOND_BUCKETS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
+_FAILED_RPC = re.compile(r"(\w+): (?:([A-Z_]+): )?")
+
+
+class _ControllerSeries:
+    """The series of one kind of controller."""
+
+    def __init__(self, kind: str, base: str, registry: CollectorRegistry) -> None:
+        self.op_latency = Histogram(
+            f"{base}{kind}_op_latency_milliseconds",
+            "Time of one operation at the controller",
+            ("operation", "status"),
+            buckets=_MILLISECOND_BUCKETS,
+            registry=registry,
+        )
+        self.changes = Counter(
+            f"{base}{kind}_changes_applied",
+            "Operations by outcome",
+            ("operation", "status"),
+            registry=registry,
+        )
+        self.connect_errors = Gauge(
+            f"{base}{kind}_connect_error_count",
+            "Failed attempts to say hello since the start; it only grows",
+            ("error",),
+            registry=registry,
+        )
+        labels = ("nvlink_domain_uuid", "health")
+        self.partitions = Gauge(
+            f"{base}{kind}_partition_count", "Partitions as observed", labels, registry=registry
+        )
+        self.gpus = Gauge(f"{base}{kind}_gpu_count", "GPUs as observed", labels, registry=registry)
+        self.nodes = Gauge(
+            f"{base}{kind}_compute_node_count", "Compute nodes by their GPUs", labels, registry=registry
+        )
+        for error in KNOWN_ERRORS:
+            self.connect_errors.labels(error)
+        for operation in OPERATIONS:
+            for status in STATUSES.values():
+                self.changes.labels(operation, status)
+                self.op_latency.labels(operation, status)
+
+
+class SiteMetrics:
+    """The `Meter` of the reconciler, and the counts of the records at the time of a scrape."""
+
+    def __init__(self, prefix: str) -> None:
+        self.registry = registry = CollectorRegistry()
+        base, ours = f"{prefix}nvlink_partition_monitor_", f"{prefix}nvlink_"
+        self.nmxc = _ControllerSeries("nmxc", base, registry)
+        self.nmxm = _ControllerSeries("nmxm", base, registry)
+        self._kinds: dict[str, ControllerKind] = {}
+
+        def milliseconds(name: str, about: str) -> Histogram:
+            return Histogram(
+                f"{base}{name}_milliseconds", about, buckets=_MILLISECOND_BUCKETS, registry=registry
+            )
+
+        def gauge(name: str, about: str, *labels: str) -> Gauge:
+            return Gauge(name, about, labels, registry=registry)
+
+        self.iteration = milliseconds("iteration_latency", "Time of one pass over a domain")
+        self.apply = milliseconds("nvlink_config_apply_latency", "Time to carry out one plan")
+        self.machine_updates = gauge(
+            f"{base}machine_status_updates_count", "Machines that the last observation told of"
+        )
+        self.logical = gauge(f"{base}num_logical_partitions", "Logical partitions")
+        self.physical = gauge(f"{base}num_physical_partitions", "Partitions that the site has made")
+        self.ready = Histogram(
+            f"{ours}instance_ready_seconds",
+            "From an API call that changed what an instance wants to Ready",
+            buckets=_SECOND_BUCKETS,
+            registry=registry,
+        )
+        self.age = gauge(
+            f"{ours}observation_age_seconds", "Age of the newest observation", "nvlink_domain_uuid"
+        )
+        self.endpoints = gauge(f"{ours}endpoints", "Switch controllers by what is known of them", "state")
+        self.disputed = gauge(
+            f"{ours}disputed_domains", "Domains whose switch controllers contradict one another"
+        )
+        self.drift = Counter(
+            f"{ours}drift_operations",
+            "Operations that undid a change which was not ours",
+            ("nvlink_domain_uuid",),
+            registry=registry,
+        )
+        self.refusals = Counter(
+            f"{ours}refused_plans", "Plans that no longer held when they were checked", registry=registry
+        )
+
+    def speaks(self, endpoint_id: str, kind: ControllerKind) -> None:
+        """What comes from this endpoint is counted for this kind of controller."""
+        self._kinds[endpoint_id] = kind
+
+    def passed(self, _endpoint_id: str, seconds: float) -> None:
+        """A pass over an endpoint ended."""
+        self.iteration.observe(seconds * 1000)
+
+    def observed(self, _endpoint_id: str, observation: DomainObservation) -> None:
+        """An endpoint was read."""
+        self.machine_updates.set(len({(gpu.chassis_serial, gpu.slot) for gpu in observation.gpus}))
+        self.drift.labels(observation.domain)
+
+    def unreachable(self, endpoint_id: str, reason: str) -> None:
+        """An endpoint could not be read; counted as a connect error when it did not get beyond Hello."""
+        error = connect_error(reason)
+        if error is not None:
+            self._of(endpoint_id).connect_errors.labels(error).inc()
+
+    def drifted(self, domain: str, operations: int) -> None:
+        """A domain differs from an intent that it was once seen to meet."""
+        self.drift.labels(domain).inc(operations)
+
+    def refused(self, _domain: str) -> None:
+        """A plan was refused."""
+        self.refusals.inc()
+
+    def operated(
+        self, endpoint_id: str, operation: PartitionOperation, outcome: OperationOutcome, seconds: float
+    ) -> None:
+        """An operation was asked for."""
+        labels = (_operation_name(operation), STATUSES[outcome.state])
+        controllers = self._of(endpoint_id)
+        controllers.changes.labels(*labels).inc()
+        controllers.op_latency.labels(*labels).observe(seconds * 1000)
+
+    def applied(self, _domain: str, seconds: float) -> None:
+        """All operations of a plan were asked for."""
+        self.apply.observe(seconds * 1000)
+
+    def page(self, counts: SiteCounts, now: float) -> bytes:
+        """The page that Prometheus reads. `counts` are of this moment; `now` is seconds since the epoch."""
+        self.logical.set(counts.logical_partitions)
+        self.physical.set(counts.physical_partitions)
+        for state, number in counts.endpoints.items():
+            self.endpoints.labels(state).set(number)
+        self.disputed.set(counts.disputed_domains)
+        # A domain that is gone must not leave its last numbers behind.
+        self.age.clear()
+        for controllers in (self.nmxc, self.nmxm):
+            controllers.partitions.clear()
+            controllers.gpus.clear()
+            controllers.nodes.clear()
+        for domain in counts.domains:
+            self.age.labels(domain.uuid).set(max(0.0, now - domain.observed_at))
+            controllers = self._family(domain.kind)
+            for health, number in domain.partitions.items():
+                controllers.partitions.labels(domain.uuid, health).set(number)
+            for health, number in domain.gpus.items():
+                controllers.gpus.labels(domain.uuid, health).set(number)
+            for health, number in domain.nodes.items():
+                controllers.nodes.labels(domain.uuid, health).set(number)
+        for seconds in counts.ready_seconds:
+            self.ready.observe(seconds)
+        return generate_latest(self.registry)
+
+    def _of(self, endpoint_id: str) -> _ControllerSeries:
+        return self._family(self._kinds.get(endpoint_id, ControllerKind.NMX_C))
+
+    def _family(self, kind: ControllerKind) -> _ControllerSeries:
+        return self.nmxm if kind is ControllerKind.NMX_M else self.nmxc
+
+
+def connect_error(reason: str) -> str | None:
+    """The label of a failure to say hello; None for a failure after it."""
+    said = _FAILED_RPC.match(reason)
+    if said is None:
+        return "client"
+    rpc, code = said.groups()
+    return (code or "bad-hello")[:MAX_ERROR_LABEL] if rpc == "Hello" else None
+
+
+def _operation_name(operation: PartitionOperation) -> str:
+    match operation:
+        case CreatePartition():
+            return "create"
+        case AddGpus():
+            return "update"
+        case RemoveGpus() | DeletePartition():
+            is_default = operation.partition_id == DEFAULT_PARTITION_ID
+            return "remove_default_partition" if is_default else "remove"
+
+
+# The endpoints.
+
+
+class MetricsEndpoints(PlainEndpoints):
+    """An ASGI application on what is counted, and on the records."""
+
+    def __init__(self, counted: SiteMetrics, store: Store, clock: Callable[[], float]) -> None:
+        super().__init__({"/metrics": self._page, "/healthz": self._alive, "/readyz": self._ready})
+        self._metrics = counted
+        self._store = store
+        self._clock = clock
+        self._history = 0
+        # Two scrapes at once would count the same turns to Ready twice.
+        self._one_at_a_time = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """Count from now on."""
+        self._history = await self._store.read(record_counts.newest_history_entry)
+
+    async def _page(self) -> Response:
+        async with self._one_at_a_time:
+            counts = await self._store.read(record_counts.count_site_records, self._history)
+            self._history = counts.newest_history
+            page = self._metrics.page(counts, self._clock())
+        return metrics_response(page)
+
+    async def _alive(self) -> Response:
+        return ok_response()
+
+    async def _ready(self) -> Response:
+        """Ready when the records can be read: requests can be answered though a switch cannot be reached."""
+        try:
+            await self._store.read(lambda conn: conn.execute(sa.select(1)).scalar_one())
+        except (Retry, Unknown) as trouble:
+            return unavailable_response(trouble.reason)
+        return ok_response()

@@ -1,0 +1,275 @@
+"""What a site service is made of, before anything of it runs or listens.
+
+`assemble` opens the store, records the site at the first start, and builds reconciler, switch access,
+token verification and metrics. All parts share one store and one monotonic clock, which starts after the
+newest moment in the records: whether an observation answers an intent is decided by their times.
+
+The reconciler records each observation, and enrols machines from it where the configuration takes
+machines from that kind of controller. The monitor interval may be at most half of the time for which an
+observation stands; otherwise controllers of one domain that contradict one another would never be
+compared.
+
+A site may have one NMX-M for all its chassis (`nmx_m_endpoint`). `NmxmDiscovery` asks it at each
+interval, and registers every chassis that it names and no endpoint speaks for as an endpoint of its
+domain. A chassis with an NMX-C endpoint keeps it, so that a site can move from one protocol to the other
+rack by rack.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import sqlalchemy as sa
+import structlog
+
+from rackloom.app.config import Config, NvlinkConfig
+from rackloom.app.site.issuers import IssuerVerifier
+from rackloom.app.site.metrics import MetricsEndpoints, SiteMetrics
+from rackloom.app.site.secrets import SecretProvider, secret_provider
+from rackloom.app.site.switches import Switches
+from rackloom.carve.fabric.controller import (
+    ControllerKind,
+    FabricDriver,
+    FabricRefused,
+    FabricUnavailable,
+    controller_kind,
+    url_of_kind,
+)
+from rackloom.carve.fabric.nmxm import protocol
+from rackloom.carve.fabric.nmxm.reading import NmxmLists, domains_of
+from rackloom.carve.inventory import endpoints, enrolment
+from rackloom.carve.inventory.endpoints import Endpoint
+from rackloom.carve.inventory.enrolment import ensure_site
+from rackloom.carve.observation.conflicts import ControllerConflict
+from rackloom.carve.observation.latest import READING_VALID_SECONDS
+from rackloom.carve.reconcile import records
+from rackloom.carve.reconcile.hooks import ConcurrencySlots, ReconcileHooks, ReconcileMetrics
+from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
+from rackloom.carve.store.values import IdFactory, Status
+from rackloom.core.partitions.domain import DomainObservation
+from rackloom.errors import Refused
+
+# Endpoints that the site's own NMX-M names.
+
+
+log = structlog.get_logger(__name__)
+
+NO_NMXM = "localhost"
+"""The default of upstream's key, by which it says that there is no NMX-M."""
+NMXM_SUBJECT = "nvlink_config.nmx_m_endpoint"
+
+
+def configured_nmxm_url(config: NvlinkConfig) -> str | None:
+    """Where the site's NMX-M is; None without one. Raises Refused for what is no address."""
+    named = config.nmx_m_endpoint
+    return None if named == NO_NMXM else url_of_kind(named, ControllerKind.NMX_M)
+
+
+class NmxmDiscovery:
+    """Looks which chassis the NMX-M at `url` names, now and every `interval` seconds."""
+
+    def __init__(
+        self,
+        url: str,
+        switches: Switches,
+        store: Store,
+        clock: Callable[[], float],
+        ids: IdFactory,
+        interval: float,
+        meter: ReconcileMetrics,
+    ) -> None:
+        self._url = url
+        self._switches = switches
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._interval = interval
+        self._meter = meter
+
+    async def run(self, endpoints_changed: Callable[[], None]) -> None:
+        """Look until cancelled; `endpoints_changed` hears of new endpoints."""
+        while True:
+            try:
+                if await self.enrol():
+                    endpoints_changed()
+            except (FabricRefused, FabricUnavailable) as trouble:
+                self._meter.unreachable(NMXM_SUBJECT, str(trouble))
+                log.warning("nmxm.unreachable", url=self._url, reason=str(trouble))
+            except Exception:
+                log.exception("nmxm.failed", url=self._url)
+            await asyncio.sleep(self._interval)
+
+    async def enrol(self) -> tuple[str, ...]:
+        """Ask once; returns the chassis that have an endpoint now and had none.
+
+        Raises FabricUnavailable and FabricRefused when NMX-M does not answer.
+        """
+        session = await self._switches.nmxm_session(
+            Endpoint(id=NMXM_SUBJECT, url=self._url, chassis_serials=(), domain=None)
+        )
+        try:
+            chassis = await session.hello()
+            gpus = await session.get_all("GetGpus", "gpus", protocol.NmxmGpu)
+        finally:
+            await session.close()
+        domains = domains_of(NmxmLists(chassis=chassis, nodes=(), gpus=gpus, partitions=()))
+        return await self._store.run(self._register, domains)
+
+    def _register(self, conn: sa.Connection, domains: dict[str, set[str]]) -> tuple[str, ...]:
+        known = {serial for one in endpoints.all_endpoints(conn) for serial in one.chassis_serials}
+        order = OperatorOrder(NMXM_SUBJECT, "named by the site's NMX-M", self._clock())
+        new = [(serial, domain) for domain, theirs in domains.items() for serial in theirs - known]
+        for serial, domain in sorted(new):
+            endpoints.create_chassis_endpoint(conn, serial, f"{self._url}?domain={domain}", order, self._ids)
+        return tuple(sorted(serial for serial, _ in new))
+
+
+# The parts, from the configuration.
+
+
+class ServiceParts(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of one site service, which share its records and its clock."""
+
+    config: Config
+    store: Store
+    clock: Callable[[], float]
+    secrets: SecretProvider
+    switches: Switches
+    metrics: SiteMetrics
+    nmxm: str | None
+    """URL of the site's own NMX-M, whose chassis are not registered one by one."""
+    reconciler: Reconciler
+    issuers: IssuerVerifier
+    page: MetricsEndpoints
+
+
+@asynccontextmanager
+async def assemble(config: Config) -> AsyncIterator[ServiceParts]:
+    """The parts as configured; their store is closed at the end. Raises Refused for what cannot be."""
+    _check_interval(config.nvlink_config.monitor_run_interval.total_seconds())
+    store = await _open_store(config)
+    try:
+        yield await _assemble_on(store, config)
+    finally:
+        await store.close()
+
+
+async def _assemble_on(store: Store, config: Config) -> ServiceParts:
+    clock = MonotonicSiteClock(time.time, time.monotonic, await store.read(newest_recorded_time))
+    secrets = secret_provider(config.secrets)
+    switches = Switches(config.nvlink_config, secrets, clock)
+    metrics = SiteMetrics(config.metrics.prefix)
+    nmxm = _register_nmxm(config, switches, metrics)
+    site_id = await _record_site(config, store, clock)
+    reconciler = _reconciler(config, store, switches, metrics, site_id, clock)
+    issuers = IssuerVerifier(config.auth.issuers, clock)
+    await issuers.load()
+    page = MetricsEndpoints(metrics, store, clock)
+    await page.begin()
+    return ServiceParts(
+        config=config,
+        store=store,
+        clock=clock,
+        secrets=secrets,
+        switches=switches,
+        metrics=metrics,
+        nmxm=nmxm,
+        reconciler=reconciler,
+        issuers=issuers,
+        page=page,
+    )
+
+
+def _check_interval(seconds: float) -> None:
+    # Two looks at one domain are compared while both say something of the present.
+    if seconds > READING_VALID_SECONDS / 2:
+        raise Refused(
+            f"[nvlink_config]: monitor_run_interval is {seconds:g} s: controllers of one domain that"
+            " contradict one another would never be seen to",
+            nearest_fix=f"read domains at least every {READING_VALID_SECONDS / 2:g} s",
+        )
+
+
+async def _open_store(config: Config) -> Store:
+    """The records, on the database of the configuration."""
+    if config.database.postgresql is not None:
+        return await Store.connect(config.database.postgresql)
+    assert config.database.sqlite is not None  # noqa: S101 - one of them is there, by validation
+    try:
+        return Store.open(config.database.sqlite)
+    except OSError as error:
+        raise Refused(
+            f"cannot use {config.database.sqlite}: {error.strerror}",
+            nearest_fix="name a directory that this process may write in",
+        ) from error
+
+
+async def _record_site(config: Config, store: Store, clock: Callable[[], float]) -> str:
+    """The id of the site, which is made at the first start."""
+    site = config.site
+    return await store.run(ensure_site, site.name, site.provider_org, site.default_partition, clock(), new_id)
+
+
+def _register_nmxm(config: Config, switches: Switches, metrics: SiteMetrics) -> str | None:
+    url = configured_nmxm_url(config.nvlink_config)
+    if url is not None:
+        switches.check(url)
+        metrics.speaks(NMXM_SUBJECT, ControllerKind.NMX_M)
+    return url
+
+
+def _reconciler(
+    config: Config,
+    store: Store,
+    switches: Switches,
+    metrics: SiteMetrics,
+    site_id: str,
+    clock: Callable[[], float],
+) -> Reconciler:
+    nvlink = config.nvlink_config
+    kinds: dict[str, ControllerKind] = {}
+
+    def record(
+        conn: sa.Connection, endpoint_id: str, seen: DomainObservation, now: float
+    ) -> ControllerConflict | None:
+        dispute = records.record_observation(conn, endpoint_id, seen, now)
+        if kinds[endpoint_id] in config.site.machine_sources:
+            enrolment.enrol_machines_of_domain(
+                conn, site_id, seen.domain, initial_machine_status(config), now
+            )
+        return dispute
+
+    def driver_for(endpoint: Endpoint) -> FabricDriver:
+        kinds[endpoint.id] = controller_kind(endpoint.url)
+        metrics.speaks(endpoint.id, kinds[endpoint.id])
+        return switches.driver_for(endpoint)
+
+    hooks = ReconcileHooks(
+        record=record,
+        meter=metrics,
+        acts=nvlink.enabled,
+        slots=ConcurrencySlots(nvlink.partition_monitor_max_concurrent_groups),
+    )
+    return Reconciler(
+        store,
+        driver_for,
+        clock,
+        nvlink.monitor_run_interval.total_seconds(),
+        holder=new_id(),
+        hooks=hooks,
+    )
+
+
+def initial_machine_status(config: Config) -> str:
+    """Of a host that nobody was asked about yet."""
+    return Status.READY if config.site.host_state.provider == "none" else Status.UNKNOWN
+
+
+def new_id() -> str:
+    """A fresh uuid."""
+    return str(uuid.uuid4())

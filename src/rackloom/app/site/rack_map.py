@@ -1,0 +1,225 @@
+"""The rack map beside REST: one address, the same tokens, and the snapshot of the doctor.
+
+`SiteSource` reads the site for the map: records, and where there are any, cluster and transfer records. A
+reading joins the layers in a thread and takes the newest findings of the examiner, which pauses while a
+snapshot is made. A change is noticed within 0.1 s by polling small versions from indexes: SQLite tells
+nobody of another process's commit. Readings go through the store's survey connections, so that REST does
+not wait for them.
+
+The timeline holds the newest 50 operations of each organisation, so that nobody's entries are displaced
+by what others do; operations are never deleted, so only the newest 100,000 are searched.
+
+`authenticator_of` admits whom REST admits. A provider role shows the whole site only to the organisation
+that provides it. `mount_rack_map` routes `/` and `/map/` to the map, and everything else to REST.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import sqlalchemy as sa
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rackloom.app.site.cluster import ClusterFollower
+from rackloom.app.snapshot.assemble import DEFAULT_STALE_SECONDS, site_snapshot
+from rackloom.app.snapshot.background_examiner import Examiner
+from rackloom.app.snapshot.cache import ReadCache
+from rackloom.app.snapshot.cluster import ClusterFreshness, Lister
+from rackloom.app.snapshot.fabric import Staleness
+from rackloom.carve.api.auth import Role, TokenVerifier, UnauthenticatedCaller
+from rackloom.carve.partitions.ownership import ASKED_BY_SITE
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.schema import domain_revision, operation, provider, site, status_history
+from rackloom.carve.store.values import Rejected
+from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
+from rackloom.core.diagnosis.index import at_domain, at_partition
+from rackloom.core.diagnosis.snapshot import SiteSnapshot
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
+from rackloom.web.model import SiteReading, TimelineEntry
+from rackloom.web.pages import Authenticator, Viewer, create_pages
+
+T = TypeVar("T")
+POLL_SECONDS = 0.1
+"""How long a change may lie in the records before the map looks: it is there within a second."""
+TIMELINE_PER_ORG = 50
+"""Of each organisation: nobody's timeline is emptied by what others do."""
+_OPERATOR_ROLES = frozenset({Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER})
+OPERATIONS_SEARCHED = 100_000
+"""How many operations of a site a reading looks through for them: they are never deleted."""
+_NEWEST = sa.select(sa.func.max(operation.c.id)).scalar_subquery()
+_IN_ORG = sa.func.row_number().over(partition_by=operation.c.asked_by, order_by=operation.c.id.desc())
+_RANKED_OPERATIONS = (
+    sa.select(operation.c.id, _IN_ORG.label("rank"))
+    .where(operation.c.id > _NEWEST - OPERATIONS_SEARCHED)
+    .subquery()
+)
+_LATEST_OPERATIONS = (
+    sa.select(
+        operation.c.started,
+        operation.c.finished,
+        operation.c.kind,
+        operation.c.partition_name,
+        operation.c.domain,
+        operation.c.asked_by,
+        operation.c.reason,
+        operation.c.state,
+    )
+    .join(_RANKED_OPERATIONS, _RANKED_OPERATIONS.c.id == operation.c.id)
+    .where(_RANKED_OPERATIONS.c.rank <= TIMELINE_PER_ORG)
+    .order_by(operation.c.id.desc())
+)
+
+
+class _SurveyStore:
+    """A store as those read it who read all of it: REST does not wait for them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def read(self, fn: Callable[[sa.Connection], T]) -> T:
+        return await self._store.survey(fn)
+
+
+class SiteSource:
+    """The site as its records and, where there are any, its cluster and its transfers tell of it.
+
+    A cluster may be given later: one that is followed (`follow`), or an API server that is asked anew at each
+    reading, with `cluster_version`, which says cheaply whether it changed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], float],
+        transfers: Path | None = None,
+        stale_seconds: float = DEFAULT_STALE_SECONDS,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._transfers = transfers
+        self._stale_seconds = stale_seconds
+        self.cluster: Lister | None = None
+        self.cluster_version: Callable[[], object] | None = None
+        self._reach: Callable[[], ClusterFreshness] | None = None
+        self._namespace = DEFAULT_DAEMON_NAMESPACE
+        self._seen: object = None
+        self._known = ReadCache()
+        self._joined = JoinedShares()
+        self._examiner = Examiner()
+
+    def follow(self, cluster: ClusterFollower, namespace: str = DEFAULT_DAEMON_NAMESPACE) -> None:
+        """Draw what this one has been told; IMEX daemons run in `namespace`."""
+        self._namespace = namespace
+        self.cluster, self.cluster_version, self._reach = cluster, cluster.version, cluster.reach
+
+    async def read(self) -> SiteReading:
+        """The whole site now."""
+        self._seen = await self._version()
+        with self._examiner.halted():
+            picture = await self._picture()
+            self._joined = joined = await asyncio.to_thread(join_shares, picture, self._joined)
+            happenings = await self._store.survey(_timeline)
+        examined = await self._examiner.newest(picture, joined)
+        return SiteReading(
+            picture=picture,
+            joined=joined,
+            findings=examined.findings,
+            examined_at=examined.at,
+            happenings=happenings,
+        )
+
+    async def _picture(self) -> SiteSnapshot:
+        now, folder = self._clock(), self._transfers
+        return await site_snapshot(
+            now,
+            records=_SurveyStore(self._store),
+            stale=Staleness(now, self._stale_seconds),
+            cluster=self.cluster,
+            reach=self._reach,
+            transfers=folder if folder is not None and folder.is_dir() else None,
+            known=self._known,
+            namespace=self._namespace,
+        )
+
+    async def changed(self) -> None:
+        """Return when the records, the cluster or the findings are other than at the last reading."""
+        # The records are other processes' too, and SQLite tells nobody of a commit.
+        while await self._version() == self._seen:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def is_operated_by(self, org: str) -> bool:
+        """Whether all that is read here is of sites that the organisation provides."""
+        return set(await self._store.read(_provider_orgs)) == {org}
+
+    async def _version(self) -> object:
+        cluster = self.cluster_version() if self.cluster_version is not None else None
+        return cluster, self.cluster is None, self._examiner.news, await self._store.read(_records_version)
+
+
+def _records_version(conn: sa.Connection) -> tuple[object, ...]:
+    """Something that differs after every change worth drawing, from indexes alone."""
+    last = conn.execute(sa.select(operation.c.id, operation.c.state).order_by(operation.c.id.desc()).limit(1))
+    return (
+        conn.execute(sa.select(sa.func.sum(domain_revision.c.revision))).scalar_one(),
+        conn.execute(sa.select(sa.func.max(status_history.c.id))).scalar_one(),
+        *(tuple(row) for row in last),
+    )
+
+
+def _provider_orgs(conn: sa.Connection) -> list[str]:
+    rows = conn.execute(sa.select(provider.c.org).join(site, site.c.provider_id == provider.c.id).distinct())
+    return list(rows.scalars())
+
+
+def _timeline(conn: sa.Connection) -> tuple[TimelineEntry, ...]:
+    return tuple(
+        TimelineEntry(
+            at=row.finished or row.started,
+            seconds=None if row.finished is None else row.finished - row.started,
+            tenant=None if row.asked_by == ASKED_BY_SITE else row.asked_by,
+            what=f"{row.kind.replace('-', ' ')} {row.partition_name}: {row.reason}",
+            where=at_domain(row.domain),
+            places=(at_partition(row.domain, row.partition_name), at_domain(row.domain)),
+            outcome=row.state,
+        )
+        for row in conn.execute(_LATEST_OPERATIONS)
+    )
+
+
+def authenticator_of(
+    verifier: TokenVerifier, is_operated_by: Callable[[str], Awaitable[bool]]
+) -> Authenticator:
+    """Admits whom REST admits. As there, a provider's role counts only in the organisation that provides."""
+
+    async def admit(token: str, org: str) -> Viewer | None:
+        try:
+            caller = verifier.verify(f"Bearer {token}", org)
+        except (UnauthenticatedCaller, Rejected):
+            return None
+        if not caller.roles:
+            return None
+        operator = not caller.roles.isdisjoint(_OPERATOR_ROLES) and await is_operated_by(caller.org)
+        return Viewer(caller.org, operator, caller.expires)
+
+    return admit
+
+
+def mount_rack_map(
+    api: ASGIApp,
+    source: SiteSource,
+    verifier: TokenVerifier,
+    clock: Callable[[], float],
+    *,
+    switch_trays: int = 0,
+) -> ASGIApp:
+    """REST with the map beside it: `/` and `/map/` are the map's, everything else is REST's."""
+    doorman = authenticator_of(verifier, source.is_operated_by)
+    pages = create_pages(source, doorman, clock, switch_trays=switch_trays)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        ours = scope["type"] == "http" and (path == "/" or path.startswith("/map/"))
+        await (pages if ours else api)(scope, receive, send)
+
+    return answer

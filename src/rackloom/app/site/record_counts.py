@@ -1,0 +1,145 @@
+"""What the site's records say at the moment of a Prometheus scrape.
+
+Counted are logical and physical partitions, endpoints by what is known of them, disputed domains, and for
+each domain its partitions, GPUs and compute nodes by health. Of the controllers of a domain the
+observation that counts is taken; of a domain that nobody can read now, only the time of its last
+observation is reported, because what was there before is not what is there now.
+
+The time from a change of intent to Ready is counted once per instance: each call counts the status
+history after the entry that the previous call returned. A change of intent after that Ready waits for a
+Ready of its own.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.fabric import controller
+from rackloom.carve.fabric.controller import ControllerKind
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.observation import latest
+from rackloom.carve.store.schema import (
+    domain_dispute,
+    instance,
+    logical_partition,
+    observation,
+    owned_partition,
+)
+from rackloom.carve.store.schema import status_history as history
+from rackloom.carve.store.values import Status
+from rackloom.core.partitions.domain import DomainObservation, GpuHealth
+
+
+class DomainCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The reading of a domain that counts, by health; only its time while nobody can read the domain."""
+
+    uuid: str
+    kind: ControllerKind
+    """Of the controller that was observed."""
+    observed_at: float
+    partitions: Mapping[str, int]
+    gpus: Mapping[str, int]
+    nodes: Mapping[str, int]
+    """Compute nodes, by the health of their GPUs."""
+
+
+def newest_history_entry(conn: sa.Connection) -> int:
+    """Number of the newest entry in the status history; what is older was counted by somebody else."""
+    return conn.execute(sa.select(sa.func.max(history.c.id))).scalar_one() or 0
+
+
+class SiteCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of records; `newest_history` goes into the next call of `count`."""
+
+    logical_partitions: int
+    physical_partitions: int
+    """Made by the site and seen; one that was only asked for is none yet."""
+    endpoints: Mapping[str, int]
+    """known, unknown and never read."""
+    disputed_domains: int = 0
+    """Domains whose controllers contradict one another."""
+    domains: tuple[DomainCounts, ...]
+    ready_seconds: tuple[float, ...]
+    """Of each instance that turned Ready since the last count: seconds since its wish was written."""
+    newest_history: int
+
+
+class _ControllerReading(msgspec.Struct, frozen=True):
+    """What one controller of a domain showed last."""
+
+    row: Any
+    kind: ControllerKind
+
+
+def count_site_records(conn: sa.Connection, since: int) -> SiteCounts:
+    """Count everything now; turns to Ready are those after history entry `since`."""
+    states = Counter({"known": 0, "unknown": 0, "never": 0})
+    told: defaultdict[str, list[_ControllerReading]] = defaultdict(list)
+    rows = {row.endpoint_id: row for row in conn.execute(sa.select(observation))}
+    for one in endpoints.all_endpoints(conn):
+        row = rows.get(one.id)
+        states[_endpoint_state(row)] += 1
+        if row is not None and row.facts is not None and one.domain is not None:
+            told[one.domain].append(_ControllerReading(row, controller.controller_kind(one.url)))
+    return SiteCounts(
+        logical_partitions=_count_rows(conn, logical_partition),
+        physical_partitions=_count_rows(conn, owned_partition, owned_partition.c.partition_id.is_not(None)),
+        endpoints=states,
+        disputed_domains=_count_rows(conn, domain_dispute),
+        domains=tuple(_domain_counts(uuid, told[uuid]) for uuid in sorted(told)),
+        ready_seconds=_ready_since(conn, since),
+        newest_history=newest_history_entry(conn),
+    )
+
+
+def _count_rows(conn: sa.Connection, table: sa.Table, *which: sa.ColumnElement[bool]) -> int:
+    return conn.execute(sa.select(sa.func.count()).select_from(table).where(*which)).scalar_one()
+
+
+def _endpoint_state(row: "sa.Row[tuple[object, ...]] | None") -> str:
+    if row is None or row.observed_at is None:
+        return "never"
+    return "known" if row.unknown_since is None else "unknown"
+
+
+def _domain_counts(uuid: str, told: list[_ControllerReading]) -> DomainCounts:
+    counts = latest.newest_valid_row([one.row for one in told])
+    observed = latest.observation_of_row(counts)
+    if counts.unknown_since is not None:
+        # What was there before it fell silent is not what is there now.
+        observed = msgspec.structs.replace(observed, gpus=(), partitions=())
+    return DomainCounts(
+        uuid=uuid,
+        kind=next(one.kind for one in told if one.row is counts),
+        observed_at=observed.observed_at,
+        partitions=Counter(one.health.name.lower() for one in observed.partitions),
+        gpus=Counter(one.health.name.lower() for one in observed.gpus),
+        nodes=_node_counts(observed),
+    )
+
+
+def _node_counts(observed: DomainObservation) -> Mapping[str, int]:
+    healths: dict[tuple[str, int], set[GpuHealth]] = {}
+    for gpu in observed.gpus:
+        healths.setdefault((gpu.chassis_serial, gpu.slot), set()).add(gpu.health)
+    return Counter(node_health(of_gpus) for of_gpus in healths.values())
+
+
+def node_health(of_gpus: set[GpuHealth]) -> str:
+    """In the words of NMX-C: one sick GPU makes its node degraded, none with NVLink makes it unhealthy."""
+    names = {GpuHealth.HEALTHY: "healthy", GpuHealth.UNKNOWN: "unknown", GpuHealth.NO_NVLINK: "unhealthy"}
+    return names.get(next(iter(of_gpus)), "degraded") if len(of_gpus) == 1 else "degraded"
+
+
+def _ready_since(conn: sa.Connection, since: int) -> tuple[float, ...]:
+    turned = (
+        sa.select(history.c.created - instance.c.intent_at)
+        .join(instance, instance.c.id == history.c.object_id)
+        .where(history.c.id > since, history.c.status == Status.READY)
+        # A wish that came after this Ready is still waiting for its own.
+        .where(history.c.created >= instance.c.intent_at)
+    )
+    return tuple(conn.execute(turned).scalars())

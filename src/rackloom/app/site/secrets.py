@@ -1,0 +1,238 @@
+"""Passwords and keys: a value that is never printed, one provider protocol, local providers.
+
+A secret has a path and a few fields: `nmxm/default/auth` has `username` and `password`. `Secret` shows
+stars in logs, tracebacks and format strings, and refuses to be pickled; only `reveal` gives the text. A
+path whose words could lead elsewhere (`..`) is refused.
+
+Providers: files `<directory>/<path>/<field>`, which is also how Kubernetes mounts a Secret; environment
+variables such as `RACKLOOM_SECRET_NMXM_DEFAULT_AUTH__PASSWORD`; Kubernetes Secrets; Vault. A file that
+everybody can read is refused. The environment is read only. `secret_provider` returns the one that the
+configuration names, and imports the client library of the last two only where it is used.
+
+Providers raise `Retry` where the store cannot be reached, and `Refused` where it denies access.
+"""
+
+import asyncio
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+from rackloom.app.config import SecretsConfig, VaultConfig
+from rackloom.app.home import write_durably
+from rackloom.errors import Refused
+
+# The value and the protocol.
+
+
+_WORD = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
+class Secret:
+    """Text that shows itself only to `reveal`: logs, tracebacks and format strings get stars."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text: Final = text
+
+    def reveal(self) -> str:
+        """The text itself. Use it in the call that needs it, and nowhere else."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    __str__ = __repr__
+
+    def __format__(self, _spec: str) -> str:
+        return repr(self)
+
+    def __reduce__(self) -> str:
+        raise TypeError("a secret is not written anywhere")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+class SecretProvider(Protocol):
+    """Named secrets, each a few fields: `nmxm/default/auth` has `username` and `password`.
+
+    Raises Retry where the place cannot be reached, Refused where it does not let us.
+    """
+
+    async def read(self, path: str) -> Mapping[str, Secret] | None:
+        """The fields of `path`; None when there is no such secret."""
+        ...
+
+    async def write(self, path: str, fields: Mapping[str, Secret]) -> None:
+        """Keep `fields` at `path`, in place of what was there."""
+        ...
+
+    async def delete(self, path: str) -> None:
+        """Forget `path`; nothing happens when it does not exist."""
+        ...
+
+
+def secret_of(content: bytes, where: str) -> Secret:
+    """What is kept at `where`. Refused for bytes that are no text, which are not told."""
+    try:
+        return Secret(content.decode())
+    except UnicodeDecodeError:
+        raise Refused(
+            f"{where} is not text (UTF-8)", nearest_fix="keep certificates and keys as PEM"
+        ) from None
+
+
+def path_words(path: str) -> list[str]:
+    """The words of a path. Refused for one that could mean another place than it says (`..`)."""
+    words = path.split("/")
+    if not all(_WORD.fullmatch(word) for word in words):
+        raise Refused(
+            f"{path!r} cannot name a secret",
+            nearest_fix="use words of letters, digits, '.', '_' and '-', joined by '/'",
+        )
+    return words
+
+
+def read_only_refusal(what: str) -> Refused:
+    """The refusal of a place that we only read."""
+    return Refused(f"secrets in {what} are read only", nearest_fix=f"change them with the tools of {what}")
+
+
+# Environment variables.
+
+
+VARIABLE_PREFIX = "RACKLOOM_SECRET_"
+
+
+class EnvironmentSecrets:
+    """The environment that the process was started with."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+
+    async def read(self, path: str) -> Mapping[str, Secret] | None:
+        """Every variable of `path`, by the lower-case name of its field."""
+        prefix = variable_prefix(path)
+        found = {
+            name.removeprefix(prefix).lower(): Secret(value)
+            for name, value in self._environment.items()
+            if name.startswith(prefix) and len(name) > len(prefix)
+        }
+        return found or None
+
+    async def write(self, path: str, fields: Mapping[str, Secret]) -> None:
+        """Refused: a process cannot change what it will be started with."""
+        raise read_only_refusal("the environment")
+
+    async def delete(self, path: str) -> None:
+        """Refused, as `write`."""
+        raise read_only_refusal("the environment")
+
+
+def variable_prefix(path: str) -> str:
+    """What the variables of `path` begin with."""
+    return VARIABLE_PREFIX + re.sub(r"[^A-Z0-9]", "_", "_".join(path_words(path)).upper()) + "__"
+
+
+# Files.
+
+
+class FileSecrets:
+    """A directory that only its owner may read."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def read(self, path: str) -> Mapping[str, Secret] | None:
+        """The files of the directory of `path`, without their final newline."""
+        return await asyncio.to_thread(self._read, path)
+
+    async def write(self, path: str, fields: Mapping[str, Secret]) -> None:
+        """Write each field as a file of mode 0600; fields that are not given are removed."""
+        await asyncio.to_thread(self._write, path, fields)
+
+    async def delete(self, path: str) -> None:
+        """Remove the files of `path`."""
+        await asyncio.to_thread(self._write, path, {})
+
+    def _place(self, path: str) -> Path:
+        return self._directory.joinpath(*path_words(path))
+
+    def _read(self, path: str) -> Mapping[str, Secret] | None:
+        place = self._place(path)
+        if not place.is_dir():
+            return None
+        try:
+            found = {file.name: _field_content(file) for file in sorted(place.iterdir()) if _is_field(file)}
+        except OSError as error:
+            raise Refused(
+                f"cannot read {error.filename}: {error.strerror}", nearest_fix="let this process read it"
+            ) from error
+        return found or None
+
+    def _write(self, path: str, fields: Mapping[str, Secret]) -> None:
+        place = self._place(path)
+        try:
+            if fields:
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name, value in fields.items():
+                write_durably(place / "".join(path_words(name)), value.reveal().encode())
+            for file in place.iterdir() if place.is_dir() else ():
+                if _is_field(file) and file.name not in fields:
+                    file.unlink()
+        except OSError as error:
+            raise Refused(
+                f"cannot write {place}: {error.strerror}", nearest_fix="let this process write there"
+            ) from error
+
+
+def _is_field(file: Path) -> bool:
+    # Kubernetes keeps its own bookkeeping beside the fields, under names that begin with two dots.
+    return file.is_file() and not file.name.startswith(".") and file.suffix != ".partial"
+
+
+def _field_content(file: Path) -> Secret:
+    with file.open("rb") as opened:
+        mode = os.fstat(opened.fileno()).st_mode
+        if mode & stat.S_IROTH:
+            raise Refused(
+                f"{file} can be read by everybody", nearest_fix=f"chmod o-rwx {file}, and replace the secret"
+            )
+        return secret_of(opened.read().removesuffix(b"\n"), str(file))
+
+
+# The provider of the configuration.
+
+
+def secret_provider(config: SecretsConfig) -> SecretProvider:
+    """The one provider of this site. A client library is imported only where it is used."""
+    if config.provider == "file" and config.directory is not None:
+        return FileSecrets(config.directory)
+    if config.kubernetes is not None and config.provider == "kubernetes":
+        from rackloom.app.site.secret_stores import KubernetesSecrets
+
+        there = config.kubernetes
+        return KubernetesSecrets(there.url, there.namespace, there.service_account)
+    if config.vault is not None and config.provider == "vault":
+        return _vault_provider(config.vault)
+    return EnvironmentSecrets(os.environ)
+
+
+def _vault_provider(config: VaultConfig) -> SecretProvider:
+    from rackloom.app.site import secret_stores
+
+    login = (
+        secret_stores.login_with_token(config.token_file)
+        if config.token_file is not None
+        else secret_stores.login_with_service_account(
+            config.kubernetes_role or "", config.service_account_token
+        )
+    )
+    return secret_stores.VaultSecrets(config.url, config.mount, login, config.ca)

@@ -1,0 +1,253 @@
+"""`rackloom serve` as a process: how a site service is started, listens, and is stopped.
+
+The embedded site of `rackloom up` has the same parts over simulated switches. Here the switches are real
+and nothing is invented: machines come from what the switch controllers show, or from what an operator
+imports.
+
+`site_service` enters the parts in this order: records and reconciler, the cluster that the map follows,
+background jobs, then the listeners (REST with the map, metrics, admin). Background jobs are the refresh
+of signing keys, the reconciler, the discovery of an NMX-M's chassis, the poll of host states and the
+cluster follower. Each of them ends only by failing, and the process then ends with that error. On SIGTERM
+or SIGINT the listeners close first.
+
+The admin gRPC is served over mTLS only, and only where the configuration has a section `[admin]`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rackloom.app.config import AdminConfig, Config, load_config
+from rackloom.app.listeners import serve_http
+from rackloom.app.process import (
+    freeze_loaded_objects,
+    log_to_file,
+    shorten_switch_interval,
+    stop_on_signals,
+    wait_stopped_or_ended,
+)
+from rackloom.app.site.cluster import ClusterFollower, follow_cluster
+from rackloom.app.site.host_state import HostStatePoller
+from rackloom.app.site.parts import NmxmDiscovery, ServiceParts, assemble, initial_machine_status, new_id
+from rackloom.app.site.rack_map import SiteSource, mount_rack_map
+from rackloom.app.site.secrets import Secret, SecretProvider
+from rackloom.app.snapshot.assemble import stale_after
+from rackloom.carve.admin.deps import AdminDeps
+from rackloom.carve.admin.server import AdminServer, AdminTls, ClientIdentities
+from rackloom.carve.api.app import create_app
+from rackloom.carve.api.routing import ApiDeps
+from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.store.database import Store
+from rackloom.errors import Refused
+
+# Listeners: REST with the rack map, and the operators' gRPC.
+
+
+def serve_rest(parts: ServiceParts, drawn: SiteSource) -> AbstractAsyncContextManager[int]:
+    """REST, with the map of what is `drawn`; gives the port."""
+    server = parts.config.server
+    api = create_app(
+        ApiDeps(
+            store=parts.store,
+            clock=parts.clock,
+            ids=new_id,
+            wake=parts.reconciler.wake,
+            verifier=parts.issuers,
+            auto_tenant=parts.config.auth.auto_tenant,
+        )
+    )
+    page = mount_rack_map(api, drawn, parts.issuers, parts.clock)
+    return serve_http(page, server.listen, cert=server.tls_cert, key=server.tls_key)
+
+
+@asynccontextmanager
+async def serve_admin(parts: ServiceParts) -> AsyncIterator[int | None]:
+    """The operators' gRPC; gives the port, None without `[admin]`."""
+    config = parts.config.admin
+    if config is None:
+        yield None
+        return
+    identities = ClientIdentities(frozenset(config.admin_names), frozenset(config.reader_names))
+    async with AdminServer(_admin_deps(parts), identities, _admin_tls(config), config.listen) as server:
+        yield server.port
+
+
+def _admin_deps(parts: ServiceParts) -> AdminDeps:
+    return AdminDeps(
+        store=parts.store,
+        clock=parts.clock,
+        ids=new_id,
+        wake=parts.reconciler.wake,
+        endpoints_changed=parts.reconciler.endpoints_changed,
+        browse=parts.switches.browse,
+        apply=parts.reconciler.apply,
+        credentials=_CredentialStore(parts.secrets),
+        check_endpoint=parts.switches.check,
+        new_machine_status=initial_machine_status(parts.config),
+        imports="import" in parts.config.site.machine_sources,
+    )
+
+
+def _admin_tls(config: AdminConfig) -> AdminTls:
+    try:
+        return AdminTls(
+            certificate=config.tls_cert.read_bytes(),
+            key=config.tls_key.read_bytes(),
+            client_ca=config.client_ca.read_bytes(),
+        )
+    except OSError as error:
+        raise Refused(
+            f"[admin]: cannot read {error.filename}: {error.strerror}",
+            nearest_fix="name files that are there and that this process may read",
+        ) from error
+
+
+class _CredentialStore:
+    """Credentials in the site's secret provider."""
+
+    def __init__(self, secrets: SecretProvider) -> None:
+        self._secrets = secrets
+
+    async def keep(self, path: str, fields: Mapping[str, str]) -> None:
+        """Keep a credential."""
+        await self._secrets.write(path, {name: Secret(value) for name, value in fields.items()})
+
+    async def forget(self, path: str) -> None:
+        """Remove a credential."""
+        await self._secrets.delete(path)
+
+
+# The process.
+
+
+Job = Coroutine[Any, Any, None]
+
+
+class SiteService(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a running service listens; `admin_port` is None without `[admin]`."""
+
+    rest_port: int
+    metrics_port: int
+    admin_port: int | None
+    store: Store
+    reconciler: Reconciler
+    background: "tuple[asyncio.Task[None], ...]"
+    """One of them ends only when it has failed."""
+
+
+def run_serve(path: Path, announce: Callable[[str], None]) -> None:
+    """Serve the site of the configuration file until SIGTERM or SIGINT."""
+    import uvloop
+
+    config = load_config(path)
+    if config.log.file is not None:
+        log_to_file(config.log.file)
+
+    async def until_stopped() -> None:
+        stopped = stop_on_signals()
+        async with site_service(config) as running:
+            admin = f", admin on port {running.admin_port}" if running.admin_port else ""
+            announce(
+                f"rackloom: site {config.site.name}: REST on port {running.rest_port}{admin},"
+                f" metrics on port {running.metrics_port}"
+            )
+            await _wait_stopped_or_failed(stopped, running.background)
+
+    shorten_switch_interval()
+    uvloop.run(until_stopped())
+
+
+@asynccontextmanager
+async def site_service(config: Config) -> AsyncIterator[SiteService]:
+    """A service that answers while the context is entered. Raises Refused when it cannot be as configured."""
+    async with AsyncExitStack() as stack:
+        parts = await stack.enter_async_context(assemble(config))
+        cluster = await stack.enter_async_context(_followed_cluster(parts))
+        drawn = _map_source(parts, cluster)
+        freeze_loaded_objects()
+        background = await stack.enter_async_context(_running_jobs(_background_jobs(parts, cluster)))
+        yield SiteService(
+            rest_port=await stack.enter_async_context(serve_rest(parts, drawn)),
+            metrics_port=await stack.enter_async_context(serve_http(parts.page, config.metrics.listen)),
+            admin_port=await stack.enter_async_context(serve_admin(parts)),
+            store=parts.store,
+            reconciler=parts.reconciler,
+            background=background,
+        )
+
+
+@asynccontextmanager
+async def _followed_cluster(parts: ServiceParts) -> AsyncIterator[ClusterFollower | None]:
+    """Who follows the cluster of `[kubernetes]`."""
+    config = parts.config.kubernetes
+    if config is None:
+        yield None
+        return
+    async with follow_cluster(config, parts.clock) as follower:
+        yield follower
+
+
+def _map_source(parts: ServiceParts, cluster: ClusterFollower | None) -> SiteSource:
+    """What the map is drawn from."""
+    folder = parts.config.map.transfers
+    if folder is not None and not folder.is_dir():
+        raise Refused(
+            f"[map]: transfers: {folder} is no directory",
+            nearest_fix="make it, or name the one in which `rackloom transfer run --save` keeps records",
+        )
+    stale = stale_after(parts.config.nvlink_config.monitor_run_interval)
+    source = SiteSource(parts.store, parts.clock, folder, stale_seconds=stale)
+    config = parts.config.kubernetes
+    if cluster is not None and config is not None:
+        source.follow(cluster, config.namespace)
+    return source
+
+
+def _background_jobs(parts: ServiceParts, cluster: ClusterFollower | None) -> Iterator[Job]:
+    """All that goes on by itself."""
+    yield parts.issuers.refresh()
+    nvlink = parts.config.nvlink_config
+    if nvlink.enabled or nvlink.domain_discovery_enabled:
+        yield parts.reconciler.run()
+        yield from _nmxm_jobs(parts)
+    host_state = parts.config.site.host_state
+    if host_state.url is not None:
+        seconds = host_state.interval.total_seconds()
+        hosts = HostStatePoller(host_state.url, seconds, parts.store, parts.clock)
+        yield hosts.run(parts.reconciler.wake)
+    if cluster is not None:
+        yield cluster.run()
+
+
+def _nmxm_jobs(parts: ServiceParts) -> Iterator[Job]:
+    if parts.nmxm is not None:
+        seconds = parts.config.nvlink_config.monitor_run_interval.total_seconds()
+        found = NmxmDiscovery(
+            parts.nmxm, parts.switches, parts.store, parts.clock, new_id, seconds, parts.metrics
+        )
+        yield found.run(parts.reconciler.endpoints_changed)
+
+
+@asynccontextmanager
+async def _running_jobs(jobs: Iterable[Job]) -> "AsyncIterator[tuple[asyncio.Task[None], ...]]":
+    """Run `jobs` until the context ends."""
+    tasks = tuple(asyncio.create_task(job) for job in jobs)
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _wait_stopped_or_failed(stopped: asyncio.Event, background: "Iterable[asyncio.Task[None]]") -> None:
+    """Return when the service was told to stop. Raises what a part of it has failed with."""
+    tasks = tuple(background)
+    await wait_stopped_or_ended(stopped, *tasks)
+    for task in tasks:
+        if task.done():
+            task.result()

@@ -1,0 +1,96 @@
+"""Runs the doctor beside a service whose snapshots come faster than an examination takes.
+
+All checks look at all racks, so they take longer than a reading in which little changed. `Examiner` runs
+one examination at a time in a thread, at most every 20 seconds, and answers with the newest findings.
+Findings more than 30 seconds away from a snapshot are not shown beside it; it waits for its own. While
+the next snapshot is made and drawn (`halted`), no new check begins, for one second at most, so that the
+thread does not compete with the drawing.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.findings import Finding
+from rackloom.core.diagnosis.incremental import JoinedShares
+from rackloom.core.diagnosis.snapshot import SiteSnapshot
+
+EVERY_SECONDS = 20.0
+"""Seconds between two examinations, at least."""
+OLDEST_SECONDS = 30.0
+"""Findings of a picture so much older are not shown beside a newer one: it waits for its own."""
+DELAY_SECONDS = 0.25
+"""Seconds that a picture is left to those who draw it, before it is examined beside what they do next."""
+LONGEST_HALT_SECONDS = 1.0
+"""Seconds for which a check waits for the next picture, at most: one that takes longer is not made soon."""
+
+
+class Examination(msgspec.Struct, frozen=True):
+    """What did not hold, or was unknown, in the picture of a moment."""
+
+    at: float
+    findings: tuple[Finding, ...]
+
+
+class Examiner:
+    """Examines one site's pictures, one at a time. `news` counts how often the findings changed."""
+
+    def __init__(self) -> None:
+        self.news = 0
+        self._newest: Examination | None = None
+        self._work: asyncio.Task[Examination] | None = None
+        self._may_go_on = threading.Event()
+        self._may_go_on.set()
+
+    @contextmanager
+    def halted(self) -> Iterator[None]:
+        """While the context is entered, an examination begins no check: a change waits to be drawn."""
+        self._may_go_on.clear()
+        try:
+            yield
+        finally:
+            self._may_go_on.set()
+
+    async def newest(self, picture: SiteSnapshot, joined: JoinedShares) -> Examination:
+        """The newest findings. An examination of `picture` is begun when they are not of late.
+
+        `joined` are the chains of `picture`.
+        """
+        known = self._newest
+        self._gather()
+        shown = known is not None and abs(picture.at - known.at) <= OLDEST_SECONDS
+        if self._work is None and (known is None or abs(picture.at - known.at) >= EVERY_SECONDS):
+            self._work = asyncio.create_task(self._examine(picture, joined, DELAY_SECONDS if shown else 0.0))
+        if known is not None and shown:
+            return known
+        work = self._work
+        assert work is not None  # noqa: S101 (begun above, or before)
+        await asyncio.wait([work])
+        self._gather()
+        return work.result()
+
+    def _gather(self) -> None:
+        """Forget an examination that has ended. Raises what it met."""
+        if self._work is not None and self._work.done():
+            work, self._work = self._work, None
+            work.result()
+
+    async def _examine(self, picture: SiteSnapshot, joined: JoinedShares, after: float) -> Examination:
+        await asyncio.sleep(after)
+        found = Examination(picture.at, await asyncio.to_thread(_run_checks, picture, joined, self._wait))
+        self.news += self._newest is None or self._newest.findings != found.findings
+        self._newest = found
+        return found
+
+    def _wait(self) -> None:
+        self._may_go_on.wait(LONGEST_HALT_SECONDS)
+
+
+def _run_checks(
+    picture: SiteSnapshot, joined: JoinedShares, between: Callable[[], None]
+) -> tuple[Finding, ...]:
+    return examine(picture, joined.chains, between=between)

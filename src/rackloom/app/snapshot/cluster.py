@@ -1,0 +1,393 @@
+"""A Kubernetes cluster as values: nodes, devices, allocations, IMEX meshes, namespaces.
+
+`read_cluster` lists each kind once and fails as a whole with KubeError, because half a reading would show
+faults that are not there. Two refusals are excused: a cluster without our CRD has no ComputeDomains, and
+a user who may not list namespaces gets a snapshot that shows no tenant its pods. A device that a claim
+may only observe (adminAccess) is not allocated by it. Decoding runs in a thread, so that the event loop
+stays free.
+
+`project_object` reduces each object to the fields that the snapshot reads, for a service that follows a
+large cluster: images of nodes, environments of pods and field ownership are most of what a cluster says.
+Projecting a projection changes nothing. A field that `read_cluster` newly reads has to be added here.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+import msgspec
+
+from rackloom.app.snapshot.cache import ReadCache
+from rackloom.app.snapshot.devices import taint_text
+from rackloom.claim.kube.api import KubeError, NotFound, ObjectList
+from rackloom.claim.node.imex.labels import CLIQUE_LABEL_MANAGER, label_owners, label_write_times
+from rackloom.core.diagnosis.evidence import ClusterEvidence
+from rackloom.core.diagnosis.snapshot import (
+    AllocatedDevice,
+    DeviceRecord,
+    ImexMeshRecord,
+    NodeRecord,
+    PoolRecord,
+)
+from rackloom.core.domains import names
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN,
+    NAMESPACE,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
+    Object,
+    ResourceKind,
+)
+from rackloom.prove.collectors.cluster import (
+    CLAIMS_PATH,
+    COMPUTE_DOMAINS_PATH,
+    DAEMON_CONTAINER,
+    NODES_PATH,
+    PODS_PATH,
+    TEMPLATES_PATH,
+    collect_cluster,
+)
+
+# Reading.
+
+
+Json = dict[str, Any]
+ORG_LABEL = "rackloom.dev/org"
+"""On a namespace: the organisation whose pods are in it."""
+_FORBIDDEN = 403
+_NAMESPACES_FORBIDDEN = "namespaces may not be listed, so no tenant is shown its own pods"
+_KIND_OF_PATH: Mapping[str, ResourceKind] = {
+    COMPUTE_DOMAINS_PATH: COMPUTE_DOMAIN,
+    TEMPLATES_PATH: RESOURCE_CLAIM_TEMPLATE,
+    CLAIMS_PATH: RESOURCE_CLAIM,
+    PODS_PATH: POD,
+    NODES_PATH: NODE,
+}
+
+
+class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a cluster that a picture shows."""
+
+    seen: ClusterEvidence
+    nodes: tuple[NodeRecord, ...]
+    pools: tuple[PoolRecord, ...]
+    devices: tuple[DeviceRecord, ...]
+    uses: tuple[AllocatedDevice, ...]
+    meshes: tuple[ImexMeshRecord, ...]
+    namespaces: Mapping[str, str]
+    """Org of each that is labelled with one."""
+    problem: str = ""
+    """What could not be read of it all the same, in words."""
+
+
+class Lister(Protocol):
+    """Whoever knows all objects of a kind: an API server, or who follows one. Raises `KubeError`."""
+
+    async def list(self, kind: ResourceKind, /) -> ObjectList:
+        """All objects of a kind, in all namespaces."""
+        ...
+
+
+class ClusterFreshness(msgspec.Struct, frozen=True):
+    """How far a cluster is known by one who follows it, in seconds since the epoch."""
+
+    at: float | None
+    """When the kind that was heard of least lately was heard of; None: some were never listed."""
+    unknown_since: float | None
+
+
+def is_excused(kind: ResourceKind, error: KubeError) -> bool:
+    """Whether a cluster is read all the same: one without our CRD has no ComputeDomains."""
+    if kind == COMPUTE_DOMAIN:
+        return isinstance(error, NotFound)
+    return kind == NAMESPACE and error.code == _FORBIDDEN
+
+
+class _ListOnce:
+    """Each list of the API server, asked for once."""
+
+    def __init__(self, api: Lister) -> None:
+        self._api = api
+        self._read: dict[str, list[Json]] = {}
+
+    async def read(self, path: str) -> list[Json]:
+        """All objects at a list path."""
+        if path not in self._read:
+            try:
+                self._read[path] = list((await self._api.list(_KIND_OF_PATH[path])).items)
+            except KubeError as error:
+                if not is_excused(_KIND_OF_PATH[path], error):
+                    raise
+                self._read[path] = []
+        return self._read[path]
+
+
+async def read_cluster(
+    api: Lister, known: ReadCache | None = None, namespace: str = DEFAULT_DAEMON_NAMESPACE
+) -> ClusterSnapshot:
+    """Read it all. Raises KubeError: half a look would find what is not.
+
+    `known` remembers what it read from one reading to the next: a site has tens of thousands of devices.
+    `namespace` is that of the IMEX daemons.
+    """
+    known = known or ReadCache()
+    lists = _ListOnce(api)
+    seen = await collect_cluster(lists, namespace, known.each)
+    slices = (await api.list(RESOURCE_SLICE)).items
+    nodes, claims, pods = [await lists.read(path) for path in (NODES_PATH, CLAIMS_PATH, PODS_PATH)]
+    orgs = await _org_by_namespace(api)
+    found = await asyncio.to_thread(_cluster_snapshot, known, seen, slices, nodes, claims, pods, orgs or {})
+    return msgspec.structs.replace(found, problem=_NAMESPACES_FORBIDDEN if orgs is None else "")
+
+
+async def _org_by_namespace(api: Lister) -> Mapping[str, str] | None:
+    """Whose each namespace is that says so; None where that may not be read."""
+    try:
+        found = (await api.list(NAMESPACE)).items
+    except KubeError as error:
+        if not is_excused(NAMESPACE, error):
+            raise
+        return None
+    labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in found}
+    return {name: told[ORG_LABEL] for name, told in labels.items() if told.get(ORG_LABEL)}
+
+
+def _cluster_snapshot(
+    known: ReadCache,
+    seen: ClusterEvidence,
+    slices: Sequence[Json],
+    nodes: list[Json],
+    claims: list[Json],
+    pods: list[Json],
+    orgs: Mapping[str, str],
+) -> ClusterSnapshot:
+    published = known.devices.of(slices)
+    return ClusterSnapshot(
+        seen=seen,
+        nodes=tuple(sorted(known.each(_node_record, nodes), key=lambda one: one.name)),
+        pools=published.pools,
+        devices=published.devices,
+        uses=allocated_devices(claims, pods, known),
+        meshes=tuple(_imex_meshes(seen)),
+        namespaces=orgs,
+    )
+
+
+def _node_record(obj: Json) -> NodeRecord:
+    meta, spec = obj["metadata"], obj.get("spec") or {}
+    labels, info = meta.get("labels") or {}, (obj.get("status") or {}).get("nodeInfo") or {}
+    ready, since = _node_ready(obj)
+    writers = label_owners(obj, names.GPU_CLIQUE_LABEL)
+    writer = CLIQUE_LABEL_MANAGER if CLIQUE_LABEL_MANAGER in writers else next(iter(writers), "")
+    return NodeRecord(
+        name=meta["name"],
+        ready=ready,
+        ready_since=since,
+        clique=labels.get(names.GPU_CLIQUE_LABEL) or None,
+        clique_writer=writer,
+        clique_since=_timestamp(label_write_times(obj, names.GPU_CLIQUE_LABEL).get(writer)),
+        other_writers=tuple(one for one in writers if one != writer),
+        taints=tuple(map(taint_text, spec.get("taints") or ())),
+        unschedulable=bool(spec.get("unschedulable")),
+        runtime=info.get("containerRuntimeVersion") or None,
+        simulated=labels.get(names.SIMULATED_LABEL) == "true",
+    )
+
+
+def _node_ready(node: Json) -> tuple[bool | None, float | None]:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    found = next((one for one in conditions if one.get("type") == "Ready"), None)
+    if found is None:
+        return None, None
+    said = {"True": True, "False": False}.get(found.get("status", ""))
+    return said, _timestamp(found.get("lastTransitionTime"))
+
+
+def _timestamp(text: str | None) -> float | None:
+    return None if not text else datetime.fromisoformat(text).timestamp()
+
+
+def allocated_devices(
+    claims: Iterable[Json], pods: Iterable[Json], known: ReadCache
+) -> tuple[AllocatedDevice, ...]:
+    """Who has devices, by claim. Nobody has those that a claim may only look at."""
+    users = dict(known.each(_pod_start, pods))
+    held = sorted(known.each(_claim_devices, claims), key=lambda one: one.claim)
+    told = {one.claim: (one, tuple(users.get(uid) for uid, _ in one.users)) for one in held}
+    return tuple(use for uses in known.again(told, _claim_allocations) for use in uses)
+
+
+class _ClaimDevices(msgspec.Struct, frozen=True):
+    """The devices of a claim, and its users as it names them."""
+
+    claim: str
+    devices: tuple[tuple[str, str, str], ...]
+    """Driver, pool and name."""
+    users: tuple[tuple[str, str], ...]
+    """UID, and namespace/name."""
+
+
+def _claim_devices(claim: Json) -> _ClaimDevices:
+    status, namespace = claim.get("status") or {}, claim["metadata"]["namespace"]
+    devices = (status.get("allocation") or {}).get("devices") or {}
+    return _ClaimDevices(
+        claim=_object_key(claim),
+        devices=tuple(
+            (one["driver"], one["pool"], one["device"])
+            for one in devices.get("results") or ()
+            if not one.get("adminAccess")  # Monitoring: the device is whoever else's claim holds it.
+        ),
+        users=tuple((one["uid"], f"{namespace}/{one['name']}") for one in status.get("reservedFor") or ()),
+    )
+
+
+class _PodStart(msgspec.Struct, frozen=True):
+    """A pod that may use claims."""
+
+    name: str
+    since: float | None
+    """When its kubelet took it; None: it has not, or does not say."""
+
+
+def _pod_start(pod: Json) -> tuple[str, _PodStart]:
+    started = (pod.get("status") or {}).get("startTime")
+    return pod["metadata"]["uid"], _PodStart(_object_key(pod), _timestamp(started))
+
+
+def _claim_allocations(
+    told: tuple[_ClaimDevices, tuple[_PodStart | None, ...]],
+) -> tuple[AllocatedDevice, ...]:
+    held, users = told
+    pods = [name if user is None else user.name for (_, name), user in zip(held.users, users, strict=True)]
+    since = [None if user is None else user.since for user in users]
+    first = min((at for at in since if at is not None), default=None)
+    return tuple(
+        AllocatedDevice(
+            driver=driver,
+            pool=pool,
+            device=device,
+            claim=held.claim,
+            pods=tuple(sorted(pods)),
+            since=None if None in since else first,
+        )
+        for driver, pool, device in held.devices
+    )
+
+
+def _imex_meshes(seen: ClusterEvidence) -> Iterator[ImexMeshRecord]:
+    for one in sorted(seen.daemons, key=lambda one: (one.domain, one.node)):
+        yield ImexMeshRecord(
+            node=one.node, domain=one.domain, clique=one.clique, complete=one.meshed, missing=one.missing
+        )
+
+
+def _object_key(obj: Json) -> str:
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+
+
+# Projection: what a follower of the cluster keeps of each object.
+
+
+_METADATA_FIELDS = ("namespace", "name", "uid", "resourceVersion")
+_POD_METADATA_FIELDS = ("creationTimestamp", "ownerReferences")
+_POD_STATUS_FIELDS = ("phase", "startTime", "resourceClaimStatuses", "extendedResourceClaimStatus")
+_LABELS_READ = (
+    names.GPU_CLIQUE_LABEL,
+    names.SIMULATED_LABEL,
+    names.COMPUTE_DOMAIN_LABEL,
+    names.CLIQUE_ID_LABEL,
+    ORG_LABEL,
+)
+
+
+def project_object(kind: ResourceKind, obj: Object) -> Object | None:
+    """The part of an object of one of `KINDS` that makes a picture; None: the object is in none.
+
+    A glance at a glance is the same glance.
+    """
+    return _PROJECTIONS[kind](obj)
+
+
+def _project_all(obj: Object) -> Object:
+    metadata = {key: value for key, value in obj["metadata"].items() if key != "managedFields"}
+    return {**obj, "metadata": metadata}
+
+
+def _project_named(obj: Object) -> Object:
+    return {"metadata": _project_metadata(obj)}
+
+
+def _project_metadata(obj: Object) -> Object:
+    told = _pick(obj["metadata"], *_METADATA_FIELDS)
+    labels = _pick(obj["metadata"].get("labels") or {}, *_LABELS_READ)
+    return {**told, "labels": labels} if labels else told
+
+
+def _project_node(obj: Object) -> Object:
+    times = label_write_times(obj, names.GPU_CLIQUE_LABEL)
+    writers = [_project_owner(one, times.get(one)) for one in label_owners(obj, names.GPU_CLIQUE_LABEL)]
+    status = obj.get("status") or {}
+    return {
+        "metadata": {**_project_metadata(obj), "managedFields": writers},
+        "spec": _pick(obj.get("spec") or {}, "taints", "unschedulable"),
+        "status": {
+            "conditions": [
+                _project_condition(one) for one in status.get("conditions") or () if one["type"] == "Ready"
+            ],
+            "nodeInfo": _pick(status.get("nodeInfo") or {}, "containerRuntimeVersion"),
+        },
+    }
+
+
+def _project_condition(condition: Object) -> Object:
+    # Not its heartbeat, which changes all the time and says nothing that is drawn.
+    return _pick(condition, "type", "status", "lastTransitionTime")
+
+
+def _project_owner(manager: str, time: str | None) -> Object:
+    owned: Object = {"f:metadata": {"f:labels": {f"f:{names.GPU_CLIQUE_LABEL}": {}}}}
+    told: Object = {"manager": manager, "fieldsV1": owned}
+    return told if time is None else {**told, "time": time}
+
+
+def _project_pod(obj: Object) -> Object | None:
+    """One that claims devices, or an IMEX daemon's: the others are many, and in no picture."""
+    spec, status = obj["spec"], obj.get("status") or {}
+    daemon = [one for one in spec.get("containers") or () if one.get("name") == DAEMON_CONTAINER]
+    if not (spec.get("resourceClaims") or daemon or status.get("extendedResourceClaimStatus")):
+        return None
+    mesh = _pick(obj["metadata"].get("annotations") or {}, names.MESH_ANNOTATION)
+    return {
+        "metadata": {
+            **_project_metadata(obj),
+            **_pick(obj["metadata"], *_POD_METADATA_FIELDS),
+            "annotations": mesh,
+        },
+        "spec": {
+            **_pick(spec, "nodeName", "schedulingGates", "resourceClaims"),
+            "containers": [{"name": DAEMON_CONTAINER} for _ in daemon],
+        },
+        "status": _pick(status, *_POD_STATUS_FIELDS),
+    }
+
+
+def _pick(told: Mapping[str, Any], *keys: str) -> Object:
+    return {key: told[key] for key in keys if key in told}
+
+
+_PROJECTIONS: Mapping[ResourceKind, Callable[[Object], Object | None]] = {
+    COMPUTE_DOMAIN: _project_all,
+    RESOURCE_CLAIM_TEMPLATE: _project_named,
+    RESOURCE_CLAIM: _project_all,
+    POD: _project_pod,
+    NODE: _project_node,
+    RESOURCE_SLICE: _project_all,
+    NAMESPACE: _project_named,
+}
+SNAPSHOT_KINDS = tuple(_PROJECTIONS)
+"""All that a picture is made of."""

@@ -1,0 +1,273 @@
+"""The site service's own records as values: tenants, VPCs, machines, instances and logical partitions.
+
+`read_records` needs a handful of queries whatever the size of the site. Large tables are read by chassis
+through `RowGroups`: the database first computes one digest per group (all values as one text), and only
+groups whose digest changed are fetched. Fetching and comparing thousands of rows in Python is slow, and
+each row may wait for a thread that computes. Unchanged groups return the rows, and then the values, of
+the previous reading.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import chain, groupby
+from operator import add, attrgetter, itemgetter
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.app.snapshot.cache import ReadCache
+from rackloom.carve.inventory import sync
+from rackloom.carve.store.schema import (
+    blocked_gpu,
+    cordon,
+    instance,
+    logical_partition,
+    machine,
+    machine_gpu,
+    nvlink_interface,
+    tenant,
+    vpc,
+)
+from rackloom.carve.store.values import Status
+from rackloom.carve.tenancy import catalog
+from rackloom.core.diagnosis.snapshot import (
+    InstanceGpuRecord,
+    LogicalPartitionRecord,
+    MachineRecord,
+    MovedGpu,
+)
+from rackloom.core.partitions.domain import GpuHealth
+from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source
+
+# Rows in groups, of which only changed ones are fetched.
+
+
+GroupRows = tuple[Any, ...]
+_END_OF_VALUE, _NULL = "\x1f", "\x1e"
+"""Written between values, and for none: no name holds a control character."""
+
+
+class RowGroups:
+    """What a statement selects, whose first column names the group that a row is of, and is its order too."""
+
+    def __init__(self, statement: sa.Select[Any]) -> None:
+        first, *_ = statement.selected_columns
+        told = statement.order_by(None).subquery()
+        name, *others = told.c
+        text = sa.func.aggregate_strings(reduce(add, map(_as_text, others)), "")
+        self._digests = sa.select(name, text).group_by(name).order_by(name)
+        self._some = statement.where(first.in_(sa.bindparam("groups", expanding=True)))
+
+    def of(self, conn: sa.Connection, known: ReadCache) -> Mapping[str, GroupRows]:
+        """All rows by group; where a group is as it was, the very rows that `known` remembers."""
+        digests = {row[0]: row[1] for row in conn.execute(self._digests).all()}
+        return known.unless(digests, self._fetched, conn)
+
+    def _fetched(self, conn: sa.Connection, groups: Collection[str]) -> Mapping[str, GroupRows]:
+        return _in_groups(conn.execute(self._some, {"groups": list(groups)}).all())
+
+
+def _in_groups(rows: Sequence[sa.Row[Any]]) -> Mapping[str, GroupRows]:
+    return {name: tuple(some) for name, some in groupby(rows, key=itemgetter(0))}
+
+
+def _as_text(column: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
+    """A value as text. SQLite writes fifteen digits of a time: nothing changes twice in ten microseconds."""
+    text = column if isinstance(column.type, sa.String) else sa.cast(column, sa.Text)
+    return sa.func.coalesce(text, _NULL) + _END_OF_VALUE
+
+
+# The records.
+
+
+_NOT_SICK = (GpuHealth.HEALTHY, GpuHealth.UNKNOWN)
+
+
+class SiteRecords(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a site's records that a picture shows."""
+
+    machines: tuple[MachineRecord, ...]
+    instance_gpus: tuple[InstanceGpuRecord, ...]
+    moved_gpus: tuple[MovedGpu, ...]
+    logicals: tuple[LogicalPartitionRecord, ...]
+    tenants: Mapping[str, str]
+    vpcs: Mapping[str, str]
+
+
+def read_records(conn: sa.Connection, known: ReadCache | None = None) -> SiteRecords:
+    """Everything, in a handful of queries whatever the site's size; `known` remembers what rows told."""
+    known = known or ReadCache()
+    fixes = _column_by_key(conn, blocked_gpu.c.guid, blocked_gpu.c.fix)
+    return SiteRecords(
+        machines=tuple(chain.from_iterable(known.again(_chassis_rows(conn, known), _machines))),
+        instance_gpus=tuple(
+            chain.from_iterable(known.again(_interface_rows(conn, known, fixes), _instance_gpus))
+        ),
+        moved_gpus=tuple(_moved_gpus(conn)),
+        logicals=tuple(_logical_partitions(conn)),
+        tenants=_column_by_key(conn, tenant.c.id, tenant.c.org),
+        vpcs=_column_by_key(conn, vpc.c.id, vpc.c.name),
+    )
+
+
+def _column_by_key(conn: sa.Connection, key: sa.Column[str], value: sa.Column[str]) -> dict[str, str]:
+    """One column of a table by another."""
+    return {row[0]: row[1] for row in conn.execute(sa.select(key, value))}
+
+
+_MACHINE_ROWS = RowGroups(
+    catalog.machine_listing()
+    .with_only_columns(
+        machine.c.chassis_serial,
+        machine.c.id,
+        machine.c.slot,
+        machine.c.tray_index,
+        machine.c.rack,
+        machine.c.domain,
+        machine.c.missing_since,
+        catalog.shown_machine_status.label("shown_status"),
+        cordon.c.reason.label("cordon_reason"),
+        instance.c.id.label("instance_id"),
+        instance.c.tenant_id,
+        instance.c.vpc_id,
+        instance.c.created.label("held_since"),
+    )
+    .order_by(machine.c.chassis_serial, machine.c.slot)
+)
+"""By chassis, and so are their GPUs, and what is asked for these."""
+_GPU_ROWS = RowGroups(
+    sa.select(
+        machine.c.chassis_serial,
+        machine_gpu.c.machine_id,
+        machine_gpu.c.module_id,
+        machine_gpu.c.guid,
+        machine_gpu.c.source,
+        machine_gpu.c.health,
+    )
+    .join(machine_gpu, machine_gpu.c.machine_id == machine.c.id)
+    .order_by(machine.c.chassis_serial, machine_gpu.c.machine_id, machine_gpu.c.module_id)
+)
+_INTERFACE_ROWS = RowGroups(
+    sa.select(
+        machine.c.chassis_serial,
+        instance.c.machine_id,
+        nvlink_interface.c.instance_id,
+        nvlink_interface.c.device_instance,
+        nvlink_interface.c.logical_partition_id,
+        nvlink_interface.c.status,
+        nvlink_interface.c.updated,
+        nvlink_interface.c.reason,
+        machine_gpu.c.guid,
+    )
+    .select_from(
+        nvlink_interface.join(instance, instance.c.id == nvlink_interface.c.instance_id)
+        .join(machine, machine.c.id == instance.c.machine_id)
+        .join(
+            machine_gpu,
+            sa.and_(
+                machine_gpu.c.machine_id == instance.c.machine_id,
+                machine_gpu.c.module_id == nvlink_interface.c.device_instance + 1,
+            ),
+            isouter=True,
+        )
+    )
+    .where(nvlink_interface.c.status != Status.DELETING)
+    .order_by(machine.c.chassis_serial, instance.c.id, nvlink_interface.c.device_instance)
+)
+
+
+class _ChassisRows(msgspec.Struct, frozen=True):
+    """The rows of the machines of a chassis, and of their GPUs. Rows are equal when their values are."""
+
+    machines: GroupRows
+    gpus: GroupRows
+
+
+def _chassis_rows(conn: sa.Connection, known: ReadCache) -> dict[str, _ChassisRows]:
+    gpus = _GPU_ROWS.of(conn, known)
+    return {
+        name: _ChassisRows(rows, gpus.get(name, ())) for name, rows in _MACHINE_ROWS.of(conn, known).items()
+    }
+
+
+def _machines(trays: _ChassisRows) -> tuple[MachineRecord, ...]:
+    gpus = {id_: tuple(some) for id_, some in groupby(trays.gpus, key=attrgetter("machine_id"))}
+    return tuple(_machine(row, gpus.get(row.id, ())) for row in trays.machines)
+
+
+def _machine(row: Any, gpus: GroupRows) -> MachineRecord:
+    sick = [f"GPU {g.module_id} is {GpuHealth(g.health).name}" for g in gpus if g.health not in _NOT_SICK]
+    return MachineRecord(
+        id=row.id,
+        rack=row.rack,
+        domain=row.domain or "",
+        chassis_serial=row.chassis_serial,
+        slot=row.slot,
+        tray_index=row.tray_index,
+        gpus=tuple(_gpu_key(row, one) for one in gpus),
+        status=row.shown_status,
+        health=", ".join(sick),
+        cordoned=row.cordon_reason is not None,
+        missing_since=row.missing_since,
+        instance=row.instance_id,
+        held_since=row.held_since,
+        tenant=row.tenant_id,
+        vpc=row.vpc_id,
+    )
+
+
+def _gpu_key(tray: Any, gpu: Any) -> GpuKey:
+    place = SlotKey(tray.chassis_serial, tray.slot, gpu.module_id)
+    source = Source(gpu.source) if gpu.source else Source.DECLARED
+    return GpuKey(
+        place=Fact(place, Source.DECLARED), fabric_guid=Fact(int(gpu.guid), source) if gpu.guid else None
+    )
+
+
+class _InterfaceRows(msgspec.Struct, frozen=True):
+    """The rows of the interfaces of instances in a chassis, and what would let their GPUs be had."""
+
+    rows: GroupRows
+    fixes: tuple[str, ...]
+
+
+def _interface_rows(
+    conn: sa.Connection, known: ReadCache, fixes: Mapping[str, str]
+) -> dict[str, _InterfaceRows]:
+    found = _INTERFACE_ROWS.of(conn, known)
+    return {
+        name: _InterfaceRows(rows, tuple(fixes.get(row.guid) or "" for row in rows))
+        for name, rows in found.items()
+    }
+
+
+def _instance_gpus(wishes: _InterfaceRows) -> tuple[InstanceGpuRecord, ...]:
+    return tuple(_instance_gpu(row, fix) for row, fix in zip(wishes.rows, wishes.fixes, strict=True))
+
+
+def _instance_gpu(row: Any, fix: str) -> InstanceGpuRecord:
+    return InstanceGpuRecord(
+        instance=row.instance_id,
+        machine=row.machine_id,
+        module_id=row.device_instance + 1,
+        logical=row.logical_partition_id,
+        status=row.status,
+        since=row.updated,
+        problem=row.reason or "",
+        fix=fix,
+    )
+
+
+def _moved_gpus(conn: sa.Connection) -> Iterator[MovedGpu]:
+    for lost in sync.lost_gpus_of_instances(conn):
+        yield MovedGpu(
+            machine=lost.machine_id, module_id=lost.module_id, guid=int(lost.guid), since=lost.since
+        )
+
+
+def _logical_partitions(conn: sa.Connection) -> Iterator[LogicalPartitionRecord]:
+    for row in conn.execute(sa.select(logical_partition).order_by(logical_partition.c.id)):
+        yield LogicalPartitionRecord(
+            id=row.id, name=row.name, tenant=row.tenant_id, status=row.status, since=row.updated
+        )

@@ -1,0 +1,380 @@
+"""A Kubernetes cluster in this process, whose nodes are the trays of simulated racks.
+
+Rackloom's own programs are the production code: the controllers of ComputeDomains and gangs, the
+admission webhook, the node plugins and the IMEX daemons. Simulated are the API server, Kubernetes' own
+controllers and scheduler, the MPI operator, kubelets, and nvidia-imex. Nothing of the cluster outlives
+the process.
+
+`twin_cluster` runs all of it; with `elected` two replicas of the controllers compete for the Lease.
+`twin_nodes` joins the trays to a cluster that others run, and deletes their Node objects at the end.
+
+The admission webhook is called inside the API server by a function call, in the order that the webhook
+configurations register: mutation first. Device classes are those that deploy/kubernetes installs.
+`FeatureDiscovery` is the API client of GPU Feature Discovery; `lag` delays its labels, as the real one
+looks only once a minute.
+"""
+
+import asyncio
+import random
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from rackloom.app.controller import CONTROLLER_LEASE, Leadership
+from rackloom.app.twin.controllers import (
+    ClockAndRandom,
+    ControllerProcess,
+    ControllerReplicas,
+    ControllersClock,
+    ControllerTerm,
+    real_clock_and_random,
+)
+from rackloom.app.twin.pods import AddressedKubelets, PodPrograms
+from rackloom.claim.cluster.admission.cache import AdmissionCache
+from rackloom.claim.cluster.admission.gates import GateController
+from rackloom.claim.cluster.admission.reviews import AdmissionVerdict, ReviewedResource, ReviewRequest
+from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME
+from rackloom.claim.cluster.admission.serving_certificate import WEBHOOK_NAME as WEBHOOK
+from rackloom.claim.cluster.admission.webhook import AdmissionReviewer, AdmissionSettings
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
+from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.node.metrics import PluginMetrics
+from rackloom.claim.node.nic.plugin import NIC_DRIVER
+from rackloom.core.domains import names
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE, ControllerSettings, ImexDaemonSettings
+from rackloom.core.kubernetes.objects import (
+    DEVICE_CLASS,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    Object,
+    ResourceKind,
+)
+from rackloom.lab.imex.in_process import ImexNetwork
+from rackloom.lab.kube.controllers.claims import ResourceClaimController
+from rackloom.lab.kube.controllers.mpi_jobs import MpiJobController
+from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
+from rackloom.lab.kube.controllers.workloads import (
+    DaemonSetController,
+    JobController,
+    NodeLifecycleController,
+)
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.patches import json_patch
+from rackloom.lab.kube.server import AdmissionReview, FakeKube
+from rackloom.lab.nodes.dra_manager import DraManager
+from rackloom.lab.nodes.gpus import TrayNames
+from rackloom.lab.nodes.host_files import TrayHostFiles, declared_inventory, tray_machine
+from rackloom.lab.nodes.kubelets import SimulatedKubelets
+from rackloom.lab.nodes.trays import TrayEnvironment, TrayNodes, tray_nodes
+from rackloom.lab.switches.fabric import SimulatedFabric
+from rackloom.topology.rack import RackProfile, RackSite
+
+# Which racks.
+
+
+class SimulatedRacks(Protocol):
+    """Whose trays are the nodes."""
+
+    @property
+    def site(self) -> RackSite:
+        """Its domains and trays."""
+
+    @property
+    def profile(self) -> RackProfile:
+        """What each rack is."""
+
+    @property
+    def seed(self) -> str:
+        """All names of nodes and GPUs are drawn from it."""
+
+    @property
+    def fabrics(self) -> Sequence[SimulatedFabric]:
+        """One for each domain, in their order."""
+
+
+# Device classes of an installation.
+
+
+_IMEX = names.IMEX_DRIVER
+_CLASSES = {
+    names.DAEMON_CLASS: (_IMEX, "daemon", ""),
+    names.CHANNEL_CLASS: (_IMEX, "channel", f" && device.attributes['{_IMEX}'].id == 0"),
+    names.ISOLATED_CHANNEL_CLASS: (_IMEX, names.ISOLATED_CHANNEL_TYPE, ""),
+    "gpu.nvidia.com": (names.GPU_DRIVER, "gpu", ""),
+    "mig.nvidia.com": (names.GPU_DRIVER, "mig", ""),
+    "vfio.gpu.nvidia.com": (names.GPU_DRIVER, "vfio", ""),
+}
+"""Driver, type, and what else; those of deploy/kubernetes."""
+
+
+def installed_device_classes() -> Iterator[Object]:
+    """DeviceClass objects; that of NICs is the one of examples/nixl-kv-transfer."""
+    for name, (driver, kind, more) in _CLASSES.items():
+        yield _device_class(
+            name, f"device.driver == '{driver}' && device.attributes['{driver}'].type == '{kind}'{more}"
+        )
+    yield _device_class("dranet.net", f"device.driver == '{NIC_DRIVER}'")
+
+
+def _device_class(name: str, expression: str) -> Object:
+    return {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
+
+
+# GPU Feature Discovery.
+
+
+DISCOVERY_USER = "gpu-feature-discovery"
+_RETRY_SECONDS = 1.0
+
+
+class FeatureDiscovery(DirectApi):
+    """The API server as it asks it. `lag` is how long its labels come late: it looks once a minute."""
+
+    def __init__(self, kube: FakeKube) -> None:
+        super().__init__(kube, DISCOVERY_USER)
+        self.lag = 0.0
+        self._late: set[asyncio.Task[None]] = set()
+
+    async def patch(
+        self,
+        kind: ResourceKind,
+        name: str,
+        namespace: str | None,
+        patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...],
+        *,
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> Object:
+        """Write a label now, or (then without an answer) when it is its time."""
+        if dry_run or (not self.lag and not self._late):
+            return await super().patch(kind, name, namespace, patch, subresource=subresource, dry_run=dry_run)
+        task = asyncio.create_task(self._write_late(kind, name, patch))
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+        return {}
+
+    async def _write_late(
+        self, kind: ResourceKind, name: str, patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...]
+    ) -> None:
+        await asyncio.sleep(self.lag)
+        while True:
+            with suppress(KubeError):
+                await super().patch(kind, name, None, patch)
+                return
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+# Admission inside the API server.
+
+
+ReviewHandler = Callable[[ReviewRequest], Awaitable[AdmissionVerdict]]
+
+
+class InProcessAdmission:
+    """What deploy/kubernetes/webhook installs. `run` keeps it informed, and opens the gates of pods."""
+
+    def __init__(self, kube: FakeKube, api: KubeApi, wall: Callable[[], float], rng: random.Random) -> None:
+        settings = AdmissionSettings()
+        self._known = AdmissionCache(api, settings.isolation, rng)
+        self._gatekeeper = GateController(
+            api, self._known, EventRecorder(api, WEBHOOK_NAME, "twin", wall), rng
+        )
+        self._desk = AdmissionReviewer(self._known, settings)
+        kube.admission.append(self.review)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for informer in self._known.informers:
+                tasks.create_task(informer.run())
+            tasks.create_task(self._gatekeeper.run())
+
+    async def review(self, review: AdmissionReview) -> Object | None:
+        """The object as it is let in. Raises `Rejected`."""
+        obj = review.object
+        if obj is None or review.subresource:
+            return None
+        for ask in self._questions(review):
+            verdict = await ask(_review_request(review, obj))
+            if not verdict.allowed:
+                why = f'admission webhook "{WEBHOOK_NAME}" denied the request: {verdict.message}'
+                raise Rejected(verdict.code, "Invalid", why)
+            if verdict.patch:
+                obj = json_patch(obj, list(verdict.patch))
+        return obj
+
+    def _questions(self, review: AdmissionReview) -> tuple[ReviewHandler, ...]:
+        """Those that the webhook configurations register, changes first."""
+        if review.kind == POD and review.operation == "CREATE":
+            return self._desk.mutate_pods, self._desk.validate_pods
+        if review.kind in (RESOURCE_CLAIM, RESOURCE_CLAIM_TEMPLATE):
+            return (self._desk.validate_claims,)
+        return ()
+
+
+def _review_request(review: AdmissionReview, obj: Object) -> ReviewRequest:
+    kind = review.kind
+    return ReviewRequest(
+        uid="",
+        operation=review.operation,
+        resource=ReviewedResource(kind.group, kind.version, kind.plural),
+        namespace=obj["metadata"].get("namespace", ""),
+        object=obj,
+        old_object=review.old,
+    )
+
+
+# The cluster.
+
+
+ApiOfUser = Callable[[str], KubeApi]
+"""The API server as somebody (by name) asks it."""
+
+
+class TwinCluster(msgspec.Struct, frozen=True, kw_only=True):
+    """A running cluster of the twin."""
+
+    kube: FakeKube
+    nodes: TrayNodes
+    imex: ImexNetwork
+    controllers: ControllerProcess
+    """Rackloom's; where several are elected, the first of them."""
+    candidates: ControllerReplicas | None
+    """Those who are elected; None: there is one, without an election."""
+    clock: ControllersClock
+    discovery: FeatureDiscovery
+    addresses: dict[str, str]
+    """By node, the address of the next IMEX daemon's pod there; as they come, where there is none."""
+    work: "asyncio.Task[None]"
+    """Ends only when something is wrong."""
+
+
+@asynccontextmanager
+async def twin_cluster(
+    twin: SimulatedRacks, folder: Path, chance: ClockAndRandom | None = None, *, elected: bool = False
+) -> AsyncIterator[TwinCluster]:
+    """The trays of `twin` in a cluster of their own; `folder` is made anew for their files.
+
+    `elected`: two replicas of Rackloom's controllers, of which the Lease says who leads.
+    """
+    chance = chance or real_clock_and_random()
+    kube = FakeKube(seed=chance.rng.getrandbits(32), now=chance.wall)
+    imex, discovery, clock = ImexNetwork(), FeatureDiscovery(kube), ControllersClock(chance.wall)
+
+    def api(user: str) -> KubeApi:
+        return discovery if user == DISCOVERY_USER else DirectApi(kube, user)
+
+    for one in installed_device_classes():
+        await api("kubectl").create(DEVICE_CLASS, one)
+    planned: dict[str, str] = {}
+    kubelets = partial(AddressedKubelets, planned)
+    nodes = _tray_nodes(twin, folder, api, imex, chance, kubelets)
+    lead, user = _controller_term(clock, chance.rng), api(CONTROLLER_LEASE)
+    candidates = ControllerReplicas(lead, user, ClockAndRandom(clock, chance.rng)) if elected else None
+    ours = ControllerProcess(lead, user) if candidates is None else candidates.first
+    admission = InProcessAdmission(kube, api(WEBHOOK), chance.wall, chance.rng)
+    control = (candidates or ours).run()
+    work = asyncio.create_task(
+        _run_together(control, admission.run(), *_kubernetes_controllers(kube, chance), nodes.run())
+    )
+    try:
+        yield TwinCluster(
+            kube=kube,
+            nodes=nodes,
+            imex=imex,
+            controllers=ours,
+            candidates=candidates,
+            clock=clock,
+            discovery=discovery,
+            addresses=planned,
+            work=work,
+        )
+    finally:
+        await _cancelled(work)
+
+
+@asynccontextmanager
+async def twin_nodes(twin: SimulatedRacks, folder: Path, api: KubeApi) -> AsyncIterator["asyncio.Task[None]"]:
+    """The trays of `twin` as nodes of a cluster that others run, with their plugins and IMEX daemons.
+
+    They leave the cluster at the end. The task ends only when something is wrong.
+    """
+    nodes = _tray_nodes(
+        twin, folder, lambda user: api, ImexNetwork(), real_clock_and_random(), SimulatedKubelets
+    )
+    work = asyncio.create_task(nodes.run())
+    try:
+        yield work
+    finally:
+        await _cancelled(work)
+        for node in nodes:
+            with suppress(NotFound):
+                await api.delete(NODE, node.name)
+
+
+def _controller_term(clock: ControllersClock, rng: random.Random) -> ControllerTerm:
+    """What the controllers of a cluster do."""
+    settings = ControllerSettings(daemon=ImexDaemonSettings(image="rackloom"))
+    return lambda api: Leadership(api, settings, "twin", clock, rng).lead()
+
+
+def _tray_nodes(
+    twin: SimulatedRacks,
+    folder: Path,
+    api: ApiOfUser,
+    imex: ImexNetwork,
+    chance: ClockAndRandom,
+    make: Callable[..., SimulatedKubelets],
+) -> TrayNodes:
+    shutil.rmtree(folder, ignore_errors=True)
+    machine = tray_machine(twin.profile)
+    names = TrayNames(twin.seed)
+    around = TrayEnvironment(
+        plugins=api("rackloom-node"),
+        labels=api(DISCOVERY_USER),
+        root=folder / "nodes",
+        host=TrayHostFiles(folder / "host", machine),
+        gpus=declared_inventory(machine),
+        namespace=DEFAULT_DAEMON_NAMESPACE,
+        wall=chance.wall,
+        meter=PluginMetrics("simulated", "simulated", ()),
+    )
+    made = {one.name: one for one in tray_nodes(twin.site, names, around)}
+    programs = PodPrograms(
+        api("compute-domain-daemon"), folder / "pods", lambda node, claim: made[node].cdi_files(claim), imex
+    )
+    devices = DraManager(made.__getitem__)
+    kubelets = make(api("kubelet"), chance.wall, chance.rng, devices=devices, containers=programs)
+    return TrayNodes(made.values(), kubelets, twin.fabrics, names, around.plugins)
+
+
+def _kubernetes_controllers(kube: FakeKube, chance: ClockAndRandom) -> Iterator[Coroutine[Any, Any, None]]:
+    """Kubernetes' own controllers, and the MPI operator."""
+    for kind in (
+        DaemonSetController,
+        JobController,
+        MpiJobController,
+        ResourceClaimController,
+        SimulatedScheduler,
+    ):
+        yield kind(kube, chance.rng).run()
+    yield NodeLifecycleController(kube, chance.wall).run()
+
+
+async def _run_together(*works: Coroutine[Any, Any, None]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for work in works:
+            tasks.create_task(work)
+
+
+async def _cancelled(work: "asyncio.Task[None]") -> None:
+    work.cancel()
+    with suppress(asyncio.CancelledError):
+        await work

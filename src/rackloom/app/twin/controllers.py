@@ -1,0 +1,308 @@
+"""Rackloom's controllers in the twin as processes: killed, restarted, doubled, elected, and cut off.
+
+`ControllerProcess` runs the controllers life after life. A life can be killed at once, or at the n-th
+step from now; steps are counted before each write is sent and after it was carried out, so that a process
+can die with its answer lost. The next life knows only what the API server knows. `double` starts a second
+set of controllers that also believe that they lead.
+
+`ControllerReplicas` are two replicas under a real Lease election. It records every moment at which the
+controllers of two replicas were at work together (`overlaps`), whatever the replicas believe; there must
+be none.
+
+`ApiLink` is the connection of one replica to the API server. While it is cut, requests fail after the
+client's timeout, in either direction (the write may have been carried out), and watches are silent.
+
+`ControllersClock` skews the wall clock of the controllers alone.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, cast
+
+import msgspec
+
+from rackloom.app.controller import CONTROLLER_LEASE
+from rackloom.claim.kube.api import KubeApi, WatchEvent
+from rackloom.claim.kube.leader import LeaderElection
+from rackloom.core.domains.settings import DEFAULT_NAMESPACE
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.virtual.process import CrashPoints, Process, with_crash_points
+
+# Clock and randomness.
+
+
+class ClockAndRandom(msgspec.Struct, frozen=True):
+    """What differs from one run of a cluster to the next."""
+
+    wall: Callable[[], float]
+    """Seconds since the epoch."""
+    rng: random.Random
+
+
+def real_clock_and_random() -> ClockAndRandom:
+    """The machine's clock, and luck."""
+    return ClockAndRandom(time.time, random.Random())  # noqa: S311 (jitter)
+
+
+class ControllersClock:
+    """What the machine of Rackloom's controllers believes: `skew` seconds more than the time."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self.skew = 0.0
+        self._wall = wall
+
+    def __call__(self) -> float:
+        """Seconds since the epoch."""
+        return self._wall() + self.skew
+
+
+# The connection to the API server.
+
+
+CLIENT_TIMEOUT = 5.0
+"""Seconds after which a client stops waiting for an answer."""
+
+
+class ApiLink:
+    """The way between, used through `api`. While it is cut nothing arrives, in either direction."""
+
+    def __init__(self, api: KubeApi) -> None:
+        self.api = cast(KubeApi, _LinkedApi(api, self))
+        self._whole = asyncio.Event()
+        self._whole.set()
+
+    def cut(self) -> None:
+        """From now on requests are not answered, and watches are silent."""
+        self._whole.clear()
+
+    def mend(self) -> None:
+        """It holds again."""
+        self._whole.set()
+
+    async def cross(self) -> None:
+        """Get to the other side. Raises `KubeError` once a client would have given up."""
+        if not self._whole.is_set():
+            await asyncio.sleep(CLIENT_TIMEOUT)
+            raise RequestFault().error()
+
+    async def hear(self) -> None:
+        """Let a change be heard. Raises `KubeError`, once the way is mended, for one that was lost on it."""
+        if not self._whole.is_set():
+            await self._whole.wait()
+            raise RequestFault().error()
+
+
+class _LinkedApi:
+    def __init__(self, api: KubeApi, link: ApiLink) -> None:
+        self._api = api
+        self._link = link
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._api, name)
+        return self._watched(method) if name == "watch" else self._asked(method)
+
+    def _asked(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            await self._link.cross()
+            answer = await method(*args, **kwargs)
+            await self._link.cross()
+            return answer
+
+        return call
+
+    def _watched(
+        self, method: Callable[..., AsyncGenerator[WatchEvent, None]]
+    ) -> Callable[..., AsyncGenerator[WatchEvent, None]]:
+        async def follow(*args: Any, **kwargs: Any) -> AsyncGenerator[WatchEvent, None]:
+            await self._link.cross()
+            async with aclosing(method(*args, **kwargs)) as events:
+                async for event in events:
+                    await self._link.hear()
+                    yield event
+
+        return follow
+
+
+# One process.
+
+
+ControllerTerm = Callable[[KubeApi], Coroutine[Any, Any, None]]
+"""Controls until it is cancelled."""
+RESTART_SECONDS = 1.0
+
+
+class ControllerProcess:
+    """One life of the controllers after the other. `api` is the server as they ask it."""
+
+    def __init__(self, lead: ControllerTerm, api: KubeApi) -> None:
+        self.ended = 0
+        """Lives that were ended."""
+        self._lead = lead
+        self._api = api
+        self._steps = CrashPoints(self._strike)
+        self._life = Process("controllers")
+        self._term: asyncio.Task[None] | None = None
+        self._down = RESTART_SECONDS
+        self._point = self._lives = self._due = 0
+        self._second: asyncio.Task[None] | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Control until cancelled. Raises what controlling fails with."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            await self._keep()
+
+    async def kill(self, down: float) -> None:
+        """They die now; `down` seconds later others take over, who know what the API server knows."""
+        self._down = down
+        self._life.kill()
+        if self._term is not None:
+            await asyncio.wait({self._term})
+
+    def die(self, point: int, lives: int) -> None:
+        """Let this life, and those after it, end at their `point`-th step from here: `lives` in all.
+
+        Steps are counted before each write is sent, and after it was carried out.
+        """
+        self._point, self._lives, self._down = point, lives, RESTART_SECONDS
+        self._set_fuse()
+
+    def double(self) -> None:
+        """Others begin beside these, who believe that they lead."""
+        if self._tasks is not None and self._second is None:
+            self._second = self._tasks.create_task(ControllerProcess(self._lead, self._api).run())
+
+    async def single(self) -> None:
+        """The others end."""
+        if self._second is not None:
+            self._second.cancel()
+            await asyncio.wait({self._second})
+            self._second = None
+
+    async def _keep(self) -> None:
+        while True:
+            self._life = Process("controllers")
+            self._set_fuse()
+            self._term = self._life.spawn(self._lead(with_crash_points(self._api, self._life, self._steps)))
+            try:
+                await asyncio.wait({self._term})
+                if self._life.is_alive:
+                    return self._term.result()
+            finally:
+                self._life.kill()
+            self.ended += 1
+            await asyncio.sleep(self._down)
+
+    def _set_fuse(self) -> None:
+        self._due = self._steps.taken + self._point if self._lives else 0
+
+    def _strike(self, step: int, _: str) -> None:
+        if step == self._due:
+            self._lives -= 1
+            self._life.kill()
+
+
+# Elected replicas.
+
+
+class ControllerReplica:
+    """One replica, life after life; each stands for election under a name of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        lead: ControllerTerm,
+        api: KubeApi,
+        chance: ClockAndRandom,
+        board: "ControllerReplicas",
+    ) -> None:
+        self.identity = ""
+        """As its newest life calls itself in the Lease."""
+        self.link = ApiLink(api)
+        self.controllers = ControllerProcess(self._stand, self.link.api)
+        self._name = name
+        self._lead = lead
+        self._chance = chance
+        self._board = board
+        self._election: LeaderElection | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether it believes so."""
+        return self._election is not None and self._election.is_leader
+
+    async def _stand(self, api: KubeApi) -> None:
+        wall, rng = self._chance.wall, self._chance.rng
+        self.identity = f"{self._name}-{self.controllers.ended + 1}"
+        self._election = LeaderElection(
+            api, DEFAULT_NAMESPACE, CONTROLLER_LEASE, self.identity, wall=wall, rng=rng
+        )
+        await self._election.run(lambda: self._elected(api))
+
+    async def _elected(self, api: KubeApi) -> None:
+        with self._board.term(self.identity):
+            await self._lead(api)
+
+
+class ControllerReplicas:
+    """The replicas, and what happens to the one that leads."""
+
+    def __init__(self, lead: ControllerTerm, api: KubeApi, chance: ClockAndRandom) -> None:
+        self.overlaps: list[str] = []
+        """Terms that began while another was still at work, in words. There must be none."""
+        self._at_work: list[str] = []
+        """Whose controllers run, whatever their candidate believes of its lease."""
+        self._all = tuple(ControllerReplica(f"replica-{one}", lead, api, chance, self) for one in "ab")
+
+    @property
+    def first(self) -> ControllerProcess:
+        """The processes of the first replica."""
+        return self._all[0].controllers
+
+    @property
+    def leader(self) -> str | None:
+        """Who leads, by its name in the Lease; None while nobody does."""
+        return next((one.identity for one in self._all if one.leads), None)
+
+    async def run(self) -> None:
+        """Stand for election until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for one in self._all:
+                tasks.create_task(one.controllers.run())
+
+    async def kill_leader(self, down: float) -> str | None:
+        """The leader dies without a word, and stands again `down` seconds later; None where nobody leads."""
+        leader = self._leading()
+        if leader is not None:
+            await leader.controllers.kill(down)
+        return None if leader is None else leader.identity
+
+    def cut_off_leader(self) -> str | None:
+        """The leader no longer reaches the API server; None where nobody leads."""
+        leader = self._leading()
+        if leader is not None:
+            leader.link.cut()
+        return None if leader is None else leader.identity
+
+    def connect(self) -> None:
+        """All reach it."""
+        for one in self._all:
+            one.link.mend()
+
+    @contextmanager
+    def term(self, identity: str) -> Iterator[None]:
+        """While its controllers are at work."""
+        self._at_work.append(identity)
+        if len(self._at_work) > 1:
+            self.overlaps.append(f"{' and '.join(self._at_work)} led at once")
+        try:
+            yield
+        finally:
+            self._at_work.remove(identity)
+
+    def _leading(self) -> ControllerReplica | None:
+        return next((one for one in self._all if one.leads), None)

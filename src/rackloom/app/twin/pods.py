@@ -1,0 +1,198 @@
+"""What runs in the containers of the twin's pods, and which address a pod gets.
+
+The pod of an IMEX daemon runs the program of its image, `rackloom imex run`, inside this process. Its
+environment is made as a container runtime makes it: from the CDI specs of its claims and from the pod
+template. As with kubelet, it starts only after its Secret exists. Only nvidia-imex itself is simulated.
+
+The containers of a workload do nothing. They run until they are deleted, or for as long as the annotation
+`rackloom.dev/simulated-seconds` says.
+
+`AddressedKubelets` gives the next IMEX daemon of a node a planned address, so that a scenario can let a
+new pod have the address of an earlier one.
+"""
+
+import asyncio
+import base64
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from rackloom.app.imex import member_from_environment
+from rackloom.claim.imex.config import ImexConfig, ImexFiles, ImexTls, TlsCredentials
+from rackloom.claim.imex.daemon import ImexDaemon
+from rackloom.claim.imex.member import DaemonIdentity, label_pod
+from rackloom.claim.imex.nvidia_imex import ImexChild
+from rackloom.claim.imex.supervisor import PeerLayout, Supervisor
+from rackloom.claim.kube.api import KubeApi, NotFound
+from rackloom.core.domains import names
+from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL
+from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, SECRET, Object, pod_claim_names
+from rackloom.errors import Retry
+from rackloom.lab.imex.in_process import ImexNetwork, InMemoryImex, InMemoryImexControl
+from rackloom.lab.imex.settings import ImexHost
+from rackloom.lab.nodes.kubelets import SimulatedKubelets
+from rackloom.lab.nodes.pods import ContainerRuntime, DeviceManager
+
+# Addresses of pods.
+
+
+class AddressedKubelets(SimulatedKubelets):
+    """As other kubelets; `planned` is the address (by node) of the next IMEX daemon's pod there."""
+
+    def __init__(
+        self,
+        planned: dict[str, str],
+        api: KubeApi,
+        wall: Callable[[], float],
+        rng: random.Random,
+        *,
+        devices: DeviceManager,
+        containers: ContainerRuntime,
+    ) -> None:
+        super().__init__(api, wall, rng, devices=devices, containers=containers)
+        self._planned = planned
+
+    def _address(self, pod: Object) -> str:
+        has_none = not pod.get("status", {}).get("podIP")
+        is_daemon = COMPUTE_DOMAIN_LABEL in pod["metadata"].get("labels", {})
+        if has_none and is_daemon and pod["spec"]["nodeName"] in self._planned:
+            return self._planned.pop(pod["spec"]["nodeName"])
+        return super()._address(pod)
+
+
+# Programs in containers.
+
+
+RUN_ANNOTATION = "rackloom.dev/simulated-seconds"
+"""On a workload pod of the twin: how long its containers run before they end with 0; without it, for ever."""
+_POLL_SECONDS = 0.2
+_DAEMON_ARGUMENTS = ("imex", "run")
+CdiFiles = Callable[[str, str], tuple[Path, ...]]
+"""The CDI specs on a node (by name) of a claim (by UID)."""
+ReadyCallback = Callable[[], Awaitable[None]]
+log = structlog.get_logger(__name__)
+
+
+class PodPrograms:
+    """`Containers` of the twin's pods. `home` is for the files that a container sees as its own."""
+
+    def __init__(self, api: KubeApi, home: Path, cdi: CdiFiles, network: ImexNetwork) -> None:
+        self._api = api
+        self._home = home
+        self._cdi = cdi
+        self._network = network
+
+    async def run(self, node: str, pod: Object, ready: ReadyCallback) -> int:
+        """The exit code, once it ends by itself; 1 for a program that fails, as its log then says why."""
+        try:
+            return await self._run(node, pod, ready)
+        except Exception as error:
+            log.exception("twin.container", pod=pod["metadata"]["name"], error=str(error))
+            return 1
+
+    async def _run(self, node: str, pod: Object, ready: ReadyCallback) -> int:
+        if any(_arguments_of(one)[:2] == _DAEMON_ARGUMENTS for one in pod["spec"]["containers"]):
+            return await self._daemon(node, pod, ready)
+        return await _run_workload(pod, ready)
+
+    async def _daemon(self, node: str, pod: Object, ready: ReadyCallback) -> int:
+        place = member_from_environment(_environment(pod, await self._edits(node, pod)))
+        if not place.clique_id:
+            await label_pod(self._api, place)
+            await ready()
+            await asyncio.Event().wait()
+        files, tls = await self._files(pod, place)
+        spawn = partial(self._spawn, files.config, files.config.with_name("hosts"))
+        supervisor = Supervisor(PeerLayout("dns", place.max_nodes), files, TlsCredentials(tls), spawn)
+        control = InMemoryImexControl(files.config, place.address, self._network)
+        rng = random.Random(pod["metadata"]["uid"])  # noqa: S311 (jitter)
+        running = asyncio.create_task(ImexDaemon(self._api, place, supervisor, control, rng).run())
+        try:
+            await _until_ready(control, running)
+            await ready()
+            await running
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        return 0
+
+    async def _edits(self, node: str, pod: Object) -> list[str]:
+        """The variables that the pod's claims bring, as a container runtime reads them."""
+        found: list[str] = []
+        for name in pod_claim_names(pod):
+            claim = await self._api.get(RESOURCE_CLAIM, name, pod["metadata"]["namespace"])
+            for file in self._cdi(node, claim["metadata"]["uid"]):
+                devices = msgspec.json.decode(file.read_bytes())["devices"]
+                found += [one for device in devices for one in device["containerEdits"].get("env", ())]
+        return found
+
+    async def _spawn(self, config: Path, hosts: Path) -> ImexChild:
+        return InMemoryImex(config, ImexHost(hosts), self._network)
+
+    async def _files(self, pod: Object, place: DaemonIdentity) -> tuple[ImexFiles, ImexTls]:
+        """The container's own files; its certificate is what kubelet projects of the domain's Secret."""
+        folder = self._home / pod["metadata"]["uid"]
+        folder.mkdir(parents=True, exist_ok=True)
+        hosts = folder / "hosts"
+        hosts.write_text("127.0.0.1\tlocalhost\n")
+        for file, content in (await self._secret(place)).items():
+            (folder / file).write_bytes(content)
+        tls = ImexTls(folder, names.imex_peer_name(place.compute_domain))
+        files = ImexFiles(folder, hosts)
+        files.write_config(ImexConfig(place.address, files.nodes, tls))
+        return files, tls
+
+    async def _secret(self, place: DaemonIdentity) -> dict[str, bytes]:
+        """A kubelet starts no container before it has the Secrets that are mounted there."""
+        while True:
+            with contextlib.suppress(NotFound):
+                name = names.imex_secret_name(place.compute_domain)
+                found = await self._api.get(SECRET, name, place.namespace)
+                return {file: base64.b64decode(text) for file, text in found["data"].items()}
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _run_workload(pod: Object, ready: ReadyCallback) -> int:
+    await ready()
+    seconds = pod["metadata"].get("annotations", {}).get(RUN_ANNOTATION)
+    if seconds is None:
+        await asyncio.Event().wait()
+    await asyncio.sleep(float(seconds))
+    return 0
+
+
+async def _until_ready(control: InMemoryImexControl, running: "asyncio.Task[None]") -> None:
+    """The answer that probes wait for."""
+    while not running.done():
+        with contextlib.suppress(Retry):
+            await control.local_status()
+            return
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _arguments_of(container: Object) -> tuple[str, ...]:
+    """The words after `rackloom` with which a container is started."""
+    words = (*container.get("command", ()), *container.get("args", ()))
+    return words[1:] if words[:1] == ("rackloom",) else words
+
+
+def _environment(pod: Object, edits: list[str]) -> dict[str, str]:
+    """A container's variables: those of the CDI specs, and those of the pod template."""
+    meta = pod["metadata"]
+    fields = {
+        "spec.nodeName": pod["spec"]["nodeName"],
+        "status.podIP": pod["status"]["podIP"],
+        "metadata.uid": meta["uid"],
+        "metadata.name": meta["name"],
+        "metadata.namespace": meta["namespace"],
+    }
+    found = dict(one.split("=", 1) for one in edits)
+    for one in pod["spec"]["containers"][0].get("env", ()):
+        source = one.get("valueFrom")
+        found[one["name"]] = fields[source["fieldRef"]["fieldPath"]] if source else one.get("value", "")
+    return found

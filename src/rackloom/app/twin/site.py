@@ -1,0 +1,255 @@
+"""The embedded site: simulated switch controllers, store, reconciler and REST, on loopback.
+
+Only the switch controllers are simulated, and they are reached over a real socket. Everything above them
+is what runs on real racks.
+
+A switch keeps its partitions when the control plane dies. The simulated switches live in the same
+process, so each of them writes its state to the home directory on every change and restores it at the
+next start. A home remembers the profile, the number of racks and the seed that all names derive from;
+they cannot change later, because the records name the machines. A home whose store and switch state do
+not belong together is refused as damaged.
+
+`open_embedded_home` holds what outlives a restart of the service (store and switches); `embedded_service`
+is the service alone, which a scenario may stop and start. REST opens after each domain was observed once,
+because a batch that wants one domain needs to know the domains.
+"""
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import alembic.util
+import msgspec
+import sqlalchemy.exc
+from fastapi import FastAPI
+
+from rackloom.app.home import Home, write_durably
+from rackloom.app.listeners import serve_http
+from rackloom.app.process import log_to_file
+from rackloom.app.site.rack_map import SiteSource, mount_rack_map
+from rackloom.carve.api.app import create_app
+from rackloom.carve.api.auth import LocalIssuer
+from rackloom.carve.api.routing import ApiDeps
+from rackloom.carve.fabric.nmxc.driver import NmxcDriver
+from rackloom.carve.inventory.enrolment import seed_embedded_site
+from rackloom.carve.reconcile.loop import Reconciler
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.journal import MonotonicSiteClock, newest_recorded_time
+from rackloom.carve.tenancy import catalog
+from rackloom.errors import Refused
+from rackloom.lab.switches.fabric import MOST_RACKS, FabricSnapshot, SeededNames, SimulatedFabric, fabrics_of
+from rackloom.lab.switches.servers import NmxcServer
+from rackloom.topology import profiles
+from rackloom.topology.rack import RackProfile, RackSite, build_site
+
+# The racks of a home, and the switch controllers that serve them.
+
+
+T = TypeVar("T")
+
+
+class RackSetup(msgspec.Struct, frozen=True):
+    """What a home was made with; it cannot change later, as the records name its machines."""
+
+    profile: str
+    racks: int
+    seed: str
+    recorded: bool = False
+    """Whether the store was given the machines: from then on neither may be there without the other."""
+
+
+class TwinSite(msgspec.Struct, frozen=True):
+    """The simulated site and where its switch controllers listen."""
+
+    site: RackSite
+    profile: RackProfile
+    endpoints: dict[str, str]
+    """Domain uuid to the URL of its NMX-C server."""
+    servers: dict[str, NmxcServer]
+    """Domain uuid to its NMX-C server, which has the fabric."""
+    seed: str
+    """All names of the site were drawn from it."""
+
+    @property
+    def fabrics(self) -> tuple[SimulatedFabric, ...]:
+        """What the switches have, one for each domain."""
+        return tuple(server.fabric for server in self.servers.values())
+
+
+def simulated_site(racks: int, profile_name: str, seed: str = "") -> RackSite:
+    """The site of so many racks. Refused when there is no such profile, or they make no whole domains."""
+    if racks > MOST_RACKS:
+        raise Refused(f"{racks} racks are too many for one process", nearest_fix=f"use up to {MOST_RACKS}")
+    return build_site(profiles.load_rack(profile_name), racks, SeededNames(seed))
+
+
+def rack_setup_of(home: Home, racks: int, profile_name: str, *, recorded: bool) -> RackSetup:
+    """The racks of `home`, made now if it is new. `recorded`: whether its store knows any machine.
+
+    Refused when the home was made with others, or when its store and its racks do not belong together.
+    """
+    file = home.twin / "racks.json"
+    if not file.exists():
+        if recorded:
+            raise _torn_home(home, f"{file} is missing, though the store has machines")
+        made = RackSetup(profile_name, racks, secrets.token_hex(16))
+        write_durably(file, msgspec.json.encode(made))
+        return made
+    kept = _read_json(file, RackSetup)
+    if kept.recorded and not recorded:
+        raise _torn_home(home, f"{home.path / 'site.db'} has lost its records")
+    if (kept.profile, kept.racks) != (profile_name, racks):
+        raise Refused(
+            f"{home.path} was made with {kept.racks} racks of {kept.profile}",
+            nearest_fix=f"use --racks {kept.racks} --profile {kept.profile}, or another --home",
+        )
+    return kept
+
+
+def mark_recorded(home: Home, racks: RackSetup) -> None:
+    """Remember that the store was given the machines."""
+    if not racks.recorded:
+        kept = msgspec.structs.replace(racks, recorded=True)
+        write_durably(home.twin / "racks.json", msgspec.json.encode(kept))
+
+
+@asynccontextmanager
+async def run_switches(home: Home, racks: RackSetup) -> AsyncIterator[TwinSite]:
+    """Serve the racks of `home` on loopback until the context ends."""
+    site = simulated_site(racks.racks, racks.profile, racks.seed)
+    async with AsyncExitStack() as stack:
+        servers = {}
+        for fabric in fabrics_of(site, racks.seed):
+            _persist_fabric(fabric, home.twin / f"{fabric.domain}.json")
+            servers[fabric.domain] = await stack.enter_async_context(NmxcServer(fabric))
+        endpoints = {domain: server.url for domain, server in servers.items()}
+        yield TwinSite(site, profiles.load_rack(racks.profile), endpoints, servers, racks.seed)
+
+
+def _persist_fabric(fabric: SimulatedFabric, file: Path) -> None:
+    """Give the fabric what it remembered, and write down what it does from now on."""
+    if file.exists():
+        fabric.restore(_read_json(file, FabricSnapshot))
+    fabric.on_change(lambda snapshot: write_durably(file, msgspec.json.encode(snapshot)))
+
+
+def _read_json(file: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except msgspec.MsgspecError as error:
+        raise Refused(f"{file} is damaged: {error}", nearest_fix=_RESTORE_FIX) from error
+
+
+_RESTORE_FIX = "restore the home from a backup, or start with another --home"
+
+
+def _torn_home(home: Home, what: str) -> Refused:
+    return Refused(f"{home.path} is not whole: {what}", nearest_fix=_RESTORE_FIX)
+
+
+# The service on them.
+
+
+LOOPBACK = "127.0.0.1"
+
+
+class EmbeddedSite(msgspec.Struct, frozen=True):
+    """A running embedded site."""
+
+    url: str
+    twin: TwinSite
+    issuer: LocalIssuer
+    store: Store
+    deps: ApiDeps
+    """What REST was made from: the clock, and what wakes the reconciler."""
+    app: FastAPI
+    """REST, as it answers at `url`."""
+    source: SiteSource
+    """What the rack map at `url` is drawn from; it draws a cluster as soon as it is given one."""
+    reconciling: "asyncio.Task[None]"
+    """Ends only when something is wrong."""
+
+
+@asynccontextmanager
+async def embedded_site(home: Home, *, port: int, racks: int, profile: str) -> AsyncIterator[EmbeddedSite]:
+    """A site that answers while the context is entered. What cannot be is refused before a file is made."""
+    grounded = open_embedded_home(home, racks=racks, profile=profile)
+    async with grounded as (store, twin), embedded_service(home, store, twin, port) as running:
+        yield running
+
+
+@asynccontextmanager
+async def open_embedded_home(
+    home: Home, *, racks: int, profile: str
+) -> AsyncIterator[tuple[Store, TwinSite]]:
+    """What outlives a service: the records of `home`, and its racks behind their switch controllers."""
+    simulated_site(racks, profile)
+    home.create()
+    store = _open_store(home)
+    try:
+        log_to_file(home.log)
+        recorded = await store.read(catalog.has_machines)
+        chosen = rack_setup_of(home, racks, profile, recorded=recorded)
+        async with run_switches(home, chosen) as twin:
+            await store.run(
+                seed_embedded_site, twin.site, twin.profile, twin.endpoints, now=time.time(), ids=_new_uuid
+            )
+            mark_recorded(home, chosen)
+            yield store, twin
+    finally:
+        await store.close()
+
+
+def _open_store(home: Home) -> Store:
+    try:
+        return Store.open(home.path)
+    except (OSError, sqlalchemy.exc.DatabaseError, alembic.util.CommandError) as error:
+        cause = getattr(error, "orig", None) or error
+        raise Refused(
+            f"the store in {home.path} cannot be opened: {cause}",
+            nearest_fix="make room if its disk is full, else restore the home or give another --home",
+        ) from error
+
+
+@asynccontextmanager
+async def embedded_service(
+    home: Home, store: Store, twin: TwinSite, port: int
+) -> AsyncIterator[EmbeddedSite]:
+    """The site service alone, over racks that are served and a store that is open."""
+    clock = MonotonicSiteClock(time.time, time.monotonic, await store.read(newest_recorded_time))
+    reconciler = Reconciler(store, lambda endpoint: NmxcDriver(endpoint.url, clock=clock), clock)
+    issuer = LocalIssuer(home.keys)
+    deps = ApiDeps(
+        store=store,
+        clock=clock,
+        ids=_new_uuid,
+        wake=reconciler.wake,
+        verifier=issuer.verifier(),
+        auto_tenant=True,
+    )
+    reconciling = asyncio.create_task(reconciler.run())
+    try:
+        # A batch that wants one domain needs to know the domains: REST opens when each was asked once.
+        await reconciler.first_passes()
+        app = create_app(deps)
+        source = SiteSource(store, clock, home.path / "transfers")
+        whole = mount_rack_map(
+            app, source, deps.verifier, clock, switch_trays=twin.profile.switch_trays_per_domain
+        )
+        async with serve_http(whole, f"{LOOPBACK}:{port}") as bound:
+            yield EmbeddedSite(
+                f"http://{LOOPBACK}:{bound}", twin, issuer, store, deps, app, source, reconciling
+            )
+    finally:
+        reconciling.cancel()
+        with suppress(asyncio.CancelledError):
+            await reconciling
+
+
+def _new_uuid() -> str:
+    return str(uuid.uuid4())

@@ -1,0 +1,244 @@
+"""`rackloom up`: the whole twin in one process, for as long as it runs.
+
+`running_twin` joins the embedded site, the cluster of its trays and an API server on loopback. A home
+remembers the site; the cluster starts empty each time, and its nodes appear one after another. The rack
+map reads the cluster in the same process.
+
+The API server is served with TLS under an authority of its own, because client-go sends no token without
+TLS. The kubeconfig (mode 0600) exists for as long as the server does.
+
+With a kubeconfig of a real cluster, the trays join that cluster as nodes in place of a simulated one.
+
+`freeze_after_start` takes what a start has made out of later garbage collections: with 1,800 nodes each
+full collection would stop REST for half a second and find nothing.
+"""
+
+import asyncio
+import base64
+import secrets
+import shlex
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from rackloom.app.home import Home, write_durably
+from rackloom.app.listeners import serve_http
+from rackloom.app.process import freeze_loaded_objects, shorten_switch_interval, stop_on_signals
+from rackloom.app.twin.cluster import TwinCluster, twin_cluster, twin_nodes
+from rackloom.app.twin.site import EmbeddedSite, embedded_site
+from rackloom.app.webhook import load_identity
+from rackloom.claim.cluster.certificates import issue_certificate, new_authority
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.client import KubeClient, RateLimiter
+from rackloom.claim.kube.connection import http_client
+from rackloom.core.kubernetes.objects import LEASE, Object, ResourceKind
+from rackloom.lab.kube.direct import DirectApi, SharedReadApi
+from rackloom.lab.kube.kubectl.serving import KubeApplication
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.nodes.kubelets import SimulatedKubelets
+from rackloom.lab.nodes.trays import TrayNodes
+from rackloom.lab.switches.fabric import SimulatedFabric
+
+# Access to the simulated API server for kubectl and the doctor.
+
+
+LOOPBACK, SERVER_NAME = "127.0.0.1", "localhost"
+CLUSTER_NAME = "rackloom-twin"
+
+
+@asynccontextmanager
+async def served_api(kube: FakeKube, user: str, kubeconfig: Path) -> AsyncIterator[str]:
+    """Serve `kube` on loopback; gives its URL. `kubeconfig` (0600) is there for as long.
+
+    With TLS, under an authority of its own: client-go sends no token without.
+    """
+    token = secrets.token_urlsafe(32)
+    authority = new_authority(f"{CLUSTER_NAME} authority", time.time())
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    load_identity(tls, issue_certificate(authority, (SERVER_NAME,), time.time()))
+    async with serve_http(KubeApplication(kube, token, user), f"{LOOPBACK}:0", tls=tls) as port:
+        url = f"https://{SERVER_NAME}:{port}"
+        cluster = {
+            "server": url,
+            "certificate-authority-data": base64.b64encode(authority.certificate).decode(),
+        }
+        # JSON is YAML.
+        content = msgspec.json.encode(_kubeconfig_content(cluster, token, user))
+        write_durably(kubeconfig, msgspec.json.format(content))
+        try:
+            yield url
+        finally:
+            kubeconfig.unlink(missing_ok=True)  # noqa: ASYNC240 (one small file)
+
+
+def _kubeconfig_content(cluster: dict[str, str], token: str, user: str) -> dict[str, object]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": CLUSTER_NAME, "cluster": cluster}],
+        "users": [{"name": user, "user": {"token": token}}],
+        "contexts": [
+            {"name": CLUSTER_NAME, "context": {"cluster": CLUSTER_NAME, "user": user, "namespace": "default"}}
+        ],
+        "current-context": CLUSTER_NAME,
+    }
+
+
+# The whole twin.
+
+
+ADMIN_USER = "admin"
+
+
+class RunningTwin(msgspec.Struct, frozen=True, kw_only=True):
+    """A running twin."""
+
+    site: EmbeddedSite
+    cluster: TwinCluster
+    api: KubeApi
+    """The API server as a user asks it."""
+    kubeconfig: Path
+
+    @property
+    def kube(self) -> FakeKube:
+        """The API server itself, with its faults."""
+        return self.cluster.kube
+
+    @property
+    def nodes(self) -> TrayNodes:
+        """The trays as nodes."""
+        return self.cluster.nodes
+
+    @property
+    def kubelets(self) -> SimulatedKubelets:
+        """What runs their pods."""
+        return self.cluster.nodes.kubelets
+
+    @property
+    def fabrics(self) -> Mapping[str, SimulatedFabric]:
+        """What the switches have, by domain."""
+        return {domain: server.fabric for domain, server in self.site.twin.servers.items()}
+
+
+@asynccontextmanager
+async def running_twin(home: Home, *, port: int, racks: int, profile: str) -> AsyncIterator[RunningTwin]:
+    """A twin that answers while the context is entered. Its nodes appear one after the other from then on.
+
+    `nodes.up` is set once all are there. The site is what `home` remembers; the cluster starts empty.
+    """
+    kubeconfig = home.path / "kubeconfig"
+    async with (
+        embedded_site(home, port=port, racks=racks, profile=profile) as site,
+        twin_cluster(site.twin, home.twin / "cluster") as cluster,
+        served_api(cluster.kube, ADMIN_USER, kubeconfig),
+    ):
+        site.source.cluster = SharedReadApi(cluster.kube, "rack-map")
+        site.source.cluster_version = _change_counter(cluster.kube)
+        yield RunningTwin(
+            site=site, cluster=cluster, api=DirectApi(cluster.kube, ADMIN_USER), kubeconfig=kubeconfig
+        )
+
+
+def _change_counter(kube: FakeKube) -> Callable[[], int]:
+    """Counts what changes in a cluster, without the heartbeats of its nodes: they change no picture."""
+    seen = 0
+
+    def hear(kind: ResourceKind, _: Object) -> None:
+        nonlocal seen
+        seen += kind != LEASE
+
+    kube.store.listeners.append(hear)
+    return lambda: seen
+
+
+# The process.
+
+
+REQUESTS_PER_SECOND, BURST = 400.0, 2000
+"""At an API server of others: one process speaks for all kubelets and plugins."""
+Announce = Callable[[str], None]
+
+
+class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asks for."""
+
+    port: int
+    racks: int
+    profile: str
+    kubeconfig: Path | None = None
+    """A real cluster for the trays; None: one of their own."""
+
+
+def run_up(home: Home, wanted: UpOptions, announce: Announce) -> None:
+    """Run a site in `home` until SIGTERM or SIGINT; `announce` hears where it listens once it answers."""
+    import uvloop
+
+    shorten_switch_interval()
+    uvloop.run(_run_until_signal(home, wanted, announce))
+
+
+async def _run_until_signal(home: Home, wanted: UpOptions, announce: Announce) -> None:
+    stopped = stop_on_signals()
+    async with (
+        _with_simulated_cluster(home, wanted, announce)
+        if wanted.kubeconfig is None
+        else _with_real_cluster(home, wanted, wanted.kubeconfig, announce) as work
+    ):
+        waiting = asyncio.create_task(stopped.wait())
+        await asyncio.wait((waiting, *work), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        for task in work:
+            if task.done():
+                task.result()
+
+
+@asynccontextmanager
+async def _with_simulated_cluster(
+    home: Home, wanted: UpOptions, announce: Announce
+) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
+    site = running_twin(home, port=wanted.port, racks=wanted.racks, profile=wanted.profile)
+    async with site as whole:
+        _announce_site(home, wanted, whole.site, announce)
+        announce(f"rackloom: its trays as nodes: kubectl --kubeconfig {whole.kubeconfig} get nodes")
+        freezing = asyncio.create_task(freeze_after_start(whole.nodes))
+        yield whole.site.reconciling, whole.cluster.work
+        freezing.cancel()
+
+
+@asynccontextmanager
+async def _with_real_cluster(
+    home: Home, wanted: UpOptions, kubeconfig: Path, announce: Announce
+) -> AsyncIterator["tuple[asyncio.Task[None], ...]"]:
+    async with AsyncExitStack() as stack:
+        client = http_client(kubeconfig, None)
+        client.headers["User-Agent"] = "rackloom-twin"
+        api = await stack.enter_async_context(KubeClient(client, RateLimiter(REQUESTS_PER_SECOND, BURST)))
+        site = await stack.enter_async_context(
+            embedded_site(home, port=wanted.port, racks=wanted.racks, profile=wanted.profile)
+        )
+        work = await stack.enter_async_context(twin_nodes(site.twin, home.twin / "cluster", api))
+        _announce_site(home, wanted, site, announce)
+        announce(f"rackloom: its trays join the cluster of {kubeconfig}")
+        yield site.reconciling, work
+
+
+async def freeze_after_start(nodes: TrayNodes) -> None:
+    """Leave what a start has made out of later garbage collections.
+
+    With 1,800 nodes each full collection would stop REST for half a second, and find nothing.
+    """
+    await nodes.up.wait()
+    await nodes.settle()
+    freeze_loaded_objects()
+
+
+def _announce_site(home: Home, wanted: UpOptions, site: EmbeddedSite, announce: Announce) -> None:
+    announce(f"rackloom: {wanted.racks} x {wanted.profile} (simulated) at {site.url}, home {home.path}")
+    token = shlex.join(
+        ["rackloom", "token", "--home", str(home.path), "--org", "demo", "--role", "TENANT_ADMIN"]
+    )
+    announce(f"rackloom: log {home.log}; for a token: {token}")

@@ -1,1 +1,0 @@
-"""The whole twin in one process: the site service, and a cluster whose nodes are the site's trays."""

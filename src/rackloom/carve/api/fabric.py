@@ -1,0 +1,416 @@
+"""REST for providers: controller endpoints, partitions on switches, operations, operator steps.
+
+Endpoints are registered per chassis. A found partition can be adopted for a logical partition, or
+released. The operation list is the audit of everything that was requested from controllers; operations
+of one plan share a plan id. A provider sees only the domains, chassis and machines that it operates.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Path
+from fastapi import Query as Param
+from pydantic import Field, StringConstraints
+from starlette.responses import PlainTextResponse, Response
+
+from rackloom.carve.api import routing
+from rackloom.carve.api.auth import Caller
+from rackloom.carve.api.routing import (
+    TIE_BREAKER,
+    Deps,
+    Json,
+    ProviderAdmin,
+    ProviderReader,
+    Row,
+    fetch_page,
+    operator_order,
+    optional_time,
+    times_shape,
+)
+from rackloom.carve.api.wire import NO_NUL, Answer, Because, PageQuery, Reason, Text, Timed, Url
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.observation.latest import rfc3339
+from rackloom.carve.partitions import found
+from rackloom.carve.partitions import found as partitions_found
+from rackloom.carve.partitions.found import FoundPartitionView, Owner
+from rackloom.carve.store.journal import OperatorOrder, Step
+from rackloom.carve.store.schema import endpoint, endpoint_chassis, machine, operation, operator_step
+from rackloom.carve.store.values import Changed
+from rackloom.carve.tenancy import entitlements
+from rackloom.core.partitions.domain import PartitionHealth
+
+# Request models of operator steps.
+
+
+class EndpointCreate(Because):
+    """The switch controller of a chassis."""
+
+    chassis_serial: Annotated[str, StringConstraints(strict=True, min_length=1, max_length=256)]
+    endpoint: Url
+    reason: Reason = "registered over REST"
+
+
+class EndpointUpdate(Because):
+    """Another URL for a chassis."""
+
+    endpoint: Url
+    reason: Reason = "changed over REST"
+
+
+class FoundPartition(Because):
+    """A partition that was found on a switch, by its name."""
+
+    nvlink_domain_id: Annotated[str, StringConstraints(min_length=1, max_length=256)] = Field(
+        alias="nvLinkDomainId"
+    )
+    name: Annotated[str, StringConstraints(strict=True, min_length=1, max_length=255)]
+
+
+class Adoption(FoundPartition):
+    """A found partition, and the logical partition that it shall serve."""
+
+    nvlink_logical_partition_id: UUID = Field(alias="nvLinkLogicalPartitionId")
+
+
+# Query parameters.
+
+
+class FabricQuery(PageQuery):
+    """Filters on what operators see of domains."""
+
+    nvlink_domain_id: Text | None = Field(None, alias="nvLinkDomainId")
+
+
+class OperationQuery(FabricQuery):
+    """Filters on the audit of operations."""
+
+    state: Literal["pending", "done", "refused", "unknown"] | None = None
+
+
+class PhysicalPartitionQuery(FabricQuery):
+    """Filters on physical partitions."""
+
+    owner: Owner | None = None
+    nvlink_logical_partition_id: UUID | None = Field(None, alias="nvLinkLogicalPartitionId")
+
+
+# Response models.
+
+
+class NmxcEndpoint(Timed):
+    """The switch controller of a chassis."""
+
+    chassis_serial: str
+    endpoint: str
+    nvlink_domain_id: str | None = Field(alias="nvLinkDomainId")
+    observed_at: datetime | None
+    unknown_since: datetime | None
+    status_message: str | None
+
+
+class NVLinkPartition(Answer):
+    """A partition as the switch controller shows it, and whose it is."""
+
+    id: int
+    name: str
+    nvlink_domain_id: str = Field(alias="nvLinkDomainId")
+    owner: Owner
+    nvlink_logical_partition_id: UUID | None = Field(alias="nvLinkLogicalPartitionId")
+    gpu_guids: list[str]
+    health: str
+    is_guid_based: bool
+    multicast_groups: int
+    observed_at: datetime
+
+
+class NVLinkOperation(Answer):
+    """Something that was asked of a switch controller, and what came of it."""
+
+    id: int
+    nvlink_domain_id: str | None = Field(alias="nvLinkDomainId")
+    plan_id: str
+    kind: str
+    partition_name: str
+    asked_by: str
+    reason: str
+    detail: dict[str, Any]
+    state: Literal["pending", "done", "refused", "unknown"]
+    code: str | None
+    message: str | None
+    observed_at: datetime
+    started: datetime
+    finished: datetime | None
+    observed_after: datetime | None
+
+
+class OperatorStep(Answer):
+    """Something that an operator did."""
+
+    id: int
+    step: Step
+    subject: str
+    nvlink_domain_id: str | None = Field(alias="nvLinkDomainId")
+    asked_by: str
+    reason: str
+    created: datetime
+
+
+# From rows to responses.
+
+
+def endpoint_shape(row: Row) -> Json:
+    """The switch controller of a chassis."""
+    return {
+        "chassisSerial": row.chassis_serial,
+        "endpoint": row.url,
+        "nvLinkDomainId": row.domain,
+        "observedAt": optional_time(row.observed_at),
+        "unknownSince": optional_time(row.unknown_since),
+        "statusMessage": row.unknown_reason,
+        **times_shape(row),
+    }
+
+
+def physical_partition_shape(one: FoundPartitionView) -> Json:
+    """A partition as the switch controller shows it."""
+    return {
+        "id": one.seen.id,
+        "name": one.seen.name,
+        "nvLinkDomainId": one.domain,
+        "owner": one.owner,
+        "nvLinkLogicalPartitionId": one.logical_partition,
+        "gpuGuids": [str(guid) for guid in sorted(one.seen.members)],
+        "health": PartitionHealth(one.seen.health).name.lower(),
+        "isGuidBased": one.seen.guid_based,
+        "multicastGroups": one.seen.multicast_groups,
+        "observedAt": rfc3339(one.observed_at),
+    }
+
+
+def operation_shape(row: Row) -> Json:
+    """Something that was asked of a switch controller; operations of one plan have one plan id."""
+    detail: dict[str, Any] = row.detail
+    return {
+        "id": row.id,
+        "nvLinkDomainId": row.domain,
+        "planId": f"{row.endpoint_id}@{rfc3339(row.observed_at)}",
+        "kind": row.kind,
+        "partitionName": row.partition_name,
+        "askedBy": row.asked_by,
+        "reason": row.reason,
+        "detail": detail,
+        "state": row.state,
+        "code": row.code,
+        "message": row.message,
+        "observedAt": rfc3339(row.observed_at),
+        "started": rfc3339(row.started),
+        "finished": optional_time(row.finished),
+        "observedAfter": optional_time(row.observed_after),
+    }
+
+
+def operator_step_shape(row: Row) -> Json:
+    """Something that an operator did."""
+    return {
+        "id": row.id,
+        "step": row.step,
+        "subject": row.subject,
+        "nvLinkDomainId": row.domain,
+        "askedBy": row.asked_by,
+        "reason": row.reason,
+        "created": rfc3339(row.created),
+    }
+
+
+# Routes.
+
+
+router = APIRouter()
+
+Serial = Annotated[str, Path(alias="chassisSerial", max_length=256, pattern=NO_NUL)]
+ENDPOINTS = "/nvlink-nmxc-endpoint"
+ENDPOINT = f"{ENDPOINTS}/{{chassisSerial}}"
+
+
+@router.get(ENDPOINTS, operation_id="get-all-nvlink-nmxc-endpoint", response_model=list[NmxcEndpoint])
+async def list_endpoints(
+    deps: Deps, caller: ProviderReader, query: Annotated[PageQuery, Param()]
+) -> Response:
+    """The switch controllers that the provider has registered, one row for each chassis."""
+    found, total = await deps.store.read(_endpoints, caller, query)
+    return routing.page_response(found, total, query.page)
+
+
+@router.post(
+    ENDPOINTS, operation_id="create-nvlink-nmxc-endpoint", status_code=201, response_model=NmxcEndpoint
+)
+async def create_endpoint(deps: Deps, caller: ProviderAdmin, body: EndpointCreate) -> Response:
+    """Register the switch controller of a chassis; it is used at once."""
+    serial = body.chassis_serial
+
+    def change(conn: sa.Connection) -> Changed[Json]:
+        entitlements.check_operates_chassis(conn, entitlements.get_provider(conn, caller.org).id, serial)
+        made = endpoints.create_chassis_endpoint(
+            conn, serial, body.endpoint, operator_order(deps, caller, body), deps.ids
+        )
+        return Changed(endpoint_shape(endpoints.get_chassis_endpoint(conn, serial)), made.domains)
+
+    return routing.created_response(await deps.change(change))
+
+
+@router.get(ENDPOINT, operation_id="get-nvlink-nmxc-endpoint", response_model=NmxcEndpoint)
+async def get_endpoint(deps: Deps, caller: ProviderReader, serial: Serial) -> Response:
+    """The switch controller of one chassis."""
+
+    def read(conn: sa.Connection) -> Json:
+        entitlements.check_operates_chassis(conn, entitlements.get_provider(conn, caller.org).id, serial)
+        return endpoint_shape(endpoints.get_chassis_endpoint(conn, serial))
+
+    return routing.json_response(await deps.store.read(read))
+
+
+@router.patch(ENDPOINT, operation_id="update-nvlink-nmxc-endpoint", response_model=NmxcEndpoint)
+async def update_endpoint(
+    deps: Deps, caller: ProviderAdmin, serial: Serial, body: EndpointUpdate
+) -> Response:
+    """Let another URL speak for a chassis."""
+
+    def change(conn: sa.Connection) -> Changed[Json]:
+        entitlements.check_operates_chassis(conn, entitlements.get_provider(conn, caller.org).id, serial)
+        asked = operator_order(deps, caller, body)
+        changed = endpoints.update_chassis_endpoint(conn, serial, body.endpoint, asked, deps.ids)
+        return Changed(endpoint_shape(endpoints.get_chassis_endpoint(conn, serial)), changed.domains)
+
+    return routing.json_response(await deps.change(change))
+
+
+@router.delete(
+    ENDPOINT,
+    operation_id="delete-nvlink-nmxc-endpoint",
+    status_code=202,
+    response_class=PlainTextResponse,
+)
+async def delete_endpoint(deps: Deps, caller: ProviderAdmin, serial: Serial) -> Response:
+    """Speak for a chassis no more."""
+
+    def change(conn: sa.Connection) -> Changed[None]:
+        entitlements.check_operates_chassis(conn, entitlements.get_provider(conn, caller.org).id, serial)
+        asked = OperatorOrder(caller.subject, "deleted over REST", deps.clock())
+        return endpoints.delete_chassis_endpoint(conn, serial, asked)
+
+    await deps.change(change)
+    return routing.deletion_response()
+
+
+@router.get(
+    "/nvlink-partition", operation_id="get-all-nvlink-partition", response_model=list[NVLinkPartition]
+)
+async def list_partitions(
+    deps: Deps, caller: ProviderReader, query: Annotated[PhysicalPartitionQuery, Param()]
+) -> Response:
+    """The partitions in the newest observations, and whose they are."""
+    return routing.sliced_response(await deps.store.read(_partitions, caller, query), query.page)
+
+
+@router.post("/nvlink-partition/adopt", operation_id="adopt-nvlink-partition", response_model=NVLinkPartition)
+async def adopt(deps: Deps, caller: ProviderAdmin, body: Adoption) -> Response:
+    """Make a found partition the physical partition of a logical partition; no GPU is moved."""
+
+    def change(conn: sa.Connection) -> Changed[Json]:
+        domain = body.nvlink_domain_id
+        entitlements.check_operates_domain(conn, entitlements.get_provider(conn, caller.org).id, domain)
+        wanted = str(body.nvlink_logical_partition_id)
+        done = found.adopt_partition(conn, domain, body.name, wanted, operator_order(deps, caller, body))
+        return Changed(_partition(conn, domain, body.name), done.domains)
+
+    return routing.json_response(await deps.change(change))
+
+
+@router.post(
+    "/nvlink-partition/release", operation_id="release-nvlink-partition", response_model=NVLinkPartition
+)
+async def release(deps: Deps, caller: ProviderAdmin, body: FoundPartition) -> Response:
+    """Let a found partition be taken apart."""
+
+    def change(conn: sa.Connection) -> Changed[Json]:
+        domain = body.nvlink_domain_id
+        entitlements.check_operates_domain(conn, entitlements.get_provider(conn, caller.org).id, domain)
+        done = found.release_partition(conn, domain, body.name, operator_order(deps, caller, body))
+        return Changed(_partition(conn, domain, body.name), done.domains)
+
+    return routing.json_response(await deps.change(change))
+
+
+@router.get(
+    "/nvlink-operation", operation_id="get-all-nvlink-operation", response_model=list[NVLinkOperation]
+)
+async def list_operations(
+    deps: Deps, caller: ProviderReader, query: Annotated[OperationQuery, Param()]
+) -> Response:
+    """What was asked of the switch controllers, for whom, why, and what came of it."""
+    found, total = await deps.store.read(_operations, caller, query)
+    return routing.page_response(found, total, query.page)
+
+
+@router.get("/operator-step", operation_id="get-all-operator-step", response_model=list[OperatorStep])
+async def list_steps(deps: Deps, caller: ProviderReader, query: Annotated[FabricQuery, Param()]) -> Response:
+    """What operators did, and why."""
+    found, total = await deps.store.read(_steps, caller, query)
+    return routing.page_response(found, total, query.page)
+
+
+def _endpoints(conn: sa.Connection, caller: Caller, query: PageQuery) -> tuple[list[Json], int]:
+    provider_id = entitlements.get_provider(conn, caller.org).id
+    serial = endpoint_chassis.c.chassis_serial
+    listing = endpoints.chassis_endpoint_listing().where(entitlements.operates_chassis(provider_id, serial))
+    order_by = {"CREATED": endpoint.c.created, "UPDATED": endpoint.c.updated, TIE_BREAKER: serial}
+    rows, total = fetch_page(conn, listing, query.page, order_by)
+    return [endpoint_shape(row) for row in rows], total
+
+
+def _partitions(conn: sa.Connection, caller: Caller, query: PhysicalPartitionQuery) -> list[Json]:
+    mine = entitlements.operated_domains(entitlements.get_provider(conn, caller.org).id).subquery()
+    wanted = sa.select(mine.c.domain)
+    if query.nvlink_domain_id is not None:
+        wanted = wanted.where(mine.c.domain == query.nvlink_domain_id)
+    logical = query.nvlink_logical_partition_id
+    return [
+        physical_partition_shape(one)
+        for one in found.partitions_of_domains(conn, conn.execute(wanted).scalars().all())
+        if query.owner in (None, one.owner) and (logical is None or one.logical_partition == str(logical))
+    ]
+
+
+def _partition(conn: sa.Connection, domain: str, name: str) -> Json:
+    found = partitions_found.partitions_of_domains(conn, [domain])
+    return next(physical_partition_shape(one) for one in found if one.seen.name == name)
+
+
+def _operations(conn: sa.Connection, caller: Caller, query: OperationQuery) -> tuple[list[Json], int]:
+    mine = entitlements.operated_domains(entitlements.get_provider(conn, caller.org).id)
+    listing: sa.Select[Any] = sa.select(operation).where(operation.c.domain.in_(mine))
+    if query.nvlink_domain_id is not None:
+        listing = listing.where(operation.c.domain == query.nvlink_domain_id)
+    if query.state is not None:
+        listing = listing.where(operation.c.state == query.state)
+    order_by = {"CREATED": operation.c.started, TIE_BREAKER: operation.c.id}
+    rows, total = fetch_page(conn, listing, query.page, order_by)
+    return [operation_shape(row) for row in rows], total
+
+
+def _steps(conn: sa.Connection, caller: Caller, query: FabricQuery) -> tuple[list[Json], int]:
+    provider_id = entitlements.get_provider(conn, caller.org).id
+    table = operator_step
+    machines = sa.select(machine.c.id).where(entitlements.operates_machine(provider_id))
+    mine = sa.or_(
+        table.c.domain.in_(entitlements.operated_domains(provider_id)),
+        table.c.subject.in_(machines),
+        sa.and_(table.c.domain.is_(None), entitlements.operates_chassis(provider_id, table.c.subject)),
+    )
+    listing: sa.Select[Any] = sa.select(table).where(mine)
+    if query.nvlink_domain_id is not None:
+        listing = listing.where(table.c.domain == query.nvlink_domain_id)
+    rows, total = fetch_page(conn, listing, query.page, {"CREATED": table.c.created, TIE_BREAKER: table.c.id})
+    return [operator_step_shape(row) for row in rows], total

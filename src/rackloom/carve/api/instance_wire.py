@@ -1,0 +1,390 @@
+"""Wire format of instances and NVLink interfaces: models, and conversion of rows.
+
+`INSTANCE_LISTING` selects the columns of `InstanceRow`, in order. `instance_shapes` converts rows with
+their interfaces and histories in a fixed number of queries. Fields of networks and operating systems
+are returned as the request sent them, or with the defaults that clients of the wider API expect.
+Network interfaces are only stored, so they are always shown as Pending.
+
+Published schemas and generated clients disagree on the case of one letter in
+`nvLinkLogicalPartitionId`. Both spellings are read in requests, and both are written in responses.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal, NamedTuple, Self
+from uuid import UUID, uuid5
+
+import sqlalchemy as sa
+from pydantic import Field, StrictBool, StrictInt, StringConstraints
+from pydantic import model_validator as validator
+
+from rackloom.carve.api.routing import (
+    Json,
+    Row,
+    Rows,
+    add_relations,
+    shown_instance_status,
+    status_history_shape,
+    times_shape,
+)
+from rackloom.carve.api.wire import (
+    Answer,
+    Body,
+    Description,
+    InterfaceStatus,
+    Name,
+    NamePrefix,
+    OpenBody,
+    PageQuery,
+    Query,
+    SiteSummary,
+    StatusDetail,
+    Summary,
+    Timed,
+)
+from rackloom.carve.observation.latest import rfc3339
+from rackloom.carve.store import journal
+from rackloom.carve.store.journal import StatusRecord
+from rackloom.carve.store.schema import instance as table
+from rackloom.carve.store.schema import site
+from rackloom.carve.store.values import InterfaceSpec, Status
+from rackloom.carve.tenancy import interfaces
+from rackloom.carve.tenancy.instances import CreationPlan, InstanceWarning
+from rackloom.carve.tenancy.interfaces import InterfaceRow
+
+# Request models.
+
+
+class InterfaceBody(Body):
+    """One GPU and the logical partition that it shall join.
+
+    Published schemas and generated clients disagree on the case of one letter; both spellings are read.
+    """
+
+    nvlink_logical_partition_id: UUID = Field(alias="nvLinkLogicalPartitionId")
+    device_instance: StrictInt
+
+    @validator(mode="before")
+    @classmethod
+    def _either_spelling(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or "nvLinklogicalPartitionId" not in value:
+            return value
+        other = value["nvLinklogicalPartitionId"]
+        if value.get("nvLinkLogicalPartitionId", other) != other:
+            raise ValueError("nvLinkLogicalPartitionId and nvLinklogicalPartitionId differ")
+        return {**value, "nvLinkLogicalPartitionId": other}
+
+    @property
+    def wish(self) -> InterfaceSpec:
+        """As the rules take it."""
+        return InterfaceSpec(str(self.nvlink_logical_partition_id), self.device_instance)
+
+
+NVLinkInterfaces = Annotated[list[InterfaceBody], Field(max_length=1024)]
+
+
+# Response models.
+
+
+class InterfaceSummary(Answer):
+    """An NVLink interface in one line; its partition id is spelt both ways for generated clients."""
+
+    id: UUID
+    instance_id: UUID
+    nvlink_logical_partition_id: UUID = Field(alias="nvLinkLogicalPartitionId")
+    nvlink_logical_partition_id_too: UUID = Field(alias="nvLinklogicalPartitionId")
+    device_instance: int
+    status: InterfaceStatus
+
+
+class NVLinkInterface(InterfaceSummary, Timed):
+    """An NVLink interface and what the fabric told of its GPU."""
+
+    site_id: UUID
+    nvlink_domain_id: str | None = Field(alias="nvLinkDomainId")
+    gpu_guid: Annotated[str, Field(pattern=r"^\d+$")] | None
+    status_message: str | None
+    site: SiteSummary | None = None
+    instance: Summary | None = None
+    nvlink_logical_partition: Summary | None = Field(None, alias="nvLinkLogicalPartition")
+
+
+def interface_summary(row: Row | InterfaceRow) -> Json:
+    """An NVLink interface in one line."""
+    return {
+        "id": row.id,
+        "instanceId": row.instance_id,
+        "nvLinkLogicalPartitionId": row.logical_partition_id,
+        "nvLinklogicalPartitionId": row.logical_partition_id,
+        "deviceInstance": row.device_instance,
+        "status": row.status,
+    }
+
+
+def interface_shape(one: InterfaceRow) -> Json:
+    """An interface, with what the fabric told of its GPU; `statusMessage` says why it is not Ready."""
+    return {
+        **interface_summary(one),
+        "siteId": one.site_id,
+        "nvLinkDomainId": one.domain,
+        "gpuGuid": one.guid,
+        "statusMessage": one.reason,
+        **times_shape(one),
+    }
+
+
+class _InstanceBase(OpenBody):
+    vpc_id: UUID
+    instance_type_id: UUID | None = None
+    description: Description | None = None
+    nvlink_interfaces: NVLinkInterfaces | None = Field(None, alias="nvLinkInterfaces")
+    allow_unhealthy_machine: StrictBool = False
+    require_same_domain: StrictBool = False
+
+    @property
+    def wishes(self) -> tuple[InterfaceSpec, ...] | None:
+        """The interfaces asked for; None when the VPC's default decides."""
+        return None if self.nvlink_interfaces is None else tuple(one.wish for one in self.nvlink_interfaces)
+
+
+class InstanceCreate(_InstanceBase):
+    """A new instance, of a type or on a chosen machine."""
+
+    name: Name
+    machine_id: Annotated[str, StringConstraints(strict=True, min_length=1)] | None = None
+
+    @validator(mode="after")
+    def _one_choice(self) -> Self:
+        if (self.instance_type_id is None) == (self.machine_id is None):
+            raise ValueError("exactly one of instanceTypeId and machineId must be specified")
+        return self
+
+
+class InstanceBatchCreate(_InstanceBase):
+    """Several instances at once: all or none."""
+
+    instance_type_id: UUID
+    name_prefix: NamePrefix
+    count: StrictInt
+    topology_optimized: StrictBool = True
+
+
+class InstanceUpdate(OpenBody):
+    """Changes of an instance; a list of interfaces replaces the present one."""
+
+    name: Name | None = None
+    description: Description | None = None
+    nvlink_interfaces: NVLinkInterfaces | None = Field(None, alias="nvLinkInterfaces")
+
+    @property
+    def wishes(self) -> tuple[InterfaceSpec, ...] | None:
+        """The interfaces asked for; None leaves them."""
+        return None if self.nvlink_interfaces is None else tuple(one.wish for one in self.nvlink_interfaces)
+
+
+# Query parameters.
+
+
+InstanceStatus = Literal[
+    "Pending", "Provisioning", "Configuring", "Ready", "Updating", "Repairing", "Rebooting",
+    "Terminating", "Error",
+]  # fmt: skip
+
+
+class CautionAnswer(Answer):
+    """What is allowed and probably not meant."""
+
+    type: Literal["LogicalPartitionSpansDomains", "TraySplit"]
+    message: str
+
+
+class Instance(Timed):
+    """An instance."""
+
+    id: UUID
+    name: str
+    description: str | None
+    tenant_id: UUID
+    infrastructure_provider_id: UUID
+    site_id: UUID
+    instance_type_id: UUID | None
+    vpc_id: UUID
+    machine_id: str
+    controller_instance_id: UUID
+    nvlink_interfaces: list[NVLinkInterface] = Field(alias="nvLinkInterfaces")
+    is_update_pending: bool
+    placement_reason: str
+    status: InstanceStatus
+    unknown_since: datetime | None
+    status_history: list[StatusDetail]
+    warnings: list[CautionAnswer] = []
+
+
+class PlannedInterface(Answer):
+    """A GPU and the logical partition that it would join."""
+
+    nvlink_logical_partition_id: UUID = Field(alias="nvLinkLogicalPartitionId")
+    device_instance: int
+
+
+class PlannedInstance(Answer):
+    """An instance that would be made."""
+
+    name: str
+    machine_id: str
+    nvlink_domain_id: str | None = Field(alias="nvLinkDomainId")
+    nvlink_interfaces: list[PlannedInterface] = Field(alias="nvLinkInterfaces")
+
+
+class InstancePlan(Answer):
+    """What a request would make; nothing was changed."""
+
+    dry_run: Literal[True]
+    reason: str
+    nvlink_domain_ids: list[str | None] = Field(alias="nvLinkDomainIds")
+    instances: list[PlannedInstance]
+    warnings: list[CautionAnswer]
+
+
+class KeptInterface(Timed):
+    """A network interface as the request asked for it; nothing here acts on it."""
+
+    id: UUID
+    instance_id: UUID
+    status: InterfaceStatus
+
+
+class KeptInterfaceQuery(PageQuery):
+    """Filters on network interfaces, which are kept and not acted on."""
+
+    status: list[InterfaceStatus] = []
+
+
+# From rows to responses.
+
+
+INSTANCE_RELATIONS = (
+    "Site", "Tenant", "InfrastructureProvider", "InstanceType", "Vpc", "VPC", "Machine",
+    "Allocation", "OperatingSystem", "NetworkSecurityGroup",
+)  # fmt: skip
+
+KEPT_DEFAULTS: Json = {
+    "operatingSystemId": None,
+    "ipxeScript": None,
+    "userData": None,
+    "phoneHomeEnabled": False,
+    "alwaysBootWithCustomIpxe": False,
+    "networkSecurityGroupId": None,
+    "labels": {},
+    "sshKeyGroupIds": [],
+    "interfaces": [],
+    "infinibandInterfaces": [],
+    "serialConsoleUrl": None,
+}
+"""Fields that clients of the wider API expect to find, when the request did not bring them."""
+
+SETTLED_STATUSES = (Status.READY, Status.UNKNOWN)
+
+
+class InstanceRow(NamedTuple):
+    """What is shown of an instance: the columns of `LISTING`, in their order."""
+
+    id: str
+    name: str
+    description: str | None
+    tenant_id: str
+    provider_id: str
+    site_id: str
+    instance_type_id: str | None
+    vpc_id: str
+    machine_id: str
+    placement: str
+    status: str
+    extra: Json
+    created: float
+    updated: float
+
+
+_instance_columns = {column.name: column for column in (*table.c, site.c.provider_id)}
+INSTANCE_LISTING: sa.Select[Any] = sa.select(*(_instance_columns[name] for name in InstanceRow._fields)).join(
+    site, site.c.id == table.c.site_id
+)
+
+
+def instance_shapes(conn: sa.Connection, rows: Rows, query: Query) -> list[Json]:
+    """Instances (rows of `LISTING`) with their interfaces and histories: a fixed number of queries."""
+    ids = [row.id for row in rows]
+    histories = journal.status_histories(conn, ids)
+    found = interfaces.interfaces_by_instance(conn, ids)
+    made = [_instance_shape(one, found[one.id], histories[one.id]) for one in map(InstanceRow._make, rows)]
+    add_relations(conn, made, query.relations(*INSTANCE_RELATIONS))
+    return made
+
+
+def _instance_shape(row: InstanceRow, nvlink: Sequence[InterfaceRow], past: Sequence[StatusRecord]) -> Json:
+    return {
+        **KEPT_DEFAULTS,
+        **row.extra,
+        "id": row.id,
+        "name": row.name,
+        "description": row.description,
+        "tenantId": row.tenant_id,
+        "infrastructureProviderId": row.provider_id,
+        "siteId": row.site_id,
+        "instanceTypeId": row.instance_type_id,
+        "vpcId": row.vpc_id,
+        "machineId": row.machine_id,
+        "controllerInstanceId": row.id,
+        "nvLinkInterfaces": [interface_shape(one) for one in nvlink],
+        "isUpdatePending": row.status not in SETTLED_STATUSES,
+        "placementReason": row.placement,
+        "status": shown_instance_status(row.status),
+        "unknownSince": rfc3339(past[0].created) if row.status == Status.UNKNOWN else None,
+        "statusHistory": status_history_shape(past),
+        **times_shape(row),
+    }
+
+
+def warning_shapes(found: Sequence[InstanceWarning]) -> list[Json]:
+    """What is allowed and probably not meant."""
+    return [{"type": one.matter, "message": one.message} for one in found]
+
+
+def plan_shape(planned: CreationPlan) -> Json:
+    """What a request would make."""
+    interfaces = [
+        {"nvLinkLogicalPartitionId": wish.logical_partition_id, "deviceInstance": wish.device_instance}
+        for wish in planned.wishes
+    ]
+    return {
+        "dryRun": True,
+        "reason": planned.reason,
+        "nvLinkDomainIds": list(dict.fromkeys(seat.domain for seat in planned.seats)),
+        "instances": [
+            {
+                "name": seat.name,
+                "machineId": seat.machine_id,
+                "nvLinkDomainId": seat.domain,
+                "nvLinkInterfaces": interfaces,
+            }
+            for seat in planned.seats
+        ],
+        "warnings": warning_shapes(planned.cautions),
+    }
+
+
+def kept_interface_shapes(row: Row, field: str, query: KeptInterfaceQuery) -> list[Json]:
+    """The network interfaces that the request named, as it named them: Pending, as nothing acts on them."""
+    kept = row.extra.get(field)
+    if not isinstance(kept, list) or (query.status and Status.PENDING not in query.status):
+        return []
+    return [
+        {
+            **(one if isinstance(one, dict) else {}),
+            "id": str(uuid5(UUID(row.id), f"{field}/{position}")),
+            "instanceId": row.id,
+            "status": Status.PENDING,
+            **times_shape(row),
+        }
+        for position, one in enumerate(kept)
+    ]

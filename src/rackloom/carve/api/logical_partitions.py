@@ -1,0 +1,283 @@
+"""REST: NVLink logical partitions, with their VPCs, interfaces and numbers of GPUs on request."""
+
+from typing import Annotated
+from uuid import UUID
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Path
+from fastapi import Query as Param
+from pydantic import Field
+from starlette.responses import PlainTextResponse, Response
+
+from rackloom.carve.api import routing
+from rackloom.carve.api.instance_wire import InterfaceSummary, interface_summary
+from rackloom.carve.api.routing import (
+    Deps,
+    Json,
+    Rows,
+    TenantAdmin,
+    add_relations,
+    fetch_page,
+    matches,
+    order_of,
+    status_history_shape,
+    times_shape,
+    vpc_summary,
+)
+from rackloom.carve.api.wire import (
+    Answer,
+    Body,
+    Description,
+    Name,
+    Org,
+    PageQuery,
+    PartitionStatus,
+    Query,
+    SiteSummary,
+    StatusDetail,
+    Summary,
+    Text,
+    Timed,
+)
+from rackloom.carve.store import journal
+from rackloom.carve.store.schema import logical_partition as table
+from rackloom.carve.store.schema import nvlink_interface, vpc
+from rackloom.carve.store.values import IdFactory, RefusalKind, Rejected, Status, invalid
+from rackloom.carve.tenancy import catalog, entitlements, interfaces, logical_partitions
+
+# Request models.
+
+
+class LogicalPartitionCreate(Body):
+    """A new NVLink logical partition."""
+
+    name: Name
+    site_id: UUID
+    description: Description | None = None
+
+
+class LogicalPartitionUpdate(Body):
+    """Changes of an NVLink logical partition."""
+
+    name: Name | None = None
+    description: Description | None = None
+
+
+# Query parameters.
+
+
+class PartitionIncludes(Query):
+    """What to add to a logical partition."""
+
+    include_interfaces: bool = False
+    include_vpcs: bool = False
+    include_stats: bool = False
+
+
+class PartitionQuery(PageQuery, PartitionIncludes):
+    """Filters on logical partitions."""
+
+    site_id: UUID | None = None
+    status: PartitionStatus | None = None
+    query: Text | None = None
+
+
+# Response models.
+
+
+class PartitionStats(Answer):
+    """How many GPUs are, or shall be, in a logical partition, and of how many instances."""
+
+    total_gpus: int
+    total_distinct_instances: int
+
+
+class NVLinkLogicalPartition(Timed):
+    """An NVLink logical partition."""
+
+    id: UUID
+    name: str
+    description: str | None
+    site_id: UUID
+    tenant_id: UUID
+    nvlink_logical_partition_stats: PartitionStats | None = Field(alias="nvLinkLogicalPartitionStats")
+    status: PartitionStatus
+    status_history: list[StatusDetail]
+    site: SiteSummary | None = None
+    tenant: Org | None = None
+    vpcs: list[Summary] = []
+    nvlink_interfaces: list[InterfaceSummary] = Field([], alias="nvLinkInterfaces")
+
+
+# Routes.
+
+
+router = APIRouter(prefix="/nvlink-logical-partition")
+
+PartitionId = Annotated[UUID, Path(alias="nvLinkLogicalPartitionId")]
+ONE = "/{nvLinkLogicalPartitionId}"
+
+
+@router.get("", operation_id="get-all-nvlink-logical-partition", response_model=list[NVLinkLogicalPartition])
+async def list_all(deps: Deps, caller: TenantAdmin, query: Annotated[PartitionQuery, Param()]) -> Response:
+    """The tenant's logical partitions."""
+    found, total = await deps.store.read(_list, caller.org, query)
+    return routing.page_response(found, total, query.page)
+
+
+@router.post(
+    "", operation_id="create-nvlink-logical-partition", response_model=NVLinkLogicalPartition, status_code=201
+)
+async def create(deps: Deps, caller: TenantAdmin, body: LogicalPartitionCreate) -> Response:
+    """A new logical partition."""
+    return routing.created_response(await deps.store.run(_create, caller.org, body, deps.clock(), deps.ids))
+
+
+@router.get(ONE, operation_id="get-nvlink-logical-partition", response_model=NVLinkLogicalPartition)
+async def get(
+    deps: Deps, caller: TenantAdmin, partition_id: PartitionId, query: Annotated[PartitionIncludes, Param()]
+) -> Response:
+    """One logical partition."""
+    return routing.json_response(await deps.store.read(_get, caller.org, str(partition_id), query))
+
+
+@router.patch(ONE, operation_id="update-nvlink-logical-partition", response_model=NVLinkLogicalPartition)
+async def update(
+    deps: Deps, caller: TenantAdmin, partition_id: PartitionId, body: LogicalPartitionUpdate
+) -> Response:
+    """Change the name or description."""
+    return routing.json_response(
+        await deps.store.run(_update, caller.org, str(partition_id), body, deps.clock())
+    )
+
+
+@router.delete(
+    ONE, operation_id="delete-nvlink-logical-partition", response_class=PlainTextResponse, status_code=202
+)
+async def delete(deps: Deps, caller: TenantAdmin, partition_id: PartitionId) -> Response:
+    """Delete a logical partition that nothing refers to."""
+    now = deps.clock()
+    await deps.change(
+        lambda conn: logical_partitions.delete_logical_partition(
+            conn, entitlements.get_tenant(conn, caller.org).id, str(partition_id), now
+        )
+    )
+    return routing.deletion_response()
+
+
+@router.get(
+    f"{ONE}/status-history",
+    operation_id="get-nvlink-logical-partition-status-history",
+    response_model=list[StatusDetail],
+)
+async def get_history(
+    deps: Deps, caller: TenantAdmin, partition_id: PartitionId, query: Annotated[PageQuery, Param()]
+) -> Response:
+    """How the logical partition came to its status, newest first."""
+
+    def check(conn: sa.Connection) -> object:
+        return logical_partitions.get_logical_partition(
+            conn, entitlements.get_tenant(conn, caller.org).id, str(partition_id)
+        )
+
+    return await routing.history_response(deps, query, str(partition_id), check)
+
+
+def _list(conn: sa.Connection, org: str, query: PartitionQuery) -> tuple[list[Json], int]:
+    tenant = entitlements.get_tenant(conn, org)
+    listing = sa.select(table).where(table.c.tenant_id == tenant.id)
+    if query.site_id is not None:
+        _check_site(conn, tenant.id, str(query.site_id))
+        listing = listing.where(table.c.site_id == str(query.site_id))
+    if query.status is not None:
+        listing = listing.where(table.c.status == query.status)
+    if query.query:
+        listing = listing.where(matches(query.query, table.c.name, table.c.description, table.c.status))
+    rows, total = fetch_page(conn, listing, query.page, order_of(table, "name", "status"))
+    return _shapes(conn, rows, query), total
+
+
+def _check_site(conn: sa.Connection, tenant_id: str, site_id: str) -> None:
+    try:
+        catalog.get_site(conn, site_id)
+    except Rejected as refusal:
+        if refusal.kind is not RefusalKind.NOT_FOUND:
+            raise
+        raise invalid("Could not find Site with ID specified in query", siteId="does not exist") from None
+    entitlements.check_site_access(conn, tenant_id, site_id)
+
+
+def _get(conn: sa.Connection, org: str, partition_id: str, query: PartitionIncludes) -> Json:
+    row = logical_partitions.get_logical_partition(conn, entitlements.get_tenant(conn, org).id, partition_id)
+    return _shapes(conn, [row], query)[0]
+
+
+def _create(conn: sa.Connection, org: str, body: LogicalPartitionCreate, now: float, ids: IdFactory) -> Json:
+    new = logical_partitions.create_logical_partition(
+        conn,
+        entitlements.get_tenant(conn, org).id,
+        site_id=str(body.site_id),
+        name=body.name,
+        description=body.description,
+        now=now,
+        ids=ids,
+    )
+    return _get(conn, org, new, PartitionIncludes())
+
+
+def _update(
+    conn: sa.Connection, org: str, partition_id: str, body: LogicalPartitionUpdate, now: float
+) -> Json:
+    tenant_id = entitlements.get_tenant(conn, org).id
+    logical_partitions.update_logical_partition(
+        conn, tenant_id, partition_id, name=body.name, description=body.description, now=now
+    )
+    return _get(conn, org, partition_id, PartitionIncludes())
+
+
+def _shapes(conn: sa.Connection, rows: Rows, query: PartitionIncludes) -> list[Json]:
+    histories = journal.status_histories(conn, [row.id for row in rows])
+    shapes = [
+        {
+            "id": row.id,
+            "name": row.name,
+            "description": row.description,
+            "siteId": row.site_id,
+            "tenantId": row.tenant_id,
+            "nvLinkLogicalPartitionStats": None,
+            "status": row.status,
+            "statusHistory": status_history_shape(histories[row.id]),
+            **times_shape(row),
+        }
+        for row in rows
+    ]
+    add_relations(conn, shapes, query.relations("Site", "Tenant"))
+    if query.include_vpcs:
+        _add_vpcs(conn, shapes)
+    if query.include_interfaces or query.include_stats:
+        _add_interfaces(conn, shapes, query)
+    return shapes
+
+
+def _add_vpcs(conn: sa.Connection, shapes: list[Json]) -> None:
+    by_id = {shape["id"]: shape for shape in shapes}
+    rows = conn.execute(sa.select(vpc).where(vpc.c.logical_partition_id.in_(by_id)).order_by(vpc.c.id))
+    for row in rows:
+        by_id[row.logical_partition_id].setdefault("vpcs", []).append(vpc_summary(row))
+
+
+def _add_interfaces(conn: sa.Connection, shapes: list[Json], query: PartitionIncludes) -> None:
+    by_id: dict[str, list[object]] = {shape["id"]: [] for shape in shapes}
+    mine = interfaces.interface_listing().where(nvlink_interface.c.logical_partition_id.in_(by_id))
+    rows = conn.execute(mine.order_by(nvlink_interface.c.created, nvlink_interface.c.id)).all()
+    for shape in shapes:
+        own = [row for row in rows if row.logical_partition_id == shape["id"]]
+        live = [row for row in own if row.status != Status.DELETING]
+        if query.include_interfaces and own:
+            shape["nvLinkInterfaces"] = [interface_summary(row) for row in own]
+        if query.include_stats:
+            instances = {row.instance_id for row in live}
+            shape["nvLinkLogicalPartitionStats"] = {
+                "totalGpus": len(live),
+                "totalDistinctInstances": len(instances),
+            }

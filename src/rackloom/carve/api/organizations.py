@@ -1,0 +1,118 @@
+"""REST: the calling organization as tenant and provider, and the version of the service.
+
+`CONTRACT` is the version of NVIDIA Infra Controller's REST contract that this service implements.
+Client libraries derive the features of a service from it, and refuse versions before 0.2.86.
+"""
+
+from datetime import datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from uuid import UUID
+
+import sqlalchemy as sa
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from rackloom.carve.api import routing
+from rackloom.carve.api.routing import AnyCaller, Deps, Json, ProviderReader, Row, TenantAdmin, times_shape
+from rackloom.carve.api.wire import Answer, Org
+from rackloom.carve.observation.latest import rfc3339
+from rackloom.carve.tenancy import entitlements
+
+# Response models.
+
+
+class TenantCapabilities(Answer):
+    """What a tenant may do beyond the usual."""
+
+    targeted_instance_creation: bool
+
+
+class Tenant(Org):
+    """A tenant."""
+
+    capabilities: TenantCapabilities
+
+
+class ServiceAccount(Answer):
+    """Whether an org is provider and tenant in one."""
+
+    enabled: bool
+    infrastructure_provider_id: UUID | None
+    tenant_id: UUID | None
+
+
+class Metadata(Answer):
+    """Which version of the contract this keeps, and which build it is."""
+
+    version: str
+    implementation: str
+    build_time: datetime
+
+
+# Routes.
+
+
+router = APIRouter()
+
+CONTRACT = "1.6.0"
+"""The version of NVIDIA Infra Controller's REST contract that is kept here.
+
+Its client libraries read the features of a service from this, and refuse to speak to one before 0.2.86.
+"""
+
+
+@router.get("/metadata", operation_id="get-metadata", response_model=Metadata)
+async def metadata(_caller: AnyCaller) -> Response:
+    """Which version of the contract the service keeps, and which build of it this is."""
+    build = {"buildTime": rfc3339(_build_time()), "implementation": f"rackloom {version('rackloom')}"}
+    return routing.json_response({"version": CONTRACT, **build})
+
+
+@router.get("/tenant/current", operation_id="get-current-tenant", response_model=Tenant)
+async def tenant(deps: Deps, caller: TenantAdmin) -> Response:
+    """The tenant of the org, made by the first call."""
+    found = await deps.store.run(entitlements.ensure_tenant, caller.org, deps.clock(), deps.ids)
+    return routing.json_response(_tenant(found))
+
+
+@router.get(
+    "/infrastructure-provider/current", operation_id="get-current-infrastructure-provider", response_model=Org
+)
+async def provider(deps: Deps, caller: ProviderReader) -> Response:
+    """The infrastructure provider of the org."""
+    return routing.json_response(_provider(await deps.store.read(entitlements.get_provider, caller.org)))
+
+
+@router.get(
+    "/service-account/current", operation_id="get-current-service-account", response_model=ServiceAccount
+)
+async def service_account(deps: Deps, caller: AnyCaller) -> Response:
+    """Whether the org is provider and tenant in one, and as which."""
+    return routing.json_response(await deps.store.read(_service_account, caller.org))
+
+
+@cache
+def _build_time() -> float:
+    """When the files of this build were written, in seconds since the epoch."""
+    return Path(__file__).stat().st_mtime
+
+
+def _service_account(conn: sa.Connection, org: str) -> Json:
+    provider, tenant = entitlements.find_provider(conn, org), entitlements.find_tenant(conn, org)
+    both = provider is not None and tenant is not None
+    return {
+        "enabled": both,
+        "infrastructureProviderId": provider.id if provider and both else None,
+        "tenantId": tenant.id if tenant and both else None,
+    }
+
+
+def _tenant(row: Row) -> Json:
+    capabilities = {"targetedInstanceCreation": row.targeted_instance_creation}
+    return {"id": row.id, "org": row.org, "capabilities": capabilities, **times_shape(row)}
+
+
+def _provider(row: Row) -> Json:
+    return {"id": row.id, "org": row.org, **times_shape(row)}

@@ -1,0 +1,424 @@
+"""What routes share: dependencies and callers, pages, filters, related objects, histories, responses.
+
+`Deps` and the caller types (`TenantAdmin`, `ProviderAdmin`, `ProviderReader`, `Reader`, `AnyCaller`)
+are FastAPI dependencies; a route declares the role that it needs. `ApiDeps.change` runs a change in a
+write transaction and then wakes the reconciler of the affected domains. The work reads the clock inside
+the transaction: an intent dated before its commit would seem to be answered by an observation that
+began before anyone knew of it. With `auto_tenant`, an organization becomes a tenant at its first
+request, with every machine allocated.
+
+`fetch_page` returns the rows of one page and the total. The order may name only known fields, and the
+id breaks ties. Page data go into the `X-Pagination` header. `add_relations` adds related objects with
+one query per kind, not per row. There is one error body.
+
+The wire has no Unknown status for instances: it is shown as Configuring, which claims nothing. Clients
+generated from the published description reject a whole response for an unknown status value.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
+from uuid import UUID
+
+import msgspec
+import sqlalchemy as sa
+from fastapi import Depends
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from rackloom.carve.api.auth import Caller, Role, TokenVerifier
+from rackloom.carve.api.wire import Because, PageQuery, PageRequest
+from rackloom.carve.observation.latest import rfc3339
+from rackloom.carve.store import journal, schema
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.journal import OperatorOrder, StatusRecord
+from rackloom.carve.store.values import Changed, IdFactory, Status, invalid
+from rackloom.carve.tenancy import entitlements
+
+# Dependencies of routes.
+
+
+T = TypeVar("T")
+
+
+class ApiDeps(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the API is composed of."""
+
+    store: Store
+    clock: Callable[[], float]
+    """Seconds since the epoch."""
+    ids: IdFactory
+    wake: Callable[[frozenset[str]], None]
+    """Called after a commit with the NVLink domains whose intent changed; empty when none is known yet."""
+    verifier: TokenVerifier
+    auto_tenant: bool = False
+    """An org with a valid token becomes a tenant at first use, with every machine of every type allocated."""
+
+    async def change(self, work: Callable[[sa.Connection], Changed[T]]) -> T:
+        """Run `work` in a write transaction, then wake the reconciler of the domains that it touched.
+
+        `work` reads the clock itself, inside the transaction: a wish dated before its commit would seem to be
+        answered by an observation that was begun before anybody knew of the wish.
+        """
+        changed = await self.store.run(work)
+        self.wake(changed.domains)
+        return changed.value
+
+
+async def _request_deps(request: Request) -> ApiDeps:
+    deps: ApiDeps = request.app.state.deps
+    return deps
+
+
+async def _request_caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+Deps = Annotated[ApiDeps, Depends(_request_deps)]
+AnyCaller = Annotated[Caller, Depends(_request_caller)]
+
+
+async def _tenant_admin(request: Request, deps: Deps, caller: AnyCaller) -> Caller:
+    caller.require(Role.TENANT_ADMIN)
+    await _ensure_tenant(request, deps, caller)
+    return caller
+
+
+async def _provider_admin(caller: AnyCaller) -> Caller:
+    caller.require(Role.PROVIDER_ADMIN)
+    return caller
+
+
+async def _provider_reader(caller: AnyCaller) -> Caller:
+    caller.require(Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
+    return caller
+
+
+async def _reader(request: Request, deps: Deps, caller: AnyCaller) -> Caller:
+    caller.require(Role.TENANT_ADMIN, Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER)
+    if Role.TENANT_ADMIN in caller.roles:
+        await _ensure_tenant(request, deps, caller)
+    return caller
+
+
+TenantAdmin = Annotated[Caller, Depends(_tenant_admin)]
+ProviderAdmin = Annotated[Caller, Depends(_provider_admin)]
+ProviderReader = Annotated[Caller, Depends(_provider_reader)]
+Reader = Annotated[Caller, Depends(_reader)]
+
+
+async def _ensure_tenant(request: Request, deps: ApiDeps, caller: Caller) -> None:
+    # Tenants are never removed, so an org that was seen once need not be looked up again.
+    seen: set[str] = request.app.state.tenants_seen
+    if deps.auto_tenant and caller.org not in seen:
+        await deps.store.run(_create_tenant, caller.org, deps.clock(), deps.ids)
+        seen.add(caller.org)
+
+
+def _create_tenant(conn: sa.Connection, org: str, now: float, ids: IdFactory) -> None:
+    if entitlements.find_tenant(conn, org) is None:
+        tenant = entitlements.ensure_tenant(conn, org, now, ids)
+        entitlements.grant_everything(conn, tenant.id, now, ids)
+
+
+# For whom a caller reads: as provider, as tenant, or both.
+
+
+AnySelect: TypeAlias = sa.Select[Any]
+
+
+def provider_and_tenant(conn: sa.Connection, caller: Caller) -> tuple[str, str]:
+    """The provider id and tenant id that the caller speaks for, as far as its roles go.
+
+    Empty where it speaks for none: no record has an empty id, whereas None would match columns that are null.
+    """
+    provider = entitlements.find_provider(conn, caller.org)
+    tenant = entitlements.find_tenant(conn, caller.org)
+    provides = not caller.roles.isdisjoint((Role.PROVIDER_ADMIN, Role.PROVIDER_VIEWER))
+    return (
+        provider.id if provider and provides else "",
+        tenant.id if tenant and Role.TENANT_ADMIN in caller.roles else "",
+    )
+
+
+# Operator orders.
+
+
+def operator_order(deps: ApiDeps, caller: Caller, body: Because) -> OperatorOrder:
+    """The order that the caller gives with this body."""
+    return OperatorOrder(caller.subject, body.reason, deps.clock())
+
+
+# Responses.
+
+
+Json = dict[str, Any]
+
+ERROR_SOURCE = "nico"
+SLICE_ORDER_FIELDS = ("STATUS", "CREATED", "UPDATED")
+
+
+def json_response(
+    value: object, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+) -> Response:
+    """`value` as JSON."""
+    return Response(msgspec.json.encode(value), status, dict(headers or {}), "application/json")
+
+
+def created_response(value: object) -> Response:
+    """A new object, or several."""
+    return json_response(value, HTTPStatus.CREATED)
+
+
+def page_response(values: Sequence[Json], total: int, page: PageRequest) -> Response:
+    """A page as a bare array; what page it is stands in the X-Pagination header."""
+    about = {"pageNumber": page.number, "pageSize": page.size, "total": total, "orderBy": page.order_by}
+    return json_response(values, headers={"X-Pagination": msgspec.json.encode(about).decode()})
+
+
+def sliced_response(values: Sequence[Json], page: PageRequest) -> Response:
+    """One page of a list that is at hand as a whole, in its own order when no other is asked for."""
+    first = (page.number - 1) * page.size
+    return page_response(_sort_values(values, page.order_by)[first : first + page.size], len(values), page)
+
+
+def _sort_values(values: Sequence[Json], order_by: str | None) -> Sequence[Json]:
+    if order_by is None:
+        return values
+    field, _, direction = order_by.rpartition("_")
+    if field not in SLICE_ORDER_FIELDS:
+        wanted = ", ".join(f"{name}_ASC, {name}_DESC" for name in SLICE_ORDER_FIELDS)
+        raise invalid("Invalid orderBy value in query", orderBy=f"must be one of {wanted}")
+    return sorted(values, key=lambda one: str(one[field.lower()]), reverse=direction == "DESC")
+
+
+def deletion_response() -> Response:
+    """A deletion that has begun: plain text, not JSON, as clients of this API expect."""
+    return PlainTextResponse("Deletion request was accepted", HTTPStatus.ACCEPTED)
+
+
+def problem_response(
+    status: int, message: str, data: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The one error body there is."""
+    body = {"source": ERROR_SOURCE, "message": message, "data": data}
+    return Response(msgspec.json.encode(body), status, dict(headers or {}), "application/json")
+
+
+# Pages.
+
+
+PageRows = Sequence[sa.Row[Any]]
+
+TIE_BREAKER = ""
+"""Where an order keeps the column that decides between equals; no caller can name it."""
+
+
+def fetch_page(
+    conn: sa.Connection,
+    listing: sa.Select[Any],
+    page: PageRequest,
+    order: Mapping[str, sa.ColumnElement[Any]],
+    **asked: object,
+) -> tuple[PageRows, int]:
+    """Rows of `page` and the total. `order` maps names to columns and holds CREATED and TIE_BREAKER.
+
+    `listing` may have parameters, whose values are `asked`: then it can be built once for all callers.
+    """
+    field, direction = _parse_order(page.order_by, order)
+    counted, ordered = _page_queries(listing, order[field], direction, order[TIE_BREAKER])
+    total = conn.execute(counted, asked).scalar_one()
+    part = {"page_size": page.size, "page_start": (page.number - 1) * page.size}
+    return conn.execute(ordered, {**asked, **part}).all(), total
+
+
+@lru_cache(maxsize=64)
+def _page_queries(
+    listing: sa.Select[Any], by: sa.ColumnElement[Any], direction: str, tie: sa.ColumnElement[Any]
+) -> tuple[sa.Select[Any], sa.Select[Any]]:
+    """How many rows there are, and those of a page. Kept for listings that come again as the same object."""
+    counted = sa.select(sa.func.count()).select_from(listing.order_by(None).subquery())
+    ordered = listing.order_by(by.desc() if direction == "DESC" else by.asc(), tie.asc())
+    size, start = (sa.bindparam(name, type_=sa.Integer) for name in ("page_size", "page_start"))
+    return counted, ordered.limit(size).offset(start)
+
+
+def _parse_order(order_by: str | None, order: Mapping[str, sa.ColumnElement[Any]]) -> tuple[str, str]:
+    field, _, direction = (order_by or "CREATED_ASC").rpartition("_")
+    if not field or field not in order or direction not in ("ASC", "DESC"):
+        wanted = ", ".join(f"{name}_ASC, {name}_DESC" for name in order if name)
+        raise invalid("Invalid orderBy value in query", orderBy=f"must be one of {wanted}")
+    return field, direction
+
+
+def order_of(table: sa.Table, *fields: str) -> dict[str, sa.ColumnElement[Any]]:
+    """The usual order: `fields` and CREATED, UPDATED, with the id as the tie-breaker."""
+    named = {name.upper(): table.c[name] for name in (*fields, "created", "updated")}
+    return {**named, TIE_BREAKER: table.c.id}
+
+
+def matches(text: str, *columns: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Rows that hold `text` in one of `columns`, whatever its case."""
+    return sa.or_(*(column.icontains(text.strip(), autoescape=True) for column in columns))
+
+
+# Filters.
+
+
+def filter_rows(listing: AnySelect, *wanted: tuple[sa.ColumnElement[object], Sequence[object]]) -> AnySelect:
+    """The rows that have one of the wanted values in each column; no wanted value lets every row pass."""
+    for column, values in wanted:
+        if values:
+            listing = listing.where(column.in_(_stored_values(values)))
+    return listing
+
+
+def _stored_values(values: Iterable[object]) -> list[object]:
+    """Ids are kept as text."""
+    return [str(value) if isinstance(value, UUID) else value for value in values]
+
+
+# Shapes that several resources share.
+
+
+class TimedRow(Protocol):
+    """A record with a beginning and a last change."""
+
+    @property
+    def created(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    @property
+    def updated(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+
+Row = sa.Row[Any]
+Rows = Sequence[Row]
+
+
+def times_shape(row: Row | TimedRow) -> Json:
+    """When the object was made and last changed."""
+    return {"created": rfc3339(row.created), "updated": rfc3339(row.updated)}
+
+
+def status_history_shape(past: Sequence[StatusRecord]) -> list[Json]:
+    """A status history, newest first."""
+    return [{"status": one.status, "message": one.message, **times_shape(one)} for one in past]
+
+
+def partition_summary(row: Row) -> Json:
+    """A logical partition in one line."""
+    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
+
+
+def vpc_summary(row: Row) -> Json:
+    """A VPC in one line."""
+    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
+
+
+class Relation(msgspec.Struct, frozen=True):
+    """How an object shows another that it refers to."""
+
+    key: str
+    """Field that holds the other's id."""
+    shown_as: str
+    table: sa.Table
+    summary: Callable[[Row], Json]
+
+
+def _site_shape(row: Row) -> Json:
+    return {"id": row.id, "name": row.name, "infrastructureProviderId": row.provider_id, "status": row.status}
+
+
+def _tenant_shape(row: Row) -> Json:
+    return {"id": row.id, "org": row.org, **times_shape(row)}
+
+
+def _provider_shape(row: Row) -> Json:
+    return {"id": row.id, "org": row.org, **times_shape(row)}
+
+
+def shown_instance_status(status: str) -> str:
+    """The status of an instance on this wire, which has no unknown; Configuring claims nothing.
+
+    Clients generated from the published description reject a whole answer for a status that is not in it.
+    """
+    return Status.CONFIGURING if status == Status.UNKNOWN else status
+
+
+def _instance_shape(row: Row) -> Json:
+    return {
+        "id": row.id,
+        "name": row.name,
+        "siteId": row.site_id,
+        "status": shown_instance_status(row.status),
+    }
+
+
+def _instance_type_shape(row: Row) -> Json:
+    return {"id": row.id, "name": row.name, "siteId": row.site_id, "status": row.status}
+
+
+def _machine_shape(row: Row) -> Json:
+    return {"id": row.id, "controllerMachineId": row.id, "status": row.status}
+
+
+RELATIONS: Mapping[str, Relation] = {
+    "Site": Relation("siteId", "site", schema.site, _site_shape),
+    "Tenant": Relation("tenantId", "tenant", schema.tenant, _tenant_shape),
+    "InfrastructureProvider": Relation(
+        "infrastructureProviderId", "infrastructureProvider", schema.provider, _provider_shape
+    ),
+    "Instance": Relation("instanceId", "instance", schema.instance, _instance_shape),
+    "InstanceType": Relation("instanceTypeId", "instanceType", schema.instance_type, _instance_type_shape),
+    "Vpc": Relation("vpcId", "vpc", schema.vpc, vpc_summary),
+    "VPC": Relation("vpcId", "vpc", schema.vpc, vpc_summary),
+    "Machine": Relation("machineId", "machine", schema.machine, _machine_shape),
+    "NVLinkLogicalPartition": Relation(
+        "nvLinkLogicalPartitionId", "nvLinkLogicalPartition", schema.logical_partition, partition_summary
+    ),
+}
+
+
+def add_relations(conn: sa.Connection, objects: Sequence[Json], wanted: Collection[str]) -> None:
+    """Add the related objects `wanted` to each of `objects`: one query for each kind, not for each row.
+
+    Objects of kinds that do not exist here (security groups, operating systems) have nothing to show.
+    """
+    for name in sorted(RELATIONS.keys() & wanted):
+        _add_relation(conn, objects, RELATIONS[name])
+
+
+def _add_relation(conn: sa.Connection, objects: Sequence[Json], relation: Relation) -> None:
+    related = [one for one in objects if one.get(relation.key) is not None]
+    if related:
+        keys = {one[relation.key] for one in related}
+        rows = conn.execute(sa.select(relation.table).where(relation.table.c.id.in_(keys)))
+        found = {row.id: relation.summary(row) for row in rows}
+        for one in related:
+            one[relation.shown_as] = found.get(one[relation.key])
+
+
+def optional_time(seconds: float | None) -> str | None:
+    """Format a time as RFC 3339, or keep None."""
+    return None if seconds is None else rfc3339(seconds)
+
+
+# Status histories.
+
+
+async def history_response(
+    deps: ApiDeps, query: PageQuery, object_id: str, check: Callable[[sa.Connection], object]
+) -> Response:
+    """The history of an object, newest first. `check` refuses a caller that may not see the object."""
+
+    def read(conn: sa.Connection) -> list[Json]:
+        check(conn)
+        return status_history_shape(journal.status_histories(conn, [object_id])[object_id])
+
+    return sliced_response(await deps.store.read(read), query.page)

@@ -1,0 +1,215 @@
+"""Base models of requests, queries and responses: camelCase names, field types, paging.
+
+Names and texts are limited to what every database stores: no NUL, no unpaired surrogates, finite
+numbers. `OpenBody` keeps unknown fields, so that clients of the wider API find their fields again;
+nothing acts on them. Unknown query parameters are ignored. Response models only describe the API;
+responses are plain values.
+
+Model names appear in /openapi.json: renaming one changes the generated clients.
+"""
+
+from collections.abc import Collection
+from datetime import datetime
+from math import isfinite
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+from pydantic import model_validator as validator
+from pydantic.alias_generators import to_camel
+
+from rackloom.carve.store.values import NAME_MAX_LENGTH, NAME_MIN_LENGTH, NAME_PATTERN, NAME_RULE, invalid
+
+# Requests.
+
+
+NO_CONTROL = r"^[^\x00-\x1f\x7f]+$"
+NO_NUL = r"^[^\x00]*$"
+"""PostgreSQL keeps every character but this one."""
+PATTERN_RULES = {
+    NO_CONTROL: "must hold no control characters",
+    NO_NUL: "must not hold NUL",
+    NAME_PATTERN: NAME_RULE,
+}
+"""What a text lacks that does not match a pattern."""
+Name = Annotated[
+    str,
+    StringConstraints(
+        strict=True, min_length=NAME_MIN_LENGTH, max_length=NAME_MAX_LENGTH, pattern=NAME_PATTERN
+    ),
+]
+NamePrefix = Annotated[
+    str, StringConstraints(strict=True, min_length=NAME_MIN_LENGTH, max_length=240, pattern=NAME_PATTERN)
+]
+Description = Annotated[str, StringConstraints(strict=True, max_length=1024, pattern=NO_NUL)]
+Label = Annotated[str, StringConstraints(strict=True, max_length=256, pattern=NO_NUL)]
+Labels = Annotated[dict[Label, Label], Field(max_length=10)]
+
+
+class Body(BaseModel):
+    """camelCase on the wire; unknown fields are ignored."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, validate_by_alias=True, validate_by_name=False, allow_inf_nan=False
+    )
+
+
+class OpenBody(Body):
+    """Keeps unknown fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
+
+    @validator(mode="before")
+    @classmethod
+    def _storable(cls, value: Any) -> Any:
+        _check_storable(value)
+        return value
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """The fields that have no meaning here, as they came."""
+        return dict(self.__pydantic_extra__)
+
+
+def _check_storable(value: Any) -> None:
+    """Refuse what no database or JSON writer takes: NUL, halves of surrogate pairs, infinite numbers."""
+    match value:
+        case float() if not isfinite(value):
+            raise ValueError("numbers must be finite")
+        case str():
+            if "\x00" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+                raise ValueError("text may hold neither NUL nor unpaired surrogates")
+        case dict():
+            for key, inner in value.items():
+                _check_storable(key)
+                _check_storable(inner)
+        case list():
+            for inner in value:
+                _check_storable(inner)
+
+
+# Requests of operators: each names its reason.
+
+
+Reason = Annotated[
+    str, StringConstraints(strict=True, min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")
+]
+
+
+class Because(Body):
+    """Why it is done."""
+
+    reason: Reason
+
+
+Url = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=1024)]
+
+
+class PageRequest(msgspec.Struct, frozen=True):
+    """Which page is wanted. `order_by` is `FIELD_ASC` or `FIELD_DESC`; None: oldest first."""
+
+    number: int = 1
+    size: int = 20
+    order_by: str | None = None
+
+
+# Queries.
+
+
+PartitionStatus = Literal["Pending", "Provisioning", "Configuring", "Ready", "Deleting", "Error"]
+InterfaceStatus = Literal["Pending", "Provisioning", "Ready", "Deleting", "Error"]
+
+
+SiteStatus = Literal["Pending", "Registered", "Deleting", "Error"]
+
+
+Text = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
+UuidFilter = Annotated[list[UUID], Field(max_length=100)]
+TextFilter = Annotated[list[Text], Field(max_length=100)]
+
+
+class Query(BaseModel):
+    """camelCase on the wire; unknown parameters are ignored."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+    include_relation: list[str] = []
+
+    def relations(self, *known: str) -> Collection[str]:
+        """The related objects to include, when each is one of `known`."""
+        for name in self.include_relation:
+            if name not in known:
+                raise invalid(f"Invalid includeRelation value in query: {name}")
+        return frozenset(self.include_relation)
+
+
+class PageQuery(Query):
+    """A page of a listing."""
+
+    page_number: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    page_size: Annotated[int, Field(ge=1, le=100)] = 20
+    order_by: Annotated[str, Field(pattern=r"^[A-Z0-9_]+_(ASC|DESC)$")] | None = None
+
+    @property
+    def page(self) -> PageRequest:
+        """As the records take it."""
+        return PageRequest(self.page_number, self.page_size, self.order_by)
+
+
+# Responses.
+
+
+class Answer(BaseModel):
+    """camelCase on the wire."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
+class Timed(Answer):
+    """Something with a beginning and a last change."""
+
+    created: datetime
+    updated: datetime
+
+
+class Problem(Answer):
+    """The one error body there is."""
+
+    source: Literal["nico"]
+    message: str
+    data: dict[str, Any] | None
+
+
+class StatusDetail(Timed):
+    """One entry of a status history."""
+
+    status: str
+    message: str | None
+
+
+class Summary(Answer):
+    """An object in one line."""
+
+    id: UUID
+    name: str
+    site_id: UUID
+    status: str
+
+
+class SiteSummary(Answer):
+    """A site in one line."""
+
+    id: UUID
+    name: str
+    infrastructure_provider_id: UUID
+    status: str
+
+
+class Org(Timed):
+    """A tenant or provider."""
+
+    id: UUID
+    org: str

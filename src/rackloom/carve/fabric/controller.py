@@ -1,0 +1,171 @@
+"""A switch controller, whatever protocol it speaks: driver interface, errors, TLS material, address.
+
+`FabricDriver` observes a whole domain and executes one operation. `FabricUnavailable` means that the
+state or the outcome is unknown, never that the domain is empty. `FabricRefused` means that the
+controller answered and did nothing; its code is shown to tenants, its message, which may contain
+addresses, only to operators.
+
+The URL determines the protocol: NMX-C is gRPC and has no path; NMX-M is REST below `/nmx/v1`. One NMX-M
+may speak for several domains while an endpoint is one domain, so its URL may name it as `?domain=UUID`.
+A URL with user, password or fragment is refused, because the endpoint list would show it.
+
+To add a protocol: add its kind here, and a package with a driver beside `nmxc` and `nmxm`.
+"""
+
+import uuid
+from collections.abc import AsyncIterator
+from enum import StrEnum
+from typing import Protocol
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
+from rackloom.errors import Refused
+
+# Driver interface and errors.
+
+
+class FabricUnavailable(Exception):
+    """The controller could not be asked, or gave no complete answer: its state is unknown, not empty."""
+
+
+class FabricRefused(Exception):
+    """The controller answered and refused: it did nothing.
+
+    `code` is its own name for the reason: for NMX-C the StReturnCode without `NMX_ST_` (RESOURCE_IN_USE),
+    its number where it is not a published one, or the gRPC status by which the call was turned away. Tenants
+    read the code, and never the message, which may hold addresses.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class FabricDriver(Protocol):
+    """One controller endpoint."""
+
+    async def observe(self) -> DomainObservation:
+        """Read the whole domain. Raises FabricUnavailable; never returns a partial reading."""
+        ...
+
+    async def execute(self, operation: PartitionOperation) -> int:
+        """Carry out one operation and return the partition id it acted on.
+
+        Raises FabricRefused when the controller says no, FabricUnavailable when the outcome is unknown.
+        """
+        ...
+
+    def notifications(self) -> AsyncIterator[None]:
+        """One item each time the fabric says that something changed. A wake-up, never a fact."""
+        ...
+
+    async def close(self) -> None:
+        """Release the connection."""
+        ...
+
+
+# TLS material.
+
+
+class TlsMaterial(msgspec.Struct, frozen=True, kw_only=True):
+    """PEM contents; all optional."""
+
+    ca: bytes | None = None
+    """Trusted instead of the built-in roots."""
+    certificate: bytes | None = None
+    """Client certificate, for controllers that ask for one (mTLS)."""
+    key: bytes | None = None
+    authority: str | None = None
+    """Name to expect in the controller's certificate; the host of the URL where None."""
+
+    def __post_init__(self) -> None:
+        """Refuse half of a client identity."""
+        if (self.certificate is None) != (self.key is None):
+            raise Refused(
+                "a client certificate and its key go together", nearest_fix="give both, or neither of them"
+            )
+
+
+# Addresses.
+
+
+NMX_M_PATH = "/nmx/v1"
+
+
+class ControllerKind(StrEnum):
+    """The protocols."""
+
+    NMX_C = "nmx-c"
+    NMX_M = "nmx-m"
+
+
+class ControllerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """A controller's URL, read."""
+
+    kind: ControllerKind
+    scheme: str
+    host: str
+    """In brackets where it is an IPv6 address."""
+    port: int | None
+    domain: str | None
+    """The domain that is meant where an NMX-M has several; its uuid in lower case."""
+
+
+def parse_controller_url(url: str) -> ControllerAddress:
+    """Read a controller's URL. Raises Refused for what is none, and for one with a password in it."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+        domain = _domain_of_query(parts.query)
+    except ValueError:
+        host, port, domain = None, None, None
+    kinds = {"": ControllerKind.NMX_C, NMX_M_PATH: ControllerKind.NMX_M}
+    kind = kinds.get(parts.path.rstrip("/")) if host and port != 0 else None
+    # A password in the URL would be shown to whoever may list the endpoints.
+    extra = kind and (parts.username or parts.password or parts.fragment or (parts.query and not domain))
+    if not host or not kind or extra or parts.scheme not in ("http", "https"):
+        raise _refused_address(url)
+    if domain is not None and kind is not ControllerKind.NMX_M:
+        raise _refused_address(url)
+    bracketed = f"[{host}]" if ":" in host else host
+    return ControllerAddress(kind=kind, scheme=parts.scheme, host=bracketed, port=port, domain=domain)
+
+
+def controller_kind(url: str) -> ControllerKind:
+    """The protocol of a registered controller; NMX-C for an address that was never checked."""
+    try:
+        return parse_controller_url(url).kind
+    except Refused:
+        return ControllerKind.NMX_C
+
+
+def url_of_kind(url: str, kind: ControllerKind) -> str:
+    """`url` such that it says `kind`. Raises Refused when it says another one."""
+    whole = url.rstrip("/")
+    if kind is ControllerKind.NMX_M and not urlsplit(whole).path:
+        whole += NMX_M_PATH
+    if parse_controller_url(whole).kind is not kind:
+        raise Refused(
+            f"{url} is not the address of an {kind.upper()}",
+            nearest_fix=f"that of an NMX-M has the path {NMX_M_PATH}, that of an NMX-C has none",
+        )
+    return whole
+
+
+def _domain_of_query(query: str) -> str | None:
+    named = parse_qs(query, strict_parsing=True) if query else {}
+    if not named:
+        return None
+    (domain,) = named.pop("domain", [""])
+    if named:
+        raise ValueError("only the domain can be named")
+    return str(uuid.UUID(domain))
+
+
+def _refused_address(url: str) -> Refused:
+    return Refused(
+        f"{url!r} is not the address of a switch controller",
+        nearest_fix=f"use https://HOST[:PORT] for NMX-C or https://HOST[:PORT]{NMX_M_PATH} for NMX-M",
+    )

@@ -1,0 +1,288 @@
+"""NMX-C protocol: gRPC channel, checked calls, reply codes, and the notification subscription.
+
+Every call has a deadline. A call that gRPC reports as OK may still have been refused: the answer is the
+return code in the server header, and a reply without that header counts as no answer. gRPC statuses by
+which a server says that it did not act become `FabricRefused`; after any other failure the outcome is
+unknown and becomes `FabricUnavailable`. `call_in` accepts a reply only from the domain that answered
+`Hello`.
+
+Keepalive pings are rare because controllers drop clients that ping often. Heartbeats detect a silent
+controller: the subscription is lost after four missed ones. `wake_ups` subscribes again with
+exponential backoff, and yields once for each new subscription, since anything may have been missed, and
+once per change. A heartbeat that repeats the last state is no change.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable, TlsMaterial
+from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
+from rackloom.carve.fabric.nmxc.nmx_c_pb2 import NMX_ST_SUCCESS, ServerHeader, StReturnCode
+from rackloom.carve.fabric.nmxc.nmx_c_pb2_grpc import NMX_ControllerStub
+from rackloom.errors import Refused
+
+# Channel.
+
+
+DEFAULT_PORT = 9370
+"""NMX-C: port of the controller's gRPC server."""
+
+_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    # A dead peer must end a subscription, but controllers drop clients that ping often ("too many pings"
+    # below five minutes is gRPC's own default); heart beats notice a silent controller sooner.
+    ("grpc.keepalive_time_ms", 300_000),
+    ("grpc.keepalive_timeout_ms", 30_000),
+    # gRPC would wait up to two minutes between attempts; a controller that restarts is back in seconds.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A whole domain in one reply: no limit of ours.
+    ("grpc.max_receive_message_length", -1),
+    # Switches are on a management network; a proxy meant for the web must not see these calls.
+    ("grpc.enable_http_proxy", 0),
+    # Drivers must not wait for one another's attempts.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+OpenChannel = Callable[[str, TlsMaterial | None], grpc.aio.Channel]
+"""Opens the connection to a controller."""
+
+
+def open_channel(url: str, tls: TlsMaterial | None) -> grpc.aio.Channel:
+    """A channel to `http[s]://host[:port]`; connects at the first call. Needs a running event loop.
+
+    https means TLS, http plaintext. Raises Refused for any other URL, and for TLS material with http.
+    """
+    secure, target = parse_endpoint(url)
+    if not secure:
+        if tls is not None:
+            raise Refused(f"{url} is plaintext, but TLS files are given", nearest_fix="use an https URL")
+        return grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+    material = tls or TlsMaterial()
+    credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
+    named: tuple[tuple[str, str], ...] = ()
+    if material.authority is not None:
+        named = (("grpc.ssl_target_name_override", material.authority),)
+    return grpc.aio.secure_channel(target, credentials, options=(*_CHANNEL_OPTIONS, *named))
+
+
+def parse_endpoint(url: str) -> tuple[bool, str]:
+    """Whether to use TLS, and `host:port`. Raises Refused for what is no http or https address."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username if host else None
+    if host is None or extra or parts.scheme not in ("http", "https"):
+        raise Refused(
+            f"{url!r} is not the address of a switch controller",
+            nearest_fix=f"use https://HOST:PORT, or http://HOST:PORT; the port is {DEFAULT_PORT} if left out",
+        )
+    bracketed = f"[{host}]" if ":" in host else host
+    return parts.scheme == "https", f"{bracketed}:{port or DEFAULT_PORT}"
+
+
+# Replies and errors.
+
+
+_OUTCOME_UNKNOWN_CODES = frozenset({"UNDEFINED", "TIMEOUT"})
+"""Return codes after which the change may have been made all the same."""
+
+_REFUSED_STATUSES = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.UNAUTHENTICATED,
+    }
+)
+"""gRPC statuses by which a server says that it did not act. After any other the outcome is unknown."""
+
+
+def require_success(rpc: str, reply: Any) -> ServerHeader:
+    """The header of `reply`, any NMX-C response, if it says success.
+
+    Raises FabricRefused with the return code's name (StReturnCode without its prefix), FabricUnavailable
+    where the reply leaves open what happened.
+    """
+    if not reply.HasField("server_header"):
+        raise FabricUnavailable(f"{rpc}: the reply has no server header")
+    header: ServerHeader = reply.server_header
+    code = header.return_code
+    if code == NMX_ST_SUCCESS:
+        return header
+    name = return_code_name(code)
+    if name in _OUTCOME_UNKNOWN_CODES:
+        raise FabricUnavailable(f"{rpc}: the controller answered {name}")
+    raise FabricRefused(name, f"{rpc}: the controller answered {name}")
+
+
+def return_code_name(code: StReturnCode.ValueType) -> str:
+    """Name of a return code, as `RESOURCE_IN_USE`; the number itself where it is not a published one."""
+    try:
+        return StReturnCode.Name(code).removeprefix("NMX_ST_")
+    except ValueError:
+        return str(code)
+
+
+def domain_of_header(header: ServerHeader) -> str:
+    """Domain uuid in lower case. Raises FabricUnavailable unless it is a uuid that names something."""
+    try:
+        domain = uuid.UUID(header.domain_uuid)
+    except ValueError:
+        domain = uuid.UUID(int=0)
+    if domain.int == 0:
+        raise FabricUnavailable(f"Hello: domain uuid {header.domain_uuid!r} names no domain")
+    return str(domain)
+
+
+def error_from_status(rpc: str, error: grpc.aio.AioRpcError) -> FabricUnavailable | FabricRefused:
+    """What a failed call means to the caller of `execute`."""
+    message = f"{rpc}: {error.code().name}: {error.details()}"
+    if error.code() in _REFUSED_STATUSES:
+        return FabricRefused(error.code().name, message)
+    return FabricUnavailable(message)
+
+
+# Calls.
+
+
+MAJOR_VERSION, MINOR_VERSION = 2, 20
+"""Version of the protocol that the client says it speaks."""
+CONNECT_SECONDS = 5.0
+CALL_SECONDS = 10.0
+
+
+class NmxcSession:
+    """The connection to one controller, and the name by which it knows this client."""
+
+    def __init__(
+        self, url: str, tls: TlsMaterial | None, gateway_id: str, connect: OpenChannel = open_channel
+    ) -> None:
+        self.url = url
+        self.gateway_id = gateway_id
+        self._channel = connect(url, tls)
+        self._stub = NMX_ControllerStub(self._channel)
+
+    async def hello(self) -> str:
+        """Say hello and return the uuid of the domain that answers."""
+        request = pb.ClientHello(
+            gateway_id=self.gateway_id, major_version=MAJOR_VERSION, minor_version=MINOR_VERSION
+        )
+        reply: pb.ServerHello = await self.call("Hello", request, seconds=CONNECT_SECONDS)
+        return domain_of_header(reply.server_header)
+
+    async def call(self, rpc: str, request: Message, *, seconds: float = CALL_SECONDS) -> Any:
+        """The reply of `rpc`, which the caller annotates with its type.
+
+        Raises FabricRefused when the controller says no, FabricUnavailable when it is not known what it did.
+        """
+        try:
+            reply = await getattr(self._stub, rpc)(request, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_status(rpc, error) from error
+        require_success(rpc, reply)
+        return reply
+
+    async def call_in(self, domain: str, rpc: str, request: Message) -> Any:
+        """As `call`, for a reply that only counts if it comes from `domain`."""
+        reply = await self.call(rpc, request)
+        speaker = domain_of_header(reply.server_header)
+        if speaker != domain:
+            raise FabricUnavailable(f"{rpc}: answered by domain {speaker}, {domain} had said hello")
+        return reply
+
+    def subscribe(self, heart_beat_seconds: int) -> "grpc.aio.UnaryStreamCall[Any, pb.ServerNotification]":
+        """Ask for notifications, our own changes among them: one that comes late is news too."""
+        request = pb.SubscribeRequest(
+            gateway_id=self.gateway_id, notify_on_self_change=True, heart_beat_rate=heart_beat_seconds
+        )
+        return self._stub.Subscribe(request)
+
+    async def close(self) -> None:
+        """Release the connection."""
+        await self._channel.close()
+
+
+# Subscription.
+
+
+HEART_BEAT_SECONDS = 30
+"""How often the controller is asked to send its state when nothing happens."""
+SILENCE_SECONDS = 4.0 * HEART_BEAT_SECONDS
+"""A controller that misses so many heart beats is taken for gone."""
+FIRST_RESUBSCRIBE_DELAY, MAX_RESUBSCRIBE_DELAY = 0.5, 30.0
+"""Seconds before a lost subscription is tried again; doubled until one holds."""
+
+
+async def wake_ups(
+    session: NmxcSession, sleep: Callable[[float], Awaitable[None]]
+) -> AsyncGenerator[None, None]:
+    """One item when a subscription begins (anything may have been missed before), and one per change."""
+    delay = FIRST_RESUBSCRIBE_DELAY
+    while True:
+        # Whoever observes meets the same trouble and says so; here it only means to try again.
+        with suppress(FabricUnavailable, FabricRefused):
+            async with aclosing(_subscription(session)) as heard:
+                async for is_first in heard:
+                    yield
+                    if not is_first:
+                        delay = FIRST_RESUBSCRIBE_DELAY
+        await sleep(delay)
+        delay = min(2 * delay, MAX_RESUBSCRIBE_DELAY)
+
+
+async def _subscription(session: NmxcSession) -> AsyncGenerator[bool, None]:
+    """One subscription, until it is lost; items say whether they stand for its beginning."""
+    await session.hello()
+    call = session.subscribe(HEART_BEAT_SECONDS)
+    try:
+        await _read_notification(call, CALL_SECONDS)
+        yield True
+        last_state: bytes | None = None
+        while True:
+            notification = await _read_notification(call, SILENCE_SECONDS)
+            state = _domain_state(notification)
+            if state is None or state != last_state:
+                yield False
+            last_state = state or last_state
+    finally:
+        call.cancel()
+
+
+async def _read_notification(
+    call: "grpc.aio.UnaryStreamCall[pb.SubscribeRequest, pb.ServerNotification]", seconds: float
+) -> pb.ServerNotification:
+    try:
+        async with asyncio.timeout(seconds):
+            notification: pb.ServerNotification = await call.read()
+    except grpc.aio.AioRpcError as error:
+        raise FabricUnavailable(f"Subscribe: {error.code().name}: {error.details()}") from error
+    except TimeoutError as error:
+        raise FabricUnavailable(f"Subscribe: nothing heard for {seconds:.0f} s") from error
+    if notification is grpc.aio.EOF:
+        raise FabricUnavailable("Subscribe: the controller ended the subscription")
+    if notification.HasField("subscription_response"):
+        require_success("Subscribe", notification.subscription_response)
+    return notification
+
+
+def _domain_state(notification: pb.ServerNotification) -> bytes | None:
+    """The state that a heart beat repeats: beats that say the same are no change."""
+    if not notification.HasField("domain_state_info"):
+        return None
+    return notification.domain_state_info.SerializeToString(deterministic=True)

@@ -1,0 +1,1 @@
+"""Machines and controller endpoints: enrolment, synchronization with observations, and maintenance."""

@@ -1,0 +1,250 @@
+"""Switch controller endpoints: a URL, the chassis it speaks for, and the domain it last reported.
+
+Operators register one URL for each chassis serial. `register_endpoint` assigns chassis to a URL: a
+controller that moved keeps its row and its history; an endpoint that is left without chassis is
+retired. Retiring deletes its reading, hands its open operations to the successor or closes them as
+unknown, and withdraws what rested on the reading. The row stays for the audit.
+
+`endpoint_state` answers, before a reading is recorded, whether the endpoint still speaks for a chassis
+and whether other endpoints report the same domain, or one of its domains has a conflict.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.fabric import controller
+from rackloom.carve.inventory import sync
+from rackloom.carve.partitions import ownership
+from rackloom.carve.store import journal
+from rackloom.carve.store.journal import OperatorOrder, Step
+from rackloom.carve.store.schema import domain_dispute, endpoint, endpoint_chassis, observation
+from rackloom.carve.store.values import Changed, IdFactory, conflict, invalid, not_found
+from rackloom.carve.tenancy import status
+from rackloom.errors import Refused
+
+# Endpoint records.
+
+
+# Built once: every pass asks these.
+_by_endpoint_id = endpoint.c.id == sa.bindparam("of")
+
+
+_ENDPOINT_DOMAIN = sa.select(endpoint.c.domain).where(_by_endpoint_id)
+_other_endpoint = endpoint.alias()
+_domains_concerned = (endpoint.c.domain, sa.bindparam("answered", type_=sa.Text))
+_ENDPOINT_STATE = (
+    sa.select(
+        endpoint.c.domain,
+        observation.c.observed_at,
+        sa.or_(
+            sa.exists().where(
+                _other_endpoint.c.domain.in_(_domains_concerned), _other_endpoint.c.id != endpoint.c.id
+            ),
+            sa.exists().where(domain_dispute.c.domain.in_(_domains_concerned)),
+        ).label("is_shared"),
+    )
+    .join(observation, observation.c.endpoint_id == endpoint.c.id, isouter=True)
+    .where(_by_endpoint_id, sa.exists().where(endpoint_chassis.c.endpoint_id == endpoint.c.id))
+)
+_UPDATE_ENDPOINT = sa.update(endpoint).where(_by_endpoint_id)
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A switch controller that the site speaks to."""
+
+    id: str
+    url: str
+    chassis_serials: tuple[str, ...]
+    domain: str | None
+    """Domain uuid that it last answered with; None until it has answered."""
+
+
+class EndpointState(msgspec.Struct, frozen=True):
+    """What the records know of an endpoint before its newest answer is written down."""
+
+    domain: str | None
+    """Domain uuid that it last answered with."""
+    observed_at: float | None
+    """When its newest reading was taken."""
+    is_shared: bool
+    """Whether others answer for one of its domains too, or one of those is in dispute."""
+
+
+def all_endpoints(conn: sa.Connection) -> tuple[Endpoint, ...]:
+    """All endpoints that speak for a chassis, by URL."""
+    serials: dict[str, list[str]] = {}
+    for row in conn.execute(sa.select(endpoint_chassis).order_by(endpoint_chassis.c.chassis_serial)):
+        serials.setdefault(row.endpoint_id, []).append(row.chassis_serial)
+    return tuple(
+        Endpoint(id=row.id, url=row.url, chassis_serials=tuple(serials[row.id]), domain=row.domain)
+        for row in conn.execute(sa.select(endpoint).order_by(endpoint.c.url))
+        if row.id in serials
+    )
+
+
+def domain_of_endpoint(conn: sa.Connection, endpoint_id: str) -> str | None:
+    """Domain uuid that the endpoint last answered with; None until it has answered."""
+    return conn.execute(_ENDPOINT_DOMAIN, {"of": endpoint_id}).scalar_one_or_none()
+
+
+def endpoint_state(conn: sa.Connection, endpoint_id: str, domain: str | None = None) -> EndpointState | None:
+    """How an endpoint stands that was just asked, and answered for `domain` (None: it did not answer).
+
+    None for one that no longer speaks for a chassis.
+    """
+    row = conn.execute(_ENDPOINT_STATE, {"of": endpoint_id, "answered": domain}).one_or_none()
+    return None if row is None else EndpointState(row.domain, row.observed_at, bool(row.is_shared))
+
+
+def set_endpoint_domain(conn: sa.Connection, endpoint_id: str, domain: str, now: float) -> None:
+    """Note which domain the endpoint answers for."""
+    conn.execute(_UPDATE_ENDPOINT, {"of": endpoint_id, "domain": domain, "updated": now})
+
+
+def register_endpoint(
+    conn: sa.Connection, url: str, chassis_serials: Collection[str], now: float, ids: IdFactory
+) -> None:
+    """Make `url` the endpoint of these chassis, whichever endpoint they had.
+
+    A controller that moved keeps its row, and with it its history; an endpoint that is left without any
+    chassis is no longer spoken to.
+    """
+    before = [one for one in all_endpoints(conn) if not set(one.chassis_serials).isdisjoint(chassis_serials)]
+    emptied = [one for one in before if set(one.chassis_serials) <= set(chassis_serials)]
+    chosen = (
+        _endpoint_at(conn, url)
+        or _change_url(conn, emptied[:1], url, now)
+        or _insert_endpoint(conn, url, now, ids)
+    )
+    _assign_chassis(conn, chosen, chassis_serials)
+    for one in emptied:
+        if one.id != chosen:
+            retire_endpoint(conn, one.id, one.domain, chosen, now)
+
+
+def retire_endpoint(
+    conn: sa.Connection, endpoint_id: str, domain: str | None, successor: str | None, now: float
+) -> None:
+    """Forget what an endpoint told of `domain`; its row stays for the audit.
+
+    Its successor closes what it left unanswered; without one that is closed here, as unknown.
+    """
+    if successor is None:
+        ownership.close_interrupted_operations(conn, endpoint_id, now, now)
+    else:
+        ownership.hand_over_operations(conn, endpoint_id, successor)
+    conn.execute(sa.delete(observation).where(observation.c.endpoint_id == endpoint_id))
+    conn.execute(sa.update(endpoint).where(endpoint.c.id == endpoint_id).values(domain=None, updated=now))
+    if domain is None:
+        status.update_statuses(conn, None, now)
+    else:
+        sync.withdraw_reading(conn, domain, now)
+
+
+def _endpoint_at(conn: sa.Connection, url: str) -> str | None:
+    return conn.execute(sa.select(endpoint.c.id).where(endpoint.c.url == url)).scalar_one_or_none()
+
+
+def _change_url(conn: sa.Connection, old: Sequence[Endpoint], url: str, now: float) -> str | None:
+    for one in old:
+        conn.execute(sa.update(endpoint).where(endpoint.c.id == one.id).values(url=url, updated=now))
+        return one.id
+    return None
+
+
+def _insert_endpoint(conn: sa.Connection, url: str, now: float, ids: IdFactory) -> str:
+    new = ids()
+    conn.execute(sa.insert(endpoint).values(id=new, url=url, created=now, updated=now))
+    return new
+
+
+def _assign_chassis(conn: sa.Connection, endpoint_id: str, chassis_serials: Collection[str]) -> None:
+    chosen = endpoint_chassis.c.chassis_serial.in_(chassis_serials)
+    conn.execute(sa.delete(endpoint_chassis).where(chosen))
+    rows = [{"chassis_serial": serial, "endpoint_id": endpoint_id} for serial in sorted(chassis_serials)]
+    conn.execute(sa.insert(endpoint_chassis), rows)
+
+
+# Registration by operators, one URL for each chassis.
+
+
+def chassis_endpoint_listing() -> sa.Select[Any]:
+    """Chassis serials with the URL of their controller and what is known of its domain."""
+    told = (observation.c.observed_at, observation.c.unknown_since, observation.c.unknown_reason)
+    joined = endpoint_chassis.join(endpoint, endpoint.c.id == endpoint_chassis.c.endpoint_id)
+    joined = joined.join(observation, observation.c.endpoint_id == endpoint.c.id, isouter=True)
+    return sa.select(
+        endpoint_chassis.c.chassis_serial,
+        endpoint.c.url,
+        endpoint.c.domain,
+        endpoint.c.id,
+        endpoint.c.created,
+        endpoint.c.updated,
+        *told,
+    ).select_from(joined)
+
+
+def get_chassis_endpoint(conn: sa.Connection, chassis_serial: str) -> sa.Row[Any]:
+    """The endpoint of a chassis; refused when it has none."""
+    mine = chassis_endpoint_listing().where(endpoint_chassis.c.chassis_serial == chassis_serial)
+    found = conn.execute(mine).one_or_none()
+    if found is None:
+        raise not_found("Could not find an NMX-C endpoint of chassis with specified serial")
+    return found
+
+
+def create_chassis_endpoint(
+    conn: sa.Connection, chassis_serial: str, url: str, order: OperatorOrder, ids: IdFactory
+) -> Changed[None]:
+    """Register the controller of a chassis that has none yet."""
+    _check_chassis_serial(chassis_serial)
+    _check_controller_url(url)
+    mine = endpoint_chassis.c.chassis_serial == chassis_serial
+    existing = conn.execute(sa.select(endpoint_chassis.c.endpoint_id).where(mine)).scalar_one_or_none()
+    if existing is not None:
+        raise conflict("Chassis with specified serial already has an NMX-C endpoint", id=existing)
+    register_endpoint(conn, url, [chassis_serial], order.now, ids)
+    journal.record_operator_step(conn, Step.CREATE_ENDPOINT, chassis_serial, None, order)
+    return Changed(None, frozenset())
+
+
+def update_chassis_endpoint(
+    conn: sa.Connection, chassis_serial: str, url: str, order: OperatorOrder, ids: IdFactory
+) -> Changed[None]:
+    """Let another URL speak for a chassis that has an endpoint."""
+    before = get_chassis_endpoint(conn, chassis_serial)
+    _check_controller_url(url)
+    register_endpoint(conn, url, [chassis_serial], order.now, ids)
+    journal.record_operator_step(conn, Step.UPDATE_ENDPOINT, chassis_serial, before.domain, order)
+    return Changed(None, _domains_to_wake(before))
+
+
+def delete_chassis_endpoint(conn: sa.Connection, chassis_serial: str, order: OperatorOrder) -> Changed[None]:
+    """Speak for a chassis no more; statuses that rested on its controller become unknown."""
+    before = get_chassis_endpoint(conn, chassis_serial)
+    conn.execute(sa.delete(endpoint_chassis).where(endpoint_chassis.c.chassis_serial == chassis_serial))
+    left = sa.select(endpoint_chassis.c.chassis_serial).where(endpoint_chassis.c.endpoint_id == before.id)
+    if conn.execute(left).first() is None:
+        retire_endpoint(conn, before.id, before.domain, None, order.now)
+    journal.record_operator_step(conn, Step.DELETE_ENDPOINT, chassis_serial, before.domain, order)
+    return Changed(None, _domains_to_wake(before))
+
+
+def _domains_to_wake(row: sa.Row[Any]) -> frozenset[str]:
+    return frozenset() if row.domain is None else frozenset((row.domain,))
+
+
+def _check_chassis_serial(chassis_serial: str) -> None:
+    if not chassis_serial.strip() or not chassis_serial.isprintable():
+        raise invalid("Error validating endpoint", chassisSerial="must be printable and not empty")
+
+
+def _check_controller_url(url: str) -> None:
+    try:
+        controller.parse_controller_url(url)
+    except Refused as refusal:
+        told = refusal.nearest_fix or refusal.reason
+        raise invalid("Error validating endpoint", endpoint=told) from refusal

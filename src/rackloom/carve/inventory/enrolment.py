@@ -1,0 +1,418 @@
+"""Enrolment: the site record, and machines from a file, a controller or a topology.
+
+`ensure_site` creates the configured site, or refuses a database that holds another site.
+`enrol_machines` adds machines and refuses all of them when one contradicts a known machine: identity is
+never guessed. `enrol_observed_machines` adds the trays that a controller lists. `declare_gpus` writes
+the place and GUIDs of a machine as an operator declares them. It is a repair, and the next observation
+overrules it. A machine that carries an instance can be neither declared anew nor removed. Each GPU
+records the source of its GUID: `declared` by an operator, or `nmx` for a controller.
+
+`seed_embedded_site` creates the records of an embedded site from a topology. It leaves domains and
+GUIDs unknown, and is idempotent: repeating it adds only what is new.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.inventory import endpoints, sync
+from rackloom.carve.observation import latest
+from rackloom.carve.store import journal
+from rackloom.carve.store.schema import (
+    allocation,
+    cordon,
+    drain,
+    endpoint,
+    instance_type,
+    machine,
+    machine_gpu,
+    moved_gpu,
+    site,
+)
+from rackloom.carve.store.schema import site as site_table
+from rackloom.carve.store.values import (
+    Changed,
+    IdFactory,
+    RefusalKind,
+    Rejected,
+    Status,
+    conflict,
+    invalid,
+    not_found,
+)
+from rackloom.carve.tenancy import catalog, entitlements, status
+from rackloom.core.partitions.domain import DefaultPartitionPolicy, DomainObservation, GpuHealth
+from rackloom.errors import Refused
+from rackloom.topology.join_key import Source
+from rackloom.topology.rack import ComputeTray, RackProfile, RackSite
+
+# The site record.
+
+
+def ensure_site(
+    conn: sa.Connection,
+    name: str,
+    provider_org: str,
+    policy: DefaultPartitionPolicy,
+    now: float,
+    ids: IdFactory,
+) -> str:
+    """The id of the site `name`, made now if the records are empty; its default partition policy is set.
+
+    Refused when the records are those of another site: a database serves one.
+    """
+    provider = entitlements.ensure_provider(conn, provider_org.lower(), now, ids)
+    found = conn.execute(sa.select(site)).one_or_none()
+    if found is None:
+        return _insert_site(conn, provider.id, name, policy, now, ids)
+    if found.name != name:
+        raise Refused(
+            f"the database holds the records of site {found.name!r}, not of {name!r}",
+            nearest_fix=f'set site.name = "{found.name}", or use another database',
+        )
+    if found.default_partition != policy:
+        conn.execute(sa.update(site).values(default_partition=policy, updated=now))
+        journal.increment_revisions(
+            conn, conn.execute(sa.select(endpoint.c.domain).distinct()).scalars().all()
+        )
+    return str(found.id)
+
+
+def _insert_site(
+    conn: sa.Connection,
+    provider_id: str,
+    name: str,
+    policy: DefaultPartitionPolicy,
+    now: float,
+    ids: IdFactory,
+) -> str:
+    new = ids()
+    row: dict[str, Any] = {"id": new, "provider_id": provider_id, "name": name, "status": Status.REGISTERED}
+    row |= {"capabilities": {"nvLinkPartition": True}, "default_partition": policy}
+    conn.execute(sa.insert(site).values(**row, created=now, updated=now))
+    journal.record_status(conn, new, Status.REGISTERED, "Site is registered", now)
+    return new
+
+
+# Machines from files and observations.
+
+
+class MachineRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A compute tray: where it sits and how many GPUs it has."""
+
+    chassis_serial: str
+    slot: int
+    tray_index: int
+    rack: str
+    gpus: int
+    id: str = ""
+    """Made from chassis serial and slot where empty."""
+
+    @property
+    def machine_id(self) -> str:
+        """The id to use."""
+        return self.id or f"{self.chassis_serial}-{self.slot}".lower()
+
+
+class DeclaredGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU as an operator declares it; `module_id` counts from 1."""
+
+    module_id: int
+    guid: int
+
+
+def get_enrolled_machine(conn: sa.Connection, machine_id: str) -> sa.Row[Any]:
+    """The machine with what it carries. Refused (not found) when there is none."""
+    found = conn.execute(catalog.machine_listing().where(machine.c.id == machine_id)).one_or_none()
+    if found is None:
+        raise not_found(f"there is no machine {machine_id}")
+    return found
+
+
+def enrol_machines(
+    conn: sa.Connection,
+    site_id: str,
+    records: Iterable[MachineRecord],
+    source: Source,
+    status: str,
+    now: float,
+) -> tuple[list[str], list[str]]:
+    """Add machines that are new; returns the ids of the new ones, and of those that were known already.
+
+    `status` is what is known of their hosts: Ready where nobody else has a say in that, else Unknown.
+    Refused, all of it, when a record contradicts a known machine: who sits where is not guessed.
+    """
+    created: list[str] = []
+    unchanged: list[str] = []
+    for record in records:
+        known = _recorded_machine(conn, record)
+        if known is None:
+            _insert_machine(conn, site_id, record, source, status, now)
+            created.append(record.machine_id)
+        else:
+            unchanged.append(known)
+    return created, unchanged
+
+
+def enrol_observed_machines(
+    conn: sa.Connection, site_id: str, observation: DomainObservation, status: str, now: float
+) -> list[str]:
+    """Add the trays that a controller shows and the site does not know; returns their ids."""
+    trays: dict[tuple[str, int], list[int]] = {}
+    index: dict[tuple[str, int], int] = {}
+    for gpu in observation.gpus:
+        trays.setdefault((gpu.chassis_serial, gpu.slot), []).append(gpu.module_id)
+        index[gpu.chassis_serial, gpu.slot] = gpu.tray_index
+    known = conn.execute(
+        sa.select(machine.c.chassis_serial, machine.c.slot).where(
+            machine.c.chassis_serial.in_({serial for serial, _ in trays})
+        )
+    )
+    new = sorted(trays.keys() - {(row.chassis_serial, row.slot) for row in known})
+    records = [
+        # The rack is not on this wire; the chassis is what an operator finds it by.
+        MachineRecord(chassis_serial=at[0], slot=at[1], tray_index=index[at], rack=at[0], gpus=max(trays[at]))
+        for at in new
+    ]
+    return enrol_machines(conn, site_id, records, Source.NMX, status, now)[0]
+
+
+def enrol_machines_of_domain(conn: sa.Connection, site_id: str, domain: str, status: str, now: float) -> None:
+    """Add the machines that are known to be in `domain`: while its controllers contradict, none is."""
+    shown = latest.latest_of_domain(conn, domain).shown
+    if shown and enrol_observed_machines(conn, site_id, shown[0], status, now):
+        # What was learned of the domain was of the machines that there were.
+        sync.apply_observations(conn, shown, now)
+
+
+def declare_gpus(
+    conn: sa.Connection,
+    machine_id: str,
+    place: tuple[str, int, int],
+    domain: str | None,
+    gpus: Iterable[DeclaredGpu],
+    now: float,
+) -> Changed[None]:
+    """Write a machine's place (chassis serial, slot, tray index), domain and GPUs as an operator tells them.
+
+    It is a repair: the next observation of the domain overrules it. Refused while the machine carries an
+    instance, whose GPUs would change under it, and for a GUID that another machine has.
+    """
+    found = get_enrolled_machine(conn, machine_id)
+    if found.instance_id is not None:
+        raise Rejected(
+            RefusalKind.CONFLICT,
+            f"machine {machine_id} carries instance {found.instance_id}",
+            nearest_fix="release the instance first",
+        )
+    told = {gpu.module_id: gpu.guid for gpu in gpus}
+    serial, slot, tray = place
+    _check_slot_free(conn, machine_id, serial, slot)
+    _check_guids_free(conn, machine_id, told)
+    values = {"chassis_serial": serial, "slot": slot, "tray_index": tray, "domain": domain, "updated": now}
+    conn.execute(sa.update(machine).where(machine.c.id == machine_id).values(**values))
+    conn.execute(sa.delete(machine_gpu).where(machine_gpu.c.machine_id == machine_id))
+    _insert_machine_gpus(conn, machine_id, told, Source.DECLARED)
+    return Changed(None, _update_domains(conn, {found.domain, domain}, now))
+
+
+def remove_machine(conn: sa.Connection, machine_id: str, now: float) -> frozenset[str]:
+    """Forget a machine that carries nothing; returns the domains whose intent that changes."""
+    found = get_enrolled_machine(conn, machine_id)
+    if found.instance_id is not None:
+        raise conflict(f"machine {machine_id} carries instance {found.instance_id}")
+    for table in (machine_gpu, moved_gpu, cordon, drain):
+        conn.execute(sa.delete(table).where(table.c.machine_id == machine_id))
+    conn.execute(sa.delete(machine).where(machine.c.id == machine_id))
+    return _update_domains(conn, {found.domain}, now)
+
+
+def _update_domains(conn: sa.Connection, domains: Collection[str | None], now: float) -> frozenset[str]:
+    # Whose partition holds a GPU that is on no machine any more shares memory with nobody knows whom.
+    for domain in sorted(one for one in domains if one is not None):
+        status.update_statuses(conn, domain, now)
+    return journal.increment_revisions(conn, domains)
+
+
+def _recorded_machine(conn: sa.Connection, record: MachineRecord) -> str | None:
+    at_place = sa.and_(machine.c.chassis_serial == record.chassis_serial, machine.c.slot == record.slot)
+    rows = conn.execute(sa.select(machine).where(sa.or_(at_place, machine.c.id == record.machine_id))).all()
+    for row in rows:
+        if (row.chassis_serial, row.slot) != (record.chassis_serial, record.slot):
+            raise conflict(f"machine {row.id} is recorded at {row.chassis_serial} slot {row.slot}", id=row.id)
+        if record.id and row.id != record.id:
+            raise conflict(
+                f"{record.chassis_serial} slot {record.slot} is recorded as machine {row.id}", id=row.id
+            )
+        return str(row.id)
+    return None
+
+
+def _insert_machine(
+    conn: sa.Connection, site_id: str, record: MachineRecord, source: Source, status: str, now: float
+) -> None:
+    if not record.chassis_serial or not 1 <= record.gpus <= 64:
+        raise invalid(f"machine {record.machine_id} needs a chassis serial, and 1 to 64 GPUs")
+    conn.execute(
+        sa.insert(machine).values(
+            id=record.machine_id,
+            site_id=site_id,
+            status=status,
+            chassis_serial=record.chassis_serial,
+            slot=record.slot,
+            tray_index=record.tray_index,
+            rack=record.rack,
+            created=now,
+            updated=now,
+        )
+    )
+    modules: dict[int, int | None] = dict.fromkeys(range(1, record.gpus + 1))
+    _insert_machine_gpus(conn, record.machine_id, modules, source)
+
+
+def _insert_machine_gpus(
+    conn: sa.Connection, machine_id: str, gpus: Mapping[int, int | None], source: Source
+) -> None:
+    rows = [
+        {
+            "machine_id": machine_id,
+            "module_id": module,
+            "guid": None if guid is None else str(guid),
+            "source": source.value,
+            "health": GpuHealth.UNKNOWN,
+        }
+        for module, guid in sorted(gpus.items())
+    ]
+    if rows:
+        conn.execute(sa.insert(machine_gpu), rows)
+
+
+def _check_slot_free(conn: sa.Connection, machine_id: str, serial: str, slot: int) -> None:
+    there = sa.select(machine.c.id).where(machine.c.chassis_serial == serial, machine.c.slot == slot)
+    for other in conn.execute(there.where(machine.c.id != machine_id)).scalars():
+        raise conflict(f"{serial} slot {slot} is recorded as machine {other}", id=other)
+
+
+def _check_guids_free(conn: sa.Connection, machine_id: str, told: Mapping[int, int]) -> None:
+    if len(set(told.values())) < len(told) or 0 in told.values():
+        raise invalid("each GPU needs a GUID of its own")
+    taken = sa.select(machine_gpu.c.machine_id, machine_gpu.c.guid).where(
+        machine_gpu.c.guid.in_([str(guid) for guid in told.values()]), machine_gpu.c.machine_id != machine_id
+    )
+    for row in conn.execute(taken):
+        raise conflict(f"GPU {int(row.guid):#x} is recorded on machine {row.machine_id}", id=row.machine_id)
+
+
+# An embedded site from a topology.
+
+
+DEMO_ORG = "demo"
+
+
+def seed_embedded_site(
+    conn: sa.Connection,
+    site: RackSite,
+    profile: RackProfile,
+    endpoint_urls: Mapping[str, str],
+    *,
+    now: float,
+    ids: IdFactory,
+    org: str = DEMO_ORG,
+) -> str:
+    """Make the records of `site`, whose trays are all of `profile`; returns the site id.
+
+    `endpoint_urls` maps domain uuid to the URL of its controller. Repeating it adds what is new and
+    changes nothing else.
+    """
+    provider = entitlements.ensure_provider(conn, org, now, ids)
+    site_id = _seed_site(conn, provider.id, site.name, now, ids)
+    type_id = _seed_instance_type(conn, provider.id, site_id, profile, now, ids)
+    _seed_machines(conn, site_id, type_id, [tray for domain in site.domains for tray in domain.trays], now)
+    for domain in site.domains:
+        serials = {tray.chassis_serial for tray in domain.trays}
+        endpoints.register_endpoint(conn, endpoint_urls[domain.uuid], serials, now, ids)
+    entitlements.ensure_tenant(conn, org, now, ids)
+    for tenant_id in _tenants_with_everything(conn, org):
+        entitlements.grant_everything(conn, tenant_id, now, ids)
+    return site_id
+
+
+def machine_id_of_tray(tray: ComputeTray) -> str:
+    """The machine id of a tray: where it sits, as letters that are safe in a URL."""
+    return f"{tray.chassis_serial}-{tray.slot}".lower()
+
+
+def _seed_site(conn: sa.Connection, provider_id: str, name: str, now: float, ids: IdFactory) -> str:
+    found = conn.execute(sa.select(site_table.c.id).where(site_table.c.name == name)).scalar_one_or_none()
+    if found is not None:
+        return str(found)
+    new = ids()
+    row: dict[str, Any] = {"id": new, "provider_id": provider_id, "name": name, "status": Status.REGISTERED}
+    row |= {"capabilities": {"nvLinkPartition": True}, "default_partition": DefaultPartitionPolicy.NONE}
+    conn.execute(sa.insert(site_table).values(**row, created=now, updated=now))
+    journal.record_status(conn, new, Status.REGISTERED, "Site is registered", now)
+    return new
+
+
+def _seed_instance_type(
+    conn: sa.Connection, provider_id: str, site_id: str, profile: RackProfile, now: float, ids: IdFactory
+) -> str:
+    same = sa.and_(instance_type.c.site_id == site_id, instance_type.c.name == profile.name)
+    found = conn.execute(sa.select(instance_type.c.id).where(same)).scalar_one_or_none()
+    if found is not None:
+        return str(found)
+    gpus = {"type": "GPU", "name": profile.product, "count": profile.gpus_per_tray, "deviceType": "NVLink"}
+    return catalog.create_instance_type(
+        conn,
+        provider_id,
+        site_id=site_id,
+        name=profile.name,
+        description=profile.note,
+        labels={},
+        capabilities=[gpus],
+        now=now,
+        ids=ids,
+    )
+
+
+def _seed_machines(
+    conn: sa.Connection, site_id: str, type_id: str, trays: list[ComputeTray], now: float
+) -> None:
+    known = set(conn.execute(sa.select(machine.c.id).where(machine.c.site_id == site_id)).scalars())
+    new = [tray for tray in trays if machine_id_of_tray(tray) not in known]
+    if not new:
+        return
+    rows = [
+        {
+            "id": machine_id_of_tray(tray),
+            "site_id": site_id,
+            "instance_type_id": type_id,
+            "status": Status.READY,
+            "chassis_serial": tray.chassis_serial,
+            "slot": tray.slot,
+            "tray_index": tray.tray_index,
+            "rack": tray.rack,
+            "created": now,
+            "updated": now,
+        }
+        for tray in new
+    ]
+    conn.execute(sa.insert(machine), rows)
+    gpus = [
+        {"machine_id": machine_id_of_tray(tray), "module_id": module, "health": GpuHealth.UNKNOWN}
+        for tray in new
+        for module in range(1, len(tray.gpus) + 1)
+    ]
+    conn.execute(sa.insert(machine_gpu), gpus)
+
+
+def _tenants_with_everything(conn: sa.Connection, org: str) -> list[str]:
+    """The embedding org, and every tenant that was given everything before there were new machines."""
+    held = (
+        sa.select(allocation.c.tenant_id)
+        .where(allocation.c.name == entitlements.EVERYTHING_ALLOCATION)
+        .distinct()
+    )
+    return sorted({entitlements.get_tenant(conn, org).id, *conn.execute(held).scalars()})

@@ -1,0 +1,1 @@
+"""What controllers show: the latest valid reading of each domain, and conflicting controllers."""

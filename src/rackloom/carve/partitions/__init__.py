@@ -1,0 +1,1 @@
+"""NVLink partitions in the records: operations and ownership, intent, and found partitions."""

@@ -1,0 +1,191 @@
+"""Partitions that controllers show: who owns each, and adoption or release of foreign ones.
+
+`partitions_of_domains` lists the partitions of the latest observations. The recorded name decides the
+owner: the site (for a logical partition), the site for free GPUs of one tray, the factory default
+partition, a released partition, or foreign. A domain that cannot be read contributes nothing.
+
+A foreign partition has no owner until an operator decides. `adopt_partition` makes it the physical
+partition of a logical partition and never moves a GPU: the partition may hold only GPUs that the
+logical partition wants. `release_partition` lets the reconciler remove it. Both refuse the default
+partition, which follows the site's policy; a location-based partition, because NMX-C fixes the type at
+creation and the site works by GUID; and a partition with GPUs of machines that the site does not know.
+Both steps are recorded as operations.
+"""
+
+from collections.abc import Collection
+from enum import StrEnum
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.observation import latest
+from rackloom.carve.partitions import intent, ownership
+from rackloom.carve.store import journal
+from rackloom.carve.store.journal import OperatorOrder, Step
+from rackloom.carve.store.schema import logical_partition, owned_partition
+from rackloom.carve.store.values import (
+    RELEASED_OWNER,
+    Changed,
+    RefusalKind,
+    Rejected,
+    Status,
+    conflict,
+    invalid,
+    not_found,
+)
+from rackloom.core.partitions.domain import DEFAULT_PARTITION_ID, DomainObservation, ObservedPartition
+from rackloom.core.partitions.partition_layout import is_tray_partition
+
+# Partitions of the latest observations.
+
+
+class Owner(StrEnum):
+    """Whose a partition is."""
+
+    SITE = "site"
+    """Made or adopted for a logical partition."""
+    TRAY = "tray"
+    """Made by the site for the free GPUs of one tray."""
+    DEFAULT = "default"
+    """The factory default partition."""
+    RELEASED = "released"
+    """Found, given up by an operator, and about to be taken apart."""
+    FOREIGN = "foreign"
+    """Found, and nobody's until an operator adopts or releases it."""
+
+
+class FoundPartitionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition in the newest observation of its domain."""
+
+    domain: str
+    observed_at: float
+    seen: ObservedPartition
+    owner: Owner
+    logical_partition: str | None
+
+
+def partitions_of_domains(conn: sa.Connection, domains: Collection[str]) -> list[FoundPartitionView]:
+    """The partitions in the newest observations of `domains`, by domain and id.
+
+    A domain that cannot be read adds nothing: what it holds is not known.
+    """
+    owners = _recorded_owners(conn, domains)
+    return [
+        FoundPartitionView(
+            domain=domain,
+            observed_at=known.observation.observed_at,
+            seen=partition,
+            owner=classify_owner(partition, owners.get((domain, partition.name))),
+            logical_partition=_logical_partition_of(owners.get((domain, partition.name))),
+        )
+        for domain, known in sorted(latest.latest_of_domains(conn, domains).items())
+        if known.observation is not None
+        for partition in sorted(known.observation.partitions, key=lambda one: one.id)
+    ]
+
+
+def _recorded_owners(conn: sa.Connection, domains: Collection[str]) -> dict[tuple[str, str], str]:
+    rows = conn.execute(sa.select(owned_partition).where(owned_partition.c.domain.in_(domains)))
+    return {(row.domain, row.name): row.logical_partition_id for row in rows}
+
+
+def classify_owner(partition: ObservedPartition, recorded: str | None) -> Owner:
+    """Whose a partition is, given the logical partition that the records have for its name."""
+    if partition.id == DEFAULT_PARTITION_ID:
+        return Owner.DEFAULT
+    if recorded is None:
+        return Owner.FOREIGN
+    if is_tray_partition(recorded):
+        return Owner.TRAY
+    return Owner.RELEASED if recorded == RELEASED_OWNER else Owner.SITE
+
+
+def _logical_partition_of(recorded: str | None) -> str | None:
+    return None if recorded is None or recorded == RELEASED_OWNER or is_tray_partition(recorded) else recorded
+
+
+# Adoption and release.
+
+
+def adopt_partition(
+    conn: sa.Connection, domain: str, name: str, logical_partition_id: str, order: OperatorOrder
+) -> Changed[None]:
+    """Make a found partition the physical partition of a logical partition in its domain."""
+    seen, partition = _foreign_partition(conn, domain, name)
+    row = conn.execute(
+        sa.select(logical_partition).where(logical_partition.c.id == logical_partition_id)
+    ).one_or_none()
+    if row is None or row.status != Status.READY:
+        raise invalid(
+            "Could not find a ready NVLink Logical Partition with ID specified in request",
+            nvLinkLogicalPartitionId="does not exist, or is being deleted",
+        )
+    standing = [one for one in ownership.owned_partitions(conn, domain) if one.logical_partition == row.id]
+    if standing:
+        raise conflict(f"NVLink Logical Partition already has partition {standing[0].name} in the domain")
+    wanted = {
+        one.guid
+        for one in intent.gpu_assignments(conn, domain)
+        if one.logical_partition == logical_partition_id
+    }
+    if strangers := len(partition.members - wanted):
+        raise Rejected(
+            RefusalKind.CONFLICT,
+            f"{strangers} GPUs of the partition are not wanted in the NVLink Logical Partition",
+            nearest_fix="create its Instances on the machines of these GPUs first, or release the partition",
+        )
+    return _record_takeover(conn, seen, partition, row.id, Step.ADOPT, order)
+
+
+def release_partition(conn: sa.Connection, domain: str, name: str, order: OperatorOrder) -> Changed[None]:
+    """Let the reconciler take a found partition apart; the record says who wanted it and why."""
+    seen, partition = _foreign_partition(conn, domain, name)
+    return _record_takeover(conn, seen, partition, RELEASED_OWNER, Step.RELEASE, order)
+
+
+def _foreign_partition(
+    conn: sa.Connection, domain: str, name: str
+) -> tuple[DomainObservation, ObservedPartition]:
+    known = latest.latest_of_domain(conn, domain)
+    if known.observation is None:
+        raise conflict(f"What the domain holds cannot be told: {known.operators_doubt}")
+    found = [one for one in known.observation.partitions if one.name == name]
+    if not found:
+        raise not_found("Could not find a partition with specified name in the newest observation")
+    _check_adoptable(conn, domain, found[0])
+    return known.observation, found[0]
+
+
+def _check_adoptable(conn: sa.Connection, domain: str, partition: ObservedPartition) -> None:
+    if partition.id == DEFAULT_PARTITION_ID:
+        raise conflict("The factory default partition follows the site's policy for it")
+    if any(one.name == partition.name for one in ownership.owned_partitions(conn, domain)):
+        raise conflict("The partition is the site's own already")
+    if not partition.guid_based:
+        # NMX-C fixes the type of a partition at its creation, and the site works by GUID.
+        raise Rejected(
+            RefusalKind.CONFLICT,
+            "The partition is location-based, and the site only works on GUID-based ones",
+            nearest_fix="delete it on the switch controller",
+        )
+    if unknown := len(partition.members - intent.managed_gpus(conn, domain)):
+        raise Rejected(
+            RefusalKind.CONFLICT,
+            f"{unknown} GPUs of the partition are on no machine that the site knows",
+            nearest_fix="register their machines with the site",
+        )
+
+
+def _record_takeover(
+    conn: sa.Connection,
+    seen: DomainObservation,
+    partition: ObservedPartition,
+    owner: str,
+    step: Step,
+    order: OperatorOrder,
+) -> Changed[None]:
+    operation_id = ownership.record_operator_takeover(conn, seen, step, partition, order)
+    ownership.take_ownership(conn, seen, partition, owner, operation_id, order.now)
+    journal.record_operator_step(conn, step, partition.name, seen.domain, order)
+    touched = journal.increment_revisions(conn, [seen.domain])
+    return Changed(None, touched)

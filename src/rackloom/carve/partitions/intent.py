@@ -1,0 +1,287 @@
+"""The inputs of a plan: GPU assignments, drains, pauses, managed GPUs, default policy, blockers.
+
+`gpu_assignments` says which logical partition each GPU shall join: interfaces that are not being
+detached, of instances that are not terminating, on machines that are not drained. `managed_gpus` are
+the GPUs on the site's machines; all other GPUs of a domain are left alone.
+
+A drain moves the GPUs of a tray out of all partitions, so that the tray can be serviced. It is the only
+way to move a running instance's GPUs without a request of the tenant. The instance keeps its machine
+and its interfaces, and joins again when the drain ends. A drain is complete when an observation shows
+every GPU outside the partitions of the site.
+
+A paused domain is observed as always, but no operation begins in it until it is resumed. When its
+chassis report another domain uuid, the pause is copied there.
+
+`replace_blocked_gpus` records what the newest plan of a domain could not do, GPU by GPU, with the
+reason and the fix. A blocker that remains keeps the time when it was first seen.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from rackloom.carve.store import journal
+from rackloom.carve.store.journal import OperatorOrder, Step
+from rackloom.carve.store.schema import (
+    blocked_gpu,
+    domain_pause,
+    endpoint,
+    instance,
+    machine,
+    machine_gpu,
+    nvlink_interface,
+    site,
+)
+from rackloom.carve.store.schema import drain as table
+from rackloom.carve.store.values import Changed, Status, conflict, not_found
+from rackloom.core.partitions.domain import BlockedGpus, DefaultPartitionPolicy, GpuAssignment
+from rackloom.core.partitions.status_rules import DomainFacts, why_not_drained
+
+# Drains.
+
+
+DRAINED_MESSAGE = "every GPU was seen outside the partitions of the site"
+
+_UNFINISHED_DRAINS = (
+    sa.select(table, machine_gpu.c.guid)
+    .join(machine, machine.c.id == table.c.machine_id)
+    .join(machine_gpu, machine_gpu.c.machine_id == machine.c.id, isouter=True)
+    .where(table.c.ended.is_(None), table.c.drained.is_(None))
+    .order_by(table.c.id)
+)
+_UNFINISHED_IN_DOMAIN = _UNFINISHED_DRAINS.where(machine.c.domain == sa.bindparam("domain"))
+_UNFINISHED_WITHOUT_DOMAIN = _UNFINISHED_DRAINS.where(machine.c.domain.is_(None))
+
+
+_DRAINED_GPUS = (
+    sa.select(machine_gpu.c.guid)
+    .join(machine, machine.c.id == machine_gpu.c.machine_id)
+    .join(table, sa.and_(table.c.machine_id == machine.c.id, table.c.ended.is_(None)))
+    .where(machine.c.domain == sa.bindparam("domain"), machine_gpu.c.guid.is_not(None))
+)
+
+
+def active_drains(conn: sa.Connection, machine_ids: Collection[str]) -> dict[str, sa.Row[Any]]:
+    """The drains under way or done but not ended, by machine."""
+    found = sa.select(table).where(table.c.machine_id.in_(machine_ids), table.c.ended.is_(None))
+    return {row.machine_id: row for row in conn.execute(found)}
+
+
+def drain_reason_column(machine_id: sa.Column[str]) -> sa.ScalarSelect[str]:
+    """Why a machine is drained, for a query over machines; NULL when it is not."""
+    mine = sa.select(table.c.reason).where(table.c.machine_id == machine_id, table.c.ended.is_(None))
+    return mine.limit(1).scalar_subquery()
+
+
+def drained_machine_ids() -> sa.Select[tuple[str]]:
+    """Ids of the machines whose GPUs shall be in no partition."""
+    return sa.select(table.c.machine_id).where(table.c.ended.is_(None))
+
+
+def drained_gpus(conn: sa.Connection, domain: str) -> frozenset[int]:
+    """Fabric GUIDs in `domain` that shall be in no partition."""
+    return frozenset(int(guid) for guid in conn.execute(_DRAINED_GPUS, {"domain": domain}).scalars())
+
+
+def unfinished_drains(conn: sa.Connection, domain: str | None) -> dict[sa.Row[Any], list[int | None]]:
+    """The drains in `domain` of which the end was not yet observed, with the GUIDs of their GPUs."""
+    asked = _UNFINISHED_WITHOUT_DOMAIN if domain is None else _UNFINISHED_IN_DOMAIN
+    rows = conn.execute(asked, {} if domain is None else {"domain": domain})
+    found: dict[str, tuple[sa.Row[Any], list[int | None]]] = {}
+    for row in rows:
+        found.setdefault(row.id, (row, []))[1].append(None if row.guid is None else int(row.guid))
+    return dict(found.values())
+
+
+def update_drains(
+    conn: sa.Connection, open_drains: dict[sa.Row[Any], list[int | None]], facts: DomainFacts, now: float
+) -> None:
+    """Say of each drain what the newest observation supports."""
+    for row, guids in open_drains.items():
+        reasons = [why_not_drained(guid, row.started, facts) for guid in guids]
+        waiting = list(dict.fromkeys(reason for reason in reasons if reason))
+        outcome = {"message": "; ".join(waiting)} if waiting else {"message": DRAINED_MESSAGE, "drained": now}
+        if outcome != {"message": row.message}:
+            conn.execute(sa.update(table).where(table.c.id == row.id).values(**outcome))
+
+
+# Assignments.
+
+
+_ASSIGNMENTS = (
+    sa.select(machine_gpu.c.guid, nvlink_interface.c.logical_partition_id, instance.c.tenant_id)
+    .select_from(nvlink_interface)
+    .join(instance, instance.c.id == nvlink_interface.c.instance_id)
+    .join(machine, machine.c.id == instance.c.machine_id)
+    .join(
+        machine_gpu,
+        sa.and_(
+            machine_gpu.c.machine_id == machine.c.id,
+            machine_gpu.c.module_id == nvlink_interface.c.device_instance + 1,
+        ),
+    )
+    .where(
+        machine.c.domain == sa.bindparam("domain"),
+        machine_gpu.c.guid.is_not(None),
+        nvlink_interface.c.status != Status.DELETING,
+        instance.c.status != Status.TERMINATING,
+        machine.c.id.not_in(drained_machine_ids()),
+    )
+    .order_by(machine_gpu.c.guid)
+)
+"""Built once: every pass over a domain asks for it."""
+
+
+def gpu_assignments(conn: sa.Connection, domain: str) -> tuple[GpuAssignment, ...]:
+    """The wishes that count: interfaces and instances that stay, on trays that are not drained."""
+    return tuple(
+        GpuAssignment(guid=int(guid), logical_partition=partition, tenant=tenant)
+        for guid, partition, tenant in conn.execute(_ASSIGNMENTS, {"domain": domain})
+    )
+
+
+# Managed GPUs and the default partition policy.
+
+
+_MANAGED_GPUS = (
+    sa.select(machine_gpu.c.guid)
+    .join(machine, machine.c.id == machine_gpu.c.machine_id)
+    .where(machine.c.domain == sa.bindparam("domain"), machine_gpu.c.guid.is_not(None))
+)
+_DEFAULT_PARTITION_POLICY = (
+    sa.select(site.c.default_partition)
+    .join(machine, machine.c.site_id == site.c.id)
+    .where(machine.c.domain == sa.bindparam("domain"))
+    .limit(1)
+)
+
+
+def managed_gpus(conn: sa.Connection, domain: str | None) -> frozenset[int]:
+    """Fabric GUIDs of the GPUs on the site's machines in this domain."""
+    return frozenset(int(guid) for (guid,) in conn.execute(_MANAGED_GPUS, {"domain": domain}) if guid)
+
+
+def default_partition_policy(conn: sa.Connection, domain: str | None) -> DefaultPartitionPolicy:
+    """What the site does with the factory default partition; kept where the site has no machine."""
+    policy = conn.execute(_DEFAULT_PARTITION_POLICY, {"domain": domain}).scalar_one_or_none()
+    return DefaultPartitionPolicy.KEEP if policy is None else DefaultPartitionPolicy(policy)
+
+
+def default_partition_policies(conn: sa.Connection) -> dict[str, DefaultPartitionPolicy]:
+    """As `default_partition`, of every domain that the site has machines in."""
+    asked = sa.select(machine.c.domain, site.c.default_partition).join(site, site.c.id == machine.c.site_id)
+    rows = conn.execute(asked.where(machine.c.domain.is_not(None)).distinct())
+    return {domain: DefaultPartitionPolicy(policy) for domain, policy in rows}
+
+
+# Blockers of the newest plan.
+
+
+_BLOCKED_IN_DOMAIN = sa.select(blocked_gpu).where(blocked_gpu.c.domain == sa.bindparam("domain"))
+_BLOCKED_IN_DOMAIN = _BLOCKED_IN_DOMAIN.order_by(blocked_gpu.c.guid, blocked_gpu.c.reason)
+"""Built once: every pass asks it."""
+
+
+def replace_blocked_gpus(
+    conn: sa.Connection, domain: str, blocked: Sequence[BlockedGpus], now: float
+) -> bool:
+    """Make `blocked` what stands in the way in `domain`; False if it is known. What stays keeps its time."""
+    wanted = {(str(guid), one.reason): one.fix for one in blocked for guid in one.guids}
+    known = {(row.guid, row.reason): row.fix for row in blocked_gpus_of_domain(conn, domain)}
+    if known == wanted:
+        return False
+    for guid, reason in known.keys() - wanted.keys():
+        mine = sa.and_(
+            blocked_gpu.c.domain == domain, blocked_gpu.c.guid == guid, blocked_gpu.c.reason == reason
+        )
+        conn.execute(sa.delete(blocked_gpu).where(mine))
+    new = [
+        {"domain": domain, "guid": guid, "reason": reason, "fix": fix, "since": now}
+        for (guid, reason), fix in sorted(wanted.items())
+        if (guid, reason) not in known
+    ]
+    if new:
+        conn.execute(sa.insert(blocked_gpu), new)
+    return True
+
+
+def blocked_gpus_of_domain(conn: sa.Connection, domain: str) -> Sequence[sa.Row[Any]]:
+    """What stands in the way in `domain`: rows of domain, guid, reason, fix and since, by GPU and reason."""
+    return conn.execute(_BLOCKED_IN_DOMAIN, {"domain": domain}).all()
+
+
+def blocked_gpus_of_domains(conn: sa.Connection, domains: Collection[str]) -> dict[str, list[sa.Row[Any]]]:
+    """As `of_domain` for each of `domains`, in one query."""
+    told: dict[str, list[sa.Row[Any]]] = {domain: [] for domain in domains}
+    found = (
+        sa.select(blocked_gpu)
+        .where(blocked_gpu.c.domain.in_(told))
+        .order_by(blocked_gpu.c.guid, blocked_gpu.c.reason)
+    )
+    for row in conn.execute(found):
+        told[row.domain].append(row)
+    return told
+
+
+def blocker_reasons(conn: sa.Connection, domain: str | None) -> dict[int, str]:
+    """Fabric GUID -> everything that stands in its way, in one sentence."""
+    if domain is None:
+        return {}
+    told: dict[int, list[str]] = {}
+    for row in blocked_gpus_of_domain(conn, domain):
+        told.setdefault(int(row.guid), []).append(row.reason)
+    return {guid: "; ".join(why) for guid, why in told.items()}
+
+
+def delete_blocked_gpus(conn: sa.Connection, domain: str) -> None:
+    """Nothing is known to stand in the way in `domain`, which has another uuid now."""
+    conn.execute(sa.delete(blocked_gpu).where(blocked_gpu.c.domain == domain))
+
+
+# Paused domains.
+
+
+_PAUSE_REASON = sa.select(domain_pause.c.reason).where(domain_pause.c.domain == sa.bindparam("domain"))
+"""Built once: every pass asks it."""
+
+
+def pause_reason(conn: sa.Connection, domain: str) -> str | None:
+    """Why `domain` is paused; None when it is not."""
+    return conn.execute(_PAUSE_REASON, {"domain": domain}).scalar_one_or_none()
+
+
+def pause_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Changed[None]:
+    """Do nothing to `domain` from now on; a second pause keeps the first reason."""
+    _check_domain_known(conn, domain)
+    if pause_reason(conn, domain) is not None:
+        return Changed(None, frozenset())
+    row = {"domain": domain, "reason": order.reason, "asked_by": order.by, "created": order.now}
+    conn.execute(sa.insert(domain_pause).values(**row))
+    journal.record_operator_step(conn, Step.PAUSE, domain, domain, order)
+    return Changed(None, journal.increment_revisions(conn, [domain]))
+
+
+def resume_domain(conn: sa.Connection, domain: str, order: OperatorOrder) -> Changed[None]:
+    """Work on `domain` again."""
+    _check_domain_known(conn, domain)
+    if conn.execute(sa.delete(domain_pause).where(domain_pause.c.domain == domain)).rowcount == 0:
+        raise conflict("NVLink Domain is not paused")
+    journal.record_operator_step(conn, Step.RESUME, domain, domain, order)
+    return Changed(None, journal.increment_revisions(conn, [domain]))
+
+
+def copy_pause(conn: sa.Connection, domain: str, successor: str) -> None:
+    """Pause `successor` too when `domain` is paused: its chassis answer there now."""
+    row = (
+        conn.execute(sa.select(domain_pause).where(domain_pause.c.domain == domain)).mappings().one_or_none()
+    )
+    if row is not None and pause_reason(conn, successor) is None:
+        conn.execute(sa.insert(domain_pause).values(**{**row, "domain": successor}))
+
+
+def _check_domain_known(conn: sa.Connection, domain: str) -> None:
+    for column in (endpoint.c.domain, machine.c.domain):
+        if conn.execute(sa.select(column).where(column == domain).limit(1)).first() is not None:
+            return
+    raise not_found("Could not find NVLink Domain with specified ID")

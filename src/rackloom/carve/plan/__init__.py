@@ -1,1 +1,0 @@
-"""Intent and observation of one NVLink domain in, a plan of operations out. Pure."""

@@ -1,1 +1,0 @@
-"""Records and rules of a site: tenants, VPCs, machines, instances, partitions; and the store they live in."""

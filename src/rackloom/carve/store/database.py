@@ -1,0 +1,431 @@
+"""The store: runs record functions as transactions; its SQLite backend, with group commit.
+
+A record function is synchronous, has the form `fn(conn, ...)`, and does not know which database it runs
+on. `Store.run` runs it in a serializable write transaction: durable when the call returns, rolled back
+when it raises. The function may run more than once and only the last run counts, so it changes nothing
+but records. `Store.read` gives one consistent state and refuses writes. `Store.survey` is for reads of
+the whole site that must not delay other work. `Store.changes` reports domains whose intent another
+process changed.
+
+SQLite belongs to one process. `HomeDirectoryLock` takes an flock on the home directory and refuses a
+second process by the pid of the first; the kernel drops an flock when its process ends. A service uses
+one connection on a dedicated thread, so that the event loop never waits for the disk, and a second one
+for surveys, which the write-ahead log (WAL) lets read at the same time. `Store.inline` uses no thread,
+for simulations under virtual time. With `synchronous=FULL` a commit survives a power loss.
+
+Group commit: a commit waits for the disk, as long for one transaction as for twenty. Writes that wait
+at the same moment share one transaction. Each is a savepoint, rolled back alone when it fails, and no
+caller hears of success before the shared commit is durable. When the whole transaction is rolled back,
+for example by a full disk, every member fails with `Retry`.
+
+PostgreSQL, which replicas share, is in `postgres`; `Store.connect` imports it when it is wanted.
+"""
+
+import asyncio
+import fcntl
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from rackloom.carve.store.schema import migrate_to_head
+from rackloom.errors import Refused, Retry
+
+# Exclusive use of the home directory.
+
+
+class HomeDirectoryLock:
+    """An exclusive lock on a home directory, held until `release` or the end of the process.
+
+    The kernel drops an flock with its process, so a lock file left by a crash never blocks a restart.
+    """
+
+    def __init__(self, home: Path) -> None:
+        """Take the lock. Raises Refused naming the process that has it."""
+        home.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._fd)
+            raise Refused(
+                f"{home} is in use by process {holder}",
+                nearest_fix="stop that process, or choose another home directory",
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let the next process in."""
+        os.close(self._fd)
+
+
+# Group commit.
+
+
+MAX_GROUP_SIZE = 64
+"""Transactions done in one go: the last of them waits for all others."""
+
+
+class _GroupRolledBack(Retry):
+    """The transaction is no longer there, and with it what was done in it before."""
+
+
+class PendingTransaction(msgspec.Struct, frozen=True, eq=False):
+    """A transaction, and who waits for its result."""
+
+    work: Callable[[sa.Connection], Any]
+    write: bool
+    told: "Future[Any]"
+
+
+class TransactionQueue:
+    """Transactions that were asked for, from any thread, and not begun."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[PendingTransaction] = deque()
+
+    def add(self, work: Callable[[sa.Connection], Any], *, write: bool) -> "Future[Any]":
+        """Ask for a transaction."""
+        job = PendingTransaction(work, write, Future())
+        self._jobs.append(job)
+        return job.told
+
+    def take(self) -> tuple[list[PendingTransaction], list[PendingTransaction]]:
+        """Writes and reads to do now, in the order in which they were asked for; they have begun."""
+        taken = [self._jobs.popleft() for _ in range(min(len(self._jobs), MAX_GROUP_SIZE))]
+        begun = [job for job in taken if job.told.set_running_or_notify_cancel()]
+        return [job for job in begun if job.write], [job for job in begun if not job.write]
+
+
+RunTransaction = Callable[[Callable[[sa.Connection], None]], None]
+"""Runs something in a transaction: durable when it returns, undone when it raises."""
+
+
+def run_group_commit(jobs: Sequence[PendingTransaction], transact: RunTransaction) -> None:
+    """Do `jobs` in one transaction, then tell each who waits how its own part ended."""
+    if not jobs:
+        return
+    if len(jobs) == 1:
+        _run_single(jobs[0], transact)
+        return
+    ends: list[tuple[PendingTransaction, Any, BaseException | None]] = []
+
+    def work(conn: sa.Connection) -> None:
+        ends.extend((job, *_run_member(conn, job)) for job in jobs)
+
+    try:
+        transact(work)
+    except BaseException as error:
+        for job in jobs:
+            job.told.set_exception(error)
+        return
+    for job, result, trouble in ends:
+        _resolve(job, result, trouble)
+
+
+def _run_single(job: PendingTransaction, transact: RunTransaction) -> None:
+    results: list[Any] = []
+    try:
+        transact(lambda conn: results.append(job.work(conn)))
+    except BaseException as error:
+        job.told.set_exception(error)
+    else:
+        job.told.set_result(results[0])
+
+
+def _run_member(conn: sa.Connection, job: PendingTransaction) -> tuple[Any, BaseException | None]:
+    try:
+        return (_in_savepoint(conn, job.work) if job.write else job.work(conn)), None
+    except _GroupRolledBack:
+        raise
+    except BaseException as error:
+        return None, error
+
+
+def _in_savepoint(conn: sa.Connection, work: Callable[[sa.Connection], Any]) -> Any:
+    # Straight to the driver: a savepoint of the library costs more than most of what is done in it.
+    connection: Any = conn.connection.dbapi_connection
+    connection.execute("SAVEPOINT part")
+    try:
+        result = work(conn)
+        # Fails where `work` has hidden that it undid everything.
+        connection.execute("RELEASE part")
+    except BaseException as error:
+        _roll_back_savepoint(connection, error)
+        raise
+    return result
+
+
+def _roll_back_savepoint(connection: Any, cause: BaseException) -> None:
+    if not connection.in_transaction:
+        # A full disk undoes the whole transaction, and with it what the others were about to be told.
+        raise _GroupRolledBack("undone together with a change that failed", after=1.0) from cause
+    connection.execute("ROLLBACK TO part")
+    connection.execute("RELEASE part")
+
+
+def _resolve(job: PendingTransaction, result: Any, trouble: BaseException | None) -> None:
+    if trouble is None:
+        job.told.set_result(result)
+    else:
+        job.told.set_exception(trouble)
+
+
+# The SQLite backend.
+
+
+T = TypeVar("T")
+
+DATABASE = "site.db"
+
+
+class SqliteBackend:
+    """`site.db` in a home directory, or a database in memory."""
+
+    is_shared = False
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        lock: HomeDirectoryLock | None,
+        thread: ThreadPoolExecutor | None,
+        surveyor: "_ReadConnection | None" = None,
+    ) -> None:
+        self._engine = engine
+        self._lock = lock
+        self._thread = thread
+        self._surveyor = surveyor
+        self._waiting = TransactionQueue()
+
+    @classmethod
+    def open(cls, home: Path) -> "SqliteBackend":
+        """Lock `home` and use its database from a thread. Raises Refused if locked."""
+        lock = HomeDirectoryLock(home)
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="site-store")
+        try:
+            engine = thread.submit(_migrated_engine, home / DATABASE).result()
+        except BaseException:
+            thread.shutdown()
+            lock.release()
+            raise
+        return cls(engine, lock, thread, _ReadConnection(home / DATABASE))
+
+    @classmethod
+    def inline(cls, home: Path | None) -> "SqliteBackend":
+        """The same without a thread; in memory when `home` is None."""
+        if home is None:
+            return cls(_migrated_engine(None), None, None)
+        lock = HomeDirectoryLock(home)
+        try:
+            return cls(_migrated_engine(home / DATABASE), lock, None)
+        except BaseException:
+            lock.release()
+            raise
+
+    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
+        """Run `work` in one transaction; with one connection every one is serial."""
+        if self._thread is None:
+            return self._transact(work, write)
+        told: Future[T] = self._waiting.add(work, write=write)
+        self._thread.submit(self._work_off)
+        return await asyncio.wrap_future(told)
+
+    async def survey(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run `work` on a connection of its own, where there are threads."""
+        if self._surveyor is None:
+            return self._transact(work, write=False)
+        return await self._surveyor.read(work)
+
+    async def changes(self) -> AsyncGenerator[str | None, None]:
+        """Nothing, ever: the lock on the home directory keeps other writers out."""
+        await asyncio.Event().wait()
+        yield None
+
+    async def close(self) -> None:
+        """Finish what is under way and give the home directory back."""
+        if self._surveyor is not None:
+            await self._surveyor.close()
+        await self._call(self._engine.dispose)
+        if self._thread is not None:
+            self._thread.shutdown()
+        if self._lock is not None:
+            self._lock.release()
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        if self._thread is None:
+            return work()
+        future: Future[T] = self._thread.submit(work)
+        return await asyncio.wrap_future(future)
+
+    def _work_off(self) -> None:
+        """Do what waits; nothing, when an earlier turn took it along."""
+        writes, reads = self._waiting.take()
+        run_group_commit(writes, lambda work: self._transact(work, write=True))
+        run_group_commit(reads, lambda work: self._transact(work, write=False))
+
+    def _transact(self, work: Callable[[sa.Connection], T], write: bool) -> T:
+        return _run_transaction(self._engine, work, write)
+
+
+class _ReadConnection:
+    """A second connection, from a thread of its own, that only reads."""
+
+    def __init__(self, path: Path) -> None:
+        self._engine = _create_engine(path)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="site-survey")
+
+    async def read(self, work: Callable[[sa.Connection], T]) -> T:
+        future: Future[T] = self._thread.submit(_run_transaction, self._engine, work, write=False)
+        return await asyncio.wrap_future(future)
+
+    async def close(self) -> None:
+        """Once what is under way has ended."""
+        await asyncio.wrap_future(self._thread.submit(self._engine.dispose))
+        self._thread.shutdown()
+
+
+def _run_transaction(engine: sa.Engine, work: Callable[[sa.Connection], T], write: bool) -> T:
+    with engine.connect() as base:
+        conn = base.execution_options(site_write=write)
+        with conn.begin():
+            return work(conn)
+
+
+def _create_engine(path: Path | None) -> sa.Engine:
+    url = sa.URL.create("sqlite", database=None if path is None else str(path))
+    engine = sa.create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
+    sa.event.listen(engine, "connect", _set_pragmas)
+    sa.event.listen(engine, "begin", _begin_transaction)
+    return engine
+
+
+def _migrated_engine(path: Path | None) -> sa.Engine:
+    engine = _create_engine(path)
+    try:
+        with engine.connect() as base, base.execution_options(site_write=True).begin():
+            migrate_to_head(base)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def _set_pragmas(connection: Any, _record: object) -> None:
+    # The driver must not open transactions by itself: `_begin` says which kind is wanted.
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=5000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_transaction(conn: sa.Connection) -> None:
+    # Straight to the driver: a statement of the library costs more than most of what is read in between.
+    driver: Any = conn.connection.dbapi_connection
+    write = bool(conn.get_execution_options().get("site_write", False))
+    if conn.info.get("site_write") is not write:
+        driver.execute(f"PRAGMA query_only={'OFF' if write else 'ON'}")
+        conn.info["site_write"] = write
+    driver.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+# The interface of a backend.
+
+
+class DatabaseBackend(Protocol):
+    """One database; see `Store` for what each promise means."""
+
+    is_shared: bool
+
+    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
+        """Run `work` in one serializable (or read-only) transaction."""
+        ...
+
+    async def survey(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run `work`, which reads much, beside what else is asked meanwhile."""
+        ...
+
+    def changes(self) -> AsyncGenerator[str | None, None]:
+        """Domains whose intent changed; None when some may have been missed."""
+        ...
+
+    async def close(self) -> None:
+        """Finish and release everything."""
+        ...
+
+
+# The store.
+
+
+P = ParamSpec("P")
+
+
+class Store:
+    """The site's records. Made by `open` (a service), `inline` (a simulation) or `connect` (replicas)."""
+
+    def __init__(self, backend: DatabaseBackend) -> None:
+        self._backend = backend
+
+    @classmethod
+    def open(cls, home: Path) -> "Store":
+        """Lock `home`, migrate `<home>/site.db` and serve it from one thread. Raises Refused if locked."""
+        return cls(SqliteBackend.open(home))
+
+    @classmethod
+    def inline(cls, home: Path | None = None) -> "Store":
+        """The same records without a thread; in memory when `home` is None."""
+        return cls(SqliteBackend.inline(home))
+
+    @classmethod
+    async def connect(cls, url: str) -> "Store":
+        """Migrate and serve the PostgreSQL database at `url` (postgresql://...), as one of several replicas.
+
+        Raises Refused for a URL of anything else, and Retry when the server cannot be reached.
+        """
+        # Imported where it is wanted: a site on SQLite needs no PostgreSQL driver.
+        from rackloom.carve.store.postgres import PostgresBackend
+
+        return cls(await PostgresBackend.connect(url))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may work on the same records."""
+        return self._backend.is_shared
+
+    async def run(
+        self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `fn(conn, ...)` in a write transaction: durable when this returns, undone when it raises.
+
+        Transactions are serializable: a rule that `fn` checked still holds when it commits. To that end `fn`
+        may be run more than once, and only the last run counts, so it changes nothing but records.
+        Cancelling the caller does not cancel a transaction that has begun.
+        """
+        return await self._backend.transact(lambda conn: fn(conn, *args, **kwargs), write=True)
+
+    async def read(
+        self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `fn(conn, ...)` on one consistent state; writing is an error."""
+        return await self._backend.transact(lambda conn: fn(conn, *args, **kwargs), write=False)
+
+    async def survey(self, fn: Callable[[sa.Connection], T]) -> T:
+        """As `read`, for readings of the whole site; in a home, nobody who reads or writes waits for it."""
+        return await self._backend.survey(fn)
+
+    def changes(self) -> AsyncGenerator[str | None, None]:
+        """The domain of each change of intent that any process commits; None when some may have been missed.
+
+        It never ends. Where no other process can write, it never yields either.
+        """
+        return self._backend.changes()
+
+    async def close(self) -> None:
+        """Finish what is under way and give the database back."""
+        await self._backend.close()

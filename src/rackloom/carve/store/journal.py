@@ -1,0 +1,362 @@
+"""Journals: intent revisions, the site clock, status history, tenant events, operator steps.
+
+Intent revisions: each change of what the site wants of an NVLink domain increments the domain's
+revision in the same transaction. A plan names its revision, and is refused when the revision has
+changed. On PostgreSQL the increment also notifies the other replicas, when the transaction commits.
+
+Clock: whether an observation answers a request is decided by their times. `MonotonicSiteClock` counts
+from the start of the process with the monotonic clock, and starts no earlier than the newest recorded
+time. A wall clock that is set back can neither make old observations answer new requests, nor keep new
+ones from counting.
+
+Status history: the newest 20 entries of an object say what it was, why and when. The same status with
+another reason replaces the reason; the same status and reason write nothing.
+
+Tenant events: a transactional outbox, written in the transaction of the change itself. Numbers grow by
+one within a tenant, and the row of the counter stays locked until the commit. So a number never becomes
+visible before a smaller one. The newest 10,000 events of a tenant are kept.
+
+Operator steps: who did what by hand, to which object, why and when. `OperatorOrder` carries who, why
+and when.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.store.schema import domain_revision as table
+from rackloom.carve.store.schema import event_counter as counter
+from rackloom.carve.store.schema import (
+    instance,
+    nvlink_interface,
+    observation,
+    operation,
+    operator_step,
+    status_history,
+    tenant_event,
+)
+
+# Intent revisions.
+
+
+INTENT_CHANNEL = "rackloom_intent"
+"""PostgreSQL notification channel on which replicas tell one another of domains whose intent changed."""
+
+_here = table.c.domain == sa.bindparam("here")
+_CURRENT = sa.select(table.c.revision).where(_here)
+_INCREMENT = sa.update(table).where(_here).values(revision=table.c.revision + 1)
+
+
+def increment_revisions(conn: sa.Connection, domains: Iterable[str | None]) -> frozenset[str]:
+    """Count a change of intent in each domain, and return those that are known (None is not yet observed)."""
+    known = frozenset(domain for domain in domains if domain is not None)
+    for domain in sorted(known):
+        if conn.execute(_INCREMENT, {"here": domain}).rowcount == 0:
+            conn.execute(sa.insert(table).values(domain=domain, revision=1))
+        _notify(conn, domain)
+    return known
+
+
+def current_revision(conn: sa.Connection, domain: str) -> int:
+    """The revision of `domain`; 0 when nothing was ever wanted of it."""
+    return conn.execute(_CURRENT, {"here": domain}).scalar_one_or_none() or 0
+
+
+def _notify(conn: sa.Connection, domain: str) -> None:
+    # Delivered at the commit, and never for a transaction that is undone. SQLite has no one to tell.
+    if conn.dialect.name == "postgresql":
+        conn.execute(sa.select(sa.func.pg_notify(INTENT_CHANNEL, domain)))
+
+
+# The clock.
+
+
+_TIME_COLUMNS = (
+    observation.c.observed_at,
+    operation.c.started,
+    instance.c.intent_at,
+    nvlink_interface.c.intent_at,
+)
+
+
+class MonotonicSiteClock:
+    """Seconds since the epoch as they were at the start, and since then as `monotonic` counts them.
+
+    `floor` is the newest moment of the past that must stay in the past.
+    """
+
+    def __init__(self, wall: Callable[[], float], monotonic: Callable[[], float], floor: float) -> None:
+        self._monotonic = monotonic
+        self._offset = max(wall(), floor) - monotonic()
+
+    def __call__(self) -> float:
+        """The time."""
+        return self._offset + self._monotonic()
+
+
+def newest_recorded_time(conn: sa.Connection) -> float:
+    """The newest time that is recorded of a wish, an operation or an observation; 0 where there is none."""
+    newest = [conn.execute(sa.select(sa.func.max(column))).scalar_one() for column in _TIME_COLUMNS]
+    return max((moment for moment in newest if moment is not None), default=0.0)
+
+
+# Status history.
+
+
+MAX_HISTORY_ENTRIES = 20
+
+
+class StatusRecord(NamedTuple):
+    """What an object was, since when, and when the reason was last changed."""
+
+    object_id: str
+    status: str
+    message: str
+    created: float
+    updated: float
+
+
+_of_objects = status_history.c.object_id.in_(sa.bindparam("objects", expanding=True))
+_last_entry = (
+    sa.select(sa.func.max(status_history.c.id)).where(_of_objects).group_by(status_history.c.object_id)
+)
+_NEWEST_ENTRIES = sa.select(status_history).where(status_history.c.id.in_(_last_entry))
+_ALL_ENTRIES = (
+    sa.select(*(status_history.c[name] for name in StatusRecord._fields))
+    .where(_of_objects)
+    .order_by(status_history.c.id.desc())
+)
+_FULL_HISTORIES = (
+    sa.select(status_history.c.object_id)
+    .where(_of_objects)
+    .group_by(status_history.c.object_id)
+    .having(sa.func.count() > MAX_HISTORY_ENTRIES)
+)
+_INSERT_ENTRY = sa.insert(status_history)
+_REPLACE_MESSAGE = (
+    sa.update(status_history)
+    .where(status_history.c.id == sa.bindparam("of"))
+    .values(message=sa.bindparam("because"), updated=sa.bindparam("at"))
+)
+
+
+class StatusEntry(msgspec.Struct, frozen=True):
+    """An object has a status, and why."""
+
+    object_id: str
+    status: str
+    message: str
+
+
+def record_status(conn: sa.Connection, object_id: str, status: str, message: str, now: float) -> bool:
+    """Note that the object has `status` because of `message`; False when that was known.
+
+    A new reason alone replaces the old.
+    """
+    entry, past = StatusEntry(object_id, status, message), newest_statuses(conn, [object_id])
+    if not is_status_change(entry, past.get(object_id)):
+        return False
+    write_status_entries(conn, [entry], past, now)
+    return True
+
+
+def newest_statuses(conn: sa.Connection, object_ids: Collection[str]) -> dict[str, sa.Row[Any]]:
+    """The newest entry of each object that has one."""
+    return {row.object_id: row for row in conn.execute(_NEWEST_ENTRIES, {"objects": list(object_ids)})}
+
+
+def is_status_change(entry: StatusEntry, past: sa.Row[Any] | None) -> bool:
+    """Whether `entry` says what the newest entry does not."""
+    return past is None or (past.status, past.message) != (entry.status, entry.message)
+
+
+def write_status_entries(
+    conn: sa.Connection, entries: Collection[StatusEntry], past: Mapping[str, sa.Row[Any]], now: float
+) -> None:
+    """Write entries that are news, one an object at most; `past` are the newest of these objects so far."""
+    same = [one for one in entries if one.object_id in past and past[one.object_id].status == one.status]
+    if same:
+        rows = [{"of": past[one.object_id].id, "because": one.message, "at": now} for one in same]
+        conn.execute(_REPLACE_MESSAGE, rows)
+    if new := [one for one in entries if one not in same]:
+        begin_histories(conn, new, now)
+        _prune_histories(conn, [one.object_id for one in new])
+
+
+def begin_histories(conn: sa.Connection, entries: Collection[StatusEntry], now: float) -> None:
+    """Write the first entries of objects that have just been made, oldest first."""
+    rows = [{**msgspec.structs.asdict(one), "created": now, "updated": now} for one in entries]
+    conn.execute(_INSERT_ENTRY, rows)
+
+
+def status_histories(conn: sa.Connection, object_ids: Collection[str]) -> dict[str, list[StatusRecord]]:
+    """The histories of `object_ids`, each newest first."""
+    histories: dict[str, list[StatusRecord]] = defaultdict(list)
+    for one in map(StatusRecord._make, conn.execute(_ALL_ENTRIES, {"objects": list(object_ids)}).all()):
+        histories[one.object_id].append(one)
+    return histories
+
+
+def delete_histories(conn: sa.Connection, object_ids: Collection[str]) -> None:
+    """Drop the histories of objects that no longer exist."""
+    conn.execute(sa.delete(status_history).where(status_history.c.object_id.in_(object_ids)))
+
+
+def _prune_histories(conn: sa.Connection, object_ids: Collection[str]) -> None:
+    for object_id in conn.execute(_FULL_HISTORIES, {"objects": list(object_ids)}).scalars().all():
+        kept = sa.select(status_history.c.id).where(status_history.c.object_id == object_id)
+        kept = kept.order_by(status_history.c.id.desc()).limit(MAX_HISTORY_ENTRIES)
+        conn.execute(
+            sa.delete(status_history).where(
+                status_history.c.object_id == object_id, status_history.c.id.not_in(kept)
+            )
+        )
+
+
+# Tenant events: the outbox.
+
+
+MAX_TENANT_EVENTS = 10_000
+"""Events of a tenant that can be read again."""
+EVENT_DELETED = "Deleted"
+"""Status in the last event of an object; no object has it."""
+
+
+_INSERT_EVENT = sa.insert(tenant_event)
+_ADVANCE_COUNTER = (
+    sa.update(counter)
+    .where(counter.c.tenant_id == sa.bindparam("tenant"))
+    .values(newest=counter.c.newest + sa.bindparam("more"))
+    .returning(counter.c.newest)
+)
+
+
+class EventKind(StrEnum):
+    """What an event is about."""
+
+    LOGICAL_PARTITION = "nvlink-logical-partition"
+    INTERFACE = "nvlink-interface"
+    INSTANCE = "instance"
+    VPC = "vpc"
+    ALLOCATION = "allocation"
+    DOMAIN = "nvlink-domain"
+
+
+class EventNote(msgspec.Struct, frozen=True):
+    """What happened to an object."""
+
+    kind: EventKind
+    object_id: str
+    status: str
+    message: str | None = None
+
+
+class TenantEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A note with its number and time."""
+
+    number: int
+    note: EventNote
+    created: float
+
+
+def publish_events(conn: sa.Connection, tenant_id: str, notes: Sequence[EventNote], now: float) -> None:
+    """Append `notes` to the tenant's events; the oldest ones beyond KEPT are dropped."""
+    if not notes:
+        return
+    newest = _next_event_numbers(conn, tenant_id, len(notes))
+    rows = [
+        {"tenant_id": tenant_id, "number": number, "created": now, **msgspec.structs.asdict(note)}
+        for number, note in enumerate(notes, newest - len(notes) + 1)
+    ]
+    conn.execute(_INSERT_EVENT, rows)
+    if newest > MAX_TENANT_EVENTS:
+        conn.execute(
+            sa.delete(tenant_event).where(
+                tenant_event.c.tenant_id == tenant_id, tenant_event.c.number <= newest - MAX_TENANT_EVENTS
+            )
+        )
+
+
+def record_and_publish(conn: sa.Connection, tenant_id: str, note: EventNote, now: float) -> None:
+    """Write `note` into the history of its object and, when it says something new, into the events."""
+    if record_status(conn, note.object_id, note.status, note.message or "", now):
+        publish_events(conn, tenant_id, [note], now)
+
+
+def record_and_publish_new(
+    conn: sa.Connection, tenant_id: str, notes: Sequence[EventNote], now: float
+) -> None:
+    """As `tell`, for the first `notes` of an object that has just been made."""
+    begin_histories(conn, [StatusEntry(one.object_id, one.status, one.message or "") for one in notes], now)
+    publish_events(conn, tenant_id, notes, now)
+
+
+def events_after(conn: sa.Connection, tenant_id: str, number: int, limit: int) -> tuple[TenantEvent, ...]:
+    """The events after `number`, oldest first, at most `limit`."""
+    wanted = sa.select(tenant_event).where(
+        tenant_event.c.tenant_id == tenant_id, tenant_event.c.number > number
+    )
+    return tuple(
+        TenantEvent(
+            number=row.number,
+            note=EventNote(EventKind(row.kind), row.object_id, row.status, row.message),
+            created=row.created,
+        )
+        for row in conn.execute(wanted.order_by(tenant_event.c.number).limit(limit))
+    )
+
+
+def newest_event_number(conn: sa.Connection, tenant_id: str) -> int:
+    """Number of the tenant's newest event; 0 before the first."""
+    found = conn.execute(sa.select(counter.c.newest).where(counter.c.tenant_id == tenant_id))
+    return found.scalar_one_or_none() or 0
+
+
+def _next_event_numbers(conn: sa.Connection, tenant_id: str, more: int) -> int:
+    found: int | None = conn.execute(
+        _ADVANCE_COUNTER, {"tenant": tenant_id, "more": more}
+    ).scalar_one_or_none()
+    if found is None:
+        conn.execute(sa.insert(counter).values(tenant_id=tenant_id, newest=more))
+        return more
+    return found
+
+
+# Operator steps.
+
+
+class Step(StrEnum):
+    """What an operator can do to a domain, a machine, a partition or an endpoint."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    CORDON = "cordon"
+    UNCORDON = "uncordon"
+    DRAIN = "drain"
+    END_DRAIN = "end-drain"
+    FORCE_DELETE = "force-delete"
+    ADOPT = "adopt"
+    RELEASE = "release"
+    CREATE_ENDPOINT = "create-endpoint"
+    UPDATE_ENDPOINT = "update-endpoint"
+    DELETE_ENDPOINT = "delete-endpoint"
+
+
+class OperatorOrder(msgspec.Struct, frozen=True):
+    """Who asks, why, and when (seconds since the epoch)."""
+
+    by: str
+    reason: str
+    now: float
+
+
+def record_operator_step(
+    conn: sa.Connection, step: Step, subject: str, domain: str | None, order: OperatorOrder
+) -> None:
+    """Note that `step` was done to `subject` (a domain, machine, partition name or chassis serial)."""
+    row = {"step": step, "subject": subject, "domain": domain, "asked_by": order.by, "reason": order.reason}
+    conn.execute(sa.insert(operator_step).values(**row, created=order.now))

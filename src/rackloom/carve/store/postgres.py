@@ -1,0 +1,359 @@
+"""PostgreSQL backend: replicas share one database, one writer at a time, LISTEN/NOTIFY wake-ups.
+
+Transactions: a write takes an exclusive lock on `alembic_version` before its snapshot, so it sees every
+earlier write of any replica. Record functions read widely before they write; serializable transactions
+side by side then abort each other nearly always. The isolation level is SERIALIZABLE all the same, to
+protect against writers that use the database by other means. A transaction that the server rolled back
+(serialization failure, deadlock, lock timeout), or that could not be served, runs again with
+exponential backoff and random delay; after the last attempt the caller gets `Retry`. A connection lost
+during a commit raises `Unknown`: running the transaction again could apply it twice.
+
+Migrations: an advisory lock lets one replica migrate while the others wait.
+
+Notifications: a change of intent notifies the other replicas when it commits. PostgreSQL drops
+notifications for a listener that is away, so `listen_for_intent_changes` yields None after each
+connection: anything may have been missed. A notification is a wake-up, never a fact.
+
+Surveys run on separate connections, in the event loop of a separate thread (`BackgroundLoop`), so that
+they do not delay the service's event loop.
+"""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+import asyncpg
+import sqlalchemy as sa
+import structlog
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncTransaction, create_async_engine
+
+from rackloom.carve.store.journal import INTENT_CHANNEL
+from rackloom.carve.store.schema import migrate_to_head
+from rackloom.errors import Refused, Retry, Unknown
+
+# Transactions with retries.
+
+
+T = TypeVar("T")
+
+MAX_ATTEMPTS = 12
+FIRST_RETRY_DELAY, MAX_RETRY_DELAY = 0.002, 0.5
+"""Seconds before a transaction is run again: doubled each time and drawn at random up to that, so that
+replicas which met do not meet again. All attempts together take about two seconds."""
+WRITE_OPTIONS: Mapping[str, Any] = {"isolation_level": "SERIALIZABLE"}
+READ_OPTIONS: Mapping[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+MIGRATE_OPTIONS: Mapping[str, Any] = {"isolation_level": "READ COMMITTED"}
+"""Who waited for the migration lock must see what its holder did."""
+
+_WRITER_LOCK = "LOCK TABLE alembic_version IN EXCLUSIVE MODE"
+"""Taken before a write transaction's snapshot, so each one sees what those before it did, on any replica.
+The table is the one that nothing ever changes but a migration, which writers must not overtake either."""
+
+_ROLLED_BACK = {"40001", "40P01", "55P03"}
+"""SQLSTATE serialization_failure, deadlock_detected and lock_not_available: nothing is left of the
+transaction, and it may be repeated."""
+_SERVER_UNAVAILABLE = {"57P01", "57P02", "57P03", "53300"}
+"""SQLSTATE of a server that shuts down, crashed, starts, or has no connection left for us."""
+
+
+async def run_with_retries(
+    engine: AsyncEngine, work: Callable[[sa.Connection], T], options: Mapping[str, Any]
+) -> T:
+    """Run `work` in one transaction, and again while PostgreSQL undoes it.
+
+    `options` are `WRITE`, `READ` or `MIGRATE`. Raises Retry in the end, and Unknown where the connection was
+    lost during the commit.
+    """
+    longest, reason = FIRST_RETRY_DELAY, ""
+    for _ in range(MAX_ATTEMPTS):
+        try:
+            return await _run_once(engine, work, options)
+        except (sa.exc.DBAPIError, asyncpg.PostgresError, OSError) as error:
+            if not _is_retryable(error):
+                raise
+            reason = str(getattr(error, "orig", error))
+        await asyncio.sleep(random.uniform(0, longest))  # noqa: S311 - spreads load, guards nothing
+        longest = min(2 * longest, MAX_RETRY_DELAY)
+    raise Retry(f"the database did not take the transaction: {reason}", after=MAX_RETRY_DELAY)
+
+
+async def _run_once(engine: AsyncEngine, work: Callable[[sa.Connection], T], options: Mapping[str, Any]) -> T:
+    async with engine.connect() as base:
+        conn = await base.execution_options(**options)
+        transaction = await conn.begin()
+        if options is WRITE_OPTIONS:
+            await conn.exec_driver_sql(_WRITER_LOCK)
+        result = await conn.run_sync(work)
+        await _commit(transaction)
+        return result
+
+
+async def _commit(transaction: AsyncTransaction) -> None:
+    try:
+        await transaction.commit()
+    except (sa.exc.DBAPIError, OSError) as error:
+        if _sqlstate(error) in _ROLLED_BACK:
+            raise
+        # Whether it is durable cannot be known, so running it again could do it twice.
+        raise Unknown(f"the database went away during a commit: {error}", since=time.time()) from error
+
+
+def _is_retryable(error: Exception) -> bool:
+    """Whether a transaction that failed this way, before its commit was answered, may be run again."""
+    lost = isinstance(error, OSError) or getattr(error, "connection_invalidated", False)
+    return lost or _sqlstate(error) in _ROLLED_BACK | _SERVER_UNAVAILABLE
+
+
+def _sqlstate(error: Exception) -> str | None:
+    return getattr(getattr(error, "orig", error), "sqlstate", None)
+
+
+# LISTEN: wake-ups from other replicas.
+
+
+log = structlog.get_logger(__name__)
+
+FIRST_RECONNECT_DELAY, MAX_RECONNECT_DELAY = 0.1, 5.0
+"""Seconds before a lost connection is taken up again; doubled until one holds."""
+QUIET_SECONDS = 5.0
+"""After so long without a notification the server is asked whether it is still there: a peer that vanished
+without a word would else never be missed."""
+
+
+async def listen_for_intent_changes(engine: AsyncEngine) -> AsyncGenerator[str | None, None]:
+    """The domains that are notified; None after each (re)connection. Never ends."""
+    delay = FIRST_RECONNECT_DELAY
+    while True:
+        try:
+            async with _listening(engine) as (connection, heard):
+                yield None
+                delay = FIRST_RECONNECT_DELAY
+                while True:
+                    yield await _next_notification(connection, heard)
+        except (sa.exc.DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            log.warning("store.listen-lost", reason=str(error), again_in=delay)
+        await asyncio.sleep(delay)
+        delay = min(2 * delay, MAX_RECONNECT_DELAY)
+
+
+@asynccontextmanager
+async def _listening(engine: AsyncEngine) -> AsyncIterator[tuple[Any, "asyncio.Queue[str | None]"]]:
+    """A connection of its own that listens, and what it hears; None when it is lost."""
+    heard: asyncio.Queue[str | None] = asyncio.Queue()
+    async with engine.connect() as pooled:
+        connection: Any = (await pooled.get_raw_connection()).driver_connection
+        connection.add_termination_listener(lambda _: heard.put_nowait(None))
+        await connection.add_listener(
+            INTENT_CHANNEL, lambda _c, _pid, _channel, domain: heard.put_nowait(domain)
+        )
+        try:
+            yield connection, heard
+        finally:
+            # Never back to the pool: it would go on listening there.
+            await pooled.invalidate()
+
+
+async def _next_notification(connection: Any, heard: "asyncio.Queue[str | None]") -> str:
+    while True:
+        try:
+            async with asyncio.timeout(QUIET_SECONDS):
+                domain = await heard.get()
+        except TimeoutError:
+            await connection.execute("SELECT 1", timeout=QUIET_SECONDS)
+            continue
+        if domain is None:
+            raise ConnectionError("the server closed the connection")
+        return domain
+
+
+# A second event loop in a thread, for surveys.
+
+
+DRAIN_SECONDS = 5.0
+"""Work that has not ended by itself within that when this is closed is cancelled."""
+CLOSE_SECONDS = 10.0
+"""Work that has not ended within that, though it was cancelled, is left to end with the process."""
+CLOSING_REASON = "the store is closing"
+
+
+class BackgroundLoop:
+    """Runs coroutines that only read, and share nothing with the loop they are awaited in.
+
+    Use it in one event loop, and `close` it in the end.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
+        self._is_closing = False
+        self._asked: set[Future[Any]] = set()
+        self._under_way: set[asyncio.Task[Any]] = set()
+        """Touched in the thread only."""
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    async def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` there. Cancelling the caller does not cancel it, as with a thread that has begun.
+
+        Raises Retry when this is closed before `work` has ended.
+        """
+        if self._is_closing:
+            work.close()
+            raise Retry(CLOSING_REASON, after=1.0)
+        return await self._submit(self._until_closed(work))
+
+    async def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Let what is under way end, or cancel it in the end; do `last` there, and stop."""
+        self._is_closing = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._submit(self._end(last))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join, CLOSE_SECONDS)
+        for one in self._asked:
+            if not one.done():
+                one.set_exception(Retry(CLOSING_REASON, after=1.0))
+
+    def _serve(self) -> None:
+        with self._runner:
+            self._loop.run_forever()
+
+    async def _submit(self, work: Coroutine[Any, Any, T]) -> T:
+        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._asked.add(asked)
+        running = asyncio.wrap_future(asked)
+        running.add_done_callback(_retrieve_exception)
+        running.add_done_callback(lambda _: self._asked.discard(asked))
+        return await asyncio.shield(running)
+
+    async def _until_closed(self, work: Coroutine[Any, Any, T]) -> T:
+        running = asyncio.ensure_future(work)
+        self._under_way.add(running)
+        running.add_done_callback(self._under_way.discard)
+        try:
+            return await running
+        except asyncio.CancelledError:
+            # Nobody else cancels here. The caller was not cancelled, and is told so.
+            raise Retry(CLOSING_REASON, after=1.0) from None
+
+    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        under_way = set(self._under_way)
+        if under_way:
+            await asyncio.wait(under_way, timeout=DRAIN_SECONDS)
+        for one in under_way:
+            one.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        await last()
+
+
+def _retrieve_exception(done: "asyncio.Future[Any]") -> None:
+    """A failure that nobody waits for any more is none that was overlooked."""
+    if not done.cancelled():
+        done.exception()
+
+
+# The backend.
+
+
+CONNECT_SECONDS = 5.0
+COMMAND_SECONDS = 10.0
+"""No statement of ours takes a tenth of that: a server that is silent for so long is gone."""
+MIGRATION_LOCK = 0x5241434B4C4F4F4D
+"""Advisory lock that lets one replica migrate while the others wait: the letters RACKLOOM."""
+
+_SESSION = {
+    "application_name": "rackloom",
+    # Milliseconds. A replica that stops inside a transaction must not keep the others from writing.
+    "idle_in_transaction_session_timeout": "2000",
+    "lock_timeout": "5000",
+}
+_SURVEY_SESSION = {**_SESSION, "idle_in_transaction_session_timeout": "60000"}
+"""Between two statements a survey makes values of thousands of rows, and it keeps nobody from writing."""
+
+
+class PostgresBackend:
+    """One database that replicas share. Use it in the event loop that connected it."""
+
+    is_shared = True
+
+    def __init__(self, engine: AsyncEngine, surveyed: AsyncEngine) -> None:
+        self._engine = engine
+        self._surveyed = surveyed
+        self._beside = BackgroundLoop("site-survey")
+        self._writing = asyncio.Lock()
+        self._under_way: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    async def connect(cls, url: str) -> "PostgresBackend":
+        """Connect to `url` and migrate it. Raises Refused for another kind of URL, Retry if out of reach."""
+        engine = engine_of(url)
+        try:
+            await run_with_retries(engine, _migrate, MIGRATE_OPTIONS)
+        except BaseException:
+            await engine.dispose()
+            raise
+        return cls(engine, engine_of(url, _SURVEY_SESSION))
+
+    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
+        """Run `work` in one transaction, and again while PostgreSQL undoes it. Raises Retry in the end."""
+        running = asyncio.ensure_future(
+            self._write(work) if write else run_with_retries(self._engine, work, READ_OPTIONS)
+        )
+        self._under_way.add(running)
+        running.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(running)
+
+    async def survey(self, work: Callable[[sa.Connection], T]) -> T:
+        """Run `work` on a connection and in a thread of its own: making values of many rows takes long."""
+        return await self._beside.do(run_with_retries(self._surveyed, work, READ_OPTIONS))
+
+    def changes(self) -> AsyncGenerator[str | None, None]:
+        """Domains whose intent any replica changed; None after each (re)connection."""
+        return listen_for_intent_changes(self._engine)
+
+    async def close(self) -> None:
+        """Finish what is under way and close the connections."""
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await self._beside.close(self._surveyed.dispose)
+        await self._engine.dispose()
+
+    async def _write(self, work: Callable[[sa.Connection], T]) -> T:
+        # Waiting here instead of for the table lock leaves the connections to those who read.
+        async with self._writing:
+            return await run_with_retries(self._engine, work, WRITE_OPTIONS)
+
+
+def engine_of(url: str, session: Mapping[str, str] = _SESSION) -> AsyncEngine:
+    """Connections to `url`, each made when it is wanted. Raises Refused for another kind of URL."""
+    return create_async_engine(
+        _parse_url(url),
+        connect_args={
+            "server_settings": dict(session),
+            "timeout": CONNECT_SECONDS,
+            "command_timeout": COMMAND_SECONDS,
+        },
+    )
+
+
+def _parse_url(url: str) -> sa.URL:
+    try:
+        parsed = sa.make_url(url)
+    except sa.exc.ArgumentError:
+        parsed = None
+    if parsed is None or parsed.get_backend_name() not in ("postgresql", "postgres"):
+        # The URL is not repeated: it may hold a password.
+        raise Refused(
+            "the database URL is not one of PostgreSQL",
+            nearest_fix="use postgresql://USER:PASSWORD@HOST:PORT/DATABASE",
+        )
+    return parsed.set(drivername="postgresql+asyncpg")
+
+
+def _migrate(conn: sa.Connection) -> None:
+    conn.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+    migrate_to_head(conn)

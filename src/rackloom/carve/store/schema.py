@@ -1,0 +1,408 @@
+"""The database schema: every table of the site, and the migration of a database to this schema.
+
+One table definition serves the record functions, the store and the migrations. The migrations are
+Alembic revisions in `migrations/` beside this file. `migrate_to_head` runs those that a database has
+not seen, inside the caller's transaction.
+
+Fabric GUIDs are unsigned 64-bit numbers. SQLite and PostgreSQL integers cannot hold them, so they are
+stored as decimal text, which is also the form that REST shows. Times are seconds since the epoch, as
+doubles.
+"""
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _id() -> sa.Column[str]:
+    return sa.Column("id", sa.String(64), primary_key=True)
+
+
+def _ref(name: str, target: str, *, nullable: bool = False) -> sa.Column[str]:
+    return sa.Column(name, sa.String(64), sa.ForeignKey(f"{target}.id"), nullable=nullable, index=True)
+
+
+def _text(name: str, *, nullable: bool = False, index: bool = False) -> sa.Column[str]:
+    return sa.Column(name, sa.Text, nullable=nullable, index=index)
+
+
+def _time(name: str, *, nullable: bool = False) -> sa.Column[float]:
+    return sa.Column(name, sa.Double, nullable=nullable)
+
+
+def _number(name: str, *, nullable: bool = False) -> sa.Column[int]:
+    return sa.Column(name, sa.Integer, nullable=nullable)
+
+
+def _json(name: str) -> sa.Column[object]:
+    return sa.Column(name, sa.JSON, nullable=False)
+
+
+def _times() -> tuple[sa.Column[float], sa.Column[float]]:
+    return _time("created"), _time("updated")
+
+
+provider = sa.Table(
+    "provider", metadata, _id(), sa.Column("org", sa.Text, nullable=False, unique=True), *_times()
+)
+
+tenant = sa.Table(
+    "tenant",
+    metadata,
+    _id(),
+    sa.Column("org", sa.Text, nullable=False, unique=True),
+    sa.Column("targeted_instance_creation", sa.Boolean, nullable=False),
+    *_times(),
+)
+
+site = sa.Table(
+    "site",
+    metadata,
+    _id(),
+    _ref("provider_id", "provider"),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    _text("description", nullable=True),
+    _text("status"),
+    _json("capabilities"),
+    sa.Column("extra", sa.JSON, nullable=False, default=dict, server_default="{}"),
+    _text("default_partition"),
+    *_times(),
+)
+
+instance_type = sa.Table(
+    "instance_type",
+    metadata,
+    _id(),
+    _ref("site_id", "site"),
+    _text("name"),
+    _text("description", nullable=True),
+    _json("labels"),
+    _json("capabilities"),
+    _text("status"),
+    *_times(),
+    sa.UniqueConstraint("site_id", "name"),
+)
+
+machine = sa.Table(
+    "machine",
+    metadata,
+    _id(),
+    _ref("site_id", "site"),
+    _ref("instance_type_id", "instance_type", nullable=True),
+    _text("status"),
+    _text("chassis_serial"),
+    _number("slot"),
+    _number("tray_index"),
+    _text("rack"),
+    _text("domain", nullable=True, index=True),
+    _time("missing_since", nullable=True),
+    *_times(),
+    sa.UniqueConstraint("chassis_serial", "slot"),
+)
+
+machine_gpu = sa.Table(
+    "machine_gpu",
+    metadata,
+    sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), primary_key=True),
+    sa.Column("module_id", sa.Integer, primary_key=True),
+    _text("guid", nullable=True, index=True),
+    _text("source", nullable=True),
+    # Whoever is given a machine asks for the few that are not healthy.
+    sa.Column("health", sa.Integer, nullable=False, index=True),
+)
+
+moved_gpu = sa.Table(
+    "moved_gpu",
+    metadata,
+    sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), primary_key=True),
+    sa.Column("module_id", sa.Integer, primary_key=True),
+    _text("guid"),
+    _time("since"),
+)
+
+allocation = sa.Table(
+    "allocation",
+    metadata,
+    _id(),
+    _ref("tenant_id", "tenant"),
+    _ref("site_id", "site"),
+    _text("name"),
+    _text("description", nullable=True),
+    _text("status"),
+    *_times(),
+    sa.UniqueConstraint("tenant_id", "site_id", "name"),
+)
+
+allocation_constraint = sa.Table(
+    "allocation_constraint",
+    metadata,
+    _id(),
+    _ref("allocation_id", "allocation"),
+    _ref("instance_type_id", "instance_type"),
+    _number("value"),
+    *_times(),
+    sa.UniqueConstraint("allocation_id", "instance_type_id"),
+)
+
+logical_partition = sa.Table(
+    "logical_partition",
+    metadata,
+    _id(),
+    _ref("tenant_id", "tenant"),
+    _ref("site_id", "site"),
+    _text("name"),
+    _text("description", nullable=True),
+    _text("status"),
+    *_times(),
+    sa.UniqueConstraint("tenant_id", "name"),
+)
+
+vpc = sa.Table(
+    "vpc",
+    metadata,
+    _id(),
+    _ref("tenant_id", "tenant"),
+    _ref("site_id", "site"),
+    _text("name"),
+    _text("description", nullable=True),
+    _ref("logical_partition_id", "logical_partition", nullable=True),
+    _text("status"),
+    _json("extra"),
+    *_times(),
+    sa.UniqueConstraint("tenant_id", "site_id", "name"),
+)
+
+instance = sa.Table(
+    "instance",
+    metadata,
+    _id(),
+    _ref("tenant_id", "tenant"),
+    _ref("site_id", "site"),
+    _ref("vpc_id", "vpc"),
+    _ref("instance_type_id", "instance_type", nullable=True),
+    # One machine carries one instance, whatever the code above believes.
+    sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), nullable=False, unique=True),
+    _text("name"),
+    _text("description", nullable=True),
+    _text("status"),
+    _text("placement"),
+    _time("intent_at"),
+    _json("extra"),
+    *_times(),
+    sa.UniqueConstraint("tenant_id", "site_id", "name"),
+)
+
+nvlink_interface = sa.Table(
+    "nvlink_interface",
+    metadata,
+    _id(),
+    _ref("instance_id", "instance"),
+    _ref("logical_partition_id", "logical_partition"),
+    _number("device_instance"),
+    _text("status"),
+    _text("reason", nullable=True),
+    _time("intent_at"),
+    *_times(),
+)
+
+endpoint = sa.Table(
+    "endpoint",
+    metadata,
+    _id(),
+    sa.Column("url", sa.Text, nullable=False, unique=True),
+    _text("domain", nullable=True, index=True),
+    *_times(),
+)
+
+endpoint_chassis = sa.Table(
+    "endpoint_chassis",
+    metadata,
+    sa.Column("chassis_serial", sa.Text, primary_key=True),
+    _ref("endpoint_id", "endpoint"),
+)
+
+observation = sa.Table(
+    "observation",
+    metadata,
+    sa.Column("endpoint_id", sa.String(64), sa.ForeignKey("endpoint.id"), primary_key=True),
+    _text("facts", nullable=True),
+    _time("observed_at", nullable=True),
+    _time("unknown_since", nullable=True),
+    _text("unknown_reason", nullable=True),
+)
+
+operation = sa.Table(
+    "operation",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    _ref("endpoint_id", "endpoint"),
+    _text("domain", nullable=True, index=True),
+    _text("kind"),
+    _text("partition_name"),
+    _text("asked_by"),
+    _text("reason"),
+    _json("detail"),
+    _text("state"),
+    _text("code", nullable=True),
+    _text("message", nullable=True),
+    _time("observed_at"),
+    _time("started"),
+    _time("finished", nullable=True),
+    _time("observed_after", nullable=True),
+    # Both hot questions (what is unanswered, what is unconfirmed) are about rows without this time.
+    sa.Index("ix_operation_endpoint_id_observed_after", "endpoint_id", "observed_after"),
+    sqlite_autoincrement=True,
+)
+
+owned_partition = sa.Table(
+    "owned_partition",
+    metadata,
+    sa.Column("domain", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    # No foreign key: the name outlives its logical partition until the fabric is seen without it.
+    sa.Column("logical_partition_id", sa.String(64), nullable=False, index=True),
+    _number("partition_id", nullable=True),
+    sa.Column("operation_id", sa.Integer, sa.ForeignKey("operation.id"), nullable=False),
+    _time("seen_at", nullable=True),
+    _time("created"),
+)
+
+status_history = sa.Table(
+    "status_history",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("object_id", sa.String(64), nullable=False, index=True),
+    _text("status"),
+    _text("message"),
+    *_times(),
+    sqlite_autoincrement=True,
+)
+
+domain_revision = sa.Table(
+    "domain_revision",
+    metadata,
+    sa.Column("domain", sa.Text, primary_key=True),
+    _number("revision"),
+)
+
+domain_lease = sa.Table(
+    "domain_lease",
+    metadata,
+    sa.Column("endpoint_id", sa.String(64), sa.ForeignKey("endpoint.id"), primary_key=True),
+    _text("holder"),
+    _time("until"),
+    _number("epoch"),
+)
+
+replica = sa.Table(
+    "replica",
+    metadata,
+    sa.Column("holder", sa.Text, primary_key=True),
+    _time("until"),
+)
+
+domain_pause = sa.Table(
+    "domain_pause",
+    metadata,
+    sa.Column("domain", sa.Text, primary_key=True),
+    _text("reason"),
+    _text("asked_by"),
+    _time("created"),
+)
+
+domain_dispute = sa.Table(
+    "domain_dispute",
+    metadata,
+    sa.Column("domain", sa.Text, primary_key=True),
+    _text("reason"),
+    _time("since"),
+    _text("rival", nullable=True),
+)
+
+blocked_gpu = sa.Table(
+    "blocked_gpu",
+    metadata,
+    sa.Column("domain", sa.Text, primary_key=True),
+    sa.Column("guid", sa.Text, primary_key=True),
+    sa.Column("reason", sa.Text, primary_key=True),
+    _text("fix", nullable=True),
+    _time("since"),
+)
+
+cordon = sa.Table(
+    "cordon",
+    metadata,
+    sa.Column("machine_id", sa.String(64), sa.ForeignKey("machine.id"), primary_key=True),
+    _text("reason"),
+    _text("asked_by"),
+    _time("created"),
+)
+
+drain = sa.Table(
+    "drain",
+    metadata,
+    _id(),
+    _ref("machine_id", "machine"),
+    # No foreign key: the record outlives the instance that was drained.
+    sa.Column("instance_id", sa.String(64), nullable=True),
+    _text("reason"),
+    _text("asked_by"),
+    _text("message"),
+    _time("started"),
+    _time("drained", nullable=True),
+    _time("ended", nullable=True),
+)
+
+operator_step = sa.Table(
+    "operator_step",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    _text("step"),
+    _text("subject", index=True),
+    _text("domain", nullable=True, index=True),
+    _text("asked_by"),
+    _text("reason"),
+    _time("created"),
+    sqlite_autoincrement=True,
+)
+
+tenant_event = sa.Table(
+    "tenant_event",
+    metadata,
+    sa.Column("tenant_id", sa.String(64), sa.ForeignKey("tenant.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    _text("kind"),
+    _text("object_id"),
+    _text("status"),
+    _text("message", nullable=True),
+    _time("created"),
+)
+
+event_counter = sa.Table(
+    "event_counter",
+    metadata,
+    sa.Column("tenant_id", sa.String(64), sa.ForeignKey("tenant.id"), primary_key=True),
+    _number("newest"),
+)
+
+
+# Alembic finds the revisions in the directory `migrations` beside this file.
+
+
+def migrate_to_head(conn: sa.Connection) -> None:
+    """Run every migration that `conn`'s database has not seen. The caller owns the transaction."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = conn
+    command.upgrade(config, "head")

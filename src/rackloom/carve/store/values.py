@@ -1,0 +1,140 @@
+"""Values that all records share: statuses, id factories, change results, name rules and refusals.
+
+A rule that refuses a request raises `Rejected` with a `RefusalKind`: invalid, forbidden, not found or
+conflict. The REST and gRPC interfaces translate the kind, and only the kind, into their status codes.
+`invalid`, `forbidden`, `not_found` and `conflict` build the common cases.
+
+`Changed` is the result of a change of intent, with the NVLink domains whose reconciler must be woken
+after the commit. `Status` lists the states of REST objects; each kind of object uses some of them.
+`RELEASED_OWNER` is the owner of a found partition that an operator released: no logical partition has
+this id, so the planner removes the partition.
+
+This module imports neither SQLAlchemy nor a web framework, because light commands import it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from rackloom.errors import Refused
+
+# Refusals.
+
+
+class RefusalKind(StrEnum):
+    """Why a request is refused."""
+
+    INVALID = "invalid"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not-found"
+    CONFLICT = "conflict"
+
+
+class Rejected(Refused):
+    """A request that a rule of the site refuses; nothing was changed."""
+
+    def __init__(
+        self,
+        kind: RefusalKind,
+        reason: str,
+        *,
+        data: Mapping[str, str] | None = None,
+        nearest_fix: str | None = None,
+    ) -> None:
+        super().__init__(reason, nearest_fix=nearest_fix)
+        self.kind = kind
+        self.data = data
+
+
+def invalid(reason: str, **data: str) -> Rejected:
+    """The request contradicts itself or a record it names."""
+    return Rejected(RefusalKind.INVALID, reason, data=data or None)
+
+
+def forbidden(reason: str) -> Rejected:
+    """The caller may not do this."""
+    return Rejected(RefusalKind.FORBIDDEN, reason)
+
+
+def not_found(reason: str) -> Rejected:
+    """The thing named in the path does not exist."""
+    return Rejected(RefusalKind.NOT_FOUND, reason)
+
+
+def conflict(reason: str, **data: str) -> Rejected:
+    """The request is fine, but the state of the site is against it."""
+    return Rejected(RefusalKind.CONFLICT, reason, data=data or None)
+
+
+# Names of objects that people refer to.
+
+
+NAME_PATTERN = r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?$"
+NAME_RULE = "must hold no control characters, and neither begin nor end with a space"
+NAME_MIN_LENGTH, NAME_MAX_LENGTH = 2, 256
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is too short, too long, or that nobody could tell from another."""
+    if not NAME_MIN_LENGTH <= len(name) <= NAME_MAX_LENGTH:
+        raise invalid(
+            "Error validating name", name=f"must have {NAME_MIN_LENGTH} to {NAME_MAX_LENGTH} characters"
+        )
+    if re.match(NAME_PATTERN, name) is None:
+        raise invalid("Error validating name", name=NAME_RULE)
+
+
+# Statuses and the results of changes.
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+IdFactory: TypeAlias = Callable[[], str]
+"""Makes a new uuid string; passed in, so that a simulation can be replayed."""
+
+
+class Changed(msgspec.Struct, Generic[T_co], frozen=True):
+    """The result of a change of intent, and the NVLink domains whose reconciler should hear of it."""
+
+    value: T_co
+    domains: frozenset[str]
+
+
+RELEASED_OWNER = "released"
+"""Owner of a found partition that an operator gave up: no logical partition has this id, so the planner takes
+it apart."""
+
+
+class Status(StrEnum):
+    """States of REST objects; each kind of object uses a part of them."""
+
+    PENDING = "Pending"
+    PROVISIONING = "Provisioning"
+    CONFIGURING = "Configuring"
+    READY = "Ready"
+    REGISTERED = "Registered"
+    DELETING = "Deleting"
+    TERMINATING = "Terminating"
+    TERMINATED = "Terminated"
+    REPAIRING = "Repairing"
+    ERROR = "Error"
+    UNKNOWN = "Unknown"
+
+
+class InterfaceSpec(msgspec.Struct, frozen=True):
+    """One GPU of an instance (0-based, module id minus 1) and the logical partition it shall join."""
+
+    logical_partition_id: str
+    device_instance: int
+
+
+class OperationState(StrEnum):
+    """Whether the controller carried it out."""
+
+    PENDING = "pending"
+    DONE = "done"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"

@@ -1,0 +1,1 @@
+"""What tenants have: entitlements, instances, interfaces, logical partitions, VPCs and their statuses."""

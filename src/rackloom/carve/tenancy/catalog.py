@@ -1,0 +1,354 @@
+"""What a provider offers: sites, machines and instance types.
+
+A site is registered or not, has capabilities, and a policy for the factory default partition. A machine
+is a compute tray at a fixed place (chassis serial and slot). It shows as in use while it carries an
+instance, else in maintenance while it is cordoned, else with its own status. An instance type groups
+machines; only GPUs whose capability names device type NVLink can join partitions. `instance_type_stats`
+counts the machines of a type, how many are allocated, used and usable.
+
+A provider can change only its own sites and types. An object of another provider is answered as not
+found. An instance type is deleted only when no machine, instance or allocation refers to it.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.store import journal
+from rackloom.carve.store.schema import (
+    allocation_constraint,
+    cordon,
+    instance,
+    instance_type,
+    machine,
+    machine_gpu,
+)
+from rackloom.carve.store.schema import site as table
+from rackloom.carve.store.values import IdFactory, Status, conflict, forbidden, invalid, not_found
+
+# Sites.
+
+
+SITE_CAPABILITIES = (
+    "nativeNetworking",
+    "networkSecurityGroup",
+    "nvLinkPartition",
+    "flow",
+    "imageBasedOperatingSystem",
+)
+
+
+_SITE_BY_ID = sa.select(table).where(table.c.id == sa.bindparam("id"))
+
+
+def get_site(conn: sa.Connection, site_id: str) -> sa.Row[Any]:
+    """The site; refused when there is none of that id."""
+    found = conn.execute(_SITE_BY_ID, {"id": site_id}).one_or_none()
+    if found is None:
+        raise not_found("Could not find Site with specified ID")
+    return found
+
+
+def check_site_registered(site: sa.Row[Any]) -> None:
+    """Refuse work on a site that is not in service."""
+    if site.status != Status.REGISTERED:
+        raise invalid("Site specified in request is not in Registered state")
+
+
+def check_nvlink_enabled(site: sa.Row[Any]) -> None:
+    """Refuse NVLink partitions where the site has them switched off."""
+    if not site.capabilities.get("nvLinkPartition"):
+        raise invalid("Site specified in request does not have NVLink Partition capability enabled")
+
+
+def update_site(
+    conn: sa.Connection,
+    provider_id: str,
+    site_id: str,
+    *,
+    name: str | None,
+    description: str | None,
+    capabilities: Mapping[str, bool | None],
+    extra: Mapping[str, Any],
+    now: float,
+) -> None:
+    """Change a site; None leaves a field or a capability as it is."""
+    site = get_site(conn, site_id)
+    if site.provider_id != provider_id:
+        raise forbidden("Site is not associated with org's Infrastructure Provider")
+    changes: dict[str, Any] = {"extra": site.extra | dict(extra), "updated": now}
+    changes["capabilities"] = site.capabilities | _without_none(capabilities)
+    changes |= _without_none({"name": name, "description": description})
+    if name not in (None, site.name):
+        _check_site_name(conn, str(name))
+    conn.execute(sa.update(table).where(table.c.id == site_id).values(**changes))
+
+
+def _without_none(values: Mapping[str, object]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _check_site_name(conn: sa.Connection, name: str) -> None:
+    existing = conn.execute(sa.select(table.c.id).where(table.c.name == name)).scalar_one_or_none()
+    if existing is not None:
+        raise conflict("A Site with specified name already exists", id=existing)
+
+
+# Machines.
+
+
+MACHINE_IN_USE = "InUse"
+MACHINE_MAINTENANCE = "Maintenance"
+
+_cordon_alias = cordon.alias()
+is_cordoned = sa.exists().where(_cordon_alias.c.machine_id == machine.c.id)
+shown_machine_status = sa.case(
+    (instance.c.id.is_not(None), MACHINE_IN_USE), (is_cordoned, MACHINE_MAINTENANCE), else_=machine.c.status
+)
+"""A machine that carries an instance is in use, whatever its own health."""
+
+
+def has_machines(conn: sa.Connection) -> bool:
+    """Whether the store has any machine."""
+    return conn.execute(sa.select(machine.c.id).limit(1)).first() is not None
+
+
+def get_machine(conn: sa.Connection, machine_id: str) -> sa.Row[Any]:
+    """The machine; refused when there is none of that id."""
+    found = conn.execute(sa.select(machine).where(machine.c.id == machine_id)).one_or_none()
+    if found is None:
+        raise not_found("Could not find Machine with specified ID")
+    return found
+
+
+@cache
+def machine_listing() -> sa.Select[Any]:
+    """Machines with their instance (instance_id, tenant_id; None when free), shown_status, cordon_reason."""
+    return sa.select(
+        machine,
+        instance.c.id.label("instance_id"),
+        instance.c.tenant_id.label("tenant_id"),
+        shown_machine_status.label("shown_status"),
+        cordon.c.reason.label("cordon_reason"),
+    ).select_from(
+        machine.join(instance, instance.c.machine_id == machine.c.id, isouter=True).join(
+            cordon, cordon.c.machine_id == machine.c.id, isouter=True
+        )
+    )
+
+
+def gpus_of_machines(conn: sa.Connection, machine_ids: Collection[str]) -> dict[str, list[sa.Row[Any]]]:
+    """The GPU rows of machines, in module order."""
+    rows = conn.execute(
+        sa.select(machine_gpu)
+        .where(machine_gpu.c.machine_id.in_(machine_ids))
+        .order_by(machine_gpu.c.machine_id, machine_gpu.c.module_id)
+    )
+    found: dict[str, list[sa.Row[Any]]] = {machine_id: [] for machine_id in machine_ids}
+    for row in rows:
+        found[row.machine_id].append(row)
+    return found
+
+
+def largest_domain_size(conn: sa.Connection, site_id: str) -> int:
+    """Machines of the largest NVLink domain of the site; of the whole site while no domain is known."""
+    per_domain = (
+        sa.select(sa.func.count())
+        .where(machine.c.site_id == site_id, machine.c.domain.is_not(None))
+        .group_by(machine.c.domain)
+    )
+    at_site = sa.select(sa.func.count()).where(machine.c.site_id == site_id)
+    return max(conn.execute(per_domain).scalars(), default=0) or conn.execute(at_site).scalar_one()
+
+
+def domains_of_machines(conn: sa.Connection, machine_ids: Collection[str]) -> dict[str, str | None]:
+    """The NVLink domain of each machine; None until a switch controller told it."""
+    rows = conn.execute(sa.select(machine.c.id, machine.c.domain).where(machine.c.id.in_(machine_ids)))
+    return {row.id: row.domain for row in rows}
+
+
+# Instance types.
+
+
+MachineCapabilities = Mapping[str, Any]
+
+CAPABILITY_DEVICE_TYPES = {"Network": "DPU", "GPU": "NVLink"}
+"""The only device type that a capability of each type may name; the other types name none."""
+
+
+def get_instance_type(conn: sa.Connection, type_id: str) -> sa.Row[Any]:
+    """The instance type; refused when there is none of that id."""
+    found = conn.execute(sa.select(instance_type).where(instance_type.c.id == type_id)).one_or_none()
+    if found is None:
+        raise not_found("Could not find Instance Type with specified ID")
+    return found
+
+
+def nvlink_gpu_count(capabilities: Sequence[MachineCapabilities]) -> int:
+    """How many GPUs of one machine can be put into an NVLink partition."""
+    return sum(
+        int(one.get("count") or 0)
+        for one in capabilities
+        if one["type"] == "GPU" and one.get("deviceType") == "NVLink"
+    )
+
+
+class InstanceTypeStats(msgspec.Struct, frozen=True):
+    """Machines of a type, and how many of them are spoken for."""
+
+    machines: int
+    allocated: int
+    used: int
+    usable: int
+    """Empty, and neither cordoned nor in maintenance."""
+
+
+def instance_type_stats(conn: sa.Connection, type_ids: Collection[str]) -> dict[str, InstanceTypeStats]:
+    """The numbers of several instance types."""
+    constraint = allocation_constraint
+    given = (
+        sa.select(constraint.c.instance_type_id, sa.func.sum(constraint.c.value))
+        .where(constraint.c.instance_type_id.in_(type_ids))
+        .group_by(constraint.c.instance_type_id)
+    )
+    allocated: dict[str, int] = {row[0]: row[1] for row in conn.execute(given)}
+    shown: dict[str, Counter[str]] = {type_id: Counter() for type_id in type_ids}
+    for row in conn.execute(machine_listing().where(machine.c.instance_type_id.in_(type_ids))):
+        shown[row.instance_type_id][row.shown_status] += 1
+    return {
+        type_id: InstanceTypeStats(
+            count.total(), allocated.get(type_id, 0), count[MACHINE_IN_USE], count[Status.READY]
+        )
+        for type_id, count in shown.items()
+    }
+
+
+def create_instance_type(
+    conn: sa.Connection,
+    provider_id: str,
+    *,
+    site_id: str,
+    name: str,
+    description: str | None,
+    labels: Mapping[str, str],
+    capabilities: Sequence[MachineCapabilities],
+    now: float,
+    ids: IdFactory,
+) -> str:
+    """A new instance type at a site; returns its id."""
+    if get_site(conn, site_id).provider_id != provider_id:
+        raise forbidden("Site is not associated with org's Infrastructure Provider")
+    _check_capabilities(capabilities)
+    _check_type_name(conn, site_id, name)
+    new = ids()
+    row: dict[str, Any] = {
+        "id": new,
+        "site_id": site_id,
+        "name": name,
+        "description": description,
+        "labels": dict(labels),
+    }
+    row |= {"capabilities": [dict(one) for one in capabilities], "status": Status.READY}
+    conn.execute(sa.insert(instance_type).values(**row, created=now, updated=now))
+    journal.record_status(conn, new, Status.READY, "Instance Type is ready for use", now)
+    return new
+
+
+def update_instance_type(
+    conn: sa.Connection,
+    provider_id: str,
+    type_id: str,
+    *,
+    name: str | None,
+    description: str | None,
+    labels: Mapping[str, str] | None,
+    capabilities: Sequence[MachineCapabilities] | None,
+    now: float,
+) -> None:
+    """Change an instance type; None leaves a field. What runs on it keeps what it has."""
+    kind = instance_type_of_provider(conn, provider_id, type_id)
+    wanted = {"name": name, "description": description, "labels": labels, "capabilities": capabilities}
+    changes = {key: value for key, value in wanted.items() if value not in (None, kind._mapping[key])}
+    if "name" in changes:
+        _check_type_name(conn, kind.site_id, str(name))
+    if capabilities is not None:
+        _check_capabilities(capabilities)
+    if changes:
+        conn.execute(
+            sa.update(instance_type).where(instance_type.c.id == type_id).values(**changes, updated=now)
+        )
+
+
+def delete_instance_type(conn: sa.Connection, provider_id: str, type_id: str) -> None:
+    """Remove an instance type that nothing refers to."""
+    instance_type_of_provider(conn, provider_id, type_id)
+    for user, column in (
+        ("Machines", machine.c.instance_type_id),
+        ("Instances", instance.c.instance_type_id),
+        ("Allocations", allocation_constraint.c.instance_type_id),
+    ):
+        count = conn.execute(sa.select(sa.func.count()).where(column == type_id)).scalar_one()
+        if count:
+            raise conflict(f"{count} {user} are associated with this Instance Type, unable to delete")
+    conn.execute(sa.delete(instance_type).where(instance_type.c.id == type_id))
+    journal.delete_histories(conn, [type_id])
+
+
+def instance_type_of_provider(conn: sa.Connection, provider_id: str, type_id: str) -> sa.Row[Any]:
+    """The provider's instance type; one of somebody else is answered like one that does not exist."""
+    kind = get_instance_type(conn, type_id)
+    if get_site(conn, kind.site_id).provider_id != provider_id:
+        raise not_found("Could not find Instance Type with specified ID")
+    return kind
+
+
+def remove_machine_from_type(
+    conn: sa.Connection, provider_id: str, type_id: str, machine_id: str, now: float
+) -> None:
+    """Take a machine that carries nothing out of the type."""
+    instance_type_of_provider(conn, provider_id, type_id)
+    mine = sa.and_(machine.c.id == machine_id, machine.c.instance_type_id == type_id)
+    if conn.execute(sa.select(machine.c.id).where(mine)).first() is None:
+        raise not_found("Could not find Machine association with specified ID")
+    if conn.execute(sa.select(instance.c.id).where(instance.c.machine_id == machine_id)).first() is not None:
+        raise conflict("Machine carries an Instance of this Instance Type")
+    conn.execute(sa.update(machine).where(mine).values(instance_type_id=None, updated=now))
+
+
+def assign_machines_to_type(
+    conn: sa.Connection, provider_id: str, type_id: str, machine_ids: Sequence[str], now: float
+) -> None:
+    """Make machines of the site machines of this type."""
+    kind = instance_type_of_provider(conn, provider_id, type_id)
+    rows = conn.execute(sa.select(machine).where(machine.c.id.in_(machine_ids))).all()
+    missing = sorted(set(machine_ids) - {row.id for row in rows if row.site_id == kind.site_id})
+    if missing:
+        raise invalid("Could not find Machines with IDs specified in request", machineIds=", ".join(missing))
+    taken = sorted(row.id for row in rows if row.instance_type_id not in (None, type_id))
+    if taken:
+        raise conflict("Machines already belong to another Instance Type", machineIds=", ".join(taken))
+    chosen = machine.c.id.in_(machine_ids)
+    conn.execute(sa.update(machine).where(chosen).values(instance_type_id=type_id, updated=now))
+
+
+def _check_type_name(conn: sa.Connection, site_id: str, name: str) -> None:
+    same = conn.execute(
+        sa.select(instance_type.c.id).where(instance_type.c.site_id == site_id, instance_type.c.name == name)
+    )
+    existing = same.scalar_one_or_none()
+    if existing is not None:
+        raise conflict("An Instance Type with specified name already exists at Site", id=existing)
+
+
+def _check_capabilities(capabilities: Sequence[MachineCapabilities]) -> None:
+    for one in capabilities:
+        device = one.get("deviceType")
+        if device is not None and device != CAPABILITY_DEVICE_TYPES.get(one["type"]):
+            raise invalid(
+                "Error validating Machine Capabilities",
+                deviceType=f"{device!r} is not allowed for capability type {one['type']}",
+            )

@@ -1,0 +1,423 @@
+"""Instances: creation with placement, change, release, and warnings about legal but unusual requests.
+
+An instance is a tenant's use of one machine. `plan_creation` applies every rule (VPC, site, allocation,
+names, interfaces, quota), places the instances and returns a plan. `execute_creation` writes it in the
+same transaction. A batch creates all instances or none, and a dry run stops after the plan.
+
+All functions change intent only. `publish_intent_change` increments the revisions of the machines'
+domains and updates statuses; what the fabric makes of the intent is decided from observations.
+`release_instance` marks the instance as terminating and detaches its GPUs; repeating it does nothing.
+
+Warnings go with the answer and refuse nothing: a logical partition that spans several NVLink domains,
+whose GPUs share no memory across domains; and a machine whose GPUs are split between partitions,
+because GPU feature discovery then drops its `nvidia.com/gpu.clique` label.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.store import journal
+from rackloom.carve.store.journal import EventKind, EventNote
+from rackloom.carve.store.journal import EventKind as Event
+from rackloom.carve.store.schema import instance as table
+from rackloom.carve.store.schema import instance_type, machine
+from rackloom.carve.store.values import (
+    Changed,
+    IdFactory,
+    InterfaceSpec,
+    RefusalKind,
+    Rejected,
+    Status,
+    conflict,
+    forbidden,
+    invalid,
+    not_found,
+)
+from rackloom.carve.tenancy import catalog, entitlements, interfaces, placement, status, vpcs
+from rackloom.core.place.instance_trays import TrayChoice, TrayRequest
+
+# Warnings.
+
+
+class WarningKind(StrEnum):
+    """What a caution is about."""
+
+    SPANS_DOMAINS = "LogicalPartitionSpansDomains"
+    TRAY_SPLIT = "TraySplit"
+
+
+class InstanceWarning(msgspec.Struct, frozen=True):
+    """One thing to think about."""
+
+    matter: WarningKind
+    message: str
+
+
+def warnings_for(
+    conn: sa.Connection, wishes: Sequence[InterfaceSpec], domains: Collection[str | None], gpus: int
+) -> tuple[InstanceWarning, ...]:
+    """What to say of machines of `gpus` NVLink GPUs in `domains`, each with `wishes`."""
+    partitions = sorted({wish.logical_partition_id for wish in wishes})
+    standing = interfaces.partition_members(conn, partitions)
+    spanning = [
+        caution
+        for partition in partitions
+        if (caution := _domain_span_warning(partition, {*standing.get(partition, {}), *domains}))
+    ]
+    return (*spanning, *_tray_split_warnings(wishes, gpus))
+
+
+def warnings_of_instance(conn: sa.Connection, row: sa.Row[Any]) -> tuple[InstanceWarning, ...]:
+    """What to say of an instance as it is wanted now."""
+    wishes = [
+        InterfaceSpec(one.logical_partition_id, one.device_instance)
+        for one in interfaces.interfaces_of(conn, row.id)
+        if one.status != Status.DELETING
+    ]
+    domain = conn.execute(sa.select(machine.c.domain).where(machine.c.id == row.machine_id)).scalar_one()
+    kind = sa.select(instance_type.c.capabilities).where(instance_type.c.id == row.instance_type_id)
+    capabilities = conn.execute(kind).scalar_one_or_none() or []
+    return warnings_for(conn, wishes, [domain], catalog.nvlink_gpu_count(capabilities) or len(wishes))
+
+
+def _domain_span_warning(partition: str, domains: set[str | None]) -> InstanceWarning | None:
+    if len(domains) < 2:
+        return None
+    names = ", ".join(sorted(domain or "not yet observed" for domain in domains))
+    return InstanceWarning(
+        WarningKind.SPANS_DOMAINS,
+        f"NVLink Logical Partition {partition} spans {len(domains)} NVLink domains ({names}): GPUs in"
+        " different domains share no memory",
+    )
+
+
+def _tray_split_warnings(wishes: Sequence[InterfaceSpec], gpus: int) -> list[InstanceWarning]:
+    partitions = {wish.logical_partition_id for wish in wishes}
+    if not wishes or (len(partitions) == 1 and len(wishes) >= gpus):
+        return []
+    several = len(partitions) > 1
+    how = f"between {len(partitions)} partitions" if several else f"{len(wishes)} of {gpus} joined"
+    # GPU feature discovery labels a node only when all its GPUs are in one clique.
+    return [
+        InstanceWarning(
+            WarningKind.TRAY_SPLIT,
+            f"The GPUs of one machine are split ({how}): its nvidia.com/gpu.clique label will vanish",
+        )
+    ]
+
+
+# Change and release.
+
+
+_INSTANCE_BY_ID = sa.select(table).where(table.c.id == sa.bindparam("id"))
+
+
+def get_instance(conn: sa.Connection, tenant_id: str, instance_id: str) -> sa.Row[Any]:
+    """The tenant's instance; refused when it does not exist or is somebody else's."""
+    found = conn.execute(_INSTANCE_BY_ID, {"id": instance_id}).one_or_none()
+    if found is None:
+        raise not_found("Could not find Instance with specified ID")
+    if found.tenant_id != tenant_id:
+        raise forbidden("Instance is not owned by Tenant")
+    return found
+
+
+def update_instance(
+    conn: sa.Connection,
+    tenant_id: str,
+    instance_id: str,
+    *,
+    name: str | None,
+    description: str | None,
+    wishes: Sequence[InterfaceSpec] | None,
+    extra: Mapping[str, Any],
+    now: float,
+    ids: IdFactory,
+) -> Changed[None]:
+    """Change an instance; None leaves a field, and an empty list of interfaces detaches every GPU."""
+    instance = get_instance(conn, tenant_id, instance_id)
+    if instance.status == Status.TERMINATING:
+        raise conflict("Instance is terminating and cannot be changed")
+    catalog.check_site_registered(catalog.get_site(conn, instance.site_id))
+    changes: dict[str, Any] = {"extra": instance.extra | dict(extra), "updated": now}
+    if name is not None and name != instance.name:
+        check_instance_name(conn, tenant_id, instance.site_id, name)
+        changes["name"] = name
+    if description is not None:
+        changes["description"] = description
+    conn.execute(sa.update(table).where(table.c.id == instance_id).values(**changes))
+    if wishes is None or not _change_interfaces(conn, instance, wishes, now, ids):
+        return Changed(None, frozenset())
+    conn.execute(sa.update(table).where(table.c.id == instance_id).values(intent_at=now))
+    return Changed(None, publish_intent_change(conn, [instance.machine_id], now))
+
+
+def delete_instance(conn: sa.Connection, tenant_id: str, instance_id: str, now: float) -> Changed[None]:
+    """Begin to release an instance; it is gone once its GPUs are seen outside our partitions."""
+    instance = get_instance(conn, tenant_id, instance_id)
+    return Changed(None, release_instance(conn, instance, "Received request for deletion", now))
+
+
+def release_instance(conn: sa.Connection, instance: sa.Row[Any], reason: str, now: float) -> frozenset[str]:
+    """Begin to release an instance, whoever asks; returns the domains to wake. Repeating it does nothing."""
+    if instance.status == Status.TERMINATING:
+        return frozenset()
+    mine = sa.update(table).where(table.c.id == instance.id)
+    conn.execute(mine.values(status=Status.TERMINATING, intent_at=now, updated=now))
+    interfaces.detach_all_interfaces(conn, instance.id, now)
+    journal.record_and_publish(
+        conn, instance.tenant_id, EventNote(EventKind.INSTANCE, instance.id, Status.TERMINATING, reason), now
+    )
+    return publish_intent_change(conn, [instance.machine_id], now)
+
+
+def check_instance_name(conn: sa.Connection, tenant_id: str, site_id: str, name: str) -> None:
+    """Refuse a name that another instance of the tenant has at the site."""
+    same = sa.select(table.c.id).where(
+        table.c.tenant_id == tenant_id, table.c.site_id == site_id, table.c.name == name
+    )
+    existing = conn.execute(same).scalar_one_or_none()
+    if existing is not None:
+        raise conflict("An Instance with specified name already exists at Site", id=existing)
+
+
+def nvlink_gpus_of_instance(
+    conn: sa.Connection, site: sa.Row[Any], type_id: str | None, machine_id: str | None
+) -> int:
+    """NVLink GPUs of an instance: what its type says, else what its machine has."""
+    if type_id is None:
+        return len(catalog.gpus_of_machines(conn, [machine_id])[machine_id]) if machine_id else 0
+    try:
+        kind = catalog.get_instance_type(conn, type_id)
+    except Rejected as refusal:
+        raise invalid(
+            "Could not find Instance Type with ID specified in request", instanceTypeId=refusal.reason
+        ) from None
+    if kind.site_id != site.id:
+        raise invalid("Instance Type does not belong to the Site of the VPC")
+    return catalog.nvlink_gpu_count(kind.capabilities)
+
+
+def publish_intent_change(conn: sa.Connection, machine_ids: Sequence[str], now: float) -> frozenset[str]:
+    """Count the change of intent in the machines' domains, and say what it did to the statuses."""
+    found = conn.execute(sa.select(machine.c.domain).where(machine.c.id.in_(machine_ids)).distinct())
+    domains = found.scalars().all()
+    for domain in domains:
+        status.update_statuses(conn, domain, now)
+    return journal.increment_revisions(conn, domains)
+
+
+def _change_interfaces(
+    conn: sa.Connection, instance: sa.Row[Any], wishes: Sequence[InterfaceSpec], now: float, ids: IdFactory
+) -> bool:
+    vpc = vpcs.get_vpc(conn, instance.tenant_id, instance.vpc_id)
+    attached = [
+        InterfaceSpec(row.logical_partition_id, row.device_instance)
+        for row in interfaces.interfaces_of(conn, instance.id)
+        if row.status != Status.DELETING
+    ]
+    if set(attached) == set(wishes) and len(attached) == len(wishes):
+        # Clients that keep the whole object send back what they have read, with something else changed.
+        return False
+    if vpc.logical_partition_id is not None and attached:
+        raise invalid("Cannot update NVLink Interfaces if VPC has default NVLink Logical Partition")
+    site = catalog.get_site(conn, instance.site_id)
+    gpus = nvlink_gpus_of_instance(conn, site, instance.instance_type_id, instance.machine_id)
+    interfaces.check_interfaces(conn, vpc, wishes, gpus)
+    if wishes:
+        catalog.check_nvlink_enabled(site)
+    return interfaces.replace_interfaces(conn, instance.id, wishes, now, ids)
+
+
+# Creation.
+
+
+class InstanceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """New instances that are alike but for their names; all are made or none."""
+
+    names: tuple[str, ...]
+    vpc_id: str
+    instance_type_id: str | None
+    machine_id: str | None = None
+    interfaces: tuple[InterfaceSpec, ...] | None = None
+    """None: those that the VPC's default asks for."""
+    one_domain: bool = True
+    same_domain: bool = False
+    """All in one domain, one where their logical partitions have members already, if they have any."""
+    allow_unhealthy: bool = False
+    description: str | None = None
+    extra: Mapping[str, Any] = {}
+    """Fields of networks and operating systems, kept and returned, never acted on."""
+
+
+def check_batch_size(conn: sa.Connection, tenant_id: str, vpc_id: str, count: int) -> None:
+    """Refuse a batch larger than the largest NVLink domain of the VPC's site."""
+    limit = max(catalog.largest_domain_size(conn, _ready_vpc(conn, tenant_id, vpc_id).site_id), 2)
+    if not 2 <= count <= limit:
+        raise invalid("Error validating batch", count=f"must be between 2 and {limit}")
+
+
+class MachineAssignment(msgspec.Struct, frozen=True):
+    """A new instance and its machine."""
+
+    name: str
+    machine_id: str
+    domain: str | None
+
+
+class CreationPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What would be made; nothing is until it is carried out in the same transaction."""
+
+    request: InstanceRequest
+    tenant_id: str
+    site_id: str
+    type_id: str | None
+    seats: tuple[MachineAssignment, ...]
+    reason: str
+    wishes: tuple[InterfaceSpec, ...]
+    cautions: tuple[InstanceWarning, ...]
+
+
+def create_instances(
+    conn: sa.Connection, tenant: sa.Row[Any], request: InstanceRequest, now: float, ids: IdFactory
+) -> Changed[tuple[str, ...]]:
+    """New instances on machines that placement chose; returns their ids in the order of the names."""
+    return execute_creation(conn, plan_creation(conn, tenant, request), now, ids)
+
+
+def plan_creation(conn: sa.Connection, tenant: sa.Row[Any], request: InstanceRequest) -> CreationPlan:
+    """Every rule that `request` must pass, and the machines that it would get."""
+    vpc = _ready_vpc(conn, tenant.id, request.vpc_id)
+    site = catalog.get_site(conn, vpc.site_id)
+    catalog.check_site_registered(site)
+    entitlements.check_site_access(conn, tenant.id, site.id)
+    for name in request.names:
+        check_instance_name(conn, tenant.id, site.id, name)
+    target = None if request.machine_id is None else _chosen_machine(conn, tenant, site, request)
+    type_id = request.instance_type_id if target is None else target.instance_type_id
+    gpus = nvlink_gpus_of_instance(conn, site, type_id, request.machine_id)
+    wishes = interfaces.initial_interfaces(conn, vpc, request.interfaces, gpus)
+    if wishes:
+        catalog.check_nvlink_enabled(site)
+    placement = _choose_machines(conn, tenant, request, type_id, wishes)
+    domains = catalog.domains_of_machines(conn, placement.trays)
+    if target is not None and request.same_domain:
+        _check_same_domain(conn, target, wishes)
+    return CreationPlan(
+        request=request,
+        tenant_id=tenant.id,
+        site_id=site.id,
+        type_id=type_id,
+        seats=tuple(
+            MachineAssignment(name, machine_id, domains[machine_id])
+            for name, machine_id in zip(request.names, placement.trays, strict=True)
+        ),
+        reason=placement.reason,
+        wishes=wishes,
+        cautions=warnings_for(conn, wishes, set(domains.values()), gpus),
+    )
+
+
+def execute_creation(
+    conn: sa.Connection, planned: CreationPlan, now: float, ids: IdFactory
+) -> Changed[tuple[str, ...]]:
+    """Make what was planned in this transaction; returns the ids in the order of the seats."""
+    made = tuple(_insert_instance(conn, planned, seat, now, ids) for seat in planned.seats)
+    return Changed(made, publish_intent_change(conn, [seat.machine_id for seat in planned.seats], now))
+
+
+def _ready_vpc(conn: sa.Connection, tenant_id: str, vpc_id: str) -> sa.Row[Any]:
+    try:
+        vpc = vpcs.get_vpc(conn, tenant_id, vpc_id)
+    except Rejected as refusal:
+        raise invalid(
+            "Could not find VPC of Tenant with ID specified in request", vpcId=refusal.reason
+        ) from None
+    if vpc.status != Status.READY:
+        raise invalid("VPC specified in request is not in Ready state")
+    return vpc
+
+
+def _chosen_machine(
+    conn: sa.Connection, tenant: sa.Row[Any], site: sa.Row[Any], request: InstanceRequest
+) -> sa.Row[Any]:
+    if not tenant.targeted_instance_creation:
+        raise forbidden("Tenant does not have capability to create Instances on a chosen Machine")
+    found = conn.execute(catalog.machine_listing().where(machine.c.id == request.machine_id)).one_or_none()
+    if found is None or found.site_id != site.id:
+        raise invalid(
+            "Could not find Machine with ID specified in request", machineId="does not exist at Site"
+        )
+    if found.shown_status != Status.READY:
+        raise conflict(f"Machine specified in request is not available: it is {found.shown_status}")
+    sick = placement.unhealthy_gpus(conn, [found.id]).get(found.id)
+    if sick is not None and not request.allow_unhealthy:
+        raise Rejected(
+            RefusalKind.CONFLICT,
+            f"Machine specified in request is unhealthy: {sick}",
+            nearest_fix="set allowUnhealthyMachine to true, or choose another machine",
+        )
+    return found
+
+
+def _check_same_domain(conn: sa.Connection, target: sa.Row[Any], wishes: Sequence[InterfaceSpec]) -> None:
+    standing = interfaces.partition_members(conn, {wish.logical_partition_id for wish in wishes})
+    for partition, in_domain in sorted(standing.items()):
+        if target.domain not in in_domain:
+            raise Rejected(
+                RefusalKind.CONFLICT,
+                f"requireSameDomain: NVLink Logical Partition {partition} lives in NVLink domain"
+                f" {', '.join(sorted(in_domain))}, the machine is in {target.domain or 'none yet observed'}",
+                nearest_fix="choose a machine in that domain, or set requireSameDomain to false",
+            )
+
+
+def _choose_machines(
+    conn: sa.Connection,
+    tenant: sa.Row[Any],
+    request: InstanceRequest,
+    type_id: str | None,
+    wishes: Sequence[InterfaceSpec],
+) -> TrayChoice:
+    if request.machine_id is not None:
+        return TrayChoice((request.machine_id,), "on the machine that the request names")
+    if type_id is None:
+        raise invalid(
+            "Exactly one of instanceTypeId and machineId must be specified", instanceTypeId="is missing"
+        )
+    entitlements.check_quota(conn, tenant.id, type_id, len(request.names))
+    return placement.place_instances(
+        conn,
+        TrayRequest(
+            len(request.names),
+            request.one_domain,
+            beside_members=request.same_domain,
+            allow_sick=request.allow_unhealthy,
+        ),
+        type_id=type_id,
+        logical_partitions={wish.logical_partition_id for wish in wishes},
+    )
+
+
+def _insert_instance(
+    conn: sa.Connection, planned: CreationPlan, seat: MachineAssignment, now: float, ids: IdFactory
+) -> str:
+    new, asked = ids(), planned.request
+    row: dict[str, Any] = {
+        "id": new,
+        "tenant_id": planned.tenant_id,
+        "site_id": planned.site_id,
+        "vpc_id": asked.vpc_id,
+    }
+    row |= {"instance_type_id": planned.type_id, "machine_id": seat.machine_id, "placement": planned.reason}
+    row |= {"name": seat.name, "description": asked.description, "extra": dict(asked.extra)}
+    row |= {"status": Status.PENDING, "intent_at": now, "created": now, "updated": now}
+    conn.execute(sa.insert(table).values(**row))
+    note = EventNote(Event.INSTANCE, new, Status.PENDING, f"Placed {planned.reason}")
+    journal.record_and_publish(conn, planned.tenant_id, note, now)
+    interfaces.replace_interfaces(conn, new, planned.wishes, now, ids)
+    return new

@@ -1,0 +1,229 @@
+"""NVLink interfaces: which logical partition each GPU of an instance shall join.
+
+Interfaces change only with their instance, and a list is always the complete desired state: what is not
+in it is detached. `replace_interfaces` keeps the row, and with it the readiness, of a GPU that stays in
+its logical partition. A detached row stays in Deleting until an observation shows the GPU outside the
+partition.
+
+`check_interfaces` refuses device instances that the hardware does not have or that repeat, and
+partitions that are not Ready, at another site, or of another tenant; the last is answered as not found.
+Where the VPC has a default logical partition, every interface must name that one.
+
+`partition_members` counts the GPUs of logical partitions in each NVLink domain, for placement and
+warnings.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from rackloom.carve.store.schema import instance, logical_partition, machine, machine_gpu, nvlink_interface
+from rackloom.carve.store.schema import nvlink_interface as table
+from rackloom.carve.store.values import IdFactory, InterfaceSpec, Status, invalid
+from rackloom.core.partitions.status_rules import WAITING_REASON
+
+LEAVING_REASON = "leaving the partition"
+
+
+class InterfaceRow(NamedTuple):
+    """A row of `listing`, made with `_make`: reading a name here costs a tenth of reading it off the row."""
+
+    id: str
+    instance_id: str
+    logical_partition_id: str
+    device_instance: int
+    status: str
+    reason: str | None
+    created: float
+    updated: float
+    site_id: str
+    tenant_id: str
+    domain: str | None
+    guid: str | None
+
+
+def initial_interfaces(
+    conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceSpec] | None, gpus: int
+) -> tuple[InterfaceSpec, ...]:
+    """The interfaces of a new instance with `gpus` NVLink GPUs: those asked for, else those of the VPC."""
+    if wishes is not None:
+        check_interfaces(conn, vpc, wishes, gpus)
+        return tuple(wishes)
+    if vpc.logical_partition_id is None:
+        return ()
+    return tuple(InterfaceSpec(vpc.logical_partition_id, index) for index in range(gpus))
+
+
+def check_interfaces(
+    conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceSpec], gpus: int
+) -> None:
+    """Refuse interfaces that the hardware, the VPC or the logical partitions do not allow."""
+    if not wishes:
+        return
+    _check_devices(wishes, gpus)
+    if vpc.logical_partition_id is None:
+        _check_logical_partitions(conn, vpc, wishes)
+    else:
+        _check_vpc_default(vpc, wishes)
+
+
+@cache
+def interface_listing() -> sa.Select[Any]:
+    """Interfaces with what the fabric told of their GPUs (`guid` and `domain`, None until observed)."""
+    gpu = sa.and_(
+        machine_gpu.c.machine_id == instance.c.machine_id,
+        machine_gpu.c.module_id == table.c.device_instance + 1,
+    )
+    source = table.join(instance, instance.c.id == table.c.instance_id)
+    source = source.join(machine, machine.c.id == instance.c.machine_id).join(machine_gpu, gpu, isouter=True)
+    told = (machine.c.domain, machine_gpu.c.guid, instance.c.site_id, instance.c.tenant_id)
+    columns = {column.name: column for column in (*table.c, *told)}
+    return sa.select(*(columns[name] for name in InterfaceRow._fields)).select_from(source)
+
+
+@cache
+def _listing_of_instances() -> sa.Select[Any]:
+    mine = interface_listing().where(table.c.instance_id.in_(sa.bindparam("instances", expanding=True)))
+    return mine.order_by(table.c.device_instance, table.c.created)
+
+
+def interfaces_by_instance(conn: sa.Connection, instance_ids: Sequence[str]) -> dict[str, list[InterfaceRow]]:
+    """The interfaces of each instance, by device."""
+    found: defaultdict[str, list[InterfaceRow]] = defaultdict(list)
+    for one in map(
+        InterfaceRow._make, conn.execute(_listing_of_instances(), {"instances": list(instance_ids)}).all()
+    ):
+        found[one.instance_id].append(one)
+    return found
+
+
+def interfaces_of(conn: sa.Connection, instance_id: str) -> Sequence[sa.Row[Any]]:
+    """The interfaces of an instance, the ones being detached too."""
+    return conn.execute(sa.select(table).where(table.c.instance_id == instance_id)).all()
+
+
+def instances_using_default(
+    conn: sa.Connection, logical_partition_id: str, vpc_ids: Sequence[str]
+) -> list[str]:
+    """The instances of VPCs with this default that have an interface on it: while they do, it stays."""
+    using = (
+        sa.select(table.c.instance_id)
+        .join(instance, instance.c.id == table.c.instance_id)
+        .where(instance.c.vpc_id.in_(vpc_ids), table.c.logical_partition_id == logical_partition_id)
+    )
+    return list(conn.execute(using.distinct().order_by(table.c.instance_id)).scalars())
+
+
+def describe_instances(instance_ids: Sequence[str]) -> str:
+    """Instances in a sentence: the first few by id, the others by their number."""
+    shown = ", ".join(instance_ids[:5])
+    more = len(instance_ids) - 5
+    return f"Instances {shown}" + (f" and {more} more" if more > 0 else "")
+
+
+def replace_interfaces(
+    conn: sa.Connection, instance_id: str, wishes: Sequence[InterfaceSpec], now: float, ids: IdFactory
+) -> bool:
+    """Make `wishes` the interfaces of the instance; False when they already are.
+
+    A GPU that stays in its logical partition keeps its row, and with it its readiness.
+    """
+    live = {
+        InterfaceSpec(row.logical_partition_id, row.device_instance): row.id
+        for row in interfaces_of(conn, instance_id)
+        if row.status != Status.DELETING
+    }
+    unwanted = [row_id for wish, row_id in live.items() if wish not in wishes]
+    new = [wish for wish in wishes if wish not in live]
+    detached = sa.update(table).where(table.c.id.in_(unwanted))
+    conn.execute(detached.values(status=Status.DELETING, reason=LEAVING_REASON, intent_at=now, updated=now))
+    if new:
+        conn.execute(sa.insert(table), [_new_row(ids(), instance_id, wish, now) for wish in new])
+    return bool(unwanted or new)
+
+
+def detach_all_interfaces(conn: sa.Connection, instance_id: str, now: float) -> None:
+    """No GPU of the instance is wanted anywhere any more; the rows stay until the GPUs are seen outside."""
+    mine = sa.update(table).where(table.c.instance_id == instance_id)
+    conn.execute(mine.values(status=Status.DELETING, reason=LEAVING_REASON, intent_at=now, updated=now))
+
+
+def _new_row(new: str, instance_id: str, wish: InterfaceSpec, now: float) -> dict[str, Any]:
+    return {
+        "id": new,
+        "instance_id": instance_id,
+        "logical_partition_id": wish.logical_partition_id,
+        "device_instance": wish.device_instance,
+        "status": Status.PENDING,
+        "reason": WAITING_REASON,
+        "intent_at": now,
+        "created": now,
+        "updated": now,
+    }
+
+
+def _check_devices(wishes: Sequence[InterfaceSpec], gpus: int) -> None:
+    if gpus == 0:
+        raise invalid(
+            "NVLink Interfaces require GPUs with device type NVLink",
+            nvLinkInterfaces="neither the Instance Type nor the Machine has GPUs with device type NVLink",
+        )
+    devices = [wish.device_instance for wish in wishes]
+    if any(not 0 <= device < gpus for device in devices):
+        raise invalid(
+            f"deviceInstance must be between 0 and {gpus - 1}",
+            nvLinkInterfaces=f"each deviceInstance must be between 0 and {gpus - 1}",
+        )
+    if len(set(devices)) < len(devices):
+        raise invalid(
+            "deviceInstance must be unique", nvLinkInterfaces="a GPU may be in one logical partition only"
+        )
+
+
+def _check_vpc_default(vpc: sa.Row[Any], wishes: Sequence[InterfaceSpec]) -> None:
+    for wish in wishes:
+        if wish.logical_partition_id != vpc.logical_partition_id:
+            raise invalid(
+                f"NVLink Logical Partition {wish.logical_partition_id} of deviceInstance"
+                f" {wish.device_instance} does not match NVLink Logical Partition of VPC"
+            )
+
+
+def _check_logical_partitions(conn: sa.Connection, vpc: sa.Row[Any], wishes: Sequence[InterfaceSpec]) -> None:
+    wanted = {wish.logical_partition_id for wish in wishes}
+    rows = conn.execute(sa.select(logical_partition).where(logical_partition.c.id.in_(wanted))).all()
+    # Somebody else's partition is answered like one that does not exist: its id says nothing to others.
+    found = {row.id: row for row in rows if row.tenant_id == vpc.tenant_id}
+    for wish in wishes:
+        partition = found.get(wish.logical_partition_id)
+        if partition is None:
+            raise invalid(f"Could not find NVLink Logical Partition {wish.logical_partition_id} of Tenant")
+        if partition.site_id != vpc.site_id:
+            raise invalid(f"NVLink Logical Partition {partition.id} does not belong to the Site of the VPC")
+        if partition.status != Status.READY:
+            raise invalid(f"NVLink Logical Partition {partition.id} is not in Ready state")
+
+
+def partition_members(conn: sa.Connection, logical_partitions: Collection[str]) -> dict[str, dict[str, int]]:
+    """Logical partition -> domain -> how many GPUs are, or shall be, in it."""
+    partition = nvlink_interface.c.logical_partition_id
+    counted = (
+        sa.select(partition, machine.c.domain, sa.func.count().label("members"))
+        .select_from(nvlink_interface)
+        .join(instance, instance.c.id == nvlink_interface.c.instance_id)
+        .join(machine, machine.c.id == instance.c.machine_id)
+        .where(
+            partition.in_(logical_partitions),
+            nvlink_interface.c.status != Status.DELETING,
+            instance.c.status != Status.TERMINATING,
+            machine.c.domain.is_not(None),
+        )
+        .group_by(partition, machine.c.domain)
+    )
+    found: dict[str, dict[str, int]] = {}
+    for row in conn.execute(counted):
+        found.setdefault(row.logical_partition_id, {})[row.domain] = row.members
+    return found

@@ -1,0 +1,296 @@
+"""Placement of new instances on free machines, and the free capacity of each NVLink domain.
+
+`place_instances` builds the input of the placement search: for each domain, the empty machines of the
+type that are in service. Not in service are machines that are cordoned, missing, not Ready, or in a
+domain that is paused or has a conflict. Few machines are unhealthy, so only these are named; the
+healthy ones are counted in the database and stand in the search as interchangeable slots. After the
+search each slot becomes the next machine in rack, chassis and slot order. A request that the site
+cannot place is refused as a conflict, with the nearest fix.
+
+`capacity_of_domains` counts free, unhealthy and closed trays, and the largest batch that one request
+can get. Fragmentation is the share of free trays that no single request can get. Of other tenants it
+shows only numbers of trays.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.observation import latest
+from rackloom.carve.observation.latest import LatestObservation
+from rackloom.carve.store.schema import (
+    domain_dispute,
+    domain_pause,
+    instance,
+    machine,
+    machine_gpu,
+    nvlink_interface,
+)
+from rackloom.carve.store.values import RefusalKind, Rejected, Status
+from rackloom.carve.tenancy import catalog
+from rackloom.carve.tenancy.interfaces import partition_members
+from rackloom.core.partitions.domain import GpuHealth
+from rackloom.core.place.instance_trays import (
+    DomainFreeTrays,
+    FreeTray,
+    TrayChoice,
+    TrayRequest,
+    choose_trays,
+)
+from rackloom.errors import Refused
+
+# Placement.
+
+
+UNHEALTHY_STATES = (GpuHealth.DEGRADED, GpuHealth.NO_NVLINK, GpuHealth.DEGRADED_BANDWIDTH)
+
+
+# Built once: every new instance asks these.
+_unhealthy_param: sa.BindParameter[str] = sa.bindparam("sick", expanding=True)
+_closed_domains = sa.union_all(sa.select(domain_pause.c.domain), sa.select(domain_dispute.c.domain))
+is_in_service = sa.and_(
+    machine.c.status == Status.READY,
+    machine.c.missing_since.is_(None),
+    sa.or_(machine.c.domain.is_(None), machine.c.domain.not_in(_closed_domains)),
+    ~catalog.is_cordoned,
+)
+"""Machines that may be given away when they are empty: of no domain that is paused or in dispute."""
+_empty_and_in_service = sa.and_(
+    machine.c.instance_type_id == sa.bindparam("type"),
+    is_in_service,
+    machine.c.id.not_in(sa.select(instance.c.machine_id)),
+)
+"""Empty machines of a type that may be given away, whatever is wrong with their GPUs."""
+_empty_and_healthy = sa.and_(_empty_and_in_service, machine.c.id.not_in(_unhealthy_param))
+_rack_order = (machine.c.rack, machine.c.chassis_serial, machine.c.slot)
+_HEALTHY_BY_DOMAIN = (
+    sa.select(machine.c.domain, sa.func.count()).where(_empty_and_healthy).group_by(machine.c.domain)
+)
+_UNHEALTHY_MACHINES = (
+    sa.select(machine.c.id, machine.c.domain)
+    .where(_empty_and_in_service, machine.c.id.in_(_unhealthy_param))
+    .order_by(*_rack_order)
+)
+_FIRST_HEALTHY = (
+    sa.select(machine.c.id)
+    .where(_empty_and_healthy)
+    .order_by(*_rack_order)
+    .limit(sa.bindparam("most", type_=sa.Integer))
+)
+_FIRST_IN_DOMAIN = _FIRST_HEALTHY.where(machine.c.domain == sa.bindparam("domain"))
+_FIRST_WITHOUT_DOMAIN = _FIRST_HEALTHY.where(machine.c.domain.is_(None))
+
+
+class MachineSlot(str):
+    """Stands for one of the healthy machines of `domain`: the choice needs no more than their number."""
+
+    __slots__ = ("domain",)
+    domain: str | None
+
+
+def place_instances(
+    conn: sa.Connection, request: TrayRequest, *, type_id: str, logical_partitions: Collection[str]
+) -> TrayChoice:
+    """Machines of the type for `request`; refused as a conflict when the site has no room."""
+    standing = Counter[str]()
+    for in_domain in partition_members(conn, logical_partitions).values():
+        standing.update(in_domain)
+    # Of many machines few are sick: those are named to the database, the others counted by it.
+    sick = unhealthy_gpus(conn, None)
+    try:
+        chosen = choose_trays(request, domain_rooms(conn, type_id, standing, sick))
+    except Refused as refusal:
+        raise Rejected(RefusalKind.CONFLICT, refusal.reason, nearest_fix=refusal.nearest_fix) from None
+    return msgspec.structs.replace(chosen, trays=_machines_of_slots(conn, type_id, chosen.trays, sick))
+
+
+def domain_rooms(
+    conn: sa.Connection, type_id: str, members: Mapping[str, int], sick: Mapping[str, str]
+) -> list[DomainFreeTrays]:
+    """The empty machines of a type by domain: seats for the healthy ones, then the sick ones themselves.
+
+    A domain with members is told of even where it has no room: they are to be joined there or nowhere.
+    """
+    asked = {"type": type_id, "sick": list(sick)}
+    by_domain: dict[str | None, tuple[FreeTray, ...]] = dict.fromkeys(members, ())
+    for domain, count in conn.execute(_HEALTHY_BY_DOMAIN, asked):
+        by_domain[domain] = _machine_slots(domain, count)
+    for machine_id, domain in conn.execute(_UNHEALTHY_MACHINES, asked) if sick else ():
+        by_domain[domain] = (*by_domain.get(domain, ()), FreeTray(machine_id, sick[machine_id]))
+    return [
+        DomainFreeTrays(domain, trays, members.get(domain, 0) if domain else 0)
+        for domain, trays in by_domain.items()
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _machine_slots(domain: str | None, count: int) -> tuple[FreeTray, ...]:
+    seats = tuple(MachineSlot(f"seat {number} in {domain}") for number in range(count))
+    for seat in seats:
+        seat.domain = domain
+    return tuple(FreeTray(seat) for seat in seats)
+
+
+def _machines_of_slots(
+    conn: sa.Connection, type_id: str, trays: Sequence[str], sick: Collection[str]
+) -> tuple[str, ...]:
+    """The machines behind the chosen seats, each domain filled in the order of its racks."""
+    wanted = Counter(tray.domain for tray in trays if isinstance(tray, MachineSlot))
+    found = {
+        domain: iter(_first_machines(conn, type_id, domain, most, sick)) for domain, most in wanted.items()
+    }
+    return tuple(next(found[tray.domain]) if isinstance(tray, MachineSlot) else tray for tray in trays)
+
+
+def _first_machines(
+    conn: sa.Connection, type_id: str, domain: str | None, most: int, sick: Collection[str]
+) -> Sequence[str]:
+    asked: dict[str, Any] = {"type": type_id, "sick": list(sick), "most": most}
+    if domain is None:
+        return conn.execute(_FIRST_WITHOUT_DOMAIN, asked).scalars().all()
+    return conn.execute(_FIRST_IN_DOMAIN, {**asked, "domain": domain}).scalars().all()
+
+
+def unhealthy_gpus(conn: sa.Connection, machine_ids: Collection[str] | None) -> dict[str, str]:
+    """What switch controllers say is wrong with the GPUs of machines (None: of all), where something is."""
+    wanted = sa.select(machine_gpu).where(machine_gpu.c.health.in_(UNHEALTHY_STATES))
+    if machine_ids is not None:
+        wanted = wanted.where(machine_gpu.c.machine_id.in_(machine_ids))
+    found: dict[str, list[str]] = defaultdict(list)
+    for row in conn.execute(wanted.order_by(machine_gpu.c.machine_id, machine_gpu.c.module_id)):
+        health = GpuHealth(row.health).name.lower().replace("_", " ")
+        found[row.machine_id].append(f"GPU {row.module_id - 1} {health}")
+    return {machine_id: ", ".join(told) for machine_id, told in found.items()}
+
+
+# Capacity.
+
+
+class InstanceTypeCapacity(msgspec.Struct, frozen=True):
+    """Room for machines of one instance type."""
+
+    instance_type_id: str
+    free: int
+    largest_batch: int
+    """Within the tenant's quota."""
+
+
+class DomainCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """A domain: what is known of it, how full it is, and what the viewer has in it."""
+
+    domain: str
+    site_id: str | None
+    known: LatestObservation
+    pause_reason: str | None
+    trays: int
+    free: int
+    unhealthy: int
+    """Empty, and passed over for what is wrong with their GPUs."""
+    closed: int
+    """Empty, and not in service: cordoned, missing, in maintenance, or in a paused or disputed domain."""
+    types: tuple[InstanceTypeCapacity, ...]
+    own_instances: int
+    own_gpus: Mapping[str, int]
+    """GPUs by logical partition of the viewer."""
+
+    @property
+    def largest_batch(self) -> int:
+        """The most machines that one request can have in this domain."""
+        return max((one.largest_batch for one in self.types), default=0)
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of the free trays that no single request can have: of other types, or above the quota."""
+        return 1 - self.largest_batch / self.free if self.free else 0.0
+
+
+def capacity_of_domains(
+    conn: sa.Connection, domains: Collection[str], tenant_id: str, quota: Mapping[str, int] | None
+) -> dict[str, DomainCapacity]:
+    """The room in `domains` for a tenant with `quota` (instance type -> machines left; None: a provider)."""
+    by_domain: dict[str, list[sa.Row[Any]]] = defaultdict(list)
+    for row in _machines_in_domains(conn, domains):
+        by_domain[row.domain].append(row)
+    sick = unhealthy_gpus(conn, [row.id for rows in by_domain.values() for row in rows])
+    known = latest.latest_of_domains(conn, domains)
+    pauses = {row.domain: row.reason for row in conn.execute(sa.select(domain_pause))}
+    own = _gpus_of_tenant(conn, domains, tenant_id)
+    return {
+        domain: _domain_capacity(
+            domain,
+            by_domain[domain],
+            sick,
+            known[domain],
+            pauses.get(domain),
+            tenant_id,
+            quota,
+            own[domain],
+        )
+        for domain in domains
+    }
+
+
+def _machines_in_domains(conn: sa.Connection, domains: Collection[str]) -> Iterable[sa.Row[Any]]:
+    listed = catalog.machine_listing().add_columns(is_in_service.label("in_service"))
+    return conn.execute(listed.where(machine.c.domain.in_(domains)).order_by(machine.c.id))
+
+
+def _gpus_of_tenant(
+    conn: sa.Connection, domains: Collection[str], tenant_id: str
+) -> dict[str, dict[str, int]]:
+    partition = nvlink_interface.c.logical_partition_id
+    counted = (
+        sa.select(machine.c.domain, partition, sa.func.count().label("gpus"))
+        .select_from(nvlink_interface)
+        .join(instance, instance.c.id == nvlink_interface.c.instance_id)
+        .join(machine, machine.c.id == instance.c.machine_id)
+        .where(
+            instance.c.tenant_id == tenant_id,
+            machine.c.domain.in_(domains),
+            nvlink_interface.c.status != Status.DELETING,
+        )
+        .group_by(machine.c.domain, partition)
+        .order_by(partition)
+    )
+    found: dict[str, dict[str, int]] = {domain: {} for domain in domains}
+    for row in conn.execute(counted):
+        found[row.domain][row.logical_partition_id] = row.gpus
+    return found
+
+
+def _domain_capacity(
+    domain: str,
+    rows: list[sa.Row[Any]],
+    sick: Mapping[str, str],
+    known: LatestObservation,
+    pause: str | None,
+    tenant_id: str,
+    quota: Mapping[str, int] | None,
+    own: Mapping[str, int],
+) -> DomainCapacity:
+    empty = [row for row in rows if row.instance_id is None]
+    open_trays = [row for row in empty if row.in_service]
+    usable = [row for row in open_trays if quota is None or row.instance_type_id in quota]
+    free = Counter(row.instance_type_id for row in usable if row.id not in sick and row.instance_type_id)
+    return DomainCapacity(
+        domain=domain,
+        site_id=min((row.site_id for row in rows), default=None),
+        known=known,
+        pause_reason=pause,
+        trays=len(rows),
+        free=free.total(),
+        unhealthy=sum(row.id in sick for row in usable),
+        closed=len(empty) - len(open_trays),
+        types=tuple(
+            InstanceTypeCapacity(
+                type_id, count, count if quota is None else max(0, min(count, quota[type_id]))
+            )
+            for type_id, count in sorted(free.items())
+        ),
+        own_instances=sum(row.tenant_id == tenant_id for row in rows),
+        own_gpus=own,
+    )

@@ -1,0 +1,272 @@
+"""What the ComputeDomain controller follows: informers, routing to work keys, sweep for orphans.
+
+One informer per kind, with the indexes of `core.domains.observe`. Only daemon pods and our own slices
+are watched, because a cluster's other pods and slices are many.
+
+A handler sees an object as it is now. Whom it concerned before (a node whose label was removed) is
+remembered, so both keys are woken. Of a node only certain labels and its readiness matter; heartbeats
+wake nobody.
+
+The sweep finds objects that outlived their ComputeDomain. That a UID is missing in the cache proves
+nothing: it is gone for certain when the watch saw it go, or when a fresh list lacks it although
+something made for it was seen before. Secrets are in no cache; those of a ComputeDomain that went are
+looked up by name for two more sweeps, because a paused controller may still send a create after another
+one has taken it apart.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.kube.informer import Informer
+from rackloom.core.domains import names
+from rackloom.core.domains.observe import (
+    BY_CLIQUE,
+    BY_DOMAIN,
+    BY_POOL,
+    BY_READY_CHANNELS,
+    BY_TEMPLATE,
+    BY_WARM_MARK,
+    INDEXES,
+    ClusterIndex,
+)
+from rackloom.core.domains.settings import ControllerSettings
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    DAEMON_SET,
+    NETWORK_POLICY,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
+    Object,
+    ResourceKind,
+    not_ready_since,
+)
+
+# Informers and indexes.
+
+
+_CLUSTER_WIDE = (COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE, RESOURCE_CLAIM, NODE)
+_WITH_DAEMONS = (DAEMON_SET, NETWORK_POLICY, COMPUTE_DOMAIN_CLIQUE)
+
+
+class DomainCaches:
+    """A `Cluster` that follows the API server. What it hands out must not be changed."""
+
+    def __init__(self, api: KubeApi, settings: ControllerSettings, rng: random.Random) -> None:
+        def informer(kind: ResourceKind, namespace: str | None = None, labels: str = "") -> Informer:
+            return Informer(api, kind, namespace, labels=labels, indexers=INDEXES[kind], rng=rng)
+
+        self._informers: dict[ResourceKind, tuple[Informer, ...]] = {
+            kind: (informer(kind),) for kind in _CLUSTER_WIDE
+        }
+        for kind in _WITH_DAEMONS:
+            self._informers[kind] = tuple(informer(kind, one) for one in settings.namespaces)
+        # Only daemon pods and our own slices: a cluster's other pods and slices are many.
+        self._informers[POD] = tuple(
+            informer(POD, one, names.COMPUTE_DOMAIN_LABEL) for one in settings.namespaces
+        )
+        self._informers[RESOURCE_SLICE] = (informer(RESOURCE_SLICE, labels=names.WARM_CLIQUE_LABEL),)
+
+    @property
+    def informers(self) -> tuple[Informer, ...]:
+        """All of them, to be run."""
+        return tuple(one for several in self._informers.values() for one in several)
+
+    def on_change(self, handler: Callable[[ResourceKind, Object], None]) -> None:
+        """Call `handler(kind, object)` for every change of an object."""
+        for kind, several in self._informers.items():
+            for one in several:
+                one.on_change(partial(handler, kind))
+
+    async def synced(self) -> None:
+        """Wait until all have taken in a first list."""
+        for informer in self.informers:
+            await informer.synced()
+
+    def unknown_since(self) -> float | None:
+        """Loop time since when any of them may be behind; None when all follow."""
+        since = (one.unknown_since for one in self.informers)
+        return min((moment for moment in since if moment is not None), default=None)
+
+    def at(self, kind: ResourceKind, namespace: str | None, name: str) -> Object | None:
+        """The object of this name; None also for kinds that are not followed."""
+        found = (one.cache.get(name, namespace) for one in self._informers.get(kind, ()))
+        return next((obj for obj in found if obj is not None), None)
+
+    def by(self, kind: ResourceKind, index: str, value: str) -> Sequence[Object]:
+        """The objects that an index has under a value."""
+        return [obj for one in self._informers[kind] for obj in one.cache.find(index, value)]
+
+    def all(self, kind: ResourceKind) -> Iterator[Object]:
+        """All objects of a kind: for sweeps and counts, never for one ComputeDomain."""
+        for informer in self._informers[kind]:
+            yield from informer.cache
+
+
+# From a changed object to the keys to work on.
+
+
+class DomainKey(msgspec.Struct, frozen=True, order=True):
+    """Key of the work for one ComputeDomain."""
+
+    uid: str
+
+
+class CliqueKey(msgspec.Struct, frozen=True, order=True):
+    """Key of the work for one clique."""
+
+    clique_id: str
+
+
+class SweepKey(msgspec.Struct, frozen=True, order=True):
+    """Key of the search for things that outlived their ComputeDomain."""
+
+
+DomainWorkKey = DomainKey | CliqueKey | SweepKey
+_NODE_LABELS = (
+    names.COMPUTE_DOMAIN_LABEL,
+    names.GPU_CLIQUE_LABEL,
+    names.ISOLATION_LABEL,
+    names.CHANNELS_READY_LABEL,
+    names.WARM_CLIQUE_LABEL,
+)
+
+
+class ChangeRouter:
+    """Keys that a change concerns, now or before it."""
+
+    def __init__(self, cluster: ClusterIndex) -> None:
+        self._cluster = cluster
+        self._before: dict[tuple[ResourceKind, str, str], frozenset[DomainWorkKey]] = {}
+        self._nodes: dict[str, tuple[object, ...]] = {}
+
+    def keys(self, kind: ResourceKind, obj: Object) -> frozenset[DomainWorkKey]:
+        """All keys to work on because of this change."""
+        if kind == NODE and not self._is_news(obj):
+            return frozenset()
+        meta = obj["metadata"]
+        place = (kind, meta.get("namespace", ""), meta["name"])
+        now = frozenset(self._concerned(kind, obj))
+        before = self._before.pop(place, frozenset())
+        if self._cluster.at(kind, meta.get("namespace"), meta["name"]) is not None:
+            self._before[place] = now
+        return frozenset(self._with_warm(now | before))
+
+    def _is_news(self, node: Object) -> bool:
+        name = node["metadata"]["name"]
+        labels = node["metadata"].get("labels") or {}
+        said = (not_ready_since(node), *(labels.get(label) for label in _NODE_LABELS))
+        before = self._nodes.pop(name, None)
+        present = self._cluster.at(NODE, None, name) is not None
+        if present:
+            self._nodes[name] = said
+        return before != said or not present
+
+    def _concerned(self, kind: ResourceKind, obj: Object) -> Iterable[DomainWorkKey]:
+        yield from (DomainKey(uid) for uid in _index_values(kind, BY_DOMAIN, obj))
+        for index in (BY_CLIQUE, BY_WARM_MARK, BY_READY_CHANNELS):
+            yield from (CliqueKey(one) for one in _index_values(kind, index, obj))
+        if kind in (COMPUTE_DOMAIN, RESOURCE_CLAIM_TEMPLATE):
+            yield from self._sharers_of_the_name(kind, obj)
+        if kind == RESOURCE_CLAIM:
+            pools = (names.clique_of_pool(pool) for pool in _index_values(kind, BY_POOL, obj))
+            yield from (CliqueKey(one) for one in pools if one is not None)
+
+    def _sharers_of_the_name(self, kind: ResourceKind, obj: Object) -> Iterable[DomainWorkKey]:
+        """ComputeDomains that want the template of this name: one of them may have to wait for another."""
+        meta = obj["metadata"]
+        if kind == RESOURCE_CLAIM_TEMPLATE:
+            places: Iterable[str] = (f"{meta['namespace']}/{meta['name']}",)
+        else:
+            places = _index_values(COMPUTE_DOMAIN, BY_TEMPLATE, obj)
+        for place in places:
+            for domain in self._cluster.by(COMPUTE_DOMAIN, BY_TEMPLATE, place):
+                yield DomainKey(domain["metadata"]["uid"])
+
+    def _with_warm(self, keys: frozenset[DomainWorkKey]) -> Iterable[DomainWorkKey]:
+        """What changes in a warm domain concerns its clique, and the jobs that have a channel of it."""
+        yield from keys
+        for key in keys:
+            for clique_id in self._warm_cliques(key):
+                yield CliqueKey(clique_id)
+                yield from self._jobs_in(clique_id)
+
+    def _warm_cliques(self, key: DomainWorkKey) -> Iterable[str]:
+        if isinstance(key, DomainKey):
+            for obj in self._cluster.by(COMPUTE_DOMAIN, BY_DOMAIN, key.uid):
+                yield from _index_values(COMPUTE_DOMAIN, BY_CLIQUE, obj)
+
+    def _jobs_in(self, clique_id: str) -> Iterable[DomainWorkKey]:
+        for claim in self._cluster.by(RESOURCE_CLAIM, BY_POOL, names.channel_pool_name(clique_id)):
+            yield from (DomainKey(uid) for uid in _index_values(RESOURCE_CLAIM, BY_DOMAIN, claim))
+
+
+def _index_values(kind: ResourceKind, index: str, obj: Object) -> Iterable[str]:
+    """The values under which an index has an object; none where a kind has no such index."""
+    indexer = INDEXES[kind].get(index)
+    return () if indexer is None else indexer(obj)
+
+
+# Objects that outlived their ComputeDomain.
+
+
+SWEEP_INTERVAL_SECONDS = 600.0
+"""Seconds between sweeps."""
+LATE_SWEEPS = 2
+"""How often Secrets of a ComputeDomain that went are looked for."""
+_LEFT_BEHIND = (RESOURCE_CLAIM_TEMPLATE, DAEMON_SET, NETWORK_POLICY, NODE, COMPUTE_DOMAIN_CLIQUE)
+
+
+class OrphanSweeper:
+    """Knows which UIDs are gone for certain."""
+
+    interval = SWEEP_INTERVAL_SECONDS
+
+    def __init__(self, api: KubeApi, caches: DomainCaches) -> None:
+        self._api = api
+        self._caches = caches
+        self._gone: set[str] = set()
+        self._went: dict[str, int] = {}
+        """UIDs of ComputeDomains that the watch saw go -> sweeps at which they are still looked at."""
+
+    def is_gone(self, uid: str) -> bool:
+        """Whether no ComputeDomain has this UID any more; UIDs do not come back."""
+        return uid in self._gone or uid in self._went
+
+    def may_have_secrets(self, uid: str) -> bool:
+        """Whether a ComputeDomain of this UID was seen, and went a short time ago."""
+        return uid in self._went
+
+    def seen(self, domain: Object) -> None:
+        """Take note of a ComputeDomain that came, changed or went."""
+        uid = domain["metadata"]["uid"]
+        if not self._caches.by(COMPUTE_DOMAIN, BY_DOMAIN, uid):
+            self._gone.add(uid)
+            self._went[uid] = LATE_SWEEPS
+
+    async def confirm(self) -> tuple[str, ...]:
+        """The UIDs of ComputeDomains that are gone and may have left something. Raises KubeError.
+
+        Of those that the watch did not see go, one fresh list tells.
+        """
+        strays = {uid for uid in self._labels() if not self._caches.by(COMPUTE_DOMAIN, BY_DOMAIN, uid)}
+        unsure = strays - self._gone
+        if unsure:
+            listed = await self._api.list(COMPUTE_DOMAIN)
+            self._gone |= unsure - {one["metadata"]["uid"] for one in listed.items}
+        self._gone &= strays
+        self._went = {uid: left - 1 for uid, left in self._went.items() if left > 0}
+        return tuple(sorted(self._gone | self._went.keys()))
+
+    def _labels(self) -> Iterable[str]:
+        for kind in _LEFT_BEHIND:
+            indexer = INDEXES[kind][BY_DOMAIN]
+            for obj in self._caches.all(kind):
+                yield from indexer(obj)

@@ -1,0 +1,210 @@
+"""The ComputeDomain controller: it takes a snapshot, decides, and carries the decision out.
+
+Decisions are pure (`core.domains.reconcile`). Three things are read outside the caches: certificate
+Secrets, which are read by name; pods, claims and nodes, again, before a stale entry or an abandoned
+node is removed; and a fresh list of ComputeDomains, before leftovers are deleted. A rejected write, or
+one that failed several times in a row, is reported in the status.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from rackloom.claim.cluster.certificates import CHECK_INTERVAL_SECONDS, DaemonCertificates
+from rackloom.claim.cluster.controller_runtime import ControllerRuntime, record_event
+from rackloom.claim.cluster.domain_caches import (
+    ChangeRouter,
+    CliqueKey,
+    DomainCaches,
+    DomainKey,
+    DomainWorkKey,
+    OrphanSweeper,
+    SweepKey,
+)
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
+from rackloom.claim.kube.events import EventRecorder
+from rackloom.core.domains import names
+from rackloom.core.domains.channel_mode import mixed_isolation_event, reconcile_clique
+from rackloom.core.domains.compute_domain import ComputeDomain, compute_domain_status_json
+from rackloom.core.domains.membership import abandoned_nodes, needs_confirmation
+from rackloom.core.domains.observe import (
+    BY_DOMAIN,
+    ConfirmedCluster,
+    take_clique_snapshot,
+    take_domain_snapshot,
+    with_secrets,
+)
+from rackloom.core.domains.owned import needs_daemons
+from rackloom.core.domains.reconcile import DomainDecision, reconcile_domain
+from rackloom.core.domains.settings import ControllerSettings
+from rackloom.core.domains.snapshot import DomainSnapshot
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN,
+    DAEMON_SET,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    SECRET,
+    EventNotice,
+    Object,
+    ResourceKind,
+    metav1_time,
+)
+
+FAILURES_BEFORE_REPORT = 4
+"""Failures in a row after which any error is told in the status, not only one that is final."""
+DELETION_POLL_SECONDS = 1.0
+"""Seconds between two looks at Secrets that are being deleted: no watch tells of them."""
+DOMAIN_WORKERS = 100
+"""Mostly waiting for the API server: 300 ComputeDomains at once have their objects in a tenth of a second. As
+many as the connections that a client opens."""
+
+
+class DomainController:
+    """`wall` gives seconds since the epoch; `rng` draws the jitter of retries."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        settings: ControllerSettings,
+        recorder: EventRecorder,
+        wall: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self.caches = DomainCaches(api, settings, rng)
+        self._api = api
+        self._settings = settings
+        self._recorder = recorder
+        self._wall = wall
+        self._credentials = DaemonCertificates(api, wall)
+        self._bench: ControllerRuntime[DomainWorkKey] = ControllerRuntime(
+            "compute domains", api, self.caches, rng, self._do
+        )
+        self._router = ChangeRouter(self.caches)
+        self._sweeper = OrphanSweeper(api, self.caches)
+        self.caches.on_change(self._changed)
+
+    async def run(self) -> None:
+        """Follow the cluster and keep it as it should be, until cancelled."""
+        self._bench.queue.add(SweepKey())
+        await self._bench.run(DOMAIN_WORKERS)
+
+    def _changed(self, kind: ResourceKind, obj: Object) -> None:
+        if kind == COMPUTE_DOMAIN:
+            self._sweeper.seen(obj)
+        for key in sorted(self._router.keys(kind, obj), key=repr):
+            self._bench.queue.add(key)
+
+    async def _do(self, key: DomainWorkKey) -> float | None:
+        match key:
+            case DomainKey(uid=uid):
+                return await self._domain(key, uid)
+            case CliqueKey(clique_id=clique_id):
+                return await self._clique(key, clique_id)
+            case SweepKey():
+                for uid in await self._sweeper.confirm():
+                    self._bench.queue.add(DomainKey(uid))
+                return self._sweeper.interval
+
+    async def _domain(self, key: DomainKey, uid: str) -> float | None:
+        seen = await self._look(uid)
+        decision = reconcile_domain(seen, self._settings)
+        if seen.domain is None:
+            return await self._orphans(key, uid, decision)
+        try:
+            await self._issue(seen, seen.domain)
+            await self._bench.act(key, decision.actions)
+        except KubeError as error:
+            if isinstance(error, Rejected) or self._bench.queue.failures(key) >= FAILURES_BEFORE_REPORT:
+                failed = msgspec.structs.replace(seen, failures=(error.message,))
+                await self._publish(key, reconcile_domain(failed, self._settings))
+            raise
+        await self._tell(key, decision.done)
+        going = any(action.kind == SECRET for action in decision.actions)
+        going = going or any(secret.deleting for secret in seen.held_of(SECRET))
+        delays = (
+            await self._publish(key, decision),
+            decision.again,
+            DELETION_POLL_SECONDS if going else CHECK_INTERVAL_SECONDS,
+        )
+        return min(delay for delay in delays if delay is not None)
+
+    async def _issue(self, seen: DomainSnapshot, domain: ComputeDomain) -> None:
+        settings = self._settings
+        wanted = settings.daemon.authentication and needs_daemons(domain, settings)
+        # Our finalizer comes first: Secrets of a ComputeDomain that went without a word would stay for ever.
+        if wanted and names.FINALIZER in domain.finalizers and not domain.deleting:
+            await self._credentials.ensure(domain.uid, seen.home)
+
+    async def _look(self, uid: str) -> DomainSnapshot:
+        seen = take_domain_snapshot(self.caches, uid, self._settings, self._now())
+        if needs_confirmation(seen, self._settings):
+            seen = take_domain_snapshot(await self._confirmed(seen), uid, self._settings, self._now())
+        # A UID without a ComputeDomain may be any text that a user has put into a label or a claim.
+        orphaned = bool(seen.held_of(DAEMON_SET)) or self._sweeper.may_have_secrets(uid)
+        if orphaned if seen.domain is None else seen.domain.deleting:
+            seen = with_secrets(seen, await self._credentials.held(uid, self._settings.namespaces))
+        return seen
+
+    async def _confirmed(self, seen: DomainSnapshot) -> ConfirmedCluster:
+        """The cluster with what makes entries stale, and nodes abandoned, as the API server knows it now.
+
+        Nodes are read before claims: a pod comes to a node that was lost only after it has changed.
+        """
+        labels = f"{names.COMPUTE_DOMAIN_LABEL}={seen.uid}"
+        nodes = {name: await self._node(name) for name in sorted(abandoned_nodes(seen, self._settings))}
+        lists: dict[ResourceKind, list[Object]] = {POD: []}
+        for namespace in self._settings.namespaces:
+            lists[POD] += (await self._api.list(POD, namespace, labels=labels)).items
+        if nodes and seen.domain is not None:
+            space = seen.domain.namespace
+            elsewhere = self.caches.by(RESOURCE_CLAIM, BY_DOMAIN, seen.uid)
+            lists[RESOURCE_CLAIM] = [obj for obj in elsewhere if obj["metadata"]["namespace"] != space]
+            lists[RESOURCE_CLAIM] += (await self._api.list(RESOURCE_CLAIM, space)).items
+        return ConfirmedCluster(self.caches, lists, nodes)
+
+    async def _node(self, name: str) -> Object | None:
+        try:
+            return await self._api.get(NODE, name)
+        except NotFound:
+            return None
+
+    async def _orphans(self, key: DomainKey, uid: str, decision: DomainDecision) -> float | None:
+        if not decision.actions:
+            self._bench.forget(uid)
+            return None
+        if not self._sweeper.is_gone(uid):
+            self._bench.queue.add(SweepKey())
+            return None
+        await self._bench.act(key, decision.actions)
+        return DELETION_POLL_SECONDS if any(action.kind == SECRET for action in decision.actions) else None
+
+    def _now(self) -> str:
+        return metav1_time(self._wall())
+
+    async def _publish(self, key: DomainKey, decision: DomainDecision) -> float | None:
+        """Write the status if it changed, but not too often; the delay after which to look again."""
+        obj = next(iter(self.caches.by(COMPUTE_DOMAIN, BY_DOMAIN, key.uid)), None)
+        if decision.status is None or obj is None:
+            return None
+        early = await self._bench.say(key, COMPUTE_DOMAIN, obj, compute_domain_status_json(decision.status))
+        if early is not None:
+            return early
+        await self._tell(key, decision.notices)
+        return None
+
+    async def _tell(self, key: DomainKey, notices: Iterable[EventNotice]) -> None:
+        obj = next(iter(self.caches.by(COMPUTE_DOMAIN, BY_DOMAIN, key.uid)), None)
+        for notice in notices:
+            if obj is not None:
+                await record_event(self._recorder, obj, notice)
+
+    async def _clique(self, key: CliqueKey, clique_id: str) -> float | None:
+        view = take_clique_snapshot(self.caches, clique_id, self._settings, self._now())
+        await self._bench.act(key, reconcile_clique(view, self._settings))
+        notice = mixed_isolation_event(view)
+        node = self.caches.at(NODE, None, view.nodes[0].name) if view.nodes else None
+        if notice is not None and node is not None:
+            await record_event(self._recorder, node, notice)
+        return None

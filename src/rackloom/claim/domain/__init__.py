@@ -1,1 +1,0 @@
-"""ComputeDomains as values: names, objects, opaque configurations and the rules they follow."""

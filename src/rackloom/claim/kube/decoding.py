@@ -1,0 +1,158 @@
+"""From the bytes of an API server to objects, watch events and errors.
+
+JSON that nests too deeply is cut: an API server stores up to 10000 levels, and whoever may write a
+ResourceClaim may put them into its opaque parameters. Each such value is replaced by a marker, so that
+it costs that object only; the object keeps its name and allocation, and is never written back.
+
+A watch is one JSON document per line, split at line feeds only. An answer that is no success becomes
+one of the named errors of `api`; 401 stays a plain, retried error, because a rotated token is read
+again before the next attempt.
+"""
+
+import logging
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from rackloom.claim.kube.api import Conflict, Expired, KubeError, NotFound, Rejected, WatchEvent
+
+# Errors.
+
+
+_ERRORS_BY_CODE: Mapping[int, type[KubeError]] = {
+    404: NotFound,
+    409: Conflict,
+    410: Expired,
+    **dict.fromkeys((400, 403, 405, 413, 415, 422), Rejected),
+}
+
+
+def status_error(code: int, status: Mapping[str, Any], retry_after: float | None = None) -> KubeError:
+    """The error of a `Status` body (metav1): one of the named ones, or plain: try again.
+
+    401 is plain: a token that was rotated is read again before the next attempt.
+    """
+    details = status.get("details") or {}
+    after = retry_after if retry_after is not None else details.get("retryAfterSeconds")
+    reason = str(status.get("reason") or "Unknown")
+    message = str(status.get("message") or f"the API server answered {code}")
+    meaning = _ERRORS_BY_CODE.get(code, KubeError)
+    return meaning(code, reason, message, retry_after=None if after is None else float(after))
+
+
+def unreachable_error(error: Exception) -> KubeError:
+    """There was no answer."""
+    return KubeError(0, "Unreachable", f"the API server was not reached: {error or type(error).__name__}")
+
+
+# JSON documents of bounded depth.
+
+
+DEEPEST_LEVEL = 100
+"""Levels of a document that are always read; what Kubernetes itself writes has no more than some dozens."""
+TOO_DEEP_MARKER = "rackloom: nested too deeply to be read"
+"""What is read in place of a value below `DEEPEST` levels, where it is not read."""
+_FLAT_LEVELS = 200
+"""Levels that are read anywhere: of Python's 1000, most are left to whoever walks through what was read."""
+_RESERVED_CALLS = 700
+_MARK = msgspec.json.encode(TOO_DEEP_MARKER)
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+log = logging.getLogger(__name__)
+
+
+def decode_document(content: bytes) -> Any:
+    """What a JSON document says, but for values nested too deeply: each of them is `TOO_DEEP`.
+
+    All else of such an object is as it was written. A claim keeps its name and its allocation, so that its
+    devices are not free; its parameters are no driver's, which are refused, and no claim without any. It is
+    told in the log. Raises msgspec.DecodeError for what is no JSON.
+    """
+    try:
+        return _decode_with_stack(content, 0 if _is_flat(content) else _RESERVED_CALLS)
+    except RecursionError:
+        document = msgspec.json.decode(_cut_deep_values(content))
+        _log_cut_objects(document)
+        return document
+
+
+def contains_cut_value(document: bytes) -> bool:
+    """Whether what is encoded here was not read whole: to write it would lose what it was."""
+    return _MARK in document
+
+
+def _is_flat(content: bytes) -> bool:
+    return content.count(b"[") + content.count(b"{") <= _FLAT_LEVELS
+
+
+def _decode_with_stack(content: bytes, spare: int) -> Any:
+    # msgspec counts its levels on top of Python's calls, so that calls are what bounds them.
+    return _decode_with_stack(content, spare - 1) if spare else msgspec.json.decode(content)
+
+
+def _cut_deep_values(content: bytes) -> bytes:
+    """The document with its too deep values replaced; what is no JSON stays none."""
+    parts, level, kept = [], 0, 0
+    for token in _TOKEN.finditer(content):
+        if token[0] in b"[{":
+            level += 1
+            if level == DEEPEST_LEVEL + 1:
+                parts += [content[kept : token.start()], _MARK]
+        elif token[0] in b"]}":
+            if level == DEEPEST_LEVEL + 1:
+                kept = token.end()
+            level -= 1
+    return b"" if level else b"".join([*parts, content[kept:]])
+
+
+def _log_cut_objects(document: Any) -> None:
+    """Name in the log what was not read whole."""
+    for obj in _objects_in(document):
+        if contains_cut_value(msgspec.json.encode(obj)):
+            told = obj.get("metadata") or {}
+            name = f"{told.get('namespace', '')}/{told.get('name', '')}"
+            log.warning("%s: nested too deeply: not read below %d levels", name, DEEPEST_LEVEL)
+
+
+def _objects_in(document: Any) -> Iterable[Any]:
+    """The objects of a list, or that of an event, or the one itself."""
+    if not isinstance(document, dict):
+        return ()
+    items = document.get("items")
+    found = items if isinstance(items, list) else [document.get("object", document)]
+    return [one for one in found if isinstance(one, dict)]
+
+
+# Watch streams.
+
+
+async def watch_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[WatchEvent, None]:
+    """The events in the chunks of a body. Raises what an ERROR event says: `Expired` is the usual one."""
+    async with aclosing(_lines(chunks)) as lines:
+        async for line in lines:
+            yield _decode_event(line)
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Split at line feeds only: the other line ends of Unicode may stand inside a JSON string."""
+    rest = bytearray()
+    async for chunk in chunks:
+        rest += chunk
+        *whole, tail = rest.split(b"\n")
+        rest = tail
+        for line in whole:
+            if line:
+                yield bytes(line)
+
+
+def _decode_event(line: bytes) -> WatchEvent:
+    try:
+        event: dict[str, Any] = decode_document(line)
+    except msgspec.DecodeError as error:
+        raise unreachable_error(error) from error
+    if event["type"] == "ERROR":
+        status = event["object"]
+        raise status_error(int(status.get("code") or 0), status)
+    return WatchEvent(event["type"], event["object"])

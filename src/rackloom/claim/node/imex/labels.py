@@ -1,0 +1,219 @@
+"""Node labels of the IMEX plugin: the ComputeDomain, the isolation mode, and the clique.
+
+- `ComputeDomainLabel` writes the label that brings a ComputeDomain's IMEX daemon to this node. A node
+  holds one IMEX session, so the label names at most one ComputeDomain; another claim has to wait. Every
+  write carries the resourceVersion that was read (optimistic concurrency), so it changes what was read
+  and nothing newer.
+- `NodeIsolation` follows the label that chooses the isolation mode, which may change while the plugin
+  runs.
+- `CliqueLabel` writes `nvidia.com/gpu.clique`, unless somebody else does. GPU Feature Discovery writes
+  the same label (through node-feature-discovery's master), and two writers would undo each other.
+  Server-side apply tells who owns the label: the plugin is one field manager, and gives the label up
+  while there is another.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from rackloom.claim.kube.api import Conflict, KubeApi, KubeError, NotFound
+from rackloom.claim.node.fabric import FabricMonitor
+from rackloom.core.domains.names import COMPUTE_DOMAIN_LABEL, GPU_CLIQUE_LABEL, ImexIsolation, isolation_of
+from rackloom.core.kubernetes.objects import NODE, Object
+from rackloom.errors import Retry
+
+# The ComputeDomain of the node.
+
+
+NODE_LABEL_RETRY_SECONDS = 0.25
+
+
+class ComputeDomainLabel:
+    """At most one ComputeDomain has a node: a node holds one IMEX session."""
+
+    def __init__(self, api: KubeApi, node: str) -> None:
+        self._api = api
+        self._node = node
+
+    async def take(self, uid: str) -> None:
+        """Have the label say `uid`. Raises `Retry` while it names another ComputeDomain."""
+        node = await self._api.get(NODE, self._node)
+        found = node["metadata"].get("labels", {}).get(COMPUTE_DOMAIN_LABEL)
+        if found == uid:
+            return
+        if found is not None:
+            raise Retry(
+                f"node {self._node} still belongs to ComputeDomain {found}: it can be in one at a time",
+                after=NODE_LABEL_RETRY_SECONDS,
+            )
+        await self._write(node["metadata"]["resourceVersion"], uid)
+
+    async def leave(self, uid: str) -> None:
+        """Remove the label if it says `uid`."""
+        try:
+            node = await self._api.get(NODE, self._node)
+        except NotFound:
+            return
+        if node["metadata"].get("labels", {}).get(COMPUTE_DOMAIN_LABEL) == uid:
+            await self._write(node["metadata"]["resourceVersion"], None)
+
+    async def _write(self, resource_version: str, uid: str | None) -> None:
+        """The resourceVersion makes it a change of what was read, and of nothing newer."""
+        labels = {COMPUTE_DOMAIN_LABEL: uid}
+        patch = {"metadata": {"resourceVersion": resource_version, "labels": labels}}
+        try:
+            await self._api.patch(NODE, self._node, None, patch)
+        except Conflict as conflict:
+            raise Retry(f"node {self._node} changed meanwhile", after=NODE_LABEL_RETRY_SECONDS) from conflict
+
+
+# The isolation mode.
+
+
+log = structlog.get_logger(__name__)
+
+NODE_WATCH_RETRY_SECONDS = 5.0
+
+
+class NodeIsolation:
+    """What the node's label says, else `default`. `isolation` is the newest that was seen."""
+
+    def __init__(self, api: KubeApi, node: str, default: ImexIsolation) -> None:
+        self._api = api
+        self._node = node
+        self._default = default
+        self.isolation = default
+
+    async def read(self) -> None:
+        """Look once. Raises `KubeError`."""
+        self._see(await self._api.get(NODE, self._node))
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """Watch the node for ever; `changed` is called when the mode becomes another one."""
+        while True:
+            try:
+                await self._watch(changed)
+            except KubeError as error:
+                log.info("imex.node-watch-ended", node=self._node, reason=error.message)
+                await asyncio.sleep(NODE_WATCH_RETRY_SECONDS)
+
+    async def _watch(self, changed: Callable[[], None]) -> None:
+        only = f"metadata.name={self._node}"
+        listed = await self._api.list(NODE, fields=only)
+        for node in listed.items:
+            self._tell(node, changed)
+        events = self._api.watch(NODE, resource_version=listed.resource_version, fields=only)
+        async for event in events:
+            if event.type in ("ADDED", "MODIFIED"):
+                self._tell(event.object, changed)
+
+    def _tell(self, node: Object, changed: Callable[[], None]) -> None:
+        before = self.isolation
+        self._see(node)
+        if self.isolation is not before:
+            log.info("imex.isolation", node=self._node, isolation=self.isolation.value)
+            changed()
+
+    def _see(self, node: Object) -> None:
+        self.isolation = isolation_of(node["metadata"].get("labels", {}), self._default)
+
+
+# The clique.
+
+
+CLIQUE_LABEL_MANAGER = "rackloom-clique-label"
+CLIQUE_LABEL_SECONDS = 600.0
+CLIQUE_LABEL_RETRY_SECONDS = 10.0
+STOP_SECONDS = 5.0
+
+
+class CliqueLabel:
+    """Keeps the label of one node; with `keep`, also while the plugin is down.
+
+    `second_writer` is the field manager that was found to own the label.
+    """
+
+    def __init__(self, api: KubeApi, node: str, fabric: FabricMonitor, *, keep: bool = False) -> None:
+        self._api = api
+        self._node = node
+        self._fabric = fabric
+        self._keep = keep
+        self.second_writer: str | None = None
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Keep the label until it is cancelled; then remove it if it is ours."""
+        try:
+            while True:
+                pause, trouble = CLIQUE_LABEL_SECONDS, ""
+                try:
+                    await self.write()
+                except (KubeError, Retry) as error:
+                    pause, trouble = CLIQUE_LABEL_RETRY_SECONDS, str(error)
+                if trouble not in ("", self._trouble):
+                    log.warning("imex.clique-label", reason=trouble)
+                self._trouble = trouble
+                await asyncio.sleep(pause)
+        finally:
+            if not self._keep:
+                await self._withdraw_in_time()
+
+    async def write(self) -> None:
+        """Write the label once, unless somebody else does. Raises `Retry` while the clique is unknown."""
+        clique = await self._fabric.clique()
+        node = await self._api.get(NODE, self._node)
+        others = (one for one in label_owners(node, GPU_CLIQUE_LABEL) if one != CLIQUE_LABEL_MANAGER)
+        self._found(next(others, None))
+        if self.second_writer is not None or not clique:
+            await self._give_up(node)
+            return
+        try:
+            await self._apply({GPU_CLIQUE_LABEL: clique})
+        except Conflict as conflict:
+            # Somebody was faster since the read.
+            self._found(conflict.message)
+
+    async def withdraw(self) -> None:
+        """Give up what we own of the label: it goes away if nobody else owns it."""
+        await self._give_up(await self._api.get(NODE, self._node))
+
+    async def _withdraw_in_time(self) -> None:
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self.withdraw()
+        except (KubeError, TimeoutError) as trouble:
+            log.warning("imex.clique-label.left-behind", node=self._node, reason=str(trouble))
+
+    async def _give_up(self, node: Object) -> None:
+        if CLIQUE_LABEL_MANAGER in label_owners(node, GPU_CLIQUE_LABEL):
+            await self._apply({})
+
+    def _found(self, writer: str | None) -> None:
+        if writer is not None and writer != self.second_writer:
+            log.warning("imex.clique-label.second-writer", node=self._node, writer=writer)
+        self.second_writer = writer
+
+    async def _apply(self, labels: dict[str, str]) -> None:
+        metadata: Object = {"name": self._node, **({"labels": labels} if labels else {})}
+        obj = {"apiVersion": NODE.api_version, "kind": NODE.kind, "metadata": metadata}
+        await self._api.apply(NODE, obj, manager=CLIQUE_LABEL_MANAGER)
+
+
+def label_owners(obj: Object, label: str) -> tuple[str, ...]:
+    """Field managers that own `label` of `obj`."""
+    fields = obj["metadata"].get("managedFields", ())
+    return tuple(one["manager"] for one in fields if f"f:{label}" in _label_fields(one))
+
+
+def label_write_times(obj: Object, label: str) -> dict[str, str]:
+    """When each owner of `label` of `obj` last changed any of its fields, RFC 3339, where the object says."""
+    fields = obj["metadata"].get("managedFields", ())
+    return {
+        one["manager"]: one["time"] for one in fields if "time" in one and f"f:{label}" in _label_fields(one)
+    }
+
+
+def _label_fields(entry: Any) -> Any:
+    return entry.get("fieldsV1", {}).get("f:metadata", {}).get("f:labels", {})

@@ -1,0 +1,309 @@
+"""Observing the NICs of a host: sysfs and netlink, the node's cluster network, changes, and health.
+
+`HostScanner` takes one `HostSnapshot`. sysfs is read by `topology.discovery`; links, addresses and routes
+by netlink, which knows them better; eBPF programs link by link, and only for NICs that may be published.
+
+Some interfaces must stay on the host: those that carry the node's own traffic. That is decided from the
+snapshot and from what Kubernetes says of the node's network (`NodeNetwork`: node addresses, pod CIDRs,
+and the API servers' addresses from the EndpointSlice of `kubernetes`, read again every ten minutes). It
+is decided anew when a NIC is about to be moved (`check`): since its preparation the default route may
+have come to it.
+
+`link_changes` listens to the netlink group RTMGRP_LINK and yields once for each burst of changes. A lost
+message is a change too. A NIC is healthy when its RDMA port is active, or without one when its interface
+is up. One that is not published is unknown, and says why.
+"""
+
+import asyncio
+import dataclasses
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
+from rackloom.claim.node.nic.datapath import read_ebpf_programs
+from rackloom.claim.node.nic.links import read_all_addresses, read_links, read_main_routes
+from rackloom.claim.node.nic.netlink import HOST_NAMESPACE, Rtnetlink, in_namespace
+from rackloom.claim.node.plugin import DeviceHealth, Health
+from rackloom.core.kubernetes.objects import ENDPOINT_SLICE, NODE, Object
+from rackloom.core.nics.attachment import NetworkLink, PreparedNic, find_link
+from rackloom.core.nics.devices import EbpfPrograms, HostLink, HostNic, NicSnapshot, PciNames, parse_pci_ids
+from rackloom.errors import Refused, Retry
+from rackloom.topology.discovery.discover import (
+    NOTHING_DECLARED,
+    Declaration,
+    VendorTopology,
+    build_machine,
+    read_declaration,
+    read_nccl_topology,
+)
+from rackloom.topology.discovery.nvidia_driver import read_nvml
+from rackloom.topology.discovery.sysfs import INFINIBAND_CLASS, Sysroot, read_host, read_named_file
+from rackloom.topology.machine import HostReading, NetDevice, NetRoute
+from rackloom.topology.nics import (
+    DEFAULT_EXCLUSION_POLICY,
+    NO_CLUSTER_NETWORK,
+    ClusterNetwork,
+    Exclusion,
+    ExclusionPolicy,
+    excluded_interfaces,
+)
+
+# Names from the host's pci.ids.
+
+
+PCI_IDS_FILES = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
+_LARGEST_PCI_IDS = 8 << 20
+
+
+def read_pci_names(sysroot: Sysroot) -> PciNames:
+    """The host's list; without one, no device has a name."""
+    for file in PCI_IDS_FILES:
+        found = sysroot.real(file)
+        if found is not None:
+            with sysroot.root.joinpath(*found.parts[1:]).open("rb") as opened:
+                return parse_pci_ids(opened.read(_LARGEST_PCI_IDS).decode(errors="replace"))
+    return PciNames()
+
+
+# One look at the host.
+
+
+NETWORK_SECONDS = 600.0
+"""How long what the API server said counts: a node's addresses change with its network, which is rare."""
+NETWORK_RETRY_SECONDS = 5.0
+
+
+class HostScanner:
+    """Looks at one host."""
+
+    def __init__(
+        self,
+        sysroot: Path,
+        *,
+        nccl_topology: Path | None = None,
+        declared: Path | None = None,
+        left_out: ExclusionPolicy = DEFAULT_EXCLUSION_POLICY,
+    ) -> None:
+        self.sysroot = Sysroot(sysroot)
+        self.cluster = NO_CLUSTER_NETWORK
+        """What is known of the node's network besides what the host shows; whoever learns more sets it."""
+        self._left_out = left_out
+        self._is_own = sysroot == Path("/")
+        self._vendor: VendorTopology | None = None
+        self._declared: Declaration = NOTHING_DECLARED
+        if nccl_topology is not None:
+            self._vendor = read_nccl_topology(read_named_file(nccl_topology), str(nccl_topology))
+        if declared is not None:
+            self._declared = read_declaration(read_named_file(declared), str(declared))
+
+    def __call__(self) -> NicSnapshot:
+        """Look now. Raises `OSError` when the kernel is silent, `Retry` when the GPU driver is."""
+        network = in_namespace(HOST_NAMESPACE, _read_network)
+        host = network.added_to(read_host(self.sysroot))
+        nvml = (read_nvml() or ()) if self._is_own else ()
+        excluded = self._exclusions(host)
+        return NicSnapshot(
+            host=host,
+            machine=build_machine(
+                host, nvml=nvml, vendor=self._vendor, declared=self._declared, excluded=excluded
+            ),
+            links=in_namespace(HOST_NAMESPACE, lambda: _with_programs(network, excluded)),
+            subsystems=_subsystems(self.sysroot, host),
+        )
+
+    def check(self, nic: PreparedNic) -> None:
+        """Raises `Refused` when a NIC that is on the host must stay there, and `OSError`."""
+        moved = self.sysroot.names(f"{INFINIBAND_CLASS}/{nic.rdma}/device/net") if nic.moves_rdma else ()
+        network = in_namespace(HOST_NAMESPACE, _read_network)
+        own = None if nic.identity is None else find_link(network.links, nic.identity)
+        found = self._exclusions(network.added_to(HostReading(name="")))
+        for name in (*moved, *(() if own is None else (own.name,))):
+            if name in found:
+                raise Refused(
+                    f"NIC {nic.device} is not for pods now: interface {name} {found[name].reason}",
+                    nearest_fix=found[name].fix,
+                )
+
+    def _exclusions(self, host: HostReading) -> Mapping[str, Exclusion]:
+        return excluded_interfaces(host.netdevs, host.routes, self.cluster, self._left_out)
+
+
+class NodeNetwork:
+    """What Kubernetes says of the node's network, asked for anew every ten minutes."""
+
+    def __init__(self, api: KubeApi, node: str, clock: Callable[[], float]) -> None:
+        self._api = api
+        self._node = node
+        self._clock = clock
+        self._known: ClusterNetwork | None = None
+        self._asked_at = 0.0
+
+    async def __call__(self) -> ClusterNetwork:
+        """As it is, or was when it could be read last. Raises `Retry` where it never could."""
+        if self._known is None or self._clock() - self._asked_at > NETWORK_SECONDS:
+            try:
+                self._known = await self._read()
+                self._asked_at = self._clock()
+            except KubeError as error:
+                if self._known is None:
+                    reason = f"the network of node {self._node} is not known: {error.message}"
+                    raise Retry(reason, after=NETWORK_RETRY_SECONDS) from error
+                log.warning("nic.node-network-not-read", reason=error.message)
+        return self._known
+
+    async def _read(self) -> ClusterNetwork:
+        node = await self._api.get(NODE, self._node)
+        spec, addresses = node.get("spec") or {}, (node.get("status") or {}).get("addresses") or ()
+        return ClusterNetwork(
+            node_addresses=tuple(one["address"] for one in addresses if one["type"].endswith("IP")),
+            api_servers=await self._api_servers(),
+            pod_cidrs=tuple(spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")])),
+        )
+
+    async def _api_servers(self) -> tuple[str, ...]:
+        """Its own addresses: that of its Service is nowhere, and says nothing of the way."""
+        try:
+            known: Object = await self._api.get(ENDPOINT_SLICE, "kubernetes", "default")
+        except (NotFound, Rejected) as error:
+            log.info("nic.api-servers-not-read", reason=error.message)
+            return ()
+        return tuple(address for one in known.get("endpoints") or () for address in one["addresses"])
+
+
+class _NetlinkSnapshot(msgspec.Struct, frozen=True):
+    """What netlink says of a namespace."""
+
+    links: tuple[NetworkLink, ...]
+    addresses: Mapping[int, Sequence[tuple[str, bool]]]
+    """CIDRs, and whether the kernel lets them stay."""
+    routes: tuple[NetRoute, ...]
+
+    def added_to(self, host: HostReading) -> HostReading:
+        """The host with what netlink knows better."""
+        files = {netdev.name: netdev for netdev in host.netdevs}
+        names = {link.index: link.name for link in self.links}
+        told = {link.name: self._netdev(link, files.get(link.name), names) for link in self.links}
+        netdevs = (*told.values(), *(netdev for netdev in host.netdevs if netdev.name not in told))
+        return dataclasses.replace(host, netdevs=netdevs, routes=(*self.routes, *host.routes))
+
+    def _netdev(self, link: NetworkLink, file: NetDevice | None, names: Mapping[int, str]) -> NetDevice:
+        bus = link.bus if link.bus == "usb" else ""
+        lower = None if link.lower is None else names.get(link.lower)
+        return NetDevice(
+            name=link.name,
+            pci_address=link.parent if file is None else file.pci_address,
+            mac=link.mac,
+            mtu=link.mtu,
+            state=link.state,
+            speed_mbps=None if file is None else file.speed_mbps,
+            virtual=bool(link.kind) if file is None else file.virtual,
+            master=None if link.master is None else names.get(link.master),
+            kind=link.kind or bus or ("" if file is None else file.kind),
+            lower=() if lower is None else (lower,),
+            addresses=tuple(cidr for cidr, _ in self.addresses.get(link.index, ())),
+        )
+
+
+def _read_network() -> _NetlinkSnapshot:
+    with Rtnetlink() as rtnetlink:
+        links = tuple(link for link in read_links(rtnetlink) if not link.loopback)
+        addresses: dict[int, list[tuple[str, bool]]] = {}
+        for index, cidr, lasting in read_all_addresses(rtnetlink):
+            addresses.setdefault(index, []).append((cidr, lasting))
+        names = {link.index: link.name for link in links}
+        return _NetlinkSnapshot(links, addresses, tuple(read_main_routes(rtnetlink, names)))
+
+
+def _with_programs(network: _NetlinkSnapshot, excluded: Mapping[str, Exclusion]) -> tuple[HostLink, ...]:
+    """Programs are asked for link by link: a node has hundreds that are not for lending."""
+    with Rtnetlink() as rtnetlink:
+        return tuple(
+            HostLink(
+                link=link,
+                addresses=tuple(cidr for cidr, lasting in network.addresses.get(link.index, ()) if lasting),
+                programs=EbpfPrograms()
+                if link.name in excluded
+                else read_ebpf_programs(rtnetlink, link.index),
+            )
+            for link in network.links
+        )
+
+
+def _subsystems(sysroot: Sysroot, host: HostReading) -> dict[str, str]:
+    found = {
+        one.address: sysroot.number(f"/sys/bus/pci/devices/{one.address}/subsystem_device")
+        for one in host.pci
+    }
+    return {address: f"{number:04x}" for address, number in found.items() if number is not None}
+
+
+log = structlog.get_logger(__name__)
+
+
+# Health.
+
+
+def nic_health(one: HostNic, pool: str, at: float) -> DeviceHealth:
+    """Whether a NIC has a link; one that is not published is unknown, and says why."""
+    health, message = _health(one)
+    return DeviceHealth(pool=pool, device=one.name, health=health, observed_at=at, message=message)
+
+
+def _health(one: HostNic) -> tuple[Health, str]:
+    """By the RDMA port, which shows wherever the interface is, else by the interface."""
+    if one.excluded is not None:
+        return Health.UNKNOWN, f"not published: {one.excluded}"
+    if one.rdma is not None and one.rdma.ports:
+        states = {port.state for port in one.rdma.ports}
+        return _health_by_state(states, good="active", what=f"RDMA device {one.rdma.name}")
+    if one.on is None:
+        return Health.UNKNOWN, "its interface is not on the host"
+    return _health_by_state({one.on.link.state}, good="up", what=f"interface {one.on.link.name}")
+
+
+def _health_by_state(states: set[str], *, good: str, what: str) -> tuple[Health, str]:
+    if good in states:
+        return Health.HEALTHY, ""
+    if states <= {"unknown"}:
+        return Health.UNKNOWN, f"{what} does not tell its state"
+    return Health.UNHEALTHY, f"{what} is {', '.join(sorted(states))}"
+
+
+# Changes.
+
+
+_LINKS = 1
+"""RTMGRP_LINK: the kernel tells of every link that comes, goes or changes."""
+
+
+async def link_changes(*, settle: float, at_least_every: float) -> AsyncIterator[None]:
+    """Yield at the start, `settle` seconds into each burst of changes, and every `at_least_every` seconds."""
+    changed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC) as handle:
+        handle.setblocking(False)
+        handle.bind((0, _LINKS))
+        loop.add_reader(handle, _drain, handle, changed)
+        try:
+            while True:
+                yield
+                await asyncio.sleep(settle)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(at_least_every):
+                        await changed.wait()
+                changed.clear()
+        finally:
+            loop.remove_reader(handle)
+
+
+def _drain(handle: socket.socket, changed: asyncio.Event) -> None:
+    """What is told does not matter; a lost message (ENOBUFS) is a change too."""
+    changed.set()
+    with suppress(OSError):
+        while handle.recv(1 << 16):
+            pass

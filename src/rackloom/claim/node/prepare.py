@@ -1,0 +1,305 @@
+"""Preparing and unpreparing one claim: a single attempt that is safe to repeat after a crash.
+
+`fetch_claim` reads the ResourceClaim that kubelet names and checks its UID: a claim of the same name may
+have replaced it. `read_claim` keeps the allocation results and opaque configurations of one driver.
+Configurations of the device class come before those of the claim, so a later one wins. The fingerprint
+covers the allocation and `reservedFor`, but not `status.devices`, which drivers write while they prepare.
+
+`ClaimPreparer.prepare` works in this order:
+
+1. Refuse a claim that was aborted here, while its fingerprint is unchanged and less than 90 s have passed
+   (twice kubelet's timeout): a prepare that overlapped the unprepare may still arrive.
+2. Raise `Retry` while another claim on this node still holds a device exclusively. kubelet unprepares
+   that claim.
+3. Write an entry in state PrepareStarted, with the driver's `intent`, to the checkpoint.
+4. Let the driver prepare, then look again at step 2: another claim may have completed meanwhile.
+5. Write the CDI spec, then the entry in state PrepareCompleted.
+
+`unprepare` marks the entry as being undone, lets the driver undo it, removes the CDI spec, and drops the
+entry. An entry that had only started becomes PrepareAborted instead, which step 1 looks at.
+
+Invariant: whatever a driver may have touched is named by an entry on disk; the entry goes only after the
+undo.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound, Rejected
+from rackloom.claim.node.cdi import CdiDirectory
+from rackloom.claim.node.checkpoint import Checkpoint
+from rackloom.claim.node.plugin import (
+    AllocatedClaim,
+    AllocatedDevice,
+    CheckpointEntry,
+    ClaimConsumer,
+    ClaimRef,
+    NodePlugin,
+    OpaqueConfig,
+    PreparedClaim,
+    PreparedDevice,
+    PrepareState,
+    ReadyDevice,
+)
+from rackloom.core.kubernetes.objects import RESOURCE_CLAIM, Object
+from rackloom.errors import Refused, Retry
+
+# Reading a ResourceClaim.
+
+
+POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
+"""Annotation that the control plane puts on a claim which it made from a template."""
+API_RETRY_SECONDS = 0.25
+
+
+class ObsoleteClaim(Refused):
+    """Nobody waits for this claim any more: it is gone, or another has its name, or kubelet gave it back."""
+
+
+async def fetch_claim(api: KubeApi, ref: ClaimRef, driver: str) -> AllocatedClaim:
+    """The claim of `ref` as the API server has it now.
+
+    Raises `Obsolete` when it is gone or is another one of that name, `Refused` when it is not allocated, and
+    `Retry` when the API server gives no answer.
+    """
+    try:
+        found = await api.get(RESOURCE_CLAIM, ref.name, ref.namespace)
+    except NotFound as error:
+        raise ObsoleteClaim(f"claim {ref.namespace}/{ref.name} does not exist any more") from error
+    except KubeError as error:
+        raise api_failure(f"cannot read claim {ref.namespace}/{ref.name}", error) from error
+    if found["metadata"]["uid"] != ref.uid:
+        raise ObsoleteClaim(
+            f"claim {ref.namespace}/{ref.name} got replaced: its UID is {found['metadata']['uid']},"
+            f" the pod's claim was {ref.uid}",
+            nearest_fix="delete the pod, so that it is scheduled with the new claim",
+        )
+    return read_claim(found, ref, driver)
+
+
+def read_claim(obj: Object, ref: ClaimRef, driver: str) -> AllocatedClaim:
+    """What `driver` has to know of a ResourceClaim. Raises `Refused` when it is not allocated."""
+    status = obj.get("status", {})
+    devices = status.get("allocation", {}).get("devices")
+    if devices is None:
+        raise Refused(
+            f"claim {ref.namespace}/{ref.name} is not allocated",
+            nearest_fix="let the scheduler place the pod: spec.nodeName must not be set by hand",
+        )
+    return AllocatedClaim(
+        ref=ref,
+        results=tuple(_result(one) for one in devices.get("results", ()) if one["driver"] == driver),
+        configs=_configs(devices.get("config", ()), driver),
+        fingerprint=_fingerprint(status),
+        of_pod=_pod_of(obj["metadata"]),
+        consumers=tuple(
+            ClaimConsumer(resource=one["resource"], name=one["name"], uid=one["uid"])
+            for one in status.get("reservedFor", ())
+        ),
+    )
+
+
+def api_failure(doing: str, error: KubeError) -> Exception:
+    """`Retry` for an answer of the API server that may change, `Refused` for one that will not."""
+    if isinstance(error, Rejected):
+        return Refused(f"{doing}: {error.message}", nearest_fix="give the plugin's service account its role")
+    return Retry(f"{doing}: {error.message}", after=error.retry_after or API_RETRY_SECONDS)
+
+
+def _result(one: Mapping[str, Any]) -> AllocatedDevice:
+    return AllocatedDevice(
+        request=one["request"],
+        pool=one["pool"],
+        device=one["device"],
+        admin_access=one.get("adminAccess") or False,
+        share_id=one.get("shareID"),
+    )
+
+
+def _configs(entries: list[Mapping[str, Any]], driver: str) -> tuple[OpaqueConfig, ...]:
+    """Those of the class before those of the claim, each in their own order."""
+    ours = [
+        OpaqueConfig(
+            source=one["source"],
+            requests=tuple(one.get("requests", ())),
+            parameters=one["opaque"]["parameters"],
+        )
+        for one in entries
+        if one.get("opaque", {}).get("driver") == driver
+    ]
+    return tuple(sorted(ours, key=lambda config: config.source == "FromClaim"))
+
+
+def _fingerprint(status: Mapping[str, Any]) -> str:
+    """Of the allocation and its consumers: `devices` is left out, which drivers write while they prepare."""
+    kept = {part: status.get(part) for part in ("allocation", "reservedFor")}
+    return hashlib.sha256(msgspec.json.encode(kept, order="sorted")).hexdigest()
+
+
+def _pod_of(metadata: Mapping[str, Any]) -> str | None:
+    """A template's claim carries the annotation and is owned by its pod; either is enough."""
+    owners = [one["name"] for one in metadata.get("ownerReferences", ()) if one["kind"] == "Pod"]
+    if owners:
+        return str(owners[0])
+    return "unknown" if POD_CLAIM_NAME in metadata.get("annotations", {}) else None
+
+
+# Preparing and unpreparing it.
+
+
+ABORTED_TTL = 90.0
+"""Seconds: twice kubelet's timeout. A prepare that overlapped the giving back has ended by then."""
+HELD_RETRY_SECONDS = 1.0
+
+
+class ClaimPreparer:
+    """Prepares and unprepares claims of one plugin, and keeps the checkpoint and the CDI specs with it."""
+
+    def __init__(
+        self, plugin: NodePlugin, checkpoint: Checkpoint, cdi: CdiDirectory, wall: Callable[[], float]
+    ) -> None:
+        self._plugin = plugin
+        self._checkpoint = checkpoint
+        self._cdi = cdi
+        self._wall = wall
+
+    def ready(self, uid: str) -> tuple[ReadyDevice, ...] | None:
+        """The devices of a claim that is prepared, as the checkpoint and the CDI directory show."""
+        entry = self._checkpoint.claims.get(uid)
+        if entry is None or entry.state is not PrepareState.COMPLETED or entry.undoing:
+            return None
+        ids = [one for device in entry.devices for one in device.cdi_ids]
+        return entry.devices if self._cdi.has_all(uid, ids) else None
+
+    async def prepare(self, claim: AllocatedClaim) -> tuple[ReadyDevice, ...]:
+        """Prepare a claim that is not `ready`. Raises `Retry` or `Refused`."""
+        self._refuse_aborted(claim)
+        self._await_devices(claim)
+        intent = self._plugin.intent(claim)
+        self._begin(
+            CheckpointEntry(
+                ref=claim.ref, state=PrepareState.STARTED, fingerprint=claim.fingerprint, record=intent
+            )
+        )
+        prepared = await self._plugin.prepare(claim)
+        # Meanwhile another claim may have completed.
+        self._await_devices(claim)
+        return self._complete(claim, intent, prepared)
+
+    async def unprepare(self, uid: str) -> None:
+        """Give back what a claim has, if it is known. Raises `Retry` or `Refused`."""
+        entry = self._checkpoint.claims.get(uid)
+        if entry is None or entry.state is PrepareState.ABORTED:
+            self._cdi.remove(uid)
+            return
+        self._begin(msgspec.structs.replace(entry, undoing=True))
+        await self._plugin.unprepare(entry, self._others(uid))
+        self._cdi.remove(uid)
+        if entry.state is PrepareState.COMPLETED:
+            self._checkpoint.drop(uid)
+        else:
+            self._checkpoint.put(_aborted(entry, self._wall()))
+
+    def _others(self, uid: str) -> list[CheckpointEntry]:
+        """Claims that have, or may soon have, devices here.
+
+        One that is being given back is none of them: two that go at once would each leave it to the other.
+        """
+        entries = self._checkpoint.claims.values()
+        return [
+            one
+            for one in entries
+            if one.ref.uid != uid and one.state is not PrepareState.ABORTED and not one.undoing
+        ]
+
+    def forget_aborted(self) -> None:
+        """Drop the marks of given-up claims whose prepare must have ended by now."""
+        for uid, entry in list(self._checkpoint.claims.items()):
+            if entry.state is PrepareState.ABORTED and self._expired(entry):
+                self._checkpoint.drop(uid)
+
+    def sweep_specs(self) -> None:
+        """Remove CDI specs of claims that nobody has prepared or is preparing, and halves of specs."""
+        self._cdi.remove_partials()
+        for uid in self._cdi.claims() - set(self._checkpoint.claims):
+            self._cdi.remove(uid)
+
+    def _begin(self, entry: CheckpointEntry) -> None:
+        """Write down what is about to happen."""
+        if self._checkpoint.claims.get(entry.ref.uid) != entry:
+            self._checkpoint.put(entry)
+
+    def _complete(
+        self, claim: AllocatedClaim, intent: Mapping[str, Any], prepared: PreparedClaim
+    ) -> tuple[ReadyDevice, ...]:
+        uid = claim.ref.uid
+        self._cdi.write(uid, prepared)
+        devices = tuple(_ready(device, self._cdi.ids(uid, device)) for device in prepared.devices)
+        self._checkpoint.put(
+            CheckpointEntry(
+                ref=claim.ref,
+                state=PrepareState.COMPLETED,
+                fingerprint=claim.fingerprint,
+                devices=devices,
+                record={**intent, **prepared.record},
+            )
+        )
+        return devices
+
+    def _refuse_aborted(self, claim: AllocatedClaim) -> None:
+        entry = self._checkpoint.claims.get(claim.ref.uid)
+        if entry is None or entry.state is not PrepareState.ABORTED:
+            return
+        if entry.fingerprint == claim.fingerprint and not self._expired(entry):
+            raise _stale(claim)
+
+    def _expired(self, entry: CheckpointEntry) -> bool:
+        return self._wall() - (entry.aborted_at or 0.0) >= ABORTED_TTL
+
+    def _await_devices(self, claim: AllocatedClaim) -> None:
+        """A device that another claim still has will be free once kubelet has unprepared that one."""
+        wanted = {
+            (one.pool, one.device) for one in claim.results if not one.admin_access and one.share_id is None
+        }
+        for holder, device in self._held():
+            if holder.ref.uid != claim.ref.uid and (device.pool, device.device) in wanted:
+                raise Retry(
+                    f"device {device.device} is still held by claim"
+                    f" {holder.ref.namespace}/{holder.ref.name} on this node",
+                    after=HELD_RETRY_SECONDS,
+                )
+
+    def _held(self) -> Iterator[tuple[CheckpointEntry, ReadyDevice]]:
+        for entry in self._checkpoint.claims.values():
+            if entry.state is PrepareState.COMPLETED:
+                for device in entry.devices:
+                    if not device.admin_access and device.share_id is None:
+                        yield entry, device
+
+
+def _aborted(entry: CheckpointEntry, now: float) -> CheckpointEntry:
+    return CheckpointEntry(
+        ref=entry.ref, state=PrepareState.ABORTED, fingerprint=entry.fingerprint, aborted_at=now
+    )
+
+
+def _ready(device: PreparedDevice, cdi_ids: tuple[str, ...]) -> ReadyDevice:
+    return ReadyDevice(
+        requests=(device.result.main_request,),
+        pool=device.result.pool,
+        device=device.result.device,
+        cdi_ids=cdi_ids,
+        share_id=device.result.share_id,
+        admin_access=device.result.admin_access,
+        kind=device.kind,
+    )
+
+
+def _stale(claim: AllocatedClaim) -> ObsoleteClaim:
+    return ObsoleteClaim(
+        f"stale prepare: claim {claim.ref.namespace}/{claim.ref.name} was already aborted on this node",
+        nearest_fix="delete the pod if it still waits for this claim",
+    )

@@ -1,0 +1,392 @@
+"""`rackloom admin endpoint|browse|credential|machine|instance`: what the site consists of.
+
+Endpoints say which switch controller speaks for which chassis. `browse` prints what a controller itself
+answers. Credentials go into the site's secret provider. Machines are listed, imported from a file (all of
+them or none), deleted, and compared with the GPUs that their controller shows. `instance` changes which
+logical partition each GPU of an instance joins; the list given is the whole desired state, so a GPU that
+is not in it is detached.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from cyclopts import App, Parameter
+from google.protobuf.empty_pb2 import Empty
+
+from rackloom.carve.admin import forge_pb2 as pb
+from rackloom.carve.admin import operator_pb2 as ours
+from rackloom.carve.fabric.controller import ControllerKind, controller_kind, url_of_kind
+from rackloom.cli.admin import (
+    DEFAULT_CONNECTION,
+    AdminClient,
+    Connection,
+    ConnectionParameters,
+    MachineId,
+    Printed,
+    Serial,
+    Url,
+    as_dict,
+    connect,
+    id_pages,
+)
+from rackloom.cli.common import columns, emit
+from rackloom.errors import Refused, file_error_text
+
+# Switch controllers and their credentials.
+
+
+endpoint = App(name="endpoint", help="Switch controllers, by the chassis they speak for.")
+credential = App(name="credential", help="Credentials of controllers.")
+ControllerKindName = Annotated[
+    Literal["nmx-c", "nmx-m"] | None,
+    Parameter(help="What it speaks. The address says it: that of an NMX-M ends in /nmx/v1."),
+]
+PasswordKind = Annotated[
+    Literal["nmx-m"], Parameter(help="nmx-m: the only controllers that take a password.")
+]
+
+
+@endpoint.command(name="show")
+def endpoint_show(
+    *,
+    chassis_serial: Annotated[str | None, Parameter(help="Only this chassis.")] = None,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Printed = "table",
+) -> None:
+    """Show which controller speaks for which chassis."""
+    with connect(at) as site:
+        found = site.forge("ListNvlinkNmxcEndpoints", Empty()).entries
+    rows = [
+        (one.chassis_serial, str(controller_kind(one.endpoint)), one.endpoint)
+        for one in found
+        if chassis_serial in (None, one.chassis_serial)
+    ]
+    value = [{"chassis_serial": serial, "endpoint": url, "kind": kind} for serial, kind, url in rows]
+    emit(value, output, lambda: columns(("CHASSIS SERIAL", "KIND", "ENDPOINT"), rows))
+
+
+@endpoint.command(name="create")
+def endpoint_create(
+    *,
+    chassis_serial: Serial,
+    url: Url,
+    kind: ControllerKindName = None,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+) -> None:
+    """Register the controller of a chassis; the site speaks to it at once."""
+    registered = _put_endpoint("CreateNvlinkNmxcEndpoint", chassis_serial, url, kind, at)
+    print(f"created {chassis_serial} -> {registered}")
+
+
+@endpoint.command(name="update")
+def endpoint_update(
+    *,
+    chassis_serial: Serial,
+    url: Url,
+    kind: ControllerKindName = None,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+) -> None:
+    """Give a chassis another controller, or another address of it."""
+    registered = _put_endpoint("UpdateNvlinkNmxcEndpoint", chassis_serial, url, kind, at)
+    print(f"updated {chassis_serial} -> {registered}")
+
+
+@endpoint.command(name="delete")
+def endpoint_delete(*, chassis_serial: Serial, at: ConnectionParameters = DEFAULT_CONNECTION) -> None:
+    """Stop speaking to the controller of a chassis; what it told turns unknown."""
+    with connect(at) as site:
+        request = pb.DeleteNvlinkNmxcEndpointRequest(chassis_serial=chassis_serial)
+        site.forge("DeleteNvlinkNmxcEndpoint", request)
+    print(f"deleted {chassis_serial}")
+
+
+def browse(
+    *,
+    chassis_serial: Annotated[Serial, Parameter(help="Chassis whose controller is asked.")],
+    operation: Annotated[
+        Literal["compute-node-info-list", "gpu-info", "gpu-info-list"], Parameter(help="What it is asked.")
+    ],
+    gpu_uid: Annotated[str, Parameter(help="Fabric GUID for gpu-info, decimal or 0x hexadecimal.")] = "0",
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+) -> None:
+    """Print what a controller itself answers, as JSON."""
+    with connect(at) as site:
+        print(browse_controller(site, chassis_serial, operation, int(gpu_uid, 0)))
+
+
+@credential.command(name="add")
+def credential_add(
+    kind: PasswordKind,
+    *,
+    username: Annotated[str, Parameter(help="The name.")],
+    password_file: Annotated[
+        Path | None, Parameter(help="File whose first line is the password; asked for where left out.")
+    ] = None,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+) -> None:
+    """Keep the name and password of a controller in the site's secret provider."""
+    request = pb.CredentialCreationRequest(
+        credential_type=pb.NmxM, username=username, password=_read_password(password_file)
+    )
+    with connect(at) as site:
+        site.forge("CreateCredential", request)
+    print(f"kept the credential of {kind}")
+
+
+@credential.command(name="delete")
+def credential_delete(kind: PasswordKind, *, at: ConnectionParameters = DEFAULT_CONNECTION) -> None:
+    """Forget the name and password of a controller."""
+    with connect(at) as site:
+        site.forge("DeleteCredential", pb.CredentialDeletionRequest(credential_type=pb.NmxM))
+    print(f"forgot the credential of {kind}")
+
+
+def browse_controller(site: AdminClient, chassis_serial: str, operation: str, gpu_uid: int) -> str:
+    """What a controller answers, as JSON."""
+    name = f"NMXC_BROWSE_OPERATION_{operation.replace('-', '_').upper()}"
+    number = pb.NmxcBrowseOperation.Value(name)
+    request = pb.NmxcBrowseRequest(chassis_serial=chassis_serial, operation=number, gpu_uid=gpu_uid)
+    return str(site.forge("NmxcBrowse", request).body)
+
+
+def _put_endpoint(rpc: str, chassis_serial: str, url: str, kind: str | None, at: Connection) -> str:
+    """Register the URL, and return it as it was registered."""
+    whole = url if kind is None else url_of_kind(url, ControllerKind(kind))
+    with connect(at) as site:
+        site.forge(rpc, pb.NvlinkNmxcEndpoint(chassis_serial=chassis_serial, endpoint=whole))
+    return whole
+
+
+def _read_password(file: Path | None) -> str:
+    if file is not None:
+        try:
+            return file.read_text().partition("\n")[0]
+        except (OSError, UnicodeDecodeError) as error:
+            raise Refused(
+                f"{file} cannot be read: {file_error_text(error)}",
+                nearest_fix="write the password on its first line",
+            ) from error
+    if not sys.stdin.isatty():
+        return sys.stdin.readline().rstrip("\n")
+    from getpass import getpass
+
+    return getpass()
+
+
+# Machines and instances.
+
+
+machine = App(name="machine", help="Machines and where their GPUs are in the fabric.")
+nvlink_info = App(name="nvlink-info", help="The GPU mapping of a machine.")
+machine.command(nvlink_info)
+instance = App(name="instance", help="Instances of tenants.")
+CONFIG_HELP = (
+    'JSON: {"gpu_configs": [{"device_instance": 0, "logical_partition_id": "..."}]}; the list is the whole'
+    " wish, so a GPU that is not in it is detached."
+)
+
+
+class _MachineRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    chassis_serial: str
+    slot: int
+    tray_index: int
+    rack: str
+    gpus: int
+    id: str = ""
+
+
+_RECORDS_FIX = "write a list of {chassis_serial, slot, tray_index, rack, gpus}"
+
+
+class _GpuConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    device_instance: int
+    logical_partition_id: str
+
+
+class _InstanceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    gpu_configs: list[_GpuConfig]
+
+
+@machine.command(name="list")
+def machine_list(*, at: ConnectionParameters = DEFAULT_CONNECTION, output: Printed = "table") -> None:
+    """List the machines with their place, domain and state."""
+    with connect(at) as site:
+        ids = site.forge("FindMachineIds", pb.MachineSearchConfig()).machine_ids
+        found = [one for page in id_pages(ids) for one in _find_machines(site, page)]
+    heads = ("MACHINE", "CHASSIS SERIAL", "SLOT", "DOMAIN", "GPUS", "STATE")
+    emit(
+        [as_dict(one) for one in found], output, lambda: columns(heads, [_machine_row(one) for one in found])
+    )
+
+
+@machine.command(name="import")
+def machine_import(
+    file: Annotated[
+        Path,
+        Parameter(help="A list of {chassis_serial, slot, tray_index, rack, gpus, id}; id may be left out."),
+    ],
+    *,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Printed = "table",
+) -> None:
+    """Add the machines of a file (JSON or YAML); all of them or none."""
+    records = [ours.MachineRecord(**msgspec.structs.asdict(one)) for one in _read_records(file)]
+    with connect(at) as site:
+        reply = site.operator("ImportMachines", ours.ImportRequest(machines=records))
+    rows = [(one, "created") for one in reply.created] + [(one, "unchanged") for one in reply.unchanged]
+    emit(as_dict(reply), output, lambda: columns(("MACHINE", "RESULT"), rows))
+
+
+@machine.command(name="force-delete")
+def machine_force_delete(
+    *, machine_id: Annotated[str, Parameter(name="--machine")], at: ConnectionParameters = DEFAULT_CONNECTION
+) -> int:
+    """Release what runs on a machine and forget the machine. Exit code 1: not done yet, ask again."""
+    with connect(at) as site:
+        request = pb.AdminForceDeleteMachineRequest(host_query=machine_id)
+        reply = site.forge("AdminForceDeleteMachine", request)
+    if reply.all_done:
+        print(f"deleted {machine_id}")
+        return 0
+    print(f"releasing instance {reply.instance_id} of {machine_id}: its GPUs are still to leave the fabric")
+    return 1
+
+
+@nvlink_info.command(name="show")
+def nvlink_info_show(
+    machine_id: MachineId, *, at: ConnectionParameters = DEFAULT_CONNECTION, output: Printed = "json"
+) -> None:
+    """Show the GPU mapping of a machine, and in which partition each GPU was last seen."""
+    with connect(at) as site:
+        found = _find_machine(site, machine_id)
+    value = {
+        "nvlink_info": as_dict(found.nvlink_info),
+        "nvlink_status_observation": as_dict(found.nvlink_status_observation)
+        if found.HasField("nvlink_status_observation")
+        else None,
+    }
+    emit(value, output, lambda: _gpu_table(found))
+
+
+@nvlink_info.command(name="populate")
+def nvlink_info_populate(
+    machine_id: MachineId,
+    *,
+    update_db: Annotated[
+        bool, Parameter(negative="", help="Also write it into the records, as a repair.")
+    ] = False,
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+) -> None:
+    """Ask the controller for the GPU mapping of a machine and print it. The site does so by itself."""
+    with connect(at) as site:
+        known = _find_machine(site, machine_id).nvlink_info
+        body = msgspec.json.decode(browse_controller(site, known.chassis_serial, "gpu-info-list", 0))
+        info = _observed_info(body, known)
+        print(msgspec.json.format(msgspec.json.encode(as_dict(info)), indent=2).decode())
+        if update_db:
+            request = pb.UpdateMachineNvLinkInfoRequest(nvlink_info=info)
+            request.machine_id.id = machine_id
+            site.forge("UpdateMachineNvLinkInfo", request)
+
+
+@instance.command(name="update-nvlink-config")
+def instance_update(
+    *,
+    instance_id: Annotated[str, Parameter(name=["--instance", "-i"], help="Instance id.")],
+    config: Annotated[str, Parameter(help=CONFIG_HELP)],
+    at: ConnectionParameters = DEFAULT_CONNECTION,
+    output: Printed = "table",
+) -> None:
+    """Change which logical partition each GPU of an instance joins."""
+    try:
+        wished = msgspec.json.decode(config, type=_InstanceConfig)
+    except msgspec.DecodeError as error:
+        fix = 'use {"gpu_configs": [{"device_instance": 0, "logical_partition_id": "..."}]}'
+        raise Refused(f"--config: {error}", nearest_fix=fix) from error
+    request = pb.InstanceConfigUpdateRequest()
+    request.instance_id.value = instance_id
+    request.config.nvlink.SetInParent()
+    for one in wished.gpu_configs:
+        entry = request.config.nvlink.gpu_configs.add(device_instance=one.device_instance)
+        entry.logical_partition_id.value = one.logical_partition_id
+    with connect(at) as site:
+        after = site.forge("UpdateInstanceConfig", request)
+    gpus = after.config.nvlink.gpu_configs
+    rows = [(one.device_instance, one.logical_partition_id.value) for one in gpus]
+    emit(as_dict(after), output, lambda: columns(("GPU", "LOGICAL PARTITION ID"), rows))
+
+
+def _find_machines(site: AdminClient, ids: Sequence[Any]) -> list[Any]:
+    return list(site.forge("FindMachinesByIds", pb.MachinesByIdsRequest(machine_ids=ids)).machines)
+
+
+def _find_machine(site: AdminClient, machine_id: str) -> Any:
+    request = pb.MachinesByIdsRequest()
+    request.machine_ids.add(id=machine_id)
+    found = site.forge("FindMachinesByIds", request).machines
+    if not found:
+        raise Refused(f"there is no machine {machine_id}", nearest_fix="see: rackloom admin machine list")
+    return found[0]
+
+
+def _machine_row(one: Any) -> tuple[object, ...]:
+    info = one.nvlink_info
+    slot = info.gpus[0].slot_id if info.gpus else "-"
+    return one.id.id, info.chassis_serial, slot, info.domain_uuid.value or "-", len(info.gpus), one.state
+
+
+def _gpu_table(found: Any) -> str:
+    seen = {one.guid: one for one in found.nvlink_status_observation.gpu_status}
+    known = found.HasField("nvlink_status_observation")
+    rows = []
+    for gpu in found.nvlink_info.gpus:
+        status = seen.get(gpu.guid)
+        at = status.domain_id.value if status else ""
+        logical = status.logical_partition_id.value if status else ""
+        guid = f"{gpu.guid:#x}" if gpu.guid else "-"
+        rows.append((gpu.device_id - 1, guid, at or _absent_value(known), logical or _absent_value(known)))
+    return columns(("GPU", "GUID", "DOMAIN", "LOGICAL PARTITION ID"), rows)
+
+
+def _absent_value(known: bool) -> str:
+    return "-" if known else "unknown"
+
+
+def _observed_info(body: dict[str, Any], known: Any) -> pb.MachineNVLinkInfo:
+    """The GPUs of the machine's slot in a controller's GPU list."""
+    slot = str(known.gpus[0].slot_id) if known.gpus else "0"
+    info = pb.MachineNVLinkInfo(chassis_serial=known.chassis_serial)
+    info.domain_uuid.value = body["server_header"]["domain_uuid"]
+    for gpu in body.get("gpu_info_list", ()):
+        at = gpu["loc"]
+        if (at.get("chassis_serial_number"), at["location"].get("slot_id", "0")) == (
+            known.chassis_serial,
+            slot,
+        ):
+            info.gpus.add(
+                tray_index=int(at.get("tray_index", 0)),
+                slot_id=int(slot),
+                device_id=int(gpu["gpu_id"]),
+                guid=int(gpu["gpu_uid"]),
+            )
+    if not info.gpus:
+        raise Refused(f"the controller shows no GPU in slot {slot} of {known.chassis_serial}")
+    return info
+
+
+def _read_records(file: Path) -> list[_MachineRecord]:
+    import yaml
+
+    try:
+        content = file.read_bytes()
+        if file.suffix in (".yaml", ".yml"):
+            return msgspec.convert(yaml.safe_load(content), list[_MachineRecord])
+        return msgspec.json.decode(content, type=list[_MachineRecord])
+    except OSError as error:
+        raise Refused(f"{file} cannot be read: {file_error_text(error)}", nearest_fix=_RECORDS_FIX) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        told = " ".join(str(error).split())  # Errors of YAML are drawn over lines.
+        raise Refused(f"{file} is not a list of machines: {told}", nearest_fix=_RECORDS_FIX) from error

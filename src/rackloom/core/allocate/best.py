@@ -1,0 +1,385 @@
+"""Mode best: the cheapest valid answer, by branch and bound from the first fit.
+
+`CostModel` prices an answer by the fields of `Cost`: steps down the alternatives, locality groups (NUMA
+nodes, PCIe roots, NVLink cliques) left partly used, room in the counter sets that are drawn from,
+distance between devices of two requests, and pairs without a common NVLink clique. For an unfinished
+answer it gives a lower bound: `more` devices bring at most two allocation units each into use, so a
+group with more free units than that stays broken.
+
+`BranchAndBound` starts with the first fit as the best known answer. It leaves a branch whose bound is
+not below the best cost. Within a request it tries devices cheapest first, and only one of each class of
+interchangeable devices. A device that was tried is left to no later branch of the same request. A
+selector that fails on a device is no error here: the device is not chosen. Where no answer exists, none
+is invented, because the first fit comes first.
+
+The search ends with a proof that nothing is cheaper, or is cut short by the caller or by MAX_TRIALS.
+Then the best answer so far counts, and `Optimality.proved` is false.
+
+Drivers publish locality under several names: the standard attributes of resource.kubernetes.io, and
+DRANET's own. NVLink cliques have no standard name; `clique` and `cliqueID` in the driver's domain are
+read.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from fractions import Fraction
+from itertools import chain, combinations
+
+import msgspec
+
+from rackloom.core.allocate.driver_slices import NIC_NUMA_NODE, NUMA_NODE, PCIE_ROOT
+from rackloom.core.allocate.eligibility import CandidateDevice, Eligibility
+from rackloom.core.allocate.inputs import MAX_RESULTS, Alternatives, RequestAlternative
+from rackloom.core.allocate.ledger import (
+    AllocationLedger,
+    AttributeValues,
+    Constraint,
+    DeviceAssignment,
+    attribute_values,
+)
+from rackloom.core.allocate.outcome import Cause, Cost, Optimality
+from rackloom.core.allocate.problem import AllocationProblem
+from rackloom.core.allocate.quantity import exact_value
+from rackloom.core.allocate.symmetry import DeviceSymmetry
+
+# Locality: what a device shares with its neighbours, as far as its driver publishes it.
+
+
+_CLIQUE_ATTRIBUTES = ("cliqueID", "clique")
+
+AllocationUnit = tuple[Hashable, ...]
+"""What is in use or free as a whole: a device, or a counter set with all the partitions cut from it."""
+
+
+class DeviceLocality(msgspec.Struct, frozen=True):
+    """What a device shares with its neighbours; empty where it is not published."""
+
+    numa: AttributeValues
+    roots: AttributeValues
+    cliques: AttributeValues
+
+    def groups(self) -> Iterable[tuple[str, Hashable]]:
+        """The groups that the device is in, over all drivers of the node."""
+        for kind, values in (("numa", self.numa), ("root", self.roots), ("clique", self.cliques)):
+            yield from ((kind, value) for value in values)
+
+
+def locality_of(one: CandidateDevice) -> DeviceLocality:
+    """Where the device sits."""
+    return DeviceLocality(
+        numa=_numa(one),
+        roots=_first_known(one, (PCIE_ROOT,)),
+        cliques=_first_known(one, [f"{one.id.driver}/{name}" for name in _CLIQUE_ATTRIBUTES]),
+    )
+
+
+def units_of(one: CandidateDevice) -> tuple[AllocationUnit, ...]:
+    """What comes into use with the device."""
+    sets = {use.counter_set for use in one.device.consumes_counters}
+    return tuple((*one.pool.key, "counters", name) for name in sorted(sets)) or ((*one.id,),)
+
+
+def _numa(one: CandidateDevice) -> AttributeValues:
+    """The device's own node: a list names that first, then its neighbours (KEP-6072)."""
+    for name in (NUMA_NODE, NIC_NUMA_NODE):
+        found = one.attribute(name)
+        if found is not None:
+            return frozenset([("int", found.ints[0])]) if found.ints else attribute_values(found, lists=False)
+    return frozenset()
+
+
+def _first_known(one: CandidateDevice, names: Iterable[str]) -> AttributeValues:
+    found = next((has for name in names if (has := one.attribute(name)) is not None), None)
+    return frozenset() if found is None else attribute_values(found, lists=True)
+
+
+# The cost model: price of a complete answer, lower bound of an unfinished one.
+
+
+LocalityGroup = tuple[str, Hashable]
+
+
+class CostModel:
+    """The groups of a node's devices, and what was in use of them before."""
+
+    def __init__(self, candidates: Sequence[CandidateDevice], ledger: AllocationLedger) -> None:
+        self.places: list[DeviceLocality] = [locality_of(one) for one in candidates]
+        self._units = [units_of(one) for one in candidates]
+        self.used: list[bool] = [ledger.ever_held(one.id) for one in candidates]
+        """Whether a device was in use before, by position."""
+        self._before = {
+            unit for units, used in zip(self._units, self.used, strict=True) if used for unit in units
+        }
+        self._members: dict[LocalityGroup, set[AllocationUnit]] = defaultdict(set)
+        self._groups: dict[AllocationUnit, set[LocalityGroup]] = defaultdict(set)
+        for place, units in zip(self.places, self._units, strict=True):
+            for unit in units:
+                self._groups[unit].update(place.groups())
+                for group in place.groups():
+                    self._members[group].add(unit)
+        self._taken = {group: len(members & self._before) for group, members in self._members.items()}
+        self._rooms = {unit: room for one in candidates for unit, room in _counter_room(one, ledger)}
+        self._broken_before: dict[int, int] = {}
+        self._distances: dict[tuple[int, int], int] = {}
+
+    def cost(self, alternatives: int, entries: Sequence[DeviceAssignment], more: int = 0) -> Cost:
+        """The cost of an answer. With `more` devices still to come at most, what it will cost at least."""
+        holding = [entry.candidate.position for entry in entries if not entry.ask.admin]
+        units = {unit for position in holding for unit in self._units[position]}
+        pairs = [(a, b) for a, b in combinations(entries, 2) if a.ask.claim == b.ask.claim]
+        return Cost(
+            alternatives=alternatives,
+            broken=self._broken(units - self._before, more),
+            room=sum(self._rooms.get(unit, 0) for unit in units),
+            apart=sum(self._distance(a, b) for a, b in pairs if a.ask.request != b.ask.request),
+            unlinked=sum(self._unlinked(a, b) for a, b in pairs),
+        )
+
+    def _broken(self, taken: Iterable[AllocationUnit], more: int) -> int:
+        """Groups that are and stay partly in use: `more` devices cannot use up what is free of them.
+
+        A device draws from two counter sets at most, so it brings at most two units into use.
+        """
+        reach = 2 * more
+        now = Counter(group for unit in taken for group in self._groups[unit])
+        changed = sum(
+            self._parted(group, count, reach) - self._parted(group, 0, reach) for group, count in now.items()
+        )
+        return self._parted_before(reach) + changed
+
+    def _parted_before(self, reach: int) -> int:
+        if reach not in self._broken_before:
+            self._broken_before[reach] = sum(self._parted(group, 0, reach) for group in self._members)
+        return self._broken_before[reach]
+
+    def _parted(self, group: LocalityGroup, count: int, reach: int) -> bool:
+        taken = self._taken[group] + count
+        return taken > 0 and len(self._members[group]) - taken > reach
+
+    def _distance(self, a: DeviceAssignment, b: DeviceAssignment) -> int:
+        key = (a.candidate.position, b.candidate.position)
+        if key not in self._distances:
+            one, other = (self.places[position] for position in key)
+            near = 1 if one.numa & other.numa else 2
+            self._distances[key] = 0 if one.roots & other.roots else near
+        return self._distances[key]
+
+    def _unlinked(self, a: DeviceAssignment, b: DeviceAssignment) -> bool:
+        one, other = (self.places[entry.candidate.position].cliques for entry in (a, b))
+        return bool(one and other) and one.isdisjoint(other)
+
+
+def _counter_room(one: CandidateDevice, ledger: AllocationLedger) -> Iterable[tuple[AllocationUnit, int]]:
+    """What was left of each counter set of a device: the mean of its counters, in thousandths."""
+    for unit in units_of(one) if one.device.consumes_counters else ():
+        left, total = ledger.book(one).at_first, one.pool.counter_sets[str(unit[-1])].counters
+        parts = [
+            left[str(unit[-1]), name] / of
+            for name, counter in total.items()
+            if (of := exact_value(counter.value)) > 0
+        ]
+        yield unit, int(1000 * sum(parts, Fraction(0)) / len(parts)) if parts else 0
+
+
+# Interchangeable devices. PCIe roots tie devices together as constraints do; NUMA nodes and cliques keep
+# their names, so devices of different nodes or cliques stay apart.
+
+
+class InterchangeableDevices:
+    """Classes of copies, as things stand."""
+
+    def __init__(
+        self,
+        plan: Sequence[Alternatives],
+        candidates: Sequence[CandidateDevice],
+        eligibility: Eligibility,
+        ledger: AllocationLedger,
+        ranking: CostModel,
+    ) -> None:
+        asks = tuple(chain.from_iterable(plan))
+        self._constraints = tuple(dict.fromkeys(chain.from_iterable(map(ledger.constraints, asks))))
+        ties = (*self._constraints, Constraint(PCIE_ROOT, (), distinct=False, lists=True))
+        self._ledger = ledger
+        self._alike = DeviceSymmetry(candidates, asks, ties, eligibility, ledger)
+        places = ranking.places
+        self._shape = [
+            (shape, places[position].numa, places[position].cliques, ranking.used[position])
+            for position, shape in enumerate(self._alike.shape)
+        ]
+
+    def classes(self, allowed: Sequence[CandidateDevice]) -> list[list[CandidateDevice]]:
+        """`allowed` by class, in order of their first members."""
+        holders: dict[int, list[Hashable]] = {}
+        for entry in self._ledger.entries:
+            where = (entry.ask.claim, entry.ask.request)
+            holders.setdefault(entry.candidate.position, []).append(where)
+        open_ = {one.position for one in allowed}
+        fate = [
+            (self._shape[position], tuple(holders.get(position, ())), position in open_)
+            for position in range(len(self._shape))
+        ]
+        conditions = {group: self._condition(group, fate) for group in {self._alike.group[p] for p in open_}}
+        found: dict[Hashable, list[CandidateDevice]] = {}
+        for one in allowed:
+            mark = fate[one.position], conditions[self._alike.group[one.position]]
+            found.setdefault(mark, []).append(one)
+        return list(found.values())
+
+    def _condition(self, group: int, fate: Sequence[Hashable]) -> Hashable:
+        """How the devices of a group fare, and which of its values constraints have seen."""
+        ranks = self._alike.ranks[group]
+        return (
+            frozenset(Counter(fate[position] for position in self._alike.members[group]).items()),
+            tuple(
+                _ranks_seen(one.seen(), number, ranks) if one.started else None
+                for number, one in enumerate(self._constraints)
+            ),
+        )
+
+
+def _ranks_seen(seen: Iterable[Hashable], number: int, ranks: dict[tuple[Hashable, ...], int]) -> Hashable:
+    links = (("value", number, value) for value in seen)
+    return frozenset(ranks[link] for link in links if link in ranks)
+
+
+# Branch and bound.
+
+
+MAX_TRIALS = 10_000
+"""Devices tried in all, seconds for 32 of 128: a proof can take exponentially many."""
+
+
+class FoundAnswer(msgspec.Struct, frozen=True):
+    """A complete answer."""
+
+    chosen: tuple[RequestAlternative, ...]
+    entries: tuple[DeviceAssignment, ...]
+
+
+class _SearchCutShort(Exception):
+    """No more trials are allowed."""
+
+
+class BranchAndBound:
+    """One search for something better than `first`. The ledger of the desk must be empty."""
+
+    def __init__(self, desk: AllocationProblem, first: FoundAnswer, proceed: Callable[[], bool]) -> None:
+        self._plan = desk.plan
+        self._everything = desk.everything
+        self._ledger = desk.ledger
+        self._proceed = proceed
+        self._ranking = CostModel(desk.candidates, desk.ledger)
+        self._twins = InterchangeableDevices(
+            self._plan, desk.candidates, desk.eligibility, desk.ledger, self._ranking
+        )
+        self._serving = {
+            ask: [one for one in desk.candidates if self._could_serve(desk, ask, one)]
+            for choice in self._plan
+            for ask in choice
+        }
+        self._chosen: list[RequestAlternative] = []
+        self.found = first
+        self.cost = self._cost(first.chosen, first.entries)
+        self.proved = False
+        self.trials = 0
+
+    def run(self) -> None:
+        """Search; `found` is then the best answer that was seen."""
+        try:
+            self._choose(0)
+        except _SearchCutShort:
+            return
+        self.proved = True
+
+    @property
+    def standing(self) -> Optimality:
+        """How good what was found is."""
+        return Optimality(cost=self.cost, proved=self.proved)
+
+    def _could_serve(self, desk: AllocationProblem, ask: RequestAlternative, one: CandidateDevice) -> bool:
+        """A device on which a selector fails is no error here: it is just not chosen."""
+        selected = desk.eligibility.verdict(ask, one) is None
+        return selected and not isinstance(desk.ledger.suits(ask, one), Cause)
+
+    def _cost(
+        self, chosen: Sequence[RequestAlternative], entries: Sequence[DeviceAssignment], more: int = 0
+    ) -> Cost:
+        steps_down = sum(choice.index(ask) for choice, ask in zip(self._plan, chosen, strict=False))
+        return self._ranking.cost(steps_down, entries, more)
+
+    def _bound(self, left: int) -> Cost:
+        """What everything below costs at least, when the current request still takes `left` devices."""
+        later = self._plan[len(self._chosen) :]
+        most = left + sum(max(map(self._need, choice)) for choice in later)
+        return self._cost(self._chosen, self._ledger.entries, most)
+
+    def _need(self, ask: RequestAlternative) -> int:
+        return len(self._everything[ask]) if ask.everything else ask.count
+
+    def _choose(self, index: int) -> None:
+        if index == len(self._plan):
+            self._settle()
+            return
+        for ask in self._plan[index]:
+            self._chosen.append(ask)
+            need = self._need(ask)
+            if self._fits(ask, need) and self._bound(need) < self.cost:
+                self._give(ask, index, need)
+            self._chosen.pop()
+
+    def _fits(self, ask: RequestAlternative, need: int) -> bool:
+        """Mode All is not met by nothing; and a claim holds so many devices, no more."""
+        held = sum(entry.ask.claim == ask.claim for entry in self._ledger.entries)
+        return held + need <= MAX_RESULTS and (need > 0 or not ask.everything)
+
+    def _give(self, ask: RequestAlternative, index: int, need: int) -> None:
+        if not ask.everything:
+            self._pick(ask, index, need, self._serving[ask])
+            return
+        before = len(self._ledger.entries)
+        if all(self._entered(ask, one) for one in self._everything[ask]):
+            self._choose(index + 1)
+        while len(self._ledger.entries) > before:
+            self._ledger.strike()
+
+    def _pick(
+        self, ask: RequestAlternative, index: int, left: int, allowed: Sequence[CandidateDevice]
+    ) -> None:
+        """One device of a request. What was tried is left to no later branch: that has been seen."""
+        if left == 0:
+            self._choose(index + 1)
+            return
+        trials = self._trials(ask, left, allowed)
+        for number, (bound, copies) in enumerate(trials):
+            if bound >= self.cost:
+                return
+            self._ledger.enter(ask, copies[0])
+            rest = [one for _, some in trials[number:] for one in some if one is not copies[0]]
+            self._pick(ask, index, left - 1, rest)
+            self._ledger.strike()
+
+    def _trials(
+        self, ask: RequestAlternative, left: int, allowed: Sequence[CandidateDevice]
+    ) -> list[tuple[Cost, list[CandidateDevice]]]:
+        """The devices that can be had, by class of copies, cheapest first."""
+        trials = []
+        for copies in self._twins.classes(allowed):
+            if self._entered(ask, copies[0]):
+                trials.append((self._bound(left - 1), copies))
+                self._ledger.strike()
+        return sorted(trials, key=lambda trial: trial[0])
+
+    def _entered(self, ask: RequestAlternative, one: CandidateDevice) -> bool:
+        self.trials += 1
+        if self.trials > MAX_TRIALS or not self._proceed():
+            raise _SearchCutShort
+        return self._ledger.enter(ask, one) is None
+
+    def _settle(self) -> None:
+        """All is chosen: keep it if it costs less. Within a request, devices in order of position."""
+        cost = self._cost(self._chosen, self._ledger.entries)
+        if cost >= self.cost:
+            return
+        order = {ask: number for number, ask in enumerate(self._chosen)}
+        entries = sorted(self._ledger.entries, key=lambda one: (order[one.ask], one.candidate.position))
+        self.cost, self.found = cost, FoundAnswer(tuple(self._chosen), tuple(entries))

@@ -1,0 +1,378 @@
+"""Necessary conditions that refuse a branch of the search by counting devices against demands.
+
+Each count is a relaxation: it leaves rules out and never adds one. A branch that fails a count
+therefore has no answer, and no branch with an answer is ever refused. `Relaxation.possible` checks in
+this order:
+
+1. Every request finds enough free devices on its own.
+2. All requests together find devices, where only use, selectors and counters count. This is a maximum
+   flow from requests through classes of like devices to counter sets.
+3. The counters of each pool, added up by name, carry the least that the requests draw.
+4. For each constraint alone: matchAttribute has a value under which its requests can be met;
+   distinctAttribute has as many values as devices.
+5. N constraints over equal requests, such as N pairs of a GPU and a NIC, find N times a value with room
+   for one.
+
+`demands_met` is the method of Ford and Fulkerson with breadth-first paths (Edmonds and Karp). Paths
+straight from a demand to the sink are filled first, and equal demands are added up.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from fractions import Fraction
+from itertools import pairwise
+from typing import TypeVar
+
+import msgspec
+
+from rackloom.core.allocate.capacity import counter_draws
+from rackloom.core.allocate.eligibility import CandidateDevice, Eligibility
+from rackloom.core.allocate.inputs import RequestAlternative
+from rackloom.core.allocate.ledger import AllocationLedger, AttributeValues, Constraint
+from rackloom.core.allocate.outcome import Cause
+from rackloom.core.allocate.pools import PoolKey
+from rackloom.core.allocate.symmetry import DeviceSymmetry
+
+# Maximum flow by augmenting paths.
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+def demands_met(
+    demands: Iterable[tuple[Mapping[K, int], int]],
+    supply: Mapping[K, int],
+    groups: Mapping[K, Hashable],
+    group_supply: Mapping[Hashable, int],
+) -> bool:
+    """Whether every demand gets its amount.
+
+    A demand is (how much it may take from each supply, how much it needs); a supply gives at most `supply`,
+    and the supplies of a group together at most `group_supply`.
+    """
+    capacity: dict[Hashable, dict[Hashable, int]] = {"source": {}}
+    total = 0
+    for rows, need in _equal_demands_summed(demands):
+        node = ("demand", len(capacity["source"]))
+        capacity["source"][node] = need
+        capacity[node] = {("supply", key): most for key, most in rows.items()}
+        total += need
+    for key, most in supply.items():
+        group = groups.get(key)
+        capacity[("supply", key)] = {"sink" if group is None else ("group", group): most}
+    for group, most in group_supply.items():
+        capacity[("group", group)] = {"sink": most}
+    return _max_flow(capacity, total) == total
+
+
+def _equal_demands_summed(
+    demands: Iterable[tuple[Mapping[K, int], int]],
+) -> Iterable[tuple[Mapping[K, int], int]]:
+    """Equal demands, added up: requests often repeat, and what they get together can be shared out again."""
+    times = Counter((frozenset(rows.items()), need) for rows, need in demands)
+    return [
+        ({supply: most * count for supply, most in rows}, need * count)
+        for (rows, need), count in times.items()
+    ]
+
+
+def _max_flow(capacity: dict[Hashable, dict[Hashable, int]], wanted: int) -> int:
+    """Ford and Fulkerson: find a path with room until there is none; the straight ones first."""
+    total = _push_direct_paths(capacity)
+    while total < wanted:
+        path = _augmenting_path(capacity)
+        if path is None:
+            break
+        total += _push_along(capacity, path)
+    return total
+
+
+def _push_direct_paths(capacity: dict[Hashable, dict[Hashable, int]]) -> int:
+    """From each demand to its supplies and on to the sink, as far as there is room."""
+    total = 0
+    for demand in list(capacity["source"]):
+        for supply in list(capacity[demand]):
+            onward = next(iter(capacity[supply]))
+            end = [] if onward == "sink" else ["sink"]
+            total += _push_along(capacity, ["source", demand, supply, onward, *end])
+            if not capacity["source"][demand]:
+                break
+    return total
+
+
+def _push_along(capacity: dict[Hashable, dict[Hashable, int]], path: Sequence[Hashable]) -> int:
+    """Use all the room of a path."""
+    edges = list(pairwise(path))
+    amount = min(capacity[a][b] for a, b in edges)
+    for a, b in edges if amount else ():
+        capacity[a][b] -= amount
+        back = capacity.setdefault(b, {})
+        back[a] = back.get(a, 0) + amount
+    return amount
+
+
+def _augmenting_path(capacity: dict[Hashable, dict[Hashable, int]]) -> list[Hashable] | None:
+    came: dict[Hashable, Hashable] = {"source": None}
+    queue: list[Hashable] = ["source"]
+    for node in queue:
+        for there, room in capacity.get(node, {}).items():
+            if room > 0 and there not in came:
+                came[there] = node
+                queue.append(there)
+        if "sink" in came:
+            break
+    if "sink" not in came:
+        return None
+    path: list[Hashable] = ["sink"]
+    while came[path[-1]] is not None:
+        path.append(came[path[-1]])
+    return path[::-1]
+
+
+# Counts over classes of devices that are alike in every way.
+
+
+OpenAlternative = tuple[RequestAlternative, int, int]
+"""An ask, how many devices it still needs, and the position from which it may take them."""
+OpenRequest = Sequence[OpenAlternative]
+"""The asks of one request of which one is to be met."""
+ClassFilter = Callable[[int], bool]
+DemandKey = tuple[tuple[int, int, int], ...]
+"""What counts of the options of a request: for each, whom it can take, how many, and from where."""
+
+
+class DeviceDemand(msgspec.Struct, frozen=True):
+    """What equal requests need at least, and how much they may take from which class of devices."""
+
+    rows: Mapping[int, int]
+    need: int
+
+
+class Relaxation:
+    """Counting over classes of devices that are alike in every way."""
+
+    def __init__(
+        self,
+        asks: Sequence[RequestAlternative],
+        candidates: Sequence[CandidateDevice],
+        constraints: Sequence[Constraint],
+        alike: DeviceSymmetry,
+        eligibility: Eligibility,
+        ledger: AllocationLedger,
+    ) -> None:
+        self._ledger = ledger
+        self._classes = [[candidates[one] for one in positions] for positions in alike.classes()]
+        self._constraints = constraints
+        self._values: dict[Constraint, list[AttributeValues | None]] = {
+            one: [one.values(members[0]) for members in self._classes] for one in constraints
+        }
+        self._sharing = {one: self._having(one) for one in constraints}
+        self._draws = [_counters_drawn(members[0]) for members in self._classes]
+        serving = {ask: tuple(self._servers(ask, eligibility)) for ask in asks}
+        self._servers_of = list(dict.fromkeys(serving.values()))
+        self._kind = {ask: self._servers_of.index(servers) for ask, servers in serving.items()}
+
+    def possible(self, choices: Sequence[OpenRequest]) -> bool:
+        """False where the choices surely cannot all be met."""
+        free = [[one for one in members if not self._ledger.held(one)] for members in self._classes]
+        demands = self._demands(map(self._key, choices), free, lambda _number: True)
+        if demands is None or not self._met(demands, free) or not self._drawn(demands):
+            return False
+        kept: dict[Hashable, bool] = {}
+        if not all(self._agrees(one, choices, free, kept) for one in self._constraints):
+            return False
+        return self._matched(choices, free)
+
+    def _key(self, options: OpenRequest) -> DemandKey:
+        return tuple((self._kind[ask], need, start) for ask, need, start in options)
+
+    def _servers(self, ask: RequestAlternative, eligibility: Eligibility) -> Iterator[int]:
+        for number, members in enumerate(self._classes):
+            one = members[0]
+            selected = eligibility.verdict(ask, one) is None and self._ledger.free_before(one)
+            if selected and not isinstance(self._ledger.suits(ask, one), Cause):
+                yield number
+
+    def _demands(
+        self, keys: Iterable[DemandKey], free: Sequence[Sequence[CandidateDevice]], admits: ClassFilter
+    ) -> list[DeviceDemand] | None:
+        """The demands, equal ones added up; None where one cannot be met even alone."""
+        demands = []
+        for key, times in Counter(keys).items():
+            demand = self._demand(key, times, free, admits)
+            if demand is None:
+                return None
+            demands.append(demand)
+        return demands
+
+    def _demand(
+        self, key: DemandKey, times: int, free: Sequence[Sequence[CandidateDevice]], admits: ClassFilter
+    ) -> DeviceDemand | None:
+        rows: dict[int, int] = {}
+        needs = []
+        for kind, need, start in key:
+            row = {
+                number: sum(one.position >= start for one in free[number]) if start else len(free[number])
+                for number in self._servers_of[kind]
+                if admits(number)
+            }
+            if sum(row.values()) >= need:
+                needs.append(need)
+                rows |= {number: max(count, rows.get(number, 0)) for number, count in row.items()}
+        if not needs:
+            return None
+        return DeviceDemand({number: count * times for number, count in rows.items()}, min(needs) * times)
+
+    def _met(self, demands: Sequence[DeviceDemand], free: Sequence[Sequence[CandidateDevice]]) -> bool:
+        """Whether all find devices if only use, selectors and the room of counter sets counted."""
+        wanted = set().union(*(demand.rows for demand in demands))
+        most = sum(demand.need for demand in demands)
+        supply: dict[int, int] = {}
+        groups: dict[int, Hashable] = {}
+        limits: dict[Hashable, int] = {}
+        for number in wanted:
+            supply[number] = sum(most if one.shareable else 1 for one in free[number])
+            tightest = self._tightest(free[number])
+            if tightest is not None:
+                group, room = tightest
+                supply[number] = min(supply[number], room)
+                groups[number] = group
+                limits[group] = max(room, limits.get(group, 0))
+        return demands_met([(one.rows, one.need) for one in demands], supply, groups, limits)
+
+    def _tightest(self, members: Sequence[CandidateDevice]) -> tuple[Hashable, int] | None:
+        """Which counter bounds a class of devices, and how many of them it carries."""
+        if not members or members[0].shareable:
+            return None
+        one = members[0]
+        tightest = self._ledger.book(one).tightest(one.device) if one.device.consumes_counters else None
+        return None if tightest is None else ((one.pool.key, tightest[0]), tightest[1])
+
+    def _drawn(self, demands: Sequence[DeviceDemand]) -> bool:
+        """Whether a pool's counters of one name, added up over its sets, carry the least that is drawn."""
+        drawn: dict[tuple[PoolKey, str], Fraction] = {}
+        for demand in demands:
+            for name, amount in self._least(demand).items():
+                drawn[name] = drawn.get(name, Fraction(0)) + amount * demand.need
+        return all(amount <= self._ledger.left_of(pool, name) for (pool, name), amount in drawn.items())
+
+    def _least(self, demand: DeviceDemand) -> dict[tuple[PoolKey, str], Fraction]:
+        """What each device of a demand draws at least, whichever it is."""
+        each = [self._draws[number] for number, count in demand.rows.items() if count]
+        common = set(each[0]).intersection(*each) if each else set()
+        return {name: min(one[name] for one in each) for name in common}
+
+    def _agrees(
+        self,
+        constraint: Constraint,
+        choices: Sequence[OpenRequest],
+        free: Sequence[Sequence[CandidateDevice]],
+        kept: dict[Hashable, bool],
+    ) -> bool:
+        """Whether the requests that a constraint covers can keep it, others left out."""
+        covered = self._covered(constraint, choices)
+        if not covered:
+            return True
+        values = self._values[constraint]
+        allowed = {number for number, of in enumerate(values) if free[number] and constraint.allows(of)}
+        need = sum(min(need for _, need, _ in options) for options in covered)
+        if constraint.distinct:
+            # No two devices share a value: no more of them than values, save a first one that has none.
+            left = {value for number in allowed for value in values[number] or ()}
+            return need <= max(len(left), 1)
+        together = (one for one in self._by_value(constraint, allowed) if self._carries(one, need, free))
+        keys = tuple(map(self._key, covered))
+        return any(self._kept(keys, having, free, kept) for having in together)
+
+    def _covered(self, constraint: Constraint, choices: Sequence[OpenRequest]) -> list[OpenRequest]:
+        """The requests that a constraint covers with all their alternatives."""
+        return [
+            options
+            for options in choices
+            if all(constraint in self._ledger.constraints(ask) for ask, _, _ in options)
+        ]
+
+    def _carries(self, having: Set[int], need: int, free: Sequence[Sequence[CandidateDevice]]) -> bool:
+        room = sum(need if one.shareable else 1 for number in having for one in free[number])
+        return room >= need
+
+    def _kept(
+        self,
+        keys: tuple[DemandKey, ...],
+        having: frozenset[int],
+        free: Sequence[Sequence[CandidateDevice]],
+        known: dict[Hashable, bool],
+    ) -> bool:
+        """Whether the covered requests are met from the classes that have one value."""
+        if (keys, having) not in known:
+            demands = self._demands(keys, free, lambda number: number in having)
+            known[keys, having] = demands is not None and self._met(demands, free)
+        return known[keys, having]
+
+    def _matched(self, choices: Sequence[OpenRequest], free: Sequence[Sequence[CandidateDevice]]) -> bool:
+        """Whether there are values enough for constraints that ask for the same, each for a value of its own.
+
+        N pairs of a GPU and a NIC need N times a root with one of each.
+        """
+        bundles: dict[tuple[str, tuple[DemandKey, ...]], list[Constraint]] = {}
+        bound: set[int] = set()
+        for one in self._constraints:
+            covered = self._covered(one, choices)
+            if one.distinct or one.started or not covered or bound & {*map(id, covered)}:
+                continue
+            bound |= {*map(id, covered)}
+            bundles.setdefault((one.attribute, tuple(sorted(map(self._key, covered)))), []).append(one)
+        return all(
+            len(ones) <= self._places(ones[0], keys, free, len(ones))
+            for (_, keys), ones in bundles.items()
+            if len(ones) > 1
+        )
+
+    def _places(
+        self,
+        constraint: Constraint,
+        keys: Sequence[DemandKey],
+        free: Sequence[Sequence[CandidateDevice]],
+        most: int,
+    ) -> int:
+        """How many times, at most, requests of these keys find one value together."""
+        return sum(
+            values * min(self._times(key, count, having, free, most) for key, count in Counter(keys).items())
+            for having, values in self._sharing[constraint].items()
+        )
+
+    def _times(
+        self,
+        key: DemandKey,
+        count: int,
+        having: Set[int],
+        free: Sequence[Sequence[CandidateDevice]],
+        most: int,
+    ) -> int:
+        """How many times `count` requests of a key are met from the classes, counting devices alone."""
+        need = count * min(need for _, need, _ in key)
+        serving = having & set().union(*(self._servers_of[kind] for kind, _, _ in key))
+        room = sum(need * most if one.shareable else 1 for number in serving for one in free[number])
+        return min(room // need if need else most, most)
+
+    def _by_value(self, constraint: Constraint, allowed: Set[int]) -> list[frozenset[int]]:
+        """Classes by the value that they could agree on; equal sets once."""
+        found = dict.fromkeys(having & allowed for having in self._sharing[constraint])
+        return [having for having in found if having]
+
+    def _having(self, constraint: Constraint) -> Counter[frozenset[int]]:
+        """The sets of classes that have a value together, and how many values each has."""
+        having: dict[Hashable, set[int]] = {}
+        for number, values in enumerate(self._values[constraint]):
+            for value in () if values is None else values or [None]:
+                having.setdefault(value, set()).add(number)
+        return Counter(map(frozenset, having.values()))
+
+
+def _counters_drawn(one: CandidateDevice) -> dict[tuple[PoolKey, str], Fraction]:
+    """What a device draws from the counters of its pool, by their names."""
+    total: dict[tuple[PoolKey, str], Fraction] = {}
+    for (_, name), amount in counter_draws(one.device) if not one.shareable else ():
+        key = (one.pool.key, name)
+        total[key] = total.get(key, Fraction(0)) + amount
+    return total

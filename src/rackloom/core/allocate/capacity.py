@@ -1,0 +1,157 @@
+"""Consumable capacity and shared counters: what a device takes, and what is left.
+
+Consumable capacity belongs to one device that several requests share. `consumption_of` computes what a
+share takes: the amount asked for, or the default of the request policy, or the whole capacity. It
+rounds up to the next valid value or step and checks the limits. `capacity_shortage` says which capacity
+is too small for one more share.
+
+Shared counters belong to a pool. Partitions of a GPU draw from the same counters, so allocating one
+partition shrinks what remains for the others. `CounterBook` keeps what is left of one pool's counters.
+Devices in use are charged as their driver publishes them now, whatever node they serve. A book may
+start overdrawn, because a driver can cut a counter under devices in use. Then it gives out nothing that
+draws from counters, as upstream does.
+
+All arithmetic is exact (Fraction).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+
+from rackloom.core.allocate.inputs import DeviceId
+from rackloom.core.allocate.objects import (
+    Amount,
+    CapacityRange,
+    CapacityRequestPolicy,
+    Device,
+    DeviceCapacity,
+)
+from rackloom.core.allocate.outcome import Cause, CauseKind
+from rackloom.core.allocate.pools import Pool
+from rackloom.core.allocate.quantity import exact_value, in_binary_units
+
+# Consumable capacity of one device.
+
+
+Consumption = Mapping[str, Amount]
+"""Amount per capacity name, as results print it."""
+
+
+def consumption_of(amounts: Mapping[str, Amount], device: Device) -> Consumption | Cause:
+    """What a share of `device` takes for a request of `amounts`, or why the device cannot serve it."""
+    unknown = next((name for name in amounts if name not in device.capacity), None)
+    if unknown is not None:
+        return Cause(CauseKind.CAPACITY, f"has no capacity {unknown}")
+    taken = {name: _amount_taken(amounts.get(name), one) for name, one in device.capacity.items()}
+    for name, amount in taken.items():
+        policy = device.capacity[name].request_policy
+        if policy is not None and not _policy_allows(exact_value(amount), policy):
+            return Cause(CauseKind.CAPACITY, f"{name} is not given out in amounts of {amount}")
+    return taken
+
+
+def capacity_shortage(device: Device, taken: Mapping[str, Fraction], more: Consumption) -> Cause | None:
+    """Which capacity of `device` is short when `taken` is in use and `more` is asked for."""
+    for name, amount in more.items():
+        left = exact_value(device.capacity[name].value) - taken.get(name, Fraction(0))
+        if exact_value(amount) > left:
+            return Cause(CauseKind.CAPACITY, f"{name} short by {in_binary_units(exact_value(amount) - left)}")
+    return None
+
+
+def _amount_taken(asked: Amount | None, capacity: DeviceCapacity) -> Amount:
+    policy = capacity.request_policy
+    if asked is None:
+        return capacity.value if policy is None or policy.default is None else policy.default
+    if policy is None:
+        return asked
+    if policy.valid_range is not None:
+        return _rounded_into_range(asked, policy.valid_range)
+    fitting = (value for value in policy.valid_values or () if exact_value(value) >= exact_value(asked))
+    return next(fitting, asked)
+
+
+def _rounded_into_range(asked: Amount, allowed: CapacityRange) -> Amount:
+    low, wanted = exact_value(allowed.min), exact_value(asked)
+    if wanted <= low:
+        return allowed.min
+    if not allowed.step or not exact_value(allowed.step):
+        return asked
+    step = exact_value(allowed.step)
+    return in_binary_units(low - (low - wanted) // step * step)
+
+
+def _policy_allows(amount: Fraction, policy: CapacityRequestPolicy) -> bool:
+    if policy.default is not None and amount == exact_value(policy.default):
+        return True
+    if policy.valid_range is not None:
+        return _range_allows(amount, policy.valid_range)
+    return not policy.valid_values or amount in [exact_value(value) for value in policy.valid_values]
+
+
+def _range_allows(amount: Fraction, allowed: CapacityRange) -> bool:
+    if allowed.max is not None and amount > exact_value(allowed.max):
+        return False
+    step = exact_value(allowed.step) if allowed.step else Fraction(0)
+    return not step or (amount - exact_value(allowed.min)) % step == 0
+
+
+# Shared counters of a pool.
+
+
+CounterKey = tuple[str, str]
+"""Counter set and counter."""
+
+
+def counter_draws(device: Device) -> Iterator[tuple[CounterKey, Fraction]]:
+    """What a device draws from the counters of its pool while it is in use."""
+    for use in device.consumes_counters:
+        for name, counter in use.counters.items():
+            yield (use.counter_set, name), exact_value(counter.value)
+
+
+class CounterBook:
+    """What is left of the counters of one pool.
+
+    Devices in use are charged as their driver publishes them now, whatever node they serve. The book may
+    start overdrawn (a driver cut a counter under devices in use); then nothing that draws counters is given
+    out of the pool, as upstream has it.
+    """
+
+    def __init__(self, pool: Pool, in_use: Callable[[DeviceId], bool]) -> None:
+        self.left: dict[CounterKey, Fraction] = {
+            (one.name, name): exact_value(counter.value)
+            for one in pool.counter_sets.values()
+            for name, counter in one.counters.items()
+        }
+        for source in (*pool.slices, *pool.elsewhere):
+            for device in source.spec.devices:
+                if device.consumes_counters and in_use(DeviceId(pool.driver, pool.name, device.name)):
+                    self.charge(device)
+        self.at_first = dict(self.left)
+        self._overdrawn = [key for key, left in self.left.items() if left < 0]
+
+    def short(self, device: Device) -> str | None:
+        """Which counter is short for `device` and by how much; None when there is enough."""
+        for key in self._overdrawn:
+            return f"{'/'.join(key)} overdrawn by {in_binary_units(-self.left[key])}"
+        for key, amount in counter_draws(device):
+            if amount > self.left[key]:
+                return f"{'/'.join(key)} short by {in_binary_units(amount - self.left[key])}"
+        return None
+
+    def tightest(self, device: Device) -> tuple[CounterKey, int] | None:
+        """The counter that carries the fewest devices like this one, and how many; None if none does."""
+        if self._overdrawn:
+            return self._overdrawn[0], 0
+        rooms = [(key, int(self.left[key] // amount)) for key, amount in counter_draws(device) if amount]
+        return min(rooms, key=lambda room: room[1], default=None)
+
+    def charge(self, device: Device) -> None:
+        """Note that `device` came into use."""
+        for key, amount in counter_draws(device):
+            self.left[key] -= amount
+
+    def refund(self, device: Device) -> None:
+        """Note that `device` is free again."""
+        for key, amount in counter_draws(device):
+            self.left[key] += amount

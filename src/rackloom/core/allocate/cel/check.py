@@ -1,0 +1,516 @@
+"""Static analysis of an expression: type check, constant folding, and validation of literals.
+
+`check_types` resolves names and overloads as cel-go's checker does. It walks the tree once, keeps
+bindings of type variables, collects all overloads that fit each call, and raises `CompileError` at the
+first part that does not type-check. Namespaced functions such as `optional.of` become calls without a
+target. Where the result types of several overloads differ, the call has type dyn.
+
+`constant_value` folds what does not depend on the device: literals, lists and maps of them, type names,
+and converted literals. Upstream folds the same parts when it builds a program, which has two visible
+effects: such parts cost nothing at run time, and a conversion that must fail is refused at once.
+
+`validate_literals` refuses well-typed expressions that can never work: malformed regular expressions,
+durations, timestamps and format strings, and lists or maps with elements of mixed types.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rackloom.core.allocate.cel import types
+from rackloom.core.allocate.cel.environment import CelEnvironment
+from rackloom.core.allocate.cel.errors import CompileError, EvaluationError
+from rackloom.core.allocate.cel.library.conversions import parse_duration, parse_timestamp
+from rackloom.core.allocate.cel.library.strings import (
+    FORMAT_CLAUSE,
+    FORMAT_VERB_TYPES,
+    compiled_pattern,
+    format_verb,
+    not_formattable,
+)
+from rackloom.core.allocate.cel.syntax import (
+    Call,
+    CelNode,
+    Const,
+    Fold,
+    Ident,
+    ListNode,
+    MapEntry,
+    MapNode,
+    ParsedExpression,
+    Select,
+    StructNode,
+    children,
+)
+from rackloom.core.allocate.cel.types import (
+    Bindings,
+    CelType,
+    Overload,
+    assignable,
+    dispatch,
+    most_general,
+    substitute,
+)
+from rackloom.core.allocate.cel.values import TypeName, Uint, key_of
+
+# The type checker.
+
+
+_CONSTANTS: dict[type, CelType] = {
+    bool: types.BOOL,
+    int: types.INT,
+    Uint: types.UINT,
+    float: types.DOUBLE,
+    str: types.STRING,
+    bytes: types.BYTES,
+    type(None): types.NULL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedExpression:
+    """A checked expression. Functions are named in full: `optional.of` is a call without target."""
+
+    parsed: ParsedExpression
+    root: CelNode
+    types: Mapping[int, CelType]
+    overloads: Mapping[int, tuple[Overload, ...]]
+    constants: frozenset[int]
+    """Ids of identifiers that name a type, not a variable."""
+
+    @property
+    def output(self) -> CelType:
+        """The static type of the whole."""
+        return self.types[self.root.id]
+
+
+def check_types(parsed: ParsedExpression, environment: CelEnvironment) -> CheckedExpression:
+    """Resolve names and overloads. Raises CompileError at the first part that does not type-check."""
+    checker = _TypeChecker(parsed, environment)
+    root = checker.check(parsed.root)
+    types = {key: substitute(checker.bindings, of, free_to_dyn=True) for key, of in checker.types.items()}
+    return CheckedExpression(parsed, root, types, checker.overloads, frozenset(checker.type_names))
+
+
+class _TypeChecker:
+    def __init__(self, parsed: ParsedExpression, environment: CelEnvironment) -> None:
+        self.parsed = parsed
+        self.environment = environment
+        self.bindings: Bindings = {}
+        self.types: dict[int, CelType] = {}
+        self.overloads: dict[int, tuple[Overload, ...]] = {}
+        self.type_names: set[int] = set()
+        self.scopes: list[dict[str, CelType]] = [{"device": types.DEVICE}]
+        self.fresh: Iterator[CelType] = (types.type_variable(f"_var{n}") for n in itertools.count())
+
+    def fail(self, node_id: int, message: str, hint: str | None = None) -> CompileError:
+        line, column = self.parsed.place(node_id)
+        return CompileError(message, line=line, column=column, hint=hint, source=self.parsed.source)
+
+    def type_of(self, node: CelNode) -> CelType:
+        return self.types[node.id]
+
+    def fits(self, given: CelType, wanted: CelType) -> bool:
+        bindings = assignable(self.bindings, [given], [wanted])
+        if bindings is None:
+            return False
+        self.bindings = bindings
+        return True
+
+    def expect(self, node: CelNode, wanted: CelType) -> None:
+        if not self.fits(wanted, self.type_of(node)):
+            raise self.mismatch(node, wanted, self.type_of(node))
+
+    def mismatch(self, node: CelNode, wanted: CelType, found: CelType) -> CompileError:
+        wanted, found = (substitute(self.bindings, one) for one in (wanted, found))
+        return self.fail(node.id, f"expected type '{wanted}' but found '{found}'")
+
+    def check(self, node: CelNode) -> CelNode:
+        match node:
+            case Const():
+                self.types[node.id] = _CONSTANTS[type(node.value)]
+            case Ident():
+                self.types[node.id] = self.ident(node)
+            case Select():
+                return self.select(node)
+            case Call():
+                return self.call(node)
+            case ListNode():
+                return self.list_literal(node)
+            case MapNode():
+                return self.map_literal(node)
+            case StructNode():
+                raise self.struct(node)
+            case Fold():
+                return self.fold(node)
+        return node
+
+    def struct(self, node: StructNode) -> CompileError:
+        return self.fail(
+            node.id,
+            f"undeclared reference to '{node.type_name}' (in container '')",
+            "message values cannot be built in selectors",
+        )
+
+    def lookup(self, name: str) -> CelType | None:
+        for scope in reversed(self.scopes):
+            if name in scope:
+                return scope[name]
+        return None
+
+    def ident(self, node: Ident) -> CelType:
+        found = self.lookup(node.name.removeprefix("."))
+        if found is not None:
+            return found
+        named = self.environment.type_names.get(node.name.removeprefix("."))
+        if named is None:
+            raise self.undeclared(node, node.name)
+        self.type_names.add(node.id)
+        return types.type_of(named)
+
+    def undeclared(self, node: CelNode, name: str) -> CompileError:
+        return self.fail(
+            node.id, f"undeclared reference to '{name}' (in container '')", self.environment.advice(name)
+        )
+
+    def select(self, node: Select) -> CelNode:
+        name = None if node.test_only else _dotted(node)
+        if name is not None and name in self.environment.type_names:
+            self.types[node.id] = types.type_of(self.environment.type_names[name])
+            self.type_names.add(node.id)
+            return Ident(node.id, name)
+        operand = self.check(node.operand)
+        field = self.field(node.id, operand, node.field)
+        self.types[node.id] = types.BOOL if node.test_only else substitute(self.bindings, field)
+        return replace(node, operand=operand)
+
+    def field(self, node_id: int, operand: CelNode, name: str, *, optional: bool = False) -> CelType:
+        """The type of `operand.name`."""
+        whole = substitute(self.bindings, self.type_of(operand))
+        target = types.without_optional(whole)
+        match target.kind:
+            case "map":
+                result = target.params[1]
+            case "struct":
+                result = self.member(node_id, target, name)
+            case "param":
+                self.fits(types.DYN, target)
+                result = types.DYN
+            case "dyn" | "any" | "error":
+                result = types.DYN
+            case _:
+                raise self.fail(node_id, f"type '{target}' does not support field selection")
+        return types.optional_of(result) if optional or types.is_optional(whole) else result
+
+    def member(self, node_id: int, target: CelType, name: str) -> CelType:
+        found = self.environment.fields.get(name) if target == types.DEVICE else None
+        if found is None:
+            known = ", ".join(self.environment.fields)
+            hint = f"a device has {known}" if target == types.DEVICE else None
+            raise self.fail(node_id, f"undefined field '{name}'", hint)
+        return found
+
+    def call(self, node: Call) -> CelNode:
+        if node.function == "_?._":
+            return self.optional_select(node)
+        args = tuple(map(self.check, node.args))
+        if node.target is None:
+            return self.resolve(replace(node, args=args), node.function)
+        prefix = _dotted(node.target)
+        if prefix is not None and f"{prefix}.{node.function}".removeprefix(".") in self.environment.functions:
+            name = f"{prefix}.{node.function}".removeprefix(".")
+            return self.resolve(Call(node.id, None, name, args), name)
+        target = self.check(node.target)
+        return self.resolve(replace(node, target=target, args=args), node.function)
+
+    def optional_select(self, node: Call) -> CelNode:
+        field = node.args[1]
+        if not isinstance(field, Const) or not isinstance(field.value, str):
+            raise self.fail(field.id, "unsupported optional field selection")
+        operand = self.check(node.args[0])
+        result = self.field(node.id, operand, field.value, optional=True)
+        self.types[field.id] = types.STRING
+        self.types[node.id] = substitute(self.bindings, result)
+        self.overloads[node.id] = (self.environment.functions["_?._"][0],)
+        return replace(node, args=(operand, field))
+
+    def resolve(self, call: Call, name: str) -> CelNode:
+        declared = self.environment.functions.get(name)
+        if declared is None:
+            raise self.undeclared(call, name)
+        given = [self.type_of(arg) for arg in call.operands]
+        if name in ("_&&_", "_||_"):
+            for arg in call.args:
+                if not self.fits(self.type_of(arg), types.BOOL):
+                    raise self.mismatch(arg, types.BOOL, self.type_of(arg))
+        result: CelType | None = None
+        chosen: list[Overload] = []
+        for overload in declared:
+            found = self.overload_result(overload, call, given)
+            if found is None:
+                continue
+            chosen.append(overload)
+            if result is None:
+                result = found
+            elif not types.is_dyn(result) and found != result:
+                result = types.DYN
+        if result is None:
+            raise self.no_overload(call, name, given)
+        self.types[call.id] = result
+        self.overloads[call.id] = tuple(chosen)
+        return call
+
+    def overload_result(self, overload: Overload, call: Call, given: list[CelType]) -> CelType | None:
+        if overload.member != (call.target is not None):
+            return None
+        wanted, result = list(overload.params), overload.result
+        if overload.variables:
+            fresh = {variable: next(self.fresh) for variable in overload.variables}
+            wanted = [substitute(fresh, one) for one in wanted]
+            result = substitute(fresh, result)
+        bindings = assignable(self.bindings, given, wanted)
+        if bindings is None:
+            return None
+        self.bindings = bindings
+        return substitute(bindings, result)
+
+    def no_overload(self, call: Call, name: str, given: list[CelType]) -> CompileError:
+        shown = [str(substitute(self.bindings, one, free_to_dyn=True)) for one in given]
+        signature = f"{shown[0]}.({', '.join(shown[1:])})" if call.target else f"({', '.join(shown)})"
+        return self.fail(call.id, f"found no matching overload for '{name}' applied to '{signature}'")
+
+    def joined(self, so_far: CelType | None, current: CelType) -> CelType:
+        if so_far is None:
+            return current
+        return most_general(so_far, current) if self.fits(so_far, current) else types.DYN
+
+    def optional_item(self, node: CelNode) -> CelType:
+        """The type inside an element marked with a question mark."""
+        found = self.type_of(node)
+        if not types.is_optional(found) and not types.is_dyn(found):
+            raise self.mismatch(node, types.optional_of(found), found)
+        return types.without_optional(found)
+
+    def list_literal(self, node: ListNode) -> CelNode:
+        element: CelType | None = None
+        elements = tuple(map(self.check, node.elements))
+        for index, item in enumerate(elements):
+            found = self.optional_item(item) if index in node.optional else self.type_of(item)
+            element = self.joined(element, found)
+        self.types[node.id] = types.list_of(element or next(self.fresh))
+        return replace(node, elements=elements)
+
+    def map_literal(self, node: MapNode) -> CelNode:
+        key: CelType | None = None
+        value: CelType | None = None
+        entries: list[MapEntry] = []
+        for entry in node.entries:
+            checked = replace(entry, key=self.check(entry.key), value=self.check(entry.value))
+            key = self.joined(key, self.type_of(checked.key))
+            found = self.optional_item(checked.value) if entry.optional else self.type_of(checked.value)
+            value = self.joined(value, found)
+            entries.append(checked)
+        self.types[node.id] = types.map_of(key or next(self.fresh), value or next(self.fresh))
+        return replace(node, entries=tuple(entries))
+
+    def fold(self, node: Fold) -> CelNode:
+        iter_range, accu_init = self.check(node.iter_range), self.check(node.accu_init)
+        accumulated = self.type_of(accu_init)
+        variables = self.iterated(iter_range, two=bool(node.iter_var2))
+        names = [node.iter_var, node.iter_var2] if node.iter_var2 else [node.iter_var]
+        self.scopes.append({node.accu_var: accumulated})
+        self.scopes.append(dict(zip(names, variables, strict=True)))
+        condition, step = self.check(node.condition), self.check(node.step)
+        self.expect(condition, types.BOOL)
+        self.expect(step, accumulated)
+        self.scopes.pop()
+        result = self.check(node.result)
+        self.scopes.pop()
+        self.types[node.id] = substitute(self.bindings, self.type_of(result))
+        return replace(
+            node, iter_range=iter_range, accu_init=accu_init, condition=condition, step=step, result=result
+        )
+
+    def iterated(self, node: CelNode, *, two: bool) -> list[CelType]:
+        """Types of the loop variables over `node`: one, or index or key and value."""
+        over = substitute(self.bindings, self.type_of(node))
+        match over.kind:
+            case "list":
+                return [types.INT, over.params[0]] if two else [over.params[0]]
+            case "map":
+                return list(over.params) if two else [over.params[0]]
+            case "dyn" | "param" | "error":
+                self.fits(types.DYN, over)
+                return [types.DYN] * (1 + two)
+        raise self.fail(
+            node.id,
+            f"expression of type '{over}' cannot be range of a comprehension (must be list, map, or dynamic)",
+        )
+
+
+def _dotted(node: CelNode) -> str | None:
+    """`a.b.c` as one name, if that is what the node is."""
+    match node:
+        case Ident():
+            return node.name
+        case Select(test_only=False):
+            prefix = _dotted(node.operand)
+            return None if prefix is None else f"{prefix}.{node.field}"
+    return None
+
+
+# Constant folding.
+
+
+NOT_CONSTANT = object()
+"""The value of everything that depends on the device."""
+
+_CONVERSIONS = frozenset(
+    ("bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint")
+)
+_PRIMITIVES = (bool, int, Uint, float, str)
+
+
+def constant_value(node: CelNode, checked: CheckedExpression) -> Any:
+    """The constant value of `node`, or UNKNOWN. Raises EvaluationError for a conversion that fails."""
+    match node:
+        case Const():
+            return node.value
+        case Ident() if node.id in checked.constants:
+            return TypeName(checked.types[node.id].params[0].name)
+        case ListNode():
+            return _constant_list(node, checked)
+        case MapNode():
+            return _constant_map(node, checked)
+        case Call(target=None, args=(arg,)) if node.function in _CONVERSIONS:
+            value = constant_value(arg, checked)
+            return NOT_CONSTANT if value is NOT_CONSTANT else dispatch(checked.overloads[node.id], (value,))
+    return NOT_CONSTANT
+
+
+def is_primitive(value: Any) -> bool:
+    """Whether upstream would put the value in a membership set."""
+    return type(value) in _PRIMITIVES
+
+
+def same_primitive(value: Any, member: Any) -> bool:
+    """Membership in such a set: by type and value, and across numeric types where no digit is lost."""
+    if type(value) is bool or type(member) is bool:
+        return value is member
+    return is_primitive(value) and bool(value == member)
+
+
+def _constant_list(node: ListNode, checked: CheckedExpression) -> Any:
+    values = [constant_value(item, checked) for item in node.elements]
+    if node.optional or any(value is NOT_CONSTANT for value in values):
+        return NOT_CONSTANT
+    return values
+
+
+def _constant_map(node: MapNode, checked: CheckedExpression) -> Any:
+    built: dict[Any, Any] = {}
+    for entry in node.entries:
+        key, value = constant_value(entry.key, checked), constant_value(entry.value, checked)
+        if entry.optional or key is NOT_CONSTANT or value is NOT_CONSTANT:
+            return NOT_CONSTANT
+        built[key_of(key)] = value
+    return built
+
+
+# Validation of literals and homogeneous collections.
+
+
+_PATTERN_FUNCTIONS = ("matches", "find", "findAll")
+_LITERALS = {"duration": parse_duration, "timestamp": parse_timestamp}
+
+
+def validate_literals(checked: CheckedExpression) -> None:
+    """Raise CompileError for the first part that upstream would refuse."""
+    for node, formatted in _walk_nodes(checked.root):
+        try:
+            match node:
+                case Call():
+                    _validate_call(node, checked)
+                case ListNode() if not formatted:
+                    _require_one_type(checked, _unwrapped_items(node))
+                case MapNode() if not formatted:
+                    _require_one_type(checked, [(entry.key, False) for entry in node.entries])
+                    _require_one_type(checked, [(entry.value, entry.optional) for entry in node.entries])
+        except EvaluationError as error:
+            raise _compile_error(checked, node, error.message) from None
+
+
+def _walk_nodes(node: CelNode, formatted: bool = False) -> Iterator[tuple[CelNode, bool]]:
+    """The node and everything below it, and whether that is an argument of format, where types may mix."""
+    yield node, formatted
+    formatted = formatted or (isinstance(node, Call) and node.function == "format")
+    for child in children(node):
+        yield from _walk_nodes(child, formatted)
+
+
+def _compile_error(checked: CheckedExpression, node: CelNode, message: str) -> CompileError:
+    line, column = checked.parsed.place(node.id)
+    return CompileError(message, line=line, column=column, source=checked.parsed.source)
+
+
+def _validate_call(call: Call, checked: CheckedExpression) -> None:
+    operands = call.operands
+    if call.function in _PATTERN_FUNCTIONS and len(operands) > 1:
+        pattern = constant_value(operands[1], checked)
+        if isinstance(pattern, str):
+            compiled_pattern(pattern)
+    if call.function in _LITERALS and isinstance(operands[0], Const):
+        _time_literal(call.function, operands[0].value)
+    if call.function == "format" and isinstance(call.target, Const) and isinstance(call.args[0], ListNode):
+        _validate_format(str(call.target.value), call.args[0], checked)
+
+
+def _time_literal(function: str, value: object) -> None:
+    """Timestamps may also be seconds; upstream refuses a number as duration, though it has the overload."""
+    if isinstance(value, str):
+        _LITERALS[function](value)
+    elif function == "duration":
+        raise EvaluationError("invalid duration argument")
+
+
+def _validate_format(template: str, args: ListNode, checked: CheckedExpression) -> None:
+    """Every clause has an argument that it can show, and every argument a clause."""
+    used = 0
+    for clause in FORMAT_CLAUSE.finditer(template):
+        if clause[1]:
+            continue
+        verb = format_verb(clause, used, len(args.elements))
+        if (wrong := _unshowable(verb, args.elements[used], checked)) is not None:
+            raise not_formattable(verb, checked.types[wrong.id].name)
+        used += 1
+    if used < len(args.elements):
+        raise EvaluationError(
+            f"too many arguments supplied to string.format (expected {used}, got {len(args.elements)})"
+        )
+
+
+def _unshowable(verb: str, node: CelNode, checked: CheckedExpression) -> CelNode | None:
+    """The first part of an argument whose static type the verb does not take."""
+    type_ = checked.types[node.id]
+    if type_ != types.DYN and type_.name not in FORMAT_VERB_TYPES[verb]:
+        return node
+    if isinstance(node, ListNode | MapNode):
+        return next(
+            (one for part in children(node) if (one := _unshowable("s", part, checked)) is not None), None
+        )
+    return None
+
+
+def _unwrapped_items(node: ListNode) -> list[tuple[CelNode, bool]]:
+    return [(item, position in node.optional) for position, item in enumerate(node.elements)]
+
+
+def _require_one_type(checked: CheckedExpression, items: list[tuple[CelNode, bool]]) -> None:
+    """All items have one type; dyn is a type of its own here."""
+    wanted: CelType | None = None
+    for node, optional in items:
+        found = types.without_optional(checked.types[node.id]) if optional else checked.types[node.id]
+        if wanted is not None and found != wanted:
+            raise _compile_error(checked, node, f"expected type '{wanted}' but found '{found}'")
+        wanted = found

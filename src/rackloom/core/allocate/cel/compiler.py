@@ -1,0 +1,281 @@
+"""Compiled selectors: an expression in, a truth value per device out.
+
+`compile_selector` parses, checks, validates and estimates an expression, and prepares both evaluators.
+Results are cached by expression and environment. The type must be bool, or the type of attributes,
+which only run time tells.
+
+`Program.matches` runs the generated fast path, and the exact evaluator when that path does not apply or
+raises. `Program.evaluate` always runs the exact evaluator and reports the cost.
+
+`reads_of` traces which attributes and capacities the result can depend on, by following paths that
+start at `device` through selections, indexes and `cel.bind`. `Program.key` gives the values of these
+reads: devices with equal keys get equal answers, so one evaluation serves all of them.
+"""
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rackloom.core.allocate.cel import types
+from rackloom.core.allocate.cel.check import CheckedExpression, check_types, validate_literals
+from rackloom.core.allocate.cel.cost import max_cost
+from rackloom.core.allocate.cel.environment import DeviceView
+from rackloom.core.allocate.cel.environment import environment as environment_of
+from rackloom.core.allocate.cel.errors import CompileError, CostExceeded, EvaluationError
+from rackloom.core.allocate.cel.generate import FastFunction, fast_path
+from rackloom.core.allocate.cel.interpret import interpreter
+from rackloom.core.allocate.cel.parse import parse_expression
+from rackloom.core.allocate.cel.runtime import COST_LIMIT, EvaluationFrame, Evaluator
+from rackloom.core.allocate.cel.syntax import Call, CelNode, Const, Fold, Ident, Select, children
+from rackloom.core.allocate.cel.values import SemanticVersion, type_name
+from rackloom.core.allocate.quantity import Quantity
+
+# What a selector can read of a device.
+
+
+Read = tuple[str, str | None, str | None]
+"""Kind (`driver`, `allowMultipleAllocations`, `attribute`, `capacity`), domain, identifier; None is any."""
+
+_KINDS = {"attributes": "attribute", "capacity": "capacity"}
+_LEAF = 3
+"""Steps from the device to one attribute: attributes, domain, identifier."""
+
+ReadPath = tuple[str | None, ...]
+
+
+def reads_of(checked: CheckedExpression) -> frozenset[Read]:
+    """Everything that the result can depend on."""
+    tracer = _ReadTracer()
+    tracer.use(checked.root)
+    return frozenset(read for path in tracer.paths for read in _reads_of_path(path))
+
+
+def _reads_of_path(path: ReadPath) -> Iterable[Read]:
+    if not path:
+        return [
+            read
+            for name in ("driver", "allowMultipleAllocations", *_KINDS)
+            for read in _reads_of_path((name,))
+        ]
+    kind = path[0] or ""
+    if kind not in _KINDS:
+        return [(kind, None, None)]
+    domain, identifier = (*path[1:_LEAF], None, None)[:2]
+    return [(_KINDS[kind], domain, identifier)]
+
+
+class _ReadTracer:
+    """Follows paths that start at the device; what is done with one decides how much of it is read."""
+
+    def __init__(self) -> None:
+        self.paths: set[ReadPath] = set()
+        self.scopes: list[dict[str, ReadPath | None]] = [{"device": ()}]
+
+    def use(self, node: CelNode) -> None:
+        """The value of `node` matters as a whole."""
+        path = self.follow(node)
+        if path is not None:
+            self.paths.add(path)
+
+    def follow(self, node: CelNode) -> ReadPath | None:
+        """The path that `node` is, unread so far; None for anything else, whose parts are then used."""
+        match node:
+            case Ident():
+                return self.named(node.name.removeprefix("."))
+            case Select():
+                return self.step(node.operand, node.field)
+            case Call(function="_[_]" | "_[?_]" | "_?._", args=(operand, key)):
+                return self.keyed(operand, key)
+            case Call(function="@in", args=(Const(value=str(key)), container)):
+                path = self.step(container, key)
+                if path is not None:
+                    self.paths.add(path)
+                return None
+            case Fold() if node.is_bind:
+                return self.bound(node)
+            case Fold():
+                self.folded(node)
+                return None
+        for child in children(node):
+            self.use(child)
+        return None
+
+    def named(self, name: str) -> ReadPath | None:
+        for scope in reversed(self.scopes):
+            if name in scope:
+                return scope[name]
+        return None
+
+    def keyed(self, operand: CelNode, key: CelNode) -> ReadPath | None:
+        if isinstance(key, Const):
+            return self.step(operand, key.value if isinstance(key.value, str) else None)
+        self.use(key)
+        return self.step(operand, None)
+
+    def step(self, operand: CelNode, key: str | None) -> ReadPath | None:
+        path = self.follow(operand)
+        if path is None:
+            return None
+        return path if len(path) == _LEAF else (*path, key)
+
+    def bound(self, node: Fold) -> ReadPath | None:
+        self.scopes.append({node.accu_var: self.follow(node.accu_init)})
+        result = self.follow(node.result)
+        self.scopes.pop()
+        return result
+
+    def folded(self, node: Fold) -> None:
+        self.use(node.iter_range)
+        self.use(node.accu_init)
+        self.scopes.append({node.accu_var: None, node.iter_var: None, node.iter_var2: None})
+        for part in (node.condition, node.step, node.result):
+            self.use(part)
+        self.scopes.pop()
+
+
+def key_function(reads: frozenset[Read]) -> Callable[[DeviceView], Hashable]:
+    """A function from a device to the values that `reads` names."""
+    ordered = sorted(reads, key=str)
+    return lambda view: (view.problem, *(_value_read(view, read) for read in ordered))
+
+
+def _value_read(view: DeviceView, read: Read) -> Hashable:
+    kind, domain, identifier = read
+    if kind not in ("attribute", "capacity"):
+        return view.variable.get(kind)
+    domains: Mapping[str, Mapping[str, Any]] = view.attributes if kind == "attribute" else view.capacity
+    chosen = domains if domain is None else {domain: domains[domain]} if domain in domains else {}
+    if domain is not None and identifier is not None:
+        values = chosen.get(domain, {})
+        return _hashable(values[identifier]) if identifier in values else None
+    return tuple(
+        (where, name, _hashable(value))
+        for where in sorted(chosen)
+        for name, value in sorted(chosen[where].items())
+        if identifier in (None, name)
+    )
+
+
+def _hashable(value: Any) -> Hashable:
+    """A hashable stand-in that tells types apart, as Python's 1 and True would not."""
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    if isinstance(value, Quantity):
+        return value.unscaled, value.scale, value.format, value.unbounded
+    if isinstance(value, SemanticVersion):
+        return type(value), str(value)
+    return type(value), value
+
+
+# Programs.
+
+
+_CACHED_PROGRAMS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """One evaluation: `value` or `error` is set. `cost` is None where the device itself was at fault."""
+
+    value: bool | None
+    error: EvaluationError | None
+    cost: int | None
+
+    def truth(self) -> bool:
+        """The value. Raises the error."""
+        if self.error is not None:
+            raise self.error
+        return bool(self.value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A compiled selector. It holds no state and may be shared."""
+
+    expression: str
+    reads: frozenset[Read]
+    """What the result can depend on, as (kind, domain, identifier); None is any."""
+    output: str
+    """Static type of the result: bool, or dyn where only run time tells."""
+    max_cost: int
+    """Worst case of one evaluation; 2**64 - 1 where nothing bounds it."""
+    run: Evaluator
+    fast: FastFunction | None
+    keys: Callable[[DeviceView], Hashable]
+
+    def matches(self, view: DeviceView) -> bool:
+        """Whether the device satisfies the selector. Raises EvaluationError."""
+        if self.fast is not None and view.problem is None:
+            try:
+                return self.fast(view)
+            except Exception:
+                return self.evaluate(view).truth()
+        return self.evaluate(view).truth()
+
+    def evaluate(self, view: DeviceView, cost_limit: int = COST_LIMIT) -> "EvaluationResult":
+        """The truth value or error for a device, and what it cost."""
+        if view.problem is not None:
+            return EvaluationResult(None, EvaluationError(view.problem), None)
+        frame = EvaluationFrame(view.variable, cost_limit)
+        try:
+            value = _truth_value(self.run(frame))
+        except CostExceeded as error:
+            value = error
+        if isinstance(value, EvaluationError):
+            return EvaluationResult(None, value, frame.cost)
+        return EvaluationResult(value, None, frame.cost)
+
+    def key(self, view: DeviceView) -> Hashable:
+        """The values that `reads` names: devices with equal keys get equal answers."""
+        return self.keys(view)
+
+
+@functools.lru_cache(maxsize=_CACHED_PROGRAMS)
+def compile_selector(
+    expression: str,
+    *,
+    environment: str = "stored",
+    consumable_capacity: bool = True,
+    list_type_attributes: bool = True,
+) -> Program:
+    """Parse, check and prepare a selector. Raises CompileError, which says where and what to write instead.
+
+    The features matter to `environment="new"` only: stored expressions may use everything.
+    """
+    try:
+        return _compile_uncached(
+            expression,
+            environment_of(
+                environment,
+                consumable_capacity=consumable_capacity,
+                list_type_attributes=list_type_attributes,
+            ),
+        )
+    except RecursionError:
+        raise CompileError("the expression is nested too deeply", source=expression) from None
+
+
+def _compile_uncached(expression: str, names: Any) -> Program:
+    checked = check_types(parse_expression(expression), names)
+    validate_literals(checked)
+    if checked.output not in (types.BOOL, names.attribute):
+        raise CompileError(
+            f"must evaluate to bool or the unknown type, not {checked.output}", source=expression
+        )
+    try:
+        run = interpreter(checked)
+    except EvaluationError as error:
+        raise CompileError(f"program instantiation failed: {error.message}", source=expression) from None
+    reads = reads_of(checked)
+    cost = max_cost(checked)
+    fast = fast_path(checked) if cost <= COST_LIMIT else None
+    return Program(expression, reads, str(checked.output), cost, run, fast, key_function(reads))
+
+
+def _truth_value(value: Any) -> bool | EvaluationError:
+    if value is True or value is False or isinstance(value, EvaluationError):
+        return value
+    kind = type_name(value)
+    why = f"type conversion error from {kind} to 'bool'"
+    return EvaluationError(f"CEL result of type {kind} could not be converted to bool: {why}")

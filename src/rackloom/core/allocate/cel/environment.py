@@ -1,0 +1,187 @@
+"""The variable `device` and everything else that an expression may name.
+
+`environment` gives the static side: the fields of a device with their types, type names and functions.
+`stored` is what the API server accepts in objects that exist already: every feature, whatever its gate.
+`new` is what it accepts in new objects, where gated features must be on. Without list attributes, an
+attribute has the type google.protobuf.Any and `includes` does not exist.
+
+`DeviceView` gives the values: attributes and capacities of one device by domain. A name without a
+domain belongs to the driver's domain. A malformed value does not raise: `problem` then fails every
+selector on that device.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rackloom.core.allocate.cel import types
+from rackloom.core.allocate.cel.library import LIBRARIES
+from rackloom.core.allocate.cel.types import CelType, Overload
+from rackloom.core.allocate.cel.values import DomainMap, SemanticVersion
+from rackloom.core.allocate.quantity import Quantity
+
+# The dynamic side: the values of one device.
+
+
+_LISTS = ("ints", "bools", "strings", "versions")
+_SCALARS = ("int", "bool", "string", "version")
+
+
+class DeviceView:
+    """One device, its attributes and capacities by domain. Build it once, evaluate many selectors on it.
+
+    `problem` is set where the device itself is malformed: every selector on it then fails with that error.
+    """
+
+    __slots__ = ("attributes", "capacity", "problem", "variable")
+
+    def __init__(self, variable: Mapping[str, Any], problem: str | None) -> None:
+        self.variable = variable
+        self.attributes: DomainMap = variable["attributes"]
+        self.capacity: DomainMap = variable["capacity"]
+        self.problem = problem
+
+    @classmethod
+    def of(
+        cls,
+        driver: str,
+        attributes: Mapping[str, Mapping[str, object]],
+        capacity: Mapping[str, str | int | float],
+        allow_multiple_allocations: bool = False,
+    ) -> "DeviceView":
+        """A view from API JSON values: `{"numa": {"int": 0}}` and `{"memory": "80Gi"}`.
+
+        Names without a domain get the driver as theirs.
+        """
+        problem: str | None = None
+        read: dict[str, Any] = {}
+        for name, wrapped in attributes.items():
+            try:
+                read[name] = _attribute_value(wrapped)
+            except ValueError as error:
+                problem = problem or f"attribute {name}: {error}"
+        amounts: dict[str, Any] = {}
+        for name, amount in capacity.items():
+            try:
+                amounts[name] = Quantity.parse(amount)
+            except ValueError as error:
+                problem = problem or f"capacity {name}: {error}"
+        variable = {
+            "driver": driver,
+            "allowMultipleAllocations": bool(allow_multiple_allocations),
+            "attributes": _by_domain(read, driver),
+            "capacity": _by_domain(amounts, driver),
+        }
+        return cls(variable, problem)
+
+    @property
+    def driver(self) -> str:
+        """The driver's name."""
+        return str(self.variable["driver"])
+
+
+def _by_domain(values: Mapping[str, Any], driver: str) -> DomainMap:
+    split: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        domain, slash, identifier = name.partition("/")
+        where, what = (domain, identifier) if slash else (driver, name)
+        split.setdefault(where, {})[what] = value
+    return DomainMap(split)
+
+
+def _attribute_value(wrapped: Mapping[str, object]) -> Any:
+    """The one value that is set; lists come first, as upstream looks for them first."""
+    for kind in _LISTS:
+        if wrapped.get(kind) is not None:
+            return [_scalar_value(kind[:-1], item) for item in wrapped[kind]]  # type: ignore[attr-defined]
+    for kind in _SCALARS:
+        if wrapped.get(kind) is not None:
+            return _scalar_value(kind, wrapped[kind])
+    raise ValueError("unsupported attribute value")
+
+
+def _scalar_value(kind: str, value: Any) -> Any:
+    if kind == "version":
+        try:
+            return SemanticVersion.parse(value)
+        except ValueError as error:
+            raise ValueError(f"parse semantic version: {error}") from None
+    return value
+
+
+# The static side: names and types.
+
+
+_NAMED_TYPES = {
+    **{
+        one.name: one
+        for one in (
+            types.BOOL,
+            types.INT,
+            types.UINT,
+            types.DOUBLE,
+            types.STRING,
+            types.BYTES,
+            types.DYN,
+            types.NULL,
+        )
+    },
+    **{one.name: one for one in (types.TIMESTAMP, types.DURATION, types.TYPE)},
+    "list": types.list_of(types.DYN),
+    "map": types.map_of(types.DYN, types.DYN),
+    "optional_type": types.optional_of(types.type_variable("V")),
+    "net.IP": types.IP,
+    "net.CIDR": types.CIDR,
+}
+
+_ADVICE = {
+    "math": "the math library is not part of Kubernetes' selectors",
+    "base64": "the encoders library is not part of Kubernetes' selectors",
+    "self": "the device under test is called device",
+    "object": "the device under test is called device",
+    "request": "selectors see only the device",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CelEnvironment:
+    """Names and what they mean. `attribute` is the static type of attribute values."""
+
+    fields: Mapping[str, CelType]
+    functions: Mapping[str, tuple[Overload, ...]]
+    attribute: CelType
+    type_names: Mapping[str, CelType]
+
+    def advice(self, name: str) -> str | None:
+        """What to write instead of an unknown name, where that is known."""
+        return _ADVICE.get(name.split(".")[0])
+
+
+@functools.cache
+def environment(
+    kind: str = "stored", *, consumable_capacity: bool = True, list_type_attributes: bool = True
+) -> CelEnvironment:
+    """The environment for `stored` or `new` expressions; the features count for `new` only."""
+    if kind not in ("stored", "new"):
+        raise ValueError(f"environment must be 'stored' or 'new', not {kind!r}")
+    lists = kind == "stored" or list_type_attributes
+    attribute = types.DYN if lists else types.ANY
+    fields = {
+        "driver": types.STRING,
+        "attributes": types.map_of(types.STRING, types.map_of(types.STRING, attribute)),
+        "capacity": types.map_of(types.STRING, types.map_of(types.STRING, types.QUANTITY)),
+    }
+    if kind == "stored" or consumable_capacity:
+        fields["allowMultipleAllocations"] = types.BOOL
+    functions = {name: of for name, of in _functions().items() if lists or name != "includes"}
+    return CelEnvironment(fields, functions, attribute, _NAMED_TYPES)
+
+
+@functools.cache
+def _functions() -> Mapping[str, tuple[Overload, ...]]:
+    functions: dict[str, tuple[Overload, ...]] = {}
+    for library in LIBRARIES:
+        for overload in library:
+            functions[overload.function] = (*functions.get(overload.function, ()), overload)
+    return functions

@@ -1,0 +1,362 @@
+"""Kubernetes' own functions: quantities, semantic versions, named formats, and the authorizer.
+
+Quantity arithmetic returns a `DerivedQuantity`, because upstream cannot compare one that stands right
+of `==`. The numbers of a version are returned as signed integers, as upstream reinterprets them.
+
+A `NamedFormat` says what is wrong with a string: DNS labels and subdomains, label values, qualified
+names, URIs, UUIDs, base64, dates. `validate` returns the problems, or an empty optional.
+
+The authorizer's functions exist for the type checker only: a selector has no authorizer to call them
+on.
+"""
+
+import datetime as dt
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rackloom.core.allocate.cel.errors import EvaluationError
+from rackloom.core.allocate.cel.library.networks import parse_url
+from rackloom.core.allocate.cel.library.strings import format_string
+from rackloom.core.allocate.cel.types import FunctionLibrary, as_error, unavailable
+from rackloom.core.allocate.cel.values import (
+    NONE,
+    TYPE_NAMES,
+    DerivedQuantity,
+    OptionalValue,
+    SemanticVersion,
+    compare_strictly,
+    present_optional,
+)
+from rackloom.core.allocate.quantity import DECIMAL_EXPONENT, Quantity
+
+# Quantities, semantic versions and the authorizer.
+
+
+KUBERNETES = FunctionLibrary()
+_kubernetes_function = KUBERNETES.add
+
+
+@_kubernetes_function("string_to_quantity", "quantity(string) -> quantity")
+def _quantity(text: str) -> Quantity:
+    try:
+        return Quantity.parse(text)
+    except ValueError as error:
+        raise as_error(error) from None
+
+
+@_kubernetes_function("is_quantity_string", "isQuantity(string) -> bool")
+def _is_quantity(text: str) -> bool:
+    try:
+        Quantity.parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+@_kubernetes_function("quantity_sign", "sign(quantity) -> int")
+def _sign(one: Quantity) -> int:
+    return one.sign()
+
+
+@_kubernetes_function("quantity_is_greater_than", "quantity.isGreaterThan(quantity) -> bool")
+@_kubernetes_function("semver_is_greater_than", "semver.isGreaterThan(semver) -> bool")
+def _is_greater(one: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> bool:
+    return one.compare(two) > 0  # type: ignore[arg-type]
+
+
+@_kubernetes_function("quantity_is_less_than", "quantity.isLessThan(quantity) -> bool")
+@_kubernetes_function("semver_is_less_than", "semver.isLessThan(semver) -> bool")
+def _is_less(one: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> bool:
+    return one.compare(two) < 0  # type: ignore[arg-type]
+
+
+@_kubernetes_function("quantity_compare_to", "quantity.compareTo(quantity) -> int")
+@_kubernetes_function("semver_compare_to", "semver.compareTo(semver) -> int")
+def _compare(one: Quantity | SemanticVersion, two: Quantity | SemanticVersion) -> int:
+    return one.compare(two)  # type: ignore[arg-type]
+
+
+@_kubernetes_function("quantity_get_float", "quantity.asApproximateFloat() -> double")
+def _as_float(one: Quantity) -> float:
+    return one.as_float()
+
+
+@_kubernetes_function("quantity_get_int", "quantity.asInteger() -> int")
+def _as_integer(one: Quantity) -> int:
+    try:
+        return one.as_integer()
+    except ValueError as error:
+        raise as_error(error) from None
+
+
+@_kubernetes_function("quantity_is_integer", "quantity.isInteger() -> bool")
+def _is_integer(one: Quantity) -> bool:
+    return one.is_integer()
+
+
+def _derived(one: Quantity) -> DerivedQuantity:
+    return DerivedQuantity(one.unscaled, one.scale, one.format, one.unbounded)
+
+
+@_kubernetes_function("quantity_add", "quantity.add(quantity) -> quantity")
+def _plus(one: Quantity, two: Quantity) -> Quantity:
+    return _derived(one + two)
+
+
+@_kubernetes_function("quantity_add_int", "quantity.add(int) -> quantity")
+def _plus_int(one: Quantity, two: int) -> Quantity:
+    return _derived(one + Quantity(two, 0, DECIMAL_EXPONENT))
+
+
+@_kubernetes_function("quantity_sub", "quantity.sub(quantity) -> quantity")
+def _minus(one: Quantity, two: Quantity) -> Quantity:
+    return _derived(one - two)
+
+
+@_kubernetes_function("quantity_sub_int", "quantity.sub(int) -> quantity")
+def _minus_int(one: Quantity, two: int) -> Quantity:
+    return _derived(one - Quantity(two, 0, DECIMAL_EXPONENT))
+
+
+@_kubernetes_function("string_to_semver", "semver(string) -> semver")
+def _semver(text: str) -> SemanticVersion:
+    return _semver_normalised(text, False)
+
+
+@_kubernetes_function("string_bool_to_semver", "semver(string, bool) -> semver")
+def _semver_normalised(text: str, normalise: bool) -> SemanticVersion:
+    try:
+        return SemanticVersion.normalise(text) if normalise else SemanticVersion.parse(text)
+    except ValueError as error:
+        raise as_error(error) from None
+
+
+@_kubernetes_function("is_semver_string", "isSemver(string) -> bool")
+def _is_semver(text: str) -> bool:
+    return _is_semver_normalised(text, False)
+
+
+@_kubernetes_function("is_semver_string_bool", "isSemver(string, bool) -> bool")
+def _is_semver_normalised(text: str, normalise: bool) -> bool:
+    try:
+        _semver_normalised(text, normalise)
+    except EvaluationError:
+        return False
+    return True
+
+
+@_kubernetes_function("semver_major", "semver.major() -> int")
+def _major(version: SemanticVersion) -> int:
+    return _signed(version.major)
+
+
+@_kubernetes_function("semver_minor", "semver.minor() -> int")
+def _minor(version: SemanticVersion) -> int:
+    return _signed(version.minor)
+
+
+@_kubernetes_function("semver_patch", "semver.patch() -> int")
+def _patch(version: SemanticVersion) -> int:
+    return _signed(version.patch)
+
+
+def _signed(number: int) -> int:
+    """Upstream reinterprets the unsigned number as a signed one."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+for _id, _signature in (
+    ("authorizer_path", "authorizer.path(string) -> path_check"),
+    ("pathcheck_check", "path_check.check(string) -> decision"),
+    ("authorizer_group", "authorizer.group(string) -> group_check"),
+    ("authorizer_serviceaccount", "authorizer.serviceAccount(string, string) -> authorizer"),
+    ("groupcheck_resource", "group_check.resource(string) -> resource_check"),
+    ("resourcecheck_subresource", "resource_check.subresource(string) -> resource_check"),
+    ("resourcecheck_namespace", "resource_check.namespace(string) -> resource_check"),
+    ("resourcecheck_name", "resource_check.name(string) -> resource_check"),
+    ("resourcecheck_check", "resource_check.check(string) -> decision"),
+    ("authorizer_fieldselector", "resource_check.fieldSelector(string) -> resource_check"),
+    ("authorizer_labelselector", "resource_check.labelSelector(string) -> resource_check"),
+    ("decision_allowed", "decision.allowed() -> bool"),
+    ("decision_reason", "decision.reason() -> string"),
+    ("decision_error", "decision.error() -> string"),
+    ("decision_errored", "decision.errored() -> bool"),
+):
+    _kubernetes_function(_id, _signature)(unavailable)
+
+
+# Named formats.
+
+
+FORMATS = FunctionLibrary()
+_format_function = FORMATS.add
+
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DNS_LABEL = re.compile(_LABEL)
+_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_DNS1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+_UUID = re.compile(r"[0-9A-Fa-f]{8}-?([0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}")
+_BASE64 = re.compile(r"(?=.)(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_TIME = re.compile(r"([0-9]{2}):([0-9]{2}):([0-9]{2})(.[0-9]+)?(z|[+-][0-9]{2}:[0-9]{2})")
+_LABEL_LENGTH, _SUBDOMAIN_LENGTH = 63, 253
+
+Problems = list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFormat:
+    """A named format: what is wrong with a string under it, if anything."""
+
+    name: str
+    problems: Callable[[str], Problems]
+    max_regex_size: int
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NamedFormat) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+TYPE_NAMES[NamedFormat] = "kubernetes.NamedFormat"
+compare_strictly(NamedFormat)
+
+
+def _length_and_shape(
+    shape: re.Pattern[str], length: int, what: str, *, prefix: bool
+) -> Callable[[str], Problems]:
+    """A check of length and characters; a prefix may end in a dash and whatever comes before that."""
+
+    def problems(text: str) -> Problems:
+        whole = text[:-2] + "a" if prefix and len(text) > 1 and text.endswith("-") else text
+        found = [] if len(whole.encode()) <= length else [f"must be no more than {length} bytes"]
+        return found if shape.fullmatch(whole) else [*found, f"not {what}"]
+
+    return problems
+
+
+def _qualified_name(text: str) -> Problems:
+    parts = text.split("/")
+    if len(parts) > 2:
+        return ["a qualified name is a name with an optional DNS subdomain prefix and '/'"]
+    found: Problems = []
+    if len(parts) == 2:
+        found += ["prefix part must be non-empty"] if not parts[0] else _subdomain(parts[0])
+    name = parts[-1]
+    if not name:
+        found.append("name part must be non-empty")
+    elif len(name.encode()) > _LABEL_LENGTH:
+        found.append(f"name part must be no more than {_LABEL_LENGTH} bytes")
+    return found if _QUALIFIED.fullmatch(name) else [*found, "name part has characters that are not allowed"]
+
+
+_subdomain = _length_and_shape(_SUBDOMAIN, _SUBDOMAIN_LENGTH, "a lowercase RFC 1123 subdomain", prefix=False)
+_label_value = _length_and_shape(
+    re.compile(f"({_QUALIFIED.pattern})?"), _LABEL_LENGTH, "a valid label", prefix=False
+)
+
+
+def _uri(text: str) -> Problems:
+    try:
+        parse_url(text)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+def _shape_only(shape: re.Pattern[str], problem: str) -> Callable[[str], Problems]:
+    return lambda text: [] if shape.fullmatch(text) else [problem]
+
+
+def _is_date(text: str) -> bool:
+    if not _DATE.fullmatch(text):
+        return False
+    try:
+        dt.date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _date(text: str) -> Problems:
+    return [] if _is_date(text) else ["invalid date"]
+
+
+def _datetime(text: str) -> Problems:
+    day, _, clock = text.lower().partition("t")
+    parts = _TIME.fullmatch(clock)
+    valid = (
+        _is_date(day)
+        and parts is not None
+        and int(parts[1]) < 24
+        and int(parts[2]) < 60
+        and int(parts[3]) < 60
+    )
+    return [] if valid else ["invalid datetime"]
+
+
+def _named_format(name: str, problems: Callable[[str], Problems], size: int) -> NamedFormat:
+    return NamedFormat(name, problems, size)
+
+
+_FORMATS_BY_NAME: dict[str, NamedFormat] = {
+    one.name: one
+    for one in (
+        _named_format(
+            "dns1123Label",
+            _length_and_shape(_DNS_LABEL, _LABEL_LENGTH, "a lowercase RFC 1123 label", prefix=False),
+            30,
+        ),
+        _named_format(
+            "dns1123LabelPrefix",
+            _length_and_shape(_DNS_LABEL, _LABEL_LENGTH, "a lowercase RFC 1123 label", prefix=True),
+            30,
+        ),
+        _named_format("dns1123Subdomain", _subdomain, 60),
+        _named_format(
+            "dns1123SubdomainPrefix",
+            _length_and_shape(_SUBDOMAIN, _SUBDOMAIN_LENGTH, "a lowercase RFC 1123 subdomain", prefix=True),
+            60,
+        ),
+        _named_format(
+            "dns1035Label", _length_and_shape(_DNS1035, _LABEL_LENGTH, "a DNS-1035 label", prefix=False), 30
+        ),
+        _named_format(
+            "dns1035LabelPrefix",
+            _length_and_shape(_DNS1035, _LABEL_LENGTH, "a DNS-1035 label", prefix=True),
+            30,
+        ),
+        _named_format("qualifiedName", _qualified_name, 60),
+        _named_format("labelValue", _label_value, 40),
+        _named_format("uri", _uri, 1103),
+        _named_format("uuid", _shape_only(_UUID, "does not match the UUID format"), 71),
+        _named_format("byte", _shape_only(_BASE64, "invalid base64"), 84),
+        _named_format("date", _date, 71),
+        _named_format("datetime", _datetime, 71),
+    )
+}
+
+
+def _declare_format(name: str) -> None:
+    _format_function(f"format.{name}", f"format.{name}() -> named_format")(lambda: _FORMATS_BY_NAME[name])
+
+
+for _name in _FORMATS_BY_NAME:
+    _declare_format(_name)
+
+
+@_format_function("format-named", "format.named(string) -> optional<named_format>")
+def _by_name(name: str) -> OptionalValue:
+    return present_optional(_FORMATS_BY_NAME[name]) if name in _FORMATS_BY_NAME else NONE
+
+
+@_format_function("format-validate", "named_format.validate(string) -> optional<list<string>>")
+def _validate_format(format_: NamedFormat, text: str) -> OptionalValue:
+    problems = format_.problems(text)
+    return present_optional(problems) if problems else NONE
+
+
+_format_function("string_format", "string.format(list<dyn>) -> string")(format_string)

@@ -1,0 +1,238 @@
+"""Lists, sets and map insertion: order, search, reshaping, and comparison without order.
+
+`min`, `max`, `sum`, `sort` and `isSorted` use the overloads of `<` and `+`, so they order what those
+order. `sets` functions compare without order. `includes` is Kubernetes' function for attributes that
+may be a scalar or a list; it refuses lists over 48 values, the limit of one device. Functions whose
+names begin with @ are called by expanded macros only.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rackloom.core.allocate.cel.errors import EvaluationError
+from rackloom.core.allocate.cel.library.operators import OPERATORS
+from rackloom.core.allocate.cel.types import FunctionLibrary, dispatch
+from rackloom.core.allocate.cel.values import (
+    NONE,
+    Duration,
+    OptionalValue,
+    Uint,
+    equal,
+    find_entry,
+    key_of,
+    present_optional,
+    same_value,
+)
+
+LISTS = FunctionLibrary()
+_list_function = LISTS.add
+
+_MAX_INCLUDES = 48
+"""Values that one device may have (resource.k8s.io ResourceSliceMaxAttributeValuesPerDevice)."""
+
+_ORDERED = (
+    ("int", "int"),
+    ("uint", "uint"),
+    ("double", "double"),
+    ("bool", "bool"),
+    ("duration", "duration"),
+    ("timestamp", "timestamp"),
+    ("string", "string"),
+    ("bytes", "bytes"),
+)
+_PROTO = {"duration": "google.protobuf.Duration", "timestamp": "google.protobuf.Timestamp"}
+
+_LESS = tuple(one for one in OPERATORS if one.function == "_<_")
+_PLUS = tuple(one for one in OPERATORS if one.function == "_+_")
+_SUM_OF_NOTHING = {"int": 0, "uint": Uint(0), "double": 0.0, "duration": Duration(0)}
+
+
+def _less(one: Any, two: Any) -> bool:
+    """Whether `one` comes first; what has no order comes neither first nor last."""
+    try:
+        return bool(dispatch(_LESS, (one, two)))
+    except EvaluationError:
+        return False
+
+
+def _sorted(items: list[Any]) -> bool:
+    return not any(_less(two, one) for one, two in itertools.pairwise(items))
+
+
+def _extreme(name: str, *, largest: bool) -> Any:
+    def extreme(items: list[Any]) -> Any:
+        if not items:
+            raise EvaluationError(f"{name} called on empty list")
+        best = items[0]
+        for item in items[1:]:
+            if _less(best, item) if largest else _less(item, best):
+                best = item
+        return best
+
+    return extreme
+
+
+def _sum(kind: str) -> Any:
+    def total(items: list[Any]) -> Any:
+        return functools.reduce(lambda one, two: dispatch(_PLUS, (one, two)), items, _SUM_OF_NOTHING[kind])
+
+    return total
+
+
+def _order_by(items: list[Any], sort_keys: list[Any]) -> list[Any]:
+    if len(items) != len(sort_keys):
+        raise EvaluationError(
+            f"@sortByAssociatedKeys() expected a list of the same size as the associated keys list, but got"
+            f" {len(items)} and {len(sort_keys)} elements respectively"
+        )
+    if len({type(key) for key in sort_keys}) > 1:
+        raise EvaluationError("list elements must have the same type")
+
+    def compare(one: int, two: int) -> int:
+        return _less(sort_keys[two], sort_keys[one]) - _less(sort_keys[one], sort_keys[two])
+
+    return [items[at] for at in sorted(range(len(items)), key=functools.cmp_to_key(compare))]
+
+
+def _sort(items: list[Any]) -> list[Any]:
+    return _order_by(items, items)
+
+
+for _name, _type in _ORDERED:
+    _list, _full = f"list<{_type}>", _PROTO.get(_name, _name)
+    _list_function(f"list_{_name}_is_sorted_bool", f"{_list}.isSorted() -> bool")(_sorted)
+    _list_function(f"list_{_name}_min_{_name}", f"{_list}.min() -> {_type}")(_extreme("min", largest=False))
+    _list_function(f"list_{_name}_max_{_name}", f"{_list}.max() -> {_type}")(_extreme("max", largest=True))
+    _list_function(f"list_{_full}_sort", f"{_list}.sort() -> {_list}")(_sort)
+    _list_function(
+        f"list_{_full}_sortByAssociatedKeys", f"list<T>.@sortByAssociatedKeys({_list}) -> list<T>"
+    )(_order_by)
+for _name in _SUM_OF_NOTHING:
+    _list_function(f"list_{_name}_sum_{_name}", f"list<{_name}>.sum() -> {_name}")(_sum(_name))
+
+
+@_list_function("list_a_index_of_int", "list<A>.indexOf(A) -> int")
+def _index_of(items: list[Any], item: Any) -> int:
+    return next((at for at, one in enumerate(items) if same_value(one, item)), -1)
+
+
+@_list_function("list_a_last_index_of_int", "list<A>.lastIndexOf(A) -> int")
+def _last_index_of(items: list[Any], item: Any) -> int:
+    return next((at for at in reversed(range(len(items))) if same_value(items[at], item)), -1)
+
+
+@_list_function("list_slice", "list<T>.slice(int, int) -> list<T>")
+def _slice(items: list[Any], start: int, end: int) -> list[Any]:
+    if start < 0 or end < 0:
+        raise EvaluationError(f"cannot slice({start}, {end}), negative indexes not supported")
+    if start > end:
+        raise EvaluationError(
+            f"cannot slice({start}, {end}), start index must be less than or equal to end index"
+        )
+    if end > len(items):
+        raise EvaluationError(f"cannot slice({start}, {end}), list is length {len(items)}")
+    return items[start:end]
+
+
+@_list_function("list_flatten", "list<list<T>>.flatten() -> list<T>")
+def _flatten(items: list[Any]) -> list[Any]:
+    return list(_flat(items, 1))
+
+
+@_list_function("list_flatten_int", "list<dyn>.flatten(int) -> list<dyn>")
+def _flatten_to(items: list[Any], depth: int) -> list[Any]:
+    if depth < 0:
+        raise EvaluationError("level must be non-negative")
+    return list(_flat(items, depth))
+
+
+def _flat(items: list[Any], depth: int) -> Iterator[Any]:
+    for item in items:
+        if isinstance(item, list) and depth:
+            yield from _flat(item, depth - 1)
+        else:
+            yield item
+
+
+@_list_function("list_distinct", "list<T>.distinct() -> list<T>")
+def _distinct(items: list[Any]) -> list[Any]:
+    kept: list[Any] = []
+    for item in items:
+        if not any(equal(item, one) for one in kept):
+            kept.append(item)
+    return kept
+
+
+@_list_function("list_reverse", "list<T>.reverse() -> list<T>")
+def _reverse(items: list[Any]) -> list[Any]:
+    return items[::-1]
+
+
+@_list_function("list_first", "list<V>.first() -> optional<V>")
+def _first(items: list[Any]) -> OptionalValue:
+    return present_optional(items[0]) if items else NONE
+
+
+@_list_function("list_last", "list<V>.last() -> optional<V>")
+def _last(items: list[Any]) -> OptionalValue:
+    return present_optional(items[-1]) if items else NONE
+
+
+_MAX_RANGE = 10_000_000
+
+
+@_list_function("lists_range", "lists.range(int) -> list<int>")
+def _range(count: int) -> list[int]:
+    if count > _MAX_RANGE:
+        raise EvaluationError("operation cancelled: actual cost limit exceeded")
+    return list(range(count))
+
+
+def _holds(items: list[Any], item: Any) -> bool:
+    return any(same_value(item, one) for one in items)
+
+
+@_list_function("list_sets_contains_list", "sets.contains(list<T>, list<T>) -> bool")
+def _contains(items: list[Any], others: list[Any]) -> bool:
+    return all(_holds(items, other) for other in others)
+
+
+@_list_function("list_sets_equivalent_list", "sets.equivalent(list<T>, list<T>) -> bool")
+def _equivalent(items: list[Any], others: list[Any]) -> bool:
+    return _contains(items, others) and _contains(others, items)
+
+
+@_list_function("list_sets_intersects_list", "sets.intersects(list<T>, list<T>) -> bool")
+def _intersects(items: list[Any], others: list[Any]) -> bool:
+    return any(_holds(items, other) for other in others)
+
+
+@_list_function("dra_includes_dyn_dyn", "dyn.includes(dyn) -> bool")
+def _includes(target: Any, item: Any) -> bool:
+    if isinstance(target, list):
+        if len(target) > _MAX_INCLUDES:
+            raise EvaluationError(
+                f"'includes' function cannot be applied to lists longer than {_MAX_INCLUDES} values"
+            )
+        return _holds(target, item)
+    return same_value(target, item)
+
+
+@_list_function("@mapInsert_map_key_value", "cel.@mapInsert(map<K, V>, K, V) -> map<K, V>")
+def _insert(grown: dict[Any, Any], key: Any, value: Any) -> dict[Any, Any]:
+    """Only macros call this, on the accumulator of a running fold, which may grow in place."""
+    if find_entry(grown, key).present:
+        raise EvaluationError(f"insert failed: key {key} already exists")
+    grown[key_of(key)] = value
+    return grown
+
+
+@_list_function("@mapInsert_map_map", "cel.@mapInsert(map<K, V>, map<K, V>) -> map<K, V>")
+def _insert_all(grown: dict[Any, Any], more: Mapping[Any, Any]) -> dict[Any, Any]:
+    for key, value in more.items():
+        if key in grown:
+            raise EvaluationError(f"insert failed: key {key} already exists")
+        grown[key] = value
+    return grown

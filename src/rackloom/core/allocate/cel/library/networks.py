@@ -1,0 +1,376 @@
+"""IP addresses, CIDR ranges and URLs, as Kubernetes reads them.
+
+An `IP` or `CIDR` refuses zones and IPv4 addresses that are written as IPv6. `ParsedUrl` is an absolute
+URL or a path from the root. A URL must parse both as a request and as a reference, as Kubernetes
+requires; the path is returned escaped. The three types are registered as values that compare only with
+their own type.
+"""
+
+import functools
+import ipaddress
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+from rackloom.core.allocate.cel.errors import EvaluationError
+from rackloom.core.allocate.cel.types import FunctionLibrary
+from rackloom.core.allocate.cel.values import TYPE_NAMES, compare_strictly
+
+# IP addresses and CIDR ranges.
+
+
+NETWORKS = FunctionLibrary()
+_network_function = NETWORKS.add
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+_BITS = re.compile(r"0|[1-9][0-9]{0,2}")
+
+
+@dataclass(frozen=True, slots=True)
+class IP:
+    """One address. IPv4 addresses written as IPv6 and addresses with a zone are refused."""
+
+    address: Address
+
+    def size(self) -> int:
+        """Bytes of the address."""
+        return self.address.max_prefixlen // 8
+
+
+@dataclass(frozen=True, slots=True)
+class CIDR:
+    """An address and how many of its leading bits name the range."""
+
+    address: Address
+    bits: int
+
+    def size(self) -> int:
+        """Bytes that the prefix covers."""
+        return -(-self.bits // 8)
+
+    def masked(self) -> "CIDR":
+        """The same range, written with its first address."""
+        return CIDR(self.network.network_address, self.bits)
+
+    @property
+    def network(self) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+        """The range itself."""
+        return ipaddress.ip_network((self.address, self.bits), strict=False)
+
+
+for _kind, _name in ((IP, "net.IP"), (CIDR, "net.CIDR")):
+    TYPE_NAMES[_kind] = _name
+    compare_strictly(_kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_address(text: str) -> Address:
+    if "%" in text:
+        raise EvaluationError(f"IP address {text!r} with zone value is not allowed")
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError as error:
+        raise EvaluationError(
+            f"IP Address {text!r} parse error during conversion from string: {error}"
+        ) from None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        raise EvaluationError(f"IPv4-mapped IPv6 address {text!r} is not allowed")
+    return address
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_range(text: str) -> CIDR:
+    address, slash, bits = text.rpartition("/")
+    if not slash or not _BITS.fullmatch(bits):
+        raise EvaluationError(f"network address parse error during conversion from string: {text!r}")
+    parsed = _parse_address(address)
+    if int(bits) > parsed.max_prefixlen:
+        raise EvaluationError(f"network address parse error during conversion from string: {text!r}")
+    return CIDR(parsed, int(bits))
+
+
+@_network_function("string_to_ip", "ip(string) -> net_ip")
+def _ip(text: str) -> IP:
+    return IP(_parse_address(text))
+
+
+@_network_function("cidr_ip", "net_cidr.ip() -> net_ip")
+def _ip_of(one: CIDR) -> IP:
+    return IP(one.address)
+
+
+@_network_function("is_ip", "isIP(string) -> bool")
+def _is_ip(text: str) -> bool:
+    try:
+        _parse_address(text)
+    except EvaluationError:
+        return False
+    return True
+
+
+@_network_function("ip_is_canonical", "ip.isCanonical(string) -> bool")
+def _is_canonical(text: str) -> bool:
+    return str(_parse_address(text)) == text
+
+
+@_network_function("ip_to_string", "string(net_ip) -> string")
+def _address_text(one: IP) -> str:
+    return str(one.address)
+
+
+@_network_function("ip_family", "net_ip.family() -> int")
+def _family(one: IP) -> int:
+    return one.address.version
+
+
+@_network_function("ip_is_unspecified", "net_ip.isUnspecified() -> bool")
+def _is_unspecified(one: IP) -> bool:
+    return one.address.is_unspecified
+
+
+@_network_function("ip_is_loopback", "net_ip.isLoopback() -> bool")
+def _is_loopback(one: IP) -> bool:
+    return one.address.is_loopback
+
+
+@_network_function("ip_is_link_local_multicast", "net_ip.isLinkLocalMulticast() -> bool")
+def _is_link_local_multicast(one: IP) -> bool:
+    packed = one.address.packed
+    if len(packed) == 4:
+        return packed[:3] == b"\xe0\x00\x00"
+    return packed[0] == 0xFF and packed[1] & 0x0F == 0x02
+
+
+@_network_function("ip_is_link_local_unicast", "net_ip.isLinkLocalUnicast() -> bool")
+def _is_link_local_unicast(one: IP) -> bool:
+    return one.address.is_link_local
+
+
+@_network_function("ip_is_global_unicast", "net_ip.isGlobalUnicast() -> bool")
+def _is_global_unicast(one: IP) -> bool:
+    address = one.address
+    excluded = (address.is_unspecified, address.is_loopback, address.is_multicast, address.is_link_local)
+    return not any(excluded) and address.packed != b"\xff\xff\xff\xff"
+
+
+@_network_function("string_to_cidr", "cidr(string) -> net_cidr")
+def _cidr(text: str) -> CIDR:
+    return _parse_range(text)
+
+
+@_network_function("is_cidr", "isCIDR(string) -> bool")
+def _is_cidr(text: str) -> bool:
+    try:
+        _parse_range(text)
+    except EvaluationError:
+        return False
+    return True
+
+
+@_network_function("cidr_to_string", "string(net_cidr) -> string")
+def _range_text(one: CIDR) -> str:
+    return f"{one.address}/{one.bits}"
+
+
+@_network_function("cidr_contains_ip_ip", "net_cidr.containsIP(net_ip) -> bool")
+def _contains_ip(one: CIDR, other: IP) -> bool:
+    return other.address in one.network
+
+
+@_network_function("cidr_contains_ip_string", "net_cidr.containsIP(string) -> bool")
+def _contains_ip_text(one: CIDR, other: str) -> bool:
+    return _parse_address(other) in one.network
+
+
+@_network_function("cidr_contains_cidr", "net_cidr.containsCIDR(net_cidr) -> bool")
+def _contains_cidr(one: CIDR, other: CIDR) -> bool:
+    return one.bits <= other.bits and other.address in one.network
+
+
+@_network_function("cidr_contains_cidr_string", "net_cidr.containsCIDR(string) -> bool")
+def _contains_cidr_text(one: CIDR, other: str) -> bool:
+    return _contains_cidr(one, _parse_range(other))
+
+
+@_network_function("cidr_prefix_length", "net_cidr.prefixLength() -> int")
+def _prefix_length(one: CIDR) -> int:
+    return one.bits
+
+
+@_network_function("cidr_masked", "net_cidr.masked() -> net_cidr")
+def _masked(one: CIDR) -> CIDR:
+    return one.masked()
+
+
+# URLs.
+
+
+URLS = FunctionLibrary()
+_url_function = URLS.add
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_USER = re.compile(r"[A-Za-z0-9\-._:~!$&'()*+,;=%@]*")
+_HOST = re.compile(r"[^\x00-\x20\\^`{|}/?#@%]*")
+_BRACKETED = re.compile(r"\[[^\]]*\]")
+_PORT = re.compile(r"(?::[0-9]*)?")
+_VALID_PATH = re.compile(r"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@/\[\]]|%[0-9A-Fa-f]{2})*")
+_PLAIN_IN_PATH = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.~$&+,/:;=@")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedUrl:
+    """The parts of a URL; `path` is still escaped."""
+
+    text: str
+    scheme: str
+    host: str
+    path: str
+    query: str
+
+
+TYPE_NAMES[ParsedUrl] = "kubernetes.URL"
+compare_strictly(ParsedUrl)
+
+
+def parse_url(text: str) -> ParsedUrl:
+    """Read an absolute URL or path. ValueError says why it is neither."""
+    _parse_as(text, fragment=False)
+    return _parse_as(text, fragment=True)
+
+
+def _parse_as(text: str, *, fragment: bool) -> ParsedUrl:
+    """One reading: as a request, without fragment, or as a reference, which may begin with //."""
+    if not text:
+        raise ValueError("empty url")
+    if _CONTROL.search(text):
+        raise ValueError("net/url: invalid control character in URL")
+    if text == "*":
+        return ParsedUrl(text, "", "", "*", "")
+    whole, _, tail = text.partition("#") if fragment else (text, "", "")
+    if _BAD_ESCAPE.search(tail):
+        raise ValueError(f"invalid URL escape in {tail!r}")
+    scheme, rest = _split_scheme(whole)
+    rest, _, query = rest.partition("?")
+    if not rest.startswith("/"):
+        if scheme or (fragment and not rest):
+            return ParsedUrl(text, scheme, "", "", query)
+        raise ValueError("invalid URI for request")
+    host = ""
+    if rest.startswith("//") and (scheme or (fragment and not rest.startswith("///"))):
+        authority, slash, path = rest[2:].partition("/")
+        host, rest = _parse_authority(authority), slash + path
+    if _BAD_ESCAPE.search(rest):
+        raise ValueError(f"invalid URL escape in {rest!r}")
+    return ParsedUrl(text, scheme, host, _escaped_path(rest), query)
+
+
+def _split_scheme(text: str) -> tuple[str, str]:
+    found = _SCHEME.match(text)
+    if found is not None:
+        return found[1].lower(), text[found.end() :]
+    if text.startswith(":"):
+        raise ValueError("missing protocol scheme")
+    return "", text
+
+
+def _parse_authority(authority: str) -> str:
+    user, at, host = authority.rpartition("@")
+    if at and not _USER.fullmatch(user):
+        raise ValueError("net/url: invalid userinfo")
+    if at and _BAD_ESCAPE.search(user):
+        raise ValueError("invalid URL escape in user")
+    bracketed = _BRACKETED.match(host)
+    if host.startswith("["):
+        if bracketed is None or not _PORT.fullmatch(host[bracketed.end() :]):
+            raise ValueError("missing ']' in host or invalid port")
+        return host
+    name, colon, port = host.partition(":")
+    if colon and not _PORT.fullmatch(":" + port):
+        raise ValueError(f"invalid port {':' + port!r} after host")
+    return _parse_host(name) + colon + port
+
+
+def _parse_host(name: str) -> str:
+    """A host name, unescaped; only bytes outside ASCII may be escaped in it."""
+    if _BAD_ESCAPE.search(name) or re.search(r"%[0-7]", name):
+        raise ValueError(f"invalid URL escape in {name!r}")
+    if not _HOST.fullmatch(re.sub("%..", "", name)):
+        raise ValueError(f"invalid character in host name {name!r}")
+    return unquote_to_bytes(name).decode(errors="replace")
+
+
+def _escaped_path(path: str) -> str:
+    """The path if it is properly escaped already, otherwise with everything escaped that needs it."""
+    if _VALID_PATH.fullmatch(path):
+        return path
+    raw = unquote_to_bytes(path)
+    return "".join(chr(byte) if byte in _PLAIN_IN_PATH else f"%{byte:02X}" for byte in raw)
+
+
+@_url_function("string_to_url", "url(string) -> url")
+def _url(text: str) -> ParsedUrl:
+    try:
+        return parse_url(text)
+    except ValueError as error:
+        raise EvaluationError(f"URL parse error during conversion from string: {error}") from None
+
+
+@_url_function("is_url_string", "isURL(string) -> bool")
+def _is_url(text: str) -> bool:
+    try:
+        parse_url(text)
+    except ValueError:
+        return False
+    return True
+
+
+@_url_function("url_get_scheme", "url.getScheme() -> string")
+def _get_scheme(one: ParsedUrl) -> str:
+    return one.scheme
+
+
+@_url_function("url_get_host", "url.getHost() -> string")
+def _get_host(one: ParsedUrl) -> str:
+    return one.host
+
+
+@_url_function("url_get_hostname", "url.getHostname() -> string")
+def _get_hostname(one: ParsedUrl) -> str:
+    if one.host.startswith("["):
+        return one.host[1 : one.host.index("]")]
+    return one.host.rpartition(":")[0] if ":" in one.host else one.host
+
+
+@_url_function("url_get_port", "url.getPort() -> string")
+def _get_port(one: ParsedUrl) -> str:
+    after = one.host.rpartition("]")[2]
+    return after.rpartition(":")[2] if ":" in after else ""
+
+
+@_url_function("url_get_escaped_path", "url.getEscapedPath() -> string")
+def _get_path(one: ParsedUrl) -> str:
+    return one.path
+
+
+@_url_function("url_get_query", "url.getQuery() -> map<string, list<string>>")
+def _get_query(one: ParsedUrl) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for key, value in _query_pairs(one.query):
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def _query_pairs(query: str) -> Iterator[tuple[str, str]]:
+    """Key and value of each part of a query; parts that are malformed are left out."""
+    for part in query.split("&"):
+        if not part or ";" in part or _BAD_ESCAPE.search(part):
+            continue
+        key, _, value = part.partition("=")
+        yield _unescaped(key), _unescaped(value)
+
+
+def _unescaped(text: str) -> str:
+    return unquote_to_bytes(text.replace("+", " ")).decode(errors="replace")

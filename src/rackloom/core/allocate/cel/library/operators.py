@@ -1,0 +1,382 @@
+"""Operators: arithmetic, comparison, logic, membership, indexing, size, and optional values.
+
+Integer arithmetic checks 64-bit overflow and division by zero; division truncates towards zero.
+Ordering works across numeric types, and a NaN cannot be ordered. Durations must fit 64 bits of
+nanoseconds, and timestamps the years 1 to 9999.
+
+Indexing a missing key or position is an error. `[?]` and `.?` return an optional value instead, on
+which `orValue`, `or`, `value` and `hasValue` work. The evaluator runs `&&`, `||`, `?:`, `==`, `!=`,
+`orValue` and `or` itself; their overloads here serve the checker.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rackloom.core.allocate.cel.errors import EvaluationError, no_such_key, no_such_overload
+from rackloom.core.allocate.cel.types import FunctionLibrary
+from rackloom.core.allocate.cel.values import (
+    NONE,
+    Duration,
+    OptionalValue,
+    Timestamp,
+    Uint,
+    compare_numbers,
+    contains_key,
+    equal,
+    find_entry,
+    in_int64,
+    in_uint64,
+    present_optional,
+    same_value,
+)
+
+# Operators.
+
+
+OPERATORS = FunctionLibrary()
+_operator = OPERATORS.add
+
+_MIN_SECOND, _MAX_SECOND = -62135596800, 253402300799
+_SECOND = 10**9
+
+
+def as_duration(nanos: int) -> Duration:
+    """A duration if it fits 64 bits of nanoseconds."""
+    if -(2**63) <= nanos < 2**63:
+        return Duration(nanos)
+    raise EvaluationError("integer overflow")
+
+
+def as_timestamp(nanos: int) -> Timestamp:
+    """A timestamp between the years 1 and 9999."""
+    if _MIN_SECOND <= nanos // _SECOND <= _MAX_SECOND:
+        return Timestamp(nanos)
+    raise EvaluationError("timestamp overflow")
+
+
+def shown_value(value: Any) -> str:
+    """A value as error messages name it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@_operator("logical_not", "!_(bool) -> bool")
+def _logical_not(value: bool) -> bool:
+    return not value
+
+
+@_operator("negate_double", "-_(double) -> double")
+def _negate_double(value: float) -> float:
+    return -value
+
+
+@_operator("negate_int64", "-_(int) -> int")
+def _negate(value: int) -> int:
+    return in_int64(-value)
+
+
+@_operator("@not_strictly_false", "@not_strictly_false(bool) -> bool")
+def _not_strictly_false(value: bool) -> bool:
+    return value is not False
+
+
+@_operator("add_bytes", "_+_(bytes, bytes) -> bytes")
+@_operator("add_string", "_+_(string, string) -> string")
+@_operator("add_double", "_+_(double, double) -> double")
+@_operator("add_list", "_+_(list<A>, list<A>) -> list<A>")
+def _join(one: Any, two: Any) -> Any:
+    return one + two
+
+
+@_operator("add_int64", "_+_(int, int) -> int")
+def _add_int(one: int, two: int) -> int:
+    return in_int64(one + two)
+
+
+@_operator("add_uint64", "_+_(uint, uint) -> uint")
+def _add_uint(one: int, two: int) -> Uint:
+    return in_uint64(int(one) + int(two))
+
+
+@_operator("add_duration_duration", "_+_(duration, duration) -> duration")
+def _add_durations(one: Duration, two: Duration) -> Duration:
+    return as_duration(one.nanos + two.nanos)
+
+
+@_operator("add_duration_timestamp", "_+_(duration, timestamp) -> timestamp")
+@_operator("add_timestamp_duration", "_+_(timestamp, duration) -> timestamp")
+def _later(one: Timestamp | Duration, two: Timestamp | Duration) -> Timestamp:
+    return as_timestamp(one.nanos + two.nanos)
+
+
+@_operator("subtract_double", "_-_(double, double) -> double")
+def _subtract_double(one: float, two: float) -> float:
+    return one - two
+
+
+@_operator("subtract_int64", "_-_(int, int) -> int")
+def _subtract(one: int, two: int) -> int:
+    return in_int64(one - two)
+
+
+@_operator("subtract_uint64", "_-_(uint, uint) -> uint")
+def _subtract_uint(one: int, two: int) -> Uint:
+    return in_uint64(int(one) - int(two))
+
+
+@_operator("subtract_duration_duration", "_-_(duration, duration) -> duration")
+@_operator("subtract_timestamp_timestamp", "_-_(timestamp, timestamp) -> duration")
+def _between(one: Timestamp | Duration, two: Timestamp | Duration) -> Duration:
+    return as_duration(one.nanos - two.nanos)
+
+
+@_operator("subtract_timestamp_duration", "_-_(timestamp, duration) -> timestamp")
+def _earlier(one: Timestamp, two: Duration) -> Timestamp:
+    return as_timestamp(one.nanos - two.nanos)
+
+
+@_operator("multiply_double", "_*_(double, double) -> double")
+def _multiply_double(one: float, two: float) -> float:
+    return one * two
+
+
+@_operator("multiply_int64", "_*_(int, int) -> int")
+def _multiply(one: int, two: int) -> int:
+    return in_int64(one * two)
+
+
+@_operator("multiply_uint64", "_*_(uint, uint) -> uint")
+def _multiply_uint(one: int, two: int) -> Uint:
+    return in_uint64(int(one) * int(two))
+
+
+@_operator("divide_double", "_/_(double, double) -> double")
+def _divide_double(one: float, two: float) -> float:
+    if two:
+        return one / two
+    if not one or math.isnan(one):
+        return math.nan
+    return math.copysign(math.inf, one) * math.copysign(1, two)
+
+
+def _quotient(one: int, two: int) -> int:
+    """Division towards zero, as CEL has it."""
+    if two == 0:
+        raise EvaluationError("division by zero")
+    return abs(one) // abs(two) * (1 if (one < 0) == (two < 0) else -1)
+
+
+@_operator("divide_int64", "_/_(int, int) -> int")
+def _divide(one: int, two: int) -> int:
+    return in_int64(_quotient(one, two))
+
+
+@_operator("divide_uint64", "_/_(uint, uint) -> uint")
+def _divide_uint(one: int, two: int) -> Uint:
+    return Uint(_quotient(int(one), int(two)))
+
+
+@_operator("modulo_int64", "_%_(int, int) -> int")
+def _modulo(one: int, two: int) -> int:
+    if two == 0:
+        raise EvaluationError("modulus by zero")
+    if (one, two) == (-(2**63), -1):
+        raise EvaluationError("integer overflow")
+    return one - two * _quotient(one, two)
+
+
+@_operator("modulo_uint64", "_%_(uint, uint) -> uint")
+def _modulo_uint(one: int, two: int) -> Uint:
+    return Uint(_modulo(int(one), int(two)))
+
+
+def _comparison(symbol: str, name: str, holds: Callable[[Any, Any], bool]) -> None:
+    """Declare one ordering operator over everything that has an order."""
+
+    def ordered(one: Any, two: Any) -> bool:
+        return holds(one, two)
+
+    def numbers(one: Any, two: Any) -> bool:
+        order = compare_numbers(one, two)
+        if order is None:
+            raise EvaluationError("NaN values cannot be ordered")
+        return holds(order, 0)
+
+    kinds = (("int", "int64"), ("uint", "uint64"), ("double", "double"))
+    for kind in ("bool", "string", "bytes", "timestamp", "duration"):
+        _operator(f"{name}_{kind}", f"{symbol}({kind}, {kind}) -> bool")(ordered)
+    for one, left in kinds:
+        for two, right in kinds:
+            overload_id = f"{name}_{left}" if one == two else f"{name}_{left}_{right}"
+            _operator(overload_id, f"{symbol}({one}, {two}) -> bool")(numbers)
+
+
+_comparison("_<_", "less", operator.lt)
+_comparison("_<=_", "less_equals", operator.le)
+_comparison("_>_", "greater", operator.gt)
+_comparison("_>=_", "greater_equals", operator.ge)
+
+
+@_operator("equals", "_==_(A, A) -> bool")
+def _equals(one: Any, two: Any) -> bool:
+    return equal(one, two)
+
+
+@_operator("not_equals", "_!=_(A, A) -> bool")
+def _not_equals(one: Any, two: Any) -> bool:
+    return not same_value(one, two)
+
+
+@_operator("in_list", "@in(A, list<A>) -> bool")
+def _in_list(item: Any, items: list[Any]) -> bool:
+    return any(same_value(item, one) for one in items)
+
+
+@_operator("in_map", "@in(A, map<A, B>) -> bool")
+def _in_map(key: Any, mapping: Mapping[Any, Any]) -> bool:
+    return contains_key(mapping, key)
+
+
+@_operator("logical_and", "_&&_(bool, bool) -> bool")
+def _logical_and(one: bool, two: bool) -> bool:
+    return one and two
+
+
+@_operator("logical_or", "_||_(bool, bool) -> bool")
+def _logical_or(one: bool, two: bool) -> bool:
+    return one or two
+
+
+@_operator("conditional", "_?_:_(bool, A, A) -> A")
+def _conditional(condition: bool, one: Any, two: Any) -> Any:
+    return one if condition else two
+
+
+def list_index(items: list[Any], key: Any) -> int:
+    """The position that `key` names; a whole double or a uint will do."""
+    kind = type(key)
+    if kind is float:
+        if not key.is_integer():
+            raise EvaluationError(f"unsupported index value {key} in list")
+        return int(key)
+    if kind is not int and kind is not Uint:
+        raise EvaluationError(f"unsupported index type {shown_value(key)} in list")
+    return int(key)
+
+
+def index_container(container: Any, key: Any) -> Any:
+    """`container[key]`."""
+    if isinstance(container, dict):
+        found = find_entry(container, key)
+        if not found.present:
+            raise no_such_key(shown_value(key))
+        return found.value
+    if type(container) is list:
+        at = list_index(container, key)
+        if not 0 <= at < len(container):
+            raise EvaluationError(f"index out of bounds: {at}")
+        return container[at]
+    raise no_such_overload()
+
+
+def optional_index(container: Any, key: Any) -> OptionalValue:
+    """`container[?key]`."""
+    if isinstance(container, dict):
+        return find_entry(container, key)
+    if type(container) is list:
+        at = list_index(container, key)
+        return present_optional(container[at]) if 0 <= at < len(container) else NONE
+    return NONE
+
+
+for _id, _signature in (
+    ("index_list", "_[_](list<A>, int) -> A"),
+    ("index_map", "_[_](map<A, B>, A) -> B"),
+    ("optional_list_index_int", "_[_](optional<list<V>>, int) -> optional<V>"),
+    ("optional_map_index_value", "_[_](optional<map<K, V>>, K) -> optional<V>"),
+):
+    _operator(_id, _signature)(index_container)
+
+for _id, _signature in (
+    ("select_optional_field", "_?._(dyn, string) -> optional<V>"),
+    ("list_optindex_optional_int", "_[?_](list<V>, int) -> optional<V>"),
+    ("optional_list_optindex_optional_int", "_[?_](optional<list<V>>, int) -> optional<V>"),
+    ("map_optindex_optional_value", "_[?_](map<K, V>, K) -> optional<V>"),
+    ("optional_map_optindex_optional_value", "_[?_](optional<map<K, V>>, K) -> optional<V>"),
+):
+    _operator(_id, _signature)(optional_index)
+
+
+@_operator("size_string", "size(string) -> int")
+@_operator("string_size", "string.size() -> int")
+@_operator("size_bytes", "size(bytes) -> int")
+@_operator("bytes_size", "bytes.size() -> int")
+@_operator("size_list", "size(list<A>) -> int")
+@_operator("list_size", "list<A>.size() -> int")
+@_operator("size_map", "size(map<A, B>) -> int")
+@_operator("map_size", "map<A, B>.size() -> int")
+def _size(value: Any) -> int:
+    return len(value)
+
+
+# Optional values.
+
+
+OPTIONALS = FunctionLibrary()
+_optional_function = OPTIONALS.add
+
+
+@_optional_function("optional_of", "optional.of(V) -> optional<V>")
+def _optional_of(value: Any) -> OptionalValue:
+    return present_optional(value)
+
+
+@_optional_function("optional_ofNonZeroValue", "optional.ofNonZeroValue(V) -> optional<V>")
+def _of_non_zero(value: Any) -> OptionalValue:
+    return NONE if is_zero(value) else present_optional(value)
+
+
+@_optional_function("optional_none", "optional.none() -> optional<V>")
+def _optional_none() -> OptionalValue:
+    return NONE
+
+
+@_optional_function("optional_value", "optional<V>.value() -> V")
+def _optional_value(optional: OptionalValue) -> Any:
+    if not optional.present:
+        raise EvaluationError("optional.none() dereference")
+    return optional.value
+
+
+@_optional_function("optional_hasValue", "optional<V>.hasValue() -> bool")
+def _has_value(optional: OptionalValue) -> bool:
+    return optional.present
+
+
+@_optional_function("optional_orValue_value", "optional<V>.orValue(V) -> V")
+def _or_value(optional: OptionalValue, other: Any) -> Any:
+    return optional.value if optional.present else other
+
+
+@_optional_function("optional_or_optional", "optional<V>.or(optional<V>) -> optional<V>")
+def _or_optional(optional: OptionalValue, other: OptionalValue) -> OptionalValue:
+    return optional if optional.present else other
+
+
+@_optional_function("optional_unwrap", "optional.unwrap(list<optional<V>>) -> list<V>")
+@_optional_function("optional_unwrapOpt", "list<optional<V>>.unwrapOpt() -> list<V>")
+def _unwrap_optionals(items: list[OptionalValue]) -> list[Any]:
+    return [item.value for item in items if item.present]
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a value is the zero of its type; types without one never are."""
+    if value is None:
+        return True
+    if isinstance(value, OptionalValue):
+        return not value.present
+    nanos = getattr(value, "nanos", None)
+    if nanos is not None:
+        return bool(nanos == 0)
+    return isinstance(value, bool | int | float | str | bytes | list | dict) and not value

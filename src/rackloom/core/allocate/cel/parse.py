@@ -1,0 +1,233 @@
+"""From text to syntax tree: Google's CEL parser reads the text, this module decodes what it returns.
+
+The parser (cel-expr-python) hands out a serialised `cel.expr.ParsedExpr`. Its protobuf wire form is
+decoded here by field number; no generated code is needed. Macros that the parser does not know arrive
+as plain calls and are expanded afterwards.
+
+Three things are refused that the parser would take or report in other words: expressions over 10 KiB
+(the API's limit), names in backticks, which Kubernetes does not know, and double literals that
+overflow. Syntax errors keep the parser's line and column.
+"""
+
+import functools
+import math
+import re
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from cel_expr_python import cel
+from cel_expr_python.ext import ext_bindings, ext_optional
+
+from rackloom.core.allocate.cel.errors import CompileError
+from rackloom.core.allocate.cel.syntax import (
+    Call,
+    CelNode,
+    Const,
+    Fold,
+    Ident,
+    ListNode,
+    MapEntry,
+    MapNode,
+    ParsedExpression,
+    Select,
+    StructNode,
+    expand_macros,
+)
+from rackloom.core.allocate.cel.values import Uint
+
+MAX_LENGTH = 10 * 1024
+"""Bytes of an expression that the API accepts."""
+
+_DEPTH_HINT = (
+    "the parser reads 32 levels of parentheses, chained calls or sums; split it into several selectors"
+)
+_FIRST_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
+
+_TOKEN = re.compile(
+    r"""//[^\n]*|[bB]?[rR][bB]?(\"\"\"|\'\'\'|"|').*?\1|(\"\"\"|\'\'\'|"|')(?:\\.|.)*?\2|(?P<tick>`)""",
+    re.DOTALL,
+)
+"""What hides a backtick, or a backtick: a comment, a raw string, a string."""
+
+Wire = dict[int, list[Any]]
+
+
+def parse_expression(source: str) -> ParsedExpression:
+    """The syntax tree with all macros expanded. Raises CompileError."""
+    if len(source.encode()) > MAX_LENGTH:
+        raise CompileError(
+            f"the expression is longer than {MAX_LENGTH} bytes", hint="split it into several selectors"
+        )
+    _refuse_escaped_names(source)
+    message = _fields(_serialised(source))
+    parsed = _fields(message[2][0])
+    positions = dict(_position(entry) for entry in _fields(parsed[3][0]).get(4, ()))
+    root = _node(parsed[2][0])
+    return expand_macros(ParsedExpression(source, root, positions))
+
+
+def _refuse_escaped_names(source: str) -> None:
+    """The parser knows names in backticks; Kubernetes does not."""
+    tick = next((one for one in _TOKEN.finditer(source) if one["tick"]), None)
+    if tick is not None:
+        before = source[: tick.start()]
+        raise CompileError(
+            "unsupported syntax: '`'",
+            line=before.count("\n") + 1,
+            column=len(before) - before.rfind("\n"),
+            hint='write ["name"] for names that are not identifiers',
+            source=source,
+        )
+
+
+@functools.cache
+def _parser() -> Any:
+    return cel.NewEnv(extensions=[ext_bindings.ExtBindings(), ext_optional.ExtOptional()])
+
+
+def _serialised(source: str) -> bytes:
+    try:
+        serialised: bytes = _parser().compile(source, disable_check=True).serialize()
+    except RuntimeError as error:
+        raise _syntax_error(str(error), source) from None
+    return serialised
+
+
+def _syntax_error(text: str, source: str) -> CompileError:
+    if "recursion depth of" in text or "recursion limit exceeded" in text:
+        return CompileError("the expression is nested too deeply", hint=_DEPTH_HINT, source=source)
+    found = _FIRST_ERROR.search(text)
+    if found is None:
+        return CompileError(text, source=source)
+    line, column, message = found.groups()
+    return CompileError(
+        message.removesuffix(" [INVALID_ARGUMENT]"), line=int(line), column=int(column), source=source
+    )
+
+
+def _fields(data: bytes) -> Wire:
+    fields: Wire = {}
+    for number, value in _pairs(data):
+        fields.setdefault(number, []).append(value)
+    return fields
+
+
+def _pairs(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Field number and value of each field: an int for varints, bytes for everything else."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        match tag & 7:
+            case 0:
+                value, at = _varint(data, at)
+                yield tag >> 3, value
+            case 1:
+                yield tag >> 3, data[at : at + 8]
+                at += 8
+            case _:
+                size, at = _varint(data, at)
+                yield tag >> 3, data[at : at + size]
+                at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while data[at] & 0x80:
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return value | data[at] << shift, at + 1
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _position(entry: bytes) -> tuple[int, int]:
+    fields = _fields(entry)
+    return fields.get(1, [0])[0], fields.get(2, [0])[0]
+
+
+def _text(fields: Wire, number: int) -> str:
+    return bytes(fields.get(number, [b""])[0]).decode()
+
+
+def _node(data: bytes) -> CelNode:
+    """One cel.expr.Expr."""
+    fields = _fields(data)
+    node_id = fields.get(2, [0])[0]
+    for number, decode in _KINDS.items():
+        if number in fields:
+            return decode(node_id, _fields(fields[number][0]))
+    raise CompileError("the expression has an empty part")
+
+
+def _const(node_id: int, fields: Wire) -> CelNode:
+    (number, values), *_ = fields.items()
+    value = values[0]
+    match number:
+        case 2:
+            return Const(node_id, bool(value))
+        case 3:
+            return Const(node_id, _signed(value))
+        case 4:
+            return Const(node_id, Uint(value))
+        case 5:
+            return Const(node_id, _finite(struct.unpack("<d", value)[0]))
+        case 6:
+            return Const(node_id, value.decode())
+        case 7:
+            return Const(node_id, bytes(value))
+        case _:
+            return Const(node_id, None)
+
+
+def _finite(value: float) -> float:
+    if math.isinf(value):
+        raise CompileError("invalid double literal: too large")
+    return value
+
+
+def _ident(node_id: int, fields: Wire) -> CelNode:
+    return Ident(node_id, _text(fields, 1))
+
+
+def _select(node_id: int, fields: Wire) -> CelNode:
+    return Select(node_id, _node(fields[1][0]), _text(fields, 2), bool(fields.get(3, [0])[0]))
+
+
+def _call(node_id: int, fields: Wire) -> CelNode:
+    target = _node(fields[1][0]) if 1 in fields else None
+    return Call(node_id, target, _text(fields, 2), tuple(map(_node, fields.get(3, ()))))
+
+
+def _list(node_id: int, fields: Wire) -> CelNode:
+    optional: set[int] = set()
+    for packed in fields.get(2, ()):
+        at = 0
+        while at < len(packed):
+            index, at = _varint(packed, at)
+            optional.add(index)
+    return ListNode(node_id, tuple(map(_node, fields.get(1, ()))), frozenset(optional))
+
+
+def _struct(node_id: int, fields: Wire) -> CelNode:
+    name = _text(fields, 1)
+    return StructNode(node_id, name) if name else MapNode(node_id, tuple(map(_entry, fields.get(2, ()))))
+
+
+def _entry(data: bytes) -> MapEntry:
+    fields = _fields(data)
+    return MapEntry(
+        fields.get(1, [0])[0], _node(fields[3][0]), _node(fields[4][0]), bool(fields.get(5, [0])[0])
+    )
+
+
+def _fold(node_id: int, fields: Wire) -> CelNode:
+    iter_range, accu_init, condition, step, result = (_node(fields[number][0]) for number in (2, 4, 5, 6, 7))
+    names = (_text(fields, 1), _text(fields, 8))
+    return Fold(node_id, *names, iter_range, _text(fields, 3), accu_init, condition, step, result)
+
+
+_KINDS = {3: _const, 4: _ident, 5: _select, 6: _call, 7: _list, 8: _struct, 9: _fold}
+"""Expr's alternatives by field number."""

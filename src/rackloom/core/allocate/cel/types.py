@@ -1,0 +1,349 @@
+"""Static types, unification, and overloads declared by their signature.
+
+`CelType` is what the checker knows of a value before any device is seen. `assignable` decides by
+unification whether argument types fit parameter types, and returns the extended variable bindings. Its
+rules are those of cel-go's checker: dyn and any fit everything, null fits nullable kinds, and a bound
+variable widens to the more general type.
+
+A function is data. `FunctionLibrary.add("string_index_of_string", "string.indexOf(string) -> int")`
+declares the decorated Python function as one overload. The signature is all the checker needs, and
+run-time dispatch looks at the same parameter types: `dispatch` applies the first candidate whose
+parameters accept the values.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rackloom.core.allocate.cel.errors import EvaluationError, no_such_overload
+from rackloom.core.allocate.cel.values import TYPE_NAMES
+
+# Static types.
+
+
+@dataclass(frozen=True, slots=True)
+class CelType:
+    """A type; `kind` decides the rules, `name` is what messages and `type()` show."""
+
+    kind: str
+    name: str
+    params: tuple["CelType", ...] = ()
+
+    def __str__(self) -> str:
+        if self.kind == "param":
+            return f"<{self.name}>"
+        return f"{self.name}({', '.join(map(str, self.params))})" if self.params else self.name
+
+
+def _simple_type(kind: str, name: str | None = None) -> CelType:
+    return CelType(kind, name or kind)
+
+
+BOOL, INT, UINT, DOUBLE = (
+    _simple_type("bool"),
+    _simple_type("int"),
+    _simple_type("uint"),
+    _simple_type("double"),
+)
+STRING, BYTES, DYN = _simple_type("string"), _simple_type("bytes"), _simple_type("dyn")
+ANY = _simple_type("any", "google.protobuf.Any")
+NULL = _simple_type("null", "null_type")
+ERROR = _simple_type("error", "!error!")
+TIMESTAMP = _simple_type("timestamp", "google.protobuf.Timestamp")
+DURATION = _simple_type("duration", "google.protobuf.Duration")
+TYPE = _simple_type("type")
+
+
+def object_type(name: str) -> CelType:
+    """A named object type."""
+    return CelType("struct", name)
+
+
+DEVICE = object_type("kubernetes.DRADevice")
+QUANTITY, SEMVER = object_type("kubernetes.Quantity"), object_type("kubernetes.Semver")
+URL, FORMAT = object_type("kubernetes.URL"), object_type("kubernetes.NamedFormat")
+IP, CIDR = CelType("opaque", "net.IP"), CelType("opaque", "net.CIDR")
+
+
+def list_of(element: CelType) -> CelType:
+    """`list(element)`."""
+    return CelType("list", "list", (element,))
+
+
+def map_of(key: CelType, value: CelType) -> CelType:
+    """`map(key, value)`."""
+    return CelType("map", "map", (key, value))
+
+
+def optional_of(value: CelType) -> CelType:
+    """`optional_type(value)`."""
+    return CelType("opaque", "optional_type", (value,))
+
+
+def type_of(value: CelType) -> CelType:
+    """The type of a type."""
+    return CelType("type", "type", (value,))
+
+
+def type_variable(name: str) -> CelType:
+    """A type variable."""
+    return CelType("param", name)
+
+
+def is_dyn(type_: CelType) -> bool:
+    """Whether checks are left to run time."""
+    return type_.kind in ("dyn", "any")
+
+
+def is_optional(type_: CelType) -> bool:
+    """Whether this is `optional_type(...)`."""
+    return type_.name == "optional_type"
+
+
+def without_optional(type_: CelType) -> CelType:
+    """The type inside an optional; any other type as it is."""
+    return type_.params[0] if is_optional(type_) else type_
+
+
+_NAMES = {
+    type_.kind: type_ for type_ in (BOOL, INT, UINT, DOUBLE, STRING, BYTES, DYN, TIMESTAMP, DURATION)
+} | {
+    "quantity": QUANTITY,
+    "semver": SEMVER,
+    "url": URL,
+    "named_format": FORMAT,
+    "net_ip": IP,
+    "net_cidr": CIDR,
+    "authorizer": object_type("kubernetes.authorization.Authorizer"),
+    "path_check": object_type("kubernetes.authorization.PathCheck"),
+    "group_check": object_type("kubernetes.authorization.GroupCheck"),
+    "resource_check": object_type("kubernetes.authorization.ResourceCheck"),
+    "decision": object_type("kubernetes.authorization.Decision"),
+}
+_GENERIC: dict[str, Callable[..., CelType]] = {
+    "list": list_of,
+    "map": map_of,
+    "optional": optional_of,
+    "type": type_of,
+}
+
+
+@functools.cache
+def parse_type(text: str) -> CelType:
+    """Read `int`, `list<A>`, `map<K,V>`, `optional<V>`; single capitals are type variables."""
+    if len(text) == 1:
+        return type_variable(text)
+    if text in _NAMES:
+        return _NAMES[text]
+    head, _, rest = text.partition("<")
+    return _GENERIC[head](*map(parse_type, split_at_top_level(rest[:-1])))
+
+
+def split_at_top_level(text: str) -> Iterable[str]:
+    """Split at commas that are not inside angle brackets."""
+    depth = start = 0
+    parts = []
+    for at, char in enumerate(text):
+        depth += (char == "<") - (char == ">")
+        if char == "," and depth == 0:
+            parts.append(text[start:at].strip())
+            start = at + 1
+    return [*parts, text[start:].strip()] if text.strip() else parts
+
+
+# Unification of types with type variables.
+
+
+Bindings = dict[CelType, CelType]
+"""What each type variable stands for so far."""
+
+_NULLABLE = ("opaque", "struct", "any", "timestamp", "duration")
+
+
+def assignable(bindings: Bindings, given: list[CelType], wanted: list[CelType]) -> Bindings | None:
+    """The bindings after assigning each of `given` to its `wanted`, or None if one does not fit."""
+    tried = dict(bindings)
+    return tried if _all_assignable(tried, given, wanted) else None
+
+
+def substitute(bindings: Bindings, type_: CelType, *, free_to_dyn: bool = False) -> CelType:
+    """`type_` with bound variables replaced; free ones become dyn if asked."""
+    if type_.kind == "param":
+        if type_ in bindings:
+            return substitute(bindings, bindings[type_], free_to_dyn=free_to_dyn)
+        return DYN if free_to_dyn else type_
+    if not type_.params:
+        return type_
+    inner = tuple(substitute(bindings, part, free_to_dyn=free_to_dyn) for part in type_.params)
+    return CelType(type_.kind, type_.name, inner)
+
+
+def most_general(one: CelType, two: CelType) -> CelType:
+    """The less specific of two types that fit each other."""
+    return one if _no_more_specific(one, two) else two
+
+
+def _all_assignable(bindings: Bindings, given: list[CelType], wanted: list[CelType]) -> bool:
+    return len(given) == len(wanted) and all(
+        _is_assignable(bindings, one, two) for one, two in zip(given, wanted, strict=True)
+    )
+
+
+def _is_assignable(bindings: Bindings, one: CelType, two: CelType) -> bool:
+    if two.kind == "param":
+        valid, bound = _bind_variable(bindings, one, two)
+        if valid or bound:
+            return valid
+    if one.kind == "param":
+        return _bind_variable(bindings, two, one)[0]
+    if is_dyn(one) or is_dyn(two) or "error" in (one.kind, two.kind):
+        return True
+    if one.kind == "null" or two.kind == "null":
+        other = two if one.kind == "null" else one
+        return other.kind == "null" or other.kind in _NULLABLE
+    if one.kind == "type":
+        return two.kind == "type"
+    return (one.kind, one.name) == (two.kind, two.name) and _all_assignable(
+        bindings, list(one.params), list(two.params)
+    )
+
+
+def _bind_variable(bindings: Bindings, type_: CelType, variable: CelType) -> tuple[bool, bool]:
+    """Whether `variable` can stand for `type_`, and whether it already stood for something."""
+    if type_ == variable:
+        return True, True
+    if variable in bindings:
+        current = bindings[variable]
+        if type_ == current:
+            return True, True
+        if not _is_assignable(bindings, type_, current):
+            return False, True
+        general = most_general(type_, current)
+        if not _occurs_in(bindings, variable, general):
+            bindings[variable] = general
+        return True, True
+    if _occurs_in(bindings, variable, type_):
+        return False, False
+    bindings[variable] = type_
+    return True, False
+
+
+def _occurs_in(bindings: Bindings, variable: CelType, within: CelType) -> bool:
+    if variable == within:
+        return True
+    if within.kind == "param":
+        return within in bindings and _occurs_in(bindings, variable, bindings[within])
+    return any(_occurs_in(bindings, variable, part) for part in within.params)
+
+
+def _no_more_specific(one: CelType, two: CelType) -> bool:
+    if is_dyn(one) or one.kind == "param":
+        return True
+    if is_dyn(two) or two.kind == "param" or (one.kind, one.name) != (two.kind, two.name):
+        return False
+    if one.kind == "type":
+        return True
+    return len(one.params) == len(two.params) and all(map(_no_more_specific, one.params, two.params))
+
+
+# Overloads, declared by signature and dispatched by run-time type.
+
+
+Impl = Callable[..., Any]
+F = TypeVar("F", bound=Impl)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overload:
+    """One form of a function: `params` start with the receiver if `member`."""
+
+    id: str
+    function: str
+    member: bool
+    params: tuple[CelType, ...]
+    result: CelType
+    variables: tuple[CelType, ...]
+    impl: Impl
+
+    def accepts(self, args: tuple[Any, ...]) -> bool:
+        """Whether the values have the declared types, as far as that shows at run time."""
+        return len(args) == len(self.params) and all(map(_value_has_type, self.params, args))
+
+
+class FunctionLibrary:
+    """A set of overloads, filled by decorating their implementations."""
+
+    def __init__(self) -> None:
+        self.overloads: list[Overload] = []
+
+    def add(self, overload_id: str, signature: str) -> Callable[[F], F]:
+        """Declare the decorated function as the overload with this id and signature."""
+
+        def declare(impl: F) -> F:
+            self.overloads.append(overload_from_signature(overload_id, signature, impl))
+            return impl
+
+        return declare
+
+    def __iter__(self) -> Iterator[Overload]:
+        return iter(self.overloads)
+
+
+def overload_from_signature(overload_id: str, signature: str, impl: Impl) -> Overload:
+    """An overload from its signature."""
+    head, result = signature.rsplit(" -> ", 1)
+    path, args = head[:-1].split("(", 1)
+    receiver, function = _split_receiver(path)
+    params = tuple(map(parse_type, [*receiver, *split_at_top_level(args)]))
+    of = parse_type(result)
+    variables = tuple(dict.fromkeys(_type_variables([*params, of])))
+    return Overload(overload_id, function, bool(receiver), params, of, variables, impl)
+
+
+def dispatch(candidates: tuple[Overload, ...], args: tuple[Any, ...]) -> Any:
+    """Apply the first candidate that accepts the values."""
+    for overload in candidates:
+        if overload.accepts(args):
+            return overload.impl(*args)
+    shown = ", ".join(TYPE_NAMES[type(arg)] for arg in args)
+    raise no_such_overload(f"{candidates[0].function}({shown})")
+
+
+def unavailable(*args: object) -> Any:
+    """The implementation of functions whose receiver no selector can obtain."""
+    raise no_such_overload()
+
+
+def as_error(error: ValueError) -> EvaluationError:
+    """A value error of a parser as the evaluation error it means here."""
+    return EvaluationError(str(error))
+
+
+def _split_receiver(path: str) -> tuple[list[str], str]:
+    """Split `list<A>.size` into receiver type and name; a plain or namespaced function has no receiver."""
+    owner, dot, name = path.rpartition(".")
+    if (
+        not dot
+        or path.startswith("_")
+        or owner in ("cel", "optional", "sets", "lists", "strings", "ip", "format")
+    ):
+        return [], path
+    return [owner], name
+
+
+def _type_variables(types: Iterable[CelType]) -> Iterator[CelType]:
+    for one in types:
+        if one.kind == "param":
+            yield one
+        yield from _type_variables(one.params)
+
+
+def _value_has_type(wanted: CelType, value: Any) -> bool:
+    if wanted.kind in ("dyn", "any", "param"):
+        return True
+    if TYPE_NAMES[type(value)] != wanted.name:
+        return False
+    if wanted.kind != "list" or not value or any(_type_variables([wanted])):
+        return True
+    return _value_has_type(wanted.params[0], value[0])

@@ -1,0 +1,354 @@
+"""Run-time values of CEL, and the rules for them that Python does not share.
+
+Booleans, ints, floats, strings, bytes and None stand for themselves. Lists and dicts hold values and do
+not change once made; only the accumulator of a running fold grows in place. Everything else is a class
+here (`Uint`, `Duration`, `Timestamp`, `OptionalValue`, `SemanticVersion`) or comes from a library
+module, which registers it in TYPE_NAMES.
+
+The rules that differ from Python:
+
+- Equality compares numbers by value across numeric types and containers by content. Values of other
+  types are never equal, except that comparing a quantity, version or other registered type with a
+  foreign type is an error.
+- A boolean is a map key of its own (`BoolKey`): Python would take True for 1.
+- Integers are 64-bit and overflow is an error.
+- A domain that a device lacks reads as an empty map (`DomainMap`).
+- The result of quantity arithmetic cannot stand right of `==` (`DerivedQuantity`). Upstream has the
+  same limit.
+
+`SemanticVersion` implements Semantic Versioning 2.0.0 with unsigned 64-bit numbers. Build metadata is
+kept and takes no part in comparison.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rackloom.core.allocate.cel.errors import EvaluationError, no_such_overload
+from rackloom.core.allocate.quantity import Quantity
+
+# Semantic versions.
+
+
+_NUMBER = re.compile(r"[0-9]*")
+_IDENTIFIER = re.compile(r"[0-9A-Za-z-]+")
+_UINT64_MAX = 2**64 - 1
+
+
+@functools.total_ordering
+@dataclass(frozen=True, slots=True, eq=False)
+class SemanticVersion:
+    """A version; `prerelease` and `build` are its dot-separated parts."""
+
+    major: int
+    minor: int
+    patch: int
+    prerelease: tuple[int | str, ...] = ()
+    build: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "SemanticVersion":
+        """Read `1.2.3-rc.1+build`. ValueError says what is wrong with it."""
+        return _parse_version(text)
+
+    @classmethod
+    def normalise(cls, text: str) -> "SemanticVersion":
+        """Read a version with a v prefix, missing minor or patch, or leading zeros, as `v1.02`."""
+        parts = [_without_zeros(part) for part in text.removeprefix("v").split(".", 2)]
+        if len(parts) < 3 and re.search("[+-]", parts[-1]):
+            raise ValueError("short version cannot contain PreRelease/Build meta data")
+        return _parse_version(".".join(parts + ["0"] * (3 - len(parts))))
+
+    def compare(self, other: "SemanticVersion") -> int:
+        """-1, 0 or 1 by precedence; build metadata does not count."""
+        mine, theirs = self._precedence(), other._precedence()
+        return (mine > theirs) - (mine < theirs)
+
+    def _precedence(self) -> tuple[int, int, int, bool, tuple[tuple[bool, int, str], ...]]:
+        parts = tuple(
+            (False, part, "") if isinstance(part, int) else (True, 0, part) for part in self.prerelease
+        )
+        return self.major, self.minor, self.patch, not self.prerelease, parts
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SemanticVersion) and self.compare(other) == 0
+
+    def __lt__(self, other: "SemanticVersion") -> bool:
+        return self.compare(other) < 0
+
+    def __hash__(self) -> int:
+        return hash((self.major, self.minor, self.patch, self.prerelease))
+
+    def __str__(self) -> str:
+        core = f"{self.major}.{self.minor}.{self.patch}"
+        before = "-" + ".".join(map(str, self.prerelease)) if self.prerelease else ""
+        return core + before + ("+" + ".".join(self.build) if self.build else "")
+
+
+def _without_zeros(part: str) -> str:
+    if len(part) < 2:
+        return part
+    bare = part.lstrip("0")
+    return bare if bare[:1].isdigit() and bare[:1].isascii() else "0" + bare
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse_version(text: str) -> SemanticVersion:
+    if not text:
+        raise ValueError("Version string empty")
+    parts = text.split(".", 2)
+    if len(parts) != 3:
+        raise ValueError(f"No Major.Minor.Patch elements found in {text!r}")
+    rest, plus, build = parts[2].partition("+")
+    patch, dash, before = rest.partition("-")
+    numbers = [
+        _version_number(part, name)
+        for part, name in zip((*parts[:2], patch), ("major", "minor", "patch"), strict=True)
+    ]
+    prerelease = tuple(_prerelease_part(part) for part in before.split(".")) if dash else ()
+    metadata = tuple(_build_part(part) for part in build.split(".")) if plus else ()
+    return SemanticVersion(numbers[0], numbers[1], numbers[2], prerelease, metadata)
+
+
+def _version_number(part: str, name: str) -> int:
+    if not part or not _NUMBER.fullmatch(part):
+        raise ValueError(f"Invalid character(s) found in {name} number {part!r}")
+    if len(part) > 1 and part[0] == "0":
+        raise ValueError(f"{name.capitalize()} number must not contain leading zeroes {part!r}")
+    if int(part) > _UINT64_MAX:
+        raise ValueError(f"{name.capitalize()} number {part!r} is out of range")
+    return int(part)
+
+
+def _prerelease_part(part: str) -> int | str:
+    if not _IDENTIFIER.fullmatch(part):
+        raise ValueError(f"Invalid character(s) found in prerelease {part!r}")
+    return _version_number(part, "prerelease") if _NUMBER.fullmatch(part) else part
+
+
+def _build_part(part: str) -> str:
+    if not _IDENTIFIER.fullmatch(part):
+        raise ValueError(f"Invalid character(s) found in build meta data {part!r}")
+    return part
+
+
+# Values, map keys, equality and 64-bit bounds.
+
+
+INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
+
+
+class Uint(int):
+    """An unsigned 64-bit integer; a type of its own, for CEL never mixes the two."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Duration:
+    """A signed length of time in nanoseconds."""
+
+    nanos: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Timestamp:
+    """A moment, in nanoseconds since 1970 in UTC."""
+
+    nanos: int
+
+
+@dataclass(frozen=True, slots=True)
+class TypeName:
+    """A type as a value: what `type(x)` gives."""
+
+    name: str
+
+
+class OptionalValue:
+    """A value that may be absent."""
+
+    __slots__ = ("present", "value")
+
+    def __init__(self, present: bool, value: Any = None) -> None:
+        self.present = present
+        self.value = value
+
+
+NONE = OptionalValue(False)
+
+
+def present_optional(value: Any) -> OptionalValue:
+    """An optional that holds `value`."""
+    return OptionalValue(True, value)
+
+
+class DerivedQuantity(Quantity):
+    """The result of add or sub. Upstream cannot compare one that stands right of ==; neither may we."""
+
+    __slots__ = ()
+
+
+class DomainMap(dict[str, Mapping[str, Any]]):
+    """Attributes or capacities by domain; a domain that is not there reads as an empty map."""
+
+    __slots__ = ()
+
+    def __missing__(self, key: str) -> Mapping[str, Any]:
+        return _NOTHING
+
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class BoolKey:
+    """A boolean as a dict key: Python would take True for 1."""
+
+    value: bool
+
+
+_NUMBERS = frozenset((int, Uint, float))
+
+
+def key_of(value: Any) -> Any:
+    """The dict key that stands for a CEL value."""
+    return BoolKey(value) if value is True or value is False else value
+
+
+def map_keys(mapping: Mapping[Any, Any]) -> Iterator[Any]:
+    """The keys of a map as CEL values."""
+    return (key.value if type(key) is BoolKey else key for key in mapping)
+
+
+def find_entry(mapping: Mapping[Any, Any], key: Any) -> OptionalValue:
+    """The entry of a map, or of `DomainMap` the empty map that stands for an absent domain."""
+    if isinstance(key, list | dict):
+        return NONE
+    wanted = key_of(key)
+    if wanted in mapping:
+        return present_optional(mapping[wanted])
+    if isinstance(mapping, DomainMap) and isinstance(key, str):
+        return present_optional(_NOTHING)
+    return NONE
+
+
+def contains_key(mapping: Mapping[Any, Any], key: Any) -> bool:
+    """Whether a map has the key. Absent domains count as absent here."""
+    return not isinstance(key, list | dict) and key_of(key) in mapping
+
+
+def equal(one: Any, two: Any) -> bool:
+    """CEL equality: numbers by value across types, containers by content, other types never equal."""
+    kind, other = type(one), type(two)
+    if kind in _NUMBERS and other in _NUMBERS:
+        return compare_numbers(one, two) == 0
+    if kind is list:
+        return other is list and len(one) == len(two) and all(map(_same_item, one, two))
+    if isinstance(one, dict):
+        return isinstance(two, dict) and _same_map(one, two)
+    if kind in _STRICT or isinstance(one, Quantity):
+        if other is not _STRICT.get(kind, Quantity):
+            raise no_such_overload()
+        return bool(one == two)
+    if kind is OptionalValue:
+        return other is OptionalValue and _same_optional(one, two)
+    return kind is other and bool(one == two)
+
+
+_STRICT: dict[type, type] = {SemanticVersion: SemanticVersion}
+"""Types whose comparison with anything else is an error, not false; libraries add theirs."""
+
+
+def compare_strictly(kind: type) -> None:
+    """Make comparing a `kind` with any other type an error, as upstream does for it."""
+    _STRICT[kind] = kind
+
+
+def same_value(one: Any, two: Any) -> bool:
+    """Equality where a comparison that fails counts as a difference: `!=`, membership, sets."""
+    try:
+        return equal(one, two)
+    except EvaluationError:
+        return False
+
+
+def _same_item(one: Any, two: Any) -> bool:
+    """Equality inside a container, where upstream takes a failed comparison for no difference."""
+    try:
+        return equal(one, two)
+    except EvaluationError:
+        return True
+
+
+def _same_map(one: Mapping[Any, Any], two: Mapping[Any, Any]) -> bool:
+    if len(one) != len(two):
+        return False
+    for key, value in one.items():
+        found = find_entry(two, key.value if type(key) is BoolKey else key)
+        if not found.present or not _same_item(value, found.value):
+            return False
+    return True
+
+
+def _same_optional(one: OptionalValue, two: OptionalValue) -> bool:
+    return one.present == two.present and (not one.present or equal(one.value, two.value))
+
+
+def compare_numbers(one: Any, two: Any) -> int | None:
+    """-1, 0, 1, or None where a NaN is involved. An integer meets a double as a double."""
+    if type(one) is float or type(two) is float:
+        left, right = _as_double(one, two), _as_double(two, one)
+        if math.isnan(left) or math.isnan(right):
+            return None
+        return (left > right) - (left < right)
+    return int(one > two) - int(one < two)
+
+
+def _as_double(value: Any, other: Any) -> float:
+    """`value` for a comparison with `other`; doubles outside the 64-bit range stay beyond every integer."""
+    return float(value)
+
+
+def in_int64(value: int) -> int:
+    """`value` if it fits a signed 64-bit integer."""
+    if INT64_MIN <= value <= INT64_MAX:
+        return value
+    raise EvaluationError("integer overflow")
+
+
+def in_uint64(value: int) -> Uint:
+    """`value` if it fits an unsigned 64-bit integer."""
+    if 0 <= value <= UINT64_MAX:
+        return Uint(value)
+    raise EvaluationError("unsigned integer overflow")
+
+
+TYPE_NAMES: dict[type, str] = {
+    bool: "bool",
+    int: "int",
+    Uint: "uint",
+    float: "double",
+    str: "string",
+    bytes: "bytes",
+    type(None): "null_type",
+    list: "list",
+    dict: "map",
+    DomainMap: "map",
+    Timestamp: "google.protobuf.Timestamp",
+    Duration: "google.protobuf.Duration",
+    TypeName: "type",
+    OptionalValue: "optional_type",
+    Quantity: "kubernetes.Quantity",
+    DerivedQuantity: "kubernetes.Quantity",
+    SemanticVersion: "kubernetes.Semver",
+}
+"""CEL names of the classes of values; libraries add theirs."""
+
+
+def type_name(value: Any) -> str:
+    """The CEL name of a value's type."""
+    return TYPE_NAMES[type(value)]

@@ -1,0 +1,277 @@
+"""Verifies an allocation against its claims, whichever way it was chosen.
+
+The checker is written from the API's rules. It shares with the allocator how pools are gathered and
+selectors are run, but nothing of the search and its ledger, so an error there shows here. It judges
+validity only: any answer that breaks no rule passes.
+
+For each claim it checks the number of devices, that one alternative per request was used, counts,
+selectors, capacity, taints, mode All, and constraints. Over all claims it checks that no whole device
+is given twice or is already in use, that no counter of a pool is overdrawn, and that the shares of a
+device fit into its capacity. Each broken rule is reported as a sentence.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import combinations
+
+from rackloom.core.allocate.cel import compiler
+from rackloom.core.allocate.eligibility import CandidateDevice, candidates_of
+from rackloom.core.allocate.inputs import DeviceId, Features, InUse
+from rackloom.core.allocate.objects import (
+    AllocationResult,
+    DeviceClass,
+    DeviceConstraint,
+    DeviceResult,
+    DeviceSubRequest,
+    DeviceTaint,
+    DeviceToleration,
+    ExactDeviceRequest,
+    Node,
+    ResourceClaim,
+    ResourceSlice,
+)
+from rackloom.core.allocate.pools import Pool, SliceIndex, gather_pools, node_is_selected
+from rackloom.core.allocate.quantity import exact_value
+
+RequestSpec = ExactDeviceRequest | DeviceSubRequest
+_MAX_DEVICES = 32
+
+
+class AllocationChecker:
+    """The cluster that answers are checked against."""
+
+    def __init__(
+        self,
+        node: Node,
+        classes: Sequence[DeviceClass],
+        slices: Sequence[ResourceSlice],
+        *,
+        state: InUse = InUse(),  # noqa: B008 (a frozen value)
+        features: Features = Features(),  # noqa: B008
+    ) -> None:
+        self._node = node
+        self._classes = {one.metadata.name: one for one in classes}
+        self._state = state
+        self._features = features
+        self._pools = gather_pools(node, SliceIndex(slices), features)
+        self._devices = {one.id: one for one in candidates_of(self._pools, features)}
+
+    def violations(
+        self, claims: Sequence[ResourceClaim], results: Sequence[AllocationResult]
+    ) -> Iterator[str]:
+        """Every rule that `results` (one per claim) break, as a sentence; none for a valid answer."""
+        if len(claims) != len(results):
+            yield f"{len(results)} results for {len(claims)} claims"
+            return
+        for claim, result in zip(claims, results, strict=True):
+            yield from self._claim(claim, result)
+        yield from self._use(results)
+        yield from self._counters(results)
+        yield from self._capacity(results)
+
+    def _claim(self, claim: ResourceClaim, result: AllocationResult) -> Iterator[str]:
+        """Requests, devices and constraints of one claim."""
+        name, given = claim.metadata.name, result.devices.results
+        if len(given) > _MAX_DEVICES:
+            yield f"{name}: {len(given)} devices exceed {_MAX_DEVICES}"
+        yield from (
+            f"{name}: {_device_id(one)} is not a device here"
+            for one in given
+            if _device_id(one) not in self._devices
+        )
+        if any(_device_id(one) not in self._devices for one in given):
+            return
+        for request in claim.spec.devices.requests:
+            yield from self._request(claim, request.name, _alternatives(claim, request.name), given)
+        for constraint in claim.spec.devices.constraints:
+            yield from self._constraint(name, constraint, given)
+
+    def _request(
+        self,
+        claim: ResourceClaim,
+        name: str,
+        wanted: Mapping[str, RequestSpec],
+        given: Sequence[DeviceResult],
+    ) -> Iterator[str]:
+        mine = [one for one in given if one.request in wanted]
+        used = {one.request for one in mine}
+        if len(used) > 1:
+            yield f"{name}: several alternatives at once: {sorted(used)}"
+        for title in used:
+            devices = [self._devices[_device_id(one)] for one in mine if one.request == title]
+            yield from self._ask(title, wanted[title], devices)
+        if not used and not any(_count_of(ask) == 0 for ask in wanted.values()):
+            yield f"{claim.metadata.name}: request {name} got nothing"
+
+    def _ask(self, name: str, ask: RequestSpec, devices: Sequence[CandidateDevice]) -> Iterator[str]:
+        if len({one.id for one in devices}) != len(devices):
+            yield f"{name}: a device twice"
+        if _count_of(ask) is not None and len(devices) != _count_of(ask):
+            yield f"{name}: {len(devices)} devices, not {_count_of(ask)}"
+        for device in devices:
+            if not self._matches(ask, device):
+                yield f"{name}: {device.id} does not match"
+            yield from self._taints(name, ask, device)
+        if ask.allocation_mode == "All":
+            yield from self._all(name, ask, devices)
+
+    def _all(self, name: str, ask: RequestSpec, devices: Sequence[CandidateDevice]) -> Iterator[str]:
+        chosen = {one.id for one in devices}
+        for device in self._devices.values():
+            if device.id not in chosen and self._matches(ask, device):
+                yield f"{name}: wants all, {device.id} is missing"
+
+    def _matches(self, ask: RequestSpec, device: CandidateDevice) -> bool:
+        selectors = [*self._classes[ask.device_class_name].spec.selectors, *ask.selectors]
+        expressions = [one.cel.expression for one in selectors if one.cel]
+        if not all(compiler.compile_selector(expression).matches(device.view) for expression in expressions):
+            return False
+        one = device.device
+        if one.binding_conditions and not self._features.device_binding_and_status:
+            return False
+        if not self._holds(ask, device):
+            return False
+        return not device.source.spec.per_device_node_selection or node_is_selected(
+            self._node, node_name=one.node_name, all_nodes=one.all_nodes, selector=one.node_selector
+        )
+
+    def _holds(self, ask: RequestSpec, device: CandidateDevice) -> bool:
+        """Whether what was left of the device before is enough for what is asked for by name."""
+        before = self._state.consumed.get(device.id, {})
+        capacity = device.device.capacity
+        return all(
+            name in capacity
+            and exact_value(amount) + exact_value(before.get(name, 0)) <= exact_value(capacity[name].value)
+            for name, amount in (ask.capacity.requests if ask.capacity else {}).items()
+        )
+
+    def _taints(self, name: str, ask: RequestSpec, device: CandidateDevice) -> Iterator[str]:
+        for taint in device.device.taints if self._features.device_taints else ():
+            blocks = taint.effect in ("NoSchedule", "NoExecute")
+            if blocks and not any(_tolerates(one, taint) for one in ask.tolerations):
+                yield f"{name}: {device.id} has the taint {taint.key}"
+
+    def _constraint(
+        self, claim: str, constraint: DeviceConstraint, given: Sequence[DeviceResult]
+    ) -> Iterator[str]:
+        covered = [
+            one
+            for one in given
+            if not constraint.requests
+            or {one.request, one.request.partition("/")[0]} & set(constraint.requests)
+        ]
+        attribute = constraint.match_attribute or constraint.distinct_attribute or ""
+        values = [_attribute_values(self._devices[_device_id(one)], attribute) for one in covered]
+        if any(value is None for value in values):
+            yield f"{claim}: a device lacks {attribute}"
+            return
+        sets = [value for value in values if value is not None]
+        if constraint.match_attribute is not None and len(sets) > 1 and not frozenset.intersection(*sets):
+            yield f"{claim}: devices differ in {attribute}"
+        if constraint.distinct_attribute is not None and any(a & b for a, b in combinations(sets, 2)):
+            yield f"{claim}: devices share a value of {attribute}"
+
+    def _use(self, results: Sequence[AllocationResult]) -> Iterator[str]:
+        """No whole device is given to two, and none that is in use; admin access excepted."""
+        given: Counter[DeviceId] = Counter()
+        for result in results:
+            for one in result.devices.results:
+                device = self._devices.get(_device_id(one))
+                if device is None or device.shareable or one.admin_access:
+                    continue
+                given[device.id] += 1
+                if device.id in self._state.dedicated:
+                    yield f"{device.id} is in use"
+        yield from (f"{device} is given {times} times" for device, times in given.items() if times > 1)
+
+    def _counters(self, results: Sequence[AllocationResult]) -> Iterator[str]:
+        """No counter of a pool is overdrawn by what was given."""
+        given = {_device_id(one) for result in results for one in result.devices.results}
+        for pool in self._pools:
+            before = _counters_drawn(pool, self._held())
+            after = _counters_drawn(pool, self._held() | given)
+            for key, total in _counter_totals(pool).items():
+                if after[key] > total and after[key] > before[key]:
+                    yield f"counter {pool.key}/{key} is overdrawn"
+
+    def _held(self) -> set[DeviceId]:
+        return {*self._state.dedicated, *self._state.shared, *self._state.consumed}
+
+    def _capacity(self, results: Sequence[AllocationResult]) -> Iterator[str]:
+        """The shares of a device fit into it, and say what they take."""
+        taken: dict[tuple[DeviceId, str], Fraction] = {
+            (holder, name): exact_value(amount)
+            for holder, book in self._state.consumed.items()
+            for name, amount in book.items()
+        }
+        for one in (one for result in results for one in result.devices.results):
+            device = self._devices.get(_device_id(one))
+            if device is None or not device.shareable:
+                continue
+            if one.share_id is None:
+                yield f"{device.id}: a share without an id"
+            for name, amount in (one.consumed_capacity or {}).items():
+                taken[device.id, name] = taken.get((device.id, name), Fraction(0)) + exact_value(amount)
+        for (owner, name), total in taken.items():
+            known = self._devices.get(owner)
+            if (
+                known is not None
+                and known.shareable
+                and total > exact_value(known.device.capacity[name].value)
+            ):
+                yield f"{owner}: {name} is overdrawn"
+
+
+def _device_id(one: DeviceResult) -> DeviceId:
+    return DeviceId(one.driver, one.pool, one.device)
+
+
+def _alternatives(claim: ResourceClaim, name: str) -> dict[str, RequestSpec]:
+    request = next(one for one in claim.spec.devices.requests if one.name == name)
+    if request.exactly is not None:
+        return {name: request.exactly}
+    return {f"{name}/{one.name}": one for one in request.first_available}
+
+
+def _count_of(ask: RequestSpec) -> int | None:
+    return None if ask.allocation_mode == "All" else ask.count
+
+
+def _tolerates(toleration: DeviceToleration, taint: DeviceTaint) -> bool:
+    return (
+        toleration.effect in ("", taint.effect)
+        and toleration.key in ("", taint.key)
+        and (toleration.operator == "Exists" or toleration.value == taint.value)
+    )
+
+
+def _attribute_values(device: CandidateDevice, name: str) -> frozenset[object] | None:
+    """All values of the attribute; None without it."""
+    attribute = device.attribute(name)
+    if attribute is None:
+        return None
+    listed = (attribute.ints, attribute.bools, attribute.strings, attribute.versions)
+    single = (attribute.int_, attribute.bool_, attribute.string, attribute.version)
+    found = [(kind, value) for kind, values in enumerate(listed) for value in values or ()]
+    found += [(kind, value) for kind, value in enumerate(single) if value is not None]
+    return frozenset(found)
+
+
+def _counter_totals(pool: Pool) -> dict[tuple[str, str], Fraction]:
+    return {
+        (one.name, name): exact_value(counter.value)
+        for one in pool.counter_sets.values()
+        for name, counter in one.counters.items()
+    }
+
+
+def _counters_drawn(pool: Pool, held: set[DeviceId]) -> Counter[tuple[str, str]]:
+    drawn: Counter[tuple[str, str]] = Counter()
+    for source in (*pool.slices, *pool.elsewhere):
+        for device in source.spec.devices:
+            for use in device.consumes_counters:
+                for name, counter in use.counters.items():
+                    if DeviceId(pool.driver, pool.name, device.name) in held:
+                        drawn[use.counter_set, name] += exact_value(counter.value)  # type: ignore[assignment]
+    return drawn

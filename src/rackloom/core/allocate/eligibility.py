@@ -1,0 +1,253 @@
+"""Candidate devices of a node, and whether a device could serve a request at all.
+
+`candidates_of` numbers the devices of all usable pools in the order in which the search tries them.
+`Eligibility` decides what no assignment can change: binding conditions and compatibility groups, the
+selectors of the class, the selectors of the request, and the device's own node selection. It checks in
+this order, and the first reason counts. An error of a selector is a verdict too (`AllocationStopped`);
+it takes effect only when the search reaches that device.
+
+Running CEL dominates the cost, so three caches share verdicts:
+
+- by the request's `likeness`, within one allocation;
+- by the device's content without its name;
+- by the values that the expression can read (`Program.key`): real devices differ in UUID and address,
+  and few expressions read those.
+
+`SelectorCache` keeps compiled expressions and their results across allocations, for as long as its
+owner keeps it. `blocking_taint` finds the first NoSchedule or NoExecute taint that a request does not
+tolerate. The ledger calls it.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from functools import cached_property
+
+import msgspec
+
+from rackloom.core.allocate.cel import compiler, errors
+from rackloom.core.allocate.cel.environment import DeviceView
+from rackloom.core.allocate.inputs import DeviceId, Features, RequestAlternative
+from rackloom.core.allocate.objects import (
+    Device,
+    DeviceAttribute,
+    DeviceSelector,
+    DeviceTaint,
+    DeviceToleration,
+    Node,
+    ResourceSlice,
+)
+from rackloom.core.allocate.outcome import AllocationStopped, Cause, CauseKind
+from rackloom.core.allocate.pools import MalformedNodeSelector, Pool, devices_of, node_is_selected
+
+# Candidate devices, with what is computed from each of them once.
+
+
+class CandidateDevice:
+    """A device that a node may reach."""
+
+    def __init__(
+        self, pool: Pool, source: ResourceSlice, device: Device, position: int, *, shareable: bool
+    ) -> None:
+        self.id = DeviceId(pool.driver, pool.name, device.name)
+        self.pool = pool
+        self.source = source
+        self.device = device
+        self.position = position
+        """Rank in the order of search."""
+        self.shareable = shareable
+        """Several requests may hold a share of it at once."""
+
+    @cached_property
+    def view(self) -> DeviceView:
+        """The device as CEL sees it."""
+        return DeviceView.of(
+            self.id.driver,
+            {name: msgspec.to_builtins(value) for name, value in self.device.attributes.items()},
+            {name: str(one.value) for name, one in self.device.capacity.items()},
+            bool(self.device.allow_multiple_allocations),
+        )
+
+    @cached_property
+    def content(self) -> bytes:
+        """The device without its name: equal contents are equal to every selector."""
+        return msgspec.json.encode((self.id.driver, msgspec.structs.replace(self.device, name="")))
+
+    def attribute(self, name: str) -> DeviceAttribute | None:
+        """The attribute of a fully qualified name: a name without a domain is in the driver's domain."""
+        found = self.device.attributes.get(name)
+        domain, slash, identifier = name.partition("/")
+        if found is None and slash and domain == self.id.driver:
+            return self.device.attributes.get(identifier)
+        return found
+
+
+def candidates_of(pools: Sequence[Pool], features: Features) -> tuple[CandidateDevice, ...]:
+    """All devices of sound pools, in order of search. Pools in trouble have none."""
+    found: list[CandidateDevice] = []
+    for pool in pools:
+        for source, device in devices_of(pool):
+            shareable = features.consumable_capacity and bool(device.allow_multiple_allocations)
+            found.append(CandidateDevice(pool, source, device, len(found), shareable=shareable))
+    return tuple(found)
+
+
+# Taints and tolerations.
+
+
+_BLOCKING = ("NoSchedule", "NoExecute")
+"""The other effects (None, and any that a later version adds) inform and do not block."""
+
+
+def blocking_taint(device: Device, tolerations: Iterable[DeviceToleration]) -> DeviceTaint | None:
+    """The first taint that the tolerations do not cover."""
+    accepted = tuple(tolerations)
+    for taint in device.taints:
+        if taint.effect in _BLOCKING and not any(_tolerates(one, taint) for one in accepted):
+            return taint
+    return None
+
+
+def _tolerates(toleration: DeviceToleration, taint: DeviceTaint) -> bool:
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.key and toleration.key != taint.key:
+        return False
+    if toleration.operator in ("", "Equal"):
+        return toleration.value == taint.value
+    return toleration.operator == "Exists"
+
+
+# Verdicts of selectors and node selection, and their caches.
+
+
+Verdict = Cause | AllocationStopped | None
+"""None: it matches. A Stop is an error that counts only if the search comes to this device."""
+
+
+class SelectorCache:
+    """Compiled expressions, and what they said of devices. Lives as long as the caller likes."""
+
+    def __init__(self) -> None:
+        self._programs: dict[str, compiler.Program | errors.CompileError] = {}
+        self._said: dict[str, dict[Hashable, bool | errors.EvaluationError]] = {}
+        self._verdicts: dict[Hashable, dict[bytes, Verdict]] = {}
+
+    def verdicts(self, ask: RequestAlternative, features: Features) -> dict[bytes, Verdict]:
+        """What was found for devices by their content, with selectors as they are now. To be added to."""
+        key = features, ask.device_class.spec.selectors, ask.selectors
+        return self._verdicts.setdefault(key, {})
+
+    def says(
+        self, expression: str, candidate: CandidateDevice
+    ) -> bool | errors.CompileError | errors.EvaluationError:
+        """Whether the expression holds for the device; errors come back as values."""
+        program = self._program(expression)
+        if isinstance(program, errors.CompileError):
+            return program
+        view = candidate.view
+        if view.problem is not None:
+            return _run_program(program, candidate)
+        known = self._said.setdefault(expression, {})
+        key = program.key(view)
+        if key not in known:
+            known[key] = _run_program(program, candidate)
+        return known[key]
+
+    def _program(self, expression: str) -> compiler.Program | errors.CompileError:
+        if expression not in self._programs:
+            try:
+                self._programs[expression] = compiler.compile_selector(expression)
+            except errors.CompileError as error:
+                self._programs[expression] = error
+        return self._programs[expression]
+
+
+def _run_program(program: compiler.Program, candidate: CandidateDevice) -> bool | errors.EvaluationError:
+    try:
+        return program.matches(candidate.view)
+    except errors.EvaluationError as error:
+        return error
+
+
+class Eligibility:
+    """Verdicts of one node's devices on the asks of one allocation."""
+
+    def __init__(self, node: Node, features: Features, selectors: SelectorCache) -> None:
+        self._node = node
+        self._features = features
+        self._selectors = selectors
+        self._known: dict[Hashable, dict[CandidateDevice, Verdict]] = {}
+        self._by_content: dict[Hashable, dict[bytes, Verdict]] = {}
+
+    def verdict(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
+        """What selectors and node selection say; an error is returned, not raised."""
+        known = self._known.setdefault(ask.likeness, {})
+        if candidate not in known:
+            known[candidate] = self._found(ask, candidate)
+        # An error names the request, so it is not shared.
+        found = known[candidate]
+        return self._judge(ask, candidate) if isinstance(found, AllocationStopped) else found
+
+    def matches(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
+        """Whether the device is selectable. Raises Stop where a selector fails."""
+        verdict = self.verdict(ask, candidate)
+        if isinstance(verdict, AllocationStopped):
+            raise verdict
+        return verdict is None
+
+    def _found(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
+        """The verdict on a device of the same content, unless devices differ in the nodes they reach."""
+        if candidate.source.spec.per_device_node_selection:
+            return self._judge(ask, candidate)
+        if ask.likeness not in self._by_content:
+            self._by_content[ask.likeness] = self._selectors.verdicts(ask, self._features)
+        known = self._by_content[ask.likeness]
+        if candidate.content not in known:
+            known[candidate.content] = self._judge(ask, candidate)
+        return known[candidate.content]
+
+    def _judge(self, ask: RequestAlternative, candidate: CandidateDevice) -> Verdict:
+        device = candidate.device
+        if device.binding_conditions and not self._features.device_binding_and_status:
+            return Cause(CauseKind.BINDING_CONDITIONS, "the feature DeviceBindingAndStatus is off")
+        if any(use.compatibility_groups for use in device.consumes_counters):
+            return Cause(CauseKind.COMPATIBILITY_GROUPS, "compatibility groups are not supported")
+        owner = f"class {ask.device_class.metadata.name}"
+        verdict = self._selected(ask.device_class.spec.selectors, candidate, owner, CauseKind.CLASS_SELECTOR)
+        if verdict is None:
+            owner = f"claim {ask.claim_name}, request {ask.name}"
+            verdict = self._selected(ask.selectors, candidate, owner, CauseKind.REQUEST_SELECTOR)
+        return self._reached(candidate) if verdict is None else verdict
+
+    def _selected(
+        self, selectors: Iterable[DeviceSelector], candidate: CandidateDevice, owner: str, kind: CauseKind
+    ) -> Verdict:
+        for number, selector in enumerate(selectors):
+            if selector.cel is None:
+                return AllocationStopped(
+                    f"{owner}: selector #{number} has no CEL expression (unsupported selector type?)"
+                )
+            said = self._selectors.says(selector.cel.expression, candidate)
+            if isinstance(said, errors.CompileError):
+                return AllocationStopped(f"{owner}: selector #{number} does not compile: {said}")
+            if isinstance(said, errors.EvaluationError):
+                return AllocationStopped(
+                    f"{owner}: selector #{number} fails on device {candidate.id}: {said}"
+                )
+            if not said:
+                return Cause(kind, selector.cel.expression)
+        return None
+
+    def _reached(self, candidate: CandidateDevice) -> Verdict:
+        device = candidate.device
+        if not candidate.source.spec.per_device_node_selection:
+            return None
+        try:
+            here = node_is_selected(
+                self._node,
+                node_name=device.node_name,
+                all_nodes=device.all_nodes,
+                selector=device.node_selector,
+            )
+        except MalformedNodeSelector as error:
+            return AllocationStopped(f"device {candidate.id}: {error}")
+        return None if here else Cause(CauseKind.OTHER_NODE, f"not reached from {self._node.metadata.name}")

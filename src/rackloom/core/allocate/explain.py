@@ -1,0 +1,286 @@
+"""Why claims cannot be met on a node: where each device went, as a value and as text.
+
+For every request, each device of the node is counted once, under the first rule that takes it away.
+Rules are applied in the allocator's order: in use, selectors, capacity, counters, taints, constraints.
+What remains is what the request can choose from when it comes first.
+
+For every constraint, the account shows how many remaining devices of each request have which value.
+
+`conflict` names a minimal set of requests that cannot be met together. It is found by a deletion
+filter: leave out one request after the other for as long as the search still fails. It stays empty
+where all requests can be met, or where the search was not decided.
+
+`render_explanation` prints the account for the command line and for events.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+
+import msgspec
+
+from rackloom.core.allocate.allocator import unbounded
+from rackloom.core.allocate.eligibility import CandidateDevice, SelectorCache
+from rackloom.core.allocate.inputs import Alternatives, Features, InUse, RequestAlternative
+from rackloom.core.allocate.ledger import Constraint
+from rackloom.core.allocate.objects import DeviceClass, Node, ResourceClaim, ResourceSlice
+from rackloom.core.allocate.outcome import AllocationStopped, Cause, CauseKind
+from rackloom.core.allocate.pools import SliceIndex
+from rackloom.core.allocate.problem import AllocationProblem, node_devices
+
+# The account as a value.
+
+
+class RemovedDevices(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices that one cause takes away from a request."""
+
+    cause: CauseKind
+    detail: str
+    devices: tuple[str, ...]
+    """`driver/pool/device` of each."""
+
+
+class ValueCount(msgspec.Struct, frozen=True, kw_only=True):
+    """How many devices of each request have one value of a constrained attribute."""
+
+    value: str
+    devices: dict[str, int]
+
+
+class ConstraintAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """What a constraint leaves: its requests, by value."""
+
+    constraint: str
+    values: tuple[ValueCount, ...]
+
+
+class RequestAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the devices went, for one request or alternative."""
+
+    claim: str
+    request: str
+    wanted: int | None
+    """Devices asked for; None: all that match."""
+    devices: int
+    """Devices of all pools that the node reaches."""
+    removed: tuple[RemovedDevices, ...]
+    left: tuple[str, ...]
+    """Devices that could serve the request if it came first."""
+
+
+class PoolAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool that nothing is allocated from."""
+
+    pool: str
+    trouble: str
+    reason: str
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """The accounts of all requests on one node."""
+
+    node: str
+    requests: tuple[RequestAccount, ...]
+    constraints: tuple[ConstraintAccount, ...]
+    unusable_pools: tuple[PoolAccount, ...]
+    conflict: tuple[str, ...]
+    """A smallest set of requests that cannot be met together; empty where all can (or it was not decided)."""
+    fault: str | None = None
+    """Set where the claims could not be worked on at all."""
+
+
+def explain(
+    node: Node,
+    classes: Iterable[DeviceClass],
+    slices: Iterable[ResourceSlice] | SliceIndex,
+    claims: Sequence[ResourceClaim],
+    *,
+    state: InUse = InUse(),  # noqa: B008 (a frozen value)
+    features: Features = Features(),  # noqa: B008
+    proceed: Callable[[], bool] = unbounded,
+) -> Explanation:
+    """The accounts of `claims` on `node`, whether they can be met or not. Takes what `allocate` takes."""
+    index = slices if isinstance(slices, SliceIndex) else SliceIndex(slices)
+    named = {one.metadata.name: one for one in classes}
+    try:
+        desk = AllocationProblem(
+            node_devices(node, index, features), named, claims, state, features, SelectorCache()
+        )
+    except AllocationStopped as stop:
+        return _empty(node, stop.reason)
+    asks = list(chain.from_iterable(chain.from_iterable(desk.choices)))
+    accounts = {ask: _causes_by_device(desk, ask) for ask in asks}
+    return Explanation(
+        node=node.metadata.name,
+        requests=tuple(_request_account(desk, ask, accounts[ask]) for ask in asks),
+        constraints=tuple(_constraint_accounts(desk, asks, accounts)),
+        unusable_pools=tuple(
+            PoolAccount(pool="/".join(pool.key), trouble=pool.trouble, reason=pool.reason)
+            for pool in desk.pools
+            if pool.trouble is not None
+        ),
+        conflict=_conflict(desk, proceed),
+    )
+
+
+def _empty(node: Node, fault: str) -> Explanation:
+    return Explanation(
+        node=node.metadata.name, requests=(), constraints=(), unusable_pools=(), conflict=(), fault=fault
+    )
+
+
+CausesByDevice = list[tuple[CandidateDevice, Cause | None]]
+
+
+def _causes_by_device(desk: AllocationProblem, ask: RequestAlternative) -> CausesByDevice:
+    return [(one, _cause(desk, ask, one)) for one in desk.candidates]
+
+
+def _cause(desk: AllocationProblem, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
+    used = desk.ledger.in_use(ask, candidate)
+    if used is not None:
+        return used
+    verdict = desk.eligibility.verdict(ask, candidate)
+    if isinstance(verdict, AllocationStopped):
+        return Cause(CauseKind.SELECTOR_FAILS, verdict.reason)
+    return verdict or desk.ledger.short(ask, candidate) or desk.ledger.broken(ask, candidate)
+
+
+def _request_account(
+    desk: AllocationProblem, ask: RequestAlternative, accounted: CausesByDevice
+) -> RequestAccount:
+    removed: dict[Cause, list[str]] = {}
+    for candidate, cause in accounted:
+        if cause is not None:
+            removed.setdefault(cause, []).append(str(candidate.id))
+    order = list(CauseKind)
+    return RequestAccount(
+        claim=ask.claim_name,
+        request=ask.name,
+        wanted=None if ask.everything else ask.count,
+        devices=len(desk.candidates),
+        removed=tuple(
+            RemovedDevices(cause=cause.kind, detail=cause.detail, devices=tuple(devices))
+            for cause, devices in sorted(removed.items(), key=lambda item: order.index(item[0].kind))
+        ),
+        left=tuple(str(candidate.id) for candidate, cause in accounted if cause is None),
+    )
+
+
+def _constraint_accounts(
+    desk: AllocationProblem,
+    asks: Sequence[RequestAlternative],
+    accounts: dict[RequestAlternative, CausesByDevice],
+) -> Iterator[ConstraintAccount]:
+    for claim, constraints in enumerate(desk.constraints):
+        for constraint in constraints:
+            covered = [ask for ask in asks if ask.claim == claim and ask.named_in(constraint.requests)]
+            yield ConstraintAccount(
+                constraint=str(constraint), values=_by_value(constraint, covered, accounts)
+            )
+
+
+def _by_value(
+    constraint: Constraint,
+    covered: Sequence[RequestAlternative],
+    accounts: dict[RequestAlternative, CausesByDevice],
+) -> tuple[ValueCount, ...]:
+    counts: dict[tuple[str, object], dict[str, int]] = {}
+    for ask in covered:
+        for candidate, cause in accounts[ask]:
+            for value in (constraint.values(candidate) or ()) if cause is None else ():
+                of_value = counts.setdefault(value, {one.name: 0 for one in covered})
+                of_value[ask.name] += 1
+    return tuple(
+        ValueCount(value=str(value), devices=of)
+        for (_, value), of in sorted(counts.items(), key=lambda item: str(item[0]))
+    )
+
+
+def _conflict(desk: AllocationProblem, proceed: Callable[[], bool]) -> tuple[str, ...]:
+    """Leaves out one request after the other for as long as the rest still cannot be met."""
+    plan = list(chain.from_iterable(desk.choices))
+    if _can_be_met(desk, plan, proceed) is not False:
+        return ()
+    for choice in list(plan):
+        rest = [one for one in plan if one is not choice]
+        if _can_be_met(desk, rest, proceed) is False:
+            plan = rest
+    return tuple(f"{choice[0].claim_name}/{choice[0].request}" for choice in plan)
+
+
+def _can_be_met(
+    desk: AllocationProblem, plan: Sequence[Alternatives], proceed: Callable[[], bool]
+) -> bool | None:
+    """Whether the requests of `plan` can be met; None where an error or the bound comes first."""
+    search = desk.search(proceed, plan)
+    try:
+        return search.run()
+    except AllocationStopped:
+        return None
+    finally:
+        while desk.ledger.entries:
+            desk.ledger.strike()
+
+
+# The account as text.
+
+
+_CAUSE_TEXTS = {
+    CauseKind.IN_USE: "in use",
+    CauseKind.BINDING_CONDITIONS: "has binding conditions",
+    CauseKind.COMPATIBILITY_GROUPS: "has compatibility groups",
+    CauseKind.CLASS_SELECTOR: "not of the class",
+    CauseKind.REQUEST_SELECTOR: "selector is false",
+    CauseKind.SELECTOR_FAILS: "selector fails",
+    CauseKind.OTHER_NODE: "other node",
+    CauseKind.CAPACITY: "capacity",
+    CauseKind.COUNTERS: "counters",
+    CauseKind.TAINT: "taint",
+    CauseKind.CONSTRAINT: "constraint",
+    CauseKind.ATTRIBUTE_MISSING: "attribute missing",
+}
+_SHOWN_VALUES = 8
+
+
+def render_explanation(explanation: Explanation) -> str:
+    """The explanation as lines of text."""
+    return "\n".join(_lines(explanation))
+
+
+def _lines(explanation: Explanation) -> Iterator[str]:
+    yield f"node {explanation.node}"
+    if explanation.fault is not None:
+        yield f"  {explanation.fault}"
+    for pool in explanation.unusable_pools:
+        yield f"  pool {pool.pool} is {pool.trouble}: {pool.reason}"
+    for account in explanation.requests:
+        yield from _request_lines(account)
+    for cut in explanation.constraints:
+        yield from _constraint_lines(cut)
+    if explanation.conflict:
+        together = " with ".join(explanation.conflict)
+        yield f"  cannot be met{' together' if len(explanation.conflict) > 1 else ''}: {together}"
+
+
+def _request_lines(account: RequestAccount) -> Iterator[str]:
+    wanted = "all devices" if account.wanted is None else account.wanted
+    yield (
+        f"  {account.claim}, request {account.request}: wants {wanted},"
+        f" {len(account.left)} of {account.devices} devices are left"
+    )
+    for removed in account.removed:
+        yield f"    {len(removed.devices):>4} {_cause_text(removed)}"
+
+
+def _cause_text(removed: RemovedDevices) -> str:
+    words = _CAUSE_TEXTS[removed.cause]
+    return f"{words}: {removed.detail}" if removed.detail else words
+
+
+def _constraint_lines(cut: ConstraintAccount) -> Iterator[str]:
+    yield f"  {cut.constraint}: {'' if cut.values else 'no device is left to compare'}".rstrip()
+    for count in cut.values[:_SHOWN_VALUES]:
+        devices = ", ".join(f"{request} {number}" for request, number in count.devices.items())
+        yield f"    {count.value}: {devices}"
+    if len(cut.values) > _SHOWN_VALUES:
+        yield f"    and {len(cut.values) - _SHOWN_VALUES} more values"

@@ -1,0 +1,340 @@
+"""Allocation over many nodes at a cost that does not grow with their number.
+
+kube-scheduler searches on every node again for every pod. Nodes of one machine type differ in names,
+addresses and UUIDs, which few claims read. To one kind of claim, most nodes are therefore copies of
+each other: the same devices, position by position. What is found for one holds for all of them.
+
+- `NodeSignatures` computes what the claims can see of a node without its names. Equal signatures mean
+  equal answers.
+- `NodeOccupancy` records what is in use on a node by device position, as a small hashable key.
+- `NodeEquivalenceClasses` keeps nodes by condition (signature and occupancy), with one heap per
+  condition. A node whose occupancy changes is pushed under its new condition, and stale heap entries
+  are dropped when they surface.
+
+`Fleet.place` searches once per condition and reuses the answer pattern on every node of that condition.
+The chosen node is the first in order that can serve, as if each had been asked.
+
+Slices must name their node. Devices that several nodes reach tie nodes together; `allocate` is for
+those.
+"""
+
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from fractions import Fraction
+from itertools import chain
+from typing import Generic, TypeVar
+
+import msgspec
+
+from rackloom.core.allocate.allocator import fault_of, numbered_ids, refusal_of, results_of, unbounded
+from rackloom.core.allocate.capacity import counter_draws
+from rackloom.core.allocate.eligibility import CandidateDevice, SelectorCache
+from rackloom.core.allocate.inputs import DeviceId, Features, InUse, RequestAlternative
+from rackloom.core.allocate.ledger import DeviceAssignment
+from rackloom.core.allocate.objects import (
+    AllocationResult,
+    DeviceClass,
+    DeviceResult,
+    Node,
+    ResourceClaim,
+    ResourceSlice,
+)
+from rackloom.core.allocate.outcome import Allocation, AllocationStopped, Fault, FaultScope, Outcome, Refusal
+from rackloom.core.allocate.pools import Pool, SliceIndex
+from rackloom.core.allocate.problem import AllocationProblem, NodeDevices, node_devices
+from rackloom.core.allocate.quantity import Quantity, exact_value
+from rackloom.core.allocate.symmetry import request_outcome
+
+# What is in use on one node, by device position.
+
+
+class NodeOccupancy:
+    """Dedicated devices as bits; of shared ones how many shares, and what these took."""
+
+    def __init__(self) -> None:
+        self._dedicated = 0
+        self._shares: dict[int, int] = {}
+        self._taken: dict[tuple[int, str], Fraction] = {}
+
+    def key(self) -> Hashable:
+        """Equal where the same positions are used the same way."""
+        return self._dedicated, frozenset(self._shares.items()), frozenset(self._taken.items())
+
+    def add(self, offer: NodeDevices, results: Iterable[AllocationResult]) -> None:
+        """Note what was given. Admin access holds nothing."""
+        for at, one in _positions_held(offer, results):
+            if one.share_id is None:
+                self._dedicated |= 1 << at
+                continue
+            self._shares[at] = self._shares.get(at, 0) + 1
+            for name, amount in (one.consumed_capacity or {}).items():
+                self._taken[at, name] = self._taken.get((at, name), Fraction(0)) + exact_value(amount)
+
+    def remove(self, offer: NodeDevices, results: Iterable[AllocationResult]) -> None:
+        """Note what was given back."""
+        for at, one in _positions_held(offer, results):
+            if one.share_id is None:
+                self._dedicated &= ~(1 << at)
+            else:
+                self._return(at, one)
+
+    def _return(self, at: int, one: DeviceResult) -> None:
+        self._shares[at] -= 1
+        for name, amount in (one.consumed_capacity or {}).items():
+            self._taken[at, name] -= exact_value(amount)
+        if not self._shares[at]:
+            del self._shares[at]
+            self._taken = {key: amount for key, amount in self._taken.items() if key[0] != at}
+
+    def as_in_use(self, offer: NodeDevices) -> InUse:
+        """The same as books of devices."""
+        devices = offer.candidates
+        dedicated = (one.id for one in devices if self._dedicated >> one.position & 1)
+        consumed: dict[DeviceId, dict[str, str]] = {}
+        for (at, name), amount in self._taken.items():
+            consumed.setdefault(devices[at].id, {})[name] = _exact_quantity(amount)
+        return InUse(
+            dedicated=frozenset(dedicated),
+            shared=frozenset(devices[at].id for at in self._shares),
+            consumed=consumed,
+        )
+
+
+def _positions_held(
+    offer: NodeDevices, results: Iterable[AllocationResult]
+) -> Iterator[tuple[int, DeviceResult]]:
+    """The devices of results that hold one, with their positions; those that are gone are left out."""
+    for one in (one for result in results for one in result.devices.results if not one.admin_access):
+        at = offer.positions.get(DeviceId(one.driver, one.pool, one.device))
+        if at is not None:
+            yield at, one
+
+
+def _exact_quantity(amount: Fraction) -> str:
+    """Quantities have no more than nine decimals, and so have their sums."""
+    return str(Quantity(int(amount * 10**9), -9))
+
+
+# Signatures and equivalence classes of nodes.
+
+
+A = TypeVar("A")
+NodeCondition = tuple[int, Hashable]
+"""Kind of a node, and what is in use on it."""
+
+
+class NodeSignatures:
+    """Nodes as one kind of claim sees them. Devices of equal content are looked at once for all nodes."""
+
+    def __init__(self) -> None:
+        self._looks: dict[Hashable, int] = {}
+        self._known: dict[Hashable, int] = {}
+
+    def of(self, desk: AllocationProblem) -> Hashable:
+        """All that the claims can see of a node, without its names: equal kinds, equal answers."""
+        pools = {pool.key: number for number, pool in enumerate(desk.pools)}
+        devices = tuple(self._device(desk, one, pools[one.pool.key]) for one in desk.candidates)
+        return devices, tuple(map(_pool_signature, desk.pools))
+
+    def _device(self, desk: AllocationProblem, one: CandidateDevice, pool: int) -> int:
+        # A device that selects its nodes itself may be here or not: its content does not tell.
+        key = one if one.source.spec.per_device_node_selection else (one.content, pool)
+        if key not in self._known:
+            self._known[key] = self._looks.setdefault(_device_signature(desk, one, pool), len(self._looks))
+        return self._known[key]
+
+
+def _device_signature(desk: AllocationProblem, one: CandidateDevice, pool: int) -> Hashable:
+    asks = chain.from_iterable(chain.from_iterable(desk.choices))
+    return (
+        tuple(request_outcome(ask, one, desk.eligibility, desk.ledger) for ask in asks),
+        tuple(constraint.values(one) for constraint in chain.from_iterable(desk.constraints)),
+        _book_signature(one, pool),
+    )
+
+
+def _book_signature(one: CandidateDevice, pool: int) -> Hashable:
+    counters = frozenset(counter_draws(one.device)) if one.device.consumes_counters else None
+    if not one.shareable:
+        return pool if counters is None else (pool, counters)
+    return pool, counters, frozenset((name, has.value) for name, has in one.device.capacity.items())
+
+
+def _pool_signature(pool: Pool) -> Hashable:
+    counters = frozenset(
+        (name, counter, total.value)
+        for name, of in pool.counter_sets.items()
+        for counter, total in of.counters.items()
+    )
+    return pool.driver, pool.trouble, counters
+
+
+class NodeEquivalenceClasses(Generic[A]):
+    """The nodes as one kind of claim sees them: by condition, in order."""
+
+    def __init__(self, kinds: Iterable[Hashable], used: Sequence[Hashable]) -> None:
+        numbers: dict[Hashable, int] = {}
+        self._kinds = [numbers.setdefault(kind, len(numbers)) for kind in kinds]
+        self._conditions: list[NodeCondition] = list(zip(self._kinds, used, strict=True))
+        self._open: dict[NodeCondition, list[int]] = {}
+        self._closed: set[NodeCondition] = set()
+        self.answers: dict[NodeCondition, A] = {}
+        """What was found for a condition."""
+        for number, condition in enumerate(self._conditions):
+            self._open.setdefault(condition, []).append(number)
+
+    def first(self) -> tuple[int, NodeCondition] | None:
+        """The first node of an open condition."""
+        tops = []
+        for condition, heap in list(self._open.items()):
+            while heap and self._conditions[heap[0]] != condition:
+                heapq.heappop(heap)
+            if heap:
+                tops.append((heap[0], condition))
+            else:
+                del self._open[condition]
+        return min(tops, key=lambda top: top[0], default=None)
+
+    def close(self, condition: NodeCondition) -> None:
+        """No node of this condition can serve."""
+        self._closed.add(condition)
+        self._open.pop(condition, None)
+
+    def moved(self, number: int, used: Hashable) -> None:
+        """What is in use on a node has changed."""
+        condition = (self._kinds[number], used)
+        self._conditions[number] = condition
+        if condition in self._closed:
+            return
+        heapq.heappush(self._open.setdefault(condition, []), number)
+
+
+# The fleet.
+
+
+class AnswerPattern(msgspec.Struct, frozen=True):
+    """An answer that holds on every node of a condition."""
+
+    chosen: tuple[RequestAlternative, ...]
+    entries: tuple[DeviceAssignment, ...]
+    """Only asks, positions and amounts count; the devices are those of the node that was searched."""
+    steps: int
+
+
+class Fleet:
+    """Nodes with devices of their own, and what is in use on them.
+
+    Slices must name their node. Devices that several nodes reach tie nodes together; `allocate` is for those.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        classes: Iterable[DeviceClass],
+        slices: Iterable[ResourceSlice],
+        *,
+        features: Features = Features(),  # noqa: B008 (a frozen value)
+    ) -> None:
+        """Raises Stop for slices that do not name their node."""
+        index = SliceIndex(slices)
+        if index.unbound():
+            raise AllocationStopped("a fleet takes slices that name their node")
+        self._offers = [node_devices(node, index, features) for node in nodes]
+        self._number = {node.metadata.name: number for number, node in enumerate(nodes)}
+        self._used = [NodeOccupancy() for _ in nodes]
+        self._classes = {one.metadata.name: one for one in classes}
+        self._features = features
+        self._selectors = SelectorCache()
+        self._new_id = numbered_ids()
+        self._views: dict[bytes, NodeEquivalenceClasses[AnswerPattern | Refusal | Fault]] = {}
+
+    def place(self, claims: Sequence[ResourceClaim], *, proceed: Callable[[], bool] = unbounded) -> Outcome:
+        """Give the claims of one pod their devices on the first node that can serve them, and note the use.
+
+        A refusal names no node. A fault of a node passes the node over, like upstream; one of the attempt, or
+        a search that `proceed` stopped, is the outcome.
+        """
+        view = self._view(claims)
+        while (found := view.first()) is not None:
+            number, condition = found
+            answer = view.answers.get(condition) or self._searched(number, claims, proceed)
+            if isinstance(answer, Fault) and answer.scope is FaultScope.ATTEMPT:
+                return answer
+            view.answers[condition] = answer
+            if isinstance(answer, AnswerPattern):
+                return self._taken(number, claims, answer)
+            view.close(condition)
+        return Refusal(node="", steps=0)
+
+    def occupy(self, node: str, results: Iterable[AllocationResult]) -> None:
+        """Note that claims that were allocated elsewhere hold devices of `node`."""
+        number = self._number[node]
+        self._used[number].add(self._offers[number], results)
+        self._moved(number)
+
+    def release(self, node: str, results: Iterable[AllocationResult]) -> None:
+        """Note that devices of `node` are free again."""
+        number = self._number[node]
+        self._used[number].remove(self._offers[number], results)
+        self._moved(number)
+
+    def _view(
+        self, claims: Sequence[ResourceClaim]
+    ) -> NodeEquivalenceClasses[AnswerPattern | Refusal | Fault]:
+        key = msgspec.json.encode([claim.spec for claim in claims])
+        if key not in self._views:
+            looks = NodeSignatures()
+            kinds = [self._kind(offer, claims, looks) for offer in self._offers]
+            self._views[key] = NodeEquivalenceClasses(kinds, [used.key() for used in self._used])
+        return self._views[key]
+
+    def _kind(self, offer: NodeDevices, claims: Sequence[ResourceClaim], looks: NodeSignatures) -> Hashable:
+        try:
+            desk = AllocationProblem(
+                offer,
+                self._classes,
+                claims,
+                NodeOccupancy().as_in_use(offer),
+                self._features,
+                self._selectors,
+            )
+        except AllocationStopped as stop:
+            return stop.reason
+        return looks.of(desk)
+
+    def _searched(
+        self, number: int, claims: Sequence[ResourceClaim], proceed: Callable[[], bool]
+    ) -> AnswerPattern | Refusal | Fault:
+        offer = self._offers[number]
+        steps = 0
+        try:
+            state = self._used[number].as_in_use(offer)
+            desk = AllocationProblem(offer, self._classes, claims, state, self._features, self._selectors)
+            search = desk.search(proceed)
+            found = search.run()
+            steps = search.steps
+            return (
+                AnswerPattern(tuple(search.chosen), tuple(desk.ledger.entries), steps)
+                if found
+                else refusal_of(desk, steps)
+            )
+        except AllocationStopped as stop:
+            return fault_of(offer.node, stop, steps)
+
+    def _taken(self, number: int, claims: Sequence[ResourceClaim], answer: AnswerPattern) -> Outcome:
+        offer = self._offers[number]
+        entries = [
+            DeviceAssignment(one.ask, offer.candidates[one.candidate.position], one.consumption, one.charged)
+            for one in answer.entries
+        ]
+        try:
+            results = results_of(offer.node, claims, answer.chosen, entries, self._new_id)
+        except AllocationStopped as stop:
+            return fault_of(offer.node, stop, answer.steps)
+        self.occupy(offer.node.metadata.name, results)
+        return Allocation(node=offer.node.metadata.name, results=results, steps=answer.steps)
+
+    def _moved(self, number: int) -> None:
+        key = self._used[number].key()
+        for view in self._views.values():
+            view.moved(number, key)

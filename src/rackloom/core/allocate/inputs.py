@@ -1,0 +1,251 @@
+"""The inputs of one allocation beside the slices: feature gates, devices in use, and requests.
+
+`Features` are the switches of upstream's allocator. What is off is refused, ignored or ineligible,
+exactly as upstream has it.
+
+`InUse` records what earlier allocations hold: whole devices, shared devices and the capacity that their
+shares took. `in_use_by` derives it from the status of claims. Results with admin access hold nothing.
+The allocator reads this record and never changes it.
+
+`alternatives_of` brings claims into one shape. A request becomes a tuple of `RequestAlternative`: one
+for `exactly`, several, best first, for `firstAvailable`. Requests that no node could meet are refused
+here: a feature that is off, an unknown class, an allocation mode or selector of an unknown kind.
+Alternatives are compared by identity; `likeness` is equal for those that treat every device the same.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import msgspec
+
+from rackloom.core.allocate.objects import (
+    Amount,
+    DeviceClass,
+    DeviceRequest,
+    DeviceResult,
+    DeviceSelector,
+    DeviceSubRequest,
+    DeviceToleration,
+    ExactDeviceRequest,
+    ResourceClaim,
+)
+from rackloom.core.allocate.outcome import AllocationStopped
+from rackloom.core.allocate.quantity import Quantity
+
+# Feature gates of upstream's allocator.
+
+
+class Features(msgspec.Struct, frozen=True, kw_only=True, rename="pascal", forbid_unknown_fields=True):
+    """Allocator features; the defaults are those of Kubernetes 1.36 and later."""
+
+    admin_access: bool = True
+    consumable_capacity: bool = True
+    device_binding_and_status: bool = True
+    device_taints: bool = True
+    list_type_attributes: bool = False
+    partitionable_devices: bool = True
+    prioritized_list: bool = True
+
+
+# Devices in use before the allocation starts.
+
+
+class DeviceId(NamedTuple):
+    """A device of the cluster: its name is unique within its pool."""
+
+    driver: str
+    pool: str
+    device: str
+
+    def __str__(self) -> str:
+        return "/".join(self)
+
+
+class InUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices that earlier allocations hold."""
+
+    dedicated: frozenset[DeviceId] = frozenset()
+    """Given to one claim."""
+    shared: frozenset[DeviceId] = frozenset()
+    """Of which shares were given."""
+    consumed: Mapping[DeviceId, Mapping[str, Amount]] = {}
+    """Capacity that the shares of a device took together."""
+    holders: Mapping[DeviceId, tuple[str, ...]] = {}
+    """Names of the claims that hold a device, where known: for explanations."""
+
+
+def in_use_by(claims: Iterable[ResourceClaim], *, shares: bool = True) -> InUse:
+    """The books of `claims`, as their status has them. Results with admin access hold nothing.
+
+    With `shares` (the feature ConsumableCapacity), a result with a share id is a share; without it, every
+    result holds its whole device.
+    """
+    dedicated, shared = set[DeviceId](), set[DeviceId]()
+    consumed: dict[DeviceId, dict[str, Quantity]] = {}
+    holders: dict[DeviceId, list[str]] = {}
+    for claim in claims:
+        for result in claim.status.allocation.devices.results if claim.status.allocation else ():
+            if result.admin_access:
+                continue
+            device = DeviceId(result.driver, result.pool, result.device)
+            holders.setdefault(device, []).append(claim.metadata.name)
+            if shares and result.share_id is not None:
+                shared.add(device)
+                _add_consumption(consumed, device, result)
+            else:
+                dedicated.add(device)
+    return InUse(
+        dedicated=frozenset(dedicated),
+        shared=frozenset(shared),
+        consumed={device: {name: str(q) for name, q in book.items()} for device, book in consumed.items()},
+        holders={device: tuple(names) for device, names in holders.items()},
+    )
+
+
+def _add_consumption(
+    consumed: dict[DeviceId, dict[str, Quantity]], device: DeviceId, result: DeviceResult
+) -> None:
+    if not result.consumed_capacity:
+        return
+    book = consumed.setdefault(device, {})
+    for name, amount in result.consumed_capacity.items():
+        more = Quantity.parse(str(amount))
+        book[name] = book[name] + more if name in book else more
+
+
+# Requests of claims in one shape.
+
+
+MAX_RESULTS = 32
+"""Devices that one claim can hold (AllocationResultsMaxSize of the API)."""
+
+
+class RequestAlternative(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
+    """A request without alternatives, or one alternative of a request. Compared by identity."""
+
+    claim: int
+    claim_name: str
+    request: str
+    alternative: str | None
+    device_class: DeviceClass
+    selectors: tuple[DeviceSelector, ...]
+    everything: bool
+    """Allocation mode All: every matching device or nothing."""
+    count: int
+    """Devices asked for; of mode All it is not known here."""
+    admin: bool
+    tolerations: tuple[DeviceToleration, ...]
+    amounts: Mapping[str, Amount]
+    """Capacity asked for of each device."""
+
+    @property
+    def name(self) -> str:
+        """`request` or `request/alternative`, as results name it."""
+        return self.request if self.alternative is None else f"{self.request}/{self.alternative}"
+
+    @cached_property
+    def likeness(self) -> Hashable:
+        """Equal for asks that treat every device the same: requests often repeat."""
+        tolerated, amounts = self.tolerations, frozenset(self.amounts.items())
+        return self.device_class.metadata.name, self.selectors, tolerated, amounts
+
+    def named_in(self, requests: Sequence[str]) -> bool:
+        """Whether a list of request names covers this ask (an empty list covers all)."""
+        return not requests or self.request in requests or self.name in requests
+
+
+Alternatives = tuple[RequestAlternative, ...]
+"""The asks of one request of which one is to be met, best first."""
+
+
+def alternatives_of(
+    claims: Sequence[ResourceClaim], classes: Mapping[str, DeviceClass], features: Features
+) -> tuple[tuple[Alternatives, ...], ...]:
+    """Per claim and request, its alternatives. Raises Stop for a request that no node could meet."""
+    return tuple(
+        tuple(
+            _alternatives(index, claim, request, classes, features) for request in claim.spec.devices.requests
+        )
+        for index, claim in enumerate(claims)
+    )
+
+
+def _alternatives(
+    claim: int,
+    owner: ResourceClaim,
+    request: DeviceRequest,
+    classes: Mapping[str, DeviceClass],
+    features: Features,
+) -> Alternatives:
+    where = f"claim {claim_title(owner)}, request {request.name}"
+    if request.first_available:
+        if not features.prioritized_list:
+            raise AllocationStopped(f"{where}: has alternatives, but the feature PrioritizedList is off")
+        return tuple(
+            _alternative(claim, owner, request.name, one.name, one, classes, features)
+            for one in request.first_available
+        )
+    if request.exactly is None:
+        raise AllocationStopped(
+            f"{where}: neither exactly nor firstAvailable is set (unsupported request type?)"
+        )
+    return (_alternative(claim, owner, request.name, None, request.exactly, classes, features),)
+
+
+def _alternative(
+    claim: int,
+    owner: ResourceClaim,
+    request: str,
+    alternative: str | None,
+    wanted: ExactDeviceRequest | DeviceSubRequest,
+    classes: Mapping[str, DeviceClass],
+    features: Features,
+) -> RequestAlternative:
+    name = request if alternative is None else f"{request}/{alternative}"
+    where = f"claim {claim_title(owner)}, request {name}"
+    admin = wanted.admin_access if isinstance(wanted, ExactDeviceRequest) else None
+    _check_features(where, wanted, admin, features)
+    if wanted.allocation_mode not in ("ExactCount", "All"):
+        raise AllocationStopped(f"{where}: unsupported allocation mode {wanted.allocation_mode or '(none)'}")
+    return RequestAlternative(
+        claim=claim,
+        claim_name=claim_title(owner),
+        request=request,
+        alternative=alternative,
+        device_class=_device_class(where, wanted.device_class_name, classes),
+        selectors=wanted.selectors,
+        everything=wanted.allocation_mode == "All",
+        count=wanted.count,
+        admin=bool(admin),
+        tolerations=wanted.tolerations,
+        amounts=wanted.capacity.requests if wanted.capacity else {},
+    )
+
+
+def _check_features(
+    where: str, wanted: ExactDeviceRequest | DeviceSubRequest, admin: bool | None, features: Features
+) -> None:
+    if wanted.capacity is not None and not features.consumable_capacity:
+        raise AllocationStopped(f"{where}: has capacity requests, but the feature ConsumableCapacity is off")
+    if any(selector.cel is None for selector in wanted.selectors):
+        raise AllocationStopped(f"{where}: a selector has no CEL expression (unsupported selector type?)")
+    if admin is not None and not features.admin_access:
+        raise AllocationStopped(f"{where}: admin access is requested, but the feature AdminAccess is off")
+    if wanted.derived_attributes:
+        raise AllocationStopped(f"{where}: derived attributes are not supported")
+
+
+def _device_class(where: str, name: str, classes: Mapping[str, DeviceClass]) -> DeviceClass:
+    if not name:
+        raise AllocationStopped(f"{where}: no device class is named (unsupported request type?)")
+    if name not in classes:
+        raise AllocationStopped(f"{where}: there is no device class {name}")
+    return classes[name]
+
+
+def claim_title(claim: ResourceClaim) -> str:
+    """Name of a claim in messages: with its namespace where it has one."""
+    meta = claim.metadata
+    name = meta.name or meta.generate_name or "(unnamed)"
+    return f"{meta.namespace}/{name}" if meta.namespace else name

@@ -1,0 +1,379 @@
+"""Tentative assignments of a search: entered together, undone one by one in reverse order.
+
+`AllocationLedger` holds all that changes while devices are chosen: who holds a device, consumed
+capacity, counters and constraints. `enter` checks what the device could give at all (policy of its
+capacities, taints), then use, capacity, counters and constraints. It then updates all of them, or
+returns the cause and changes nothing. `strike` undoes the last entry exactly. `version` changes with
+every step, so that derived values know when they are stale.
+
+A `Constraint` is matchAttribute or distinctAttribute. A set of devices that breaks a constraint stays
+broken whatever is added, so each device is checked as it is chosen. Matching devices must all share one
+value (one that all have, not one per pair); distinct ones share none, pair by pair. A device without
+the attribute breaks both. The constraint keeps a stack of value sets, and undoing pops it.
+
+Three upstream rules shape the ledger. Admin access ignores use, but takes no device twice for one
+claim. A device does not change between dedicated and shared while anybody holds it. Only the first
+share of a device is charged to its counters.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from fractions import Fraction
+
+import msgspec
+
+from rackloom.core.allocate.capacity import Consumption, CounterBook, capacity_shortage, consumption_of
+from rackloom.core.allocate.eligibility import CandidateDevice, blocking_taint
+from rackloom.core.allocate.inputs import DeviceId, Features, InUse, RequestAlternative, claim_title
+from rackloom.core.allocate.objects import Amount, DeviceAttribute, DeviceConstraint, ResourceClaim
+from rackloom.core.allocate.outcome import AllocationStopped, Cause, CauseKind
+from rackloom.core.allocate.pools import Pool, PoolKey
+from rackloom.core.allocate.quantity import exact_value
+
+# Constraints of a claim, as stacks of the values seen so far.
+
+
+AttributeValues = frozenset[tuple[str, Hashable]]
+"""Values of an attribute with their type; empty where no value of a known type is set."""
+
+
+def attribute_values(attribute: DeviceAttribute, *, lists: bool) -> AttributeValues:
+    """Values of an attribute. Lists count only where list attributes are on; a scalar is a list of one."""
+    if lists:
+        for kind, several in (
+            ("int", attribute.ints),
+            ("bool", attribute.bools),
+            ("string", attribute.strings),
+            ("version", attribute.versions),
+        ):
+            if several:
+                return frozenset((kind, value) for value in several)
+    for kind, one in (
+        ("string", attribute.string),
+        ("int", attribute.int_),
+        ("bool", attribute.bool_),
+        ("version", attribute.version),
+    ):
+        if one is not None:
+            return frozenset([(kind, one)])
+    return frozenset()
+
+
+class Constraint:
+    """One constraint, while devices are chosen.
+
+    Matching devices all have one value in common (one that all of them have, not one per pair); distinct ones
+    have none in common, pair by pair. A device without the attribute breaks both.
+    """
+
+    def __init__(
+        self,
+        attribute: str,
+        requests: tuple[str, ...],
+        *,
+        distinct: bool,
+        lists: bool,
+        known: dict[CandidateDevice, AttributeValues | None] | None = None,
+    ) -> None:
+        """`known` is shared by constraints of one attribute: N pairs have N of them."""
+        self.attribute = attribute
+        self.requests = requests
+        self.distinct = distinct
+        self._lists = lists
+        self._seen: list[AttributeValues] = []
+        self._known = {} if known is None else known
+
+    def __str__(self) -> str:
+        kind = "distinctAttribute" if self.distinct else "matchAttribute"
+        scope = f" over {', '.join(self.requests)}" if self.requests else ""
+        return f"{kind} {self.attribute}{scope}"
+
+    def values(self, candidate: CandidateDevice) -> AttributeValues | None:
+        """What the constraint compares; None when the device lacks the attribute."""
+        if candidate not in self._known:
+            found = candidate.attribute(self.attribute)
+            self._known[candidate] = None if found is None else attribute_values(found, lists=self._lists)
+        return self._known[candidate]
+
+    def allows(self, values: AttributeValues | None) -> bool:
+        """Whether a device of these values could be taken in now."""
+        if values is None:
+            return False
+        if not self._seen:
+            # Upstream compares a first device with nothing, so that even a value of a type it cannot compare
+            # passes; only matching with list attributes looks at it.
+            return bool(values) or self.distinct or not self._lists
+        if self.distinct:
+            return bool(values) and all(values.isdisjoint(seen) for seen in self._seen)
+        return bool(self._seen[-1] & values)
+
+    def add(self, values: AttributeValues) -> None:
+        """Take in a device of these values, which `allows` let through."""
+        together = values if self.distinct or not self._seen else self._seen[-1] & values
+        self._seen.append(together)
+
+    def undo(self) -> None:
+        """Forget the device that was taken in last."""
+        self._seen.pop()
+
+    def seen(self) -> AttributeValues:
+        """All that the future depends on: the values still possible, or (distinct) those that are gone."""
+        return frozenset().union(*self._seen) if self.distinct else frozenset(*self._seen[-1:])
+
+    @property
+    def started(self) -> bool:
+        """Whether a device was taken in."""
+        return bool(self._seen)
+
+
+def constraints_of(claim: ResourceClaim, features: Features) -> tuple[Constraint, ...]:
+    """The constraints of a claim. Raises Stop for one of an unknown kind."""
+    known: defaultdict[str, dict[CandidateDevice, AttributeValues | None]] = defaultdict(dict)
+    return tuple(
+        _constraint(claim, number, one, features, known)
+        for number, one in enumerate(claim.spec.devices.constraints)
+    )
+
+
+def _constraint(
+    claim: ResourceClaim,
+    number: int,
+    one: DeviceConstraint,
+    features: Features,
+    known: Mapping[str, dict[CandidateDevice, AttributeValues | None]],
+) -> Constraint:
+    attribute = one.match_attribute if one.match_attribute is not None else one.distinct_attribute
+    if attribute is None:
+        raise AllocationStopped(
+            f"claim {claim_title(claim)}, constraint #{number}:"
+            f" empty constraint (unsupported constraint type?)"
+        )
+    return Constraint(
+        attribute,
+        one.requests,
+        distinct=one.match_attribute is None,
+        lists=features.list_type_attributes,
+        known=known[attribute],
+    )
+
+
+# The ledger: all state that changes while devices are chosen.
+
+
+class DeviceAssignment(msgspec.Struct, frozen=True, eq=False):
+    """A device given to an ask."""
+
+    ask: RequestAlternative
+    candidate: CandidateDevice
+    consumption: Consumption
+    charged: bool
+    """Whether its counters were charged: a further share of a device is not charged again."""
+
+
+class AllocationLedger:
+    """All books of one allocation."""
+
+    def __init__(
+        self,
+        pools: Sequence[Pool],
+        constraints: Sequence[Sequence[Constraint]],
+        state: InUse,
+        features: Features,
+    ) -> None:
+        self._features = features
+        self._state = state
+        self._pools = {pool.key: pool for pool in pools}
+        self._constraints = constraints
+        self._books: dict[PoolKey, CounterBook] = {}
+        self._holders: dict[CandidateDevice, list[int]] = {}
+        self._taken: dict[DeviceId, dict[str, Fraction]] = {}
+        self._shares: dict[CandidateDevice, int] = {}
+        self._static: dict[tuple[Hashable, CandidateDevice], Consumption | Cause] = {}
+        self._covering: dict[RequestAlternative, list[Constraint]] = {}
+        self.entries: list[DeviceAssignment] = []
+        self.version = 0
+        """Changes with every entry and every strike."""
+
+    def in_use(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
+        """Whether somebody holds the device in a way that keeps it from `ask`.
+
+        Admin access ignores use, but takes no device twice for one claim.
+        """
+        holders = self._holders.get(candidate, ())
+        if ask.admin:
+            return Cause(CauseKind.IN_USE, "by the same claim") if ask.claim in holders else None
+        if holders:
+            return Cause(CauseKind.IN_USE, "by this pod")
+        return self._held_before(candidate)
+
+    def _held_before(self, candidate: CandidateDevice) -> Cause | None:
+        device, state = candidate.id, self._state
+        # A device does not change between dedicated and shared while anybody holds it.
+        held = device in state.dedicated
+        if not candidate.shareable:
+            held = held or device in state.shared or device in state.consumed
+        return Cause(CauseKind.IN_USE, ", ".join(state.holders.get(device, ()))) if held else None
+
+    def held(self, candidate: CandidateDevice) -> bool:
+        """Whether this allocation gave the whole device away."""
+        return bool(self._holders.get(candidate))
+
+    def free_before(self, candidate: CandidateDevice) -> bool:
+        """Whether nobody held the device before this allocation in a way that keeps others from it."""
+        return self._held_before(candidate) is None
+
+    def mark(self, candidate: CandidateDevice) -> Hashable:
+        """What this allocation did to the device: equal for devices of one kind that fared alike."""
+        if candidate.shareable:
+            return self._shares.get(candidate, 0), frozenset(self._gone(candidate.id).items())
+        return frozenset(self._holders.get(candidate, ()))
+
+    def suits(self, ask: RequestAlternative, candidate: CandidateDevice) -> Consumption | Cause:
+        """What the device would give for `ask` if it were free, or why it never can: nothing here changes."""
+        key = (ask.likeness, candidate)
+        if key not in self._static:
+            self._static[key] = self._suits(ask, candidate)
+        return self._static[key]
+
+    def _suits(self, ask: RequestAlternative, candidate: CandidateDevice) -> Consumption | Cause:
+        device = candidate.device
+        given: Consumption | Cause = {}
+        if self._features.consumable_capacity:
+            given = consumption_of(ask.amounts, device)
+        if isinstance(given, Cause):
+            return given
+        if device.consumes_counters and not self._features.partitionable_devices:
+            return Cause(CauseKind.COUNTERS, "the feature PartitionableDevices is off")
+        taint = blocking_taint(device, ask.tolerations) if self._features.device_taints else None
+        if taint is not None:
+            value = f"={taint.value}" if taint.value else ""
+            return Cause(CauseKind.TAINT, f"{taint.key}{value}:{taint.effect}")
+        return given
+
+    def has_capacity(self, ask: RequestAlternative, candidate: CandidateDevice) -> bool:
+        """Whether the device has the capacity that `ask` wants, as things stand."""
+        if not self._features.consumable_capacity:
+            return True
+        given = consumption_of(ask.amounts, candidate.device)
+        taken = self._gone(candidate.id)
+        return not isinstance(given, Cause) and capacity_shortage(candidate.device, taken, given) is None
+
+    def short(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
+        """Why what is left of the device or of its pool's counters does not do for `ask` now."""
+        given = self.suits(ask, candidate)
+        if isinstance(given, Cause):
+            return given
+        cause = capacity_shortage(candidate.device, self._gone(candidate.id), given)
+        if cause is None and self._draws(candidate):
+            counters = self.book(candidate).short(candidate.device)
+            cause = Cause(CauseKind.COUNTERS, counters) if counters else None
+        return cause
+
+    def broken(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
+        """Which constraint keeps the device from `ask` now."""
+        for constraint in self.constraints(ask):
+            values = constraint.values(candidate)
+            if values is None:
+                return Cause(CauseKind.ATTRIBUTE_MISSING, constraint.attribute)
+            if not constraint.allows(values):
+                return Cause(CauseKind.CONSTRAINT, str(constraint))
+        return None
+
+    def constraints(self, ask: RequestAlternative) -> list[Constraint]:
+        """The constraints that cover `ask`."""
+        if ask not in self._covering:
+            own = self._constraints[ask.claim]
+            self._covering[ask] = [one for one in own if ask.named_in(one.requests)]
+        return self._covering[ask]
+
+    def enter(self, ask: RequestAlternative, candidate: CandidateDevice) -> Cause | None:
+        """Give the device to `ask`, or say why not and change nothing. The caller asked the selectors."""
+        given = self.suits(ask, candidate)
+        if isinstance(given, Cause):
+            return given
+        cause = self.in_use(ask, candidate) or self.short(ask, candidate) or self.broken(ask, candidate)
+        if cause is not None:
+            return cause
+        for constraint in self.constraints(ask):
+            constraint.add(constraint.values(candidate) or frozenset())
+        charged = self._draws(candidate)
+        if charged:
+            self.book(candidate).charge(candidate.device)
+        self._hold(ask, candidate, given)
+        self.entries.append(DeviceAssignment(ask, candidate, given, charged))
+        self.version += 1
+        return None
+
+    def strike(self) -> None:
+        """Undo the last entry."""
+        entry = self.entries.pop()
+        self.version += 1
+        candidate = entry.candidate
+        for constraint in self.constraints(entry.ask):
+            constraint.undo()
+        if entry.charged:
+            self.book(candidate).refund(candidate.device)
+        if candidate.shareable:
+            self._shares[candidate] -= 1
+            self._move(candidate, entry.consumption, -1)
+        else:
+            self._holders[candidate].pop()
+
+    def clear(self) -> None:
+        """Undo all entries."""
+        while self.entries:
+            self.strike()
+
+    def book(self, candidate: CandidateDevice) -> CounterBook:
+        """The counters of the device's pool."""
+        return self._book(candidate.pool.key)
+
+    def _book(self, pool: PoolKey) -> CounterBook:
+        if pool not in self._books:
+            self._books[pool] = CounterBook(self._pools[pool], self.ever_held)
+        return self._books[pool]
+
+    def left_of(self, pool: PoolKey, counter: str) -> Fraction:
+        """What is left of the counters of one name, over all sets of a pool."""
+        return sum(
+            (left for (_, name), left in self._book(pool).left.items() if name == counter), Fraction(0)
+        )
+
+    def _gone(self, device: DeviceId) -> dict[str, Fraction]:
+        """Capacity of a device that is taken, before or now."""
+        if device not in self._taken:
+            self._taken[device] = {name: exact_value(used) for name, used in self.used_before(device).items()}
+        return self._taken[device]
+
+    def used_before(self, device: DeviceId) -> Mapping[str, Amount]:
+        """Capacity of a device that earlier allocations took."""
+        return self._state.consumed.get(device, {})
+
+    def _draws(self, candidate: CandidateDevice) -> bool:
+        """Whether giving the device charges its counters: the first share of it does."""
+        if not candidate.device.consumes_counters:
+            return False
+        return not (
+            candidate.shareable and (self._shares.get(candidate, 0) or self.charged_before(candidate))
+        )
+
+    def charged_before(self, candidate: CandidateDevice) -> bool:
+        """Whether shares in use already pay for the device's counters: those that took capacity do."""
+        return candidate.id in self._state.consumed
+
+    def ever_held(self, device: DeviceId) -> bool:
+        """Whether anybody held the device, or a share of it, before this allocation."""
+        state = self._state
+        return device in state.dedicated or device in state.shared or device in state.consumed
+
+    def _hold(self, ask: RequestAlternative, candidate: CandidateDevice, given: Consumption) -> None:
+        if candidate.shareable:
+            self._shares[candidate] = self._shares.get(candidate, 0) + 1
+            self._move(candidate, given, 1)
+        else:
+            self._holders.setdefault(candidate, []).append(ask.claim)
+
+    def _move(self, candidate: CandidateDevice, given: Consumption, sign: int) -> None:
+        book = self._gone(candidate.id)
+        for name, amount in given.items():
+            book[name] = book.get(name, Fraction(0)) + sign * exact_value(amount)

@@ -1,0 +1,455 @@
+"""Lint rules for one selector, judged by running it on the devices that it will meet.
+
+A `LintContext` holds these devices: those of given nodes, or typical ones where no nodes are given.
+Only with given nodes does a missing attribute prove that nothing publishes it. A machine profile may
+just not know it.
+
+Rules, in this order; a finding of the first three ends the check:
+
+1. It compiles.
+2. It is not constant. The truth of an expression that only compares attributes with literals depends on
+   how each attribute relates to each literal: equal, just below, just above, other or absent.
+   `constant_truth` tries all combinations, and says nothing of expressions with other functions or more
+   than 4096 combinations.
+3. It checks the driver before it reads that driver's attributes.
+4. Attributes that it reads are published.
+5. It has an answer for every device: an evaluation error stops the pod on every node.
+6. PCI addresses and UUIDs in it exist on the nodes.
+7. It is true for some device, where nothing else was found. This rule and rule 6 need given nodes.
+
+A `LintFinding` names the rule, the field, the reason and what to write instead.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import StrEnum
+from functools import cached_property
+from itertools import islice, product
+
+import msgspec
+
+from rackloom.core.allocate.allocator import allocate
+from rackloom.core.allocate.cel import compiler, environment, errors
+from rackloom.core.allocate.cel.compiler import Read
+from rackloom.core.allocate.cel.parse import parse_expression
+from rackloom.core.allocate.cel.syntax import Call, CelNode, Const, Fold, children
+from rackloom.core.allocate.driver_slices import (
+    GPU_DRIVER,
+    NIC_DRIVER,
+    attributes_always_published,
+    typical_slices,
+)
+from rackloom.core.allocate.eligibility import CandidateDevice
+from rackloom.core.allocate.inputs import DeviceId
+from rackloom.core.allocate.objects import DeviceClass, DeviceSelector, ResourceClaim
+from rackloom.core.allocate.outcome import Allocation, Outcome
+from rackloom.core.allocate.templates.inventory import HardwareInventory, inventory_of_slices
+
+# Findings.
+
+
+FieldPath = tuple[str | int, ...]
+
+
+class LintRule(StrEnum):
+    """What is wrong, in the words the command line prints."""
+
+    DOES_NOT_COMPILE = "does-not-compile"
+    CONSTANT = "constant"
+    """A selector that is true, or false, whatever the device."""
+    MATCHES_NOTHING = "matches-nothing"
+    UNKNOWN_CLASS = "unknown-class"
+    UNPUBLISHED = "unpublished-attribute"
+    DEREFERENCE = "missing-attribute"
+    """Some device of the class lacks an attribute: the pod is stopped on every node."""
+    FAILS = "fails-on-devices"
+    """No answer for some device, for another reason; the consequence is the same."""
+    NO_DRIVER_CHECK = "no-driver-check"
+    FOREIGN_ID = "id-of-another-machine"
+    MANAGEMENT_NIC = "management-nic"
+    IDLE_HCA = "hca-without-data"
+    """An RDMA device that must not carry tenant data."""
+    COUNT = "count"
+    ONE_VALUE = "one-value-for-all"
+    """A matchAttribute that forces one root or NUMA node, where none has all that is asked for."""
+    NO_NODE = "no-node"
+
+
+class LintFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A trap in one object."""
+
+    trap: LintRule
+    path: FieldPath
+    """The field, from the claim's or class's `spec`."""
+    why: str
+    fix: str
+
+
+def dotted_path(path: FieldPath) -> str:
+    """`spec.devices.requests[0].name`."""
+    words = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
+    return "".join(words).removeprefix(".")
+
+
+# The devices that a claim is checked against.
+
+
+@dataclass(frozen=True, eq=False)
+class LintContext:
+    """The devices that a claim may meet."""
+
+    stock: HardwareInventory
+    given: bool
+    """Real nodes: what is not there does not exist. Else only what drivers publish anywhere is known."""
+    machines: tuple[HardwareInventory, ...] = ()
+    """Where no nodes are given: published machines, to tell whether any could serve a claim."""
+
+    @cached_property
+    def classes(self) -> dict[str, DeviceClass]:
+        """Device classes by name."""
+        return {one.metadata.name: one for one in self.stock.classes}
+
+    @cached_property
+    def devices(self) -> tuple[CandidateDevice, ...]:
+        """The devices of one node of each kind."""
+        return tuple(one for kind in self.stock.kinds for one in kind.devices)
+
+    @cached_property
+    def excluded(self) -> dict[DeviceId, str]:
+        """NICs that must not carry tenant data, with the reason."""
+        return {
+            kind.nics[nic.index].id: nic.excluded
+            for kind in self.stock.kinds
+            for nic in kind.machine.nics
+            if nic.excluded is not None and self.given
+        }
+
+    def of_class(self, name: str) -> list[CandidateDevice]:
+        """The devices that belong to a class."""
+        return self.passing(self.devices, self.classes[name].spec.selectors)
+
+    def passing(
+        self, devices: Sequence[CandidateDevice], selectors: Iterable[DeviceSelector]
+    ) -> list[CandidateDevice]:
+        """The devices that selectors let through, as far as is known."""
+        left = list(devices)
+        for one in selectors:
+            program = compiled_or_none(one.cel.expression) if one.cel else None
+            left = [device for device in left if program is not None and self._passes(program, device)]
+        return left
+
+    def fails(self, program: compiler.Program, device: CandidateDevice) -> bool:
+        """Whether a selector has no answer for a device, and not for want of what a profile does not know."""
+        if not isinstance(selector_answer(program, device), errors.EvaluationError):
+            return False
+        missing = [name for name in attributes_read(program) if device.attribute(name) is None]
+        return not missing or any(self.lacks(device, name) for name in missing)
+
+    def lacks(self, device: CandidateDevice, name: str) -> bool:
+        """Whether a device does not publish an attribute, for sure."""
+        if device.attribute(name) is not None:
+            return False
+        return self.stock.observed or name not in attributes_always_published(device.id.driver)
+
+    def _passes(self, program: compiler.Program, device: CandidateDevice) -> bool:
+        answer = selector_answer(program, device)
+        return answer if isinstance(answer, bool) else not self.fails(program, device)
+
+
+def lint_context(
+    stock: HardwareInventory | None,
+    classes: Iterable[DeviceClass] = (),
+    machines: Iterable[HardwareInventory] = (),
+) -> LintContext:
+    """Evidence from given nodes, or from typical ones; `classes` win over those of the nodes."""
+    base = stock or inventory_of_slices(typical_slices())
+    named = {one.metadata.name: one for one in (*base.classes, *classes)}
+    merged = HardwareInventory(
+        base.kinds, tuple(named.values()), base.index, base.source, observed=base.observed
+    )
+    return LintContext(merged, stock is not None, tuple(machines) if stock is None else ())
+
+
+def compiled_or_none(expression: str) -> compiler.Program | None:
+    """The program, or None for one that does not compile."""
+    try:
+        return compiler.compile_selector(expression)
+    except errors.CompileError:
+        return None
+
+
+def selector_answer(program: compiler.Program, device: CandidateDevice) -> bool | errors.EvaluationError:
+    """The answer of a selector for a device, or why there is none."""
+    try:
+        return program.matches(device.view)
+    except errors.EvaluationError as error:
+        return error
+
+
+def attributes_read(program: compiler.Program) -> list[str]:
+    """The attributes that a selector reads by name, as `domain/identifier`."""
+    return sorted(
+        f"{domain}/{name}" for kind, domain, name in program.reads if kind == "attribute" and domain and name
+    )
+
+
+def allocation_outcomes(stocks: Iterable[HardwareInventory], claim: ResourceClaim) -> Iterator[Outcome]:
+    """What each kind of node answers to a claim, with nothing in use."""
+    free = ResourceClaim(metadata=claim.metadata, spec=claim.spec)
+    for stock in stocks:
+        for kind in stock.kinds:
+            yield allocate(kind.nodes[0], stock.classes, stock.index, [free])
+
+
+def can_be_served(stocks: Iterable[HardwareInventory], claim: ResourceClaim) -> bool:
+    """Whether some node can serve a claim."""
+    return any(isinstance(one, Allocation) for one in allocation_outcomes(stocks, claim))
+
+
+# Whether a selector depends on the device at all.
+
+
+_COMPARING = frozenset(
+    {"_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_", "_&&_", "_||_", "!_", "@in", "_[_]", "_?._", "_[?_]"}
+    | {"orValue", "hasValue", "-_"}
+)
+_MAX_COMBINATIONS = 4096
+"""Combinations that are tried; of expressions with more, nothing is said."""
+
+LiteralValue = str | int | bool | None
+
+
+def constant_truth(program: compiler.Program) -> bool | None:
+    """The only truth value that a selector can have, errors aside; None where it has both or is unclear."""
+    root = parse_expression(program.expression).root
+    if not _only_compares(root) or any(kind not in ("driver", "attribute") for kind, _, _ in program.reads):
+        return None
+    reads = sorted(program.reads, key=str)
+    if any(kind == "attribute" and (domain is None or name is None) for kind, domain, name in reads):
+        return None
+    # True and 1 are equal in Python and not in CEL.
+    values = tuple({(type(value), value): value for value in _values_to_try(root)}.values())
+    combinations = list(
+        islice(product(*(_possible_values(read, values) for read in reads)), _MAX_COMBINATIONS + 1)
+    )
+    if len(combinations) > _MAX_COMBINATIONS:
+        return None
+    seen = {_truth_with_values(program, dict(zip(reads, one, strict=True))) for one in combinations} - {None}
+    return seen.pop() if len(seen) == 1 else None
+
+
+def literals_of(expression: str) -> Iterator[LiteralValue]:
+    """The literals of an expression that compiles, keys of attributes included."""
+    yield from (
+        node.value for node in _all_nodes(parse_expression(expression).root) if isinstance(node, Const)
+    )
+
+
+def _only_compares(root: CelNode) -> bool:
+    return all(
+        not isinstance(node, Fold) and (not isinstance(node, Call) or node.function in _COMPARING)
+        for node in _all_nodes(root)
+    )
+
+
+def _all_nodes(node: CelNode) -> Iterator[CelNode]:
+    yield node
+    for child in children(node):
+        yield from _all_nodes(child)
+
+
+def _values_to_try(root: CelNode) -> Iterator[LiteralValue]:
+    yield from (None, True, False, "", 0)
+    for node in _all_nodes(root):
+        value = node.value if isinstance(node, Const) else None
+        if isinstance(value, str):
+            yield from (value, f"{value}0")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield from (value - 1, value, value + 1)
+
+
+def _possible_values(read: Read, values: tuple[LiteralValue, ...]) -> tuple[LiteralValue, ...]:
+    if read[0] == "driver":
+        return tuple(value for value in values if isinstance(value, str))
+    return values
+
+
+def _truth_with_values(program: compiler.Program, of: dict[Read, LiteralValue]) -> bool | None:
+    attributes = {
+        f"{domain}/{name}": _wrapped(value)
+        for (kind, domain, name), value in of.items()
+        if kind == "attribute" and value is not None
+    }
+    driver = next((str(value) for (kind, _, _), value in of.items() if kind == "driver"), "")
+    try:
+        return program.matches(environment.DeviceView.of(driver, attributes, {}))
+    except errors.EvaluationError:
+        return None
+
+
+def _wrapped(value: LiteralValue) -> dict[str, object]:
+    kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "string"
+    return {kind: value}
+
+
+# Rules for one selector.
+
+
+_KNOWN_DOMAINS = frozenset({GPU_DRIVER, NIC_DRIVER, "resource.kubernetes.io"})
+_ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+_UUID = r"(?:GPU|MIG)-[0-9a-f-]{8,}"
+_ID = re.compile(f"{_ADDRESS}|{_UUID}", re.IGNORECASE)
+_SHOWN = 3
+"""Devices that a finding names."""
+
+
+def selector_findings(
+    expression: str, met: Sequence[CandidateDevice], evidence: LintContext, path: FieldPath
+) -> Iterator[LintFinding]:
+    """Traps of a selector that is asked of the devices `met`."""
+    try:
+        program = compiler.compile_selector(expression)
+    except errors.CompileError as error:
+        why = f"line {error.line}, column {error.column}: {error.message}"
+        yield LintFinding(
+            trap=LintRule.DOES_NOT_COMPILE, path=path, why=why, fix=error.hint or "correct the expression"
+        )
+        return
+    only = constant_truth(program)
+    if only is not None:
+        why = f"it is {str(only).lower()} whatever the device"
+        fix = "leave it out" if only else "correct the comparison"
+        yield LintFinding(trap=LintRule.CONSTANT, path=path, why=why, fix=fix)
+        return
+    found = list(_findings_on_devices(program, met, evidence, path))
+    yield from found
+    if evidence.given and met and not found and all(selector_answer(program, one) is False for one in met):
+        why = f"it is true for none of the {len(met)} devices that it is asked of"
+        fix = "compare with values that exist here"
+        yield LintFinding(trap=LintRule.MATCHES_NOTHING, path=path, why=why, fix=fix)
+
+
+def _findings_on_devices(
+    program: compiler.Program, met: Sequence[CandidateDevice], evidence: LintContext, path: FieldPath
+) -> Iterator[LintFinding]:
+    failing = [one for one in met if evidence.fails(program, one)]
+    unchecked = _missing_driver_check(program, met, failing, path)
+    if unchecked is not None:
+        yield unchecked
+        return
+    lacking = [name for name in attributes_read(program) if _is_unpublished(name, met, evidence)]
+    yield from (_unpublished_finding(name, met, evidence, path) for name in lacking)
+    if failing and not lacking:
+        yield _failing_finding(program, failing, met, path)
+    if evidence.given:
+        yield from _foreign_id_findings(program, evidence, path)
+
+
+def _missing_driver_check(
+    program: compiler.Program,
+    met: Sequence[CandidateDevice],
+    failing: Sequence[CandidateDevice],
+    path: FieldPath,
+) -> LintFinding | None:
+    """Set where the devices of several drivers are asked for attributes of one of them."""
+    drivers = sorted({one.id.driver for one in met})
+    asked = sorted({name.partition("/")[0] for name in attributes_read(program)} & set(drivers))
+    others = [one for one in failing if one.id.driver not in asked]
+    if len(asked) != 1 or not others:
+        return None
+    return LintFinding(
+        trap=LintRule.NO_DRIVER_CHECK,
+        path=path,
+        why=f"devices of {', '.join(drivers)} are asked, and {_device_list(others)} cannot answer: "
+        "the error stops the pod on every node",
+        fix=f"begin with: device.driver == '{asked[0]}' &&",
+    )
+
+
+def _is_unpublished(name: str, met: Sequence[CandidateDevice], evidence: LintContext) -> bool:
+    """Whether no device has the attribute. Without nodes, that is known of well-known domains only."""
+    known = evidence.given or name.partition("/")[0] in _KNOWN_DOMAINS
+    return known and bool(met) and all(evidence.lacks(one, name) for one in met)
+
+
+def _unpublished_finding(
+    name: str, met: Sequence[CandidateDevice], evidence: LintContext, path: FieldPath
+) -> LintFinding:
+    whom = f"none of the {len(met)} devices that are asked" if evidence.given else "no driver that is known"
+    near = _similar_names(name, met)
+    return LintFinding(
+        trap=LintRule.UNPUBLISHED,
+        path=path,
+        why=f"{whom} publishes {name}",
+        fix=f"use {' or '.join(near)}" if near else "select by what is published: rackloom claim template",
+    )
+
+
+def _similar_names(name: str, met: Sequence[CandidateDevice]) -> list[str]:
+    """Published names that look like it, the nearest first."""
+    names = {
+        key if "/" in key else f"{one.id.driver}/{key}" for one in met for key in one.device.attributes
+    } - {name}
+    by_identifier = {one.rpartition("/")[2]: one for one in sorted(names)}
+    near = get_close_matches(name.rpartition("/")[2], by_identifier, n=_SHOWN)
+    return [by_identifier[one] for one in near]
+
+
+def _failing_finding(
+    program: compiler.Program,
+    failing: Sequence[CandidateDevice],
+    met: Sequence[CandidateDevice],
+    path: FieldPath,
+) -> LintFinding:
+    """A selector without an answer for some devices."""
+    missing = [
+        name for name in attributes_read(program) if any(one.attribute(name) is None for one in failing)
+    ]
+    reason = f"without {', '.join(missing)}" if missing else f"({selector_answer(program, failing[0])})"
+    return LintFinding(
+        trap=LintRule.DEREFERENCE if missing else LintRule.FAILS,
+        path=path,
+        why=f"{_device_list(failing)} ({len(failing)} of {len(met)} devices) {reason} cannot answer: "
+        "the error stops the pod on every node",
+        fix=" and ".join(_guarded_access(name, met) for name in missing) or "compare values of one type",
+    )
+
+
+def _guarded_access(name: str, met: Sequence[CandidateDevice]) -> str:
+    domain, _, identifier = name.partition("/")
+    values = [value for one in met if (value := one.attribute(name)) is not None]
+    default = '""'
+    if values and values[0].int_ is not None:
+        default = "-1"
+    if values and values[0].bool_ is not None:
+        default = "false"
+    return f'write device.attributes["{domain}"].?{identifier}.orValue({default})'
+
+
+def _foreign_id_findings(
+    program: compiler.Program, evidence: LintContext, path: FieldPath
+) -> Iterator[LintFinding]:
+    """PCI addresses and UUIDs that no device has."""
+    texts = {value for value in literals_of(program.expression) if isinstance(value, str)}
+    ids = {text for text in texts if _ID.fullmatch(text)}
+    known = {value.string for one in evidence.devices for value in one.device.attributes.values()}
+    missing = sorted(ids - known)
+    if missing:
+        respelt = [_driver_spelling(one) for one in missing if _driver_spelling(one) in known]
+        why = f"no device here has {', '.join(missing)}"
+        ours = "make the claim for this machine: rackloom claim template"
+        fix = f"write {', '.join(respelt)}" if respelt else ours
+        yield LintFinding(trap=LintRule.FOREIGN_ID, path=path, why=why, fix=fix)
+
+
+def _driver_spelling(text: str) -> str:
+    """nvidia-smi prints eight digits of the PCI domain in upper case, drivers publish four in lower case."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
+def _device_list(devices: Sequence[CandidateDevice]) -> str:
+    names = [f"{one.id.driver}/{one.id.device}" for one in devices[:_SHOWN]]
+    return ", ".join(names) + (" and others" if len(devices) > _SHOWN else "")

@@ -1,0 +1,346 @@
+"""Which devices a node can reach now: node selectors, and ResourceSlices gathered into pools.
+
+`node_is_selected` evaluates `nodeName`, `allNodes` and `nodeSelector` as the scheduler does. All terms
+of a selector are read before any of them counts, because upstream refuses a malformed term even where
+another one matches (`MalformedNodeSelector`).
+
+`gather_pools` applies upstream's rules in this order:
+
+1. Keep the slices that reach the node, and of each pool those of the newest generation.
+2. A pool whose slices disagree on `resourceSliceCount` is invalid.
+3. A pool of which the node sees only some slices is left out if a newer generation has replaced it on
+   other nodes. It is incomplete if slices are missing everywhere: its driver is still writing.
+4. Device names and counter set names must be unique, and consumed counters must exist; otherwise the
+   pool is invalid.
+5. Order pools by driver and name. Pools with binding conditions come last, because they make a pod
+   wait.
+
+Nothing is allocated from an invalid or incomplete pool. `SliceIndex` finds slices by node and by pool,
+so that one index serves every node of a cluster.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from rackloom.core.allocate.inputs import Features
+from rackloom.core.allocate.objects import (
+    CounterSet,
+    Device,
+    DeviceTaint,
+    Node,
+    NodeSelector,
+    NodeSelectorRequirement,
+    NodeSelectorTerm,
+    ResourceSlice,
+)
+
+# Node selectors.
+
+
+_NAME_FIELD = "metadata.name"
+
+
+class MalformedNodeSelector(ValueError):
+    """A node selector that cannot be read: upstream gives up on the whole attempt."""
+
+
+def node_is_selected(
+    node: Node, *, node_name: str | None, all_nodes: bool | None, selector: NodeSelector | None
+) -> bool:
+    """Whether the node is selected. Nothing set selects no node. Raises MalformedSelector."""
+    if node_name:
+        return node.metadata.name == node_name
+    if all_nodes:
+        return True
+    return selector is not None and _any_term_holds(node, selector)
+
+
+def _any_term_holds(node: Node, selector: NodeSelector) -> bool:
+    # All terms first: upstream refuses a malformed term even where another one matches.
+    held = [_term_holds(node, term) for term in selector.node_selector_terms]
+    return any(held)
+
+
+def _term_holds(node: Node, term: NodeSelectorTerm) -> bool:
+    labels = [_label_holds(node.metadata.labels, need) for need in term.match_expressions]
+    fields = [_field_holds(node.metadata.name, need) for need in term.match_fields]
+    return bool(labels or fields) and all(labels) and all(fields)
+
+
+def _label_holds(labels: Mapping[str, str], need: NodeSelectorRequirement) -> bool:
+    present, value = need.key in labels, labels.get(need.key)
+    match need.operator:
+        case "In" | "NotIn" if not need.values:
+            raise MalformedNodeSelector(f"{need.key}: operator {need.operator} needs values")
+        case "In":
+            return present and value in need.values
+        case "NotIn":
+            return not present or value not in need.values
+        case "Exists" | "DoesNotExist" if need.values:
+            raise MalformedNodeSelector(f"{need.key}: operator {need.operator} takes no values")
+        case "Exists":
+            return present
+        case "DoesNotExist":
+            return not present
+        case "Gt" | "Lt":
+            return _comparison_holds(need, value)
+        case other:
+            raise MalformedNodeSelector(f"{need.key}: {other!r} is not a node selector operator")
+
+
+def _comparison_holds(need: NodeSelectorRequirement, value: str | None) -> bool:
+    if len(need.values) != 1 or _integer(need.values[0]) is None:
+        raise MalformedNodeSelector(f"{need.key}: operator {need.operator} needs one whole number")
+    bound, actual = _integer(need.values[0]), _integer(value or "")
+    if bound is None or actual is None:
+        return False
+    return actual > bound if need.operator == "Gt" else actual < bound
+
+
+def _integer(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _field_holds(name: str, need: NodeSelectorRequirement) -> bool:
+    if need.key != _NAME_FIELD or need.operator not in ("In", "NotIn") or len(need.values) != 1:
+        raise MalformedNodeSelector(f"{need.key}: match fields know {_NAME_FIELD} In or NotIn one name")
+    return (need.values[0] == name) == (need.operator == "In")
+
+
+def selector_of_node(node: str) -> NodeSelector:
+    """The selector of exactly one node."""
+    requirement = NodeSelectorRequirement(key=_NAME_FIELD, operator="In", values=(node,))
+    return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_fields=(requirement,)),))
+
+
+def merged_selector(selectors: Iterable[NodeSelector]) -> NodeSelector | None:
+    """One term that asks for all that the given selectors ask for; None when that is nothing.
+
+    Raises MalformedSelector for a selector of several terms: their union cannot be joined into one term.
+    """
+    fields: list[NodeSelectorRequirement] = []
+    labels: list[NodeSelectorRequirement] = []
+    for selector in selectors:
+        if len(selector.node_selector_terms) > 1:
+            raise MalformedNodeSelector(f"node selector with {len(selector.node_selector_terms)} terms")
+        for term in selector.node_selector_terms:
+            _add_requirements(fields, term.match_fields)
+            _add_requirements(labels, term.match_expressions)
+    if not fields and not labels:
+        return None
+    term = NodeSelectorTerm(match_expressions=tuple(labels), match_fields=tuple(fields))
+    return NodeSelector(node_selector_terms=(term,))
+
+
+def _add_requirements(known: list[NodeSelectorRequirement], more: Iterable[NodeSelectorRequirement]) -> None:
+    for need in more:
+        same = (need.key, need.operator, frozenset(need.values))
+        if same not in [(one.key, one.operator, frozenset(one.values)) for one in known]:
+            known.append(need)
+
+
+# Pools as one node sees them.
+
+
+PoolKey = tuple[str, str]
+"""Driver and pool name."""
+
+
+class PoolProblem(StrEnum):
+    """Why nothing is allocated from a pool."""
+
+    INCOMPLETE = "incomplete"
+    """Slices are missing: the driver is still writing."""
+    INVALID = "invalid"
+    """Its names contradict each other."""
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool as one node sees it."""
+
+    driver: str
+    name: str
+    slices: tuple[ResourceSlice, ...] = ()
+    """With devices that the node may reach, in the order in which they are tried."""
+    elsewhere: tuple[ResourceSlice, ...] = ()
+    """With devices of other nodes: they draw from the same counters."""
+    counter_sets: Mapping[str, CounterSet] = {}
+    trouble: PoolProblem | None = None
+    reason: str = ""
+
+    @property
+    def key(self) -> PoolKey:
+        """Driver and name."""
+        return self.driver, self.name
+
+
+class SliceIndex:
+    """All slices of a cluster, found by node and by pool."""
+
+    def __init__(self, slices: Iterable[ResourceSlice]) -> None:
+        self._of_node: defaultdict[str, list[ResourceSlice]] = defaultdict(list)
+        self._of_pool: defaultdict[PoolKey, list[ResourceSlice]] = defaultdict(list)
+        for one in slices:
+            self._of_node[one.spec.node_name or ""].append(one)
+            self._of_pool[_pool_key(one)].append(one)
+
+    def near(self, node: str) -> list[ResourceSlice]:
+        """Slices that name the node, then those that name no node."""
+        return [*self._of_node.get(node, ()), *self._of_node.get("", ())]
+
+    def taints(self) -> Iterator[DeviceTaint]:
+        """The taints of all devices."""
+        for of in self._of_pool.values():
+            for one in of:
+                for device in one.spec.devices:
+                    yield from device.taints
+
+    def unbound(self) -> bool:
+        """Whether any slice does not name its node."""
+        return "" in self._of_node
+
+    def pool(self, key: PoolKey) -> Sequence[ResourceSlice]:
+        """All slices of a pool, of every node and generation."""
+        return self._of_pool.get(key, ())
+
+
+def gather_pools(node: Node, index: SliceIndex, features: Features) -> tuple[Pool, ...]:
+    """The pools that the node reaches, in the order in which they are tried. Raises MalformedSelector.
+
+    By driver and name; pools with binding conditions come last, because they make a pod wait.
+    """
+    newest: dict[PoolKey, list[ResourceSlice]] = {}
+    for one in index.near(node.metadata.name):
+        if _node_sees_slice(node, one, features):
+            _keep_newest(newest, one)
+    pools = (_complete_pool(key, newest[key], index.pool(key), features) for key in sorted(newest))
+    found = [pool for pool in pools if pool is not None]
+    return tuple(sorted(found, key=_has_binding_conditions))
+
+
+def devices_of(pool: Pool) -> Iterator[tuple[ResourceSlice, Device]]:
+    """The devices of a pool that the node may reach, in order."""
+    for one in pool.slices:
+        for device in one.spec.devices:
+            yield one, device
+
+
+def _pool_key(one: ResourceSlice) -> PoolKey:
+    return one.spec.driver, one.spec.pool.name
+
+
+def _node_sees_slice(node: Node, one: ResourceSlice, features: Features) -> bool:
+    spec = one.spec
+    partitions = spec.per_device_node_selection is not None or bool(spec.shared_counters)
+    if partitions and not features.partitionable_devices:
+        return False
+    if spec.node_name or spec.all_nodes or spec.node_selector is not None:
+        return node_is_selected(
+            node, node_name=spec.node_name, all_nodes=spec.all_nodes, selector=spec.node_selector
+        )
+    return bool(spec.per_device_node_selection) and any(
+        node_is_selected(
+            node, node_name=device.node_name, all_nodes=device.all_nodes, selector=device.node_selector
+        )
+        for device in spec.devices
+    )
+
+
+def _keep_newest(newest: dict[PoolKey, list[ResourceSlice]], one: ResourceSlice) -> None:
+    kept = newest.setdefault(_pool_key(one), [])
+    if kept and one.spec.pool.generation < kept[0].spec.pool.generation:
+        return
+    if kept and one.spec.pool.generation > kept[0].spec.pool.generation:
+        kept.clear()
+    kept.append(one)
+
+
+def _complete_pool(
+    key: PoolKey, kept: list[ResourceSlice], everywhere: Sequence[ResourceSlice], features: Features
+) -> Pool | None:
+    """The pool of `kept`; None when a newer generation, meant for other nodes, has replaced it."""
+    generation, expected = kept[0].spec.pool.generation, kept[0].spec.pool.resource_slice_count
+    same = [one for one in everywhere if one.spec.pool.generation == generation]
+    if len({one.spec.pool.resource_slice_count for one in same}) > 1:
+        return _unusable_pool(key, PoolProblem.INVALID, "its slices disagree on resourceSliceCount")
+    if len(kept) == expected:
+        return _validated_pool(key, kept, [], features)
+    if any(one.spec.pool.generation > generation for one in everywhere):
+        return None
+    if len(same) != expected:
+        return _unusable_pool(key, PoolProblem.INCOMPLETE, f"{len(same)} of {expected} slices are there")
+    here = {one.metadata.name for one in kept}
+    return _validated_pool(key, kept, [one for one in same if one.metadata.name not in here], features)
+
+
+def _unusable_pool(key: PoolKey, trouble: PoolProblem, reason: str) -> Pool:
+    return Pool(driver=key[0], name=key[1], trouble=trouble, reason=reason)
+
+
+def _validated_pool(
+    key: PoolKey, kept: list[ResourceSlice], others: list[ResourceSlice], features: Features
+) -> Pool:
+    def holds_counters(one: ResourceSlice) -> bool:
+        return features.partitionable_devices and bool(one.spec.shared_counters)
+
+    here = sorted((one for one in kept if not holds_counters(one)), key=lambda one: one.metadata.name)
+    elsewhere = [one for one in others if not holds_counters(one)]
+    counters = [one for one in (*kept, *others) if holds_counters(one)]
+    sets = [one for holder in counters for one in holder.spec.shared_counters]
+    wrong = _name_contradiction(here, elsewhere, sets, features)
+    if wrong is not None:
+        return _unusable_pool(key, PoolProblem.INVALID, wrong)
+    return Pool(
+        driver=key[0],
+        name=key[1],
+        slices=tuple(here),
+        elsewhere=tuple(elsewhere),
+        counter_sets={one.name: one for one in sets},
+    )
+
+
+def _name_contradiction(
+    here: list[ResourceSlice], elsewhere: list[ResourceSlice], sets: list[CounterSet], features: Features
+) -> str | None:
+    twice = _first_repeated(device.name for one in here for device in one.spec.devices)
+    if twice is not None:
+        return f"the device name {twice} appears twice"
+    if not features.partitionable_devices:
+        return None
+    twice = _first_repeated(one.name for one in sets)
+    if twice is not None:
+        return f"the counter set name {twice} appears twice"
+    known = {one.name: one.counters for one in sets}
+    return next(_unknown_counters((*here, *elsewhere), known), None)
+
+
+def _unknown_counters(
+    slices: Iterable[ResourceSlice], known: Mapping[str, Mapping[str, object]]
+) -> Iterator[str]:
+    for one in slices:
+        for device in one.spec.devices:
+            for use in device.consumes_counters:
+                if use.counter_set not in known:
+                    yield f"device {device.name} draws from {use.counter_set}, not there"
+                for name in use.counters:
+                    if name not in known.get(use.counter_set, {}):
+                        yield f"device {device.name} draws from {use.counter_set}/{name}, not there"
+
+
+def _first_repeated(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def _has_binding_conditions(pool: Pool) -> bool:
+    return any(device.binding_conditions for _, device in devices_of(pool))

@@ -1,0 +1,217 @@
+"""One allocation as a problem to solve, and its solution as the API writes it.
+
+`AllocationProblem` joins a node's devices, the claims' requests, their constraints, eligibility and the
+ledger. Search, mode best and explanation all work on it. Building it fixes the device list of each
+request of mode All, and refuses a claim that needs more than 32 devices. For mode All every pool of the
+node must be usable: otherwise the node has a fault, because the list would be wrong.
+
+`NodeDevices` is the part that depends on slices alone. It serves many allocations on the same node.
+
+`allocation_result` writes devices, configuration and node selector. Configuration of the classes comes
+first, each class once and in order of first use; then that of the claim. The node selector names the
+node if any device is local to it or binds to it. Otherwise it merges what the slices of the devices ask
+for.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+
+import msgspec
+
+from rackloom.core.allocate.eligibility import CandidateDevice, Eligibility, SelectorCache, candidates_of
+from rackloom.core.allocate.inputs import (
+    MAX_RESULTS,
+    Alternatives,
+    DeviceId,
+    Features,
+    InUse,
+    RequestAlternative,
+    alternatives_of,
+    claim_title,
+)
+from rackloom.core.allocate.ledger import AllocationLedger, DeviceAssignment, constraints_of
+from rackloom.core.allocate.objects import (
+    AllocationResult,
+    DeviceAllocationConfiguration,
+    DeviceAllocationResult,
+    DeviceClass,
+    DeviceResult,
+    Node,
+    NodeSelector,
+    ResourceClaim,
+)
+from rackloom.core.allocate.outcome import AllocationStopped, FaultScope
+from rackloom.core.allocate.pools import (
+    MalformedNodeSelector,
+    Pool,
+    PoolProblem,
+    SliceIndex,
+    gather_pools,
+    merged_selector,
+    selector_of_node,
+)
+from rackloom.core.allocate.search import FirstFitSearch
+
+# The problem: devices, requests, constraints and the ledger.
+
+
+class NodeDevices(msgspec.Struct, frozen=True, eq=False):
+    """What a node reaches. It depends on slices alone, so it can serve many allocations."""
+
+    node: Node
+    pools: tuple[Pool, ...]
+    candidates: tuple[CandidateDevice, ...]
+    positions: dict[DeviceId, int]
+
+
+def node_devices(node: Node, index: SliceIndex, features: Features) -> NodeDevices:
+    """What `node` reaches. Raises Stop where a node selector cannot be read."""
+    try:
+        pools = gather_pools(node, index, features)
+    except MalformedNodeSelector as error:
+        raise AllocationStopped(f"a node selector cannot be read: {error}") from error
+    candidates = candidates_of(pools, features)
+    return NodeDevices(node, pools, candidates, {one.id: one.position for one in candidates})
+
+
+class AllocationProblem:
+    """One allocation being worked on: the inputs in the shape that search and explanation share."""
+
+    def __init__(
+        self,
+        offer: NodeDevices,
+        classes: Mapping[str, DeviceClass],
+        claims: Sequence[ResourceClaim],
+        state: InUse,
+        features: Features,
+        selectors: SelectorCache,
+    ) -> None:
+        """Raises Stop for claims that cannot be worked on."""
+        self.node = offer.node
+        self.claims = claims
+        self.features = features
+        self.pools = offer.pools
+        self.candidates = offer.candidates
+        self.choices = alternatives_of(claims, classes, features)
+        self.constraints = [constraints_of(claim, features) for claim in claims]
+        self.eligibility = Eligibility(offer.node, features, selectors)
+        self.ledger = AllocationLedger(self.pools, self.constraints, state, features)
+        self.everything = {
+            ask: self._everything(ask)
+            for ask in chain.from_iterable(chain.from_iterable(self.choices))
+            if ask.everything
+        }
+        for claim, choices in zip(claims, self.choices, strict=True):
+            self._check_size(claim, choices)
+
+    @property
+    def plan(self) -> list[Alternatives]:
+        """All requests of all claims, in order."""
+        return list(chain.from_iterable(self.choices))
+
+    def search(
+        self, proceed: Callable[[], bool], plan: Sequence[Alternatives] | None = None
+    ) -> FirstFitSearch:
+        """A search for what `plan` asks (all requests, if not given), with what lies on the desk."""
+        asked = self.plan if plan is None else plan
+        return FirstFitSearch(asked, self.candidates, self.everything, self.eligibility, self.ledger, proceed)
+
+    def _everything(self, ask: RequestAlternative) -> list[CandidateDevice]:
+        """The devices that mode All means: fixed before the search, whoever holds them."""
+        for pool in self.pools:
+            if pool.trouble is not None:
+                state = "being updated" if pool.trouble is PoolProblem.INCOMPLETE else "invalid"
+                raise AllocationStopped(
+                    f"claim {ask.claim_name}, request {ask.name}: asks for all devices, but the resource pool"
+                    f" {'/'.join(pool.key)} is currently {state}: {pool.reason}",
+                    scope=FaultScope.NODE,
+                )
+        selectable = [one for one in self.candidates if self.eligibility.matches(ask, one)]
+        return [one for one in selectable if self.ledger.has_capacity(ask, one)]
+
+    def _check_size(self, claim: ResourceClaim, choices: Sequence[Alternatives]) -> None:
+        least = sum(
+            min(len(self.everything[ask]) if ask.everything else ask.count for ask in choice)
+            for choice in choices
+        )
+        if least > MAX_RESULTS:
+            raise AllocationStopped(
+                f"claim {claim_title(claim)}: asks for {least} devices or more, which exceeds the claim limit"
+                f" of {MAX_RESULTS}"
+            )
+
+
+# The result, as the API writes it.
+
+
+def allocation_result(
+    node: str,
+    claim: ResourceClaim,
+    chosen: Sequence[RequestAlternative],
+    entries: Sequence[DeviceAssignment],
+    new_id: Callable[[], str],
+) -> AllocationResult:
+    """What `claim` was given: `chosen` has one ask per request. Raises MalformedSelector."""
+    return AllocationResult(
+        devices=DeviceAllocationResult(
+            results=tuple(_device_result(entry, new_id) for entry in entries),
+            config=tuple(
+                _without_full_request_list(config, chosen) for config in _configuration(claim, chosen)
+            ),
+        ),
+        node_selector=_node_selector(node, entries),
+    )
+
+
+def _device_result(entry: DeviceAssignment, new_id: Callable[[], str]) -> DeviceResult:
+    ask, candidate = entry.ask, entry.candidate
+    shared = candidate.shareable
+    return DeviceResult(
+        request=ask.name,
+        driver=candidate.id.driver,
+        pool=candidate.id.pool,
+        device=candidate.id.device,
+        admin_access=True if ask.admin else None,
+        tolerations=ask.tolerations,
+        binding_conditions=candidate.device.binding_conditions,
+        binding_failure_conditions=candidate.device.binding_failure_conditions,
+        share_id=new_id() if shared else None,
+        consumed_capacity=(entry.consumption or None) if shared else None,
+    )
+
+
+def _configuration(
+    claim: ResourceClaim, chosen: Sequence[RequestAlternative]
+) -> Iterator[DeviceAllocationConfiguration]:
+    """That of the classes, each once and in order of first use, then that of the claim."""
+    for name in dict.fromkeys(ask.device_class.metadata.name for ask in chosen):
+        users = [ask for ask in chosen if ask.device_class.metadata.name == name]
+        for config in users[0].device_class.spec.config:
+            yield DeviceAllocationConfiguration(
+                source="FromClass", requests=tuple(ask.name for ask in users), opaque=config.opaque
+            )
+    for own in claim.spec.devices.config:
+        if not own.requests or any(ask.named_in(own.requests) for ask in chosen):
+            yield DeviceAllocationConfiguration(source="FromClaim", requests=own.requests, opaque=own.opaque)
+
+
+def _without_full_request_list(
+    config: DeviceAllocationConfiguration, chosen: Sequence[RequestAlternative]
+) -> DeviceAllocationConfiguration:
+    """A list of requests that covers all of them is left out: none named means all."""
+    if not all(ask.named_in(config.requests) for ask in chosen):
+        return config
+    return DeviceAllocationConfiguration(source=config.source, opaque=config.opaque)
+
+
+def _node_selector(node: str, entries: Sequence[DeviceAssignment]) -> NodeSelector | None:
+    """The node, if any device is local to it or binds to it; else what the slices of the devices ask for."""
+    selectors: list[NodeSelector] = []
+    for entry in entries:
+        device, spec = entry.candidate.device, entry.candidate.source.spec
+        place = device if spec.per_device_node_selection else spec
+        if place.node_name is not None or device.binds_to_node:
+            return selector_of_node(node)
+        if place.node_selector is not None:
+            selectors.append(place.node_selector)
+    return merged_selector(selectors)

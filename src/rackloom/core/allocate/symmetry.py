@@ -1,0 +1,147 @@
+"""Devices and groups of devices that an allocation cannot tell apart.
+
+Two devices have one shape when every selector, taint, capacity, counter and constraint treats them the
+same. Devices that share a counter set or a value of a constrained attribute form a group: the
+partitions of a GPU, or the GPU and the NIC below one PCIe root. Groups are the connected components of
+these links (union-find).
+
+Within a group, the names of counter sets and values are replaced by their rank. Eight equal GPUs with
+their partitions are then eight groups of one kind, and what failed on the first group need not be tried
+on the others.
+
+`DeviceSymmetry` is computed from the state before the search. `PruningBounds` and
+`InterchangeableDevices` add what the search has done to each device since.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+
+from rackloom.core.allocate.capacity import counter_draws
+from rackloom.core.allocate.eligibility import CandidateDevice, Eligibility
+from rackloom.core.allocate.inputs import RequestAlternative
+from rackloom.core.allocate.ledger import AllocationLedger, Constraint
+from rackloom.core.allocate.outcome import AllocationStopped, Cause
+
+Link = tuple[Hashable, ...]
+"""What ties devices together: a counter set of a pool, or a value of a constraint."""
+
+
+class DeviceSymmetry:
+    """Shapes and groups of the devices of one allocation, by position."""
+
+    def __init__(
+        self,
+        candidates: Sequence[CandidateDevice],
+        asks: Sequence[RequestAlternative],
+        constraints: Sequence[Constraint],
+        eligibility: Eligibility,
+        ledger: AllocationLedger,
+    ) -> None:
+        links = [_links_of(one, constraints) for one in candidates]
+        self.group: list[int] = _connected_groups(links)
+        """Group of each device."""
+        members: dict[int, list[int]] = {}
+        for position, group in enumerate(self.group):
+            members.setdefault(group, []).append(position)
+        self.members = [members[group] for group in range(len(members))]
+        self.ranks: list[dict[Link, int]] = [_ranks_in_group(links, positions) for positions in self.members]
+        """Of each group, the rank of what ties it."""
+        unlike = {ask.likeness: ask for ask in asks}.values()
+        looks = [
+            (_treatment(one, unlike, eligibility, ledger), self._local(one, constraints, ledger))
+            for one in candidates
+        ]
+        self.shape: list[int] = _numbered(looks)
+        """Shape of each device; equal only if the devices are alike up to the names of their group."""
+        self.kind: list[int] = _numbered(
+            [frozenset(Counter(self.shape[one] for one in positions).items()) for positions in self.members]
+        )
+        """Kind of each group: groups of one kind are copies of each other."""
+
+    def classes(self) -> list[list[int]]:
+        """Positions of the devices of one group and shape: these are alike in every way."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for position, shape in enumerate(self.shape):
+            found.setdefault((self.group[position], shape), []).append(position)
+        return list(found.values())
+
+    def _local(
+        self, one: CandidateDevice, constraints: Sequence[Constraint], ledger: AllocationLedger
+    ) -> Hashable:
+        """Values and counters of a device in the names of its group, with what was left of the counters."""
+        ranks = self.ranks[self.group[one.position]]
+        values = tuple(
+            None if (found := c.values(one)) is None else frozenset(ranks[("value", n, v)] for v in found)
+            for n, c in enumerate(constraints)
+        )
+        if not one.device.consumes_counters:
+            return values
+        left = ledger.book(one).at_first
+        drawn = frozenset(
+            (ranks[("counters", one.pool.key, name)], counter, amount, left.get((name, counter)))
+            for (name, counter), amount in counter_draws(one.device)
+        )
+        return values, one.pool.key, drawn
+
+
+def _links_of(one: CandidateDevice, constraints: Sequence[Constraint]) -> list[Link]:
+    sets: list[Link] = [("counters", one.pool.key, use.counter_set) for use in one.device.consumes_counters]
+    values: list[Link] = [
+        ("value", n, v) for n, c in enumerate(constraints) for v in sorted(c.values(one) or (), key=str)
+    ]
+    return sets + values
+
+
+def _connected_groups(links: Sequence[Sequence[Link]]) -> list[int]:
+    """Connected devices, numbered from 0 in order of their first member."""
+    parent = list(range(len(links)))
+
+    def root(one: int) -> int:
+        while parent[one] != one:
+            parent[one] = parent[parent[one]]
+            one = parent[one]
+        return one
+
+    first: dict[Link, int] = {}
+    for position, ties in enumerate(links):
+        for tie in ties:
+            parent[root(position)] = root(first.setdefault(tie, position))
+    return _numbered([root(position) for position in range(len(links))])
+
+
+def _ranks_in_group(links: Sequence[Sequence[Link]], positions: Iterable[int]) -> dict[Link, int]:
+    """Each tie of a group by its first appearance; the kinds of ties are told apart by the look anyway."""
+    ties = dict.fromkeys(tie for position in positions for tie in links[position])
+    return {tie: rank for rank, tie in enumerate(ties)}
+
+
+def _numbered(values: Iterable[Hashable]) -> list[int]:
+    """Equal values get equal numbers, in order of appearance."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(value, len(numbers)) for value in values]
+
+
+def _treatment(
+    one: CandidateDevice,
+    asks: Iterable[RequestAlternative],
+    eligibility: Eligibility,
+    ledger: AllocationLedger,
+) -> Hashable:
+    """How the device fares with each ask, and what was taken of it before."""
+    served = tuple(request_outcome(ask, one, eligibility, ledger) for ask in asks)
+    if not one.shareable:
+        return ledger.free_before(one), served
+    capacity = frozenset((name, has.value) for name, has in one.device.capacity.items())
+    used = frozenset(ledger.used_before(one.id).items())
+    return ledger.free_before(one), served, capacity, used, ledger.charged_before(one)
+
+
+def request_outcome(
+    ask: RequestAlternative, one: CandidateDevice, eligibility: Eligibility, ledger: AllocationLedger
+) -> Hashable:
+    """What an ask would get of a device if nobody held it: None, amounts, or a selector that fails."""
+    verdict = eligibility.verdict(ask, one)
+    if isinstance(verdict, AllocationStopped):
+        return "fails"
+    suits = ledger.suits(ask, one)
+    return None if verdict is not None or isinstance(suits, Cause) else frozenset(suits.items())

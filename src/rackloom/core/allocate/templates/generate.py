@@ -1,0 +1,495 @@
+"""Generates a ResourceClaimTemplate for a request, and verifies it by allocation.
+
+For each node type, most frequent first, until one succeeds:
+
+1. Choose the pairs of GPU and NIC requests (`layout`).
+2. Write a selector for the devices of each request: the fewest shared traits that select just them,
+   else a list of identifiers. Attributes are read through `.?` with a default, so that a device without
+   the attribute is left out and is not an error, which would stop the pod on every node.
+3. Where an attribute has one value per affinity group, use matchAttribute instead of naming devices.
+4. Allocate the template on a fresh node of every type; each type that serves it must keep the
+   alignment. This check reads the topology, not the layout.
+
+A refusal carries the nearest fix that was tried and works: an option that gives other hardware, the
+same request in pairs, other rails, fewer devices, or another alignment.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import msgspec
+
+from rackloom.core.allocate.allocator import allocate
+from rackloom.core.allocate.cel import compiler, errors
+from rackloom.core.allocate.driver_slices import GPU_DRIVER
+from rackloom.core.allocate.eligibility import CandidateDevice
+from rackloom.core.allocate.inputs import DeviceId
+from rackloom.core.allocate.objects import (
+    CelSelector,
+    DeviceClaim,
+    DeviceClass,
+    DeviceConstraint,
+    DeviceRequest,
+    DeviceSelector,
+    ExactDeviceRequest,
+    ObjectMeta,
+    ResourceClaim,
+    ResourceClaimSpec,
+    ResourceClaimTemplate,
+    ResourceClaimTemplateSpec,
+)
+from rackloom.core.allocate.outcome import Allocation, Fault, FaultScope, Refusal
+from rackloom.core.allocate.templates import inventory
+from rackloom.core.allocate.templates.inventory import (
+    RDMA,
+    HardwareInventory,
+    NodeType,
+    Scalar,
+    scalar_attribute,
+)
+from rackloom.core.allocate.templates.layout import (
+    AffinityGroup,
+    Align,
+    RequestPair,
+    TemplateRequest,
+    affinity_groups,
+    is_near,
+    nics_by_rail,
+    request_pairs,
+    require_servable,
+)
+from rackloom.errors import Refused
+
+# Selectors that pick out given devices.
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenSelector:
+    """How a set of devices is told from the others."""
+
+    expression: str | None
+    """None: all devices of the class will do."""
+    by: tuple[str, ...]
+    """The attributes that it reads."""
+
+
+def selector_by_traits(
+    wanted: Sequence[CandidateDevice], among: Sequence[CandidateDevice], traits: Sequence[str]
+) -> ChosenSelector | None:
+    """The fewest of `traits` that `wanted` share and that select just them; RDMA is kept in any case."""
+    shared = {name: value for name in traits if (value := _shared_value(wanted, name)) is not None}
+    if not _selects_exactly(shared, wanted, among):
+        return None
+    for name in reversed(list(shared)):
+        rest = {one: value for one, value in shared.items() if one != name}
+        if shared.get(RDMA) is True and name == RDMA:
+            continue
+        shared = rest if _selects_exactly(rest, wanted, among) else shared
+    tests = [_equality_test(name, value) for name, value in shared.items()]
+    return ChosenSelector(" && ".join(tests) or None, tuple(shared))
+
+
+def selector_by_ids(
+    wanted: Sequence[CandidateDevice], among: Sequence[CandidateDevice], names: Sequence[str]
+) -> ChosenSelector | None:
+    """A list of the values of the first of `names` that all of `wanted` publish and no others share."""
+    for name in names:
+        values = [scalar_attribute(one, name) for one in wanted]
+        if not all(isinstance(value, str) for value in values):
+            continue
+        one_of = f"== {json.dumps(values[0])}" if len(values) == 1 else f"in {json.dumps(values)}"
+        expression = f'{_attribute_access(name)}.orValue("") {one_of}'
+        if _selects(expression, wanted, among):
+            return ChosenSelector(expression, (name,))
+    return None
+
+
+def _shared_value(devices: Sequence[CandidateDevice], name: str) -> Scalar | None:
+    values = {(type(value), value) for value in (scalar_attribute(one, name) for one in devices)}
+    return values.pop()[1] if len(values) == 1 else None
+
+
+def _selects_exactly(
+    traits: dict[str, Scalar], wanted: Sequence[CandidateDevice], among: Sequence[CandidateDevice]
+) -> bool:
+    expression = " && ".join(_equality_test(name, value) for name, value in traits.items())
+    return _selects(expression or "true", wanted, among)
+
+
+def _selects(expression: str, wanted: Sequence[CandidateDevice], among: Sequence[CandidateDevice]) -> bool:
+    program = compiler.compile_selector(expression)
+    return {one.id for one in among if program.matches(one.view)} == {one.id for one in wanted}
+
+
+def _equality_test(name: str, value: Scalar) -> str:
+    """`value` is compared with what the attribute is, or with a default of its type that it never is."""
+    absent = {bool: "false", int: "-1", str: '""'}[type(value)]
+    return f"{_attribute_access(name)}.orValue({absent}) == {json.dumps(value)}"
+
+
+def _attribute_access(name: str) -> str:
+    domain, _, identifier = name.partition("/")
+    return f'device.attributes["{domain}"].?{identifier}'
+
+
+# The template of one node type.
+
+
+_MATCH_ATTRIBUTES = {Align.NUMA: inventory.NUMA_NODE, Align.PCIE: inventory.PCIE_ROOT}
+
+
+class TemplateDraft:
+    """The template of a wish for one kind of node, and how each request was told. May be refused."""
+
+    def __init__(
+        self,
+        stock: HardwareInventory,
+        hardware: NodeType,
+        wish: TemplateRequest,
+        groups: Sequence[RequestPair],
+    ) -> None:
+        self._stock = stock
+        self._hardware = hardware
+        self._wish = wish
+        self.told: dict[str, list[str]] = {}
+        """By what requests and constraints select and who says so, with the names of which it is true."""
+        found = () if wish.unaligned else affinity_groups(hardware, wish.align)
+        self._matching = matching_attribute(hardware, wish.align, found)
+        if self._matching:
+            gpus = tuple(chain.from_iterable(place.gpus for place in found))
+            nics = tuple(chain.from_iterable(place.nics for place in found))
+            groups = [RequestPair(one.gpu_count, one.nic_count, gpus, nics, one.place) for one in groups]
+        endings = [f"-{number}" for number in range(len(groups))] if wish.pairs else [""]
+        self._names = [(f"gpu{ending}", f"nic{ending}") for ending in endings]
+        requests = list(chain.from_iterable(map(self._requests, self._names, groups)))
+        self.template = _template(wish, requests, list(self._constraints()))
+
+    def _requests(self, names: tuple[str, str], group: RequestPair) -> Iterator[DeviceRequest]:
+        # A rail is a name, not a property: what happens to tell a NIC here may tell another one elsewhere.
+        by_name = self._wish.align is Align.RAIL
+        wanted = [self._hardware.gpus[index] for index in group.gpus]
+        told = _choose_selector(
+            wanted, self._hardware.gpus, () if by_name else inventory.GPU_TRAITS, inventory.GPU_IDS
+        )
+        yield self._request(names[0], group.gpu_count, wanted, told, group)
+        wanted = [self._hardware.nics[index] for index in group.nics]
+        told = _choose_selector(
+            wanted, self._hardware.nics, () if by_name else inventory.NIC_TRAITS, inventory.NIC_IDS
+        )
+        yield self._request(names[1], group.nic_count, wanted, told, group)
+
+    def _request(
+        self,
+        name: str,
+        count: int,
+        wanted: Sequence[CandidateDevice],
+        told: ChosenSelector | None,
+        group: RequestPair,
+    ) -> DeviceRequest:
+        kind = "GPU" if wanted[0].id.driver == GPU_DRIVER else "NIC"
+        if told is None:
+            lacking = ", ".join(inventory.GPU_IDS[:1] if kind == "GPU" else inventory.NIC_IDS[:3])
+            where = "" if self._matching else f" of {group.place.title}"
+            raise Refused(
+                f"the {kind}s{where} cannot be selected on {self._hardware.machine.name}: their driver "
+                f"publishes nothing that tells them from the others ({lacking})"
+            )
+        self.told.setdefault(self._note(kind, wanted, told, group), []).append(name)
+        selectors = (DeviceSelector(cel=CelSelector(expression=told.expression)),) if told.expression else ()
+        return DeviceRequest(
+            name=name,
+            exactly=ExactDeviceRequest(
+                device_class_name=_device_class_of(self._stock.classes, wanted),
+                selectors=selectors,
+                allocation_mode="ExactCount",
+                count=count,
+            ),
+        )
+
+    def _note(
+        self, kind: str, wanted: Sequence[CandidateDevice], told: ChosenSelector, group: RequestPair
+    ) -> str:
+        by = f"by {', '.join(told.by)}" if told.by else "by class alone"
+        out_of = f"out of {len(wanted)} {kind}{'' if len(wanted) == 1 else 's'}, {by}"
+        if self._matching:
+            return f"{out_of}; wherever they are"
+        if self._wish.unaligned and kind == "NIC":
+            return f"{out_of}; not near the GPUs, as asked"
+        return f"{out_of}; {group.place.title} (source: {group.place.source})"
+
+    def _constraints(self) -> Iterator[DeviceConstraint]:
+        if self._matching is None:
+            return
+        for names in self._names:
+            both = f"one {self._matching}, which both drivers publish"
+            self.told.setdefault(both, []).append(" with ".join(names))
+            yield DeviceConstraint(requests=names, match_attribute=self._matching)
+
+
+def matching_attribute(hardware: NodeType, align: Align, found: Sequence[AffinityGroup]) -> str | None:
+    """The attribute whose values are the places: all devices of a place share one, and no two places do."""
+    name = _MATCH_ATTRIBUTES.get(align)
+    if name is None or not found:
+        return None
+    values = [
+        {
+            inventory.scalar_attribute(device, name)
+            for device in chain((hardware.gpus[g] for g in one.gpus), (hardware.nics[n] for n in one.nics))
+        }
+        for one in found
+    ]
+    told = all(len(of) == 1 and None not in of for of in values)
+    return name if told and max(Counter(chain.from_iterable(values)).values()) == 1 else None
+
+
+def _choose_selector(
+    wanted: Sequence[CandidateDevice],
+    among: Sequence[CandidateDevice],
+    traits: Sequence[str],
+    names: Sequence[str],
+) -> ChosenSelector | None:
+    by_traits = selector_by_traits(wanted, among, traits) if traits else None
+    return by_traits or selector_by_ids(wanted, among, names)
+
+
+def _device_class_of(classes: Sequence[DeviceClass], wanted: Sequence[CandidateDevice]) -> str:
+    """The first class that all of the devices belong to."""
+    for one in classes:
+        tests = [selector.cel.expression for selector in one.spec.selectors if selector.cel]
+        if tests and all(_matches(test, device) for test in tests for device in wanted):
+            return one.metadata.name
+    raise Refused(f"no device class holds the devices of {wanted[0].id.driver}")
+
+
+def _matches(expression: str, device: CandidateDevice) -> bool:
+    try:
+        return compiler.compile_selector(expression).matches(device.view)
+    except (errors.CompileError, errors.EvaluationError):
+        return False
+
+
+def _template(
+    wish: TemplateRequest, requests: Sequence[DeviceRequest], constraints: Sequence[DeviceConstraint]
+) -> ResourceClaimTemplate:
+    devices = DeviceClaim(requests=tuple(requests), constraints=tuple(constraints))
+    return ResourceClaimTemplate(
+        metadata=ObjectMeta(name=wish.title),
+        spec=ResourceClaimTemplateSpec(spec=ResourceClaimSpec(devices=devices)),
+    )
+
+
+# Verification by allocation.
+
+
+DevicePair = tuple[tuple[int, ...], tuple[int, ...]]
+"""Indices of the GPUs and of the NICs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateVerification:
+    """What the allocation on fresh nodes showed."""
+
+    nodes: int
+    """Nodes that can serve the template, with the alignment asked for."""
+    of: int
+    devices: tuple[DevicePair, ...]
+    """Per kind of node that serves it: what the first such node gives."""
+
+
+def verify_template(
+    stock: HardwareInventory, hardware: NodeType, wish: TemplateRequest, template: ResourceClaimTemplate
+) -> TemplateVerification:
+    """Refused unless nodes of `hardware` serve the template, and every node that does keeps the alignment."""
+    claim = ResourceClaim(metadata=template.metadata, spec=template.spec.spec)
+    serving: list[tuple[NodeType, DevicePair]] = []
+    for kind in stock.kinds:
+        pairs = _allocated_pairs(stock, kind, claim, required=kind is hardware)
+        if pairs is None:
+            continue
+        broken = next(_alignment_violations(kind, wish, pairs), None)
+        if broken is not None:
+            raise Refused(f"on {kind.nodes[0].metadata.name} the template would give {broken}")
+        serving.append((kind, _merged_pairs(pairs)))
+    if wish.align is Align.RAIL and len({_rail_positions(kind, nics) for kind, (_, nics) in serving}) > 1:
+        raise Refused("nodes of different kinds would give different rails")
+    return TemplateVerification(
+        nodes=sum(len(kind.nodes) for kind, _ in serving),
+        of=sum(len(kind.nodes) for kind in stock.kinds),
+        devices=tuple(devices for _, devices in serving),
+    )
+
+
+def _allocated_pairs(
+    stock: HardwareInventory, kind: NodeType, claim: ResourceClaim, *, required: bool
+) -> list[DevicePair] | None:
+    """The devices of each pair of requests on a node of the kind; None where it cannot serve the claim."""
+    outcome = allocate(kind.nodes[0], stock.classes, stock.index, [claim])
+    if isinstance(outcome, Fault) and (required or outcome.scope is FaultScope.ATTEMPT):
+        raise Refused(f"the template fails on {outcome.node}: {outcome.reason}")
+    if isinstance(outcome, Refusal) and required:
+        raise Refused(f"{outcome.node} cannot serve the template")
+    return list(_device_pairs(kind, outcome)) if isinstance(outcome, Allocation) else None
+
+
+def _device_pairs(kind: NodeType, outcome: Allocation) -> Iterator[DevicePair]:
+    """`gpu-0` with `nic-0` and so on; without pairs, all GPUs with all NICs."""
+    index = {one.id: number for devices in (kind.gpus, kind.nics) for number, one in enumerate(devices)}
+    given: dict[str, list[int]] = {}
+    for one in outcome.results[0].devices.results:
+        given.setdefault(one.request, []).append(index[DeviceId(one.driver, one.pool, one.device)])
+    for name, gpus in given.items():
+        if name.startswith("gpu"):
+            yield tuple(gpus), tuple(given["nic" + name.removeprefix("gpu")])
+
+
+def _alignment_violations(
+    kind: NodeType, wish: TemplateRequest, pairs: Sequence[DevicePair]
+) -> Iterator[str]:
+    """What breaks the alignment, in words."""
+    for gpus, nics in pairs:
+        for nic in nics:
+            if kind.machine.nics[nic].excluded is not None:
+                yield f"{kind.nics[nic].id.device}, which must not carry data"
+        table = [[is_near(kind.machine, wish.align, gpu, nic) for nic in nics] for gpu in gpus]
+        if not _alignment_holds(wish, table):
+            given = [kind.gpus[gpu].id.device for gpu in gpus] + [kind.nics[nic].id.device for nic in nics]
+            state = "near" if wish.unaligned else "not near"
+            yield f"{', '.join(given)}, which are {state} each other"
+
+
+def _alignment_holds(wish: TemplateRequest, table: Sequence[Sequence[bool]]) -> bool:
+    """All near (or, unaligned, none). On rails, each device needs one near it: they come one by one."""
+    if wish.unaligned:
+        return not any(map(any, table)) or (wish.align is Align.RAIL and not wish.pairs)
+    if wish.align is Align.RAIL:
+        return all(map(any, table)) and all(map(any, zip(*table, strict=True)))
+    return all(map(all, table))
+
+
+def _merged_pairs(pairs: Sequence[DevicePair]) -> DevicePair:
+    return tuple(g for gpus, _ in pairs for g in gpus), tuple(n for _, nics in pairs for n in nics)
+
+
+def _rail_positions(kind: NodeType, nics: Sequence[int]) -> tuple[int, ...]:
+    order = nics_by_rail(kind)
+    return tuple(order.index(nic) for nic in nics)
+
+
+# Generation, and the nearest fix of a refusal.
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTemplate:
+    """A template that was verified."""
+
+    template: ResourceClaimTemplate
+    notes: tuple[str, ...]
+    """For which machine it is, how its selectors were chosen and from which source, and what was verified."""
+    verified: TemplateVerification
+
+
+AlternativeInventory = tuple[str, Callable[[], HardwareInventory]]
+"""An option that the user could add, and the stock that it would give."""
+
+
+def generate_template(
+    wish: TemplateRequest, stock: HardwareInventory, *, elsewhere: Iterable[AlternativeInventory] = ()
+) -> GeneratedTemplate:
+    """The template of a wish. Refused with a fix that was tried, where there is one."""
+    require_servable(wish)
+    if not stock.kinds:
+        raise Refused("no slice names a node", nearest_fix="pass the slices of the GPU and NIC drivers")
+    try:
+        return _attempt(wish, stock)
+    except Refused as refused:
+        if refused.nearest_fix is not None:
+            raise
+        fix = _nearest_fix(wish, stock, elsewhere)
+        none = "" if fix else "; neither fewer devices nor another alignment helps"
+        raise Refused(refused.reason + none, nearest_fix=fix) from None
+
+
+def _attempt(wish: TemplateRequest, stock: HardwareInventory) -> GeneratedTemplate:
+    """By the first kind of node that can; refused with the reason of the most frequent kind."""
+    reasons: list[Refused] = []
+    for kind in stock.kinds:
+        try:
+            return _attempt_for_node_type(wish, stock, kind)
+        except Refused as refused:
+            reasons.append(refused)
+    raise reasons[0]
+
+
+def _attempt_for_node_type(
+    wish: TemplateRequest, stock: HardwareInventory, kind: NodeType
+) -> GeneratedTemplate:
+    draft = TemplateDraft(stock, kind, wish, request_pairs(kind, wish))
+    verified = verify_template(stock, kind, wish, draft.template)
+    return GeneratedTemplate(
+        draft.template, tuple(_template_notes(wish, stock, kind, draft, verified)), verified
+    )
+
+
+def _template_notes(
+    wish: TemplateRequest,
+    stock: HardwareInventory,
+    kind: NodeType,
+    draft: TemplateDraft,
+    verified: TemplateVerification,
+) -> Iterator[str]:
+    machine = kind.machine
+    aligned = "NICs far from the GPUs" if wish.unaligned else "aligned"
+    yield f"{wish.gpus} GPUs and {wish.nics} NICs, {aligned} ({wish.align}), for {machine.name}."
+    yield f"Made from {stock.source} with: {wish.flags}"
+    yield from (f"{', '.join(names)}: {told}" for told, names in draft.told.items())
+    if wish.align is Align.RAIL:
+        order = nics_by_rail(kind)
+        taken = ", ".join(str(order.index(nic)) for nic in verified.devices[0][1])
+        yield f"rails {taken} of {len(order)} (NICs in the order of their addresses or names)"
+    for nic in machine.nics:
+        if nic.excluded is not None:
+            yield f"left out: {kind.nics[nic.index].id.device} ({nic.excluded})"
+    yield f"Verified by allocation: free, {verified.nodes} of {verified.of} nodes serve it, aligned as said."
+
+
+def _nearest_fix(
+    wish: TemplateRequest, stock: HardwareInventory, elsewhere: Iterable[AlternativeInventory]
+) -> str | None:
+    """The nearest change that was tried and works."""
+    for flag, other in elsewhere:
+        if _can_be_generated(wish, other()):
+            return f"add {flag}"
+    for near in _nearby_requests(wish):
+        if _can_be_generated(near, stock):
+            return f"ask for {near.flags}"
+    return None
+
+
+def _can_be_generated(wish: TemplateRequest, stock: HardwareInventory) -> bool:
+    try:
+        require_servable(wish)
+        _attempt(wish, stock)
+    except Refused:
+        return False
+    return True
+
+
+def _nearby_requests(wish: TemplateRequest) -> Iterator[TemplateRequest]:
+    """Changed wishes, nearest first: in pairs, any rail, fewer devices, another alignment, aligned."""
+    change = msgspec.structs.replace
+    for align in dict.fromkeys((wish.align, *Align)):
+        kept = wish.rails if align is Align.RAIL else ()
+        same = change(wish, align=align, rails=kept)
+        yield same
+        yield change(same, pairs=True)
+        yield change(same, rails=())
+        for units in range(wish.units - 1, 0, -1):
+            gpus, nics = (count * units // wish.units for count in (wish.gpus, wish.nics))
+            yield change(same, gpus=gpus, nics=nics, rails=())
+            yield change(same, gpus=gpus, nics=nics, rails=(), pairs=True)
+        yield change(same, gpus=1, nics=1, rails=())
+    if wish.unaligned:
+        yield from _nearby_requests(change(wish, unaligned=False))

@@ -1,0 +1,285 @@
+"""The hardware that templates are made for: node types with topology and published devices.
+
+A `NodeType` joins two views of like nodes. The topology says which devices belong together; the
+published attributes say how a selector can name them. A GPU or NIC has one index in both.
+
+`inventory_of_machine` takes a machine profile and the slices that its drivers would publish.
+`inventory_of_slices` takes real ResourceSlices: nodes whose devices differ only in identifiers that no
+template reads form one type, and the most frequent type comes first. `machine_from_slices` derives a
+topology from attributes. That is less than a profile knows: drivers publish no bridges, older GPU
+drivers no NUMA node, and no driver says which NIC must not carry data. NICs without RDMA, or of a rarer
+model than the node's other RDMA devices, are therefore excluded. `with_profile_topology` adds what a
+profile knows of devices at the same PCI address.
+
+Constants name the attributes that tell devices apart. UUIDs, MAC and IP addresses are left out on
+purpose: they exist on one machine only.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from rackloom.core.allocate.driver_slices import GPU_DRIVER, NIC_DRIVER, device_classes, slices_of
+from rackloom.core.allocate.eligibility import CandidateDevice, candidates_of
+from rackloom.core.allocate.inputs import Features
+from rackloom.core.allocate.objects import DeviceClass, Node, ObjectMeta, ResourceSlice
+from rackloom.core.allocate.pools import SliceIndex, gather_pools
+from rackloom.topology.join_key import Fact, Source
+from rackloom.topology.machine import ClassRow, Gpu, Machine, Nic, PathClass, PciePath
+
+# Attributes that tell devices apart.
+
+
+NUMA_NODE = "resource.kubernetes.io/numaNode"
+PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
+PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
+RDMA = "dra.net/rdma"
+
+GPU_TRAITS = ("gpu.nvidia.com/type", NUMA_NODE, PCIE_ROOT)
+GPU_IDS = (PCI_BUS_ID, "gpu.nvidia.com/pciBusID")
+GPU_MODEL = "gpu.nvidia.com/productName"
+NIC_TRAITS = (RDMA, "dra.net/numaNode", NUMA_NODE, PCIE_ROOT, "dra.net/pciDevice")
+NIC_IDS = ("dra.net/pciAddress", PCI_BUS_ID, "dra.net/rdmaDevice", "dra.net/ifName")
+NIC_MODEL = ("dra.net/pciVendor", "dra.net/pciDevice")
+DISTINGUISHING = tuple(dict.fromkeys((*GPU_TRAITS, *GPU_IDS, GPU_MODEL, *NIC_TRAITS, *NIC_IDS, *NIC_MODEL)))
+
+Scalar = str | int | bool
+
+
+def scalar_attribute(device: CandidateDevice, name: str) -> Scalar | None:
+    """The value of a scalar attribute; None where there is none, or a list, which nothing equals."""
+    found = device.attribute(name)
+    values = () if found is None else (found.bool_, found.int_, found.string)
+    return next((value for value in values if value is not None), None)
+
+
+def first_string_attribute(device: CandidateDevice, names: tuple[str, ...]) -> str | None:
+    """The first of the named attributes that is a text."""
+    return next((value for name in names if isinstance(value := scalar_attribute(device, name), str)), None)
+
+
+# A machine as its own ResourceSlices show it.
+
+
+_ADDRESSES = ("dra.net/pciAddress", PCI_BUS_ID)
+
+
+def machine_from_slices(
+    node: str, gpus: Sequence[CandidateDevice], nics: Sequence[CandidateDevice]
+) -> Machine:
+    """The machine of a node from what is published of its devices, in their order."""
+    return Machine(
+        name=node,
+        note="From ResourceSlices.",
+        origin=(),
+        gpus=tuple(_observed_gpu(index, one) for index, one in enumerate(gpus)),
+        nics=tuple(_observed_nic(index, one, why) for index, (one, why) in enumerate(_with_exclusions(nics))),
+    )
+
+
+def with_profile_topology(seen: Machine, known: Machine) -> Machine:
+    """`seen`, with the topology of `known` for devices at the same PCI address (or RDMA device)."""
+    gpu_at: dict[str | None, Gpu] = {gpu.pci_address: gpu for gpu in known.gpus if gpu.pci_address}
+    nic_at = {nic.pci_address or nic.rdma_device: nic for nic in known.nics}
+    gpus = [(gpu, gpu_at.get(gpu.pci_address)) for gpu in seen.gpus]
+    nics = [(nic, nic_at.get(nic.pci_address) or nic_at.get(nic.rdma_device)) for nic in seen.nics]
+    return msgspec.structs.replace(
+        seen,
+        name=f"{seen.name} ({known.name})",
+        gpus=tuple(msgspec.structs.replace(more, index=gpu.index) if more else gpu for gpu, more in gpus),
+        nics=tuple(msgspec.structs.replace(more, index=nic.index) if more else nic for nic, more in nics),
+        declared_classes=tuple(
+            ClassRow(gpu=gpu.index, classes=tuple(_declared_class(known, of.index, nic) for _, nic in nics))
+            for gpu, of in gpus
+            if of is not None and known.declared_classes
+        ),
+    )
+
+
+def _declared_class(known: Machine, gpu: int, nic: Nic | None) -> PathClass:
+    """The declared class of a pair."""
+    rows = [row.classes for row in known.declared_classes if row.gpu == gpu]
+    covered = nic is not None and rows and nic.index < len(rows[0])
+    return rows[0][nic.index] if nic is not None and covered else PathClass.UNKNOWN
+
+
+def _observed_gpu(index: int, one: CandidateDevice) -> Gpu:
+    return Gpu(
+        index=index,
+        product=first_string_attribute(one, (GPU_MODEL,)),
+        pci_address=first_string_attribute(one, GPU_IDS),
+        numa_node=_numa_fact(one, (NUMA_NODE,)),
+        pcie=_pcie_path(one),
+    )
+
+
+def _observed_nic(index: int, one: CandidateDevice, excluded: str | None) -> Nic:
+    return Nic(
+        index=index,
+        pci_address=first_string_attribute(one, _ADDRESSES),
+        if_name=first_string_attribute(one, ("dra.net/ifName",)),
+        rdma_device=first_string_attribute(one, ("dra.net/rdmaDevice",)),
+        model=first_string_attribute(one, ("dra.net/pciDevice",)),
+        numa_node=_numa_fact(one, ("dra.net/numaNode", NUMA_NODE)),
+        pcie=_pcie_path(one),
+        excluded=excluded,
+    )
+
+
+def _with_exclusions(nics: Sequence[CandidateDevice]) -> list[tuple[CandidateDevice, str | None]]:
+    """Each NIC with the reason why it must not carry data, as far as that can be seen.
+
+    A machine's data NICs are of one kind: next to eight EFA, two ConnectX-7 manage the NVLink switches (HGX
+    B200); next to eight ConnectX-8, a BlueField is the management network (GB200).
+    """
+    able = [one for one in nics if scalar_attribute(one, RDMA)]
+    kinds = Counter(_model(one) for one in able)
+    most = max(kinds.values(), default=0)
+    return [
+        (one, _exclusion_reason(one, kinds[_model(one)] if scalar_attribute(one, RDMA) else None, most))
+        for one in nics
+    ]
+
+
+def _exclusion_reason(one: CandidateDevice, alike: int | None, most: int) -> str | None:
+    if alike is None:
+        return "not an RDMA device"
+    if alike < most:
+        return f"another kind of RDMA device than {most} others of the node"
+    return None
+
+
+def _model(one: CandidateDevice) -> tuple[object, ...]:
+    return tuple(scalar_attribute(one, name) for name in NIC_MODEL)
+
+
+def _numa_fact(one: CandidateDevice, names: Sequence[str]) -> Fact[int] | None:
+    for name in names:
+        found = one.attribute(name)
+        listed = () if found is None else found.ints or ()
+        value = listed[0] if listed else scalar_attribute(one, name)
+        if isinstance(value, int):
+            return Fact(value, Source.SYSFS)
+    return None
+
+
+def _pcie_path(one: CandidateDevice) -> PciePath | None:
+    root = scalar_attribute(one, PCIE_ROOT)
+    return PciePath(root=root, bridges=None, source=Source.SYSFS) if isinstance(root, str) else None
+
+
+# Node types and the inventory.
+
+
+_FRESH_NODES = 2
+"""A profile is planned on both ends of a transfer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeType:
+    """Nodes that are alike."""
+
+    machine: Machine
+    nodes: tuple[Node, ...]
+    devices: tuple[CandidateDevice, ...]
+    """All that the first node reaches, of any driver, in the order in which the allocator tries them."""
+
+    @property
+    def gpus(self) -> tuple[CandidateDevice, ...]:
+        """The GPUs by index."""
+        return tuple(one for one in self.devices if one.id.driver == GPU_DRIVER)
+
+    @property
+    def nics(self) -> tuple[CandidateDevice, ...]:
+        """The NICs by index."""
+        return tuple(one for one in self.devices if one.id.driver == NIC_DRIVER)
+
+    @property
+    def usable(self) -> tuple[int, ...]:
+        """Indices of the NICs that may carry data."""
+        return tuple(nic.index for nic in self.machine.nics if nic.excluded is None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HardwareInventory:
+    """Where a template is to work."""
+
+    kinds: tuple[NodeType, ...]
+    """The most frequent kind of node first."""
+    classes: tuple[DeviceClass, ...]
+    index: SliceIndex
+    source: str
+    """What it was made from, in words."""
+    observed: bool
+    """From slices: what is not there is not published. A profile may just not know it."""
+
+
+def inventory_of_machine(machine: Machine) -> HardwareInventory:
+    """Fresh nodes of a machine profile, with the slices that its drivers would publish."""
+    names = tuple(f"node-{number}" for number in range(_FRESH_NODES))
+    index = SliceIndex(one for name in names for one in slices_of(machine, name))
+    nodes = tuple(_node_named(name) for name in names)
+    kind = NodeType(machine, nodes, _devices_of_node(nodes[0], index))
+    return HardwareInventory(
+        (kind,), device_classes(), index, f"the machine profile {machine.name}", observed=False
+    )
+
+
+def inventory_of_slices(
+    slices: Sequence[ResourceSlice],
+    classes: Iterable[DeviceClass] = (),
+    nodes: Iterable[Node] = (),
+    *,
+    machine: Machine | None = None,
+) -> HardwareInventory:
+    """The nodes that `slices` name, with all devices free.
+
+    Of devices that `machine` has at the same address, its knowledge of the topology is used.
+    """
+    index = SliceIndex(slices)
+    named = [name for one in slices for name in _node_names(one)]
+    known = {node.metadata.name: node for node in nodes}
+    places = [known.get(name) or _node_named(name) for name in sorted({*named, *known})]
+    alike: dict[bytes, list[Node]] = {}
+    for node in places:
+        alike.setdefault(_node_shape(_devices_of_node(node, index)), []).append(node)
+    kinds = [_node_type(group, index, machine) for group in alike.values()]
+    kinds.sort(key=lambda kind: (-len(kind.nodes), kind.nodes[0].metadata.name))
+    own = {one.metadata.name: one for one in (*device_classes(), *classes)}
+    with_profile = f" and the machine profile {machine.name}" if machine else ""
+    return HardwareInventory(
+        tuple(kinds), tuple(own.values()), index, f"ResourceSlices{with_profile}", observed=True
+    )
+
+
+def _node_type(nodes: Sequence[Node], index: SliceIndex, machine: Machine | None) -> NodeType:
+    devices = _devices_of_node(nodes[0], index)
+    gpus, nics = ([one for one in devices if one.id.driver == driver] for driver in (GPU_DRIVER, NIC_DRIVER))
+    seen = machine_from_slices(nodes[0].metadata.name, gpus, nics)
+    return NodeType(with_profile_topology(seen, machine) if machine else seen, tuple(nodes), devices)
+
+
+def _devices_of_node(node: Node, index: SliceIndex) -> tuple[CandidateDevice, ...]:
+    features = Features()
+    return candidates_of(gather_pools(node, index, features), features)
+
+
+def _node_names(one: ResourceSlice) -> list[str]:
+    names = [one.spec.node_name, *(device.node_name for device in one.spec.devices)]
+    return [name for name in names if name]
+
+
+def _node_shape(devices: Sequence[CandidateDevice]) -> bytes:
+    """Equal for nodes whose devices differ in what no template reads (UUIDs, IP addresses) at most."""
+    return msgspec.json.encode([_without_identity(one) for one in devices], order="sorted")
+
+
+def _without_identity(one: CandidateDevice) -> object:
+    read = {name: value for name in DISTINGUISHING if (value := one.attribute(name)) is not None}
+    return one.id.driver, msgspec.structs.replace(one.device, attributes=read)
+
+
+def _node_named(name: str) -> Node:
+    return Node(metadata=ObjectMeta(name=name, labels={"kubernetes.io/hostname": name}))

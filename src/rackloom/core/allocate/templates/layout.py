@@ -1,0 +1,380 @@
+"""Which GPUs and NICs a template brings together, from the topology and the alignment asked for.
+
+A `TemplateRequest` gives counts and an alignment: one NUMA node, one PCIe switch or root, or fixed
+rails. `affinity_groups` divides a machine into groups of GPUs and NICs that are near each other; no
+device is in two groups, and NICs that must not carry data are left out. For NUMA alignment a device
+without a known node takes that of the other devices below its PCIe root. For PCIe alignment GPUs with
+the same nearest NICs form a group.
+
+`request_pairs` fills the groups in order with the units of the request (the smallest ratio of GPUs to
+NICs), or refuses with what the machine has. With `pairs`, each unit gets a pair of requests. Rails pin
+devices one by one: the same NIC positions on every node, first functions of a card before second ones,
+because the ports of a card share its bandwidth. `unaligned` picks NICs that are not near the GPUs,
+across NUMA nodes where possible: the other arm of a comparison.
+
+Whether a selector can name a group is decided in `generate`.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+from math import gcd
+from re import findall
+
+import msgspec
+
+from rackloom.core.allocate.templates.inventory import NodeType
+from rackloom.errors import Refused
+from rackloom.topology.affinity import Cell, classes, partner
+from rackloom.topology.machine import Gpu, Machine, Nic, PathClass, numa_of
+
+# The request.
+
+
+MAX_DEVICES = 32
+"""Devices that one claim can be given (resource.k8s.io/v1)."""
+
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+class Align(StrEnum):
+    """What a GPU and a NIC must have in common."""
+
+    NUMA = "numa"
+    """A NUMA node."""
+    PCIE = "pcie"
+    """A PCIe switch or root, as near as the machine has it."""
+    RAIL = "rail"
+    """The NICs are the same ones on every node, each near a GPU of the claim."""
+
+
+class TemplateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a claim and how its devices are to be aligned."""
+
+    gpus: int
+    nics: int
+    align: Align
+    pairs: bool = False
+    """One pair of requests for each unit of the ratio of GPUs to NICs, each aligned by itself."""
+    unaligned: bool = False
+    """NICs that are not near the GPUs: the other arm of a comparison."""
+    rails: tuple[int, ...] = ()
+    """Positions of the NICs on each node; empty: any that fit."""
+    name: str | None = None
+
+    @property
+    def units(self) -> int:
+        """How often the smallest ratio of GPUs to NICs is asked for."""
+        return gcd(self.gpus, self.nics)
+
+    @property
+    def title(self) -> str:
+        """The name of the template."""
+        parts = [f"{self.gpus}gpu-{self.nics}nic-{self.align}", "pairs" if self.pairs else ""]
+        parts.append("unaligned" if self.unaligned else "aligned")
+        return self.name or "-".join(part for part in parts if part)
+
+    @property
+    def flags(self) -> str:
+        """The wish as options of the command."""
+        words = [f"--gpus {self.gpus} --nics {self.nics} --align {self.align}"]
+        words += ["--pairs"] if self.pairs else []
+        words += ["--unaligned"] if self.unaligned else []
+        words += [f"--rail {' '.join(map(str, self.rails))}"] if self.rails else []
+        return " ".join(words)
+
+
+def require_servable(wish: TemplateRequest) -> None:
+    """Refused where no machine could serve the wish."""
+    if wish.gpus < 1 or wish.nics < 1:
+        raise Refused("a claim with alignment has GPUs and NICs", nearest_fix="ask for at least one of each")
+    if wish.gpus + wish.nics > MAX_DEVICES:
+        raise Refused(f"{wish.gpus + wish.nics} devices are more than a claim can hold ({MAX_DEVICES})")
+    if wish.rails and wish.align is not Align.RAIL:
+        raise Refused("rails are pinned under --align rail only", nearest_fix="use --align rail")
+    if wish.rails and len(set(wish.rails)) != wish.nics:
+        fix = f"use --nics {len(set(wish.rails))}"
+        raise Refused(f"{len(set(wish.rails))} rails for {wish.nics} NICs", nearest_fix=fix)
+    if not _DNS_LABEL.fullmatch(wish.title):
+        fix = "use up to 63 of a-z, 0-9 and - with a letter or digit at both ends"
+        raise Refused(f"{wish.title!r} cannot be the name of a template", nearest_fix=fix)
+
+
+# Affinity groups, from the topology alone.
+
+
+_BELOW_ONE_ROOT = frozenset({PathClass.PIX, PathClass.PXB, PathClass.PHB})
+
+
+class AffinityGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs and NICs that are all near each other."""
+
+    title: str
+    gpus: tuple[int, ...]
+    nics: tuple[int, ...]
+    source: str
+    """Who says that they belong together."""
+
+
+def affinity_groups(hardware: NodeType, align: Align) -> tuple[AffinityGroup, ...]:
+    """The places of a machine for one notion of near, in the order of their GPUs; NICs without data left out.
+
+    No GPU and no NIC is in two places.
+    """
+    if align is Align.NUMA:
+        return tuple(_groups_by_numa(hardware))
+    return tuple(_groups_by_nearest_nics(hardware.machine, align))
+
+
+def nics_by_rail(hardware: NodeType) -> tuple[int, ...]:
+    """NICs by rail: data NICs in the order of their PCI addresses, else of their RDMA or interface names.
+
+    Machines of one kind are wired alike, so the same position is the same rail on each of them.
+    """
+    nics = [hardware.machine.nics[index] for index in hardware.usable]
+    for name in ("pci_address", "rdma_device", "if_name"):
+        told = {nic.index: getattr(nic, name) for nic in nics}
+        if all(told.values()):
+            return tuple(sorted(told, key=lambda index: _natural_order(told[index])))
+    return ()
+
+
+def inferred_numa_node(machine: Machine, device: Gpu | Nic) -> int | None:
+    """The NUMA node of a device; where it is not known, that of all devices below the same PCI root."""
+    own = numa_of(device)
+    if own is not None or device.pcie is None:
+        return own
+    root = device.pcie.root
+    peers: chain[Gpu | Nic] = chain(machine.gpus, machine.nics)
+    nodes = {numa_of(one) for one in peers if one.pcie is not None and one.pcie.root == root} - {None}
+    return nodes.pop() if len(nodes) == 1 else None
+
+
+def is_near(machine: Machine, align: Align, gpu: int, nic: int) -> bool:
+    """Whether a pair is aligned, by the topology."""
+    if align is Align.NUMA:
+        here, there = (
+            inferred_numa_node(machine, machine.gpus[gpu]),
+            inferred_numa_node(machine, machine.nics[nic]),
+        )
+        return here is not None and here == there
+    return any(cell.nic == nic for cell in _nearest_nics(machine, align, gpu))
+
+
+def _groups_by_numa(hardware: NodeType) -> Iterator[AffinityGroup]:
+    machine = hardware.machine
+    nodes = dict.fromkeys(inferred_numa_node(machine, gpu) for gpu in machine.gpus)
+    for node in sorted(node for node in nodes if node is not None):
+        gpus = [gpu for gpu in machine.gpus if inferred_numa_node(machine, gpu) == node]
+        usable = [machine.nics[index] for index in hardware.usable]
+        nics = [nic for nic in usable if inferred_numa_node(machine, nic) == node]
+        facts = [*(gpu.numa_node for gpu in gpus), *(nic.numa_node for nic in nics)]
+        known = sorted({str(fact.source) for fact in facts if fact is not None})
+        yield AffinityGroup(
+            title=f"NUMA node {node}",
+            gpus=tuple(gpu.index for gpu in gpus),
+            nics=tuple(nic.index for nic in nics),
+            source=", ".join([*known, *(["common PCI roots"] if None in facts else [])]),
+        )
+
+
+def _groups_by_nearest_nics(machine: Machine, align: Align) -> Iterator[AffinityGroup]:
+    """GPUs that have the same nearest NICs share a place; NICs of an earlier place are not given again."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    cells: dict[tuple[int, ...], Cell] = {}
+    for gpu in machine.gpus:
+        row = _nearest_nics(machine, align, gpu.index)
+        nics = tuple(cell.nic for cell in row)
+        if row:
+            found.setdefault(nics, []).append(gpu.index)
+            cells.setdefault(nics, row[0])
+    taken: set[int] = set()
+    for nics, gpus in found.items():
+        cell = cells[nics]
+        free = tuple(nic for nic in nics if nic not in taken)
+        taken.update(free)
+        title = f"{cell.path_class}, {cell.reason}"
+        yield AffinityGroup(title=title, gpus=tuple(gpus), nics=free, source=str(cell.source))
+
+
+def _nearest_nics(machine: Machine, align: Align, gpu: int) -> tuple[Cell, ...]:
+    """The nearest NICs of a GPU, if near is near enough: one root; for rails, one NUMA node will do."""
+    row = partner(machine, gpu)
+    return tuple(
+        cell
+        for cell in row
+        if cell.path_class in _BELOW_ONE_ROOT
+        or (align is Align.RAIL and is_near(machine, Align.NUMA, gpu, cell.nic))
+    )
+
+
+def _natural_order(text: str) -> tuple[tuple[bool, int, str], ...]:
+    """mlx5_2 before mlx5_10; PCI addresses, whose digits are hexadecimal and of one width, as they are."""
+    if ":" in text:
+        return ((False, 0, text),)
+    parts = findall(r"\d+|\D+", text)
+    return tuple((part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts)
+
+
+# Pairs of requests, spread over the affinity groups.
+
+
+_GROUP_KINDS = {Align.NUMA: "NUMA node", Align.PCIE: "PCIe switch or root", Align.RAIL: "group of neighbours"}
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPair:
+    """A request for GPUs and one for NICs: how many, out of which."""
+
+    gpu_count: int
+    nic_count: int
+    gpus: tuple[int, ...]
+    nics: tuple[int, ...]
+    place: AffinityGroup
+
+
+def request_pairs(hardware: NodeType, wish: TemplateRequest) -> tuple[RequestPair, ...]:
+    """One group, or one per pair. Refused where the machine has no room for them."""
+    found = affinity_groups(hardware, wish.align)
+    if not found:
+        raise Refused(_nothing_near(hardware, wish.align))
+    if wish.align is Align.RAIL:
+        return tuple(_pairs_on_rails(hardware, wish, found))
+    units = wish.units if wish.pairs else 1
+    groups = [_pair_in_group(wish, units, place) for place in _groups_with_room(hardware, wish, units, found)]
+    return tuple(_with_far_nics(hardware, wish, groups, found)) if wish.unaligned else tuple(groups)
+
+
+def _pair_in_group(wish: TemplateRequest, units: int, place: AffinityGroup) -> RequestPair:
+    return RequestPair(wish.gpus // units, wish.nics // units, place.gpus, place.nics, place)
+
+
+def _groups_with_room(
+    hardware: NodeType, wish: TemplateRequest, units: int, found: Sequence[AffinityGroup]
+) -> list[AffinityGroup]:
+    """A place for each unit, filled in order."""
+    gpus, nics = wish.gpus // units, wish.nics // units
+    room = [place for place in found for _ in range(min(len(place.gpus) // gpus, len(place.nics) // nics))]
+    if len(room) < units:
+        raise Refused(_too_few(hardware, wish, units, len(room), found))
+    return room[:units]
+
+
+def _with_far_nics(
+    hardware: NodeType, wish: TemplateRequest, groups: Sequence[RequestPair], found: Sequence[AffinityGroup]
+) -> Iterator[RequestPair]:
+    """The same GPUs, with NICs of a place that is far from them: across NUMA nodes if there is one."""
+    left = {place: len(place.nics) for place in found}
+    matrix = classes(hardware.machine)
+    for group in groups:
+        free = [place for place in found if place.nics and left[place] >= group.nic_count]
+        far = [place for place in free if _are_far(hardware, wish.align, group.gpus, place.nics)]
+        far.sort(key=lambda place: matrix[group.gpus[0]][place.nics[0]].path_class is not PathClass.SYS)
+        if not far:
+            raise Refused(f"{hardware.machine.name} has no NICs that are far from {group.place.title}")
+        left[far[0]] -= group.nic_count
+        yield RequestPair(group.gpu_count, group.nic_count, group.gpus, far[0].nics, group.place)
+
+
+def _pairs_on_rails(
+    hardware: NodeType, wish: TemplateRequest, found: Sequence[AffinityGroup]
+) -> Iterator[RequestPair]:
+    """Devices pinned one by one: the same rails on every node, each near a GPU of its unit."""
+    order = nics_by_rail(hardware)
+    if not order:
+        raise Refused(f"nothing that is published of {hardware.machine.name} tells the rail of a NIC")
+    if wish.rails and max(wish.rails) >= len(order):
+        fix = f"use --rail 0 to {len(order) - 1}"
+        raise Refused(f"{hardware.machine.name} has {len(order)} rails", nearest_fix=fix)
+    wanted = [order[rail] for rail in wish.rails] if wish.rails else _cards_apart(hardware, order)
+    kept = [_group_with_nics(place, wanted) for place in found]
+    units = list(_pinned_pairs(wish, _groups_with_room(hardware, wish, wish.units, kept)))
+    units = list(_with_far_rails(hardware, units, wanted)) if wish.unaligned else units
+    yield from units if wish.pairs else [_joined_pair(units)]
+
+
+def _group_with_nics(place: AffinityGroup, nics: Sequence[int]) -> AffinityGroup:
+    """The place with those of `nics` that it has, in their order."""
+    return AffinityGroup(
+        title=place.title,
+        gpus=place.gpus,
+        nics=tuple(nic for nic in nics if nic in place.nics),
+        source=place.source,
+    )
+
+
+def _cards_apart(hardware: NodeType, order: Sequence[int]) -> list[int]:
+    """First functions before second ones: the two ports of a card share its bandwidth."""
+    return sorted(order, key=lambda nic: (hardware.machine.nics[nic].pci_address or ".0").rpartition(".")[2])
+
+
+def _pinned_pairs(wish: TemplateRequest, room: Sequence[AffinityGroup]) -> Iterator[RequestPair]:
+    gpus, nics = wish.gpus // wish.units, wish.nics // wish.units
+    used: dict[AffinityGroup, int] = {}
+    for place in room:
+        turn = used[place] = used.get(place, -1) + 1
+        yield RequestPair(
+            gpus,
+            nics,
+            place.gpus[turn * gpus : (turn + 1) * gpus],
+            place.nics[turn * nics : (turn + 1) * nics],
+            place,
+        )
+
+
+def _with_far_rails(
+    hardware: NodeType, units: Sequence[RequestPair], wanted: Sequence[int]
+) -> Iterator[RequestPair]:
+    """The same GPUs on rails that are not theirs."""
+    free = list(wanted)
+    for unit in units:
+        matrix = classes(hardware.machine)[unit.gpus[0]]
+        far = [nic for nic in free if _are_far(hardware, Align.RAIL, unit.gpus, [nic])]
+        far.sort(key=lambda nic: matrix[nic].path_class is not PathClass.SYS)
+        if len(far) < unit.nic_count:
+            raise Refused(f"{hardware.machine.name} has no rails that are far from {unit.place.title}")
+        chosen = tuple(far[: unit.nic_count])
+        free = [nic for nic in free if nic not in chosen]
+        yield RequestPair(unit.gpu_count, unit.nic_count, unit.gpus, chosen, unit.place)
+
+
+def _are_far(hardware: NodeType, align: Align, gpus: Sequence[int], nics: Sequence[int]) -> bool:
+    return not any(is_near(hardware.machine, align, gpu, nic) for gpu in gpus for nic in nics)
+
+
+def _joined_pair(units: Sequence[RequestPair]) -> RequestPair:
+    gpus = tuple(chain.from_iterable(unit.gpus for unit in units))
+    nics = tuple(chain.from_iterable(unit.nics for unit in units))
+    return RequestPair(len(gpus), len(nics), gpus, nics, units[0].place)
+
+
+def _nothing_near(hardware: NodeType, align: Align) -> str:
+    name = hardware.machine.name
+    for devices, kind in ((hardware.gpus, "GPUs"), (hardware.nics, "NICs")):
+        if not devices:
+            return f"no {kind} are published for {name}"
+    if not hardware.usable:
+        return f"{name} has no NIC that may carry data"
+    if align is Align.NUMA:
+        return f"the NUMA nodes of the GPUs of {name} are not known"
+    if align is Align.PCIE:
+        return f"no NIC of {name} is known to be below one PCIe root with a GPU"
+    return f"it is not known which NIC of {name} is near which GPU"
+
+
+def _too_few(
+    hardware: NodeType, wish: TemplateRequest, units: int, room: int, found: Sequence[AffinityGroup]
+) -> str:
+    asked = f"{_counted(wish.gpus // units, 'GPU')} and {_counted(wish.nics // units, 'NIC')}"
+    most = sorted({(len(place.gpus), len(place.nics)) for place in found}, reverse=True)
+    has = " or ".join(f"{_counted(gpus, 'GPU')} and {_counted(nics, 'NIC')}" for gpus, nics in most)
+    kind, name = _GROUP_KINDS[wish.align], hardware.machine.name
+    if units == 1:
+        return f"no {kind} of {name} has {asked} (each has {has})"
+    return f"{name} has room for {room} times {asked}, not {units} (a {kind} has {has})"
+
+
+def _counted(count: int, kind: str) -> str:
+    return f"{count} {kind}{'' if count == 1 else 's'}"

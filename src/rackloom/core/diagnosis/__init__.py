@@ -1,0 +1,12 @@
+"""Diagnosis of a site: a snapshot of all layers, their join by GPU identity, checks and causes.
+
+Read in this order: `snapshot` (the values that the layers report), `join` (one chain per GPU through all
+layers), `incremental` (the same join, redone only where records changed), `index` (lookups that checks
+share), `catalogue` (the names of the checks, and which check explains which), `findings` (what a check
+returns), `checks` (one module per subject), `examination` (all checks of a snapshot, consequences folded
+under their causes). `report` renders findings for people and adapts their fix commands to a site.
+`acceptance` answers the tests of NVIDIA's acceptance suite from the same findings. `evidence` holds what
+the ComputeDomain and host checks read.
+
+Everything here is a pure function of values. Collectors live in `prove.collectors` and `app.snapshot`.
+"""

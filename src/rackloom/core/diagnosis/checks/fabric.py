@@ -1,0 +1,336 @@
+"""Checks of the switch fabric: readable layers, controllers, GPU and partition health, trays.
+
+`check_layers` reports layers that could not be read; those with one cause are one finding.
+`check_controllers` reports domains whose controllers do not answer or contradict one another, paused
+domains, controllers that stay away for an hour (a switch tray that restarts is back within minutes), and
+domains with machines for which no controller is registered.
+
+`check_fabric` reports what controllers say of their own domain, and only of domains whose reading is
+fresh: sick GPUs, sick partitions, trays that the controller no longer lists or never reported, GPUs
+without a recorded fabric GUID, which can join no partition. GPUs of three or more trays, and of more than
+half of a domain, that have the same problem at once are one finding: look at the switches that join them,
+not at each GPU.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from shlex import quote
+
+import msgspec
+
+from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.findings import Finding, Severity, fails, unknown
+from rackloom.core.diagnosis.index import (
+    SnapshotIndex,
+    at_device,
+    at_domain,
+    at_gpu,
+    at_machine,
+    at_node,
+    at_partition,
+)
+from rackloom.core.diagnosis.snapshot import (
+    GpuChain,
+    Layer,
+    LayerStatus,
+    MachineRecord,
+    NvlinkDomainRecord,
+    SilentController,
+)
+
+# Switch controllers of each domain.
+
+
+AWAY_SECONDS = 3600.0
+"""A switch tray that starts again is back within minutes; after an hour nobody waits for it any more."""
+_SHOW_DOMAIN = "rackloom admin domain show"
+_NEW_ENDPOINT = "--endpoint https://SWITCH-CONTROLLER:9370"
+
+
+def check_controllers(view: SnapshotIndex) -> Iterator[Finding]:
+    """All findings about switch controllers."""
+    held = Counter(one.domain for one in view.picture.machines if one.instance is not None)
+    for domain in view.picture.domains:
+        yield from _silent_domain(domain, held[domain.uuid])
+        yield from _paused_domain(domain)
+    if view.can_see(Layer.FABRIC):
+        for domain in view.picture.domains:
+            yield from _away_controllers(domain, view.picture.at)
+        for uuid, machines in _without_controller(view).items():
+            yield _no_controller_registered(uuid, machines)
+
+
+def _silent_domain(domain: NvlinkDomainRecord, held: int) -> Iterator[Finding]:
+    if domain.unknown_since is not None:
+        found = unknown(
+            catalogue.CONTROLLER,
+            f"domain {domain.uuid}",
+            _silence_reason(domain),
+            f"{_SHOW_DOMAIN} {quote(domain.uuid)}"
+            f"  # then see to the switch tray of {', '.join(domain.endpoints)}",
+            evidence=(
+                *(f"asked through {url}" for url in domain.endpoints),
+                *((f"records: instances in it: {held}",) if held else ()),
+            ),
+            where=(at_domain(domain.uuid),),
+            since=domain.unknown_since,
+        )
+        yield msgspec.structs.replace(found, instances=held)
+
+
+def _silence_reason(domain: NvlinkDomainRecord) -> str:
+    if domain.disputed or not domain.silent:
+        return domain.problem or "it cannot be read"
+    return f"no switch controller of it can be read: {domain.problem}"
+
+
+def _paused_domain(domain: NvlinkDomainRecord) -> Iterator[Finding]:
+    if domain.paused:
+        yield fails(
+            catalogue.DOMAIN_PAUSED,
+            f"domain {domain.uuid}",
+            "it is paused: nothing that tenants ask for is done",
+            f"rackloom admin domain resume --domain {quote(domain.uuid)}",
+            severity=Severity.WARNING,
+            evidence=("records: paused by an operator",),
+            where=(at_domain(domain.uuid),),
+        )
+
+
+def _away_controllers(domain: NvlinkDomainRecord, now: float) -> Iterator[Finding]:
+    """Those that do not come back: together where all of them are away, else each by itself."""
+    away = [one for one in domain.silent if now - one.since >= AWAY_SECONDS]
+    if away and len(away) == len(domain.endpoints):
+        said = "none of its switch controllers can be read any more: nothing that tenants ask for is done"
+        yield _controller_gone(domain, away, said, Severity.ERROR)
+        return
+    answering = len(domain.endpoints) - len(domain.silent)
+    for one in away:
+        said = f"it can be read no more; of its domain's {len(domain.endpoints)} controllers {answering} can"
+        yield _controller_gone(domain, [one], said, Severity.WARNING)
+
+
+def _controller_gone(
+    domain: NvlinkDomainRecord, away: list[SilentController], said: str, severity: Severity
+) -> Finding:
+    alone = severity is Severity.WARNING
+    return fails(
+        catalogue.CONTROLLER_AWAY,
+        f"controller {away[0].url} of domain {domain.uuid}" if alone else f"domain {domain.uuid}",
+        said,
+        f"rackloom admin endpoint update --chassis-serial {quote(away[0].chassis[0])} {_NEW_ENDPOINT}"
+        f"  # if it was replaced; else see to the switch tray behind {away[0].url}",
+        severity=severity,
+        evidence=tuple(f"records: {one.url} speaks for chassis {', '.join(one.chassis)}" for one in away),
+        where=() if alone else (at_domain(domain.uuid),),
+        since=max(one.since for one in away),
+    )
+
+
+def _without_controller(view: SnapshotIndex) -> Mapping[str, list[MachineRecord]]:
+    """Machines of domains and chassis that nobody speaks for, by domain.
+
+    Of a controller that never answered the chassis is known, and not yet the domain.
+    """
+    spoken_for = {serial for one in view.picture.domains for serial in one.chassis}
+    found: defaultdict[str, list[MachineRecord]] = defaultdict(list)
+    for machine in view.picture.machines:
+        alone = machine.domain not in view.domains and machine.chassis_serial not in spoken_for
+        if machine.domain and alone:
+            found[machine.domain].append(machine)
+    return found
+
+
+def _no_controller_registered(uuid: str, machines: list[MachineRecord]) -> Finding:
+    serials = sorted({one.chassis_serial for one in machines})
+    held = sum(one.instance is not None for one in machines)
+    return fails(
+        catalogue.CONTROLLER_AWAY,
+        f"domain {uuid}",
+        "no switch controller is registered for it: nobody knows how it is, and nothing can be changed in it",
+        f"rackloom admin endpoint create --chassis-serial {quote(serials[0])} {_NEW_ENDPOINT}",
+        severity=Severity.ERROR if held else Severity.WARNING,
+        evidence=(
+            f"records: machines of chassis {', '.join(serials)}: {len(machines)}, with an instance: {held}",
+        ),
+        where=(at_domain(uuid), *(at_machine(one.id) for one in machines)),
+    )
+
+
+# Health of GPUs.
+
+
+_MANY_TRAYS = 3
+"""Trays that fail alike by chance are fewer."""
+
+
+def check_gpus(view: SnapshotIndex) -> Iterator[Finding]:
+    """All findings about the health of GPUs. What most trays of a domain have at once is one."""
+    found: defaultdict[tuple[str, str], list[GpuChain]] = defaultdict(list)
+    trays: defaultdict[str, set[int]] = defaultdict(set)
+    for chain in view.chains:
+        gpu = chain.fabric
+        if gpu is None or not view.is_fresh(gpu.domain):
+            continue
+        trays[gpu.domain].add(gpu.tray_index)
+        if gpu.healthy is False:
+            found[gpu.domain, gpu.problem].append(chain)
+    for (domain, problem), gpus in found.items():
+        ill = {chain.fabric.tray_index for chain in gpus if chain.fabric is not None}
+        if len(ill) >= _MANY_TRAYS and 2 * len(ill) > len(trays[domain]):
+            yield _domain_wide(domain, problem, gpus, len(ill))
+        else:
+            yield from (finding for chain in gpus for finding in _sick_gpu(chain))
+
+
+def _domain_wide(domain: str, problem: str, gpus: list[GpuChain], trays: int) -> Finding:
+    machines = dict.fromkeys(at_machine(chain.machine.id) for chain in gpus if chain.machine is not None)
+    return fails(
+        catalogue.GPU_HEALTH,
+        f"{len(gpus)} GPUs of domain {domain}",
+        f"GPUs of {trays} trays are {problem or 'not healthy'} at once: look at what joins them, not at each",
+        f"{_SHOW_DOMAIN} {quote(domain)}  # then see to its switch trays: power, seating, cables",
+        evidence=tuple(line for chain in gpus for line in _gpu_evidence(chain)),
+        where=(
+            at_domain(domain),
+            *machines,
+            *dict.fromkeys(one for chain in gpus for one in _gpu_places(chain)),
+        ),
+    )
+
+
+def _sick_gpu(chain: GpuChain) -> Iterator[Finding]:
+    gpu = chain.fabric
+    if gpu is None:
+        return
+    tray = "" if chain.machine is None else chain.machine.id
+    why = f"GPU {gpu.place.module_id} {gpu.problem}"
+    cordon = f"rackloom admin tray cordon {quote(tray)} --reason {quote(why)}  # then see to the GPU"
+    yield fails(
+        catalogue.GPU_HEALTH,
+        f"GPU {gpu.place.module_id} of {tray or f'slot {gpu.place.slot}'}",
+        f"the switch controller says {gpu.problem or 'it is not healthy'}",
+        cordon if tray else f"{_SHOW_DOMAIN} {quote(gpu.domain)}",
+        evidence=tuple(_gpu_evidence(chain)),
+        where=tuple(_gpu_places(chain)),
+    )
+
+
+def _gpu_evidence(chain: GpuChain) -> Iterator[str]:
+    gpu = chain.fabric
+    if gpu is not None:
+        yield f"switch controller: GPU 0x{gpu.guid:016x} is {gpu.problem or 'not healthy'}"
+    yield from _node_evidence(chain)
+
+
+def _node_evidence(chain: GpuChain) -> tuple[str, ...]:
+    if chain.device is None:
+        return ()
+    taints = ", ".join(chain.device.taints) or "no taint"
+    return (f"node {chain.device.node}: device {chain.device.name} has {taints}",)
+
+
+def _gpu_places(chain: GpuChain) -> Iterator[str]:
+    """What one sick GPU concerns: not its whole tray."""
+    if chain.device is not None:
+        yield at_device(chain.device)
+    if chain.fabric is not None:
+        yield at_gpu(chain.fabric.domain, chain.fabric.guid)
+    if chain.partition is not None:
+        yield at_partition(chain.partition.domain, chain.partition.name)
+
+
+# Layers, partitions and trays.
+
+
+def check_layers(view: SnapshotIndex) -> Iterator[Finding]:
+    """Layers that should have been read, and could not; those that one cause keeps from us, together."""
+    domains = tuple(at_domain(one.uuid) for one in view.picture.domains)
+    lost: defaultdict[str, list[LayerStatus]] = defaultdict(list)
+    for one in view.picture.layers:
+        if one.unknown_since is not None:
+            lost[one.problem].append(one)
+    held = sum(one.instance is not None for one in view.picture.machines)
+    for problem, layers in lost.items():
+        fabric = any(one.layer is Layer.FABRIC for one in layers)
+        found = unknown(
+            catalogue.LAYER,
+            f"layer {' and '.join(one.layer for one in layers)}",
+            problem,
+            layers[0].fix,
+            where=domains if fabric else (),
+            since=layers[0].unknown_since,
+        )
+        yield msgspec.structs.replace(found, instances=held if fabric else 0)
+
+
+def check_fabric(view: SnapshotIndex) -> Iterator[Finding]:
+    """All findings about GPUs, partitions and trays as their switch controllers show them."""
+    yield from check_gpus(view)
+    yield from _sick_partitions(view)
+    for machine in view.picture.machines:
+        yield from _tray(machine, view)
+
+
+def _sick_partitions(view: SnapshotIndex) -> Iterator[Finding]:
+    for one in view.picture.partitions:
+        if one.healthy is False and view.is_fresh(one.domain):
+            yield fails(
+                catalogue.PARTITION_HEALTH,
+                f"partition {one.name}",
+                f"the switch controller says {one.problem or 'it is not healthy'}",
+                f"{_SHOW_DOMAIN} {quote(one.domain)}",
+                evidence=(f"switch controller: partition {one.id} of domain {one.domain} is {one.problem}",),
+                where=(at_partition(one.domain, one.name),),
+            )
+
+
+def _tray(machine: MachineRecord, view: SnapshotIndex) -> Iterator[Finding]:
+    subject, where = f"machine {machine.id}", _tray_places(machine, view)
+    if not machine.domain:
+        fix = (
+            f"rackloom admin endpoint create --chassis-serial {quote(machine.chassis_serial)} "
+            "--endpoint https://SWITCH-CONTROLLER:9370"
+        )
+        said = "no switch controller has reported this tray yet"
+        yield unknown(catalogue.MACHINE_PRESENT, subject, said, fix, where=where)
+    elif machine.missing_since is not None and view.is_fresh(machine.domain):
+        cordon = f"rackloom admin tray cordon {quote(machine.id)} --reason missing"
+        yield fails(
+            catalogue.MACHINE_PRESENT,
+            subject,
+            "its switch controller lists none of its GPUs",
+            f"{cordon}  # then see to its power and seating",
+            severity=Severity.ERROR if machine.instance else Severity.WARNING,
+            evidence=(
+                f"records: slot {machine.slot} of {machine.chassis_serial}",
+                *_readiness_evidence(machine, view),
+            ),
+            where=where,
+            since=machine.missing_since,
+        )
+    elif any(key.fabric_guid is None for key in machine.gpus) and view.is_fresh(machine.domain):
+        yield _unmapped_gpus(machine, where)
+
+
+def _tray_places(machine: MachineRecord, view: SnapshotIndex) -> tuple[str, ...]:
+    node = view.node_of_machine.get(machine.id)
+    return (at_machine(machine.id), *([] if node is None else [at_node(node)]))
+
+
+def _readiness_evidence(machine: MachineRecord, view: SnapshotIndex) -> Iterator[str]:
+    node = view.nodes.get(view.node_of_machine.get(machine.id, ""))
+    if node is not None:
+        yield f"node {node.name}: {'ready' if node.ready else 'not ready'}"
+
+
+def _unmapped_gpus(machine: MachineRecord, where: tuple[str, ...]) -> Finding:
+    modules = [str(index + 1) for index, key in enumerate(machine.gpus) if key.fabric_guid is None]
+    return fails(
+        catalogue.MAPPING,
+        f"machine {machine.id}",
+        f"no fabric GUID is recorded of GPU {', '.join(modules)}: they can join no partition",
+        f"rackloom admin machine nvlink-info populate {quote(machine.id)} --update-db",
+        evidence=(f"records: GPUs {', '.join(modules)} have no GUID",),
+        where=where,
+    )

@@ -1,0 +1,395 @@
+"""What every layer reports of one site at about one moment, as immutable values.
+
+Four layers are read: the switch fabrics (the newest reading of each NVLink domain that the site service
+has recorded), the site's own records, the Kubernetes cluster, and records of measured transfers.
+Collectors build these values, `join` ties the records of one GPU together, and the checks and the rack
+map read the result. Nothing here decides whether a state is right.
+
+A layer that was not asked has no `LayerStatus` in the snapshot. A layer that could not be read has
+`unknown_since`: what it would have reported is unknown, not absent. Tuples are sorted by name.
+
+A large site has about a hundred thousand records. They cannot refer to one another in cycles, so the
+types of which there are many opt out of garbage collection (`gc=False`), whose pauses delay everything
+that waits.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from rackloom.core.domains.compute_domain import ComputeDomain
+from rackloom.topology.join_key import GpuKey, SlotKey
+
+# Workloads of a cluster: pods with claims, their ResourceClaims and ResourceClaimTemplates.
+
+
+class TemplateRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A ResourceClaimTemplate."""
+
+    namespace: str
+    name: str
+    domain: str
+    """UID of the ComputeDomain that it was made for; empty for a template of somebody else."""
+
+
+class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A ResourceClaim."""
+
+    namespace: str
+    name: str
+    domain: str
+    """UID of the ComputeDomain whose channel it asks for; empty where it asks for none."""
+    allocated: bool
+    reserved_for: tuple[str, ...]
+    """UIDs of pods."""
+    since: float | None = None
+    """When it was made, seconds since the epoch."""
+
+
+class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod of a workload that has not ended."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    """Empty until it is bound."""
+    templates: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Claim templates that it names, by the name of the claim in the pod."""
+    claims: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """ResourceClaims that it has, named or made for it, by the name of the claim in the pod."""
+    owner: str = ""
+    """Who makes it anew when it goes, as `Job team/train`; empty: nobody."""
+    since: float | None = None
+    """When it was made, seconds since the epoch."""
+    gated: bool = False
+    """Whether it has scheduling gates: it waits for whoever put them there."""
+
+
+# Layers, the switch fabric, the site's records, the cluster, and the snapshot that holds them all.
+
+
+class Layer(StrEnum):
+    """Who was asked."""
+
+    FABRIC = "fabric"
+    """Switch controllers, through the newest reading of each that the site service has recorded."""
+    SITE = "site"
+    """The site service's own records: tenants, machines, instances, logical partitions."""
+    CLUSTER = "cluster"
+    """The Kubernetes API server."""
+    TRANSFER = "transfer"
+    """Records of measured transfers."""
+
+
+class LayerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a layer could be read."""
+
+    layer: Layer
+    at: float | None = None
+    """When it was last read in full, seconds since the epoch; None: never."""
+    unknown_since: float | None = None
+    """Since when it cannot be read; None: it could, at `at`."""
+    problem: str = ""
+    fix: str = ""
+    """A command that makes it readable, where that is known."""
+
+
+class SilentController(msgspec.Struct, frozen=True):
+    """A switch controller that does not answer."""
+
+    url: str
+    since: float
+    chassis: tuple[str, ...]
+    """Serials of the chassis for which it speaks, one at least."""
+
+
+class NvlinkDomainRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One NVLink domain, as its switch controllers were last read."""
+
+    uuid: str
+    endpoints: tuple[str, ...] = ()
+    observed_at: float | None = None
+    unknown_since: float | None = None
+    """Since when its controllers do not answer, or contradict one another."""
+    problem: str = ""
+    silent: tuple[SilentController, ...] = ()
+    """Those of its controllers that do not answer; another one's answer is enough."""
+    chassis: frozenset[str] = frozenset()
+    """Serials of the chassis for which any of its controllers speaks."""
+    disputed: bool = False
+    """Whether they answer, and contradict one another or those of another domain."""
+    paused: bool = False
+    default_policy: str = ""
+    """What the site does with the factory's partition: keep, tray or none; empty: not known."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether what its controllers showed is how things are."""
+        return self.observed_at is not None and self.unknown_since is None
+
+
+class FabricGpuRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One GPU, as its switch controller names it."""
+
+    domain: str
+    place: SlotKey
+    guid: int
+    """64-bit fabric GUID."""
+    tray_index: int
+    healthy: bool | None
+    """None: the controller does not know."""
+    problem: str = ""
+    partition: int | None = None
+    """Id of the physical partition that holds it, unique within its domain; None: in none."""
+    also: tuple[int, ...] = ()
+    """Further partitions that list it too: a GPU belongs to at most one."""
+
+
+class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One physical partition on a switch fabric."""
+
+    domain: str
+    id: int
+    name: str
+    healthy: bool | None
+    problem: str = ""
+    logical: str | None = None
+    """UUID of the logical partition for which we made it; None: it is not ours."""
+    default: bool = False
+    """The factory's partition."""
+    owner: str = ""
+    """In the site's words: site, tray, default, released or foreign; empty: not known."""
+
+
+class LostPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition that we made and saw, which the newest reading omits although nobody deleted it."""
+
+    domain: str
+    name: str
+    logical: str
+    seen_at: float
+    """When it was last seen."""
+
+
+class LogicalPartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One logical partition in the site's records."""
+
+    id: str
+    name: str
+    tenant: str
+    vpc: str = ""
+    status: str
+    """As REST says it: Ready, Pending, Error, Unknown..."""
+    since: float | None = None
+    problem: str = ""
+
+
+class MachineRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One compute tray in the site's records."""
+
+    id: str
+    rack: str
+    domain: str
+    chassis_serial: str
+    slot: int
+    tray_index: int
+    gpus: tuple[GpuKey, ...]
+    """By module id, 1 first."""
+    status: str
+    health: str = ""
+    """What its health reports object to; empty: nothing."""
+    cordoned: bool = False
+    missing_since: float | None = None
+    """Since when its controller lists no GPU of it."""
+    instance: str | None = None
+    held_since: float | None = None
+    """When the instance was given it."""
+    tenant: str | None = None
+    vpc: str | None = None
+
+
+class MovedGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU that an instance had in a place of its machine, until a switch controller listed it elsewhere."""
+
+    machine: str
+    module_id: int
+    guid: int
+    """64-bit fabric GUID."""
+    since: float
+
+
+class InstanceGpuRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One NVLink interface of an instance: the GPU and the logical partition that it was asked into."""
+
+    instance: str
+    machine: str
+    module_id: int
+    logical: str | None
+    status: str
+    since: float | None = None
+    problem: str = ""
+    fix: str = ""
+    """What the newest plan named as the nearest fix."""
+
+
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One node of the cluster."""
+
+    name: str
+    ready: bool | None
+    ready_since: float | None = None
+    clique: str | None = None
+    """Label nvidia.com/gpu.clique, `<clusterUUID>.<cliqueId>`; None: there is none."""
+    clique_writer: str = ""
+    """Who wrote it, as far as the object says."""
+    clique_since: float | None = None
+    """When that one last wrote any of what it owns, seconds since the epoch."""
+    other_writers: tuple[str, ...] = ()
+    """Further field managers that own the label."""
+    taints: tuple[str, ...] = ()
+    unschedulable: bool = False
+    runtime: str | None = None
+    """What runs its containers, such as containerd://2.0.1."""
+    simulated: bool = False
+    """It says of itself that it is no machine."""
+
+
+class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One device of a ResourceSlice."""
+
+    driver: str
+    pool: str
+    name: str
+    node: str
+    kind: str
+    """gpu, mig, nic, channel or daemon."""
+    key: GpuKey = GpuKey()
+    clique: str | None = None
+    pcie_root: str | None = None
+    numa: int | None = None
+    partner: str | None = None
+    """Name of the NIC (of a GPU) or PCI address of the GPU (of a NIC) that its plugin pairs it with."""
+    partner_address: str | None = None
+    """Of a GPU: PCI address of that NIC."""
+    partner_class: str | None = None
+    """What lies between the two, in nvidia-smi's letters: PIX, PXB, PHB, NODE, SYS."""
+    link: str | None = None
+    """Of a NIC: its state, as published."""
+    gbps: int | None = None
+    """Of a NIC: its line rate, Gb/s."""
+    taints: tuple[str, ...] = ()
+
+
+class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool of devices that a driver publishes of a node, also when it has none in it."""
+
+    driver: str
+    name: str
+    node: str
+
+
+class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One allocated device: which claim has it, and which pods use the claim."""
+
+    driver: str
+    pool: str
+    device: str
+    claim: str
+    """namespace/name; empty: not for whoever looks."""
+    pods: tuple[str, ...]
+    """namespace/name each."""
+    since: float | None = None
+    """When the kubelet took the first of them; None: it does not say of each."""
+
+
+class ImexMeshRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The IMEX daemon of one node in one ComputeDomain (or, in channel mode, of one clique)."""
+
+    node: str
+    domain: str
+    """UID of the ComputeDomain; empty for a clique's own long-lived IMEX domain."""
+    clique: str | None
+    complete: bool | None
+    missing: tuple[str, ...] = ()
+
+
+class MeasuredTransfer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The newest transfer that was measured from one GPU (or host)."""
+
+    at: float
+    node: str
+    key: GpuKey = GpuKey()
+    device: str
+    """What carried it, such as mlx5_0:1."""
+    gigabytes_per_second: float
+    verdict: str
+    """As the record says: holds, fails, unknown, or no promise (there was nothing to compare it with)."""
+    reason: str = ""
+    emulated: bool = False
+
+
+class SiteSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a site, read at about one moment. Tuples are sorted by their names."""
+
+    at: float
+    layers: tuple[LayerStatus, ...]
+    domains: tuple[NvlinkDomainRecord, ...] = ()
+    fabric_gpus: tuple[FabricGpuRecord, ...] = ()
+    partitions: tuple[PartitionRecord, ...] = ()
+    lost_partitions: tuple[LostPartition, ...] = ()
+    logicals: tuple[LogicalPartitionRecord, ...] = ()
+    machines: tuple[MachineRecord, ...] = ()
+    instance_gpus: tuple[InstanceGpuRecord, ...] = ()
+    moved_gpus: tuple[MovedGpu, ...] = ()
+    nodes: tuple[NodeRecord, ...] = ()
+    pools: tuple[PoolRecord, ...] = ()
+    devices: tuple[DeviceRecord, ...] = ()
+    uses: tuple[AllocatedDevice, ...] = ()
+    compute_domains: tuple[ComputeDomain, ...] = ()
+    meshes: tuple[ImexMeshRecord, ...] = ()
+    daemons_in: str = ""
+    """Namespace of the pods whose word on IMEX counts; empty: the cluster was not asked."""
+    transfers: tuple[MeasuredTransfer, ...] = ()
+    templates: tuple[TemplateRecord, ...] = ()
+    claims: tuple[ClaimRecord, ...] = ()
+    pods: tuple[PodRecord, ...] = ()
+    """Those with claims that have not ended."""
+    tenants: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Org of each tenant by its id."""
+    vpcs: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Name of each VPC by its id."""
+    namespaces: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Org of each namespace that is labelled with one: a cluster knows of tenants nothing else."""
+    simulated: tuple[Layer, ...] = ()
+    """Layers of which some or all is a simulation."""
+
+    def layer(self, layer: Layer) -> LayerStatus | None:
+        """Whether a layer was asked, and what came of it."""
+        return next((one for one in self.layers if one.layer == layer), None)
+
+
+class GpuChain(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One GPU through all layers; None where a layer does not know it, or was not read."""
+
+    key: GpuKey
+    """All that any layer knows of its identity."""
+    machine: MachineRecord | None = None
+    fabric: FabricGpuRecord | None = None
+    partition: PartitionRecord | None = None
+    logical: LogicalPartitionRecord | None = None
+    """That of its physical partition."""
+    wanted: InstanceGpuRecord | None = None
+    """What its instance asked for."""
+    node: NodeRecord | None = None
+    device: DeviceRecord | None = None
+    use: AllocatedDevice | None = None
+    compute_domain: ComputeDomain | None = None
+    channel: str | None = None
+    """The IMEX channel of the pods that use it."""
+    nics: tuple[DeviceRecord, ...] = ()
+    """Those that serve it, first the one that its own plugin pairs it with."""
+    transfer: MeasuredTransfer | None = None
+    conflicts: tuple[str, ...] = ()
+    """Where two layers name different GPUs in one place, in words with both sides."""

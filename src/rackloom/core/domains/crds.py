@@ -1,0 +1,155 @@
+"""The CustomResourceDefinitions of ComputeDomain and ComputeDomainClique, as data.
+
+Fields, defaults and the immutability rule of the spec are those of NVIDIA's DRA driver 0.5, so that its
+objects are valid here and those of Rackloom are valid there. Rackloom adds conditions and printer
+columns, and restricts the daemon address of a clique to one IPv4 or IPv6 address, because it becomes a
+line of a hosts file. `conditions_schema` is the usual Kubernetes list of conditions, keyed by type.
+"""
+
+from typing import Any
+
+from rackloom.core.domains import names
+
+JsonSchema = dict[str, Any]
+
+_READINESS: JsonSchema = {"type": "string", "enum": ["Ready", "NotReady"], "default": "NotReady"}
+_STRING: JsonSchema = {"type": "string"}
+_ADDRESS: JsonSchema = {"type": "string", "maxLength": 45, "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]}
+"""It becomes a line of the peers' hosts files."""
+_RFC1123: JsonSchema = {"type": "string", "minLength": 1, "maxLength": 253}
+
+
+def domain_crds() -> tuple[JsonSchema, ...]:
+    """All of them, ready to be applied."""
+    return (_compute_domain_crd(), _clique_crd())
+
+
+def _compute_domain_crd() -> JsonSchema:
+    version = {
+        "name": "v1beta1",
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "additionalPrinterColumns": _printer_columns(),
+        "schema": {"openAPIV3Schema": _object({"spec": _spec(), "status": _status()})},
+    }
+    return _crd("ComputeDomain", version)
+
+
+def _clique_crd() -> JsonSchema:
+    entry = _node_entry("nodeName")
+    entry["properties"]["ipAddress"] = _ADDRESS
+    daemons = _keyed("nodeName", entry)
+    columns = [
+        _column("CD", f".metadata.labels.{_escaped(names.COMPUTE_DOMAIN_LABEL)}"),
+        _column("Clique", f".metadata.labels.{_escaped(names.CLIQUE_ID_LABEL)}"),
+        _column("Age", ".metadata.creationTimestamp", type_="date"),
+    ]
+    version = {
+        "name": "v1beta1",
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": columns,
+        "schema": {"openAPIV3Schema": _object({"daemons": daemons})},
+    }
+    return _crd("ComputeDomainClique", version)
+
+
+def _crd(kind: str, version: JsonSchema) -> JsonSchema:
+    singular = kind.lower()
+    name = {"kind": kind, "listKind": f"{kind}List", "plural": f"{singular}s", "singular": singular}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{singular}s.{names.GROUP}"},
+        "spec": {"group": names.GROUP, "names": name, "scope": "Namespaced", "versions": [version]},
+    }
+
+
+def _printer_columns() -> list[JsonSchema]:
+    def condition(type_: str, field: str) -> str:
+        return f'.status.conditions[?(@.type=="{type_}")].{field}'
+
+    return [
+        _column("Status", ".status.status"),
+        _column("Reason", condition("Ready", "reason")),
+        _column("Degraded", condition("Degraded", "reason")),
+        _column("Template", ".spec.channel.resourceClaimTemplate.name"),
+        _column("SpansCliques", condition(names.SPANS_CLIQUES, "status"), priority=1),
+        _column("Message", condition("Ready", "message"), priority=1),
+        _column("Age", ".metadata.creationTimestamp", type_="date"),
+    ]
+
+
+def _column(name: str, path: str, *, type_: str = "string", priority: int = 0) -> JsonSchema:
+    column: JsonSchema = {"name": name, "type": type_, "jsonPath": path}
+    return column | ({"priority": priority} if priority else {})
+
+
+def _escaped(label: str) -> str:
+    return label.replace(".", r"\.")
+
+
+def _spec() -> JsonSchema:
+    template = _object({"name": _RFC1123}, required=["name"])
+    mode = {"type": "string", "enum": ["All", "Single"], "default": "Single"}
+    channel = _object(
+        {"resourceClaimTemplate": template, "allocationMode": mode}, required=["resourceClaimTemplate"]
+    )
+    # Deprecated: it gates nothing, and only keeps the status from Ready until so many nodes have joined.
+    nodes = {"type": "integer", "default": 0, "minimum": 0}
+    spec = _object({"numNodes": nodes, "channel": channel}, required=["channel"])
+    rule = {"rule": "self == oldSelf", "message": "A computeDomain.spec is immutable"}
+    return spec | {"x-kubernetes-validations": [rule]}
+
+
+def _status() -> JsonSchema:
+    properties = {
+        "status": _READINESS,
+        "nodes": _keyed("name", _node_entry("name")),
+        "conditions": conditions_schema(),
+    }
+    return _object(properties, required=["status"])
+
+
+def _node_entry(key: str) -> JsonSchema:
+    properties = {
+        key: _STRING,
+        "ipAddress": _STRING,
+        "cliqueID": _STRING,
+        "index": {"type": "integer"},
+        "status": _READINESS,
+    }
+    return _object(properties, required=[key, "ipAddress", "cliqueID"])
+
+
+def conditions_schema() -> JsonSchema:
+    """`status.conditions` as all of Kubernetes has them."""
+    return _keyed("type", _condition())
+
+
+def _condition() -> JsonSchema:
+    properties = {
+        "type": {"type": "string", "maxLength": 316},
+        "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+        "reason": {"type": "string", "minLength": 1, "maxLength": 1024},
+        "message": {"type": "string", "maxLength": 32768},
+        "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+        "lastTransitionTime": {"type": "string", "format": "date-time"},
+    }
+    required = ["type", "status", "reason", "message", "lastTransitionTime"]
+    return _object(properties, required=required)
+
+
+def _keyed(key: str, item: JsonSchema) -> JsonSchema:
+    return {
+        "type": "array",
+        "items": item,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": [key],
+    }
+
+
+def _object(properties: JsonSchema, *, required: list[str] | None = None) -> JsonSchema:
+    schema: JsonSchema = {"type": "object", "properties": properties}
+    return schema if required is None else schema | {"required": required}

@@ -1,0 +1,175 @@
+"""Names, labels, limits and modes of the ComputeDomain API, exactly as existing manifests expect them.
+
+Source: NVIDIA's DRA driver for GPUs (`resource.nvidia.com/v1beta1`), version 0.5. Names below
+`rackloom.dev` are additions of Rackloom. The limits are facts of the driver and of Kubernetes: 2048 IMEX
+channel device nodes per host, 128 devices per ResourceSlice, 256 pods per claim.
+
+`ImexMode` says who runs nvidia-imex. `ImexIsolation` says whether a ComputeDomain has the whole IMEX
+domain of its nodes or one channel of a shared one; the label of a node or a ComputeDomain overrides the
+default, which must be the same for the controller and the node plugins.
+
+ComputeDomains need NVIDIA driver 570.158.01 or later: it is the first whose IMEX daemon resolves the
+names of its peers again while it runs.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+GROUP = "resource.nvidia.com"
+API_VERSION = f"{GROUP}/v1beta1"
+
+COMPUTE_DOMAIN_LABEL = f"{GROUP}/computeDomain"
+"""On nodes, daemon pods, templates and DaemonSets; its value is the ComputeDomain's UID."""
+FINALIZER = COMPUTE_DOMAIN_LABEL
+CLIQUE_ID_LABEL = f"{GROUP}/computeDomain.cliqueID"
+TARGET_LABEL = f"{GROUP}/computeDomainTarget"
+TARGET_DAEMON = "Daemon"
+TARGET_WORKLOAD = "Workload"
+GPU_CLIQUE_LABEL = "nvidia.com/gpu.clique"
+"""On nodes: `<clusterUUID>.<cliqueId>`, the topology key of seed manifests."""
+
+ALLOW_DELETION_ANNOTATION = "rackloom.dev/allow-deletion-under-load"
+"""On a ComputeDomain: "true" lets its deletion take IMEX away from pods that still use it."""
+ISOLATION_LABEL = "rackloom.dev/imex-isolation"
+"""On nodes and ComputeDomains: `domain` or `channel`; without it the controller's setting holds."""
+WARM_CLIQUE_LABEL = "rackloom.dev/warm-clique"
+"""On the controller's own ComputeDomain of a clique in channel mode, its slice, and the nodes on which its
+daemons run; its value is the clique id."""
+CHANNELS_READY_LABEL = "rackloom.dev/imex-channels"
+"""On nodes of a clique in channel mode while IMEX is READY there; its value is the clique id."""
+
+SIMULATED_LABEL = "rackloom.dev/simulated"
+"""On every node of the twin, wherever it is registered."""
+
+MESH_ANNOTATION = "rackloom.dev/imex-mesh"
+"""On daemon pods: which of its peers the daemon reaches, as JSON `{complete, peers, missing}`."""
+IMEX_ERROR_ANNOTATION = "rackloom.dev/imex-error"
+"""On daemon pods, while nvidia-imex does not run: how it ended last, and what it logged, in one line."""
+
+SPANS_CLIQUES = "SpansCliques"
+"""The condition of a ComputeDomain whose nodes are in several cliques."""
+
+IMEX_DRIVER = "compute-domain.nvidia.com"
+GPU_DRIVER = "gpu.nvidia.com"
+CHANNEL_CLASS = "compute-domain-default-channel.nvidia.com"
+DAEMON_CLASS = "compute-domain-daemon.nvidia.com"
+ISOLATED_CHANNEL_CLASS = "compute-domain-isolated-channel.rackloom.dev"
+ISOLATED_CHANNEL_TYPE = "isolated-channel"
+"""The device attribute `type` of a clique's channels; those of a node say `channel`."""
+CHANNEL_REQUEST = "channel"
+DAEMON_REQUEST = "daemon"
+CHANNEL_DEVICE = "channel-0"
+DAEMON_DEVICE = "daemon-0"
+
+IMEX_SERVER_PORT = 50000
+IMEX_COMMAND_PORT = 50005
+IMEX_PROBE_PORT = 8084
+BOOT_ID_VARIABLE = "IMEX_BOOT_ID"
+"""In the environment of an IMEX daemon: the boot of its node. `BOOT_FILE` in its directory names it too, once
+the clique object says how this daemon is."""
+BOOT_FILE = "boot"
+"""Peers ask each other on this port: where it is closed, a healthy domain calls itself DEGRADED."""
+
+CHANNELS_PER_NODE = 2048
+"""The driver's IMEX channel device nodes are 0 to 2047."""
+CHANNELS_PER_CLIQUE = 128
+"""Channels that one clique's pool offers to isolated jobs: the most devices one ResourceSlice holds."""
+PODS_PER_CLAIM = 256
+"""Kubernetes reserves one claim for at most this many pods."""
+MAX_NODES_PER_IMEX_DOMAIN = 18
+"""Trays of one NVL72 rack; a setting, since other racks differ."""
+
+
+def daemon_name(compute_domain_uid: str) -> str:
+    """The name of a ComputeDomain's DaemonSet, of its daemon claim template and of its NetworkPolicy."""
+    return f"computedomain-daemon-{compute_domain_uid}"
+
+
+def clique_object_name(compute_domain_uid: str, clique_id: str) -> str:
+    """The name of the ComputeDomainClique that one ComputeDomain has for one clique."""
+    return f"{compute_domain_uid}.{clique_id}"
+
+
+def imex_secret_name(compute_domain_uid: str) -> str:
+    """The Secret with the key and certificate that all IMEX daemons of a ComputeDomain share."""
+    return f"computedomain-imex-{compute_domain_uid}"
+
+
+def imex_authority_name(compute_domain_uid: str) -> str:
+    """The Secret with the authority that issues them; only the controller reads it."""
+    return f"computedomain-imex-authority-{compute_domain_uid}"
+
+
+def imex_peer_name(compute_domain_uid: str) -> str:
+    """The DNS name in that certificate: who shows it belongs to this ComputeDomain's IMEX domain."""
+    return f"imex-{compute_domain_uid}"
+
+
+def shared_claim_name(compute_domain_uid: str) -> str:
+    """The name of the one claim that all pods of a ComputeDomain share in channel mode."""
+    return f"computedomain-channel-{compute_domain_uid}"
+
+
+def channel_pool_name(clique_id: str) -> str:
+    """The pool of a clique's isolated channels; the prefix keeps it apart from pools named by node."""
+    return f"clique/{clique_id}"
+
+
+def channel_device_name(channel: int) -> str:
+    """The device of one IMEX channel, in a node's pool and in a clique's."""
+    return f"channel-{channel}"
+
+
+def clique_of_pool(pool: str) -> str | None:
+    """The clique whose isolated channels a pool holds; None for any other pool."""
+    return pool.removeprefix("clique/") if pool.startswith("clique/") else None
+
+
+# Who runs the IMEX daemons, and what a ComputeDomain has for itself.
+
+
+class ImexMode(StrEnum):
+    """Who runs nvidia-imex."""
+
+    DRIVER_MANAGED = "driverManaged"
+    HOST_MANAGED = "hostManaged"
+
+
+class ImexIsolation(StrEnum):
+    """A ComputeDomain has the whole IMEX domain of its nodes, or one channel of a shared one."""
+
+    DOMAIN = "domain"
+    CHANNEL = "channel"
+
+
+def isolation_of(labels: Mapping[str, str], default: ImexIsolation) -> ImexIsolation:
+    """What the labels of a node or a ComputeDomain ask for; `default` without the label or a known value.
+
+    The controller and the node plugins must be given the same default: a node in channel mode publishes no
+    channel of its own, only `daemon-0`.
+    """
+    asked = labels.get(ISOLATION_LABEL)
+    return ImexIsolation(asked) if asked in set(ImexIsolation) else default
+
+
+# Driver versions.
+
+
+OLDEST_IMEX_DRIVER = "570.158.01"
+"""The first whose IMEX daemon resolves its peers' names anew while it runs (NVIDIA's DRA driver)."""
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """`570.158.01` or `v2.0.0-rc.1` as numbers; what is no number ends it."""
+    found: list[int] = []
+    for part in version.lstrip("v").split("."):
+        digits = part.split("-")[0].split("+")[0]
+        if not digits.isdigit():
+            break
+        found.append(int(digits))
+    return tuple(found)
+
+
+def is_driver_too_old(driver: str) -> bool:
+    """Whether a driver of this version is older."""
+    return version_numbers(driver) < version_numbers(OLDEST_IMEX_DRIVER)

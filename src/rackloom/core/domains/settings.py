@@ -1,0 +1,55 @@
+"""Settings of the ComputeDomain controller: namespaces, IMEX daemons, isolation mode, gangs.
+
+IMEX daemons run in a namespace of their own, so that rights over their pods and Secrets are no rights
+over Rackloom's programs. Objects of earlier installations in additional namespaces are found and
+deleted there; new ones are never created there.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from rackloom.core.domains.names import MAX_NODES_PER_IMEX_DOMAIN, ImexIsolation, ImexMode
+from rackloom.core.gangs.spec import GangSettings
+
+DEFAULT_NAMESPACE = "rackloom-system"
+"""Of our own programs."""
+DEFAULT_DAEMON_NAMESPACE = "rackloom-imex"
+"""Of the IMEX daemons, so that rights over their pods and Secrets are no rights over our programs."""
+
+
+class ImexDaemonSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the pods of IMEX daemons are made."""
+
+    image: str
+    pull_secrets: tuple[str, ...] = ()
+    log_verbosity: int = 4
+    max_nodes: int = MAX_NODES_PER_IMEX_DOMAIN
+    """Size of the index space of one IMEX domain, in nodes."""
+    authentication: bool = True
+    """Mutual TLS between the daemons of one ComputeDomain, with certificates that the controller issues."""
+    priority_class: str | None = None
+    """A daemon that is evicted takes a whole job's memory sharing with it."""
+    resources: Mapping[str, Mapping[str, str]] = msgspec.field(
+        default_factory=lambda: {"requests": {"cpu": "50m", "memory": "128Mi"}}
+    )
+    """`requests` and `limits` of the container; equal ones give the pod guaranteed quality of service."""
+
+
+class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one controller."""
+
+    daemon: ImexDaemonSettings
+    daemon_namespace: str = DEFAULT_DAEMON_NAMESPACE
+    """Where daemons run; clique objects, certificates and warm ComputeDomains lie there too."""
+    additional_namespaces: tuple[str, ...] = ()
+    """Where earlier installations may have left daemons: found and deleted there, never created."""
+    imex_mode: ImexMode = ImexMode.DRIVER_MANAGED
+    isolation: ImexIsolation = ImexIsolation.DOMAIN
+    """Of nodes and ComputeDomains that do not carry the isolation label."""
+    gangs: GangSettings = GangSettings()
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """All namespaces in which daemons may be."""
+        return (self.daemon_namespace, *self.additional_namespaces)

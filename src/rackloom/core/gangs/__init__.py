@@ -1,0 +1,15 @@
+"""Gang scheduling: all pods of a job are placed, pinned and ungated together, or none of them is.
+
+kube-scheduler still binds every pod. These modules decide; `claim.cluster.gang_controller` reads and
+writes. Read them in this order:
+
+- `spec`: what the pods of a gang declare in labels and annotations, and the operator's settings;
+- `members`: pods and their owner workloads (Job, MPIJob) as values;
+- `record`: the GangPlan object, and the taint that reserves a node (called a tray) for a gang;
+- `snapshot`: everything that a decision about one gang is based on;
+- `reconcile`: the phases of a gang, and their order; `conditions` states the result;
+- `assignment`: which pod takes which slot of a plan, and the write that pins and ungates it;
+- `completion`: members that will not come back, and the trays that can be given back;
+- `demand`, `terms`, `trays`, `placement`: the request to the placement search (`core.place`), and its
+  result.
+"""

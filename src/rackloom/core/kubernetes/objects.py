@@ -1,0 +1,257 @@
+"""Kubernetes objects as plain JSON: resource types, timestamps, state, and writes as values.
+
+An object is a plain mapping, exactly as the API server sends it, so that fields which this code does
+not know survive a read and a write. `ResourceKind` says where a type is served; the constants are all
+types that Rackloom reads or writes.
+
+Times follow the Kubernetes API: metav1.Time has whole seconds, metav1.MicroTime has microseconds, both
+in UTC. An index function gives the values under which a cache files an object; lookups then need no
+scan.
+
+A decision returns writes as immutable values; an executor sends them. A delete names a UID, so it never
+reaches another object that took the same name. A change carries what it was based on: a merge patch
+holds a resourceVersion where it replaces a list, and a JSON patch starts with `test` operations. It
+fails when another writer was faster, and the next decision starts from the new state.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+Object = dict[str, Any]
+"""One Kubernetes object as JSON. A value that nests too deeply to be read is `nesting.TOO_DEEP` instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceKind:
+    """A resource type: where it is served and how its objects name themselves."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+    namespaced: bool
+
+    @property
+    def api_version(self) -> str:
+        """What an object's `apiVersion` says: `v1` for the core group, else `group/version`."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+# The resource types that Rackloom reads or writes.
+
+
+POD = ResourceKind("", "v1", "Pod", "pods", namespaced=True)
+NODE = ResourceKind("", "v1", "Node", "nodes", namespaced=False)
+NAMESPACE = ResourceKind("", "v1", "Namespace", "namespaces", namespaced=False)
+SECRET = ResourceKind("", "v1", "Secret", "secrets", namespaced=True)
+CONFIG_MAP = ResourceKind("", "v1", "ConfigMap", "configmaps", namespaced=True)
+SERVICE = ResourceKind("", "v1", "Service", "services", namespaced=True)
+SERVICE_ACCOUNT = ResourceKind("", "v1", "ServiceAccount", "serviceaccounts", namespaced=True)
+EVENT = ResourceKind("", "v1", "Event", "events", namespaced=True)
+DEPLOYMENT = ResourceKind("apps", "v1", "Deployment", "deployments", namespaced=True)
+DAEMON_SET = ResourceKind("apps", "v1", "DaemonSet", "daemonsets", namespaced=True)
+JOB = ResourceKind("batch", "v1", "Job", "jobs", namespaced=True)
+ENDPOINT_SLICE = ResourceKind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", namespaced=True)
+NETWORK_POLICY = ResourceKind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", namespaced=True)
+LEASE = ResourceKind("coordination.k8s.io", "v1", "Lease", "leases", namespaced=True)
+RESOURCE_SLICE = ResourceKind("resource.k8s.io", "v1", "ResourceSlice", "resourceslices", namespaced=False)
+RESOURCE_CLAIM = ResourceKind("resource.k8s.io", "v1", "ResourceClaim", "resourceclaims", namespaced=True)
+RESOURCE_CLAIM_TEMPLATE = ResourceKind(
+    "resource.k8s.io", "v1", "ResourceClaimTemplate", "resourceclaimtemplates", namespaced=True
+)
+DEVICE_CLASS = ResourceKind("resource.k8s.io", "v1", "DeviceClass", "deviceclasses", namespaced=False)
+CRD = ResourceKind(
+    "apiextensions.k8s.io",
+    "v1",
+    "CustomResourceDefinition",
+    "customresourcedefinitions",
+    namespaced=False,
+)
+MUTATING_WEBHOOK = ResourceKind(
+    "admissionregistration.k8s.io",
+    "v1",
+    "MutatingWebhookConfiguration",
+    "mutatingwebhookconfigurations",
+    namespaced=False,
+)
+VALIDATING_WEBHOOK = ResourceKind(
+    "admissionregistration.k8s.io",
+    "v1",
+    "ValidatingWebhookConfiguration",
+    "validatingwebhookconfigurations",
+    namespaced=False,
+)
+COMPUTE_DOMAIN = ResourceKind(
+    "resource.nvidia.com", "v1beta1", "ComputeDomain", "computedomains", namespaced=True
+)
+COMPUTE_DOMAIN_CLIQUE = ResourceKind(
+    "resource.nvidia.com", "v1beta1", "ComputeDomainClique", "computedomaincliques", namespaced=True
+)
+GANG_PLAN = ResourceKind("rackloom.dev", "v1alpha1", "GangPlan", "gangplans", namespaced=True)
+
+
+# Times as the Kubernetes API writes them.
+
+
+def metav1_time(seconds: float) -> str:
+    """metav1.Time of seconds since 1970: whole seconds."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def epoch_seconds(time: str) -> float | None:
+    """Seconds since 1970 of an RFC 3339 time; None for anything else."""
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except ValueError:
+        return None
+
+
+def metav1_micro_time(seconds: float) -> str:
+    """metav1.MicroTime of seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+# The state of a pod, for callers that need no more of it than this.
+
+
+def pod_phase(pod: Object) -> str:
+    """Its phase; Pending where no kubelet has written one."""
+    return str((pod.get("status") or {}).get("phase", "Pending"))
+
+
+def has_pod_ended(pod: Object) -> bool:
+    """Whether it runs no more and never will."""
+    return pod_phase(pod) in ("Succeeded", "Failed")
+
+
+def is_pod_ready(pod: Object) -> bool:
+    """Whether its Ready condition holds."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def pod_claim_names(pod: Object) -> Iterator[str]:
+    """The ResourceClaims of a pod, in its namespace, as far as they have been made.
+
+    A claim that is made from a template is named in the pod's status, and so is the one that the scheduler
+    makes for extended resources (KEP-5004). A template without requests needs none.
+    """
+    status = pod.get("status") or {}
+    made = {one["name"]: one for one in status.get("resourceClaimStatuses") or ()}
+    for wanted in pod["spec"].get("resourceClaims") or ():
+        name = wanted.get("resourceClaimName") or made.get(wanted["name"], {}).get("resourceClaimName")
+        if name:
+            yield name
+    extended = (status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
+    if extended:
+        yield extended
+
+
+# The state of a node.
+
+
+def not_ready_since(node: Object) -> float | None:
+    """Seconds since the epoch; None while a node is ready.
+
+    One that never said whether it is ready is not ready since it was made.
+    """
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    ready: Object = next((one for one in conditions if one.get("type") == "Ready"), {})
+    if ready.get("status") == "True":
+        return None
+    since = ready.get("lastTransitionTime") or node["metadata"].get("creationTimestamp", "")
+    return epoch_seconds(since) or 0.0
+
+
+# Index functions for caches.
+
+
+Indexer = Callable[[Object], Iterable[str]]
+"""Under which values an object is to be found."""
+
+
+def index_by_label(label: str) -> Indexer:
+    """An index of the values of a label."""
+
+    def values(obj: Object) -> Iterable[str]:
+        found = (obj["metadata"].get("labels") or {}).get(label)
+        return () if found is None else (found,)
+
+    return values
+
+
+def index_by_uid(obj: Object) -> Iterable[str]:
+    """An index of the object's own uid."""
+    return (obj["metadata"]["uid"],)
+
+
+PatchOperation = dict[str, Any]
+"""One operation of a JSON patch (RFC 6902)."""
+
+
+# Writes to the API server, as values. Each is safe to send twice.
+
+
+class CreateObject(msgspec.Struct, frozen=True, kw_only=True):
+    """Create an object; that it exists already means that the cache was old."""
+
+    kind: ResourceKind
+    obj: Object
+
+    @property
+    def what(self) -> str:
+        """For logs and messages."""
+        return f"create {_describe(self.kind, self.obj['metadata'])}"
+
+
+class PatchObject(msgspec.Struct, frozen=True, kw_only=True):
+    """Change an object: a mapping is a merge patch, a tuple of operations a JSON patch."""
+
+    kind: ResourceKind
+    namespace: str | None
+    name: str
+    patch: Mapping[str, Any] | tuple[Mapping[str, Any], ...]
+    subresource: str = ""
+
+    @property
+    def what(self) -> str:
+        """For logs and messages."""
+        return f"change {_describe(self.kind, {'namespace': self.namespace, 'name': self.name})}"
+
+
+class DeleteObject(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask for the deletion of one object, not of another that took its name."""
+
+    kind: ResourceKind
+    namespace: str | None
+    name: str
+    uid: str
+    resource_version: str | None = None
+    """Only if nobody has changed it since; None: whatever it says by now."""
+    grace_seconds: int | None = None
+    """0 removes a pod whose kubelet does not answer; None leaves it to the object."""
+
+    @property
+    def what(self) -> str:
+        """For logs and messages."""
+        return f"delete {_describe(self.kind, {'namespace': self.namespace, 'name': self.name})}"
+
+
+ObjectWrite = CreateObject | PatchObject | DeleteObject
+
+
+def _describe(kind: ResourceKind, meta: Mapping[str, Any]) -> str:
+    place = f"{meta['namespace']}/{meta['name']}" if meta.get("namespace") else meta["name"]
+    return f"{kind.kind} {place}"
+
+
+class EventNotice(msgspec.Struct, frozen=True):
+    """An event to record."""
+
+    warning: bool
+    reason: str
+    message: str

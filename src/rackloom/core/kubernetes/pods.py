@@ -1,0 +1,295 @@
+"""Pods, claims and claim templates as typed values, and the labels that admission puts on pods.
+
+Only the fields that decisions read are declared; all others are ignored. The API server writes an empty
+list as a missing field or as null, so lists default to None. The three served versions of
+resource.k8s.io differ in a claim's requests only, and those are not read here.
+
+The scheduling gate in this module holds a pod whose claim template does not exist yet. The gate of
+gangs is in `core.gangs.spec`.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from rackloom.errors import Refused
+
+# Labels, a condition and a scheduling gate that admission writes on pods.
+
+
+WATCHED_LABEL = "rackloom.dev/claim-admission"
+"""On pods that claim a channel, or were gated: those that the gate controller follows."""
+WATCHED_VALUE = "true"
+CHANNEL_LABEL = "rackloom.dev/channel-template"
+"""On pods that claim a channel; its value stands for the template, and so for the ComputeDomain."""
+GANG_LABEL = "rackloom.dev/gang"
+"""On pods that are placed together by somebody else, who sees to their clique."""
+CHANNEL_CONDITION = "rackloom.dev/ChannelClaim"
+"""A pod condition: False where the pod can never get the channel that it claims."""
+TEMPLATE_GATE = "rackloom.dev/claim-template"
+"""The scheduling gate of a pod whose claim template does not exist yet."""
+_LONGEST_LABEL_VALUE = 63
+"""Characters of a label's value; a template's name may have 253."""
+
+
+def channel_label(template: str) -> str:
+    """What CHANNEL_LABEL says of a pod with a channel of this template: its name, or a hash of a long one."""
+    if len(template) <= _LONGEST_LABEL_VALUE:
+        return template
+    return f"sha256-{hashlib.sha256(template.encode()).hexdigest()[:48]}"
+
+
+class _ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base: the API server writes an empty list as none at all, or as null."""
+
+
+class OpaqueParameters(_ApiStruct, frozen=True, kw_only=True):
+    """A driver's own settings; `parameters` is any JSON."""
+
+    driver: str
+    parameters: Any = None
+
+
+class ClaimDeviceConfig(_ApiStruct, frozen=True, kw_only=True):
+    """One entry of `devices.config`."""
+
+    opaque: OpaqueParameters | None = None
+
+
+class ClaimDevices(_ApiStruct, frozen=True, kw_only=True):
+    """What a claim asks for."""
+
+    config: tuple[ClaimDeviceConfig, ...] | None = None
+
+
+class ClaimSpec(_ApiStruct, frozen=True, kw_only=True):
+    """Of a claim, and under `spec.spec` of a template."""
+
+    devices: ClaimDevices | None = None
+
+    @property
+    def configs(self) -> tuple[ClaimDeviceConfig, ...]:
+        """Its configs in order."""
+        return (self.devices.config if self.devices else None) or ()
+
+
+class ClaimObject(_ApiStruct, frozen=True, kw_only=True):
+    """A ResourceClaim."""
+
+    spec: ClaimSpec
+
+
+class ClaimTemplateSpec(_ApiStruct, frozen=True, kw_only=True):
+    """Of a ResourceClaimTemplate."""
+
+    spec: ClaimSpec
+
+
+class ClaimTemplateObject(_ApiStruct, frozen=True, kw_only=True):
+    """A ResourceClaimTemplate."""
+
+    spec: ClaimTemplateSpec
+
+
+class NameReference(_ApiStruct, frozen=True, kw_only=True):
+    """A reference by name: a scheduling gate, or a claim in a container's resources."""
+
+    name: str
+
+
+class PodClaimReference(_ApiStruct, frozen=True, kw_only=True):
+    """One entry of a pod's `resourceClaims`."""
+
+    name: str
+    resource_claim_template_name: str | None = None
+    resource_claim_name: str | None = None
+
+
+class ContainerResources(_ApiStruct, frozen=True, kw_only=True):
+    """Of a container."""
+
+    claims: tuple[NameReference, ...] | None = None
+
+
+class PodContainer(_ApiStruct, frozen=True, kw_only=True):
+    """One container."""
+
+    resources: ContainerResources | None = None
+
+    @property
+    def claims(self) -> frozenset[str]:
+        """Names of the pod's claims that it uses."""
+        return frozenset(one.name for one in (self.resources.claims if self.resources else None) or ())
+
+
+class SelectorRequirement(_ApiStruct, frozen=True, kw_only=True):
+    """One expression of a node selector."""
+
+    key: str
+    operator: str = ""
+
+
+class NodeAffinityTerm(_ApiStruct, frozen=True, kw_only=True):
+    """A term of a node selector: all its expressions together."""
+
+    match_expressions: tuple[SelectorRequirement, ...] | None = None
+    match_fields: tuple[SelectorRequirement, ...] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """An empty term selects no node."""
+        return not self.match_expressions and not self.match_fields
+
+
+class RequiredNodes(_ApiStruct, frozen=True, kw_only=True):
+    """Terms of which one must hold."""
+
+    node_selector_terms: tuple[NodeAffinityTerm, ...] | None = None
+
+
+class PreferredNodes(_ApiStruct, frozen=True, kw_only=True):
+    """A wish for nodes."""
+
+    preference: NodeAffinityTerm
+
+
+class NodeAffinity(_ApiStruct, frozen=True, kw_only=True):
+    """Which nodes."""
+
+    required: RequiredNodes | None = msgspec.field(
+        default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    preferred: tuple[PreferredNodes, ...] | None = msgspec.field(
+        default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class PodAffinityTerm(_ApiStruct, frozen=True, kw_only=True):
+    """Near which pods; only what "near" means is read."""
+
+    topology_key: str
+
+
+class PreferredPods(_ApiStruct, frozen=True, kw_only=True):
+    """A wish for nearness."""
+
+    pod_affinity_term: PodAffinityTerm
+
+
+class PodAffinity(_ApiStruct, frozen=True, kw_only=True):
+    """Near which pods."""
+
+    required: tuple[PodAffinityTerm, ...] | None = msgspec.field(
+        default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    preferred: tuple[PreferredPods, ...] | None = msgspec.field(
+        default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class PodAffinityRules(_ApiStruct, frozen=True, kw_only=True):
+    """Where a pod may go."""
+
+    node_affinity: NodeAffinity | None = None
+    pod_affinity: PodAffinity | None = None
+
+
+class PodSpec(_ApiStruct, frozen=True, kw_only=True):
+    """What of a pod's spec bears on its claims."""
+
+    containers: tuple[PodContainer, ...] | None = None
+    init_containers: tuple[PodContainer, ...] | None = None
+    resource_claims: tuple[PodClaimReference, ...] | None = None
+    scheduling_gates: tuple[NameReference, ...] | None = None
+    affinity: PodAffinityRules | None = None
+    node_selector: Mapping[str, str] | None = None
+    node_name: str | None = None
+
+
+class OwnerReference(_ApiStruct, frozen=True, kw_only=True):
+    """An owner reference."""
+
+    kind: str
+    api_version: str = ""
+    name: str
+    uid: str
+    controller: bool | None = None
+
+
+class PodMetadata(_ApiStruct, frozen=True, kw_only=True):
+    """Of a pod."""
+
+    name: str = ""
+    uid: str = ""
+    creation_timestamp: str | None = None
+    labels: Mapping[str, str] | None = None
+    annotations: Mapping[str, str] | None = None
+    owner_references: tuple[OwnerReference, ...] | None = None
+
+
+class PodObject(_ApiStruct, frozen=True, kw_only=True):
+    """A pod, as it was sent or as it is stored."""
+
+    metadata: PodMetadata = PodMetadata()
+    spec: PodSpec
+
+    @property
+    def claims(self) -> tuple[PodClaimReference, ...]:
+        """Its claims in order."""
+        return self.spec.resource_claims or ()
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """Names of the claim templates that it refers to, each once."""
+        named = (claim.resource_claim_template_name for claim in self.claims)
+        return tuple(dict.fromkeys(name for name in named if name))
+
+    @property
+    def named_claims(self) -> tuple[str, ...]:
+        """Names of the claims that it refers to instead of a template, each once."""
+        named = (claim.resource_claim_name for claim in self.claims)
+        return tuple(dict.fromkeys(name for name in named if name))
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Its labels."""
+        return self.metadata.labels or {}
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """Its annotations."""
+        return self.metadata.annotations or {}
+
+    @property
+    def is_of_a_gang(self) -> bool:
+        """Whether somebody else sees to its clique."""
+        return GANG_LABEL in self.labels
+
+    @property
+    def owner(self) -> OwnerReference | None:
+        """The controller that made it; None for a pod that a person made."""
+        return next((one for one in self.metadata.owner_references or () if one.controller), None)
+
+    @property
+    def gate_index(self) -> int | None:
+        """The place of our gate among its gates; None where it has it not."""
+        gates = [gate.name for gate in self.spec.scheduling_gates or ()]
+        return gates.index(TEMPLATE_GATE) if TEMPLATE_GATE in gates else None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it has a node."""
+        return bool(self.spec.node_name)
+
+
+T = TypeVar("T", ClaimObject, ClaimTemplateObject, PodObject)
+
+
+def decode_object(obj: object, shape: type[T]) -> T:
+    """Read an object. Raises Refused for one that no API server would send."""
+    try:
+        return msgspec.convert(obj, shape)
+    except msgspec.ValidationError as error:
+        raise Refused(f"the object is no {shape.__name__}: {error}") from error

@@ -1,0 +1,279 @@
+"""What a network interface is on the host, what it gets in a pod, and the records of an attachment.
+
+`pod_settings` decides what the interface gets: what the claim's NetworkConfig asks for, and the host's
+settings where it does not say. Routes, rules and neighbours of the host are kept only together with the
+host's addresses: with other addresses they would lead nowhere. A claim's route wins over the host's to
+the same destination in the same table. With SLAAC the host's IPv6 addresses are left behind, since the
+pod learns its own from the router, and the interface is set to solicit routers at once: the container
+runtime waits two seconds for the whole sandbox.
+
+An interface changes its name and its namespace, so `LinkIdentity` finds it again: hardware by its PCI
+function and permanent MAC (several ports may share a function), a virtual link by the MACs that it has or
+is to get.
+
+`PreparedNic`, `NicRecord` and `Attachment` are stored as JSON: the first two in the checkpoint, the last
+in one file for each NIC. An attachment holds all that is needed to bring the NIC back as it was; nothing
+else has to survive.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from rackloom.core.allocate.objects import Device
+from rackloom.core.domains.network_config import (
+    Addressing,
+    InterfaceConfig,
+    NeighborConfig,
+    NetworkConfig,
+    RouteConfig,
+    RuleConfig,
+    VrfConfig,
+    is_ipv6,
+)
+
+# Settings of an interface, and the decision what it gets in a pod.
+
+
+_ROUTER_SYSCTLS = {
+    "ipv6/disable_ipv6": 0,
+    "ipv6/accept_ra": 2,
+    "ipv6/router_solicitation_delay": 0,
+    "ipv6/router_solicitation_interval": 1,
+}
+"""So that a router's answer comes within a second; a runtime waits two for the whole sandbox."""
+_WITHOUT_DAD = {"ipv6/dad_transmits": 0}
+"""With the host's hardware address the pod gets the address that the host had: no other has it."""
+SIZE_NAMES = ("gso_max_size", "gro_max_size", "gso_ipv4_max_size", "gro_ipv4_max_size")
+
+
+class NicValue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of the values of this module."""
+
+
+class LinkIdentity(NicValue, frozen=True, kw_only=True):
+    """By what a link is found again in whatever namespace it is, under whatever name."""
+
+    name: str
+    kind: str = ""
+    """What made it (`veth`, `macvlan`); empty for hardware."""
+    parent: str | None = None
+    """Address of its PCI function."""
+    permanent_mac: str | None = None
+    macs: tuple[str, ...] = ()
+    """Addresses that it has on the host and is to get in the pod."""
+    names: tuple[str, ...] = ()
+
+
+class SegmentationSizes(NicValue, frozen=True, kw_only=True):
+    """Segmentation sizes in bytes; None leaves one as it is."""
+
+    gso_max_size: int | None = None
+    gro_max_size: int | None = None
+    gso_ipv4_max_size: int | None = None
+    gro_ipv4_max_size: int | None = None
+
+
+class LinkSettings(NicValue, frozen=True, kw_only=True):
+    """All that an interface has in one namespace; None leaves a setting as it is."""
+
+    name: str
+    mtu: int | None = None
+    mac: str | None = None
+    up: bool = True
+    sizes: SegmentationSizes = SegmentationSizes()
+    addresses: tuple[str, ...] = ()
+    routes: tuple[RouteConfig, ...] = ()
+    rules: tuple[RuleConfig, ...] = ()
+    neighbors: tuple[NeighborConfig, ...] = ()
+    features: Mapping[str, bool] = {}
+    private_flags: Mapping[str, bool] = {}
+    sysctls: Mapping[str, int] = {}
+    """By `<family>/conf/<setting>`; the name of the interface goes between."""
+    vrf: VrfConfig | None = None
+    without_ebpf: bool = False
+    autoconfigures: bool = False
+    """Whether it is to get an IPv6 address from a router's advertisement before it counts as attached."""
+
+
+def pod_settings(config: NetworkConfig, host: LinkSettings) -> LinkSettings:
+    """What the pod gets: what the claim asks for, and the host's settings where it does not say.
+
+    Routes and rules of the host go with the host's addresses: to other addresses they would lead nowhere.
+    """
+    wish = config.interface
+    kept = not wish.addresses
+    autoconfigures = wish.addressing is Addressing.SLAAC
+    host = _without_ipv6(host) if autoconfigures else host
+    vrf = wish.vrf
+    return LinkSettings(
+        name=wish.name or host.name,
+        mtu=wish.mtu,
+        mac=None if wish.hardware_addr is None else normalize_mac(wish.hardware_addr),
+        sizes=SegmentationSizes(**{name: getattr(wish, name) for name in SIZE_NAMES}),
+        addresses=wish.addresses or host.addresses,
+        routes=_merge_routes(config, host if kept else None),
+        rules=() if vrf is not None else _unique_rules((*(host.rules if kept else ()), *config.rules)),
+        neighbors=_merge_neighbors(config, host if kept else None),
+        features=dict(config.ethtool.features),
+        private_flags=dict(config.ethtool.private_flags),
+        sysctls=_wanted_sysctls(wish),
+        vrf=vrf,
+        without_ebpf=bool(wish.disable_ebpf_programs),
+        autoconfigures=autoconfigures,
+    )
+
+
+def normalize_mac(text: str) -> str:
+    """Lower case, with colons, as the kernel's tools print it."""
+    return text.lower().replace("-", ":")
+
+
+def _without_ipv6(host: LinkSettings) -> LinkSettings:
+    """A pod that listens to routers learns from them what the host has learnt."""
+    return msgspec.structs.replace(
+        host,
+        addresses=tuple(one for one in host.addresses if not is_ipv6(one)),
+        routes=tuple(one for one in host.routes if not is_ipv6(one.destination)),
+    )
+
+
+def _wanted_sysctls(wish: InterfaceConfig) -> dict[str, int]:
+    found = {"ipv4/arp_ignore": wish.arp_ignore, "ipv4/arp_announce": wish.arp_announce}
+    if wish.forwarding is not None:
+        found |= {"ipv4/forwarding": int(wish.forwarding), "ipv6/forwarding": int(wish.forwarding)}
+    if wish.addressing is Addressing.SLAAC:
+        found |= _ROUTER_SYSCTLS | ({} if wish.hardware_addr else _WITHOUT_DAD)
+    found |= {f"ipv6/{name}": value for name, value in wish.ipv6.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _merge_routes(config: NetworkConfig, host: LinkSettings | None) -> tuple[RouteConfig, ...]:
+    """The claim's route wins over the host's to the same destination in the same table."""
+    known = {(one.destination, one.table): one for one in (*(host.routes if host else ()), *config.routes)}
+    return tuple(known.values())
+
+
+def _merge_neighbors(config: NetworkConfig, host: LinkSettings | None) -> tuple[NeighborConfig, ...]:
+    known = {one.destination: one for one in (*(host.neighbors if host else ()), *config.neighbors)}
+    return tuple(known.values())
+
+
+def _unique_rules(rules: tuple[RuleConfig, ...]) -> tuple[RuleConfig, ...]:
+    return tuple(dict.fromkeys(rules))
+
+
+# A link as netlink shows it, and finding it again.
+
+
+class NetworkLink(msgspec.Struct, frozen=True, kw_only=True):
+    """One link of the namespace that was read."""
+
+    index: int
+    name: str
+    kind: str
+    """What made it (`veth`, `macvlan`); empty for hardware."""
+    mac: str | None
+    permanent_mac: str | None
+    mtu: int
+    up: bool
+    state: str
+    encapsulation: str
+    alias: str | None
+    master: int | None
+    lower: int | None = None
+    """The link of this namespace that its frames go through: the parent of a VLAN, a macvlan, a tunnel."""
+    parent: str | None
+    """Address of the PCI function below it."""
+    bus: str | None = None
+    """Of the hardware below it: `pci`, `usb`, `virtio`, `vmbus`."""
+    loopback: bool
+    sizes: SegmentationSizes
+
+    def identity(self, *also: LinkSettings) -> LinkIdentity:
+        """By what it is found again, also with the `also` settings that it is to get."""
+        macs = [self.mac, *(one.mac for one in also)]
+        return LinkIdentity(
+            name=self.name,
+            kind=self.kind,
+            parent=self.parent,
+            permanent_mac=self.permanent_mac,
+            macs=tuple(dict.fromkeys(mac for mac in macs if mac)),
+            names=tuple(dict.fromkeys((self.name, *(one.name for one in also)))),
+        )
+
+
+def find_link(links: tuple[NetworkLink, ...], wanted: LinkIdentity) -> NetworkLink | None:
+    """The link that `wanted` tells of, whatever it is called now."""
+    return next((one for one in links if _is_link(one, wanted)), None)
+
+
+def _is_link(link: NetworkLink, wanted: LinkIdentity) -> bool:
+    """Hardware by where it is plugged in (several ports may share a function); what is virtual by its MAC."""
+    if link.kind != wanted.kind or link.loopback:
+        return False
+    if wanted.parent is not None and link.parent is not None:
+        same_port = wanted.permanent_mac in (None, link.permanent_mac)
+        return link.parent == wanted.parent and same_port
+    if wanted.permanent_mac is not None:
+        return link.permanent_mac == wanted.permanent_mac
+    return link.mac in wanted.macs if wanted.macs else link.name in wanted.names
+
+
+# The outcome of an attachment.
+
+
+class AttachedLink(NicValue, frozen=True, kw_only=True):
+    """What an interface turned out to be in the pod."""
+
+    name: str
+    mac: str | None
+    addresses: tuple[str, ...]
+
+
+# Records of prepared and attached NICs.
+
+
+class PreparedNic(NicValue, frozen=True, kw_only=True):
+    """One NIC of a claim, as prepared."""
+
+    device: str
+    published: Device
+    """As it was in the slice: what does not show while it is away is published from here."""
+    identity: LinkIdentity | None = None
+    """None for a NIC without an interface."""
+    host: LinkSettings | None = None
+    pod: LinkSettings | None = None
+    rdma: str | None = None
+    moves_rdma: bool = False
+
+
+class NicRecord(NicValue, frozen=True, kw_only=True):
+    """What the checkpoint keeps of a claim for this plugin."""
+
+    pod: str
+    """Its UID."""
+    nics: tuple[PreparedNic, ...] = ()
+
+
+class Attachment(NicValue, frozen=True, kw_only=True):
+    """One NIC that is in a pod, or on its way there or back."""
+
+    claim: str
+    pod: str
+    nic: PreparedNic
+    netns: str
+    """Path of the pod's network namespace."""
+    netns_id: int
+    """Its inode: the path alone may mean another one later."""
+    boot_id: str
+    attached: AttachedLink | None = None
+    """Set once all of it is in the pod."""
+    address_until: float | None = None
+    """Until when (seconds since boot) the kernel leaves its leased address on it; None for ever."""
+    returning: bool = False
+
+    @property
+    def key(self) -> str:
+        """Name of its file."""
+        return f"{self.claim}-{self.nic.device}"

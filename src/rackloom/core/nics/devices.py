@@ -1,0 +1,339 @@
+"""Which NICs of a host are published, under which name, and with which attributes.
+
+`host_nics` joins the snapshot of a host: each NIC of the machine's topology with its PCI function, its
+RDMA device and its interface, and then interfaces without hardware. A NIC that must stay on the host
+carries the reason (`excluded`) and is not published. Names are `pci-0000-8a-00-0`, or the interface's
+name where that is a DNS label, else in base32.
+
+`nic_device` builds the device. Attribute names of the first block are those of DRANET 1.4, the rest is
+Rackloom's: the GPU that the NIC is nearest to (`gpu_partners`) and its rail. The rail is the NIC's
+position among those that carry data, by PCI address: on machines of one model the same position is cabled
+to the same leaf switch.
+
+A text has at most 64 bytes, or the API server refuses the whole slice. A NUMA node that is not known is
+absent: -1 would match other unknown ones. `merge_devices` keeps the published attributes of a NIC while
+it is in a pod and cannot show them.
+
+To add an attribute, add it to the function of its part (link, PCI function, RDMA device, location).
+"""
+
+import base64
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from rackloom.core.allocate.objects import Device, DeviceAttribute
+from rackloom.core.nics.attachment import NetworkLink
+from rackloom.topology.affinity import Cell, own_gpus
+from rackloom.topology.machine import (
+    Gpu,
+    HostReading,
+    Machine,
+    Nic,
+    PathClass,
+    PciFunction,
+    RdmaDevice,
+    numa_of,
+)
+
+# The snapshot of a host.
+
+
+class EbpfPrograms(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of the programs on one link."""
+
+    tc: tuple[str, ...] = ()
+    tcx: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.tc or self.tcx)
+
+
+class HostLink(msgspec.Struct, frozen=True, kw_only=True):
+    """A link of the host, and what only netlink knows of it."""
+
+    link: NetworkLink
+    addresses: tuple[str, ...] = ()
+    programs: EbpfPrograms = EbpfPrograms()
+
+
+class NicSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The host at one moment."""
+
+    host: HostReading
+    machine: Machine
+    links: tuple[HostLink, ...] = ()
+    subsystems: Mapping[str, str] = {}
+    """Subsystem IDs in hex, by PCI address."""
+
+
+# Names of PCI vendors and devices.
+
+
+_KNOWN_VENDORS: Mapping[int, str] = {
+    0x14E4: "Broadcom Inc. and subsidiaries",
+    0x15B3: "Mellanox Technologies",
+    0x1AF4: "Red Hat, Inc.",
+    0x1AE0: "Google, Inc.",
+    0x1D0F: "Amazon.com, Inc.",
+    0x1DED: "Alibaba (China) Co., Ltd.",
+    0x8086: "Intel Corporation",
+}
+_PCI_IDS_LINE = re.compile(r"(\t?)([0-9a-f]{4})  (.+)")
+
+
+class PciNames(msgspec.Struct, frozen=True):
+    """Names by vendor, and by vendor and device."""
+
+    vendors: Mapping[int, str] = msgspec.field(default_factory=lambda: _KNOWN_VENDORS)
+    devices: Mapping[tuple[int, int], str] = {}
+
+
+def parse_pci_ids(text: str) -> PciNames:
+    """Lines `vvvv  name` for vendors, and below each, after a tab, `dddd  name` for its devices."""
+    vendors: dict[int, str] = {}
+    devices: dict[tuple[int, int], str] = {}
+    vendor = None
+    for line in text.splitlines():
+        if line.startswith("C "):
+            # Classes of devices follow the vendors.
+            break
+        if (match := _PCI_IDS_LINE.fullmatch(line)) is None:
+            continue
+        tab, number, name = match[1], int(match[2], 16), match[3]
+        if tab and vendor is not None:
+            devices[vendor, number] = name
+        elif not tab:
+            vendor = number
+            vendors[number] = name
+    return PciNames({**_KNOWN_VENDORS, **vendors}, devices)
+
+
+# The NICs of a host.
+
+
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_IPOIB = "infiniband"
+
+
+class HostNic(msgspec.Struct, frozen=True, kw_only=True):
+    """One NIC: a PCI function, an interface without one, or both; an RDMA device may be on it."""
+
+    name: str
+    nic: Nic | None = None
+    """As the machine's topology knows it."""
+    function: PciFunction | None = None
+    rdma: RdmaDevice | None = None
+    on: HostLink | None = None
+    """Its interface, while that is on the host."""
+    excluded: str | None = None
+
+
+def host_nics(seen: NicSnapshot, *, moves_ipoib: bool = True) -> tuple[HostNic, ...]:
+    """All NICs by name, the `excluded` ones with their reason."""
+    movable = [one for one in seen.links if moves_ipoib or one.link.encapsulation != _IPOIB]
+    links = {one.link.name: one for one in movable}
+    excluded = {interface.name: interface.excluded for interface in seen.machine.interfaces}
+    of_nics = [_host_nic(seen, nic, links) for nic in seen.machine.nics]
+    taken = {one.on.link.name for one in of_nics if one.on is not None}
+    others = (
+        HostNic(name=device_name(pci_address=None, interface=name), on=on, excluded=excluded.get(name))
+        for name, on in links.items()
+        if name not in taken
+    )
+    return tuple(sorted((*of_nics, *others), key=lambda one: one.name))
+
+
+def device_name(*, pci_address: str | None, interface: str) -> str:
+    """`pci-0000-8a-00-0`, or the interface's name where Kubernetes takes it for one, else in base32."""
+    if pci_address is not None:
+        return f"pci-{pci_address.replace(':', '-').replace('.', '-')}"
+    if _DNS_LABEL.fullmatch(interface):
+        return interface
+    return f"net-{base64.b32encode(interface.encode()).decode().rstrip('=').lower()}"
+
+
+def _host_nic(seen: NicSnapshot, nic: Nic, links: dict[str, HostLink]) -> HostNic:
+    function = next((one for one in seen.host.pci if one.address == nic.pci_address), None)
+    rdma = next((one for one in seen.host.rdma if one.name == nic.rdma_device), None)
+    return HostNic(
+        name=device_name(pci_address=nic.pci_address, interface=nic.rdma_device or nic.if_name or "unnamed"),
+        nic=nic,
+        function=function,
+        rdma=rdma,
+        on=links.get(nic.if_name or ""),
+        excluded=nic.excluded,
+    )
+
+
+# Nearest GPUs and rails.
+
+
+class GpuPartner(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPU that a NIC serves best."""
+
+    uuid: str | None
+    pci_address: str | None
+    path_class: PathClass
+
+
+def gpu_partners(machine: Machine) -> dict[int, GpuPartner]:
+    """By NIC index; NICs that are near to no GPU have none."""
+    return {nic: _gpu_partner(machine.gpus[cell.gpu], cell) for nic, cell in own_gpus(machine).items()}
+
+
+def _gpu_partner(gpu: Gpu, cell: Cell) -> GpuPartner:
+    return GpuPartner(uuid=gpu.uuid, pci_address=gpu.pci_address, path_class=cell.path_class)
+
+
+def rail_numbers(machine: Machine) -> dict[int, int]:
+    """By NIC index: the NICs that carry data, counted in the order of their PCI addresses.
+
+    On machines of one model the same position is cabled to the same leaf switch. A machine without RDMA has
+    no rails; on one with, a NIC counts also while its RDMA device is away in a pod.
+    """
+    if all(nic.rdma_device is None for nic in machine.nics):
+        return {}
+    carrying = [nic.index for nic in machine.nics if nic.excluded is None and nic.pci_address is not None]
+    return {index: rail for rail, index in enumerate(carrying)}
+
+
+# Devices and their attributes.
+
+
+STANDARD_DOMAIN = "resource.kubernetes.io"
+LONGEST_TEXT = 64
+"""Bytes of a string attribute; with a longer one the API server refuses the whole slice."""
+
+AttributeValue = str | int | bool | None
+_IS_RDMA = DeviceAttribute(bool_=True)
+
+
+def nic_device(
+    one: HostNic, seen: NicSnapshot, names: PciNames, partner: GpuPartner | None, rail: int | None
+) -> Device:
+    """The device that stands for a NIC in the slice."""
+    known: dict[str, AttributeValue] = {
+        **_of_link(one),
+        **_of_function(one, seen, names),
+        **_of_rdma(one),
+        **_of_place(one),
+        **_of_partner(partner),
+        "rail": rail,
+    }
+    kept = {name: _device_attribute(value) for name, value in known.items() if value is not None}
+    return Device(
+        name=one.name, attributes={name: value for name, value in kept.items() if value is not None}
+    )
+
+
+def join_within_limit(values: Iterable[str]) -> str | None:
+    """As many whole values as fit, sorted, with commas between; None for none."""
+    found = ""
+    for value in sorted(values):
+        longer = f"{found},{value}" if found else value
+        if len(longer.encode()) > LONGEST_TEXT:
+            break
+        found = longer
+    return found or None
+
+
+def _device_attribute(value: str | int | bool) -> DeviceAttribute | None:
+    if isinstance(value, bool):
+        return DeviceAttribute(bool_=value)
+    if isinstance(value, int):
+        return DeviceAttribute(int_=value)
+    return DeviceAttribute(string=value) if len(value.encode()) <= LONGEST_TEXT else None
+
+
+def _of_link(one: HostNic) -> dict[str, AttributeValue]:
+    if one.on is None:
+        return {}
+    link = one.on.link
+    v6 = [address for address in one.on.addresses if ":" in address]
+    return {
+        "ifName": link.name,
+        "mac": link.mac,
+        "mtu": link.mtu,
+        "encapsulation": link.encapsulation,
+        "alias": link.alias,
+        "state": link.state,
+        "type": link.kind or "device",
+        "ipv4": join_within_limit(set(one.on.addresses) - set(v6)),
+        "ipv6": join_within_limit(v6),
+        "ebpf": bool(one.on.programs),
+        "tcFilterNames": join_within_limit(one.on.programs.tc),
+        "tcxProgramNames": join_within_limit(one.on.programs.tcx),
+    }
+
+
+def _of_function(one: HostNic, seen: NicSnapshot, names: PciNames) -> dict[str, AttributeValue]:
+    function = one.function
+    if function is None:
+        return {"virtual": one.nic is None, "sriov": False}
+    sriov = function.most_vfs > 0
+    return {
+        "virtual": False,
+        "pciAddress": function.address,
+        "pciVendor": names.vendors.get(function.vendor),
+        "pciDevice": names.devices.get((function.vendor, function.device)),
+        "pciSubsystem": seen.subsystems.get(function.address),
+        "sriov": sriov,
+        "sriovVfs": function.vfs if sriov else None,
+        "isSriovVf": True if function.virtual_function else None,
+    }
+
+
+def _of_rdma(one: HostNic) -> dict[str, AttributeValue]:
+    if one.rdma is None:
+        return {"rdma": False, "linkSpeedGbps": None if one.nic is None else one.nic.line_rate_gbps}
+    states = {port.state for port in one.rdma.ports}
+    return {
+        "rdma": True,
+        "rdmaDevice": one.rdma.name,
+        "rdmaState": "active" if "active" in states else next(iter(sorted(states)), None),
+        "linkLayer": join_within_limit({port.link_layer for port in one.rdma.ports}),
+        "linkSpeedGbps": None if one.nic is None else one.nic.line_rate_gbps,
+    }
+
+
+def _of_place(one: HostNic) -> dict[str, AttributeValue]:
+    """A NUMA node that is not known must be absent: -1 would match other unknown ones."""
+    if one.nic is None:
+        return {}
+    numa = numa_of(one.nic)
+    return {
+        "numaNode": numa,
+        f"{STANDARD_DOMAIN}/numaNode": numa,
+        f"{STANDARD_DOMAIN}/pcieRoot": None if one.nic.pcie is None else one.nic.pcie.root,
+    }
+
+
+def _of_partner(partner: GpuPartner | None) -> dict[str, AttributeValue]:
+    if partner is None:
+        return {}
+    return {
+        "gpuPartner": partner.uuid,
+        "gpuPartnerPCIBusID": partner.pci_address,
+        "gpuPartnerClass": partner.path_class.value,
+    }
+
+
+def merge_devices(live: Iterable[Device], remembered: Iterable[Device]) -> tuple[Device, ...]:
+    """Devices by name; what is in use keeps the attributes that it cannot show now. The live ones win."""
+    now = {one.name: one for one in live}
+    held = {one.name: one for one in remembered}
+    return tuple(
+        _merge_device(name, now.get(name), held.get(name)) for name in sorted(now.keys() | held.keys())
+    )
+
+
+def _merge_device(name: str, live: Device | None, held: Device | None) -> Device:
+    now = {} if live is None else dict(live.attributes)
+    before = {} if held is None else dict(held.attributes)
+    if before.get("rdma") == _IS_RDMA:
+        # In exclusive mode the RDMA device is away too, and would be taken for none.
+        now.pop("rdma", None)
+    return Device(name=name, attributes={**before, **now})

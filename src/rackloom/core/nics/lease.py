@@ -1,0 +1,312 @@
+"""The life of one DHCP lease (RFC 2131, section 4.4) as a pure state machine.
+
+`advance_lease` takes the lease, the time, where its address is (`AddressState`) and perhaps an answer,
+and returns the lease afterwards with the actions to take, in order. All times are seconds of one clock
+that never jumps and goes on while the machine sleeps (time since boot). A lease never outlives the boot
+in which it was given, nor does a pod.
+
+- Until T1 nothing is asked. From T1 the server that gave the lease is asked (RENEWING), from T2 any
+  server by broadcast (REBINDING). Without an answer the next request comes after half of what is left of
+  the state, but not before 60 s.
+- A lease that nobody prolonged is EXPIRED at its end: the address is removed, since it may be another's,
+  and asked for again. The server's NAK makes it REFUSED for good: a pod does not change its address.
+- A restarted plugin, and an interface that does not have the address, ask by INIT-REBOOT.
+- An answer counts only if it was asked for after the grant that is in force, and a grant only for the
+  same address.
+
+Invariant: the interface has the address only while the lease is in force. The kernel gets the end of the
+lease as the address's lifetime, so the address goes also while the plugin is away.
+
+`read_grant` and `classless_routes` read an acknowledgement as pyroute2 decodes it (RFC 2131, 2132, 3442).
+T1 and T2 default to 0.5 and 0.875 of the lease.
+"""
+
+import ipaddress
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from rackloom.core.domains.network_config import LINK_SCOPE, UNIVERSE_SCOPE, RouteConfig
+from rackloom.core.nics.attachment import NicValue
+
+# The state machine.
+
+
+REPEAT_SECONDS = 60.0
+"""Between two unanswered requests of one state, unless that ends before (RFC 2131, 4.4.5)."""
+
+
+class LeaseAction(StrEnum):
+    """What a step asks for. The first three are ways to ask for the address, by their states of RFC 2131."""
+
+    REBOOT = "INIT-REBOOT"
+    """By a broadcast that names the address as wished for: no interface can be counted on to have it."""
+    RENEW = "RENEWING"
+    """By a message to the server that gave it."""
+    REBIND = "REBINDING"
+    """By a broadcast: any server may prolong it."""
+    REMOVE = "remove the address"
+    SET = "let it have the address until the lease ends"
+    """By the kernel, so that the address goes also while the plugin is away."""
+    TELL = "tell how it stands"
+
+
+REQUEST_ACTIONS = frozenset({LeaseAction.REBOOT, LeaseAction.RENEW, LeaseAction.REBIND})
+
+
+class AddressState(StrEnum):
+    """Where the interface is, and whether it has the address."""
+
+    HOST = "on the host, without it"
+    BARE = "in the pod, without it"
+    LOOSE = "in the pod, with it, for another time than its lease lasts"
+    SET = "in the pod, with it, for as long as its lease lasts"
+
+
+_ASSIGNED = frozenset({AddressState.LOOSE, AddressState.SET})
+
+
+class RequestFailure(StrEnum):
+    """What else than a grant may come of a request."""
+
+    NO = "refused"
+    NOTHING = "unanswered"
+
+
+class DhcpGrant(NicValue, frozen=True, kw_only=True):
+    """What a server's acknowledgement says. Seconds count from when it was asked."""
+
+    address: str
+    """With its prefix length."""
+    server: str
+    """Its identifier (option 54)."""
+    server_mac: str
+    """From where its frame came: the server itself, or the relay before it."""
+    seconds: float
+    """For ever is 2^32 - 1: no boot lasts 136 years."""
+    renew_after: float
+    rebind_after: float
+
+
+class DhcpAnswer(NicValue, frozen=True, kw_only=True):
+    """What came of the request that was sent at `asked_at`."""
+
+    asked_at: float
+    said: DhcpGrant | RequestFailure
+
+
+class LeaseState(StrEnum):
+    """How a lease stands."""
+
+    HELD = "held"
+    SILENT = "silent"
+    """Still ours, but the last request was not answered: unknown whether it will be prolonged."""
+    EXPIRED = "expired"
+    """Nobody has prolonged it: the address may be another's. It is asked for again."""
+    REFUSED = "refused"
+    """The server that gave it said that it is not ours. For good: a pod does not change its address."""
+
+
+LOST_STATES = frozenset({LeaseState.EXPIRED, LeaseState.REFUSED})
+
+
+class DhcpLease(NicValue, frozen=True, kw_only=True):
+    """One address, for as long as its claim is prepared."""
+
+    grant: DhcpGrant
+    mac: str
+    """As whom it was asked for: the pod's interface may have another."""
+    since: float
+    """From when the grant counts: when it was asked for, not when the answer came."""
+    ask_at: float
+    """When the next request is due."""
+    asked_at: float = 0.0
+    checked: bool = True
+    """Whether it was asked for in this life of the plugin."""
+    silent_since: float | None = None
+    """When the first request was sent of those that were not answered."""
+    outlook: LeaseState = LeaseState.HELD
+
+    @property
+    def renew_at(self) -> float:
+        """T1."""
+        return self.since + self.grant.renew_after
+
+    @property
+    def rebind_at(self) -> float:
+        """T2."""
+        return self.since + self.grant.rebind_after
+
+    @property
+    def until(self) -> float:
+        """From then on the address must not be used."""
+        return self.since + self.grant.seconds
+
+
+class LeaseStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The lease afterwards, and what to do, in this order."""
+
+    lease: DhcpLease
+    todo: tuple[LeaseAction, ...]
+
+
+def new_lease(grant: DhcpGrant, mac: str, asked_at: float) -> DhcpLease:
+    """A lease that was just given."""
+    return DhcpLease(
+        grant=grant, mac=mac, since=asked_at, asked_at=asked_at, ask_at=asked_at + grant.renew_after
+    )
+
+
+def restored_lease(lease: DhcpLease) -> DhcpLease:
+    """A lease as a new life of the plugin finds it: it asks at once whether it still stands."""
+    return msgspec.structs.replace(lease, checked=False, ask_at=0.0)
+
+
+def advance_lease(
+    lease: DhcpLease, now: float, seat: AddressState, answer: DhcpAnswer | None = None
+) -> LeaseStep:
+    """Go on: time has passed, and perhaps an answer came."""
+    after = _at_time(_with_answer(lease, answer), now)
+    after, asks = _with_request(after, now, seat)
+    tells = (LeaseAction.TELL,) if after.outlook is not lease.outlook else ()
+    return LeaseStep(lease=after, todo=(*_address_actions(after, seat), *tells, *asks))
+
+
+def next_due_at(lease: DhcpLease) -> float:
+    """When something is due next, if nothing is heard until then."""
+    if lease.outlook is LeaseState.REFUSED:
+        return float("inf")
+    return lease.ask_at if lease.outlook in LOST_STATES else min(lease.ask_at, lease.until)
+
+
+def _with_answer(lease: DhcpLease, answer: DhcpAnswer | None) -> DhcpLease:
+    if answer is None:
+        return lease
+    if isinstance(answer.said, DhcpGrant):
+        return _with_grant(lease, answer.said, answer.asked_at)
+    if answer.asked_at <= lease.since or lease.outlook is LeaseState.REFUSED:
+        # It was asked before this grant, which answers it.
+        return lease
+    if answer.said is RequestFailure.NO:
+        return msgspec.structs.replace(lease, outlook=LeaseState.REFUSED, silent_since=None)
+    since = answer.asked_at if lease.silent_since is None else lease.silent_since
+    outlook = LeaseState.SILENT if lease.outlook is LeaseState.HELD else lease.outlook
+    return msgspec.structs.replace(lease, outlook=outlook, silent_since=since)
+
+
+def _with_grant(lease: DhcpLease, grant: DhcpGrant, asked_at: float) -> DhcpLease:
+    """Of another address than ours, or after a server's no, a grant is none."""
+    if _ip(grant) != _ip(lease.grant) or lease.outlook is LeaseState.REFUSED or asked_at < lease.since:
+        return lease
+    kept = msgspec.structs.replace(grant, address=lease.grant.address)
+    return new_lease(kept, lease.mac, asked_at)
+
+
+def _ip(grant: DhcpGrant) -> str:
+    return grant.address.partition("/")[0]
+
+
+def _at_time(lease: DhcpLease, now: float) -> DhcpLease:
+    if lease.outlook in LOST_STATES or now < lease.until:
+        return lease
+    return msgspec.structs.replace(lease, outlook=LeaseState.EXPIRED, ask_at=now)
+
+
+def _with_request(
+    lease: DhcpLease, now: float, seat: AddressState
+) -> tuple[DhcpLease, tuple[LeaseAction, ...]]:
+    if lease.outlook is LeaseState.REFUSED or now < lease.ask_at:
+        return lease, ()
+    asked = msgspec.structs.replace(lease, asked_at=now, checked=True, ask_at=_next_request_at(lease, now))
+    return asked, (_request_action(lease, now, seat),)
+
+
+def _request_action(lease: DhcpLease, now: float, seat: AddressState) -> LeaseAction:
+    """Only an interface that has the address can hear what is sent to it."""
+    if seat not in _ASSIGNED or lease.outlook in LOST_STATES or not lease.checked:
+        return LeaseAction.REBOOT
+    return LeaseAction.RENEW if now < lease.rebind_at else LeaseAction.REBIND
+
+
+def _next_request_at(lease: DhcpLease, now: float) -> float:
+    """When to ask again if nobody answers: after half of what is left of the state (RFC 2131, 4.4.5)."""
+    if lease.outlook in LOST_STATES:
+        return now + REPEAT_SECONDS
+    if now < lease.renew_at:
+        return lease.renew_at
+    end = lease.rebind_at if now < lease.rebind_at else lease.until
+    return min(end, now + max(REPEAT_SECONDS, (end - now) / 2))
+
+
+def _address_actions(lease: DhcpLease, seat: AddressState) -> tuple[LeaseAction, ...]:
+    if lease.outlook in LOST_STATES:
+        return (LeaseAction.REMOVE,) if seat in _ASSIGNED else ()
+    return (LeaseAction.SET,) if seat in (AddressState.BARE, AddressState.LOOSE) else ()
+
+
+# Reading a server's acknowledgement.
+
+
+_T1, _T2 = 0.5, 0.875
+"""Of the lease, where the server does not say (RFC 2131, 4.4.5)."""
+LEAST_RENEWAL_SECONDS = 60.0
+"""From a grant to the request that prolongs it, unless half of the lease is less."""
+
+
+def read_grant(told: Any) -> DhcpGrant:
+    """The use of an acknowledgement. Raises `KeyError` and `ValueError`."""
+    options = told.dhcp["options"]
+    one = ipaddress.IPv4Interface(f"{told.dhcp['yiaddr']}/{options['subnet_mask']}")
+    seconds = _unsigned(options["lease_time"])
+    if not seconds:
+        raise ValueError("its lease lasts no time")
+    renew, rebind = renewal_times(seconds, options.get("renewal_time"), options.get("rebinding_time"))
+    return DhcpGrant(
+        address=str(one),
+        server=options["server_id"],
+        server_mac=told.eth_src,
+        seconds=seconds,
+        renew_after=renew,
+        rebind_after=rebind,
+    )
+
+
+def renewal_times(seconds: float, renewal: int | None, rebinding: int | None) -> tuple[float, float]:
+    """T1 and T2: what options 58 and 59 say, unless they are out of order or too soon."""
+    renew = seconds * _T1 if renewal is None else float(_unsigned(renewal))
+    rebind = seconds * _T2 if rebinding is None else float(_unsigned(rebinding))
+    if not 0 < renew < rebind < seconds:
+        return seconds * _T1, seconds * _T2
+    renew = max(renew, min(LEAST_RENEWAL_SECONDS, seconds * _T1))
+    return renew, rebind if renew < rebind else seconds * _T2
+
+
+def _unsigned(value: int) -> int:
+    """The library reads times as signed numbers."""
+    return value & 0xFFFFFFFF
+
+
+def classless_routes(data: Sequence[int]) -> tuple[RouteConfig, ...]:
+    """Option 121 (RFC 3442): prefix length, as many bytes of network as it needs, gateway. `ValueError`."""
+    found, left = [], bytes(data)
+    while left:
+        length = left[0]
+        used = (length + 7) // 8
+        network, gateway = left[1 : 1 + used], left[1 + used : 5 + used]
+        if length > 32 or len(gateway) < 4:
+            raise ValueError("its routes (option 121) are cut short")
+        found.append(_classless_route(network.ljust(4, b"\0"), length, gateway))
+        left = left[5 + used :]
+    return tuple(found)
+
+
+def _classless_route(network: bytes, length: int, gateway: bytes) -> RouteConfig:
+    """A gateway of zeros is none: the network is on the link itself."""
+    destination = str(ipaddress.IPv4Interface((network, length)).network)
+    if not any(gateway):
+        return RouteConfig(destination=destination, scope=LINK_SCOPE)
+    return RouteConfig(
+        destination=destination, gateway=str(ipaddress.IPv4Address(gateway)), scope=UNIVERSE_SCOPE
+    )

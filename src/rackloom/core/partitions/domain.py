@@ -1,0 +1,229 @@
+"""Values of one NVLink domain: observation, intent, plan and operations; partition names.
+
+GPUs are keyed by fabric GUID (NMX-C gpu_uid), the only identifier that a switch controller accepts in a
+GUID-based partition.
+
+`DomainObservation` is one complete reading of the domain by its switch controller; a partial reading is
+no observation. Its `facts` are everything but the time, in canonical order: a plan is current as long as
+they are equal. `DomainIntent` is what the site wants: assignments of GPUs to logical partitions, the
+partitions that the site made, the GPUs that it manages, the policy for the factory default partition,
+pauses and drains.
+
+`PartitionPlan` lists operations in execution order, and the GPUs that cannot be served with reason and
+fix. It holds removals or additions, never both.
+
+Ownership of a partition is by its recorded name. The controller chooses the id only after the request,
+and a reply can be lost, so the name (`rl-<logical partition>`) is the only link between a switch and the
+records. NMX-C allows 1 to 255 printable ASCII characters and reserves the name of the default partition
+(id 32766).
+"""
+
+from enum import IntEnum, StrEnum
+
+import msgspec
+
+DEFAULT_PARTITION_ID = 32766
+"""NMX-C: id of the factory default partition; ordinary ids run from 1 to 32765."""
+
+
+class GpuHealth(IntEnum):
+    """NMX-C GpuHealth."""
+
+    UNKNOWN = 0
+    HEALTHY = 1
+    DEGRADED = 2
+    NO_NVLINK = 3
+    DEGRADED_BANDWIDTH = 4
+
+
+class PartitionHealth(IntEnum):
+    """NMX-C PartitionHealth."""
+
+    UNKNOWN = 0
+    HEALTHY = 1
+    DEGRADED_BANDWIDTH = 2
+    DEGRADED = 3
+    UNHEALTHY = 4
+
+
+class DefaultPartitionPolicy(StrEnum):
+    """What happens to the factory default partition and to GPUs nobody asked for."""
+
+    KEEP = "keep"
+    """It stays, and GPUs return to it: full-rack, single-tenant sites (clique 32766)."""
+    TRAY = "tray"
+    """It is removed: GPUs without an assignment are in a partition of their tray's own."""
+    NONE = "none"
+    """It is removed: a GPU without an assignment is in no partition."""
+
+
+class ObservedGpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A GPU as the switch controller reports it."""
+
+    guid: int
+    chassis_serial: str
+    slot: int
+    tray_index: int
+    module_id: int
+    health: GpuHealth
+
+
+class ObservedPartition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A partition as the switch controller reports it."""
+
+    id: int
+    name: str
+    members: frozenset[int]
+    """Fabric GUIDs."""
+    health: PartitionHealth
+    guid_based: bool
+    """False: the partition is by location, and its members are the GPUs found there."""
+    multicast_groups: int
+
+
+class DomainLimits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the domain itself says it can hold; None where the controller reports nothing."""
+
+    max_partitions: int | None = None
+    max_multicast_groups: int | None = None
+    max_compute_nodes: int | None = None
+    max_gpus_per_compute_node: int | None = None
+
+
+class DomainObservation(msgspec.Struct, frozen=True, kw_only=True):
+    """One complete, successful reading of a domain. A partial reading is no observation."""
+
+    domain: str
+    """Domain uuid from the ServerHello header."""
+    gpus: tuple[ObservedGpu, ...]
+    partitions: tuple[ObservedPartition, ...]
+    limits: DomainLimits
+    observed_at: float
+    """Seconds since the epoch, taken before the first call: what changed later may be missing."""
+
+    @property
+    def facts(self) -> tuple[object, ...]:
+        """What a plan rests on: everything but the time, in a canonical order."""
+        return (
+            self.domain,
+            tuple(sorted(self.gpus, key=lambda gpu: gpu.guid)),
+            tuple(sorted(self.partitions, key=lambda partition: partition.id)),
+            self.limits,
+        )
+
+
+class OwnedPartition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A partition that the site made, or has begun to make. Ownership is by recorded name."""
+
+    name: str
+    logical_partition: str
+    """A tenant's, or a tray (`plan.trays`)."""
+    partition_id: int | None
+    """None until an observation showed the partition under this name."""
+
+
+class GpuAssignment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a tenant wants of one GPU."""
+
+    guid: int
+    logical_partition: str
+    tenant: str
+
+
+class DomainIntent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the site wants of one domain. GPUs without an assignment shall be in no tenant's partition."""
+
+    domain: str
+    assignments: tuple[GpuAssignment, ...]
+    owned: tuple[OwnedPartition, ...]
+    managed: frozenset[int]
+    """GUIDs of GPUs on machines known to the site; no other GPU is ever touched."""
+    default_partition: DefaultPartitionPolicy
+    revision: int
+    """Grows with every change of intent in the store."""
+    paused: str | None = None
+    """Why an operator has paused the domain, in which nothing is done meanwhile; None: it is not paused."""
+    drained: frozenset[int] = frozenset()
+    """GUIDs of GPUs on drained trays: in no partition of the site, whatever its policy for free ones."""
+
+
+class RemoveGpus(msgspec.Struct, frozen=True, tag="remove-gpus", kw_only=True):
+    """Take GPUs out of a partition that keeps other members."""
+
+    partition_id: int
+    name: str
+    guids: tuple[int, ...]
+
+
+class DeletePartition(msgspec.Struct, frozen=True, tag="delete-partition", kw_only=True):
+    """Delete a partition that would be empty, or the factory default partition."""
+
+    partition_id: int
+    name: str
+
+
+class CreatePartition(msgspec.Struct, frozen=True, tag="create-partition", kw_only=True):
+    """Create a partition with its first members; the controller chooses the id."""
+
+    name: str
+    logical_partition: str
+    guids: tuple[int, ...]
+
+
+class AddGpus(msgspec.Struct, frozen=True, tag="add-gpus", kw_only=True):
+    """Put GPUs into an existing partition."""
+
+    partition_id: int
+    name: str
+    guids: tuple[int, ...]
+
+
+PartitionOperation = RemoveGpus | DeletePartition | CreatePartition | AddGpus
+
+
+class BlockedGpus(msgspec.Struct, frozen=True, kw_only=True):
+    """A wish that the plan does not serve, and why."""
+
+    guids: tuple[int, ...]
+    reason: str
+    fix: str | None
+    """The nearest thing that would unblock it; None when nothing the site can do would."""
+
+
+class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Operations in the order in which they are executed.
+
+    A plan holds removals or additions, never both: additions are planned from an observation that shows
+    the removals done, so that no GPU is ever wanted in two partitions.
+    """
+
+    observation: DomainObservation
+    intent_revision: int
+    operations: tuple[PartitionOperation, ...]
+    blocked: tuple[BlockedGpus, ...]
+
+
+# Names of partitions.
+
+
+RESERVED_NAME = "Default Partition"
+"""NMX-C: no other partition may have the name of the factory default partition."""
+MAX_NAME_LENGTH = 255
+"""NMX-C: names have up to 255 ASCII characters."""
+
+
+def partition_name(logical_partition: str) -> str:
+    """Name of the physical partition of `logical_partition`, unique in a domain as there is one in each.
+
+    Names are a domain's own: the same logical partition has the same name in every domain that it reaches.
+    """
+    return f"rl-{logical_partition}"
+
+
+def name_flaw(name: str) -> str | None:
+    """Why a controller would not take `name`, or None."""
+    if not name or not name.isascii() or not name.isprintable() or len(name) > MAX_NAME_LENGTH:
+        return f"a partition name has 1 to {MAX_NAME_LENGTH} printable ASCII characters"
+    if name == RESERVED_NAME:
+        return "the name is reserved for the factory default partition"
+    return None

@@ -1,0 +1,266 @@
+"""The safety check of a partition plan, independent of the planner, on a model of the controller.
+
+`check_plan` raises Refused unless the plan may be executed now:
+
+1. It is current: same domain, not paused, same intent revision, and the facts of the newest observation
+   equal those that the plan is based on.
+2. It either removes or adds, never both.
+3. Each operation is replayed on the model (`apply_operation`), and the result is judged from the intent
+   alone. Removals touch only partitions of the site or the default partition, only managed GPUs, and no
+   GPU that is wanted right there (S4, S5). After an addition, all members of the partition belong to one
+   logical partition of one tenant, or to one tray; no drained GPU joins; names and the partition limit
+   are respected (S2, S9).
+
+The rules are written a second time on purpose: a mistake of the planner would have to be repeated here,
+in another form, to reach a rack. The model knows nothing of intent and shares nothing with the planner.
+It refuses what a controller refuses: a GPU that is not listed or already in a partition, a name that
+exists, an unknown partition. It gives a new partition the lowest free id, which a real controller need
+not do.
+"""
+
+from collections import defaultdict
+
+import msgspec
+
+from rackloom.core.partitions.domain import (
+    DEFAULT_PARTITION_ID,
+    AddGpus,
+    CreatePartition,
+    DefaultPartitionPolicy,
+    DeletePartition,
+    DomainIntent,
+    DomainObservation,
+    ObservedPartition,
+    PartitionHealth,
+    PartitionOperation,
+    PartitionPlan,
+    RemoveGpus,
+    name_flaw,
+)
+from rackloom.core.partitions.partition_layout import is_tray_partition
+from rackloom.errors import Refused
+
+PLAN_AGAIN = "plan again from the newest observation and intent"
+
+
+def check_plan(plan: PartitionPlan, intent: DomainIntent, observation: DomainObservation) -> None:
+    """Raise Refused unless `plan` is current and safe; `observation` is the newest one of the domain."""
+    _require_current(plan, intent, observation)
+    _require_one_direction(plan)
+    judge = _SafetyRules(intent)
+    state = observation
+    for operation in plan.operations:
+        after = apply_operation(state, operation)
+        if isinstance(operation, CreatePartition | AddGpus):
+            judge.allow_addition(operation, after)
+        else:
+            judge.allow_removal(operation, state)
+        state = after
+
+
+def _require_current(plan: PartitionPlan, intent: DomainIntent, observation: DomainObservation) -> None:
+    if intent.domain != observation.domain:
+        raise Refused(f"intent is for domain {intent.domain}, the observation of {observation.domain}")
+    # Before the revision, which pausing counts up: to plan again would not help.
+    if intent.paused is not None and plan.operations:
+        raise Refused(f"the domain is paused: {intent.paused}", nearest_fix="resume the domain")
+    if plan.intent_revision != intent.revision:
+        raise Refused(
+            f"the plan was made from intent {plan.intent_revision}, which is now {intent.revision}",
+            nearest_fix=PLAN_AGAIN,
+        )
+    if plan.observation.facts != observation.facts:
+        raise Refused("the fabric is no longer as the plan found it", nearest_fix=PLAN_AGAIN)
+
+
+def _require_one_direction(plan: PartitionPlan) -> None:
+    directions = {isinstance(operation, CreatePartition | AddGpus) for operation in plan.operations}
+    if len(directions) > 1:
+        raise Refused("the plan both removes and adds: additions wait until removals were seen done")
+
+
+class _SafetyRules:
+    """Says from intent alone what may be done to a partition."""
+
+    def __init__(self, intent: DomainIntent) -> None:
+        self.managed = intent.managed
+        self.drained = intent.drained
+        self.policy = intent.default_partition
+        self.owner_of = {one.name: one.logical_partition for one in intent.owned}
+        self.claims: dict[int, set[tuple[str, str]]] = defaultdict(set)
+        self.tenants: dict[str, set[str]] = defaultdict(set)
+        for one in intent.assignments:
+            self.claims[one.guid].add((one.logical_partition, one.tenant))
+            self.tenants[one.logical_partition].add(one.tenant)
+
+    def allow_removal(self, operation: RemoveGpus | DeletePartition, before: DomainObservation) -> None:
+        """S4, S5: only ours, only managed GPUs, and none that is wanted right there."""
+        target = _changed_partition(before, operation)
+        leaving = target.members if isinstance(operation, DeletePartition) else frozenset(operation.guids)
+        if target.id == DEFAULT_PARTITION_ID:
+            self._require_managed(leaving)
+            if self.policy is DefaultPartitionPolicy.KEEP:
+                self._allow_out_of_kept_default(operation)
+            return
+        logical_partition = self._owner(target)
+        # What the controller does not list is a name without hardware: taking it out moves nobody's GPU.
+        self._require_managed(leaving & {gpu.guid for gpu in before.gpus})
+        if self._stands_elsewhere(logical_partition, target, before):
+            return
+        for guid in leaving:
+            if {lp for lp, _ in self.claims.get(guid, ())} == {logical_partition}:
+                raise Refused(f"the plan takes GPU {guid:#x} out of {target.name!r}, where it is wanted")
+
+    def allow_addition(self, operation: CreatePartition | AddGpus, after: DomainObservation) -> None:
+        """S2, S9: all in the changed partition are of one tenant or tray, and name and number are allowed."""
+        self._require_managed(frozenset(operation.guids))
+        if drained := sorted(self.drained.intersection(operation.guids)):
+            raise Refused(f"the plan joins GPU {drained[0]:#x}, whose tray is drained")
+        target = _changed_partition(after, operation)
+        if target.id == DEFAULT_PARTITION_ID:
+            self._allow_into_default(target)
+            return
+        if isinstance(operation, CreatePartition):
+            self._allow_creation(operation, after)
+            logical_partition = operation.logical_partition
+        else:
+            logical_partition = self._owner(target)
+        if is_tray_partition(logical_partition):
+            self._allow_together(target, after)
+            return
+        if len(self.tenants[logical_partition]) > 1:
+            raise Refused(f"logical partition {logical_partition} has GPUs of several tenants")
+        for guid in sorted(target.members):
+            if {lp for lp, _ in self.claims.get(guid, ())} != {logical_partition}:
+                raise Refused(f"partition {target.name!r} would hold GPU {guid:#x}, not of its tenant")
+
+    def _allow_together(self, target: ObservedPartition, after: DomainObservation) -> None:
+        if self.policy is not DefaultPartitionPolicy.TRAY:
+            raise Refused("trays have partitions of their own only if that is the site's policy")
+        if given := sorted(target.members & self.claims.keys()):
+            raise Refused(f"partition {target.name!r} would hold GPU {given[0]:#x}, which a tenant was given")
+        seats = {gpu.guid: (gpu.chassis_serial, gpu.slot) for gpu in after.gpus}
+        if len({seats.get(guid) for guid in target.members}) > 1:
+            raise Refused(f"partition {target.name!r} would hold GPUs of several trays")
+
+    def _allow_creation(self, operation: CreatePartition, after: DomainObservation) -> None:
+        if wrong := name_flaw(operation.name):
+            raise Refused(f"{operation.name!r} cannot name a partition: {wrong}")
+        if self.owner_of.get(operation.name, operation.logical_partition) != operation.logical_partition:
+            raise Refused(f"name {operation.name!r} is recorded for another logical partition")
+        limit = after.limits.max_partitions
+        if limit is not None and len(after.partitions) > limit:
+            raise Refused(f"the domain would have {len(after.partitions)} partitions of at most {limit}")
+
+    def _allow_out_of_kept_default(self, operation: RemoveGpus | DeletePartition) -> None:
+        if isinstance(operation, DeletePartition):
+            raise Refused("the default partition is to be kept")
+        if idle := [guid for guid in operation.guids if guid not in self.claims.keys() | self.drained]:
+            raise Refused(f"GPU {idle[0]:#x} belongs in the default partition: nobody was given it")
+
+    def _allow_into_default(self, target: ObservedPartition) -> None:
+        if self.policy is not DefaultPartitionPolicy.KEEP:
+            raise Refused("no GPU joins the default partition unless it is to be kept")
+        if given := sorted(target.members & self.claims.keys()):
+            raise Refused(f"the default partition would hold GPU {given[0]:#x}, which a tenant was given")
+
+    def _owner(self, target: ObservedPartition) -> str:
+        if target.name not in self.owner_of or not target.guid_based:
+            raise Refused(f"partition {target.name!r} is not one that the site made")
+        return self.owner_of[target.name]
+
+    def _stands_elsewhere(self, owner: str, target: ObservedPartition, before: DomainObservation) -> bool:
+        return any(
+            one.id != target.id and one.guid_based and self.owner_of.get(one.name) == owner
+            for one in before.partitions
+        )
+
+    def _require_managed(self, guids: frozenset[int]) -> None:
+        if strangers := sorted(guids - self.managed):
+            raise Refused(f"the plan touches GPU {strangers[0]:#x}, which is on no machine of the site")
+
+
+def _changed_partition(observation: DomainObservation, operation: PartitionOperation) -> ObservedPartition:
+    wanted = None if isinstance(operation, CreatePartition) else operation.partition_id
+    for one in observation.partitions:
+        if one.name == operation.name and wanted in (None, one.id):
+            return one
+    raise Refused(f"no partition is named {operation.name!r}")
+
+
+# What a switch controller makes of one operation.
+
+
+def apply_operation(observation: DomainObservation, operation: PartitionOperation) -> DomainObservation:
+    """The domain after `operation`. Raises Refused where a controller would refuse.
+
+    The time of the observation stays as it was. A created partition gets the lowest free id, which a real
+    controller need not do.
+    """
+    match operation:
+        case CreatePartition():
+            partitions = _with_created(observation, operation)
+        case DeletePartition():
+            gone = _target_partition(observation, operation)
+            partitions = [one for one in observation.partitions if one is not gone]
+        case AddGpus() | RemoveGpus():
+            partitions = _with_edited(observation, operation)
+    return msgspec.structs.replace(observation, partitions=tuple(partitions))
+
+
+def _with_created(observation: DomainObservation, operation: CreatePartition) -> list[ObservedPartition]:
+    _require_free(observation, operation.guids)
+    if any(one.name == operation.name for one in observation.partitions):
+        raise Refused(f"a partition named {operation.name!r} stands already")
+    used = {one.id for one in observation.partitions}
+    made = ObservedPartition(
+        id=next(number for number in range(1, len(used) + 2) if number not in used),
+        name=operation.name,
+        members=frozenset(operation.guids),
+        health=PartitionHealth.HEALTHY,
+        guid_based=True,
+        multicast_groups=0,
+    )
+    return [*observation.partitions, made]
+
+
+def _with_edited(observation: DomainObservation, operation: AddGpus | RemoveGpus) -> list[ObservedPartition]:
+    target = _target_partition(observation, operation)
+    guids = _require_distinct(operation.guids)
+    if isinstance(operation, AddGpus):
+        _require_free(observation, operation.guids)
+        members = target.members | guids
+    elif strangers := guids - target.members:
+        raise Refused(f"{_guid_text(strangers)} not in partition {target.name!r}")
+    else:
+        members = target.members - guids
+    changed = msgspec.structs.replace(target, members=members)
+    return [changed if one is target else one for one in observation.partitions]
+
+
+def _target_partition(
+    observation: DomainObservation, operation: AddGpus | RemoveGpus | DeletePartition
+) -> ObservedPartition:
+    for one in observation.partitions:
+        if (one.id, one.name) == (operation.partition_id, operation.name):
+            return one
+    raise Refused(f"no partition {operation.partition_id} is named {operation.name!r}")
+
+
+def _require_free(observation: DomainObservation, guids: tuple[int, ...]) -> None:
+    wanted = _require_distinct(guids)
+    if missing := wanted - {gpu.guid for gpu in observation.gpus}:
+        raise Refused(f"the controller does not list {_guid_text(missing)}")
+    for one in observation.partitions:
+        if taken := wanted & one.members:
+            raise Refused(f"{_guid_text(taken)} already in partition {one.name!r}")
+
+
+def _require_distinct(guids: tuple[int, ...]) -> frozenset[int]:
+    if not guids or len(set(guids)) != len(guids):
+        raise Refused("an operation names at least one GPU, and each of them once")
+    return frozenset(guids)
+
+
+def _guid_text(guids: frozenset[int]) -> str:
+    return ", ".join(f"{guid:#x}" for guid in sorted(guids))

@@ -1,0 +1,11 @@
+"""Placement: whole jobs onto NVLink cliques, and instances onto trays.
+
+- `placement_values`: the values (site, gang, plan) and the label names of schedulers.
+- Reading Kubernetes objects: `object_shapes` (validation), `pod_constraints` (pods and node rules),
+  `jobs`, `gang_requests` (job to gang), `observed_site` (nodes, pods and slices to site),
+  `claim_capacity` (what claims a tray can serve), `mobility` (where running jobs may go).
+- Planning: `search` (one gang), `gang_planner` (one gang, or a refusal with its nearest fix), `batch` and
+  `packing` (several gangs), `job_moves` (drain, defragment, replace a tray).
+- Results: `plan_notes` (warnings), `pod_templates` and `rendering` (manifests for other schedulers).
+- `instance_trays`: the trays of a tenant's instances, for the site service.
+"""

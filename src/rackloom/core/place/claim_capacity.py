@@ -1,0 +1,158 @@
+"""How many members with certain claims each tray can serve, computed by the allocator.
+
+Claims are not counted but allocated: device classes have any name, selectors are CEL, and a request may
+ask for all devices of a node. `with_claim_capacity` fills each tray with members until the allocator
+(`core.allocate.fleet`) finds no place, twice: beside what is in use now, and as if all holders of the
+tray's GPUs were gone. What those without GPUs on the tray hold stays in use in both cases, since moves
+and preemption do not free it. At most 64 members per tray are counted; a request that consumes nothing is
+refused.
+
+`gpus_per_member` asks the allocator how many GPUs one member gets on an empty tray, the fewest where
+trays differ. Slices that name no node (the channels of a clique) are left out of both.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from rackloom.core.allocate.fleet import Fleet
+from rackloom.core.allocate.objects import (
+    AllocationResult,
+    DeviceAllocationResult,
+    DeviceResult,
+    ResourceClaim,
+)
+from rackloom.core.allocate.outcome import Allocation, Fault
+from rackloom.core.place.observed_site import ClaimsByKind, DraDevices, gpus_allocated
+from rackloom.core.place.placement_values import ClaimCapacity, PlacementSite, SchedulerLabels
+from rackloom.errors import Refused
+
+AllocationsByNode = dict[str, list[AllocationResult]]
+"""By node."""
+MAX_MEMBERS_PER_TRAY = 64
+"""Members that a tray is said to serve at most: a device that may be shared, and has no capacity that could
+run out, serves any number."""
+
+
+def with_claim_capacity(
+    site: PlacementSite,
+    devices: DraDevices,
+    kinds: ClaimsByKind,
+    labels: SchedulerLabels = SchedulerLabels(),  # noqa: B008 (a frozen value)
+) -> PlacementSite:
+    """The site with the rooms of every tray for each kind. Raises Refused for claims that cannot be read."""
+    busy = _allocations_by_node(devices, devices.claims)
+    staying = _lasting_allocations(site, devices, labels)
+    rooms = {kind: _capacity_by_node(kind, devices, claims, busy, staying) for kind, claims in kinds.items()}
+    trays = tuple(
+        msgspec.structs.replace(
+            tray, rooms={kind: of[tray.name] for kind, of in rooms.items() if tray.name in of}
+        )
+        for tray in site.trays
+    )
+    return PlacementSite(trays, site.holds)
+
+
+def gpus_per_member(devices: DraDevices, claims: Sequence[ResourceClaim], labels: SchedulerLabels) -> int:
+    """GPUs that the allocator gives a member for its claims on an empty tray: the fewest, where trays differ.
+
+    0 where none can serve it. It is asked, not read from the claims: classes have any name, and a request may
+    be for all of a tray, whatever that has.
+    """
+    fleet, gpus, everything = _fleet_with(devices, {}), devices.gpus(labels), _all_devices(devices)
+    given: dict[str, int] = {}
+    while isinstance(found := fleet.place(claims), Allocation) and found.node not in given:
+        given[found.node] = gpus_allocated(found.results, gpus)
+        fleet.occupy(found.node, [everything[found.node]] if found.node in everything else [])
+    return min(given.values(), default=0)
+
+
+def _capacity_by_node(
+    kind: str,
+    devices: DraDevices,
+    claims: Sequence[ResourceClaim],
+    busy: AllocationsByNode,
+    staying: AllocationsByNode,
+) -> dict[str, ClaimCapacity]:
+    everything = _all_devices(devices)
+    empty = _fill_fleet(kind, _fleet_with(devices, staying), claims, everything)
+    if busy == staying:
+        return {node: ClaimCapacity(now=members, empty=members) for node, members in empty.items()}
+    now = _fill_fleet(kind, _fleet_with(devices, busy), claims, everything)
+    return {node: ClaimCapacity(now=now[node], empty=members) for node, members in empty.items()}
+
+
+def _fleet_with(devices: DraDevices, in_use: AllocationsByNode) -> Fleet:
+    """Slices that name no node (a clique's channels) are served wherever the clique is."""
+    slices = [one for one in devices.slices if one.spec.node_name]
+    fleet = Fleet(devices.nodes, devices.classes, slices)
+    for node, results in in_use.items():
+        fleet.occupy(node, results)
+    return fleet
+
+
+def _lasting_allocations(
+    site: PlacementSite, devices: DraDevices, labels: SchedulerLabels
+) -> AllocationsByNode:
+    """What is in use on a tray by those who have none of its GPUs: moves and preemption do not free it."""
+    held = {(one.owner, one.tray) for one in site.holds}
+    users = devices.users(labels)
+    by_owner: dict[str, list[ResourceClaim]] = {}
+    for claim, user in zip(devices.claims, users, strict=True):
+        by_owner.setdefault(user.owner, []).append(claim)
+    found: AllocationsByNode = {}
+    for owner, claims in by_owner.items():
+        for node, results in _allocations_by_node(devices, claims).items():
+            if (owner, node) not in held:
+                found.setdefault(node, []).extend(results)
+    return found
+
+
+def _all_devices(devices: DraDevices) -> dict[str, AllocationResult]:
+    """All devices of each node, as a claim for all of them would have them."""
+    found: dict[str, list[DeviceResult]] = {}
+    for one in devices.slices:
+        pool = one.spec.pool.name
+        found.setdefault(one.spec.node_name or "", []).extend(
+            DeviceResult(request="", driver=one.spec.driver, pool=pool, device=device.name)
+            for device in one.spec.devices
+        )
+    return {
+        node: AllocationResult(devices=DeviceAllocationResult(results=tuple(results)))
+        for node, results in found.items()
+    }
+
+
+def _allocations_by_node(devices: DraDevices, claims: Iterable[ResourceClaim]) -> AllocationsByNode:
+    names = {node.metadata.name for node in devices.nodes}
+    nodes = {
+        (one.spec.driver, one.spec.pool.name, device.name): one.spec.node_name
+        for one in devices.slices
+        if one.spec.node_name in names
+        for device in one.spec.devices
+    }
+    found: AllocationsByNode = {}
+    for claim in claims:
+        if claim.status.allocation is not None:
+            results = claim.status.allocation.devices.results
+            for node in {nodes.get((one.driver, one.pool, one.device)) for one in results} - {None}:
+                found.setdefault(node or "", []).append(claim.status.allocation)
+    return found
+
+
+def _fill_fleet(
+    kind: str, fleet: Fleet, claims: Sequence[ResourceClaim], everything: Mapping[str, AllocationResult]
+) -> Counter[str]:
+    """Members by node when the fleet takes as many as it can, up to `MOST`; `everything`: all of a node."""
+    members: Counter[str] = Counter()
+    while isinstance(found := fleet.place(claims), Allocation):
+        if members[found.node] == MAX_MEMBERS_PER_TRAY:
+            fix = "let each of them request a device that it does not share without bound"
+            raise Refused(f"claims {kind} take nothing of {found.node}", nearest_fix=fix)
+        members[found.node] += 1
+        if members[found.node] == MAX_MEMBERS_PER_TRAY:
+            fleet.occupy(found.node, [everything[found.node]])
+    if isinstance(found, Fault):
+        raise Refused(f"claims {kind}: {found.reason}", nearest_fix="run `rackloom claim explain` on them")
+    return members

@@ -1,0 +1,376 @@
+"""Read jobs of the kinds that users submit: their groups, pod templates, labels and priority.
+
+`read_jobs` finds the jobs among Kubernetes objects: MPIJob (kubeflow.org/v2beta1), Job, JobSet,
+LeaderWorkerSet, and unbound pods. Pods form one job if they share a gang label, a job label, a
+controller, or the channel template of a ComputeDomain. Pods of a job with equal requirements become
+members of one group; where anti-affinity is involved, their labels must be equal too.
+
+A `JobGroup` is the members of one pod template. A Job counts the pods that run at a time (the smaller of
+parallelism and completions); each replica of a LeaderWorkerSet shares a clique. A job has at most 4096
+members. Labels that a controller adds to its pods (`controller_labels`) are part of the group's identity,
+because selectors may refer to them.
+
+The priority is the class of the gang (an MPIJob's scheduling policy) if it names one, else the highest of
+the groups with devices. A job preempts only if no class or pod says `preemptionPolicy: Never`.
+
+Raises Refused for a job that cannot be read.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from rackloom.core.place.object_shapes import OwnedShape, PodShape, check_shape, object_title
+from rackloom.core.place.placement_values import SchedulerLabels
+from rackloom.core.place.pod_constraints import (
+    JsonMapping,
+    PodIdentity,
+    PodRequirements,
+    pod_identity,
+    read_pod_requirements,
+)
+from rackloom.errors import Refused
+
+ObjectPath = tuple[str | int, ...]
+TemplateName = tuple[str, str]
+"""The namespace and the name of a ResourceClaimTemplate."""
+MAX_JOB_MEMBERS = 4096
+"""Members of a job: far above any rack, and soon planned."""
+_MPI_VERSION = "kubeflow.org/v2beta1"
+_JOB_NAME_LABELS = ("training.kubeflow.org/job-name", "batch.kubernetes.io/job-name", "job-name")
+
+
+class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group before its claims are looked at."""
+
+    name: str
+    members: int
+    template: ObjectPath
+    """Where the object has the pod template."""
+    need: PodRequirements
+    share: str = ""
+    channel: bool = False
+    """Each member gets the channel of a ComputeDomain."""
+    known: PodIdentity
+    """Each member as other pods know it."""
+    made: tuple[str, ...] = ()
+    """The labels that the controller of its kind puts on it."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One object of a file (or several pods) that runs whole."""
+
+    name: str
+    kind: str
+    teams: tuple[JobGroup, ...]
+    objects: tuple[dict[str, Any], ...]
+    """One, or the pods of a gang in the order of the teams."""
+
+
+GroupReader = Callable[[JsonMapping], Iterator[tuple[str, int, ObjectPath, str]]]
+"""Yields name, members, path of the pod template and share of each group."""
+
+
+def read_jobs(objects: Sequence[dict[str, Any]], labels: SchedulerLabels) -> list[Job]:
+    """The jobs among the objects, in their order. Refused for a job that cannot be read."""
+    for one in objects:
+        if one.get("kind") in (*JOB_KINDS, "ComputeDomain"):
+            check_shape(one, PodShape if one["kind"] == "Pod" else OwnedShape, object_title(one))
+    found, channels = [], channel_templates(objects)
+    for one in objects:
+        if one.get("kind") in _READERS:
+            with _refuse_malformed(object_title(one)):
+                found.append(_read_job(one, channels, labels))
+    pods = [
+        one for one in objects if one.get("kind") == "Pod" and not (one.get("spec") or {}).get("nodeName")
+    ]
+    with _refuse_malformed("a Pod"):
+        return [*found, *_gangs_of_pods(pods, channels, labels)]
+
+
+def owner_of_pod(pod: JsonMapping, labels: SchedulerLabels) -> str:
+    """The job that a pod belongs to: the gang, else the job of its labels, its controller, or itself."""
+    metadata = pod.get("metadata") or {}
+    marks = metadata.get("labels") or {}
+    named = next((marks[key] for key in (labels.gang, *_JOB_NAME_LABELS) if marks.get(key)), None)
+    controllers = [one["name"] for one in metadata.get("ownerReferences") or () if one.get("controller")]
+    return qualified_name(metadata, named or next(iter(controllers), object_name(metadata)))
+
+
+def object_name(metadata: JsonMapping) -> Any:
+    """The name, or what the API server begins one with (generateName)."""
+    return metadata.get("name") or metadata.get("generateName") or ""
+
+
+def object_namespace(metadata: JsonMapping) -> str:
+    """The namespace; the one that kubectl takes where none is written."""
+    return metadata.get("namespace") or "default"
+
+
+def claims_channel(namespace: str, need: PodRequirements, channels: Collection[TemplateName]) -> bool:
+    """Whether it claims by a template that a ComputeDomain makes."""
+    return any((namespace, name) in channels for name in need.templates)
+
+
+def qualified_name(metadata: JsonMapping, name: str) -> str:
+    """The name by which a job is known to the planner; the default namespace is not named."""
+    namespace = object_namespace(metadata)
+    return name if namespace == "default" else f"{namespace}/{name}"
+
+
+def value_at(value: Any, path: ObjectPath) -> Any:
+    """What an object has at a path; None where it has nothing."""
+    for key in path:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+@contextmanager
+def _refuse_malformed(what: str) -> Iterator[None]:
+    """The API server checks every field; here those that are read have to be what their kind says."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, msgspec.ValidationError) as error:
+        raise Refused(
+            f"{what} is not shaped like one: {error}",
+            nearest_fix="compare it with the reference of its kind (`kubectl explain`)",
+        ) from error
+
+
+def _read_job(value: dict[str, Any], channels: Collection[TemplateName], labels: SchedulerLabels) -> Job:
+    kind, metadata = value["kind"], value.get("metadata") or {}
+    name = _checked_name(metadata, kind)
+    title, namespace = f"{kind} {name or '(unnamed)'}", object_namespace(metadata)
+    teams: list[JobGroup] = []
+    for group, members, path, share in _READERS[kind](value):
+        template = value_at(value, path)
+        if not isinstance(template, Mapping):
+            raise Refused(f"{title} has no pod template at {_dotted_path(path)}", nearest_fix="add it")
+        check_shape(template, PodShape, title, _dotted_path(path))
+        _check_members(f"{title}: {group}", members, sum(one.members for one in teams))
+        need, made = read_pod_requirements(template, labels), controller_labels(kind, name, group)
+        teams.append(
+            JobGroup(
+                name=group,
+                members=members,
+                template=path,
+                need=need,
+                share=share,
+                channel=claims_channel(namespace, need, channels),
+                known=PodIdentity(
+                    namespace=namespace,
+                    labels={**(value_at(template, ("metadata", "labels")) or {}), **made},
+                    apart=need.apart,
+                ),
+                made=tuple(made),
+            )
+        )
+    if not teams:
+        raise Refused(f"{title} has no replicas", nearest_fix="add its replica specs")
+    return Job(name=qualified_name(metadata, name), kind=kind, teams=tuple(teams), objects=(value,))
+
+
+def _check_members(group: str, members: object, others: int) -> None:
+    if not isinstance(members, int) or members < 1:
+        raise Refused(f"{group} has {members!r} members", nearest_fix="ask for a whole number from 1")
+    if others + members > MAX_JOB_MEMBERS:
+        fix = f"ask for {MAX_JOB_MEMBERS} or fewer in the whole job"
+        raise Refused(f"{group} has {members} members, and {others} stand before it", nearest_fix=fix)
+
+
+def _checked_name(meta: JsonMapping, what: str) -> str:
+    name = object_name(meta)
+    if not isinstance(name, str):
+        raise Refused(f"{what}: a name is {name!r}", nearest_fix="write it as text, in quotes if need be")
+    return name
+
+
+def _count_at(value: Any, path: ObjectPath) -> Any:
+    """1 where nothing is written; 0 is what it says."""
+    found = value_at(value, path)
+    return 1 if found is None else found
+
+
+def _mpi_job(value: JsonMapping) -> Iterator[tuple[str, int, ObjectPath, str]]:
+    if value.get("apiVersion", _MPI_VERSION) != _MPI_VERSION:
+        reason = f"MPIJob {object_name(value.get('metadata') or {})} is of {value['apiVersion']}"
+        raise Refused(f"{reason}, which is not read", nearest_fix=f"write it for {_MPI_VERSION}")
+    specs = value_at(value, ("spec", "mpiReplicaSpecs")) or {}
+    launchers = _count_at(value, ("spec", "mpiReplicaSpecs", "Launcher", "replicas"))
+    if launchers != 1:
+        reason = f"MPIJob {object_name(value.get('metadata') or {})} has {launchers!r} launchers"
+        raise Refused(reason, nearest_fix="set Launcher.replicas to 1: no other number is taken")
+    for role in ("Launcher", "Worker"):
+        if role in specs:
+            path: ObjectPath = ("spec", "mpiReplicaSpecs", role)
+            yield role.lower(), _count_at(value, (*path, "replicas")), (*path, "template"), ""
+
+
+def _batch_job(value: JsonMapping) -> Iterator[tuple[str, int, ObjectPath, str]]:
+    yield "pod", _parallel_pods(value, ("spec",)), ("spec", "template"), ""
+
+
+def _job_set(value: JsonMapping) -> Iterator[tuple[str, int, ObjectPath, str]]:
+    for number, one in enumerate(value_at(value, ("spec", "replicatedJobs")) or ()):
+        spec: ObjectPath = ("spec", "replicatedJobs", number, "template", "spec")
+        replicas = one.get("replicas", 1)
+        if replicas != 0:
+            pods = replicas * _parallel_pods(value, spec)
+            yield _checked_name(one, "JobSet") or f"job-{number}", pods, (*spec, "template"), ""
+
+
+def _parallel_pods(value: JsonMapping, spec: ObjectPath) -> Any:
+    """Pods of a Job that run beside each other: never more than are left to complete."""
+    parallelism, completions = (
+        _count_at(value, (*spec, "parallelism")),
+        value_at(value, (*spec, "completions")),
+    )
+    return parallelism if completions is None else min(parallelism, completions)
+
+
+def _leader_worker_set(value: JsonMapping) -> Iterator[tuple[str, int, ObjectPath, str]]:
+    """Each replica is a leader and its workers, in a clique of their own."""
+    inside: ObjectPath = ("spec", "leaderWorkerTemplate")
+    size = _count_at(value, (*inside, "size"))
+    _check_members("each replica", size, 0)
+    leads = value_at(value, (*inside, "leaderTemplate")) is not None
+    for number in range(_count_at(value, ("spec", "replicas"))):
+        replica = f"replica-{number}"
+        if leads:
+            yield f"{replica}-leader", 1, (*inside, "leaderTemplate"), replica
+        if size > leads:
+            yield f"{replica}-worker", size - leads, (*inside, "workerTemplate"), replica
+
+
+_READERS: dict[str, GroupReader] = {
+    "MPIJob": _mpi_job,
+    "Job": _batch_job,
+    "JobSet": _job_set,
+    "LeaderWorkerSet": _leader_worker_set,
+}
+JOB_KINDS = (*_READERS, "Pod")
+
+
+def _gangs_of_pods(
+    pods: Sequence[dict[str, Any]], channels: Collection[TemplateName], labels: SchedulerLabels
+) -> Iterator[Job]:
+    """Pods that share a gang label, a job, or the channel of a ComputeDomain run together."""
+    gangs: dict[str, list[tuple[dict[str, Any], JobGroup]]] = {}
+    for pod in pods:
+        need, metadata = read_pod_requirements(pod, labels), pod.get("metadata") or {}
+        own, namespace = _checked_name(metadata, "Pod"), object_namespace(metadata)
+        domain = next((name for name in need.templates if (namespace, name) in channels), None)
+        name = qualified_name(metadata, domain) if domain else owner_of_pod(pod, labels)
+        team = JobGroup(
+            name=own,
+            members=1,
+            template=(),
+            need=need,
+            channel=domain is not None,
+            known=pod_identity(pod, labels.host),
+        )
+        gangs.setdefault(name, []).append((pod, team))
+    for name, members in gangs.items():
+        teams = _merge_alike([team for _, team in members])
+        yield Job(name=name, kind="Pod", teams=teams, objects=tuple(pod for pod, _ in members))
+
+
+def _merge_alike(pods: Sequence[JobGroup]) -> tuple[JobGroup, ...]:
+    """Pods that are alike are members of one group; else each is a group.
+
+    By their labels they differ only where these say who may be together.
+    """
+    first, choosy = pods[0], any(one.need.apart for one in pods)
+    if all(one.need == first.need and (not choosy or one.known == first.known) for one in pods):
+        return (replace(first, name="pod", members=len(pods)),)
+    return tuple(pods)
+
+
+def channel_templates(objects: Sequence[JsonMapping]) -> set[TemplateName]:
+    """The claim templates that ComputeDomains make: each pod gets an IMEX channel, whichever its node."""
+    return {
+        (object_namespace(one.get("metadata") or {}), name)
+        for one in objects
+        if one.get("kind") == "ComputeDomain"
+        and isinstance(name := value_at(one, ("spec", "channel", "resourceClaimTemplate", "name")), str)
+    }
+
+
+def _dotted_path(path: ObjectPath) -> str:
+    return ".".join(str(key) for key in path)
+
+
+# Labels that controllers put on their pods.
+
+
+def controller_labels(kind: str, name: str, group: str) -> dict[str, str]:
+    """Those by which all pods of a group of a job are known, and others are not."""
+    match kind:
+        case "MPIJob":
+            return {
+                "training.kubeflow.org/job-name": name,
+                "training.kubeflow.org/operator-name": "mpi-operator",
+                "training.kubeflow.org/job-role": group,
+            }
+        case "Job":
+            return {"batch.kubernetes.io/job-name": name, "job-name": name}
+        case "JobSet":
+            return {
+                "jobset.sigs.k8s.io/jobset-name": name,
+                "jobset.sigs.k8s.io/replicatedjob-name": group,
+            }
+        case "LeaderWorkerSet":
+            return {"leaderworkerset.sigs.k8s.io/name": name}
+    return {}
+
+
+# Priority classes.
+
+
+BUILT_IN_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
+"""Every cluster has them."""
+DEFAULT_CLASS = ""
+"""What pods without a class have: the value of the class that is the global default."""
+_POD_GROUP_CLASS = ("spec", "runPolicy", "schedulingPolicy", "priorityClass")
+"""Of an MPIJob: the class of its PodGroup, whatever its pods say."""
+
+
+def priority_of_job(job: Job, classes: Mapping[str, int]) -> int:
+    """That of the gang if it names a class, else the highest of its groups with devices; 0 if not known."""
+    if named := _pod_group_class(job):
+        return classes.get(named, 0)
+    return max(need.priority or classes.get(need.priority_class, 0) for need in _requirements(job))
+
+
+def may_preempt(job: Job, never: Collection[str]) -> bool:
+    """Whether the scheduler may make room for it; `never`: classes whose preemptionPolicy is Never."""
+    if _pod_group_class(job) in (set(never) - {DEFAULT_CLASS}):
+        return False
+    return all(need.preempts and need.priority_class not in never for need in _requirements(job))
+
+
+def unknown_priority_classes(job: Job, classes: Mapping[str, int]) -> list[str]:
+    """Classes that the job names and nobody knows, each once."""
+    return [name for name in dict.fromkeys(_class_names(job)) if name and name not in classes]
+
+
+def _requirements(job: Job) -> list[PodRequirements]:
+    """Of the groups with devices, where there is one."""
+    serious = [team.need for team in job.teams if team.need.takes_devices]
+    return serious or [team.need for team in job.teams]
+
+
+def _class_names(job: Job) -> Iterator[str]:
+    yield _pod_group_class(job)
+    yield from (team.need.priority_class for team in job.teams)
+
+
+def _pod_group_class(job: Job) -> str:
+    named = value_at(job.objects[0], _POD_GROUP_CLASS) if job.kind == "MPIJob" else None
+    return named if isinstance(named, str) else ""

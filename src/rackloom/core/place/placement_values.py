@@ -1,0 +1,217 @@
+"""The placement problem and its solution as values: site, gang, plan; label names of schedulers.
+
+A `PlacementSite` is the trays of a cluster in filling order, and the holds on them. A clique is what
+`nvidia.com/gpu.clique` names: GPUs that share memory over NVLink. A tray is one node; a node without a
+clique shares memory with no other and counts as a clique by itself (`PlacementTray.sharing`). A
+`TrayHold` is what an owner has of a tray: GPUs, its IMEX channel, or all of it.
+
+A `Gang` runs whole or not at all. Its groups have interchangeable members. Without a segment size, all
+groups with the same `share` are in one clique; with one, each group is cut into segments, each in one
+clique. A group whose members take no device (an MPI launcher) is a helper: it goes beside the first
+member that does.
+
+`PlacementTerms` are what a member asks beside devices: a kind of tray (`where`), the IMEX channel of its
+node (there is one per node, and it belongs to one ComputeDomain at a time), and groups that it must not
+share a tray with.
+
+A `GangPlan` assigns every member to a tray, names the spare trays, and states the price in fragmentation.
+
+`SchedulerLabels` is a table of label keys and object names, because vendors rename them; users can change
+each.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from rackloom.errors import Refused
+
+
+class ClaimCapacity(msgspec.Struct, frozen=True):
+    """How many members with certain claims a tray can serve, as `core/allocate` found."""
+
+    now: int
+    """Beside what is in use."""
+    empty: int
+    """When whoever has GPUs of the tray is gone."""
+
+
+class PlacementTray(msgspec.Struct, frozen=True, kw_only=True):
+    """A node with GPUs."""
+
+    name: str
+    clique: str | None
+    """None: the node has no clique (no NVLink fabric, or GPUs in two partitions)."""
+    host: str | None = None
+    """By what node affinity knows it (`Labels.host`), where that is not its name."""
+    gpus: int
+    """GPUs that it offers when nothing is in use."""
+    shut: str | None = None
+    """Why nothing new may go there, whoever asks: cordoned, not ready, a taint, reserved for somebody."""
+    is_unfit: bool = False
+    """It is shut because it is not what the job asks for: no service of the tray changes that."""
+    closed: Mapping[str, str] = {}
+    """By `Terms.where`: why members that ask for that may not go there, where others may."""
+    rooms: Mapping[str, ClaimCapacity] = {}
+    """By `Group.devices`; a kind that is missing cannot be served."""
+
+    @property
+    def sharing(self) -> str:
+        """The clique. A node that has none shares memory with no other: it is one by itself."""
+        return self.clique or self.name
+
+
+class TrayHold(msgspec.Struct, frozen=True, kw_only=True):
+    """GPUs of a tray that somebody has: running pods, or a reservation."""
+
+    owner: str
+    """The job: holds of one owner move together."""
+    tray: str
+    gpus: int
+    priority: int = 0
+    movable: bool = False
+    """It may be restarted elsewhere; what is pinned, or unknown, may not."""
+    is_whole: bool = False
+    """Nothing else goes on the tray, whatever its GPUs (a tray may have none, only NICs)."""
+    channel: bool = False
+    """It has the IMEX channel of the tray, of which there is one."""
+    kept_off: frozenset[str] = frozenset()
+    """Trays that it may not use when it moves: labels of nodes, taints, and pods that it is never beside."""
+    apart: frozenset[str] = frozenset()
+    """Owners, perhaps its own, with which it is on no tray wherever they move."""
+
+
+class PlacementSite(msgspec.Struct, frozen=True):
+    """The trays of a cluster in the order in which they are to be filled, and what is in use on them."""
+
+    trays: tuple[PlacementTray, ...]
+    holds: tuple[TrayHold, ...] = ()
+
+
+class PlacementTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What a member asks of its tray, and of who else of the gang is there, beside devices."""
+
+    where: str = ""
+    """What `Tray.closed` answers; "": any tray that is open."""
+    channel: bool = False
+    """It has the IMEX channel of its tray: a node has one, and belongs to one ComputeDomain at a time."""
+    likeness: str = ""
+    """What `apart` knows it by."""
+    apart: tuple[str, ...] = ()
+    """Likenesses, perhaps its own, that are on no tray with it; each of them says the same of this one."""
+
+    def bar(self, other: "PlacementTerms") -> bool:
+        """Whether two members with these terms are never on one tray."""
+        return (self.channel and other.channel) or other.likeness in self.apart
+
+
+class GangGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Members of a gang that are alike."""
+
+    name: str
+    members: int
+    gpus: int
+    """GPUs of one member, whether counted (`nvidia.com/gpu`) or claimed."""
+    devices: str | None = None
+    """A kind of claims (GPUs, NICs) that each member has, which `Tray.rooms` answers for."""
+    share: str = ""
+    """Groups with the same word here are in one clique (prefill here, decode there); segments come first."""
+    terms: PlacementTerms | None = None
+    """None: it asks for nothing but that."""
+
+    @property
+    def has_channel(self) -> bool:
+        """Each member has an IMEX channel."""
+        return self.terms is not None and self.terms.channel
+
+    @property
+    def is_helper(self) -> bool:
+        """It takes no device (an MPI launcher), so it stands beside the first member that does."""
+        return self.gpus == 0 and self.devices is None and not self.has_channel
+
+
+class Gang(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that runs whole or not at all."""
+
+    name: str
+    groups: tuple[GangGroup, ...]
+    priority: int = 0
+    preempts: bool = True
+    """What has a lower priority may be ended for it."""
+    segment: int | None = None
+    """Members that must share a clique: each group is cut into segments of this many. None: all groups
+    of the same `share` are in one clique."""
+    spares: int = 0
+    """Trays to leave free in each clique that is used, for a member whose tray is lost."""
+    exclusive: bool = False
+    """Takes only trays that are empty, and each of them whole (they are reserved by a taint)."""
+
+
+class MemberAssignment(msgspec.Struct, frozen=True):
+    """One member on its tray."""
+
+    group: str
+    member: int
+    """From 0 within the group."""
+    tray: str
+
+
+class FreeRegionCount(msgspec.Struct, frozen=True):
+    """How many gangs of a size the empty trays of the site can take, each in one clique."""
+
+    trays: int
+    before: int
+    after: int
+
+
+class GangPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A seat for every member, and why there."""
+
+    gang: str
+    seats: tuple[MemberAssignment, ...]
+    """Groups in the order of the gang, members from 0."""
+    cliques: tuple[str, ...]
+    """In the order of the members that use them."""
+    spares: tuple[str, ...]
+    """Trays left free for this gang, all in `cliques`."""
+    price: tuple[FreeRegionCount, ...]
+    """The holes of each size that the plan closes: its cost in fragmentation."""
+    reason: str
+
+    @property
+    def trays(self) -> tuple[str, ...]:
+        """The trays that carry a member, each once."""
+        return tuple(dict.fromkeys(seat.tray for seat in self.seats))
+
+
+# Names by which schedulers and drivers know things.
+
+
+class SchedulerLabels(msgspec.Struct, frozen=True, kw_only=True):
+    """Label keys, resource names and object names that the planner reads and renders."""
+
+    clique: str = "nvidia.com/gpu.clique"
+    host: str = "kubernetes.io/hostname"
+    gpu: str = "nvidia.com/gpu"
+    gpu_driver: str = "gpu.nvidia.com"
+    gang: str = "rackloom.dev/gang"
+    movable: str = "rackloom.dev/movable"
+    """On pods: "true" where the job may be restarted elsewhere."""
+    topology: str = "nvlink"
+    """Name of the Topology object of Kueue and of KAI."""
+    queue: str = "default"
+    job: str = "rackloom.dev/job"
+    """On pods of a rendered job: what keeps its affinity to itself."""
+    pod_group_version: str = "scheduling.k8s.io/v1alpha2"
+    """Of Kubernetes 1.36; 1.37 serves v1beta1."""
+
+    def changed(self, pairs: list[str]) -> "SchedulerLabels":
+        """With `name=value` pairs of a command line. Refused for a name that there is not."""
+        named: dict[str, str] = {}
+        for pair in pairs:
+            name, found, value = pair.partition("=")
+            if not found or not value or name not in self.__struct_fields__:
+                known = ", ".join(self.__struct_fields__)
+                raise Refused(f"no such label: {pair!r}", nearest_fix=f"NAME=VALUE with NAME one of {known}")
+            named[name] = value
+        return msgspec.structs.replace(self, **named)

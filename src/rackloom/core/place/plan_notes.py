@@ -1,0 +1,196 @@
+"""Warnings about a plan, or about the job as it is written, before anybody applies it.
+
+`plan_notes` reports: a gang without spares that fills its clique, the cost of the chosen segment size,
+and pod affinity by clique, with which the first pod picks the clique whether or not the others fit.
+
+`unsupported_constraints` names each constraint of the pods that the plan does not keep: pod affinity by
+other keys or towards other jobs, anti-affinity by other keys, topology spread, host ports, node names,
+and exclusive topology. Constraints are never dropped silently.
+
+`usable_share` is the expected share of a clique's trays that whole segments can use when each tray is
+down with a given probability, independently of the others (binomial distribution).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from math import comb
+
+from rackloom.core.place.jobs import Job, JobGroup, object_name, value_at
+from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels
+from rackloom.core.place.pod_constraints import (
+    JsonMapping,
+    is_supported_term,
+    label_selector_text,
+    required_terms,
+    selector_values,
+    term_selects,
+)
+
+_REQUIRED_POD_AFFINITY = ("spec", "affinity", "podAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+
+
+def plan_notes(
+    job: Job, gang: Gang, plan: GangPlan, site: PlacementSite, labels: SchedulerLabels, down: float
+) -> Iterator[str]:
+    """One sentence each; `down` is the share of trays that are down at any time."""
+    taken = set(plan.trays)
+    trays = Counter(tray.sharing for tray in site.trays)
+    used = Counter(tray.sharing for tray in site.trays if tray.name in taken)
+    for clique in plan.cliques:
+        if not plan.spares and trays[clique] == used[clique]:
+            yield (
+                f"it takes all {trays[clique]} trays of clique {clique}: when one is lost,"
+                " no other can stand in for it"
+            )
+    if gang.segment is not None:
+        yield segment_note(max(trays[clique] for clique in plan.cliques), gang.segment, down)
+    if any(_requires_clique_affinity(job, labels)):
+        yield (
+            f"it requires pod affinity on {labels.clique}: as written, its first pod picks the clique,"
+            " whether or not the others fit; apply it with --render"
+        )
+    if value_at(job.objects[0], ("spec", "launcherCreationPolicy")) == "WaitForWorkersReady":
+        yield "its launcher waits for the workers: a gang scheduler must count the workers only"
+    yield from unsupported_constraints(job, plan, labels)
+
+
+def _requires_clique_affinity(job: Job, labels: SchedulerLabels) -> Iterator[bool]:
+    for team in job.teams:
+        rules = value_at(job.objects[0], (*team.template, *_REQUIRED_POD_AFFINITY)) or ()
+        yield any(rule.get("topologyKey") == labels.clique for rule in rules)
+
+
+# The cost of a segment size.
+
+
+def usable_share(trays: int, segment: int, down: float) -> float:
+    """Expected share (0 to 1) of a clique's trays that whole segments use.
+
+    Each tray is down with probability `down`, independently of the others.
+    """
+    return (
+        sum(
+            comb(trays, up) * (1 - down) ** up * down ** (trays - up) * (up // segment * segment)
+            for up in range(trays + 1)
+        )
+        / trays
+    )
+
+
+def segment_note(trays: int, segment: int, down: float) -> str:
+    """`segments of 16 in cliques of 18: 2 trays stay outside; 88.8 % usable with 1 % of trays down`."""
+    outside = trays % segment
+    return (
+        f"segments of {segment} in cliques of {trays}: {outside} trays stay outside;"
+        f" {usable_share(trays, segment, down):.1%} usable with {down:.1%} of trays down"
+        f" (segments of {trays}: {usable_share(trays, trays, down):.1%})"
+    )
+
+
+# Constraints that the plan does not keep.
+
+
+_EXCLUSIVE_TOPOLOGY = (
+    "alpha.jobset.sigs.k8s.io/exclusive-topology",
+    "leaderworkerset.sigs.k8s.io/exclusive-topology",
+)
+
+
+def unsupported_constraints(job: Job, plan: GangPlan, labels: SchedulerLabels) -> Iterator[str]:
+    """One sentence each."""
+    found: dict[str, None] = {}
+    for team in job.teams:
+        found |= dict.fromkeys(_template_notes(job, team, labels))
+    yield from found
+    yield from _helper_notes(job, plan)
+
+
+def _template_notes(job: Job, team: JobGroup, labels: SchedulerLabels) -> Iterator[str]:
+    for spec in _pod_specs(job, team):
+        yield from _affinity_notes(job, team, spec, labels)
+        yield from _anti_affinity_notes(team, spec, labels)
+        yield from _other_notes(team, spec)
+    for owner in (job.objects[0], value_at(job.objects[0], team.template)):
+        for key in _EXCLUSIVE_TOPOLOGY:
+            if value_at(owner, ("metadata", "annotations", key)):
+                yield f"{key} is not honoured: other jobs may be where it goes"
+
+
+def _pod_specs(job: Job, team: JobGroup) -> Iterator[JsonMapping]:
+    """Of the pods of a team: its template's, or one of each pod."""
+    if team.template:
+        yield value_at(job.objects[0], (*team.template, "spec")) or {}
+        return
+    for one in job.objects:
+        if team.name in ("pod", object_name(one.get("metadata") or {})):
+            yield one.get("spec") or {}
+
+
+def _affinity_notes(job: Job, team: JobGroup, spec: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
+    for term in required_terms(spec, "podAffinity"):
+        key, selector = term.get("topologyKey"), term.get("labelSelector")
+        what = f"required pod affinity of {team.name} by {key} is not honoured"
+        if key != labels.clique:
+            yield f"{what}: members share a clique ({labels.clique}), and nothing narrower or wider"
+        elif not term_selects(term, team.known, team.known):
+            yield f"{what}: it asks for pods of others ({label_selector_text(selector)})"
+        elif not term.get("matchLabelKeys") and not _selects_only_job(job, team, selector, labels):
+            yield (
+                f"{what} towards other jobs: two jobs with {label_selector_text(selector)}"
+                " would have to share a clique"
+            )
+
+
+def _selects_only_job(
+    job: Job, team: JobGroup, selector: JsonMapping | None, labels: SchedulerLabels
+) -> bool:
+    """Whether a selector is of this job alone: by a label that its controller makes, or by its name.
+
+    `rack-worker` is of the job `rack`; pods `rack-0` and `rack-1` are called after `rack`.
+    """
+    own = {*team.made, labels.gang, labels.job}
+    names = [job.name.rpartition("/")[2], *(object_name(one.get("metadata") or {}) for one in job.objects)]
+    return any(
+        key in own or value.startswith(name) or (job.kind == "Pod" and name.startswith(value))
+        for key, value in selector_values(selector)
+        for name in names
+    )
+
+
+def _anti_affinity_notes(team: JobGroup, spec: JsonMapping, labels: SchedulerLabels) -> Iterator[str]:
+    for term in required_terms(spec, "podAntiAffinity"):
+        if not is_supported_term(term, labels.host):
+            what = f"required pod anti-affinity of {team.name} by {term.get('topologyKey')} is not honoured"
+            yield f"{what}: only {labels.host} is, with the labels and namespaces of pods"
+
+
+def _other_notes(team: JobGroup, spec: JsonMapping) -> Iterator[str]:
+    for one in spec.get("topologySpreadConstraints") or ():
+        if one.get("whenUnsatisfiable") != "ScheduleAnyway":
+            key, skew = one.get("topologyKey"), one.get("maxSkew")
+            yield (
+                f"topologySpreadConstraints of {team.name} by {key} (maxSkew {skew}) are not honoured:"
+                " members are not spread"
+            )
+    ports = sorted({port for one in spec.get("containers") or () for port in _host_ports(one)})
+    for port in ports:
+        yield f"hostPort {port} of {team.name} is not honoured: two members may be on one tray"
+    if team.template and spec.get("nodeName"):
+        yield f"nodeName {spec['nodeName']} of {team.name} is not honoured: a tray is chosen for it"
+
+
+def _host_ports(container: JsonMapping) -> Iterable[int]:
+    return (one["hostPort"] for one in container.get("ports") or () if one.get("hostPort"))
+
+
+def _helper_notes(job: Job, plan: GangPlan) -> Iterator[str]:
+    """A member without devices stands beside the first that has some, whatever keeps it off."""
+    seats = {team.name: [seat.tray for seat in plan.seats if seat.group == team.name] for team in job.teams}
+    for helper in (one for one in job.teams if not one.need.takes_devices):
+        beside = [one.name for one in job.teams if one.known.bars(helper.known)]
+        here = [name for name in beside if name != helper.name and seats[helper.name][0] in seats[name]]
+        if here or (helper.name in beside and helper.members > 1):
+            yield (
+                f"required pod anti-affinity of {helper.name} is not honoured:"
+                f" it is beside {' and '.join(here) or 'its like'} on {seats[helper.name][0]}"
+            )

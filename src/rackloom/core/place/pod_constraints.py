@@ -1,0 +1,388 @@
+"""What a pod asks of its node: devices, node selection, tolerations and anti-affinity (core/v1).
+
+`read_pod_requirements` reads a pod or a pod template once. It counts GPUs as Kubernetes does (sum of the
+containers, or the largest init container), and keeps the claims, the node rule, the tolerations and the
+priority.
+
+- Node rules: nodeSelector and required node affinity, evaluated by the same code as the node selectors of
+  devices in `core.allocate`.
+- Taints: NoSchedule and NoExecute keep a pod off unless a toleration covers them. Numeric operators (Lt,
+  Gt) cover nothing here.
+- Anti-affinity: required terms by hostname, with label selectors and namespaces. `PodIdentity` is a pod
+  as other pods see it; anti-affinity is symmetric (`bars`), as in kube-scheduler. For pods that already
+  run, every required term counts, also by zone or clique (`TopologyDomains` finds the nodes around), and
+  a namespaceSelector is taken to select all namespaces.
+
+Preferences are not read. What cannot be honoured is reported in `plan_notes`. Raises Refused, or
+msgspec.ValidationError for a field of the wrong type.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from rackloom.core.allocate.objects import Node, NodeSelector, NodeSelectorRequirement, ObjectMeta
+from rackloom.core.allocate.pools import MalformedNodeSelector, node_is_selected
+from rackloom.core.allocate.quantity import Quantity
+from rackloom.core.place.placement_values import SchedulerLabels
+from rackloom.errors import Refused
+
+# Counts as Kubernetes writes them.
+
+
+def parse_count(value: object) -> int:
+    """A count such as 4, `"4"` or `"1k"`. Raises ValueError for what is no whole number from 0."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{value!r} is not a number")
+    found = Quantity.parse(value).as_integer()
+    if found < 0:
+        raise ValueError(f"{value!r} is less than 0")
+    return found
+
+
+# Node selection.
+
+
+JsonMapping = Mapping[str, Any]
+REQUIRED_DURING_SCHEDULING = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+class NodeRule(msgspec.Struct, frozen=True):
+    """What the labels and the name of a node have to be."""
+
+    labels: Mapping[str, str] = {}
+    """Each exactly so: the nodeSelector."""
+    affinity: NodeSelector | None = None
+    """Terms of which one must hold; None: no affinity is required."""
+
+
+def read_node_rule(spec: JsonMapping) -> NodeRule:
+    """The rule of a pod spec. Raises msgspec.ValidationError for what is not shaped like core/v1."""
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED_DURING_SCHEDULING)
+    return NodeRule(
+        labels=msgspec.convert(spec.get("nodeSelector") or {}, dict[str, str]),
+        affinity=None if required is None else msgspec.convert(required, NodeSelector),
+    )
+
+
+def check_node_rule(rule: NodeRule) -> None:
+    """Raises Refused for terms that the API server would not take."""
+    try:
+        list(unmet_requirements(rule, {"metadata": {}}))
+    except MalformedNodeSelector as error:
+        raise Refused(
+            f"its required node affinity cannot be read: {error}",
+            nearest_fix="compare it with `kubectl explain pod.spec.affinity.nodeAffinity`",
+        ) from error
+
+
+def unmet_requirements(rule: NodeRule, node: JsonMapping) -> Iterator[str]:
+    """What of the rule does not hold on a node (an object), in words. Raises MalformedSelector."""
+    labels = node["metadata"].get("labels") or {}
+    yield from (f"not {key}={value}" for key, value in rule.labels.items() if labels.get(key) != value)
+    if rule.affinity is not None:
+        meta = ObjectMeta(name=node["metadata"].get("name", ""), labels=labels)
+        if not node_is_selected(Node(metadata=meta), node_name=None, all_nodes=None, selector=rule.affinity):
+            told = _node_selector_text(rule.affinity)
+            yield f"not {told}" if told else "its node affinity has no term"
+
+
+def is_node_selected(spec: JsonMapping, node: JsonMapping) -> bool:
+    """Whether a node is what a pod spec's nodeSelector and required node affinity ask for.
+
+    Raises MalformedSelector for terms that cannot be read.
+    """
+    return not any(unmet_requirements(read_node_rule(spec), node))
+
+
+def _node_selector_text(selector: NodeSelector) -> str:
+    """`zone In b, or zone In c and name NotIn n1`."""
+    terms = (
+        " and ".join(_requirement_text(one) for one in (*term.match_expressions, *term.match_fields))
+        for term in selector.node_selector_terms
+    )
+    return ", or ".join(one for one in terms if one)
+
+
+def _requirement_text(one: NodeSelectorRequirement) -> str:
+    return " ".join((one.key, one.operator, "/".join(one.values))).rstrip()
+
+
+# Anti-affinity between pods.
+
+
+_LABEL_KEY_FIELDS = ("matchLabelKeys", "mismatchLabelKeys")
+
+
+class AntiAffinityTerm(msgspec.Struct, frozen=True, kw_only=True):
+    """Pods that are on no node with a pod."""
+
+    selector: JsonMapping | None
+    """A LabelSelector; None selects nobody."""
+    namespaces: tuple[str, ...]
+    """Where they are; empty: where the pod is."""
+    everywhere: bool
+    """They are in any namespace."""
+    by: str = ""
+    """The label by whose value nodes are one to it (a clique, a zone); empty: each node is its own."""
+
+    def means(self, namespace: str, other: "PodIdentity") -> bool:
+        """Whether another pod is meant, for a pod of this namespace."""
+        named = self.everywhere or other.namespace in (self.namespaces or (namespace,))
+        return named and selector_matches(self.selector, other.labels)
+
+
+class PodIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod as others know it, and whom it keeps off its node."""
+
+    namespace: str
+    labels: Mapping[str, str]
+    apart: tuple[AntiAffinityTerm, ...]
+
+    def bars(self, other: "PodIdentity") -> bool:
+        """Whether the two are never on one node: either may say so."""
+        return any(True for _ in self.barred_by(other))
+
+    def barred_by(self, other: "PodIdentity") -> Iterator[str]:
+        """`Apart.by` of each term that keeps the two apart, whoever says so."""
+        yield from (one.by for one in self.apart if one.means(self.namespace, other))
+        yield from (one.by for one in other.apart if one.means(other.namespace, self))
+
+
+def anti_affinity_terms(spec: JsonMapping, host: str) -> tuple[AntiAffinityTerm, ...]:
+    """The terms of a pod spec that can be told; `host`: the label key by which a node is known."""
+    return tuple(
+        _read_term(term) for term in required_terms(spec, "podAntiAffinity") if is_supported_term(term, host)
+    )
+
+
+def _read_term(term: JsonMapping) -> AntiAffinityTerm:
+    return AntiAffinityTerm(
+        selector=term.get("labelSelector"),
+        namespaces=tuple(term.get("namespaces") or ()),
+        everywhere=term.get("namespaceSelector") == {},
+    )
+
+
+def term_selects(term: JsonMapping, pod: PodIdentity, other: PodIdentity) -> bool:
+    """Whether a term of a pod, of affinity or anti-affinity, is about another."""
+    return _read_term(term).means(pod.namespace, other)
+
+
+def is_supported_term(term: JsonMapping, host: str) -> bool:
+    """Whether a term is about nodes, and about pods that labels and namespaces tell."""
+    return (
+        term.get("topologyKey") == host
+        and not term.get("namespaceSelector")
+        and not any(term.get(key) for key in _LABEL_KEY_FIELDS)
+    )
+
+
+def required_terms(spec: JsonMapping, kind: str) -> Sequence[JsonMapping]:
+    """Those of `podAffinity` or `podAntiAffinity`."""
+    return ((spec.get("affinity") or {}).get(kind) or {}).get(REQUIRED_DURING_SCHEDULING) or ()
+
+
+def pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
+    """A pod object, or a template in a namespace of its own metadata."""
+    metadata = pod.get("metadata") or {}
+    return PodIdentity(
+        namespace=metadata.get("namespace") or "default",
+        labels=metadata.get("labels") or {},
+        apart=anti_affinity_terms(pod.get("spec") or {}, host),
+    )
+
+
+def bound_pod_identity(pod: JsonMapping, host: str) -> PodIdentity:
+    """A pod that the API server has, with all that it requires: the scheduler holds others to it, too.
+
+    What `matchLabelKeys` name is in the selectors of its terms by then. Namespaces that a term finds by their
+    labels are taken to be all.
+    """
+    terms = required_terms(pod.get("spec") or {}, "podAntiAffinity")
+    return msgspec.structs.replace(
+        pod_identity(pod, host), apart=tuple(_read_required_term(term, host) for term in terms)
+    )
+
+
+def _read_required_term(term: JsonMapping, host: str) -> AntiAffinityTerm:
+    key, everywhere = term.get("topologyKey", host), term.get("namespaceSelector") is not None
+    return msgspec.structs.replace(_read_term(term), everywhere=everywhere, by="" if key == host else key)
+
+
+class TopologyDomains:
+    """How far around its node a pod keeps others off."""
+
+    def __init__(self, nodes: Iterable[JsonMapping]) -> None:
+        """`nodes`: node objects."""
+        self._labels = {one["metadata"]["name"]: one["metadata"].get("labels") or {} for one in nodes}
+        self._sharing: dict[tuple[str, str], tuple[str, ...]] = {}
+
+    def around(self, node: str, by: Iterable[str]) -> Iterator[str]:
+        """Names of nodes, for each `Apart.by`; a node without that label is like no other."""
+        for key in by:
+            value = self._labels.get(node, {}).get(key)
+            if not key:
+                yield node
+            elif value is not None:
+                yield from self._with(key, value)
+
+    def _with(self, key: str, value: str) -> tuple[str, ...]:
+        if (key, value) not in self._sharing:
+            names = (name for name, labels in self._labels.items() if labels.get(key) == value)
+            self._sharing[key, value] = tuple(names)
+        return self._sharing[key, value]
+
+
+def selector_matches(selector: JsonMapping | None, labels: Mapping[str, str]) -> bool:
+    """Whether a LabelSelector selects such labels: an empty one does, none does not."""
+    if selector is None:
+        return False
+    equal = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
+    return equal and all(_requirement_holds(one, labels) for one in selector.get("matchExpressions") or ())
+
+
+def selector_values(selector: JsonMapping | None) -> Iterator[tuple[str, str]]:
+    """Labels and values that a LabelSelector asks for."""
+    yield from ((selector or {}).get("matchLabels") or {}).items()
+    for one in (selector or {}).get("matchExpressions") or ():
+        yield from ((one["key"], value) for value in one.get("values") or () if one["operator"] == "In")
+
+
+def selector_keys(selector: JsonMapping | None) -> Iterator[str]:
+    """The labels that a LabelSelector asks about."""
+    yield from (selector or {}).get("matchLabels") or {}
+    yield from (one["key"] for one in (selector or {}).get("matchExpressions") or ())
+
+
+def label_selector_text(selector: JsonMapping | None) -> str:
+    """A LabelSelector in words."""
+    equal = [f"{key}={value}" for key, value in ((selector or {}).get("matchLabels") or {}).items()]
+    others = (
+        " ".join((one["key"], one["operator"], "/".join(one.get("values") or ()))).rstrip()
+        for one in (selector or {}).get("matchExpressions") or ()
+    )
+    return " and ".join((*equal, *others)) or ("no pod" if selector is None else "every pod")
+
+
+def _requirement_holds(need: JsonMapping, labels: Mapping[str, str]) -> bool:
+    present, values = need["key"] in labels, need.get("values") or ()
+    match need["operator"]:
+        case "Exists":
+            return present
+        case "DoesNotExist":
+            return not present
+        case "In":
+            return present and labels[need["key"]] in values
+    return not present or labels[need["key"]] not in values
+
+
+# Pods and their tolerations.
+
+
+PREEMPT_NEVER = "Never"
+"""The preemptionPolicy of pods that wait, whatever their priority."""
+TaintEffect = Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"]
+
+
+class Toleration(msgspec.Struct, frozen=True, rename="camel"):
+    """As in core/v1. One that compares numbers (`Lt` and `Gt`, alpha there) covers nothing here."""
+
+    key: str = ""
+    operator: Literal["", "Equal", "Exists", "Lt", "Gt"] = "Equal"
+    value: str = ""
+    effect: TaintEffect = ""
+
+    def covers(self, taint: JsonMapping) -> bool:
+        """Whether a pod with it may stay."""
+        if self.effect and self.effect != taint.get("effect"):
+            return False
+        if self.operator == "Exists":
+            return not self.key or self.key == taint.get("key")
+        is_equal = self.operator in ("", "Equal")
+        return is_equal and self.key == taint.get("key") and self.value == (taint.get("value") or "")
+
+
+class _PodClaimRef(msgspec.Struct, frozen=True, rename="camel"):
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
+class PodRequirements(msgspec.Struct, frozen=True, kw_only=True):
+    """A member's request."""
+
+    gpus: int
+    """Counted GPUs: limits of its containers."""
+    templates: tuple[str, ...]
+    """ResourceClaimTemplates of which it gets a claim each."""
+    claims: tuple[str, ...]
+    """ResourceClaims that it names."""
+    rule: NodeRule
+    apart: tuple[AntiAffinityTerm, ...]
+    tolerations: tuple[Toleration, ...]
+    priority: int
+    priority_class: str
+    preempts: bool
+    """Its preemptionPolicy is not Never; that of its class may be."""
+
+    @property
+    def takes_devices(self) -> bool:
+        """It has GPUs or a claim."""
+        return bool(self.gpus or self.templates or self.claims)
+
+    def may_use_what(self, other: "PodRequirements") -> bool:
+        """Whether both may go to the same nodes."""
+        return self.rule == other.rule and self.tolerations == other.tolerations
+
+
+def read_pod_requirements(template: JsonMapping, labels: SchedulerLabels) -> PodRequirements:
+    """What the pods of a template (or a pod) ask for. Raises Refused for a count or a rule that is none.
+
+    Raises msgspec.ValidationError for a field of another type than core/v1 has it.
+    """
+    spec = template.get("spec") or {}
+    rule = read_node_rule(spec)
+    check_node_rule(rule)
+    named = msgspec.convert(spec.get("resourceClaims") or (), tuple[_PodClaimRef, ...])
+    return PodRequirements(
+        gpus=gpus_of_pod(spec, labels),
+        templates=tuple(
+            one.resource_claim_template_name for one in named if one.resource_claim_template_name
+        ),
+        claims=tuple(one.resource_claim_name for one in named if one.resource_claim_name),
+        rule=rule,
+        apart=anti_affinity_terms(spec, labels.host),
+        tolerations=msgspec.convert(spec.get("tolerations") or (), tuple[Toleration, ...]),
+        priority=msgspec.convert(spec.get("priority") or 0, int),
+        priority_class=msgspec.convert(spec.get("priorityClassName") or "", str),
+        preempts=spec.get("preemptionPolicy") != PREEMPT_NEVER,
+    )
+
+
+def gpus_of_pod(spec: JsonMapping, labels: SchedulerLabels) -> int:
+    """GPUs that the containers are limited to; init containers run before them and share theirs."""
+    together = sum(_gpu_limit(one, labels) for one in spec.get("containers") or ())
+    return max([together, *(_gpu_limit(one, labels) for one in spec.get("initContainers") or ())])
+
+
+def blocking_taints(node: JsonMapping, tolerations: tuple[Toleration, ...]) -> Iterator[str]:
+    """Taints of a node that keep a pod off, as `key=value`."""
+    for taint in (node.get("spec") or {}).get("taints") or ():
+        if taint.get("effect") in ("NoSchedule", "NoExecute") and not any(
+            one.covers(taint) for one in tolerations
+        ):
+            value = taint.get("value")
+            yield f"{taint.get('key')}={value}" if value else str(taint.get("key"))
+
+
+def _gpu_limit(container: JsonMapping, labels: SchedulerLabels) -> int:
+    resources = container.get("resources") or {}
+    value = (resources.get("limits") or {}).get(
+        labels.gpu, (resources.get("requests") or {}).get(labels.gpu, 0)
+    )
+    try:
+        return parse_count(value)
+    except ValueError as error:
+        reason = f"container {container.get('name')}: {labels.gpu} is {value!r}"
+        raise Refused(reason, nearest_fix="set it to a whole number") from error

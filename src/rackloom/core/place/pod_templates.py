@@ -1,0 +1,194 @@
+"""Edit the pod templates of a job: names, node affinity and pod affinity for kube-scheduler.
+
+`ManifestDraft` is a deep copy of the job's objects. `render_affinity` pins every pod template to the
+trays of its groups by node affinity, and keeps the members with devices in one clique by pod affinity on
+a label of this job alone. Pod affinity by itself lets the first pod pick a clique that is too small; with
+the trays named, it cannot. A broader selector would tie two runs to one rack. Terms of a node affinity
+are alternatives, so each gets the requirement.
+
+Raises Refused where one template serves several replicas or segments in several cliques: node affinity
+cannot tell which pod goes where.
+
+Label values and object names have at most 63 characters; longer names, and names that are no DNS-1123
+label, are shortened and get a hash, so that names that begin alike stay apart.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+from rackloom.core.place.jobs import Job, JobGroup
+from rackloom.core.place.placement_values import Gang, GangPlan, SchedulerLabels
+from rackloom.core.place.search.tray_assignment import colocation_groups
+from rackloom.errors import Refused
+
+JsonObject = dict[str, Any]
+
+
+class ManifestDraft:
+    """The objects of a job, to be changed."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.objects: list[JsonObject] = [deepcopy(one) for one in job.objects]
+
+    @property
+    def main(self) -> JsonObject:
+        """The object itself; of pods, the first."""
+        return self.objects[0]
+
+    def templates(self) -> Iterator[tuple[JobGroup, int, JsonObject]]:
+        """Each pod template with its group; of pods, each pod with its member number."""
+        if self.job.kind != "Pod":
+            seen: set[tuple[str | int, ...]] = set()
+            for team in self.job.teams:
+                if team.template not in seen:
+                    seen.add(team.template)
+                    yield team, 0, _template_at(self.main, team.template)
+            return
+        alike = len(self.job.teams) == 1
+        for number, pod in enumerate(self.objects):
+            yield self.job.teams[0 if alike else number], number if alike else 0, pod
+
+    def mark(self, template: JsonObject, kind: str, values: Mapping[str, str]) -> None:
+        """Add `labels` or `annotations`."""
+        metadata = mapping_at(template, "metadata")
+        metadata[kind] = {**(metadata.get(kind) or {}), **values}
+
+
+def mapping_at(value: JsonObject, *path: str) -> JsonObject:
+    """The mapping at a path; made where it is absent."""
+    for key in path:
+        if value.get(key) is None:
+            value[key] = {}
+        value = value[key]
+    return value
+
+
+def _template_at(value: Any, path: tuple[str | int, ...]) -> JsonObject:
+    for key in path:
+        value = value[key]
+    found: JsonObject = value
+    return found
+
+
+# Names within the limits of labels and objects.
+
+
+_MAX_LABEL_CHARACTERS = 63
+"""Characters of a label's value."""
+_HASH_CHARACTERS = 8
+"""Characters that tell apart names which begin alike."""
+_NOT_IN_DNS_LABEL = re.compile(r"[^a-z0-9-]")
+"""What a DNS-1123 label has not; names of objects may have dots too, but not in every place."""
+
+
+def gang_label_value(name: str) -> str:
+    """The name of a gang as the value of a label, which has no slash and 63 characters at most."""
+    value = name.replace("/", ".")
+    return value if len(value) <= _MAX_LABEL_CHARACTERS else _with_hash(value, name)
+
+
+def gang_object_name(name: str) -> str:
+    """The name of a gang, without its namespace, as the name of an object that a label may hold."""
+    own = _bare_name(name)
+    value = _as_dns_label(own)
+    return own if own and value == own and len(own) <= _MAX_LABEL_CHARACTERS else _with_hash(value, own)
+
+
+def group_object_name(name: str, group: str) -> str:
+    """Likewise for one group of several: gang `run` with `a-b` and gang `run-a` with `b` are told apart."""
+    own = _bare_name(name)
+    return _with_hash(_as_dns_label(f"{own}-{group}"), f"{own}/{group}")
+
+
+def _bare_name(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def _as_dns_label(name: str) -> str:
+    return _NOT_IN_DNS_LABEL.sub("-", name.lower()).strip("-")
+
+
+def _with_hash(value: str, name: str) -> str:
+    mark = hashlib.sha256(name.encode()).hexdigest()[:_HASH_CHARACTERS]
+    kept = value[: _MAX_LABEL_CHARACTERS - _HASH_CHARACTERS - 1].rstrip("-")
+    return f"{kept}-{mark}" if kept else mark
+
+
+# Node affinity and pod affinity.
+
+
+_REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def render_affinity(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: SchedulerLabels) -> None:
+    """Pin every pod template to the trays of its group, and those with devices to one clique.
+
+    Raises Refused where pods of one template have to be in more than one.
+    """
+    _check_templates(draft, gang, plan)
+    name = gang_label_value(gang.name)
+    serious = {group.name for group in gang.groups if not group.is_helper}
+    pin_to_trays(draft, plan, labels)
+    for team, _, template in draft.templates():
+        draft.mark(template, "labels", {labels.job: name})
+        if team.name in serious and len(plan.cliques) == 1:
+            _keep_together(template, name, labels)
+
+
+def pin_to_trays(draft: ManifestDraft, plan: GangPlan, labels: SchedulerLabels) -> None:
+    """Let every pod template use the trays of its groups only."""
+    for team, member, template in draft.templates():
+        _pin_template(template, _trays_of_template(draft, plan, team, member), labels)
+
+
+def _check_templates(draft: ManifestDraft, gang: Gang, plan: GangPlan) -> None:
+    """Trays of two cliques in one template would let a replica, or a segment, straddle both."""
+    if len(plan.cliques) == 1 or draft.job.kind == "Pod":
+        return
+    for count in _groups_by_template(draft, gang):
+        if count > 1:
+            what = f"segments of {gang.segment}" if gang.segment else "replicas"
+            others = "lws" if draft.job.kind == "LeaderWorkerSet" else "kueue or slurm"
+            raise Refused(
+                f"{gang.name}: {count} {what} have one pod template and {len(plan.cliques)} cliques, and node"
+                " affinity cannot tell which pod goes where: one could straddle two cliques",
+                nearest_fix=f"use --render {others}",
+            )
+
+
+def _groups_by_template(draft: ManifestDraft, gang: Gang) -> Iterator[int]:
+    """How many blocks the pods of each template are in."""
+    serious = [team for team in draft.job.teams if team.need.takes_devices]
+    for template in dict.fromkeys(team.template for team in serious):
+        alike = {team.name for team in serious if team.template == template}
+        yield sum(any(part.group.name in alike for part in block) for block in colocation_groups(gang))
+
+
+def _trays_of_template(draft: ManifestDraft, plan: GangPlan, team: JobGroup, member: int) -> list[str]:
+    """Of all groups that have the template; of pods, the tray of this one."""
+    if draft.job.kind == "Pod":
+        return [seat.tray for seat in plan.seats if (seat.group, seat.member) == (team.name, member)]
+    same = {one.name for one in draft.job.teams if one.template == team.template}
+    return list(dict.fromkeys(seat.tray for seat in plan.seats if seat.group in same))
+
+
+def _pin_template(template: JsonObject, trays: list[str], labels: SchedulerLabels) -> None:
+    """Terms are alternatives, so each gets the requirement."""
+    node = mapping_at(template, "spec", "affinity", "nodeAffinity", _REQUIRED_AFFINITY)
+    rule = {"key": labels.host, "operator": "In", "values": trays}
+    terms = node.get("nodeSelectorTerms") or [{}]
+    node["nodeSelectorTerms"] = [
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), rule]} for term in terms
+    ]
+
+
+def _keep_together(template: JsonObject, name: str, labels: SchedulerLabels) -> None:
+    """The selector is this job alone: a broader one glues two runs to one rack."""
+    pods = mapping_at(template, "spec", "affinity", "podAffinity")
+    others = [rule for rule in pods.get(_REQUIRED_AFFINITY) or () if rule.get("topologyKey") != labels.clique]
+    selector = {"matchLabels": {labels.job: name}}
+    pods[_REQUIRED_AFFINITY] = [*others, {"topologyKey": labels.clique, "labelSelector": selector}]

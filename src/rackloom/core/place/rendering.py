@@ -1,0 +1,390 @@
+"""Render a placed job for a scheduler: Kueue, KAI, LeaderWorkerSet, PodGroup, Slurm or plain affinity.
+
+`render_job` is the entry point. Each renderer states the plan in the terms of its scheduler, and raises
+Refused for what those terms cannot express, with the renderer or option that can:
+
+- Kueue: a Topology object and podset annotations; segments become slices. At most two pod sets share a
+  domain, one of them a single pod.
+- KAI: a Topology object and annotations for the whole job; no segments. A JobSet must start in any order,
+  because the pod grouper makes one group of it only then (KAI 0.14.1).
+- LeaderWorkerSet: exclusive topology per replica or subgroup, and node affinity, because the leader alone
+  would pick the clique.
+- PodGroup (scheduling.k8s.io): one group per kind of pods, with the clique as topology key.
+- Slurm: `#SBATCH` options and topology.yaml with a block per clique.
+- Affinity: see `pod_templates`.
+
+Trays are named by the host label that node affinity reads, which differs from the node name at some
+clouds.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from rackloom.core.place.jobs import Job, value_at
+from rackloom.core.place.placement_values import Gang, GangPlan, PlacementSite, SchedulerLabels
+from rackloom.core.place.pod_templates import (
+    JsonObject,
+    ManifestDraft,
+    gang_object_name,
+    group_object_name,
+    mapping_at,
+    pin_to_trays,
+    render_affinity,
+)
+from rackloom.core.place.search.gang_search import shares_clique
+from rackloom.core.place.search.tray_assignment import colocation_groups
+from rackloom.errors import Refused
+
+
+class RenderedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What to hand to the scheduler."""
+
+    objects: tuple[Any, ...]
+    """Kubernetes objects, or Slurm's topology.yaml."""
+    script: str = ""
+    """Lines for the head of a batch script."""
+
+
+Renderer = Callable[[ManifestDraft, Gang, GangPlan, SchedulerLabels], list[JsonObject]]
+
+
+# KAI scheduler.
+
+
+def render_kai(
+    draft: ManifestDraft, gang: Gang, _plan: GangPlan, labels: SchedulerLabels
+) -> list[JsonObject]:
+    """Annotations of the job, or a PodGroup of pods. Raises Refused for segments, which they cannot tell.
+
+    Returns the Topology that they refer to, and the PodGroup.
+    """
+    _check_kai(draft, gang)
+    for _, _, template in draft.templates():
+        mapping_at(template, "spec")["schedulerName"] = "kai-scheduler"
+    levels = topology_object(f"{_KAI}/v1alpha1", labels)
+    if draft.job.kind == "Pod":
+        return [levels, _kai_pod_group(draft, gang_object_name(gang.name), labels)]
+    draft.mark(draft.main, "labels", {f"{_KAI}/queue": labels.queue})
+    marks = {
+        f"{_KAI}/topology": labels.topology,
+        f"{_KAI}/topology-required-placement": labels.clique,
+    }
+    if draft.job.kind in _COUNTED_BY_PODS:
+        marks[f"{_KAI}/batch-min-member"] = str(sum(group.members for group in gang.groups))
+    draft.mark(draft.main, "annotations", marks)
+    return [levels]
+
+
+# Kueue, topology-aware scheduling.
+
+
+def render_kueue(
+    draft: ManifestDraft, gang: Gang, _plan: GangPlan, labels: SchedulerLabels
+) -> list[JsonObject]:
+    """Annotations of pod sets; segments are slices. Returns the Topology that they refer to.
+
+    Raises Refused for groups that Kueue's webhooks do not let share a domain, and for slices
+    that leave pods over.
+    """
+    serious = {group.name for group in gang.groups if not group.is_helper}
+    marks = (
+        _slice_annotations(gang, labels)
+        if gang.segment is not None
+        else _domain_annotations(draft, gang, labels)
+    )
+    for one in draft.objects:
+        draft.mark(one, "labels", {f"{_KUEUE}/queue-name": labels.queue})
+    if len(draft.objects) > 1:
+        _kueue_pod_group(draft, gang_object_name(gang.name))
+    for team, _, template in draft.templates():
+        if team.name in serious or gang.segment is None:
+            draft.mark(template, "annotations", marks)
+    return [topology_object(f"{_KUEUE}/v1beta2", labels)]
+
+
+# LeaderWorkerSet and PodGroup.
+
+
+def render_lws(draft: ManifestDraft, gang: Gang, plan: GangPlan, labels: SchedulerLabels) -> list[JsonObject]:
+    """A clique to itself for each replica, or for each segment of one. Raises Refused for other kinds.
+
+    The leader of a replica picks the clique (LWS adds pod affinity to it), whether or not the workers fit
+    there, so the trays are named too.
+    """
+    if draft.job.kind != "LeaderWorkerSet":
+        raise Refused(
+            f"{gang.name} is a {draft.job.kind}: exclusive topology is a feature of LeaderWorkerSet",
+            nearest_fix="use --render affinity",
+        )
+    _check_exclusive_cliques(gang, plan)
+    pin_to_trays(draft, plan, labels)
+    if gang.segment is None:
+        draft.mark(draft.main, "annotations", {f"{_LWS}/exclusive-topology": labels.clique})
+        return []
+    draft.mark(draft.main, "annotations", {f"{_LWS}/subgroup-exclusive-topology": labels.clique})
+    mapping_at(draft.main, "spec", "leaderWorkerTemplate", "subGroupPolicy")["subGroupSize"] = gang.segment
+    return []
+
+
+def render_pod_groups(
+    draft: ManifestDraft, gang: Gang, _plan: GangPlan, labels: SchedulerLabels
+) -> list[JsonObject]:
+    """A PodGroup for the members that take devices. Raises Refused for what one topology key cannot tell.
+
+    Only groups of pods that are alike are promised a placement, so launchers stay outside.
+    """
+    serious = [group for group in gang.groups if not group.is_helper]
+    if gang.segment is not None or len({group.share for group in serious}) < len(serious):
+        raise Refused(
+            f"{gang.name}: a PodGroup has one kind of pods and one topology key, so it cannot tell segments"
+            " or two groups in one clique",
+            nearest_fix="use --render kueue" if gang.segment else "use --render affinity",
+        )
+    _check_pod_group_templates(draft, gang)
+    made = []
+    for group in serious:
+        name = gang_object_name(gang.name) if len(serious) == 1 else group_object_name(gang.name, group.name)
+        made.append(_pod_group(draft, name, group.members, labels))
+        for team, _, template in draft.templates():
+            if team.name == group.name:
+                mapping_at(template, "spec")["schedulingGroup"] = {"podGroupName": name}
+    return made
+
+
+_RENDERERS: dict[str, Renderer] = {
+    "kueue": render_kueue,
+    "kai": render_kai,
+    "lws": render_lws,
+    "podgroup": render_pod_groups,
+}
+
+
+def render_job(
+    target: str, job: Job, gang: Gang, plan: GangPlan, site: PlacementSite, labels: SchedulerLabels
+) -> RenderedJob:
+    """The job for `target`, the name of a scheduler of the command line. Refused where it cannot be told."""
+    if target == "slurm":
+        return RenderedJob(objects=(slurm_topology(site),), script=slurm_options(gang, plan))
+    draft, plan = ManifestDraft(job), _with_host_labels(plan, site)
+    more: list[JsonObject] = []
+    if target == "affinity":
+        render_affinity(draft, gang, plan, labels)
+    else:
+        more = _RENDERERS[target](draft, gang, plan, labels)
+    return RenderedJob(objects=(*more, *draft.objects))
+
+
+def _with_host_labels(plan: GangPlan, site: PlacementSite) -> GangPlan:
+    """The plan with its trays called as the label that node affinity reads calls them."""
+    hosts = {tray.name: tray.host for tray in site.trays if tray.host}
+    seats = tuple(replace(seat, tray=hosts.get(seat.tray, seat.tray)) for seat in plan.seats)
+    return replace(plan, seats=seats)
+
+
+# The Topology object of Kueue and KAI.
+
+
+def topology_object(version: str, labels: SchedulerLabels) -> JsonObject:
+    """A Topology of cliques and the trays in them, of the API version of a scheduler."""
+    return {
+        "apiVersion": version,
+        "kind": "Topology",
+        "metadata": {"name": labels.topology},
+        "spec": {"levels": [{"nodeLabel": labels.clique}, {"nodeLabel": labels.host}]},
+    }
+
+
+_KUEUE = "kueue.x-k8s.io"
+
+
+def _kueue_pod_group(draft: ManifestDraft, name: str) -> None:
+    """Pods are one workload by the label and the count; by the index, their order is that of the ranks."""
+    for index, pod in enumerate(draft.objects):
+        draft.mark(
+            pod, "labels", {f"{_KUEUE}/pod-group-name": name, f"{_KUEUE}/pod-group-pod-index": str(index)}
+        )
+        draft.mark(pod, "annotations", {f"{_KUEUE}/pod-group-total-count": str(len(draft.objects))})
+
+
+def _slice_annotations(gang: Gang, labels: SchedulerLabels) -> dict[str, str]:
+    segment = gang.segment or 1
+    uneven = [group for group in gang.groups if not group.is_helper and group.members % segment]
+    if uneven:
+        raise Refused(
+            f"{gang.name}: Kueue takes no slices of {segment} from {uneven[0].members} {uneven[0].name}",
+            nearest_fix=f"use a --segment that divides {uneven[0].members}",
+        )
+    return {
+        f"{_KUEUE}/podset-slice-required-topology": labels.clique,
+        f"{_KUEUE}/podset-slice-size": str(gang.segment),
+    }
+
+
+def _domain_annotations(draft: ManifestDraft, gang: Gang, labels: SchedulerLabels) -> dict[str, str]:
+    marks = {f"{_KUEUE}/podset-required-topology": labels.clique}
+    if draft.job.kind == "Pod" and len(gang.groups) > 2:
+        raise Refused(
+            f"{gang.name}: to Kueue all pods that are alike are one set, and it keeps two together at most",
+            nearest_fix="make the pods alike, or use --render affinity",
+        )
+    together: dict[str, list[int]] = {}
+    for group in gang.groups:
+        together.setdefault(group.share, []).append(group.members)
+    if all(len(sizes) == 1 for sizes in together.values()):
+        return marks
+    if any(len(sizes) > 2 or min(sizes) > 1 for sizes in together.values()):
+        raise Refused(
+            f"{gang.name}: Kueue keeps two pod sets in one domain, one of them a single pod, and no others",
+            nearest_fix="use --apart, or --render affinity",
+        )
+    return {**marks, f"{_KUEUE}/podset-group-name": "one-clique"}
+
+
+_KAI = "kai.scheduler"
+_COUNTED_BY_PODS = ("Job", "JobSet")
+"""Kinds of which KAI's pod grouper asks for one pod only, unless an annotation says how many (KAI 0.14.1)."""
+_STARTUP_ORDER = ("spec", "startupPolicy", "startupPolicyOrder")
+_GROUPED_BY_REPLICA = "LeaderWorkerSet"
+"""KAI's pod grouper makes a group of each replica, and the placement holds for each group."""
+
+
+def _check_kai(draft: ManifestDraft, gang: Gang) -> None:
+    if gang.segment is not None:
+        raise Refused(
+            f"{gang.name}: KAI's annotations keep a whole job together; they know no segments",
+            nearest_fix="use --render kueue or slurm, or leave --segment out",
+        )
+    if len({group.share for group in gang.groups}) > 1 and draft.job.kind != _GROUPED_BY_REPLICA:
+        raise Refused(
+            f"{gang.name}: KAI's annotations keep a whole job together; they know no groups apart",
+            nearest_fix="use --render kueue, or leave --apart out",
+        )
+    if draft.job.kind == "JobSet":
+        _check_startup_order(draft, gang)
+
+
+def _check_startup_order(draft: ManifestDraft, gang: Gang) -> None:
+    """KAI's pod grouper makes one group of a JobSet only where it says AnyOrder (KAI 0.14.1).
+
+    Else each replicated Job is a group, and each would wait for as many pods as the annotation says. Jobs
+    that depend on others come after them, and the one group would wait for all.
+    """
+    jobs = value_at(draft.main, ("spec", "replicatedJobs"))
+    together = value_at(draft.main, _STARTUP_ORDER) == "AnyOrder" and not any(
+        one.get("dependsOn") for one in jobs
+    )
+    if len(gang.groups) > 1 and not together:
+        raise Refused(
+            f"{gang.name}: KAI starts replicated Jobs together only if they may start in any order",
+            nearest_fix=f"set {'.'.join(_STARTUP_ORDER)} to AnyOrder without dependsOn,"
+            f" or use --render affinity",
+        )
+
+
+def _kai_pod_group(draft: ManifestDraft, name: str, labels: SchedulerLabels) -> JsonObject:
+    """The PodGroup of all the pods: KAI's pod grouper makes one for each pod that names none."""
+    for pod in draft.objects:
+        draft.mark(pod, "annotations", {"pod-group-name": name})
+    namespace = (draft.main.get("metadata") or {}).get("namespace")
+    return {
+        "apiVersion": "scheduling.run.ai/v2alpha2",
+        "kind": "PodGroup",
+        "metadata": {"name": name} | ({"namespace": namespace} if namespace else {}),
+        "spec": {
+            "minMember": len(draft.objects),
+            "queue": labels.queue,
+            "topologyConstraint": {"topology": labels.topology, "requiredTopologyLevel": labels.clique},
+        },
+    }
+
+
+_LWS = "leaderworkerset.sigs.k8s.io"
+
+
+def _check_exclusive_cliques(gang: Gang, plan: GangPlan) -> None:
+    """By exclusive topology a replica never starts in a clique that another one has."""
+    uneven = [one for one in gang.groups if gang.segment and not one.is_helper and one.members % gang.segment]
+    if uneven:
+        raise Refused(
+            f"{gang.name}: subgroups of a LeaderWorkerSet are alike, and {uneven[0].members} {uneven[0].name}"
+            f" are no whole segments of {gang.segment}",
+            nearest_fix=f"use a --segment that divides {uneven[0].members}, or leave it out",
+        )
+    if shares_clique(gang, plan):
+        what = "replicas" if gang.segment is None else f"segments of {gang.segment}"
+        raise Refused(
+            f"{gang.name}: the plan has two {what} in one clique, and exclusive topology keeps them apart",
+            nearest_fix="plan them a clique each, as `rackloom place --render lws` does",
+        )
+
+
+def _check_pod_group_templates(draft: ManifestDraft, gang: Gang) -> None:
+    """Pods name their PodGroup in their template, so replicas of one template cannot have one each."""
+    templates = [team.template for team in draft.job.teams if team.need.takes_devices]
+    if draft.job.kind != "Pod" and len(set(templates)) < len(templates):
+        raise Refused(
+            f"{gang.name}: all replicas of a {draft.job.kind} have one template, which names one PodGroup",
+            nearest_fix="use --render lws, or submit each replica by itself",
+        )
+
+
+def _pod_group(draft: ManifestDraft, name: str, members: int, labels: SchedulerLabels) -> JsonObject:
+    namespace = (draft.main.get("metadata") or {}).get("namespace")
+    return {
+        "apiVersion": labels.pod_group_version,
+        "kind": "PodGroup",
+        "metadata": {"name": name} | ({"namespace": namespace} if namespace else {}),
+        "spec": {
+            "schedulingPolicy": {"gang": {"minCount": members}},
+            "schedulingConstraints": {"topology": [{"key": labels.clique}]},
+        },
+    }
+
+
+# Slurm.
+
+
+def slurm_options(gang: Gang, plan: GangPlan) -> str:
+    """`#SBATCH` lines. Raises Refused where members share trays, or groups or segments differ."""
+    serious = [group for group in gang.groups if not group.is_helper]
+    if len({group.gpus for group in serious}) != 1 or len(plan.trays) != sum(one.members for one in serious):
+        raise Refused(
+            f"{gang.name}: a Slurm segment counts nodes, and here members share trays or differ in GPUs",
+            nearest_fix="give every member a whole tray",
+        )
+    words = {
+        "job-name": gang.name.rpartition("/")[2],
+        "nodes": len(plan.trays),
+        "ntasks-per-node": serious[0].gpus,
+        "gpus-per-node": serious[0].gpus,
+        "segment": _slurm_segment(gang),
+        "nodelist": ",".join(plan.trays),
+    }
+    return "".join(f"#SBATCH --{name}={value}\n" for name, value in words.items())
+
+
+def _slurm_segment(gang: Gang) -> int:
+    """Nodes that must share a block: Slurm knows one number for the whole job."""
+    sizes = {sum(part.members for part in block) for block in colocation_groups(gang)}
+    if len(sizes) > 1:
+        told = " and ".join(map(str, sorted(sizes)))
+        raise Refused(
+            f"{gang.name}: the segments of a Slurm job are alike, and here {told} members share a clique",
+            nearest_fix="use a --segment that divides the members of every group",
+        )
+    return sizes.pop()
+
+
+def slurm_topology(site: PlacementSite) -> list[dict[str, object]]:
+    """topology.yaml: a block for each clique; the base block is the largest of them."""
+    blocks: dict[str, list[str]] = {}
+    for tray in site.trays:
+        if tray.clique is not None:
+            blocks.setdefault(tray.clique, []).append(tray.name)
+    largest = max((len(nodes) for nodes in blocks.values()), default=1)
+    listed = [{"block": name.replace(".", "-"), "nodes": ",".join(nodes)} for name, nodes in blocks.items()]
+    block = {"block_sizes": [largest], "blocks": listed}
+    return [{"topology": "nvlink", "cluster_default": True, "block": block}]

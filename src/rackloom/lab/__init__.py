@@ -1,0 +1,18 @@
+"""Simulators of everything around Rackloom, for the demo, the tests, rehearsals and incident replay.
+
+The production code runs unchanged on these simulators. No simulator is imported by the verbs
+themselves.
+
+- `virtual`: virtual time, the process model (start, kill, stop and resume), the network, racks, the
+  site service.
+- `switches`: NVLink fabrics and the NMX-C and NMX-M controllers in front of them.
+- `kube`: an in-process Kubernetes API server with small controllers and a scheduler.
+- `nodes`: compute trays as Kubernetes nodes: kubelets, DRA manager, GPU driver, host files, NRI
+  runtime.
+- `imex`: stand-ins for nvidia-imex and nvidia-imex-ctl, as programs, over loopback sockets, and in
+  memory.
+- `invariants`: the promises S1 to S10 and L1 to L5 of the design, checked against ground truth.
+- `carving`: random tenants, an operator and injected faults on the site service.
+- `compute_domains`: the life of ComputeDomains and gangs with one disruption at every crash point.
+- `scenario`: incidents as files. `scenarios/` holds those that ship.
+"""

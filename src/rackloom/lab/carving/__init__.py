@@ -1,0 +1,1 @@
+"""The site service under random load and random faults in virtual time."""

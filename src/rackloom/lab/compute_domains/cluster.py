@@ -1,0 +1,376 @@
+"""The cluster of a ComputeDomain story: API server, controllers, kubelets, and what disrupts them.
+
+`ComputeDomainCluster` has the trays of one clique. Two candidates compete for the controllers' lease,
+so that a stopped leader is followed by the other one and later resumes in the belief that it leads.
+
+`Disruption` lists what can happen at a crash point: the controller, the plugin or a daemon is killed,
+or stopped for longer than every lease and timeout and then resumed; the API server restarts (it keeps
+its objects, loses its watch history and all watches); the tray reboots; or the tray is lost for good,
+and its node and pods are deleted later. A disruption of a tray strikes the tray on which the step was
+taken, or a busy one.
+
+`end` stops everything. Tasks that outlived their process, and tasks that ended by themselves, are
+reported as violations.
+"""
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rackloom.claim.cluster.domain_controller import DomainController
+from rackloom.claim.cluster.gang_controller import GangController
+from rackloom.claim.kube.api import KubeApi, KubeError, NotFound
+from rackloom.claim.kube.events import EventRecorder
+from rackloom.claim.kube.leader import LeaderElection
+from rackloom.core.domains import names
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.domains.settings import (
+    DEFAULT_DAEMON_NAMESPACE,
+    DEFAULT_NAMESPACE,
+    ControllerSettings,
+    ImexDaemonSettings,
+)
+from rackloom.core.gangs.placement import PlacementSearch
+from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN_CLIQUE,
+    DEVICE_CLASS,
+    NODE,
+    POD,
+    Object,
+    has_pod_ended,
+)
+from rackloom.lab.compute_domains.machines import TrayMachine, TrayMachines
+from rackloom.lab.compute_domains.tray import ImexTray, write_kernel_files
+from rackloom.lab.invariants.memory import ChannelInvariants, ImexMemberInvariants
+from rackloom.lab.kube.controllers.claims import ResourceClaimController
+from rackloom.lab.kube.controllers.scheduler import SimulatedScheduler
+from rackloom.lab.kube.controllers.workloads import DaemonSetController, NodeLifecycleController
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.faults import RequestFault
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.kube.store import key_of
+from rackloom.lab.nodes.kubelets import LEASE_NAMESPACE, NodeSpec, SimulatedKubelets
+from rackloom.lab.virtual.event_loop import loop_wall_time
+from rackloom.lab.virtual.process import (
+    CrashPoints,
+    Process,
+    ProcessTasks,
+    RestartedProcess,
+    with_crash_points,
+)
+
+JOB_NAMESPACE = "team"
+GPUS_PER_TRAY = "4"
+CANDIDATES = 2
+API_SECONDS = 0.005
+CONTROLLER_RESTART_SECONDS = 5.0
+SERVER_DOWN_SECONDS = 2.0
+REBOOT_SECONDS = 20.0
+LOST_AFTER_SECONDS = 40.0
+"""Seconds until a node that is off for good is taken out of the cluster, with its pods."""
+STOPPED_SECONDS = 60.0
+"""Seconds: longer than the controllers' lease, a node's heartbeat counts, and kubelet waits for a plugin."""
+GANG_SETTINGS = GangSettings(lost_after=60.0, bind_after=30.0, again=5.0)
+
+
+class StoryKind(StrEnum):
+    """What a story is about: a mode of the clique, or a gang in a clique of the first."""
+
+    DOMAIN = "domain"
+    CHANNEL = "channel"
+    GANG = "gang"
+
+    @property
+    def isolation(self) -> ImexIsolation:
+        """The mode of the clique."""
+        return ImexIsolation.CHANNEL if self is StoryKind.CHANNEL else ImexIsolation.DOMAIN
+
+    @property
+    def trays(self) -> int:
+        """As many as two members of a gang need where one tray is lost for good and one for a while."""
+        return 4 if self is StoryKind.GANG else 3
+
+
+class Disruption(StrEnum):
+    """Who dies at a step, or is stopped there and goes on later.
+
+    Where it is about a tray, it is the one on which the step was taken.
+    """
+
+    CONTROLLER = "controller"
+    PLUGIN = "plugin"
+    DAEMON = "daemon"
+    SERVER = "server"
+    REBOOT = "reboot"
+    LOST = "lost"
+    CONTROLLER_STOPS = "controller-stops"
+    PLUGIN_STOPS = "plugin-stops"
+    DAEMON_STOPS = "daemon-stops"
+
+
+STOP_DISRUPTIONS = {
+    Disruption.CONTROLLER_STOPS: Disruption.CONTROLLER,
+    Disruption.PLUGIN_STOPS: Disruption.PLUGIN,
+    Disruption.DAEMON_STOPS: Disruption.DAEMON,
+}
+"""Who is stopped instead of killed."""
+
+
+class ComputeDomainCluster:
+    """One cluster of trays in one clique. `death` comes at step `at`."""
+
+    def __init__(
+        self,
+        root: Path,
+        classes: Sequence[Object],
+        plot: StoryKind,
+        *,
+        death: Disruption | None = None,
+        at: int = 0,
+    ) -> None:
+        write_kernel_files(root)
+        self.plot = plot
+        self.isolation = plot.isolation
+        self.kube = FakeKube(
+            namespaces=(
+                "default",
+                LEASE_NAMESPACE,
+                JOB_NAMESPACE,
+                DEFAULT_NAMESPACE,
+                DEFAULT_DAEMON_NAMESPACE,
+            )
+        )
+        self.kube.faults.delay(API_SECONDS)
+        self.user = DirectApi(self.kube, "user")
+        self.trays = {tray.name: tray for tray in (ImexTray(root, 1, number) for number in range(plot.trays))}
+        self.seen = ChannelInvariants(loop_wall_time)
+        self._members = ImexMemberInvariants(
+            self._is_there, self._runs_daemon, self._was_ready, self.seen.broken
+        )
+        self.kube.store.listeners += [self.seen.written, self._members.written]
+        self.machines = TrayMachines(self.kube, self.seen)
+        # What strikes is not of the process whose step it is, and may stop that one.
+        context = contextvars.copy_context()
+        self.steps = CrashPoints(lambda step, tray: context.copy().run(self._strike, step, tray))
+        self._tasks = ProcessTasks()
+        asyncio.get_running_loop().set_task_factory(self._tasks.make)
+        self.died = False
+        self._ready_on: dict[str, list[set[tuple[str, str]]]] = {}
+        self._death, self._at = death, at
+        self._classes = classes
+        api = DirectApi(self.kube, "kubelet")
+        rng = random.Random(1)  # noqa: S311 (reproducible on purpose)
+        self._kubelets = SimulatedKubelets(
+            api,
+            loop_wall_time,
+            rng,
+            devices=self.machines.devices,
+            containers=self.machines,
+            on_resync=self.seen.resynced,
+        )
+        self._candidates = [
+            RestartedProcess(
+                Process(f"controller-{number}"), self._control, CONTROLLER_RESTART_SECONDS, self.seen.broken
+            )
+            for number in range(CANDIDATES)
+        ]
+        self._leader = self._candidates[0].life
+        self._terms = 0
+        self._work: list[asyncio.Task[None]] = []
+
+    async def begin(self) -> None:
+        """Everything comes up."""
+        for one in self._classes:
+            await self.user.create(DEVICE_CLASS, one)
+        rng = random.Random(1)  # noqa: S311 (reproducible on purpose)
+        kubernetes = (
+            DaemonSetController(self.kube, rng),
+            ResourceClaimController(self.kube, rng),
+            SimulatedScheduler(self.kube, rng),
+        )
+        self._go_on(self._kubelets.run(), *(one.run() for one in kubernetes))
+        self._go_on(*(one.run() for one in self._candidates))
+        if self.plot is StoryKind.GANG:
+            self._go_on(NodeLifecycleController(self.kube, loop_wall_time).run())
+        for tray in self.trays.values():
+            await self._boot(tray, 1)
+
+    async def end(self) -> None:
+        """Stop everything. Whatever had ended before is told as broken."""
+        self.kube.store.listeners.remove(self._members.written)
+        tasks = [*self._work, *(machine.keeper for machine in self.machines.on.values())]
+        self.seen.broken += self._tasks.of_the_dead()
+        ended = [task for task in tasks if task.done() and not task.cancelled()]
+        self.seen.broken += [repr(failed) for task in ended if (failed := task.exception()) is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def living_trays(self) -> tuple[ImexTray, ...]:
+        """Those that are switched on."""
+        return tuple(machine.tray for machine in self.machines.on.values())
+
+    async def _control(self, life: Process) -> None:
+        """One candidate, until cancelled. Its identity is of this process alone, as the name of a pod is."""
+        api = with_crash_points(DirectApi(self.kube, "controller"), life, self.steps)
+        self._terms += 1
+        identity = f"{life.name}-{self._terms}"
+        rng = random.Random(identity)  # noqa: S311 (reproducible on purpose)
+        election = LeaderElection(
+            api, DEFAULT_NAMESPACE, "rackloom-controller", identity, wall=loop_wall_time, rng=rng
+        )
+        await election.run(lambda: self._lead(life, api, identity, rng))
+
+    async def _lead(self, life: Process, api: KubeApi, identity: str, rng: random.Random) -> None:
+        self._leader = life
+        recorder = EventRecorder(api, "rackloom-controller", identity, loop_wall_time)
+        settings = ControllerSettings(
+            daemon=ImexDaemonSettings(image="none"), isolation=self.isolation, gangs=GANG_SETTINGS
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(DomainController(api, settings, recorder, loop_wall_time, rng).run())
+            if self.plot is StoryKind.GANG:
+                gangs = GangController(api, PlacementSearch(), recorder, loop_wall_time, rng, GANG_SETTINGS)
+                tasks.create_task(gangs.run())
+
+    def _is_there(self, obj: Object) -> bool:
+        return self.kube.store.find(COMPUTE_DOMAIN_CLIQUE, key_of(obj)) is not None
+
+    def _runs_daemon(self, domain: str, node: str) -> bool:
+        """Whether the daemon of a ComputeDomain is to go on on a node that is on."""
+        pods = (pod for pod in self.kube.store.all(POD) if pod["spec"].get("nodeName") == node)
+        return node in self.machines.on and any(
+            (pod["metadata"].get("labels") or {}).get(names.COMPUTE_DOMAIN_LABEL) == domain
+            and "deletionTimestamp" not in pod["metadata"]
+            and not has_pod_ended(pod)
+            for pod in pods
+        )
+
+    def _was_ready(self, node: str, address: str) -> bool:
+        """Whether a daemon was READY there, of any: in channel mode all show those of their clique.
+
+        Also on a tray that is off: what it said may arrive late.
+        """
+        boots = self._ready_on.get(node, ())
+        return any(address == known for ready in boots for _, known in ready)
+
+    async def _boot(self, tray: ImexTray, boot: int) -> None:
+        machine = TrayMachine(self.kube, tray, self.isolation, self.steps, self.seen, boot=boot)
+        self.machines.on[tray.name] = machine
+        self._ready_on.setdefault(tray.name, []).append(machine.was_ready)
+        capacity = {"cpu": "96", "memory": "1000Gi", "pods": "110", "nvidia.com/gpu": GPUS_PER_TRAY}
+        spec = NodeSpec(tray.name, labels=tray.labels, capacity=capacity, boot_id=str(boot))
+        await retry_until_answered(lambda: self._kubelets.register(spec))
+
+    def _go_on(self, *work: Coroutine[Any, Any, None]) -> None:
+        self._work += [asyncio.create_task(one) for one in work]
+
+    def _strike(self, step: int, tray: str) -> None:
+        if step != self._at or self._death is None:
+            return
+        self.died = True
+        machine = self.machines.on.get(tray) or self._busy()
+        match self._death:
+            case Disruption.SERVER:
+                self._stop_server()
+            case Disruption.REBOOT:
+                self._cut(machine)
+                self._go_on(self._reboot(machine))
+            case Disruption.LOST:
+                self._cut(machine)
+                self._go_on(self._lose(machine.tray.name))
+            case Disruption.CONTROLLER | Disruption.PLUGIN | Disruption.DAEMON as who:
+                for life in self._lives(who, machine):
+                    life.kill()
+            case stops:
+                for life in self._lives(STOP_DISRUPTIONS[stops], machine):
+                    life.stop()
+                    asyncio.get_running_loop().call_later(STOPPED_SECONDS, life.go_on)
+
+    def _lives(self, who: Disruption, machine: TrayMachine) -> list[Process]:
+        """The processes that a death is about."""
+        match who:
+            case Disruption.CONTROLLER:
+                return [self._leader]
+            case Disruption.PLUGIN:
+                return [machine.plugin.life]
+            case _:
+                return [kept.life for kept in machine.daemons.values()]
+
+    def _busy(self) -> TrayMachine:
+        """A machine with a job on it, else any."""
+        nodes = (pod["spec"].get("nodeName") for pod in self.kube.store.all(POD) if _is_job_pod(pod))
+        busy = (self.machines.on[node] for node in nodes if node in self.machines.on)
+        return next(busy, next(iter(self.machines.on.values())))
+
+    def _stop_server(self) -> None:
+        """It comes back with the records, and remembers no change that a watch could go on from."""
+        self.steps.server_is_down = True
+        for lost in ("request", "reply"):
+            self.kube.faults.add(RequestFault(lost=lost))
+        self.kube.store.hang_up()
+        self.kube.store.compact()
+        asyncio.get_running_loop().call_later(SERVER_DOWN_SECONDS, self._start_server)
+
+    def _start_server(self) -> None:
+        self.steps.server_is_down = False
+        self.seen.changed()
+        self.kube.faults.clear()
+
+    def _cut(self, machine: TrayMachine) -> None:
+        del self.machines.on[machine.tray.name]
+        machine.cut()
+
+    async def _reboot(self, machine: TrayMachine) -> None:
+        await self._kubelets.lose(machine.tray.name)
+        await asyncio.sleep(REBOOT_SECONDS)
+        await self._boot(machine.tray, machine.boot + 1)
+
+    async def cut_off(self, node: str) -> int:
+        """The power of a tray fails for a while; the number of its boots."""
+        machine = self.machines.on[node]
+        self._cut(machine)
+        await self._kubelets.lose(node)
+        return machine.boot
+
+    async def switch_on(self, node: str, boots: int) -> None:
+        """It has power again."""
+        await self._boot(self.trays[node], boots + 1)
+
+    async def _lose(self, node: str) -> None:
+        await self._kubelets.lose(node)
+        await asyncio.sleep(LOST_AFTER_SECONDS)
+        await retry_until_answered(lambda: self.user.delete(NODE, node))
+        for pod in self.kube.store.all(POD):
+            if pod["spec"].get("nodeName") == node:
+                await self.delete_pod(pod, grace_seconds=0)
+
+    async def delete_pod(self, pod: Object, grace_seconds: int | None = None) -> None:
+        """Delete a pod, if it is there."""
+        meta = pod["metadata"]
+        await retry_until_answered(
+            lambda: self.user.delete(POD, meta["name"], meta["namespace"], grace_seconds=grace_seconds)
+        )
+
+
+async def retry_until_answered(call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """The answer of a server that may be down; None where there is no such object."""
+    while True:
+        try:
+            return await call()
+        except NotFound:
+            return None
+        except KubeError as error:
+            if error.code not in (0, 409):
+                raise
+            await asyncio.sleep(0.5)
+
+
+def _is_job_pod(pod: Object) -> bool:
+    return bool(pod["metadata"]["namespace"] == JOB_NAMESPACE)

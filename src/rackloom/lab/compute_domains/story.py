@@ -1,0 +1,455 @@
+"""The whole life of ComputeDomains and their jobs, with one disruption at one crash point.
+
+In domain mode one job of two pods runs; in channel mode two jobs share a rack. The jobs run, one loses
+a pod and gets another, and the ComputeDomains are deleted while the jobs run, so that deletion is first
+held back. A gang of two members loses a tray instead, and must be whole on another tray before the lost
+one is back.
+
+Whatever was killed or stopped, three things must follow. The jobs run. Nothing is left: no objects, no
+labels or reservations on nodes, no prepared claims, no files (`find_leftovers`). And a job that comes
+afterwards runs on every tray.
+
+`play_story` plays one story once, with its files in memory. `StoryResult.steps` is the number of crash
+points; a test plays the story with each disruption at each of them.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from rackloom.claim.node.plugin import PrepareState
+from rackloom.core.domains import names
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.gangs import spec as gangs_spec
+from rackloom.core.gangs.record import read_record
+from rackloom.core.gangs.snapshot import reserving_plans
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    DAEMON_SET,
+    GANG_PLAN,
+    NETWORK_POLICY,
+    NODE,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    RESOURCE_SLICE,
+    SECRET,
+    Object,
+)
+from rackloom.core.kubernetes.pods import GANG_LABEL
+from rackloom.lab.compute_domains.cluster import (
+    GPUS_PER_TRAY,
+    JOB_NAMESPACE,
+    STOPPED_SECONDS,
+    ComputeDomainCluster,
+    Disruption,
+    StoryKind,
+    retry_until_answered,
+)
+from rackloom.lab.compute_domains.machines import TrayMachine
+from rackloom.lab.compute_domains.tray import ImexTray
+from rackloom.lab.invariants.memory import JOB_LABEL
+from rackloom.lab.virtual import event_loop
+
+STORY_TIMEOUT = 600.0
+"""Seconds for a job to run, or to go, whatever died."""
+SWEEP_TIMEOUT = 1500.0
+"""Seconds for the last thing to be cleared away: two sweeps of ten minutes, and what comes after."""
+POLL_SECONDS = 1.0
+
+
+class StoryStuck(Exception):
+    """Something that must come true did not."""
+
+
+class StoryResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one story."""
+
+    plot: StoryKind
+    death: Disruption | None
+    at: int
+    steps: int
+    """Until the jobs were gone and cleared away: the steps at which somebody may die."""
+    died: bool
+    gone_after: float
+    """Virtual seconds from the deletion of the jobs' last pod until the ComputeDomains were gone."""
+    judged: int
+    broken: tuple[str, ...] = ()
+
+
+def play_story(
+    classes: Sequence[Object], plot: StoryKind, death: Disruption | None = None, at: int = 0
+) -> StoryResult:
+    """Play the story once. `classes` are the DeviceClasses of the installation."""
+    memory = Path("/dev/shm")  # noqa: S108 (a scratch directory of random name below it)
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
+        return event_loop.run_simulation(1, lambda: _play_in(Path(root), classes, plot, death, at))
+
+
+async def _play_in(
+    root: Path, classes: Sequence[Object], plot: StoryKind, death: Disruption | None, at: int
+) -> StoryResult:
+    plant = ComputeDomainCluster(root, classes, plot, death=death, at=at)
+    story = ComputeDomainStory(plant)
+    broken = plant.seen.broken
+    with plant.steps.of_files():
+        try:
+            await story.live()
+        except StoryStuck as stuck:
+            broken.append(str(stuck))
+        finally:
+            await plant.end()
+    return StoryResult(
+        plot=plot,
+        death=death,
+        at=at,
+        steps=story.steps,
+        died=plant.died,
+        gone_after=story.gone_after,
+        judged=plant.seen.judged,
+        broken=tuple(dict.fromkeys(broken)),
+    )
+
+
+class SimulatedJob:
+    """A ComputeDomain and pods that are created anew when they are gone, as a Job's are."""
+
+    def __init__(self, plant: ComputeDomainCluster, name: str, pods: int) -> None:
+        self.name = name
+        self._plant = plant
+        self._claim: dict[str, str] = {}
+        self._pods = [f"{name}-{number}" for number in range(pods)]
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Apply it."""
+        template = f"channel-{self.name}"
+        spec = {"channel": {"resourceClaimTemplate": {"name": template}}}
+        meta = {"name": self.name, "namespace": JOB_NAMESPACE}
+        made = await retry_until_answered(
+            lambda: self._plant.user.create(COMPUTE_DOMAIN, {"metadata": meta, "spec": spec})
+        )
+        self._claim = {"resourceClaimTemplateName": template}
+        if self._plant.isolation is ImexIsolation.CHANNEL:  # as the webhook rewrites it
+            self._claim = {"resourceClaimName": names.shared_claim_name(made["metadata"]["uid"])}
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def _keep(self) -> None:
+        while True:
+            for name in self._pods:
+                if self._plant.kube.store.find(POD, (JOB_NAMESPACE, name)) is None:
+                    await retry_until_answered(
+                        lambda name=name: self._plant.user.create(POD, self._pod(name))  # type: ignore[misc]
+                    )
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _pod(self, name: str) -> Object:
+        containers = [{"name": "main", "image": "none", "resources": {"claims": [{"name": "channel"}]}}]
+        spec = {"containers": containers, "resourceClaims": [{"name": "channel", **self._claim}]}
+        return {
+            "metadata": {"name": name, "namespace": JOB_NAMESPACE, "labels": {JOB_LABEL: self.name}},
+            "spec": spec,
+        }
+
+    def nodes(self) -> tuple[str, ...]:
+        """Where its pods are that are ready."""
+        found = (
+            self._plant.kube.store.find(POD, (JOB_NAMESPACE, name))
+            for name in self._pods
+            if self._is_ready(name)
+        )
+        return tuple(pod["spec"]["nodeName"] for pod in found if pod is not None)
+
+    def runs(self) -> bool:
+        """Whether every pod is ready on a machine that is on, and the ComputeDomain says so too."""
+        domain = self._plant.kube.store.find(COMPUTE_DOMAIN, (JOB_NAMESPACE, self.name))
+        ready = domain is not None and (domain.get("status") or {}).get("status") == "Ready"
+        return ready and all(self._is_ready(name) for name in self._pods)
+
+    def _is_ready(self, name: str) -> bool:
+        pod = self._plant.kube.store.find(POD, (JOB_NAMESPACE, name))
+        if pod is None or "deletionTimestamp" in pod["metadata"]:
+            return False
+        conditions = pod.get("status", {}).get("conditions", ())
+        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        return ready and pod["spec"]["nodeName"] in self._plant.machines.on
+
+    async def replace_a_pod(self) -> None:
+        """Delete the first pod, and wait until another one has its name."""
+        before = self._plant.kube.store.read(POD, (JOB_NAMESPACE, self._pods[0]))
+        await self._plant.delete_pod(before)
+
+        def replaced() -> bool:
+            now = self._plant.kube.store.find(POD, (JOB_NAMESPACE, self._pods[0]))
+            return now is not None and now["metadata"]["uid"] != before["metadata"]["uid"]
+
+        await wait_until(f"{self._pods[0]} is replaced", replaced)
+
+    async def delete_domain(self) -> None:
+        """Ask for it while the pods run."""
+        await retry_until_answered(lambda: self._plant.user.delete(COMPUTE_DOMAIN, self.name, JOB_NAMESPACE))
+
+    async def stop(self) -> None:
+        """The pods come to their end."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        for name in self._pods:
+            pod = self._plant.kube.store.find(POD, (JOB_NAMESPACE, name))
+            if pod is not None:
+                await self._plant.delete_pod(pod)
+
+    def is_gone(self) -> bool:
+        """Whether neither its pods nor its ComputeDomain is left."""
+        store = self._plant.kube.store
+        pods = any(store.find(POD, (JOB_NAMESPACE, name)) is not None for name in self._pods)
+        return not pods and store.find(COMPUTE_DOMAIN, (JOB_NAMESPACE, self.name)) is None
+
+
+class SimulatedGang(SimulatedJob):
+    """The same as a gang: its pods come as the webhook lets them in."""
+
+    def _pod(self, name: str) -> Object:
+        pod = super()._pod(name)
+        meta, spec = pod["metadata"], pod["spec"]
+        meta["labels"] |= {GANG_LABEL: self.name}
+        meta["annotations"] = {
+            gangs_spec.SIZE_ANNOTATION: str(len(self._pods)),
+            gangs_spec.SPARES_ANNOTATION: "1",
+        }
+        spec["schedulingGates"] = [{"name": gangs_spec.GANG_GATE}]
+        spec["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": GPUS_PER_TRAY}
+        return pod
+
+    def runs(self) -> bool:
+        """The same, and all are where the plan has them."""
+        plan = self._plant.kube.store.find(GANG_PLAN, (JOB_NAMESPACE, self.name))
+        bound = None if plan is None else read_record(plan).condition("Bound")
+        return super().runs() and bound is not None and bound.reason == "AllBound"
+
+    def is_gone(self) -> bool:
+        """The same, and no tray is reserved for it."""
+        return (
+            super().is_gone() and self._plant.kube.store.find(GANG_PLAN, (JOB_NAMESPACE, self.name)) is None
+        )
+
+
+class ComputeDomainStory:
+    """One telling on one plant."""
+
+    def __init__(self, plant: ComputeDomainCluster) -> None:
+        self._plant = plant
+        self.steps = 0
+        self.gone_after = 0.0
+
+    async def live(self) -> None:
+        """All of it. Raises `Stuck`."""
+        await self._plant.begin()
+        if self._plant.plot is StoryKind.GANG:
+            await self._life_of_a_gang(SimulatedGang(self._plant, "gang", pods=2))
+        else:
+            number = 1 if self._plant.plot is StoryKind.DOMAIN else 2
+            await self._whole_life([SimulatedJob(self._plant, f"job-{one}", pods=2) for one in range(number)])
+        await self._let_cliques_go()
+        await wait_until(
+            "nothing is left", lambda: not any(find_leftovers(self._plant)), self._left, SWEEP_TIMEOUT
+        )
+        self.steps = self._plant.steps.taken
+        await self._use_every_tray()
+
+    async def _whole_life(self, jobs: Sequence[SimulatedJob]) -> None:
+        await asyncio.gather(*(job.begin() for job in jobs))
+        await self._until_all("runs", jobs, lambda job: job.runs())
+        await jobs[0].replace_a_pod()
+        await self._until_all("runs again", jobs, lambda job: job.runs())
+        # While the ComputeDomain lives no controller takes the label of a node away: its plugin has to.
+        await wait_until(
+            "only the jobs' nodes are labelled",
+            lambda: not find_stray_labels(self._plant),
+            lambda: ", ".join(find_stray_labels(self._plant)),
+            SWEEP_TIMEOUT,
+        )
+        await asyncio.gather(*(job.delete_domain() for job in jobs))
+        await asyncio.sleep(2 * POLL_SECONDS)
+        await self._end(jobs)
+
+    async def _life_of_a_gang(self, gang: SimulatedGang) -> None:
+        await gang.begin()
+        await self._until_all("runs", [gang], lambda job: job.runs())
+        lost = await self._lose_a_tray(gang)
+        await self._until_all("runs without the tray that is lost", [gang], lambda job: job.runs())
+        await self._plant.switch_on(*lost)
+        await wait_until(
+            "the tray that is back is free",
+            lambda: not leftovers_on_tray(self._plant, lost[0]),
+            self._state,
+            SWEEP_TIMEOUT,
+        )
+        # A process that was stopped when the tray was lost goes on meanwhile, with what it had read before.
+        await asyncio.sleep(STOPPED_SECONDS)
+        await self._until_all("runs on", [gang], lambda job: job.runs())
+        await gang.delete_domain()
+        await asyncio.sleep(2 * POLL_SECONDS)
+        await self._end([gang])
+
+    async def _lose_a_tray(self, gang: SimulatedGang) -> tuple[str, int]:
+        """One on which a member runs, as soon as there is one: another may be lost already."""
+        await wait_until("a member runs", lambda: bool(gang.nodes()), self._state)
+        node = gang.nodes()[0]
+        return node, await self._plant.cut_off(node)
+
+    async def _end(self, jobs: Sequence[SimulatedJob]) -> None:
+        await asyncio.gather(*(job.stop() for job in jobs))
+        began = asyncio.get_running_loop().time()
+        await self._until_all("is gone", jobs, lambda job: job.is_gone())
+        self.gone_after = max(self.gone_after, asyncio.get_running_loop().time() - began)
+
+    async def _let_cliques_go(self) -> None:
+        """In channel mode every clique is kept warm until its nodes are set to the other mode."""
+        await self._set_mode(ImexIsolation.DOMAIN)
+
+    async def _set_mode(self, isolation: ImexIsolation) -> None:
+        for node in self._plant.kube.store.all(NODE):
+            labels = {names.ISOLATION_LABEL: isolation.value}
+            name = node["metadata"]["name"]
+            await retry_until_answered(
+                lambda name=name, labels=labels: self._plant.user.patch(  # type: ignore[misc]
+                    NODE, name, None, {"metadata": {"labels": labels}}
+                )
+            )
+
+    async def _use_every_tray(self) -> None:
+        await self._set_mode(self._plant.isolation)
+        job = SimulatedJob(self._plant, "after", pods=len(self._plant.living_trays))
+        await job.begin()
+        await self._until_all("runs", [job], lambda one: one.runs())
+        await job.delete_domain()
+        await self._end([job])
+
+    async def _until_all(
+        self, what: str, jobs: Sequence[SimulatedJob], holds: Callable[[SimulatedJob], bool]
+    ) -> None:
+        for job in jobs:
+            await wait_until(f"{job.name} {what}", lambda job=job: holds(job), self._state)  # type: ignore[misc]
+
+    def _left(self) -> str:
+        return ", ".join(find_leftovers(self._plant))
+
+    def _state(self) -> str:
+        """What a reader needs to see why nothing goes on."""
+        domains = self._plant.kube.store.all(COMPUTE_DOMAIN)
+        said = [
+            f"{one['metadata']['name']}: {condition['reason']} {condition['message']}"
+            for one in domains
+            for condition in (one.get("status") or {}).get("conditions", ())
+        ]
+        return f"{self._left()}; {'; '.join(said)}"
+
+
+async def wait_until(
+    what: str, holds: Callable[[], bool], state: Callable[[], str] = str, seconds: float = STORY_TIMEOUT
+) -> None:
+    """Wait. Raises `Stuck` with the state when it does not come true in so many virtual seconds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not holds():
+        if loop.time() > deadline:
+            raise StoryStuck(f"not in {seconds:g} s: {what}; {state()}")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+# What is left of ComputeDomains after they are gone. Anything is a violation.
+
+
+_KINDS_TO_BE_GONE = (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    DAEMON_SET,
+    GANG_PLAN,
+    NETWORK_POLICY,
+    POD,
+    RESOURCE_CLAIM,
+    RESOURCE_CLAIM_TEMPLATE,
+    SECRET,
+)
+_LABELS_TO_BE_GONE = (names.COMPUTE_DOMAIN_LABEL, names.WARM_CLIQUE_LABEL, names.CHANNELS_READY_LABEL)
+
+
+def find_leftovers(plant: ComputeDomainCluster) -> Iterator[str]:
+    """All of it, named."""
+    yield from _leftover_objects(plant)
+    for machine in plant.machines.on.values():
+        yield from _leftovers_of_machine(machine)
+
+
+def find_stray_labels(plant: ComputeDomainCluster) -> tuple[str, ...]:
+    """Labels of nodes that are on and belong to a ComputeDomain, but have no pod of a job, named."""
+    store = plant.kube.store
+    used = {
+        pod["spec"].get("nodeName") for pod in store.all(POD) if pod["metadata"]["namespace"] == JOB_NAMESPACE
+    }
+    labelled = {
+        node["metadata"]["name"]
+        for node in store.all(NODE)
+        if names.COMPUTE_DOMAIN_LABEL in (node["metadata"].get("labels") or {})
+    }
+    stray = sorted((labelled - used) & plant.machines.on.keys())
+    return tuple(f"label {names.COMPUTE_DOMAIN_LABEL} of node {node}" for node in stray)
+
+
+def leftovers_on_tray(plant: ComputeDomainCluster, name: str) -> tuple[str, ...]:
+    """What is left on one tray that no job uses, if it is on, while ComputeDomains live.
+
+    The mark of a claim that was given up stays until the next sweep, and is in nobody's way.
+    """
+    node, machine = plant.kube.store.find(NODE, (None, name)), plant.machines.on.get(name)
+    marks = () if node is None else _leftover_node_marks(node)
+    return (*marks, *(() if machine is None else _leftover_claims(machine, but_for=PrepareState.ABORTED)))
+
+
+def _leftover_objects(plant: ComputeDomainCluster) -> Iterator[str]:
+    store = plant.kube.store
+    for kind in _KINDS_TO_BE_GONE:
+        for obj in store.all(kind):
+            yield f"{kind.kind} {obj['metadata']['name']}"
+    for node in store.all(NODE):
+        yield from _leftover_node_marks(node)
+    for one in store.all(RESOURCE_SLICE):
+        if names.clique_of_pool(one["spec"]["pool"]["name"]) is not None:
+            yield f"ResourceSlice {one['metadata']['name']}"
+
+
+def _leftover_node_marks(node: Object) -> Iterator[str]:
+    name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+    for label in _LABELS_TO_BE_GONE:
+        if label in labels:
+            yield f"label {label} of node {name}"
+    for uid in reserving_plans(node):
+        yield f"node {name} is reserved for the gang {uid}"
+
+
+def _leftovers_of_machine(machine: TrayMachine) -> Iterator[str]:
+    tray = machine.tray
+    yield from _leftover_claims(machine)
+    yield from _leftover_files(tray, tray.domains)
+
+
+def _leftover_claims(machine: TrayMachine, but_for: PrepareState | None = None) -> Iterator[str]:
+    tray = machine.tray
+    if machine.running is None:
+        yield f"no plugin answers on {tray.name}"
+    else:
+        for uid, entry in machine.running.checkpoint.claims.items():
+            if entry.state is not but_for:
+                yield f"checkpoint entry {uid} ({entry.state}) on {tray.name}"
+    yield from _leftover_files(tray, tray.places.cdi)
+
+
+def _leftover_files(tray: ImexTray, directory: Path) -> Iterator[str]:
+    if directory.is_dir():
+        for path in directory.iterdir():
+            yield f"{path.relative_to(tray.disk)} on {tray.name}"

@@ -1,0 +1,136 @@
+"""One tray of a ComputeDomain story: its disk, the real IMEX plugin, and a model of nvidia-imex.
+
+`ImexTray` keeps the files that the plugin reads and writes below one directory: the checkpoint, CDI
+specs and the directories of ComputeDomains. `power_off` removes what is in memory on a real host
+(/var/run), and nothing else. `write_kernel_files` writes what the NVIDIA kernel modules show under
+/proc, once for all trays.
+
+`SimulatedImexProgram` stands in for both the supervisor and the control tool of one daemon. It becomes
+READY a declared time after it first knows its peers, and then reports a connection to each of them.
+"""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from rackloom.claim.imex.nvidia_imex import CONNECTED, READY, ImexConnection, ImexDomain, ImexNode
+from rackloom.claim.imex.supervisor import Peers
+from rackloom.claim.kube.api import KubeApi
+from rackloom.claim.node.fabric import FabricMonitor, read_declared_fabric
+from rackloom.claim.node.imex.devices import ImexKernel, ImexSettings
+from rackloom.claim.node.imex.domains import HostImexDaemon
+from rackloom.claim.node.imex.plugin import ImexPlugin
+from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess
+from rackloom.core.domains import names
+from rackloom.core.domains.names import ImexIsolation
+from rackloom.core.domains.settings import DEFAULT_DAEMON_NAMESPACE
+from rackloom.errors import Retry
+from rackloom.lab.virtual.event_loop import loop_wall_time
+
+CLUSTER_UUID = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31"
+
+
+def write_kernel_files(root: Path) -> None:
+    """What the NVIDIA kernel modules show under /proc, once for all trays below `root`."""
+    (root / "devices").write_text("Character devices:\n235 nvidia-caps-imex-channels\n236 nvidia-caps\n")
+    (root / "capability").write_text("DeviceFileMinor: 512\nDeviceFileMode: 438\n")
+
+
+class ImexTray:
+    """One tray of one clique, with its disk below `root` (see `install_kernel`)."""
+
+    def __init__(self, root: Path, clique_number: int, number: int) -> None:
+        self.root = root
+        self.clique_number = clique_number
+        self.name = f"n{clique_number}-{number}"
+        """Of its node."""
+        self.clique = f"{CLUSTER_UUID}.{clique_number}"
+        """As its node's label says."""
+        self.labels = {names.GPU_CLIQUE_LABEL: self.clique}
+        """Of its node, as GPU Feature Discovery writes them."""
+        self.disk = root / self.name
+        """All that this tray keeps."""
+        self.places = PluginDirectories(
+            registry=self.disk / "reg", plugins=self.disk / "plug", cdi=self.disk / "cdi"
+        )
+        """Where the plugin meets kubelet and the runtime."""
+        self.domains = self.places.home(names.IMEX_DRIVER) / "domains"
+        """The directories of ComputeDomains."""
+
+    def plugin(self, api: KubeApi, isolation: ImexIsolation, boot_id: str = "1") -> ImexPlugin:
+        """The real plugin, as it comes up after any end."""
+        self.places.home(names.IMEX_DRIVER).mkdir(parents=True, exist_ok=True)
+        fabric = self.root / f"fabric-{self.clique_number}.json"
+        if not fabric.exists():
+            declared = {"clusterUUID": CLUSTER_UUID, "cliqueId": self.clique_number, "gpus": [{}]}
+            fabric.write_text(json.dumps(declared))
+        settings = ImexSettings(
+            node=self.name,
+            namespaces=(DEFAULT_DAEMON_NAMESPACE,),
+            domains=self.domains,
+            isolation=isolation,
+            kernel=ImexKernel(proc_devices=self.root / "devices", imex_capability=self.root / "capability"),
+            boot_id=boot_id,
+        )
+        view = FabricMonitor(lambda: read_declared_fabric(fabric), loop_wall_time)
+        return ImexPlugin(api, settings, view, HostImexDaemon(root=self.disk))
+
+    def running(self, plugin: ImexPlugin, api: KubeApi, boot_id: str = "1") -> PluginProcess:
+        """What answers kubelet, without sockets. Reads the checkpoint that is on the disk."""
+        host = PluginHost(node=self.name, boot_id=boot_id, places=self.places, wall=loop_wall_time)
+        return PluginProcess(plugin, api, host)
+
+    def power_off(self) -> None:
+        """What does not outlive the power: /var/run is in memory."""
+        shutil.rmtree(self.places.cdi, ignore_errors=True)
+
+
+# A model of nvidia-imex and its supervisor.
+
+
+class SimulatedImexProgram:
+    """Stands in for both `Supervisor` and `ImexControl` of one daemon.
+
+    `ready_after` is in seconds; `on_ready` is called when it is READY.
+    """
+
+    def __init__(self, ready_after: float, on_ready: Callable[[], None]) -> None:
+        self.running_with: Peers | None = None
+        self.failure = ""
+        self.is_ready = asyncio.Event()
+        self._ready_after = ready_after
+        self._on_ready = on_ready
+        self._started = asyncio.Event()
+
+    def set_peers(self, peers: Peers) -> None:
+        """The peers' names are resolved anew; nothing is restarted (`dns` mode)."""
+        self.running_with = peers
+        self._started.set()
+
+    def look_again(self) -> None:
+        """Its certificate is as it was."""
+
+    def note_ready(self) -> None:
+        """It never fails."""
+
+    async def run(self) -> None:
+        """Start, and be READY later."""
+        await self._started.wait()
+        await asyncio.sleep(self._ready_after)
+        self.is_ready.set()
+        self._on_ready()
+        await asyncio.Event().wait()
+
+    async def local_status(self) -> str:
+        """As `nvidia-imex-ctl -q` prints it."""
+        if not self.is_ready.is_set():
+            raise Retry("not READY yet", after=0.1)
+        return READY
+
+    async def domain(self) -> ImexDomain:
+        """As `nvidia-imex-ctl -N -j` prints it."""
+        peers = self.running_with.addresses if self.running_with else {}
+        links = {str(peer): ImexConnection(CONNECTED) for peer in peers}
+        return ImexDomain("UP", {str(peer): ImexNode(READY, connections=links) for peer in peers})

@@ -1,0 +1,267 @@
+"""The IMEX stand-in inside this process: over loopback sockets, or in memory for thousands of daemons.
+
+Both give the supervisor a child (with `returncode`, `send_signal` and `wait`) and an `ImexControl`.
+
+`LoopbackImexChild` runs the real stand-in service as a task and speaks over the same sockets as a
+separate process; only starting, signalling and asking are function calls.
+
+`InMemoryImex` has no sockets. A daemon reports a peer as connected when that peer runs, knows this
+daemon, trusts the same authority, and nobody has cut the link (`ImexNetwork.cut`). It refuses the same
+configurations and takes the same times as the program, in the event loop's time.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGKILL, SIGUSR1
+
+from rackloom.claim.imex.nvidia_imex import (
+    CONNECTED,
+    READY,
+    ImexConnection,
+    ImexControl,
+    ImexDomain,
+    ImexNode,
+)
+from rackloom.errors import Retry
+from rackloom.lab.imex.service import (
+    ABSENT_SECONDS,
+    EXIT_REFUSED,
+    RELOAD_SECONDS,
+    RELOAD_WINDOW,
+    STOP_SECONDS,
+    ImexService,
+    ask_daemon,
+)
+from rackloom.lab.imex.settings import ImexHost, ImexOptions, ImexRefusal, read_imex_options
+
+# Over loopback sockets.
+
+
+CONTROL_TIMEOUT = 5.0
+"""Seconds for an answer, as the control tool waits."""
+
+
+class LoopbackImexChild:
+    """A daemon that `Supervisor` may take for its child process."""
+
+    def __init__(self, config: Path, around: ImexHost) -> None:
+        self.complaint = ""
+        """Why it did not start."""
+        self._service: ImexService | None = None
+        self._serving = asyncio.create_task(self._serve(config, around))
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it serves."""
+        return self._code() if self._serving.done() else None
+
+    def send_signal(self, signal: int) -> None:
+        """Signal it; SIGKILL leaves no time for a farewell, nor does any signal before it takes them."""
+        if signal == SIGKILL or self._service is None:
+            self._serving.cancel()
+        else:
+            self._service.take(signal)
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        await asyncio.wait({self._serving})
+        return self._code()
+
+    def _code(self) -> int:
+        return -SIGKILL if self._serving.cancelled() else self._serving.result()
+
+    async def _serve(self, config: Path, around: ImexHost) -> int:
+        try:
+            self._service = ImexService(read_imex_options(config, around), lambda *_: None)
+            await self._service.serve()
+        except (ImexRefusal, OSError) as error:
+            self.complaint = "; ".join(map(str, error.args)) if isinstance(error, ImexRefusal) else str(error)
+            return EXIT_REFUSED
+        except asyncio.CancelledError:
+            return -SIGKILL
+        return 0
+
+
+class LoopbackImexControl(ImexControl):
+    """Asks such a daemon at its command port."""
+
+    def __init__(self, config: Path, around: ImexHost) -> None:
+        super().__init__((), config)
+        self._config = config
+        self._around = around
+
+    async def _ask(self, *options: str) -> str:
+        question = "local" if "-q" in options else "domain"
+        try:
+            settings = read_imex_options(self._config, self._around)
+            where = self._around.address(settings.command_ip), settings.command_port
+            answer = await ask_daemon(where, question, patience=CONTROL_TIMEOUT)
+        except (ImexRefusal, OSError, TimeoutError, ValueError) as error:
+            raise Retry(f"the IMEX daemon does not answer: {error!r}", after=1.0) from error
+        return json.dumps(answer) if "-j" in options else str(answer["status"])
+
+
+# In memory, without sockets.
+
+
+START_SECONDS = 0.23
+"""From its start to READY, as observed."""
+
+
+@dataclass(eq=False)
+class ImexNetwork:
+    """Where daemons meet. `cut` are links that carry nothing: pairs of addresses."""
+
+    running: "dict[str, InMemoryImex]" = field(default_factory=dict)
+    cut: set[frozenset[str]] = field(default_factory=set)
+
+    def links(self, one: "InMemoryImex", address: str | None) -> bool:
+        """Whether a daemon reaches the one at an address."""
+        other = self.running.get(address or "")
+        if other is None or frozenset((one.address, other.address)) in self.cut:
+            return False
+        return one.address in other.peers and one.authority == other.authority
+
+    def row(self, address: str | None, index: int, asking: str) -> ImexNode:
+        """What the daemon at an address says of its link to the one that is asking, which has `index`."""
+        other = self.running.get(address or "")
+        if other is None or other.address == asking:
+            return ImexNode("UNAVAILABLE", address or "", connections={str(index): ImexConnection("INVALID")})
+        return ImexNode(
+            READY, host=other.address, connections={str(index): _connection(self.links(other, asking))}
+        )
+
+
+class InMemoryImex:
+    """A daemon that `Supervisor` may take for its child process."""
+
+    def __init__(self, config: Path, around: ImexHost, network: ImexNetwork) -> None:
+        self.address = ""
+        self.authority = b""
+        self.peers: set[str] = set()
+        self.complaint = ""
+        """Why it did not start."""
+        self._config = config
+        self._around = around
+        self._network = network
+        self._own = 0
+        self._addresses: list[str | None] = []
+        self._reloaded = float("-inf")
+        self._reloading: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
+        self._running = asyncio.create_task(self._run())
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._code() if self._running.done() else None
+
+    def send_signal(self, signal: int) -> None:
+        """SIGUSR1 has it read its peers again; any other ends it."""
+        if signal == SIGUSR1:
+            self._asked_to_reload()
+        elif signal == SIGKILL:
+            self._running.cancel()
+        else:
+            self._stopped.set()
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        await asyncio.wait({self._running})
+        return self._code()
+
+    def _code(self) -> int:
+        return -SIGKILL if self._running.cancelled() else self._running.result()
+
+    async def _run(self) -> int:
+        seconds = self._around.seconds
+        try:
+            self._start(read_imex_options(self._config, self._around))
+        except ImexRefusal as refusal:
+            self.complaint = "; ".join(map(str, refusal.args))
+            return EXIT_REFUSED
+        await asyncio.sleep(seconds(START_SECONDS))
+        self._network.running[self.address] = self
+        try:
+            await self._stopped.wait()
+        finally:
+            if self._network.running.get(self.address) is self:
+                del self._network.running[self.address]
+        await asyncio.sleep(seconds(STOP_SECONDS))
+        return 0
+
+    def _start(self, settings: ImexOptions) -> None:
+        self._own, self.address = settings.own(lambda *_: None)
+        self.authority = _trusted_authority(settings)
+        self._learn([self._around.resolve(node) for node in settings.nodes])
+
+    def _asked_to_reload(self) -> None:
+        if _loop_time() - self._reloaded >= self._around.seconds(RELOAD_WINDOW):
+            self._reloaded = _loop_time()
+            self._reloading = asyncio.create_task(self._reload())
+
+    async def _reload(self) -> None:
+        settings = read_imex_options(self._config, self._around)
+        authority = _trusted_authority(settings)
+        addresses = [self._around.resolve(node) for node in settings.nodes]
+        await asyncio.sleep(self._around.seconds(RELOAD_SECONDS))
+        self.authority = authority
+        self._learn(addresses)
+
+    def _learn(self, addresses: list[str | None]) -> None:
+        self._addresses = addresses
+        self.peers = {address for address in addresses if address is not None}
+
+    async def domain(self) -> ImexDomain:
+        """As the control tool prints it: of peers, only what they say of this daemon."""
+        places = list(enumerate(self._addresses))
+        rows = {index: self._network.row(address, self._own, self.address) for index, address in places}
+        links = {str(index): self._link(address) for index, address in places}
+        rows[self._own] = ImexNode(READY, host=self.address, connections=links)
+        up = all(row.status == READY for row in rows.values())
+        if not up:
+            await asyncio.sleep(self._around.seconds(ABSENT_SECONDS))
+        return ImexDomain("UP" if up else "DEGRADED", {str(index): row for index, row in rows.items()})
+
+    def _link(self, address: str | None) -> ImexConnection:
+        return _connection(address == self.address or self._network.links(self, address))
+
+
+class InMemoryImexControl(ImexControl):
+    """Asks such a daemon where the control tool would."""
+
+    def __init__(self, config: Path, address: str, network: ImexNetwork) -> None:
+        super().__init__((), config)
+        self._address = address
+        self._network = network
+
+    async def local_status(self) -> str:
+        """READY once it runs. Raises `Retry`."""
+        self._daemon()
+        return READY
+
+    async def domain(self) -> ImexDomain:
+        """The domain as the daemon sees it. Raises `Retry`."""
+        return await self._daemon().domain()
+
+    def _daemon(self) -> InMemoryImex:
+        found = self._network.running.get(self._address)
+        if found is None:
+            raise Retry("the IMEX daemon does not answer", after=1.0)
+        return found
+
+
+def _connection(connected: bool) -> ImexConnection:
+    return ImexConnection(CONNECTED if connected else "DISCONNECTED")
+
+
+def _trusted_authority(settings: ImexOptions) -> bytes:
+    """Whom it trusts; nothing without authentication."""
+    file = settings.options.get("IMEX_SERVER_CERT_AUTH") if settings.authenticated else None
+    return Path(file).read_bytes() if file else b""
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,137 @@
+"""The ledger of REST answers: what tenants were told, kept apart from the service's own records.
+
+The ledger is the oracle for durability (S10) and for tenant isolation. An object that was acknowledged
+must exist until its deletion was acknowledged. A change without an answer leaves the object `in_doubt`:
+either the old or the new state is allowed until the tenant reads it again. `unanswered` names
+organisations that do not know yet whether a create succeeded.
+
+For each instance the ledger keeps the logical partition that each GPU should be in, and since when, so
+that the invariants can tell an outdated status from a recent change. It also keeps which instance was
+last told to be on each machine, which racks are paused, and until when a machine is being drained.
+
+`InvariantViolated` is raised for a broken promise; its text begins with the promise's name.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+Json = dict[str, Any]
+LedgerState = Literal["live", "leaving", "gone"]
+
+
+class LedgerObject(msgspec.Struct, kw_only=True):
+    """An object that a tenant was told it has."""
+
+    id: str
+    org: str
+    name: str
+    state: LedgerState = "live"
+    in_doubt: bool = False
+    """A change was asked for and not answered yet: it is as before, or as was asked."""
+
+
+class LedgerInstance(LedgerObject, kw_only=True):
+    """An instance, and what its tenant wants of its GPUs."""
+
+    vpc: str
+    machine: str
+    wishes: dict[int, str]
+    """deviceInstance to logical partition; other GPUs shall be in none."""
+    since: dict[int, float]
+    """deviceInstance to the virtual time at which its present wish (or the lack of one) was told."""
+    born: float
+
+    def wish_since(self, device: int) -> float:
+        """Since when the present wish for a GPU stands."""
+        return self.since.get(device, self.born)
+
+    def rewish(self, wishes: dict[int, str], now: float) -> None:
+        """The tenant wants something else."""
+        for device in self.wishes.keys() | wishes.keys():
+            if self.wishes.get(device) != wishes.get(device):
+                self.since[device] = now
+        self.wishes = dict(wishes)
+
+
+class LedgerVpc(LedgerObject, kw_only=True):
+    """A VPC and its default logical partition."""
+
+    default: str | None
+
+
+class Ledger:
+    """All that was told to all tenants."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[str, LedgerObject] = {}
+        self.vpcs: dict[str, LedgerVpc] = {}
+        self.instances: dict[str, LedgerInstance] = {}
+        self.holder: dict[str, str] = {}
+        """Machine to the instance that was last told to be on it, until it is known to be gone."""
+        self.unanswered: set[str] = set()
+        """Orgs that asked for something new and do not know yet whether they got it."""
+        self.paused: dict[str, float] = {}
+        """Rack to the virtual time at which its pause was acknowledged, until its end is asked for."""
+        self.drained_until: dict[str, float] = {}
+        """Machine to the virtual time until which its GPUs may be taken out of where they are wanted."""
+
+    def owner_of(self, partition: str) -> str | None:
+        """The org of a logical partition, deleted ones too."""
+        found = self.partitions.get(partition)
+        return None if found is None else found.org
+
+    def on_machine(self, machine: str) -> LedgerInstance | None:
+        """Who has a machine."""
+        held = self.holder.get(machine)
+        return None if held is None else self.instances[held]
+
+    def learn_instance(self, org: str, shown: Json, now: float) -> LedgerInstance:
+        """An instance that was just made."""
+        wishes = desired_partitions_of(shown)
+        one = LedgerInstance(
+            id=shown["id"],
+            org=org,
+            name=shown["name"],
+            vpc=shown["vpcId"],
+            machine=shown["machineId"],
+            wishes=wishes,
+            since={},
+            born=now,
+        )
+        self.instances[one.id] = one
+        self.holder[one.machine] = one.id
+        return one
+
+    def forget_instance(self, one: LedgerInstance) -> None:
+        """An instance that is known to be gone."""
+        one.state = "gone"
+        if self.holder.get(one.machine) == one.id:
+            del self.holder[one.machine]
+
+    def of(self, org: str, kind: str) -> list[Any]:
+        """The live and leaving objects of an org: `partitions`, `vpcs` or `instances`."""
+        objects: dict[str, LedgerObject] = getattr(self, kind)
+        return [one for one in objects.values() if one.org == org and one.state != "gone"]
+
+    def live(self, org: str, kind: str) -> list[Any]:
+        """The objects of an org that it did not ask to delete."""
+        return [one for one in self.of(org, kind) if one.state == "live"]
+
+
+def desired_partitions_of(shown: Json) -> dict[int, str]:
+    """What an instance is shown to want."""
+    return {
+        one["deviceInstance"]: one["nvLinkLogicalPartitionId"]
+        for one in shown["nvLinkInterfaces"]
+        if one["status"] != "Deleting"
+    }
+
+
+class InvariantViolated(AssertionError):
+    """A promise was not kept; the text begins with its name (S1 to S10, L1 to L5)."""
+
+
+OnAnswer = Callable[[str, str, str, int, Any], None]
+"""Told of every answer: org, method, path, status and body."""

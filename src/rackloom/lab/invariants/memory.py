@@ -1,0 +1,140 @@
+"""The invariants of shared GPU memory: IMEX channels, IMEX members, and pods that start late.
+
+`ChannelInvariants` knows which job holds which channel while its containers run. Two jobs never share a
+channel in isolated mode (S8). Channel 0 is scoped to its node, because a node is in one IMEX domain;
+all other channels are scoped to the clique. It also records a pod that only the resync interval of its
+kubelet started: whatever the pod had waited for must then have changed a moment before.
+
+`ImexMemberInvariants` watches the clique objects. An index is a daemon's identity among its peers, so
+the entry of a running daemon must not move or vanish. No daemon is shown Ready at an address at which
+it never was READY.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from rackloom.core.domains.clique import Readiness
+from rackloom.core.kubernetes.objects import (
+    COMPUTE_DOMAIN,
+    COMPUTE_DOMAIN_CLIQUE,
+    EVENT,
+    LEASE,
+    Object,
+    ResourceKind,
+)
+from rackloom.lab.compute_domains.tray import ImexTray
+
+MAX_WAIT_SECONDS = 10.0
+"""Seconds that a pod may wait after a failure that has cleared."""
+JOB_LABEL = "job"
+"""On pods of jobs: whose memory they may share."""
+
+
+class ChannelInvariants:
+    """The channels of all running containers. `broken` says what must never have been.
+
+    No pod may need kubelet's resync to start. Where the resync did start one, whatever its claims had lacked
+    was there before; and where nothing has changed in the cluster for `MOST_WAIT` seconds, it was there for
+    that long.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._changed_at = 0.0
+        self._held: dict[tuple[str, str], dict[str, str]] = {}
+        """(where memory is shared, channel) -> pod UID -> job."""
+        self.broken: list[str] = []
+        self.judged = 0
+
+    @contextmanager
+    def job(self, tray: ImexTray, pod: Object, channels: tuple[str, ...]) -> Iterator[None]:
+        """A pod's containers run with these channels while the context is entered."""
+        uid, job = pod["metadata"]["uid"], pod["metadata"]["labels"][JOB_LABEL]
+        if not channels:
+            self.broken.append(f"{pod['metadata']['name']} runs on {tray.name} without a channel")
+        for channel in channels:
+            self._enter((_channel_scope(tray, channel), channel), uid, job)
+        try:
+            yield
+        finally:
+            for channel in channels:
+                del self._held[_channel_scope(tray, channel), channel][uid]
+
+    def written(self, kind: ResourceKind, obj: Object) -> None:
+        """An object was written. Heartbeats and events help no pod to start."""
+        if kind not in (EVENT, LEASE):
+            self.changed()
+
+    def changed(self) -> None:
+        """Something changed for which a pod may have waited."""
+        self._changed_at = self._now()
+
+    def resynced(self, pod: Object) -> None:
+        """Only the resync interval of its kubelet had the claims of a pod prepared."""
+        quiet = self._now() - self._changed_at
+        if quiet > MAX_WAIT_SECONDS:
+            name = pod["metadata"]["name"]
+            self.broken.append(
+                f"{name} waited for the resync of its kubelet, {quiet:.0f} s after the last change"
+            )
+
+    def _enter(self, key: tuple[str, str], uid: str, job: str) -> None:
+        users = self._held.setdefault(key, {})
+        users[uid] = job
+        self.judged += 1
+        if len(jobs := set(users.values())) > 1:
+            self.broken.append(f"S8: jobs {', '.join(sorted(jobs))} share {key[1]} of {key[0]}")
+
+
+def _channel_scope(tray: ImexTray, channel: str) -> str:
+    """Channel 0 is of the one IMEX domain that its node is in; the others are of the whole clique."""
+    return tray.name if channel.endswith("/channel0") else tray.clique
+
+
+class ImexMemberInvariants:
+    """The entries of IMEX daemons: nobody but itself takes that of one that runs, or moves it.
+
+    An index is a daemon's identity among its peers; one that has to enter again may find another one. And
+    none is shown Ready that was never READY at its address. `is_there` says whether an object of a kind and
+    name is stored, `runs` whether a daemon of a ComputeDomain (its UID) does on a node, `was_ready` whether
+    the one on a node was READY at an address.
+    """
+
+    def __init__(
+        self,
+        is_there: Callable[[Object], bool],
+        runs: Callable[[str, str], bool],
+        was_ready: Callable[[str, str], bool],
+        broken: list[str],
+    ) -> None:
+        self._is_there = is_there
+        self._runs = runs
+        self._was_ready = was_ready
+        self._broken = broken
+        self._known: dict[str, dict[str, int]] = {}
+        self._ready: dict[str, set[tuple[str, str]]] = {}
+
+    def written(self, kind: ResourceKind, obj: Object) -> None:
+        """A clique object or the status of a ComputeDomain was written, or an object deleted."""
+        if kind == COMPUTE_DOMAIN:
+            nodes = (obj.get("status") or {}).get("nodes") or ()
+            shown = [(one["name"], one.get("ipAddress", ""), one.get("status")) for one in nodes]
+            self._judge_ready(obj["metadata"]["uid"], shown)
+        if kind != COMPUTE_DOMAIN_CLIQUE:
+            return
+        name = obj["metadata"]["name"]
+        entries = (obj.get("daemons") or ()) if self._is_there(obj) else ()
+        now = {one["nodeName"]: one["index"] for one in entries}
+        for node, index in self._known.get(name, {}).items():
+            if now.get(node) != index and self._runs(name.partition(".")[0], node):
+                self._broken.append(f"the entry of the daemon on {node} went away while it ran")
+        self._known[name] = now
+        listed = [(one["nodeName"], one["ipAddress"], one.get("status")) for one in entries]
+        self._judge_ready(name, listed)
+
+    def _judge_ready(self, where: str, entries: Iterable[tuple[str, str, str | None]]) -> None:
+        now = {(node, address) for node, address, status in entries if status == Readiness.READY}
+        for node, address in now - self._ready.get(where, set()):
+            if not self._was_ready(node, address):
+                self._broken.append(f"the daemon on {node} is shown Ready, and was never READY at {address}")
+        self._ready[where] = now

@@ -1,0 +1,396 @@
+"""The invariants of the site service, checked at every change of a fabric and at every REST answer.
+
+`ServiceInvariants` compares three independent sources: the fabrics as they are, the ledger of what
+tenants were told, and what controllers answered when they were read. It never asks the service what it
+believes.
+
+- After every change of a fabric: a GPU is in at most one partition (S1), and no partition that the
+  service created holds GPUs of two tenants (S2).
+- After every mutation by the service: it was allowed (S4: not somebody else's; S5: no running workload,
+  nothing in a paused domain), it was not refused while its facts still held (S6), and it fits the
+  domain's limits (S9).
+- After every REST answer: a Ready status rests on a reading that is newer than the intent and not too
+  old (S3), and Unknown clears after one good reading (L5). An answer may rest on the newest reading, or
+  on an older one while the newer may not have been written down.
+
+`check_settled` runs after the faults have stopped for two intervals. Every request for which there is
+room is served, every other one says why not, and the fabric holds nothing else (L1, S7).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rackloom.core.partitions.domain import (
+    DEFAULT_PARTITION_ID,
+    DefaultPartitionPolicy,
+    DomainObservation,
+    ObservedPartition,
+)
+from rackloom.lab.carving.clients import RandomTenant
+from rackloom.lab.invariants.ledger import InvariantViolated, Json, Ledger, LedgerInstance
+from rackloom.lab.switches.fabric import FabricPartition, FabricSnapshot, machine_id_of
+from rackloom.lab.virtual.racks import ConflictingController, ExecutedChange, SimRack, SimSite
+from rackloom.lab.virtual.service import WRITE_DELAY, ReadOutcome, SimulatedService
+
+REQUEST_FLIGHT_SECONDS = 0.1
+"""Seconds. A request is no longer on its way after them, where no network is slow."""
+
+
+class ServiceInvariants:
+    """Judges one run."""
+
+    def __init__(self, world: SimSite, plane: SimulatedService, book: Ledger) -> None:
+        self.world = world
+        self.plane = plane
+        self.book = book
+        self.judged = 0
+
+    def fabric_changed(self, rack: SimRack) -> None:
+        """S1 and S2, whoever made the change."""
+        snapshot = rack.fabric.snapshot()
+        self._one_partition_each(rack, snapshot)
+        for partition in snapshot.partitions:
+            if rack.made.get(partition.id) == partition.name:
+                self._one_tenant(rack, partition)
+        self.judged += 1
+
+    def executed(self, rack: SimRack, event: ExecutedChange) -> None:
+        """S4, S5, S6 and S9 on a change that the plane asked for."""
+        if event.read_at > self.book.paused.get(rack.name, math.inf) and event.expected:
+            raise InvariantViolated(f"S5 {rack.name}: {event.rpc} was asked for, though the domain is paused")
+        if (
+            event.expected
+            and (liar := self.plane.liar_of(rack))
+            and self._heard(liar, event.read_at - REQUEST_FLIGHT_SECONDS)
+        ):
+            raise InvariantViolated(
+                f"S6 {rack.name}: {event.rpc} was asked for, though {liar.url} contradicts"
+            )
+        if event.code != "SUCCESS":
+            self._refusal(rack, event)
+        elif event.rpc in ("DeletePartition", "RemoveGpusFromPartition"):
+            self._removal(rack, event)
+        self.judged += 1
+
+    def answered(self, org: str, path: str, status: int, shown: Any) -> None:
+        """S3 and L5 on every instance and interface that an answer shows, and S2 on whose they are."""
+        if 200 <= status < 300 and path.startswith("nvlink-interface"):
+            self._own_interfaces(org, shown)
+        if 200 <= status < 300 and path.startswith("instance") and not path.startswith("instance/type"):
+            for one in shown if isinstance(shown, list) else [shown]:
+                if isinstance(one, dict) and "nvLinkInterfaces" in one:
+                    self._instance(one)
+        self.judged += 1
+
+    def _own_interfaces(self, org: str, shown: list[Json]) -> None:
+        for row in shown:
+            booked = self.book.instances.get(row["instanceId"])
+            if booked is not None and booked.org != org:
+                raise InvariantViolated(f"S2 {org} is shown an interface of {booked.org}")
+
+    def everyone_apart(self) -> None:
+        """S2 for all racks: a tenant may have come to a machine whose GPUs never left."""
+        for rack in self.world.racks:
+            self.fabric_changed(rack)
+
+    def _one_partition_each(self, rack: SimRack, snapshot: FabricSnapshot) -> None:
+        held = [guid for partition in snapshot.partitions for guid in partition.guids]
+        if len(held) != len(set(held)):
+            raise InvariantViolated(f"S1 {rack.name}: a GPU is in two partitions")
+
+    def _one_tenant(self, rack: SimRack, partition: FabricPartition) -> None:
+        if self.world.is_of_tray(partition.name):
+            self._one_tray(rack, partition)
+        owner = self.book.owner_of(self.world.lp_of_name.get(partition.name, ""))
+        for guid in partition.guids:
+            holder = self._holder(rack, guid)
+            if holder is None or owner is None or self._may_have_passed(holder, owner):
+                continue
+            if holder.org != owner:
+                raise InvariantViolated(
+                    f"S2 {rack.name}: partition {partition.name} of {owner} holds {guid:#x} of {holder.org}"
+                )
+
+    def _may_have_passed(self, holder: LedgerInstance, owner: str) -> bool:
+        """Whether a machine that is being released may be another tenant's, who was not told that it is."""
+        return holder.state == "leaving" and owner in self.book.unanswered
+
+    def _one_tray(self, rack: SimRack, partition: FabricPartition) -> None:
+        machines = {machine for guid in partition.guids if (machine := rack.machine_of(guid))}
+        if len(machines) > 1:
+            raise InvariantViolated(
+                f"S2 {rack.name}: partition {partition.name} of free GPUs spans {sorted(machines)}"
+            )
+
+    def _holder(self, rack: SimRack, guid: int) -> LedgerInstance | None:
+        return self.book.on_machine(rack.machine_of(guid) or "")
+
+    def _refusal(self, rack: SimRack, event: ExecutedChange) -> None:
+        if not (event.undisturbed and event.expected):
+            return
+        if event.code == "RESOURCE_EXHAUSTED":
+            full = len(event.before.partitions) >= rack.fabric.limits.max_partitions
+            if full:
+                raise InvariantViolated(f"S9 {rack.name}: a partition too many was asked for")
+            return  # multicast groups: asked for in hope, and again without
+        if event.code in ("NOT_READY", "INSUFFICIENT_RESOURCES", "GENERIC_ERROR"):
+            return  # the controller's mood, not the plan's fault
+        raise InvariantViolated(
+            f"S6 {rack.name}: {event.rpc} was refused with {event.code}, though nothing had changed"
+        )
+
+    def _removal(self, rack: SimRack, event: ExecutedChange) -> None:
+        number = event.request.partition_id.partition_id
+        target = next(one for one in event.before.partitions if one.id == number)
+        left = {guid for one in event.after.partitions if one.id == number for guid in one.guids}
+        if number != DEFAULT_PARTITION_ID and target.name not in self.world.lp_of_name:
+            raise InvariantViolated(
+                f"S4 {rack.name}: {event.rpc} on {target.name}, which the plane did not make"
+            )
+        for guid in set(target.guids) - left:
+            self._may_leave(rack, guid, target, event)
+
+    def _may_leave(self, rack: SimRack, guid: int, target: FabricPartition, event: ExecutedChange) -> None:
+        gpu = rack.fabric.gpus.get(guid)
+        if gpu is None or not event.expected:
+            return
+        machine = machine_id_of(gpu.chassis_serial, gpu.slot)
+        if machine not in self.world.machines:
+            raise InvariantViolated(f"S4 {rack.name}: took out {guid:#x}, which is on no machine of the site")
+        if event.read_at < self.book.drained_until.get(machine, 0.0):
+            return
+        holder = self.book.on_machine(machine)
+        device = gpu.module_id - 1
+        if holder is None or holder.state != "live" or holder.in_doubt:
+            return
+        wanted_here = holder.wishes.get(device) == self.world.lp_of_name.get(target.name)
+        if wanted_here and target.id != DEFAULT_PARTITION_ID and holder.wish_since(device) < event.read_at:
+            raise InvariantViolated(
+                f"S5 {rack.name}: took {guid:#x} out of {target.name}, where {holder.name} wants it"
+            )
+
+    def _instance(self, shown: Json) -> None:
+        booked = self.book.instances.get(shown["id"])
+        rack = self.world.rack_of(shown["machineId"])
+        outcomes = _readings_behind(self.plane.outcomes_of(rack), self.plane.tell_now())
+        if liar := self.plane.liar_of(rack):
+            self._contradicted(shown, liar)
+            return
+        if shown["unknownSince"] is not None and all(_is_good_reading(one) for one in outcomes):
+            raise InvariantViolated(f"L5 instance {shown['name']} is Unknown after a good observation")
+        for row in shown["nvLinkInterfaces"]:
+            if row["status"] == "Ready":
+                if shown["status"] == "Terminating":
+                    raise InvariantViolated(
+                        f"S3 {shown['name']} is being removed, and an interface of it is shown Ready"
+                    )
+                device, partition = row["deviceInstance"], row["nvLinkLogicalPartitionId"]
+                self._supported(rack, shown, booked, {device: partition}, outcomes, (device,))
+        if shown["status"] == "Ready":
+            wishes = {
+                one["deviceInstance"]: one["nvLinkLogicalPartitionId"]
+                for one in shown["nvLinkInterfaces"]
+                if one["status"] != "Deleting"
+            }
+            devices = range(self.world.profile.gpus_per_tray)
+            self._supported(rack, shown, booked, wishes, outcomes, devices)
+
+    def _contradicted(self, shown: Json, liar: ConflictingController) -> None:
+        """Nothing is well in a domain whose controllers contradict one another, and nothing is done there."""
+        if liar.asked:
+            raise InvariantViolated(
+                f"S6 {liar.url}, which another controller contradicts, was asked for {liar.asked[0]}"
+            )
+        heard = self._heard(liar, self.plane.tell_now())
+        well = [one for one in (shown, *shown["nvLinkInterfaces"]) if one["status"] == "Ready"]
+        if heard and well:
+            raise InvariantViolated(f"S3 {shown['name']} is shown Ready, while {liar.url} contradicts")
+
+    def _heard(self, liar: ConflictingController, before: float) -> bool:
+        """Whether what it shows was in the records `before` that virtual time."""
+        told = self.plane.outcomes[liar.url]
+        return any(one.observation is not None and one.was_written_down(before) for one in told)
+
+    def _supported(
+        self,
+        rack: SimRack,
+        shown: Json,
+        booked: LedgerInstance | None,
+        wishes: dict[int, str],
+        outcomes: list[ReadOutcome],
+        devices: Iterable[int],
+    ) -> None:
+        doubts = []
+        for outcome in outcomes:
+            doubt = self._doubt(shown, booked, wishes, outcome, devices)
+            if doubt is None:
+                return
+            doubts.append(doubt)
+        raise InvariantViolated(
+            f"S3 {rack.name}: {shown['name']} is shown Ready: {'; '.join(doubts) or 'never read'}"
+        )
+
+    def _doubt(
+        self,
+        shown: Json,
+        booked: LedgerInstance | None,
+        wishes: dict[int, str],
+        outcome: ReadOutcome,
+        devices: Iterable[int],
+    ) -> str | None:
+        if outcome.observation is None:
+            return "the last reading failed"
+        if self.plane.tell_now() - outcome.begun > self.plane.longest_silence:
+            return f"the last reading was begun {self.plane.tell_now() - outcome.begun:.0f} s ago"
+        for device in devices:
+            if booked and _requested_after(booked, device, outcome):
+                return f"GPU {device} was asked for after the last reading had begun"
+            if doubt := self._misplaced(shown["machineId"], device, wishes.get(device), outcome.observation):
+                return f"GPU {device} {doubt}"
+        return None
+
+    def _misplaced(
+        self, machine: str, device: int, wanted: str | None, observation: DomainObservation
+    ) -> str | None:
+        guid = next(
+            (
+                gpu.guid
+                for gpu in observation.gpus
+                if machine_id_of(gpu.chassis_serial, gpu.slot) == machine and gpu.module_id == device + 1
+            ),
+            None,
+        )
+        holders = [one for one in observation.partitions if guid in one.members]
+        if wanted is None:
+            strange = [one.name for one in holders if not self.world.is_of_tray(one.name)]
+            return f"was seen in {strange[0]}" if strange else None
+        if guid is None:
+            return "was not seen"
+        if [self.world.lp_of_name.get(one.name) for one in holders] != [wanted]:
+            return f"was seen in {[one.name for one in holders]}"
+        return self._strangers(holders[0], observation, machine)
+
+    def _strangers(
+        self, partition: ObservedPartition, observation: DomainObservation, machine: str
+    ) -> str | None:
+        mine = self.book.on_machine(machine)
+        for gpu in observation.gpus:
+            if gpu.guid in partition.members:
+                other = self.book.on_machine(machine_id_of(gpu.chassis_serial, gpu.slot))
+                if mine and other and other.org != mine.org:
+                    return f"was seen with a GPU of {other.org}"
+        return None
+
+
+def _requested_after(booked: LedgerInstance, device: int, outcome: ReadOutcome) -> bool:
+    sure = booked.state == "live" and not booked.in_doubt
+    return sure and outcome.begun < booked.wish_since(device) - WRITE_DELAY
+
+
+def _is_good_reading(outcome: ReadOutcome) -> bool:
+    """The racks of a run have GPUs on record: a reading that lists none of them is none."""
+    return outcome.observation is not None and bool(outcome.observation.gpus)
+
+
+def _readings_behind(outcomes: list[ReadOutcome], now: float) -> list[ReadOutcome]:
+    """The readings that an answer given now may rest on.
+
+    The newest one, and those before it as long as the newer ones may not have been written down: they ended
+    this very moment, or their process was killed then.
+    """
+    found: list[ReadOutcome] = []
+    for one in reversed(outcomes):
+        found.append(one)
+        if one.was_written_down(now):
+            break
+    return found
+
+
+# The settled site: what must hold two intervals after the last fault.
+
+
+async def check_settled(
+    world: SimSite, plane: SimulatedService, book: Ledger, tenants: Sequence[RandomTenant]
+) -> None:
+    """Raise Broken unless every wish is served for which there is room, and nothing else is left."""
+    full = {rack.name for rack in world.racks if _is_full(rack, _desired_partitions(rack, book))}
+    for rack in world.racks:
+        _check_fabric(world, rack, book)
+    for tenant in tenants:
+        await _check_answers(tenant, world, full)
+
+
+def _partition_capacity(rack: SimRack) -> int:
+    """Partitions that tenants can have there; the default one stays where it holds GPUs of strangers."""
+    return rack.fabric.limits.max_partitions - (DEFAULT_PARTITION_ID in rack.fabric.partitions)
+
+
+def _free_tray_partitions(world: SimSite, rack: SimRack, wanted: dict[str, set[int]]) -> dict[str, set[int]]:
+    """The partitions of trays that the site's policy asks for, by name, while there is room."""
+    if world.free_gpus is not DefaultPartitionPolicy.TRAY:
+        return {}
+    given = set[int]().union(*wanted.values())
+    free: dict[str, set[int]] = {}
+    for gpu in rack.fabric.gpus.values():
+        if rack.machine_of(gpu.guid) in world.machines and gpu.guid not in given:
+            free.setdefault(f"tray-{gpu.chassis_serial}-{gpu.slot}", set()).add(gpu.guid)
+    room = max(0, _partition_capacity(rack) - len(wanted))
+    return {name: free[name] for name in sorted(free)[:room]}
+
+
+def _is_full(rack: SimRack, wanted: dict[str, set[int]]) -> bool:
+    return len(wanted) > _partition_capacity(rack)
+
+
+def _desired_partitions(rack: SimRack, book: Ledger) -> dict[str, set[int]]:
+    wanted: dict[str, set[int]] = {}
+    for gpu in rack.fabric.gpus.values():
+        holder = book.on_machine(rack.machine_of(gpu.guid) or "")
+        if holder is not None and holder.state == "live" and gpu.module_id - 1 in holder.wishes:
+            wanted.setdefault(holder.wishes[gpu.module_id - 1], set()).add(gpu.guid)
+    return wanted
+
+
+def _check_fabric(world: SimSite, rack: SimRack, book: Ledger) -> None:
+    wanted = _desired_partitions(rack, book)
+    found: dict[str, set[int]] = {}
+    for partition in rack.fabric.partitions.values():
+        present = set(partition.guids) & rack.fabric.gpus.keys()
+        if partition.id == DEFAULT_PARTITION_ID:
+            if known := [guid for guid in present if rack.machine_of(guid) in world.machines]:
+                raise InvariantViolated(
+                    f"L1 {rack.name}: {len(known)} GPUs of the site are in the default partition"
+                )
+            continue
+        found[world.lp_of_name.get(partition.name, partition.name)] = present
+    if _is_full(rack, wanted):
+        room = _partition_capacity(rack)
+        served = {name: guids for name, guids in wanted.items() if name in found}
+        if len(served) < room:
+            raise InvariantViolated(
+                f"L1 {rack.name}: there is room for {room} partitions, and {len(served)} are served"
+            )
+        wanted = served
+    wanted |= _free_tray_partitions(world, rack, wanted)
+    if found != wanted:
+        raise InvariantViolated(
+            f"L1 {rack.name}: wanted are {_describe_members(wanted)},"
+            f" the fabric has {_describe_members(found)}"
+        )
+
+
+async def _check_answers(tenant: RandomTenant, world: SimSite, full: set[str]) -> None:
+    for one in await tenant.must("GET", "instance?pageSize=100"):
+        why = one["statusHistory"][0]["message"]
+        if one["status"] != "Ready" and not (
+            world.rack_of(one["machineId"]).name in full and "partitions of at most" in why
+        ):
+            raise InvariantViolated(f"L1 {one['name']} is {one['status']}: {why}")
+    for one in await tenant.must("GET", "nvlink-logical-partition?pageSize=100"):
+        if one["status"] != "Ready":
+            raise InvariantViolated(f"L1 logical partition {one['name']} is still {one['status']}")
+
+
+def _describe_members(members: dict[str, set[int]]) -> str:
+    return str({name: [f"{guid:x}" for guid in sorted(guids)] for name, guids in sorted(members.items())})

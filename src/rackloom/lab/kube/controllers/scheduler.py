@@ -1,0 +1,446 @@
+"""A small kube-scheduler: devices for a pod's claims, then a node for the pod.
+
+Pods are placed one at a time. A node is feasible when it matches the node selector and affinity, its
+taints are tolerated, required pod affinity is met, its free resources suffice (NodeResourcesFit: cpu,
+memory, extended resources and pods; init containers as in PodRequests), and the claims that are already
+allocated reach it. The least loaded feasible node comes first. For claims without an allocation the
+production allocator is asked on each node in turn.
+
+The claims are then reserved for the pod, with the delete-protection finalizer written first, and the
+pod is bound. A pod that fits nowhere gets a PodScheduled condition and waits; all waiting pods are
+tried again a second after a node, slice, class or claim changed, or a bound pod went.
+
+Pods with scheduling gates or another scheduler's name are left alone. `DeviceInventory` keeps decoded
+slices, classes and allocations while nothing changes.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache, reduce
+from typing import Any, TypeVar
+
+import msgspec
+
+from rackloom.claim.kube.workqueue import WorkQueue
+from rackloom.core.allocate.allocator import allocate
+from rackloom.core.allocate.eligibility import SelectorCache
+from rackloom.core.allocate.inputs import DeviceId, InUse, in_use_by
+from rackloom.core.allocate.objects import (
+    AllocationResult,
+    DeviceClass,
+    Node,
+    NodeSelector,
+    ObjectMeta,
+    ResourceClaim,
+    ResourceSlice,
+)
+from rackloom.core.allocate.outcome import Allocation
+from rackloom.core.allocate.pools import SliceIndex, node_is_selected
+from rackloom.core.allocate.quantity import Quantity
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object, ResourceKind, has_pod_ended
+from rackloom.core.place.pod_constraints import is_node_selected, required_terms, selector_matches
+from rackloom.lab.kube.controllers.claims import CLAIM_FINALIZER, claims_by_entry
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.managed_fields import clone
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.kube.store import ObjectKey, ObjectStore, key_of
+
+RETRY_SECONDS = 1.0
+_SCHEDULER_NAME = "default-scheduler"
+"""Pods that name another are left to it."""
+MAX_CLAIM_USERS = 256
+"""Pods that one claim can be reserved for (resource.k8s.io/v1, status.reservedFor)."""
+_WAKING_KINDS = (objects.NODE, objects.RESOURCE_SLICE, objects.DEVICE_CLASS, objects.RESOURCE_CLAIM)
+
+
+class SimulatedScheduler:
+    """Binds pods without gates whose claims exist."""
+
+    def __init__(self, kube: FakeKube, rng: random.Random) -> None:
+        self._store = kube.store
+        self._api = DirectApi(kube, "kube-scheduler")
+        self._queue: WorkQueue[ObjectKey] = WorkQueue(rng, longest=RETRY_SECONDS)
+        self._inventory = DeviceInventory(kube.store)
+        self._waiting: set[ObjectKey] = set()
+        self._again: asyncio.TimerHandle | None = None
+        self._bound: dict[ObjectKey, tuple[str, ResourceAmounts]] = {}
+        self._taken: dict[str, ResourceAmounts] = {}
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        for pod in self._store.all(objects.POD):
+            self._hear(objects.POD, pod)
+        self._store.listeners.append(self._hear)
+        try:
+            await self._queue.work(self._do)
+        finally:
+            self._store.listeners.remove(self._hear)
+            if self._again is not None:
+                self._again.cancel()
+
+    def _hear(self, kind: ResourceKind, obj: Object) -> None:
+        self._inventory.hear(kind, obj)
+        if kind == objects.POD:
+            self._hear_of_pod(key_of(obj))
+        elif kind in _WAKING_KINDS:
+            self._look_again()
+
+    def _hear_of_pod(self, key: ObjectKey) -> None:
+        pod = self._store.find(objects.POD, key)
+        is_bound = pod is not None and not has_pod_ended(pod) and bool(pod["spec"].get("nodeName"))
+        was_bound = key in self._bound
+        if was_bound and not is_bound:
+            node, needed = self._bound.pop(key)
+            self._taken[node] = subtract_amounts(self._taken[node], needed)
+            self._look_again()
+        if pod is not None and is_bound and not was_bound:
+            node, needed = self._bound[key] = pod["spec"]["nodeName"], pod_requests(pod["spec"])
+            self._taken[node] = add_amounts(self._taken.get(node, NO_AMOUNTS), needed)
+        if pod is not None and _is_schedulable(pod):
+            self._queue.add(key)
+
+    def _look_again(self) -> None:
+        if self._waiting and self._again is None:
+            loop = asyncio.get_running_loop()
+            self._again = loop.call_later(RETRY_SECONDS, self._wake_waiting)
+
+    def _wake_waiting(self) -> None:
+        self._again = None
+        waiting, self._waiting = sorted(self._waiting, key=str), set()
+        for key in waiting:
+            self._queue.add(key)
+
+    async def _do(self, key: ObjectKey) -> None:
+        pod = self._store.find(objects.POD, key)
+        if pod is None or not _is_schedulable(pod):
+            return
+        claims = self._claims(pod)
+        found = None if claims is None else self._placement(pod, claims)
+        if claims is None or found is None:
+            self._waiting.add(key)
+            await self._tell(pod, "no node fits" if claims is not None else "its claims are not there yet")
+            return
+        node, results = found
+        for claim, result in zip(claims, results, strict=True):
+            await self._reserve(pod, claim, result)
+        metadata = pod["metadata"]
+        await self._api.bind(metadata["name"], metadata["namespace"], node, uid=metadata["uid"])
+
+    def _claims(self, pod: Object) -> list[Object] | None:
+        """The claims of a pod, or None while one is missing, going, or has as many users as it can."""
+        found = []
+        for name in claims_by_entry(pod).values():
+            claim = self._store.find(objects.RESOURCE_CLAIM, (pod["metadata"]["namespace"], name))
+            if claim is None or "deletionTimestamp" in claim["metadata"]:
+                return None
+            users = (claim.get("status") or {}).get("reservedFor") or ()
+            if len(users) >= MAX_CLAIM_USERS and not _is_reserved(claim, pod):
+                return None
+            found.append(claim)
+        return found
+
+    def _placement(
+        self, pod: Object, claims: list[Object]
+    ) -> tuple[str, list[AllocationResult | None]] | None:
+        """A node and what each claim gets there (None: it has its devices already)."""
+        free = [claim for claim in claims if "allocation" not in (claim.get("status") or {})]
+        wanted = [decode_as(claim, ResourceClaim) for claim in free]
+        used = self._inventory.in_use() if wanted else None
+        for node in self._nodes(pod, [claim for claim in claims if claim not in free]):
+            if used is None:
+                return node["metadata"]["name"], [None] * len(claims)
+            inventory = self._inventory
+            outcome = allocate(
+                allocator_node(node),
+                inventory.classes,
+                inventory.index,
+                wanted,
+                state=used,
+                selectors=inventory.selectors,
+            )
+            if isinstance(outcome, Allocation):
+                given = dict(zip((one["metadata"]["uid"] for one in free), outcome.results, strict=True))
+                return outcome.node, [given.get(claim["metadata"]["uid"]) for claim in claims]
+        return None
+
+    def _nodes(self, pod: Object, allocated: list[Object]) -> Iterator[Object]:
+        """The nodes that a pod may go to, the least loaded first."""
+        spec, needed = pod["spec"], pod_requests(pod["spec"])
+        near = allowed_topologies(pod, self._placed())
+        for node in sorted(self._store.all(objects.NODE), key=self._load):
+            fits = is_node_selected(spec, node) and is_tolerated(spec, node) and meets_affinity(node, near)
+            taken = self._taken.get(node["metadata"]["name"], NO_AMOUNTS)
+            if (
+                fits
+                and fits_node(node, needed, taken)
+                and all(_claim_reaches(one, node) for one in allocated)
+            ):
+                yield node
+
+    def _load(self, node: Object) -> tuple[int, str]:
+        name = node["metadata"]["name"]
+        return int(self._taken.get(name, NO_AMOUNTS).get(PODS_RESOURCE, 0)), name
+
+    def _placed(self) -> Iterable[tuple[Object, Object]]:
+        for key, (name, _) in self._bound.items():
+            pod, node = self._store.find(objects.POD, key), self._store.find(objects.NODE, (None, name))
+            if pod is not None and node is not None:
+                yield pod, node
+
+    async def _reserve(self, pod: Object, claim: Object, result: AllocationResult | None) -> None:
+        metadata = claim["metadata"]
+        if CLAIM_FINALIZER not in (metadata.get("finalizers") or ()):
+            held = [*(metadata.get("finalizers") or ()), CLAIM_FINALIZER]
+            patch = {"metadata": {"finalizers": held, "resourceVersion": metadata["resourceVersion"]}}
+            claim = await self._api.patch(
+                objects.RESOURCE_CLAIM, metadata["name"], metadata["namespace"], patch
+            )
+        if result is None and _is_reserved(claim, pod):
+            return
+        status = dict(claim.get("status") or {})
+        if result is not None:
+            status["allocation"] = msgspec.to_builtins(result)
+        user = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        status["reservedFor"] = [*(status.get("reservedFor") or ()), user]
+        written = {**clone(claim), "status": status}
+        await self._api.replace(objects.RESOURCE_CLAIM, written, subresource="status")
+
+    async def _tell(self, pod: Object, trouble: str) -> None:
+        condition: Object = {"type": "PodScheduled", "status": "False"}
+        condition |= {"reason": "Unschedulable", "message": trouble}
+        if condition in ((pod.get("status") or {}).get("conditions") or ()):
+            return
+        metadata = {key: pod["metadata"][key] for key in ("name", "namespace", "uid")}
+        status = {"metadata": metadata, "status": {"conditions": [condition]}}
+        await self._api.apply(objects.POD, status, manager="kube-scheduler", force=True, subresource="status")
+
+
+def _is_schedulable(pod: Object) -> bool:
+    spec = pod["spec"]
+    waits = spec.get("nodeName") or spec.get("schedulingGates") or has_pod_ended(pod)
+    is_ours = spec.get("schedulerName") in (None, "", _SCHEDULER_NAME)
+    return is_ours and not waits and "deletionTimestamp" not in pod["metadata"]
+
+
+def _is_reserved(claim: Object, pod: Object) -> bool:
+    users = (claim.get("status") or {}).get("reservedFor") or ()
+    return any(user["uid"] == pod["metadata"]["uid"] for user in users)
+
+
+def _claim_reaches(claim: Object, node: Object) -> bool:
+    selector = claim["status"]["allocation"].get("nodeSelector")
+    if selector is None:
+        return True
+    found = msgspec.convert(selector, NodeSelector)
+    return node_is_selected(allocator_node(node), node_name=None, all_nodes=None, selector=found)
+
+
+# The scheduler's cache of devices.
+
+
+T = TypeVar("T")
+
+
+def decode_as(obj: Object, kind: type[T]) -> T:
+    """An API object as the allocator takes it."""
+    return msgspec.convert({key: obj[key] for key in obj if key not in ("apiVersion", "kind")}, kind)
+
+
+class DeviceInventory:
+    """Classes, slices, and the claims that hold devices."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._index: SliceIndex | None = None
+        self._classes: list[DeviceClass] | None = None
+        self._dedicated: dict[ObjectKey, frozenset[DeviceId]] = {}
+        self._shared: dict[ObjectKey, ResourceClaim] = {}
+        self.selectors = SelectorCache()
+        for claim in store.all(objects.RESOURCE_CLAIM):
+            self.hear(objects.RESOURCE_CLAIM, claim)
+
+    def hear(self, kind: ResourceKind, obj: Object) -> None:
+        """Take a change in."""
+        if kind == objects.RESOURCE_SLICE:
+            self._index = None
+        elif kind == objects.DEVICE_CLASS:
+            self._classes = None
+        elif kind == objects.RESOURCE_CLAIM:
+            self._hear_of_claim(key_of(obj))
+
+    def _hear_of_claim(self, key: ObjectKey) -> None:
+        self._dedicated.pop(key, None)
+        self._shared.pop(key, None)
+        found = self._store.find(objects.RESOURCE_CLAIM, key)
+        if found is None or "allocation" not in (found.get("status") or {}):
+            return
+        claim = decode_as(found, ResourceClaim)
+        used = in_use_by([claim])
+        if used.shared:
+            self._shared[key] = claim
+        else:
+            self._dedicated[key] = used.dedicated
+
+    @property
+    def index(self) -> SliceIndex:
+        """All slices."""
+        if self._index is None:
+            slices = self._store.all(objects.RESOURCE_SLICE)
+            self._index = SliceIndex(decode_as(one, ResourceSlice) for one in slices)
+        return self._index
+
+    @property
+    def classes(self) -> list[DeviceClass]:
+        """All device classes."""
+        if self._classes is None:
+            self._classes = [decode_as(one, DeviceClass) for one in self._store.all(objects.DEVICE_CLASS)]
+        return self._classes
+
+    def in_use(self) -> InUse:
+        """The devices that claims hold. Most claims share nothing: theirs are kept as they were read."""
+        used = in_use_by(self._shared.values())
+        return InUse(
+            dedicated=used.dedicated.union(*self._dedicated.values()),
+            shared=used.shared,
+            consumed=used.consumed,
+        )
+
+
+# Filters: labels, taints and pod affinity.
+
+
+def allocator_node(node: Object) -> Node:
+    """The part of a node that selectors read."""
+    metadata = node["metadata"]
+    return Node(metadata=ObjectMeta(name=metadata["name"], labels=metadata.get("labels") or {}))
+
+
+def is_tolerated(spec: Mapping[str, Any], node: Object) -> bool:
+    """Whether the pod tolerates every taint that keeps pods away."""
+    tolerations = spec.get("tolerations") or ()
+    taints = [
+        taint for taint in node.get("spec", {}).get("taints") or () if taint["effect"] != "PreferNoSchedule"
+    ]
+    if node.get("spec", {}).get("unschedulable"):
+        taints.append({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"})
+    return all(any(_tolerates(one, taint) for one in tolerations) for taint in taints)
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect", taint["effect"]) != taint["effect"]:
+        return False
+    if toleration.get("operator") == "Exists":
+        return bool(toleration.get("key", taint["key"]) == taint["key"])
+    return (toleration.get("key"), toleration.get("value", "")) == (taint["key"], taint.get("value", ""))
+
+
+def allowed_topologies(pod: Object, placed: Iterable[tuple[Object, Object]]) -> list[tuple[str, set[str]]]:
+    """For each required pod affinity of `pod`: the label of nodes that it is about, and the values allowed.
+
+    `placed` are pods with their nodes. A pod that matches its own term may be the first anywhere: such a term
+    is left out.
+    """
+    terms = required_terms(pod["spec"], "podAffinity")
+    others = list(placed) if terms else []
+    allowed = []
+    for term in terms:
+        key = term["topologyKey"]
+        values = {
+            node["metadata"].get("labels", {}).get(key)
+            for other, node in others
+            if _term_selects(term, pod, other)
+        } - {None}
+        if values or not _term_selects(term, pod, pod):
+            allowed.append((key, values))
+    return allowed
+
+
+def meets_affinity(node: Object, allowed: Sequence[tuple[str, set[str]]]) -> bool:
+    """Whether a node lies where pod affinity allows."""
+    labels = node["metadata"].get("labels") or {}
+    return all(labels.get(key) in values for key, values in allowed)
+
+
+def _term_selects(term: Mapping[str, Any], pod: Object, other: Object) -> bool:
+    namespaces = term.get("namespaces") or [pod["metadata"]["namespace"]]
+    labels = other["metadata"].get("labels") or {}
+    return other["metadata"]["namespace"] in namespaces and selector_matches(
+        term.get("labelSelector"), labels
+    )
+
+
+# Filter: free resources (NodeResourcesFit).
+
+
+ResourceAmounts = Mapping[str, Fraction]
+"""By resource: cores, bytes, or pieces."""
+PODS_RESOURCE = "pods"
+NO_AMOUNTS: ResourceAmounts = {}
+_ZERO = Fraction(0)
+_UNREADABLE_AMOUNT = Fraction(2**63)
+"""What cannot be read: a real API server takes no such pod, and no node may take it for nothing."""
+
+
+def pod_requests(spec: Mapping[str, Any]) -> ResourceAmounts:
+    """What a pod takes: the most that runs together, which init containers may be before the others."""
+    most: ResourceAmounts = {}
+    lasting: ResourceAmounts = {}
+    for one in spec.get("initContainers") or ():
+        here = add_amounts(lasting, _container_requests(one))
+        most = _maximum(most, here)
+        if one.get("restartPolicy") == "Always":
+            lasting = here
+    together = reduce(add_amounts, map(_container_requests, spec.get("containers") or ()), lasting)
+    whole = {**_maximum(most, together), **_container_requests(spec)}
+    return add_amounts(
+        add_amounts(whole, _parse_amounts(spec.get("overhead") or {})), {PODS_RESOURCE: Fraction(1)}
+    )
+
+
+def fits_node(node: Object, needed: ResourceAmounts, taken: ResourceAmounts) -> bool:
+    """Whether a node has what is needed beside what others take. It has nothing of what it does not name."""
+    there = _parse_amounts((node.get("status") or {}).get("allocatable") or {})
+    return all(
+        not amount or amount <= there.get(name, _ZERO) - taken.get(name, _ZERO)
+        for name, amount in needed.items()
+    )
+
+
+def add_amounts(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
+    """Both together."""
+    return {name: one.get(name, _ZERO) + other.get(name, _ZERO) for name in _resource_names(one, other)}
+
+
+def subtract_amounts(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
+    """What is left of `one`."""
+    return {name: one.get(name, _ZERO) - other.get(name, _ZERO) for name in _resource_names(one, other)}
+
+
+def _maximum(one: ResourceAmounts, other: ResourceAmounts) -> ResourceAmounts:
+    return {name: max(one.get(name, _ZERO), other.get(name, _ZERO)) for name in _resource_names(one, other)}
+
+
+def _resource_names(*amounts: ResourceAmounts) -> Iterable[str]:
+    return dict.fromkeys(name for one in amounts for name in one)
+
+
+def _container_requests(container: Mapping[str, Any]) -> ResourceAmounts:
+    """A limit without a request is one: the API server writes it so."""
+    resources = container.get("resources") or {}
+    return _parse_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def _parse_amounts(written: Mapping[str, Any]) -> dict[str, Fraction]:
+    return {name: _parse_amount(value) for name, value in written.items()}
+
+
+@lru_cache(maxsize=10_000)
+def _parse_amount(value: str | int | float) -> Fraction:
+    try:
+        found = Quantity.parse(value)
+    except ValueError:
+        return _UNREADABLE_AMOUNT
+    return found.unscaled * Fraction(10) ** found.scale

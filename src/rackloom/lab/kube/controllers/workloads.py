@@ -1,0 +1,362 @@
+"""The workload and node controllers of kube-controller-manager: DaemonSets, Jobs, node lifecycle.
+
+`run_controller` is their common loop: each change of the store queues the keys of the owners that it
+concerns, and a rate-limited work queue reconciles them one key at a time.
+
+- `DaemonSetController` keeps one pod on every node that the template selects. The pod names its node by
+  affinity, as the real one does. A changed template is used for new pods only (OnDelete).
+- `JobController` replaces failed pods until enough have succeeded, or the back-off limit is exceeded.
+- `NodeLifecycleController` compares each node's lease with the time. A node whose heartbeat stopped
+  gets Ready Unknown and the unreachable taints. Its pods stay: eviction after tolerationSeconds is not
+  simulated.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from datetime import datetime
+
+from rackloom.claim.kube.api import Conflict, KubeError, NotFound
+from rackloom.claim.kube.workqueue import WorkQueue
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import (
+    Object,
+    ResourceKind,
+    has_pod_ended,
+    is_pod_ready,
+    metav1_time,
+    pod_phase,
+)
+from rackloom.core.place.pod_constraints import REQUIRED_DURING_SCHEDULING, is_node_selected
+from rackloom.lab.kube.direct import DirectApi
+from rackloom.lab.kube.managed_fields import clone
+from rackloom.lab.kube.objects import owner_references
+from rackloom.lab.kube.server import FakeKube
+from rackloom.lab.kube.store import ObjectKey, ObjectStore, key_of
+
+CONTROLLER_WORKERS = 4
+MAX_RETRY_SECONDS = 5.0
+"""Seconds. Writes that failed come back soon: a simulation is short."""
+
+
+async def run_controller(
+    store: ObjectStore,
+    first: Iterable[ObjectKey],
+    keys_of: Callable[[ResourceKind, Object], Iterable[ObjectKey]],
+    do: Callable[[ObjectKey], Awaitable[None]],
+    rng: random.Random,
+) -> None:
+    """Do the keys there are, and those that each change names, until cancelled."""
+    queue: WorkQueue[ObjectKey] = WorkQueue(rng, longest=MAX_RETRY_SECONDS)
+
+    def wake(kind: ResourceKind, obj: Object) -> None:
+        for key in keys_of(kind, obj):
+            queue.add(key)
+
+    for key in first:
+        queue.add(key)
+    store.listeners.append(wake)
+    try:
+        await queue.work(do, workers=CONTROLLER_WORKERS)
+    finally:
+        store.listeners.remove(wake)
+
+
+def controller_reference(kind: ResourceKind, owner: Object) -> list[Object]:
+    """The ownerReferences of an object that is made for `owner`, of this kind."""
+    metadata = owner["metadata"]
+    reference = {"apiVersion": kind.api_version, "kind": kind.kind}
+    reference |= {"name": metadata["name"], "uid": metadata["uid"]}
+    return [reference | {"controller": True, "blockOwnerDeletion": True}]
+
+
+def owner_keys(obj: Object, kind: ResourceKind) -> Iterator[ObjectKey]:
+    """The owners of this kind that an object names."""
+    for owner in owner_references(obj):
+        if owner["kind"] == kind.kind:
+            yield obj["metadata"].get("namespace"), owner["name"]
+
+
+# DaemonSets.
+
+
+_GENERATION_LABEL = "pod-template-generation"
+
+
+class DaemonSetController:
+    """Pods come and go with labels of nodes. A changed template is for new pods only (OnDelete)."""
+
+    def __init__(self, kube: FakeKube, rng: random.Random) -> None:
+        self._store = kube.store
+        self._api = DirectApi(kube, "kube-controller-manager")
+        self._random = rng
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        await run_controller(self._store, self._all(), self._keys_of, self._do, self._random)
+
+    def _all(self) -> list[ObjectKey]:
+        return [key_of(one) for one in self._store.all(objects.DAEMON_SET)]
+
+    def _keys_of(self, kind: ResourceKind, obj: Object) -> Iterable[ObjectKey]:
+        if kind == objects.NODE:
+            return self._all()
+        if kind == objects.DAEMON_SET:
+            return [key_of(obj)]
+        return owner_keys(obj, objects.DAEMON_SET) if kind == objects.POD else ()
+
+    async def _do(self, key: ObjectKey) -> None:
+        daemon_set = self._store.find(objects.DAEMON_SET, key)
+        if daemon_set is None or "deletionTimestamp" in daemon_set["metadata"]:
+            return
+        wanted = self._wanted(daemon_set)
+        for node, pods in self._pods(daemon_set).items():
+            surplus = pods[1:] if node in wanted else pods
+            for pod in [*surplus, *(one for one in pods[:1] if has_pod_ended(one))]:
+                await self._remove(pod)
+        for node in sorted(wanted - self._pods(daemon_set).keys()):
+            await self._api.create(objects.POD, _daemon_pod(daemon_set, node))
+        await self._tell(key, wanted)
+
+    def _wanted(self, daemon_set: Object) -> set[str]:
+        spec = daemon_set["spec"]["template"]["spec"]
+        nodes = self._store.all(objects.NODE)
+        return {node["metadata"]["name"] for node in nodes if is_node_selected(spec, node)}
+
+    def _pods(self, daemon_set: Object) -> dict[str, list[Object]]:
+        found: dict[str, list[Object]] = {}
+        for kind, _, pod in self._store.dependents(daemon_set["metadata"]["uid"]):
+            if kind == objects.POD:
+                found.setdefault(_daemon_node(pod), []).append(pod)
+        return found
+
+    async def _remove(self, pod: Object) -> None:
+        if "deletionTimestamp" in pod["metadata"]:
+            return
+        metadata = pod["metadata"]
+        try:
+            await self._api.delete(objects.POD, metadata["name"], metadata["namespace"], uid=metadata["uid"])
+        except (NotFound, Conflict):
+            return
+
+    async def _tell(self, key: ObjectKey, wanted: set[str]) -> None:
+        daemon_set = self._store.find(objects.DAEMON_SET, key)
+        if daemon_set is None:
+            return
+        pods = [pods[0] for node, pods in self._pods(daemon_set).items() if node in wanted]
+        ready = sum(is_pod_ready(pod) for pod in pods)
+        status = {
+            "currentNumberScheduled": len(pods),
+            "desiredNumberScheduled": len(wanted),
+            "numberAvailable": ready,
+            "numberMisscheduled": 0,
+            "numberReady": ready,
+            "observedGeneration": daemon_set["metadata"]["generation"],
+        }
+        if daemon_set.get("status") != status:
+            await self._api.replace(
+                objects.DAEMON_SET, {**clone(daemon_set), "status": status}, subresource="status"
+            )
+
+
+def _daemon_pod(daemon_set: Object, node: str) -> Object:
+    """The pod for one node: bound there by the scheduler, through its name (as the real controller does)."""
+    template, owner = clone(daemon_set["spec"]["template"]), daemon_set["metadata"]
+    spec, metadata = template["spec"], template.get("metadata") or {}
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    here = {"key": "metadata.name", "operator": "In", "values": [node]}
+    affinity[REQUIRED_DURING_SCHEDULING] = {"nodeSelectorTerms": [{"matchFields": [here]}]}
+    spec.setdefault("tolerations", []).append({"operator": "Exists"})
+    metadata |= {"generateName": f"{owner['name']}-", "namespace": owner["namespace"]}
+    metadata["labels"] = (metadata.get("labels") or {}) | {_GENERATION_LABEL: str(owner["generation"])}
+    metadata["ownerReferences"] = controller_reference(objects.DAEMON_SET, daemon_set)
+    return {"metadata": metadata, "spec": spec}
+
+
+def _daemon_node(pod: Object) -> str:
+    terms = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED_DURING_SCHEDULING]["nodeSelectorTerms"]
+    return str(terms[0]["matchFields"][0]["values"][0])
+
+
+# Jobs.
+
+
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+_JOB_LABELS = {"batch.kubernetes.io/job-name": "name", "batch.kubernetes.io/controller-uid": "uid"}
+_BACKOFF_LIMIT = 6
+"""The API server's default of spec.backoffLimit."""
+
+
+class JobController:
+    """A pod that failed, or went before its end, has another in its place."""
+
+    def __init__(self, kube: FakeKube, rng: random.Random) -> None:
+        self._store = kube.store
+        self._api = DirectApi(kube, "kube-controller-manager")
+        self._random = rng
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        first = [key_of(one) for one in self._store.all(objects.JOB)]
+        await run_controller(self._store, first, self._keys_of, self._do, self._random)
+
+    def _keys_of(self, kind: ResourceKind, obj: Object) -> Iterable[ObjectKey]:
+        if kind == objects.JOB:
+            return [key_of(obj)]
+        return owner_keys(obj, objects.JOB) if kind == objects.POD else ()
+
+    async def _do(self, key: ObjectKey) -> None:
+        job = self._store.find(objects.JOB, key)
+        if job is None or "deletionTimestamp" in job["metadata"] or _has_finished(job):
+            return
+        for pod in missing_pods(job, self._pods(job)):
+            await self._api.create(objects.POD, pod)
+        await self._tell(key)
+
+    def _pods(self, job: Object) -> list[Object]:
+        found = self._store.dependents(job["metadata"]["uid"])
+        return [pod for kind, _, pod in found if kind == objects.POD]
+
+    async def _tell(self, key: ObjectKey) -> None:
+        job = self._store.find(objects.JOB, key)
+        if job is None:
+            return
+        status = job_status(job, self._pods(job))
+        if job.get("status") != status:
+            written = {**clone(job), "status": status}
+            await self._api.replace(objects.JOB, written, subresource="status")
+
+
+def missing_pods(job: Object, pods: Iterable[Object]) -> list[Object]:
+    """The pods to make now; none once the Job has failed too often."""
+    pods = list(pods)
+    spec = job["spec"]
+    if spec.get("suspend") or _failed_pods(pods) > spec.get("backoffLimit", _BACKOFF_LIMIT):
+        return []
+    kept = {_completion_index(pod) for pod in pods if pod_phase(pod) != "Failed"}
+    active = sum(not has_pod_ended(pod) for pod in pods)
+    free = [index for index in range(_wanted_completions(spec)) if index not in kept]
+    return [_job_pod(job, index) for index in free[: max(spec.get("parallelism", 1) - active, 0)]]
+
+
+def job_status(job: Object, pods: Iterable[Object]) -> Object:
+    """What has become of a Job, by its pods."""
+    pods = list(pods)
+    phases = [pod_phase(pod) for pod in pods]
+    succeeded, failed = phases.count("Succeeded"), _failed_pods(pods)
+    status: Object = {
+        "active": len(phases) - succeeded - failed,
+        "ready": sum(is_pod_ready(pod) for pod in pods),
+        "succeeded": succeeded,
+        "failed": failed,
+    }
+    if succeeded >= _wanted_completions(job["spec"]):
+        status["conditions"] = [{"type": "Complete", "status": "True"}]
+    elif failed > job["spec"].get("backoffLimit", _BACKOFF_LIMIT):
+        status["conditions"] = [{"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}]
+    return status
+
+
+def _wanted_completions(spec: Object) -> int:
+    return int(spec.get("completions") or spec.get("parallelism") or 1)
+
+
+def _job_pod(job: Object, index: int) -> Object:
+    template, owner = clone(job["spec"]["template"]), job["metadata"]
+    metadata = template.get("metadata") or {}
+    metadata |= {"generateName": f"{owner['name']}-{index}-", "namespace": owner["namespace"]}
+    labels = {label: owner[field] for label, field in _JOB_LABELS.items()} | {COMPLETION_INDEX: str(index)}
+    metadata["labels"] = (metadata.get("labels") or {}) | labels
+    metadata["annotations"] = (metadata.get("annotations") or {}) | {COMPLETION_INDEX: str(index)}
+    metadata["ownerReferences"] = controller_reference(objects.JOB, job)
+    return {"metadata": metadata, "spec": template["spec"]}
+
+
+def _completion_index(pod: Object) -> int:
+    return int(pod["metadata"]["annotations"][COMPLETION_INDEX])
+
+
+def _failed_pods(pods: Iterable[Object]) -> int:
+    return sum(pod_phase(pod) == "Failed" for pod in pods)
+
+
+def _has_finished(job: Object) -> bool:
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return any(one["type"] in ("Complete", "Failed") and one["status"] == "True" for one in conditions)
+
+
+# Node lifecycle.
+
+
+MONITOR_SECONDS = 5.0
+"""kube-controller-manager's --node-monitor-period."""
+LEASE_NAMESPACE = "kube-node-lease"
+UNREACHABLE_TAINT = "node.kubernetes.io/unreachable"
+_TAINT_EFFECTS = ("NoSchedule", "NoExecute")
+
+
+class NodeLifecycleController:
+    """Compares each node's lease with the time. `wall` is seconds since the epoch."""
+
+    def __init__(self, kube: FakeKube, wall: Callable[[], float]) -> None:
+        self._store = kube.store
+        self._api = DirectApi(kube, "kube-controller-manager")
+        self._wall = wall
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            await asyncio.sleep(MONITOR_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look at every node once."""
+        for node in self._store.all(objects.NODE):
+            name = node["metadata"]["name"]
+            lease = self._store.find(objects.LEASE, (LEASE_NAMESPACE, name))
+            if lease is None:
+                continue
+            with suppress(KubeError):
+                await self._judge(node, silent=is_lease_late(lease, self._wall()))
+
+    async def _judge(self, node: Object, *, silent: bool) -> None:
+        if silent and _ready_status(node) != "Unknown":
+            await self._say_unknown(node)
+        if silent != _is_tainted(node):
+            others = [
+                one for one in node.get("spec", {}).get("taints") or () if one["key"] != UNREACHABLE_TAINT
+            ]
+            ours = (
+                [{"key": UNREACHABLE_TAINT, "effect": effect} for effect in _TAINT_EFFECTS] if silent else []
+            )
+            patch = {"spec": {"taints": others + ours}}
+            await self._api.patch(objects.NODE, node["metadata"]["name"], None, patch)
+
+    async def _say_unknown(self, node: Object) -> None:
+        since = metav1_time(self._wall())
+        others = [one for one in node["status"]["conditions"] if one["type"] != "Ready"]
+        told = {
+            "type": "Ready",
+            "status": "Unknown",
+            "reason": "NodeStatusUnknown",
+            "message": "Kubelet stopped posting node status.",
+            "lastTransitionTime": since,
+        }
+        patch = {"status": {"conditions": [*others, told]}}
+        await self._api.patch(objects.NODE, node["metadata"]["name"], None, patch, subresource="status")
+
+
+def is_lease_late(lease: Object, now: float) -> bool:
+    """Whether a heartbeat is older than it counts."""
+    renewed = datetime.fromisoformat(lease["spec"]["renewTime"]).timestamp()
+    return now - renewed > float(lease["spec"]["leaseDurationSeconds"])
+
+
+def _ready_status(node: Object) -> str:
+    conditions = node.get("status", {}).get("conditions") or ()
+    return next((str(one["status"]) for one in conditions if one["type"] == "Ready"), "Unknown")
+
+
+def _is_tainted(node: Object) -> bool:
+    return any(one["key"] == UNREACHABLE_TAINT for one in node.get("spec", {}).get("taints") or ())

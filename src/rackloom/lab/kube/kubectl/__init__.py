@@ -1,0 +1,6 @@
+"""What the simulated API server needs only so that kubectl can talk to it.
+
+Tables for `kubectl get`, strategic merge patches and protobuf bodies that kubectl writes, discovery
+documents, and an ASGI application for a kubeconfig. Nothing of Rackloom uses these paths. They can be
+removed together.
+"""

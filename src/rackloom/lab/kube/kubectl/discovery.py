@@ -1,0 +1,128 @@
+"""Discovery documents: the groups, versions and resources that the simulated server serves.
+
+The OpenAPI document has no schemas. It only says that the server itself checks unknown fields, which is
+what kubectl asks for. The group `policy/v1` has no resources here, but `kubectl drain` evicts only
+where the group of Eviction is served.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from rackloom.core.kubernetes.objects import POD, Object, ResourceKind
+from rackloom.lab.kube.objects import TypeSchema
+
+VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.4+simulated", "platform": "linux/amd64"}
+_VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
+_SHORT_NAMES = {
+    "configmaps": ["cm"],
+    "customresourcedefinitions": ["crd", "crds"],
+    "daemonsets": ["ds"],
+    "events": ["ev"],
+    "namespaces": ["ns"],
+    "nodes": ["no"],
+    "pods": ["po"],
+    "serviceaccounts": ["sa"],
+    "services": ["svc"],
+}
+_POLICY_GROUP: tuple[str, str] = ("policy", "v1")
+"""Has no resources here, but `kubectl drain` evicts only where the group of Eviction is served."""
+_POD_SUBRESOURCES: list[Object] = [
+    {"name": "pods/binding", "singularName": "", "namespaced": True, "kind": "Binding", "verbs": ["create"]},
+    {
+        "name": "pods/eviction",
+        "singularName": "",
+        "namespaced": True,
+        "group": _POLICY_GROUP[0],
+        "version": _POLICY_GROUP[1],
+        "kind": "Eviction",
+        "verbs": ["create"],
+    },
+]
+_FIELD_VALIDATION = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
+
+
+def discovery_document(path: str, shapes: Mapping[ResourceKind, TypeSchema]) -> Object | None:
+    """The document at a path; None where there is none."""
+    parts = tuple(part for part in path.split("/") if part)
+    match parts:
+        case ("version",):
+            return dict(VERSION)
+        case ("api",):
+            return {"kind": "APIVersions", "versions": ["v1"]}
+        case ("apis",):
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": _groups(shapes)}
+        case ("api", version):
+            return _resources("", version, shapes)
+        case ("apis", group, version):
+            return _resources(group, version, shapes)
+        case ("openapi", "v3"):
+            return {"paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in _versions(shapes)}}
+        case ("openapi", "v3", *place) if "/".join(place) in _versions(shapes):
+            return _openapi_document("/".join(place), shapes)
+    return None
+
+
+def _groups(shapes: Iterable[ResourceKind]) -> list[Object]:
+    versions: dict[str, set[str]] = defaultdict(set)
+    versions[_POLICY_GROUP[0]].add(_POLICY_GROUP[1])
+    for kind in shapes:
+        versions[kind.group].add(kind.version)
+    return [_group(name, sorted(found)) for name, found in sorted(versions.items()) if name]
+
+
+def _group(name: str, versions: list[str]) -> Object:
+    told = [{"groupVersion": f"{name}/{version}", "version": version} for version in versions]
+    return {"name": name, "versions": told, "preferredVersion": told[-1]}
+
+
+def _resources(group: str, version: str, shapes: Mapping[ResourceKind, TypeSchema]) -> Object | None:
+    kinds = [kind for kind in shapes if (kind.group, kind.version) == (group, version)]
+    if not kinds and (group, version) != _POLICY_GROUP:
+        return None
+    told = [one for kind in kinds for one in _resource(kind, shapes[kind])]
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": f"{group}/{version}" if group else version,
+        "resources": told,
+    }
+
+
+def _resource(kind: ResourceKind, shape: TypeSchema) -> list[Object]:
+    own: Object = {
+        "name": kind.plural,
+        "singularName": kind.kind.lower(),
+        "namespaced": kind.namespaced,
+        "kind": kind.kind,
+        "verbs": _VERBS,
+        "shortNames": _SHORT_NAMES.get(kind.plural, []),
+    }
+    status = {**own, "name": f"{kind.plural}/status", "verbs": ["get", "patch", "update"], "shortNames": []}
+    return [own, *([status] if shape.status else ()), *(_POD_SUBRESOURCES if kind == POD else ())]
+
+
+def _versions(shapes: Iterable[ResourceKind]) -> set[str]:
+    return {_version_path(kind) for kind in shapes}
+
+
+def _version_path(kind: ResourceKind) -> str:
+    return f"apis/{kind.api_version}" if kind.group else f"api/{kind.version}"
+
+
+def _openapi_document(place: str, shapes: Iterable[ResourceKind]) -> Object:
+    """No schemas: only that the server itself looks at unknown fields, which is what kubectl asks for."""
+    kinds = [kind for kind in shapes if _version_path(kind) == place]
+    return {
+        "openapi": "3.0.0",
+        "info": {"title": "rackloom twin", "version": VERSION["gitVersion"]},
+        "paths": {f"/{place}/{kind.plural}/{{name}}": {"patch": _patch_operation(kind)} for kind in kinds},
+    }
+
+
+def _patch_operation(kind: ResourceKind) -> Object:
+    named = {"group": kind.group, "version": kind.version, "kind": kind.kind}
+    return {
+        "parameters": [_FIELD_VALIDATION],
+        "x-kubernetes-group-version-kind": named,
+        "responses": {"200": {"description": "OK"}},
+    }

@@ -1,0 +1,284 @@
+"""What kubectl writes and other clients do not: strategic merge patches and protobuf bodies.
+
+A strategic merge patch is a merge patch in which lists may merge by a key of their elements.
+`MERGE_KEYS` holds the patch strategies of the OpenAPI document of Kubernetes 1.36; they differ from
+those of server-side apply. Directives of the patch replace or delete (`$patch`), retain keys
+(`$retainKeys`), set the order of elements (`$setElementOrder`) and delete from sets
+(`$deleteFromPrimitiveList`). The rules, including the order of elements, are those of strategicpatch in
+k8s.io/apimachinery. Custom resources take no such patch.
+
+kubectl's typed clients write small objects in protobuf (`create namespace`, evictions) and do not fall
+back to JSON (client-go 0.32). `read_protobuf` reads those kinds only.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import DecodeError, Message
+
+from rackloom.core.kubernetes import objects
+from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.lab.kube import refusals
+from rackloom.lab.kube.kubectl import bodies_pb2 as wire
+
+# Patch strategies of built-in types.
+
+
+MergeKeys = Mapping[str, str]
+"""The key by the path of the list; "" where the elements are plain values, merged as a set."""
+
+_METADATA_KEYS = {"finalizers": "", "ownerReferences": "uid"}
+_CONTAINER_KEYS = {
+    "env": "name",
+    "ports": "containerPort",
+    "volumeDevices": "devicePath",
+    "volumeMounts": "mountPath",
+}
+_POD_SPEC_KEYS = {
+    "hostAliases": "ip",
+    "imagePullSecrets": "name",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+    "topologySpreadConstraints": "topologyKey",
+    "volumes": "name",
+}
+_CONDITION_KEYS = {"status.conditions": "type"}
+
+
+def _below(at: str, keys: MergeKeys) -> MergeKeys:
+    return {f"{at}.{path}": key for path, key in keys.items()}
+
+
+def _container_keys(at: str) -> MergeKeys:
+    kept: dict[str, str] = {}
+    for which in ("containers", "initContainers", "ephemeralContainers"):
+        kept |= {f"{at}.{which}": "name", **_below(f"{at}.{which}", _CONTAINER_KEYS)}
+    return kept
+
+
+def _pod_spec_keys(at: str) -> MergeKeys:
+    return {**_below(at, _POD_SPEC_KEYS), **_container_keys(at)}
+
+
+def _object_keys(*more: MergeKeys) -> MergeKeys:
+    keys = dict(_below("metadata", _METADATA_KEYS))
+    for one in more:
+        keys |= one
+    return keys
+
+
+_POD_STATUS_KEYS = {"status.hostIPs": "ip", "status.podIPs": "ip", "status.resourceClaimStatuses": "name"}
+_TEMPLATE_KEYS = {**_below("spec.template.metadata", _METADATA_KEYS), **_pod_spec_keys("spec.template.spec")}
+_WEBHOOK_KEYS = {"webhooks": "name", "webhooks.matchConditions": "name"}
+
+MERGE_KEYS: Mapping[ResourceKind, MergeKeys] = {
+    objects.POD: _object_keys(_pod_spec_keys("spec"), _CONDITION_KEYS, _POD_STATUS_KEYS),
+    objects.NODE: _object_keys({"spec.podCIDRs": "", "status.addresses": "type"}, _CONDITION_KEYS),
+    objects.NAMESPACE: _object_keys(_CONDITION_KEYS),
+    objects.SECRET: _object_keys(),
+    objects.CONFIG_MAP: _object_keys(),
+    objects.SERVICE: _object_keys({"spec.ports": "port"}, _CONDITION_KEYS),
+    objects.SERVICE_ACCOUNT: _object_keys({"secrets": "name"}),
+    objects.EVENT: _object_keys(),
+    objects.DAEMON_SET: _object_keys(_TEMPLATE_KEYS, _CONDITION_KEYS),
+    objects.JOB: _object_keys(_TEMPLATE_KEYS, _CONDITION_KEYS),
+    objects.ENDPOINT_SLICE: _object_keys(),
+    objects.NETWORK_POLICY: _object_keys(),
+    objects.LEASE: _object_keys(),
+    objects.RESOURCE_SLICE: _object_keys(),
+    objects.RESOURCE_CLAIM: _object_keys({"status.reservedFor": "uid"}),
+    objects.RESOURCE_CLAIM_TEMPLATE: _object_keys(_below("spec.metadata", _METADATA_KEYS)),
+    objects.DEVICE_CLASS: _object_keys(),
+    objects.CRD: _object_keys(),
+    objects.MUTATING_WEBHOOK: _object_keys(_WEBHOOK_KEYS),
+    objects.VALIDATING_WEBHOOK: _object_keys(_WEBHOOK_KEYS),
+}
+"""Every built-in type that is served."""
+
+
+# Strategic merge.
+
+
+_PATCH, _RETAIN = "$patch", "$retainKeys"
+_ORDER, _WITHOUT = "$setElementOrder/", "$deleteFromPrimitiveList/"
+_Map = Mapping[str, Any]
+_List = list[Any]
+
+
+def strategic_merge(target: Any, patch: Any, keys: MergeKeys, at: str = "") -> Any:
+    """What `patch` makes of the value at the path `at`. Raises `Rejected` (400) where it cannot be read."""
+    if not isinstance(patch, Mapping):
+        return patch
+    directive = patch.get(_PATCH, "merge")
+    if directive == "delete":
+        return {}
+    if directive == "replace":
+        return _without_directive(patch)
+    if directive != "merge":
+        raise refusals.bad_request(f"unknown patch type: {directive}")
+    merged = _retain_keys(target if isinstance(target, Mapping) else {}, patch)
+    for name in _patched_names(patch):
+        _set_field(merged, name, patch, keys, f"{at}.{name}" if at else name)
+    return merged
+
+
+def _retain_keys(target: _Map, patch: _Map) -> dict[str, Any]:
+    if _RETAIN not in patch:
+        return dict(target)
+    kept = _list_of(patch, _RETAIN)
+    if any(name not in kept for name in _patched_names(patch) if patch.get(name) is not None):
+        raise refusals.bad_request(f"{_RETAIN} must name every field of the patch")
+    return {name: value for name, value in target.items() if name in kept}
+
+
+def _patched_names(patch: _Map) -> list[str]:
+    """The fields that a patch says something of, each once."""
+    told = (key.removeprefix(_ORDER).removeprefix(_WITHOUT) for key in patch)
+    return [name for name in dict.fromkeys(told) if name not in (_PATCH, _RETAIN)]
+
+
+def _set_field(merged: dict[str, Any], name: str, patch: _Map, keys: MergeKeys, at: str) -> None:
+    if name in patch and patch[name] is None:
+        merged.pop(name, None)
+    elif name not in merged:
+        # An order, or elements to take away, of a list that is not there say nothing.
+        merged.update({name: _without_directives(patch[name])} if name in patch else {})
+    elif at in keys and isinstance(patch.get(name, []), list):
+        have = merged.get(name)
+        merged[name] = _merged_list(have if isinstance(have, list) else [], name, patch, keys, at)
+    elif name in patch:
+        merged[name] = strategic_merge(merged[name], patch[name], keys, at)
+
+
+def _merged_list(have: _List, name: str, patch: _Map, keys: MergeKeys, at: str) -> _List:
+    key, said = keys[at], patch.get(name, [])
+    if key:
+        _check_keyed(said, key, at)
+    told = [one for one in said if _directive_of(one) is None]
+    if any(_directive_of(one) == "replace" for one in said):
+        return [_without_directives(one) for one in told]
+    merged = list(have)
+    for one in told:
+        _merge_element(merged, one, key, keys, at)
+    gone = [one.get(key) for one in said if _directive_of(one) == "delete"] + _list_of(patch, _WITHOUT + name)
+    merged = [one for one in merged if _element_id(one, key) not in gone]
+    order = _list_of(patch, _ORDER + name) if _ORDER + name in patch else told
+    wanted = [_element_id(one, key) for one in order]
+    _check_order([_element_id(one, key) for one in told], wanted, at)
+    return _ordered(merged, wanted, [_element_id(one, key) for one in have], key)
+
+
+def _merge_element(merged: _List, told: Any, key: str, keys: MergeKeys, at: str) -> None:
+    """Merge one element into the one of its key, or add it."""
+    place = next((i for i, one in enumerate(merged) if _element_id(one, key) == _element_id(told, key)), None)
+    if place is None:
+        merged.append(_without_directives(told))
+    else:
+        merged[place] = strategic_merge(merged[place], told, keys, at)
+
+
+def _without_directives(value: Any) -> Any:
+    """What a patch says where nothing was: as it stands, directives and nulls aside.
+
+    So an element that is marked to be deleted is added by its key alone, as a real server does.
+    """
+    if isinstance(value, Mapping):
+        return {
+            name: _without_directives(one)
+            for name, one in value.items()
+            if one is not None and not name.startswith("$")
+        }
+    return [_without_directives(one) for one in value] if isinstance(value, list) else value
+
+
+def _check_order(told: _List, wanted: _List, at: str) -> None:
+    places = [wanted.index(one) for one in told if one in wanted]
+    if len(places) < len(told) or places != sorted(places):
+        raise refusals.bad_request(f"the order in the patch of {at} does not match its {_ORDER} list")
+
+
+def _ordered(merged: _List, wanted: _List, before: _List, key: str) -> _List:
+    """Those the patch names in its order; each other one before those that it stood in front of."""
+    named = sorted(
+        (one for one in merged if _element_id(one, key) in wanted),
+        key=lambda one: wanted.index(_element_id(one, key)),
+    )
+    others = [one for one in merged if _element_id(one, key) not in wanted]
+    ordered: _List = []
+    for one in named:
+        while others and _stood_first(_element_id(others[0], key), _element_id(one, key), before):
+            ordered.append(others.pop(0))
+        ordered.append(one)
+    return ordered + others
+
+
+def _stood_first(one: Any, other: Any, before: _List) -> bool:
+    return one in before and other in before and before.index(one) < before.index(other)
+
+
+def _check_keyed(said: _List, key: str, at: str) -> None:
+    """Each element has the key, but for the mark that the list is replaced as a whole."""
+    if any(_directive_of(one) != "replace" and key not in one for one in said if isinstance(one, Mapping)):
+        raise refusals.bad_request(f"an element of {at} does not contain declared merge key: {key}")
+    if not all(isinstance(one, Mapping) for one in said):
+        raise refusals.bad_request(f"an element of {at} is not an object")
+
+
+def _directive_of(one: Any) -> Any:
+    """What an element says is done: to itself (`delete`), or to the whole list (`replace`)."""
+    return one.get(_PATCH) if isinstance(one, Mapping) else None
+
+
+def _list_of(patch: _Map, name: str) -> _List:
+    value = patch.get(name, [])
+    if not isinstance(value, list):
+        raise refusals.bad_request(f"{name} must be a list")
+    return value
+
+
+def _element_id(one: Any, key: str) -> Any:
+    return one.get(key) if key and isinstance(one, Mapping) else one
+
+
+def _without_directive(patch: _Map) -> dict[str, Any]:
+    return {name: value for name, value in patch.items() if name != _PATCH}
+
+
+# Protobuf bodies.
+
+
+PROTOBUF_CONTENT_TYPE = "application/vnd.kubernetes.protobuf"
+_MAGIC = b"k8s\x00"
+_MESSAGES: Mapping[str, type[Message]] = {
+    "ConfigMap": wire.ConfigMap,
+    "DeleteOptions": wire.DeleteOptions,
+    "Eviction": wire.Eviction,
+    "Namespace": wire.Namespace,
+    "Secret": wire.Secret,
+    "ServiceAccount": wire.ServiceAccount,
+}
+
+
+class UnreadableProtobuf(Exception):
+    """It is no object in protobuf, or one of a kind that is not read; the text says which."""
+
+
+def read_protobuf(body: bytes) -> Object:
+    """The object. Raises `Unreadable`."""
+    try:
+        return _read_envelope(body)
+    except DecodeError as error:
+        raise UnreadableProtobuf(str(error)) from error
+
+
+def _read_envelope(body: bytes) -> Object:
+    if not body.startswith(_MAGIC):
+        raise UnreadableProtobuf("it does not begin as Kubernetes' protobuf does")
+    envelope = wire.Unknown.FromString(body.removeprefix(_MAGIC))
+    kind = envelope.typeMeta.kind
+    if kind not in _MESSAGES:
+        raise UnreadableProtobuf(f"kind {kind!r}")
+    message = _MESSAGES[kind].FromString(envelope.raw)
+    told = MessageToDict(message, preserving_proto_field_name=True)
+    return {"apiVersion": envelope.typeMeta.apiVersion, "kind": kind, **told}

@@ -1,0 +1,412 @@
+"""Field ownership and server-side apply (metadata.managedFields, structured merge).
+
+A field is a path of elements in the spelling of FieldsV1: `f:name` for a map key, `k:{...}` for an item
+of a list that merges by keys, `v:...` for a member of a set. Atomic lists and maps are one field.
+
+`record_update` assigns the fields that a create, replace or patch changed to its writer; others lose
+them. `apply_fields` merges the applied object over the live one. It raises a conflict when another
+manager owns a field that would get another value, unless forced. A field that the manager applied
+before and leaves out now is removed, unless somebody else owns it. An apply and an update by the same
+manager are two owners.
+
+The first server-side apply by kubectl may take over the fields of its last-applied annotation, which is
+kept up to date for clients that go back to client-side apply.
+
+`clone` copies an object as a trip over the wire would.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from rackloom.core.kubernetes.objects import Object
+from rackloom.lab.kube import refusals
+from rackloom.lab.kube.objects import TypeSchema
+
+# Paths: sets of fields, and reading, removing and merging along a path.
+
+
+FieldPath = tuple[str, ...]
+Fields = frozenset[FieldPath]
+
+ABSENT: Any = object()
+"""What `find` answers where a path leads nowhere."""
+
+_UNOWNED_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "selfLink",
+)
+_SERVER_METADATA = ("managedFields", "deletionTimestamp", "deletionGracePeriodSeconds", "generateName")
+
+
+def owned_fields(obj: Object, shape: TypeSchema) -> Fields:
+    """The fields of `obj` that somebody can own: not its type, its name, nor what the server sets."""
+    return frozenset(owned_values(obj, shape))
+
+
+def owned_values(obj: Object, shape: TypeSchema) -> dict[FieldPath, Any]:
+    """The fields that somebody can own, with their values; an item of a list stands for itself (True)."""
+    body = {key: value for key, value in obj.items() if key not in ("apiVersion", "kind", "metadata")}
+    metadata = {
+        key: value
+        for key, value in obj.get("metadata", {}).items()
+        if key not in _UNOWNED_METADATA and key not in _SERVER_METADATA
+    }
+    if metadata:
+        body["metadata"] = metadata
+    return dict(_leaves(body, shape, "", ())) if body else {}
+
+
+def _leaves(value: Any, shape: TypeSchema, at: str, path: FieldPath) -> Iterator[tuple[FieldPath, Any]]:
+    if isinstance(value, dict) and value and at not in shape.atoms:
+        for key, child in value.items():
+            yield from _leaves(child, shape, f"{at}.{key}" if at else key, (*path, f"f:{key}"))
+        return
+    keys = shape.merging(at) if isinstance(value, list) and value else None
+    if keys is None:
+        yield path, value
+        return
+    for item in value:
+        here = (*path, element_of(item, keys))
+        yield here, True
+        if keys:
+            yield from _leaves(item, shape, at, here)
+
+
+def element_of(item: Any, keys: tuple[str, ...]) -> str:
+    """How a path names one item of a merging list."""
+    if not keys:
+        return f"v:{msgspec.json.encode(item).decode()}"
+    found = {key: item[key] for key in keys if key in item}
+    return f"k:{msgspec.json.encode(found, order='sorted').decode()}"
+
+
+def find_value(value: Any, path: FieldPath) -> Any:
+    """The value that a path leads to, or ABSENT."""
+    for element in path:
+        value = _follow_element(value, element)
+        if value is ABSENT:
+            return ABSENT
+    return value
+
+
+def _follow_element(value: Any, element: str) -> Any:
+    if element.startswith("f:"):
+        return value.get(element[2:], ABSENT) if isinstance(value, dict) else ABSENT
+    index = _position(value, element)
+    return ABSENT if index is None else value[index]
+
+
+def _position(items: Any, element: str) -> int | None:
+    if not isinstance(items, list):
+        return None
+    wanted = json.loads(element[2:])
+    for index, item in enumerate(items):
+        if item == wanted or (element[0] == "k" and wanted.items() <= item.items()):
+            return index
+    return None
+
+
+def remove_field(obj: Any, path: FieldPath) -> None:
+    """Take a field out of `obj` (in place), and the maps and lists that it leaves empty.
+
+    A field by which its list merges stays: it is the item's name.
+    """
+    if _is_key(path):
+        return
+    parents = [obj]
+    for element in path[:-1]:
+        parents.append(_follow_element(parents[-1], element))
+        if parents[-1] is ABSENT:
+            return
+    for parent, element in zip(reversed(parents), reversed(path), strict=True):
+        _drop_element(parent, element)
+        if parent:
+            return
+
+
+def _is_key(path: FieldPath) -> bool:
+    above = path[-2] if len(path) > 1 else ""
+    return above.startswith("k:") and path[-1][2:] in json.loads(above[2:])
+
+
+def _drop_element(parent: Any, element: str) -> None:
+    if element.startswith("f:"):
+        parent.pop(element[2:], None)
+        return
+    index = _position(parent, element)
+    if index is not None:
+        del parent[index]
+
+
+def merge_applied(live: Any, applied: Any, shape: TypeSchema, at: str = "") -> Any:
+    """`applied` laid over `live`: maps by key, merging lists by theirs, everything else replaced."""
+    if isinstance(live, dict) and isinstance(applied, dict) and at not in shape.atoms:
+        laid = {
+            key: merge_applied(live.get(key), value, shape, f"{at}.{key}" if at else key)
+            for key, value in applied.items()
+        }
+        return {**live, **laid}
+    keys = shape.merging(at) if isinstance(live, list) and isinstance(applied, list) else None
+    return applied if keys is None else _merge_list_items(live, applied, shape, at, keys)
+
+
+def _merge_list_items(
+    live: list[Any], applied: list[Any], shape: TypeSchema, at: str, keys: tuple[str, ...]
+) -> Any:
+    merged = {element_of(item, keys): item for item in live}
+    for item in applied:
+        element = element_of(item, keys)
+        merged[element] = merge_applied(merged.get(element), item, shape, at) if keys else item
+    return list(merged.values())
+
+
+def encode_fields(paths: Iterable[FieldPath]) -> dict[str, Any]:
+    """FieldsV1: nested maps, with `.` where an item of a list is itself owned."""
+    nested: dict[str, Any] = {}
+    for path in sorted(paths):
+        here = nested
+        for element in path:
+            here = here.setdefault(element, {})
+        if path[-1][0] == "k":
+            here["."] = {}
+    return nested
+
+
+def decode_fields(nested: dict[str, Any], path: FieldPath = ()) -> Fields:
+    """The paths of a FieldsV1."""
+    if not nested:
+        return frozenset({path})
+    found: set[FieldPath] = set()
+    for element, below in nested.items():
+        found |= {path} if element == "." else decode_fields(below, (*path, element))
+    return frozenset(found)
+
+
+def path_text(path: FieldPath) -> str:
+    """A path as conflict messages spell it: `.spec.nodes[name="a"].index`."""
+    return "".join(_element_text(element) for element in path)
+
+
+def _element_text(element: str) -> str:
+    if element.startswith("f:"):
+        return f".{element[2:]}"
+    if element.startswith("v:"):
+        return f"[={element[2:]}]"
+    keys = json.loads(element[2:])
+    return f"[{','.join(f'{key}={json.dumps(value)}' for key, value in keys.items())}]"
+
+
+# Handover from client-side to server-side apply.
+
+
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_KUBECTL = "kubectl"
+
+
+def fields_handed_over(obj: Object, manager: str, shape: TypeSchema) -> Fields:
+    """The fields that a first server-side apply by this manager may take from whoever has them."""
+    told = _last_applied(obj)
+    if manager != _KUBECTL or told is None:
+        return frozenset()
+    try:
+        return owned_fields(msgspec.json.decode(told), shape)
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        return frozenset()
+
+
+def with_last_applied(merged: Object, applied: Object, manager: str) -> Object:
+    """`merged` with what was applied in its annotation, where it has that and kubectl applied."""
+    if manager != _KUBECTL or _last_applied(merged) is None:
+        return merged
+    metadata, told = merged["metadata"], msgspec.json.encode(applied, order="sorted").decode() + "\n"
+    return {
+        **merged,
+        "metadata": {**metadata, "annotations": {**metadata["annotations"], LAST_APPLIED: told}},
+    }
+
+
+def _last_applied(obj: Object) -> str | None:
+    annotations: dict[str, str] = obj["metadata"].get("annotations") or {}
+    return annotations.get(LAST_APPLIED)
+
+
+# Owners, and server-side apply.
+
+
+@dataclass(frozen=True, slots=True)
+class FieldWriter:
+    """Who writes: a field manager, by `Apply` or `Update`, through the object or a subresource of it."""
+
+    manager: str
+    operation: str
+    api_version: str
+    subresource: str = ""
+
+    def __str__(self) -> str:
+        through = f' with subresource "{self.subresource}"' if self.subresource else ""
+        by = f" using {self.api_version}" if self.operation == "Update" else ""
+        return f'"{self.manager}"{through}{by}'
+
+    def same_owner(self, other: "FieldWriter") -> bool:
+        """Whether both are one owner: an apply and an update of one manager are two."""
+        mine = (self.manager, self.operation, self.subresource)
+        return mine == (other.manager, other.operation, other.subresource)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedFields:
+    """What one writer owns, and since when it has been so (RFC 3339)."""
+
+    writer: FieldWriter
+    fields: Fields
+    time: str
+    entry: Object | None = None
+    """Its entry in metadata.managedFields, where it is as it was read."""
+
+    def but(self, owned: Fields) -> "OwnedFields":
+        """The same writer with these fields."""
+        return self if owned == self.fields else replace(self, fields=owned, entry=None)
+
+
+FieldOwners = tuple[OwnedFields, ...]
+_APPLICABLE_METADATA = ("labels", "annotations", "ownerReferences", "finalizers")
+"""What an apply can say of metadata; the rest is the server's."""
+
+
+def clone(obj: Any) -> Any:
+    """A copy that shares nothing with its original, as a trip over the wire makes it (no tuples)."""
+    return msgspec.json.decode(msgspec.json.encode(obj))
+
+
+def owners_of(obj: Object) -> FieldOwners:
+    """The owners that an object names."""
+    return tuple(_decode_owner(entry) for entry in obj["metadata"].get("managedFields", ()))
+
+
+def _decode_owner(entry: Object) -> OwnedFields:
+    writer = FieldWriter(
+        entry["manager"], entry["operation"], entry["apiVersion"], entry.get("subresource", "")
+    )
+    return OwnedFields(writer, decode_fields(entry["fieldsV1"]), entry.get("time", ""), entry)
+
+
+def _encode_owner(holding: OwnedFields) -> Object:
+    if holding.entry is not None:
+        return holding.entry
+    writer = holding.writer
+    entry: Object = {
+        "manager": writer.manager,
+        "operation": writer.operation,
+        "apiVersion": writer.api_version,
+        "fieldsType": "FieldsV1",
+        "fieldsV1": encode_fields(holding.fields),
+    }
+    # What kubectl hands over to itself has no time.
+    if holding.time:
+        entry["time"] = holding.time
+    if writer.subresource:
+        entry["subresource"] = writer.subresource
+    return entry
+
+
+def with_owners(obj: Object, holdings: FieldOwners) -> Object:
+    """`obj` with these owners; who owns nothing any more is not named."""
+    entries = [_encode_owner(holding) for holding in holdings if holding.fields]
+    return {**obj, "metadata": {**obj["metadata"], "managedFields": entries}}
+
+
+def record_update(
+    old: Object | None, new: Object, writer: FieldWriter, shape: TypeSchema, now: str
+) -> Object:
+    """`new` with its owners after a create, replace or patch: what changed now belongs to the writer."""
+    before = {} if old is None else owned_values(old, shape)
+    values = owned_values(new, shape)
+    changed = frozenset(path for path in values if before.get(path, ABSENT) != values[path])
+    holdings = () if old is None else _owners_before(old, new)
+    return with_owners(new, _owners_after_update(holdings, writer, changed, frozenset(values), now))
+
+
+def _owners_before(old: Object, new: Object) -> FieldOwners:
+    """The owners before a write: a patch may have changed them, as `kubectl apply --server-side` does.
+
+    As a real server does, what cannot be read is passed over.
+    """
+    if new["metadata"].get("managedFields") == old["metadata"].get("managedFields"):
+        return owners_of(old)
+    try:
+        return owners_of(new)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return owners_of(old)
+
+
+def _owners_after_update(
+    holdings: FieldOwners, writer: FieldWriter, changed: Fields, present: Fields, now: str
+) -> FieldOwners:
+    """Others lose what was changed or is gone; the writer keeps what it had and gains what it changed."""
+    mine = next(
+        (one for one in holdings if one.writer.same_owner(writer)), OwnedFields(writer, frozenset(), now)
+    )
+    after = [one.but((one.fields & present) - changed) for one in holdings if one is not mine]
+    kept = (mine.fields & present) | changed
+    return (*after, mine if kept == mine.fields else OwnedFields(writer, kept, now))
+
+
+def apply_fields(
+    old: Object, wanted: Object, writer: FieldWriter, shape: TypeSchema, now: str, *, force: bool
+) -> Object:
+    """`old` after a server-side apply of `wanted`. Raises `Conflict` when another manager owns a field of it.
+
+    A field that the writer applied before and leaves out now is removed, unless someone else owns it too.
+    """
+    asked = owned_fields(wanted, shape)
+    holdings = owners_of(old)
+    others = tuple(one for one in holdings if not one.writer.same_owner(writer))
+    lost = _conflicts(old, wanted, asked, others)
+    first = len(others) == len(holdings)
+    yielding = fields_handed_over(old, writer.manager, shape) if first else frozenset()
+    if not force and not {path for _, path in lost} <= yielding:
+        raise refusals.apply_conflict([(str(one.writer), path_text(path)) for one, path in lost])
+    mine = next(
+        (one for one in holdings if one.writer.same_owner(writer)), OwnedFields(writer, frozenset(), now)
+    )
+    taken = frozenset(path for _, path in lost)
+    others = tuple(one.but(one.fields - taken) for one in others)
+    merged = clone(merge_applied(old, _without_server_fields(wanted), shape))
+    _remove_unowned(merged, mine.fields - asked, asked.union(*(one.fields for one in others)))
+    held = mine if asked == mine.fields and not taken else OwnedFields(writer, asked, now)
+    present = owned_fields(merged, shape)
+    return with_owners(merged, tuple(one.but(one.fields & present) for one in (*others, held)))
+
+
+def _conflicts(
+    old: Object, wanted: Object, asked: Fields, others: FieldOwners
+) -> list[tuple[OwnedFields, FieldPath]]:
+    """The fields that another owns and that would get another value."""
+    return [
+        (one, path)
+        for one in others
+        for path in sorted(one.fields & asked)
+        if path[-1][0] == "f" and find_value(old, path) not in (ABSENT, find_value(wanted, path))
+    ]
+
+
+def _without_server_fields(wanted: Object) -> Object:
+    given = wanted["metadata"]
+    metadata = {key: given[key] for key in _APPLICABLE_METADATA if key in given}
+    return {**wanted, "metadata": metadata}
+
+
+def _remove_unowned(merged: Object, dropped: Fields, owned: Fields) -> None:
+    """Remove what nobody owns any more, in `merged`; whole items of lists before what is in them."""
+    for path in sorted(dropped - owned, key=len):
+        if not any(kept[: len(path)] == path for kept in owned):
+            remove_field(merged, path)

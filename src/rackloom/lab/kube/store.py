@@ -1,0 +1,299 @@
+"""The stored objects of the server, with one resourceVersion, and the history that watches read.
+
+Stored objects are immutable: each write stores a new value, and readers must not change what they get;
+the front ends hand out copies. `put` and `drop` first compute everything that can fail and then change
+the store, so a write is stored whole or not at all. Indexes by UID, by owner and by spec.nodeName keep
+garbage collection and kubelet-like watches cheap.
+
+`History` keeps the newest `window` changes of each kind. A watch from an older version, or from before
+`compact`, is expired (410). Watches with an equal `WatchScope` are evaluated once per change. An object
+that starts to match a selector is ADDED, and one that stops matching is DELETED. Listeners in the same
+process see every change as it happens, in the context of the server.
+"""
+
+import asyncio
+import contextvars
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rackloom.claim.kube.api import WatchEvent
+from rackloom.core.kubernetes.objects import Object, ResourceKind
+from rackloom.lab.kube import objects as kube_objects
+from rackloom.lab.kube import refusals
+
+ChangeType = Literal["ADDED", "MODIFIED", "DELETED"]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One change: what became of an object, and what it was before (None: it was not there)."""
+
+    version: int
+    type: ChangeType
+    object: Object
+    before: Object | None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchScope:
+    """What a watch looks at. Equal ones are asked once about a change, however many watches have them."""
+
+    namespace: str | None
+    matches: Callable[[Object], bool]
+
+    def holds(self, obj: Object | None) -> bool:
+        """Whether an object is one of those watched."""
+        if obj is None:
+            return False
+        return self.namespace in (None, obj["metadata"].get("namespace")) and self.matches(obj)
+
+    def seen(self, entry: HistoryEntry) -> WatchEvent | None:
+        """How a change looks from here: what stops matching is DELETED, what starts is ADDED."""
+        now = entry.type != "DELETED" and self.holds(entry.object)
+        before = self.holds(entry.before)
+        if now:
+            return WatchEvent("MODIFIED" if before else "ADDED", entry.object)
+        return WatchEvent("DELETED", entry.object) if before else None
+
+
+class WatchFeed:
+    """What one watch has still to tell: changes after a version. None in the queue ends it."""
+
+    def __init__(self, scope: WatchScope, after: int) -> None:
+        self.scope = scope
+        self.after = after
+        self.queue: asyncio.Queue[WatchEvent | None] = asyncio.Queue()
+
+    def tell(self, event: WatchEvent | None) -> None:
+        """Queue a change as its scope sees it, if it does."""
+        if event is not None:
+            self.queue.put_nowait(event)
+
+
+class History:
+    """Changes of every kind, the newest `window` of each; older resourceVersions are expired."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._entries: dict[ResourceKind, deque[HistoryEntry]] = defaultdict(deque)
+        self._floor: dict[ResourceKind, int] = defaultdict(int)
+        self.compacted = 0
+        self._feeds: dict[ResourceKind, dict[WatchScope, dict[WatchFeed, None]]] = defaultdict(dict)
+        self.version = 1
+        self.listeners: list[Callable[[ResourceKind, Object], None]] = []
+        """Told of every change as it happens: the way in for controllers of the same process."""
+        self.context = contextvars.copy_context()
+        """That of the server: what its controllers begin is not the writer's, who may be stopped."""
+
+    def add(self, kind: ResourceKind, change: ChangeType, obj: Object, before: Object | None) -> None:
+        """Record what happened at the current version, and tell it to the watches."""
+        entry = HistoryEntry(self.version, change, obj, before)
+        entries = self._entries[kind]
+        entries.append(entry)
+        if len(entries) > self._window:
+            self._floor[kind] = entries.popleft().version
+        for scope, feeds in self._feeds[kind].items():
+            event = scope.seen(entry)
+            for feed in feeds:
+                if entry.version > feed.after:
+                    feed.tell(event)
+        for listener in self.listeners:
+            self.context.copy().run(listener, kind, obj)
+
+    def open(self, kind: ResourceKind, scope: WatchScope, after: int) -> WatchFeed:
+        """A watch from a version on, be it one to come. Raises `Expired` when that is too long ago."""
+        floor = self.oldest(kind)
+        if after < floor:
+            raise refusals.watch_expired(after, floor)
+        feed = WatchFeed(scope, after)
+        for entry in self._entries[kind]:
+            if entry.version > after:
+                feed.tell(scope.seen(entry))
+        self._feeds[kind].setdefault(scope, {})[feed] = None
+        return feed
+
+    def oldest(self, kind: ResourceKind) -> int:
+        """The version that a kind is known from."""
+        return max(self._floor[kind], self.compacted)
+
+    def undone(self, kind: ResourceKind, until: int) -> Iterator[HistoryEntry]:
+        """The changes of a kind after a version, the newest first."""
+        for entry in reversed(self._entries[kind]):
+            if entry.version <= until:
+                return
+            yield entry
+
+    def close(self, kind: ResourceKind, feed: WatchFeed) -> None:
+        """A watch that nobody reads any more."""
+        feeds = self._feeds[kind].get(feed.scope, {})
+        feeds.pop(feed, None)
+        if not feeds:
+            self._feeds[kind].pop(feed.scope, None)
+
+    def compact(self) -> None:
+        """Forget the past: every version but the current one is expired."""
+        self._entries.clear()
+        self.compacted = self.version
+
+    def hang_up(self) -> None:
+        """End every watch, as a server does that is restarted."""
+        for scopes in self._feeds.values():
+            for feed in (one for feeds in scopes.values() for one in feeds):
+                feed.queue.put_nowait(None)
+            scopes.clear()
+
+
+ObjectKey = tuple[str | None, str]
+"""(namespace, name) of an object; the namespace of a cluster-wide one is None."""
+
+
+class ObjectStore(History):
+    """Every object of every kind. One resourceVersion counts all writes, as etcd's revision does."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__(window)
+        self._objects: dict[ResourceKind, dict[ObjectKey, Object]] = defaultdict(dict)
+        self._unsorted: set[ResourceKind] = set()
+        """Kinds to which an object was added since they were last put in order."""
+        self._by_uid: dict[str, tuple[ResourceKind, ObjectKey]] = {}
+        self._dependents: dict[str, set[tuple[ResourceKind, ObjectKey]]] = defaultdict(set)
+        self._by_node: dict[tuple[ResourceKind, str], set[ObjectKey]] = defaultdict(set)
+
+    def find(self, kind: ResourceKind, key: ObjectKey) -> Object | None:
+        """The object, or None."""
+        return self._objects[kind].get(key)
+
+    def read(self, kind: ResourceKind, key: ObjectKey) -> Object:
+        """The object. Raises `NotFound`."""
+        found = self._objects[kind].get(key)
+        if found is None:
+            raise refusals.not_found(kind, key[1])
+        return found
+
+    def all(self, kind: ResourceKind) -> list[Object]:
+        """Every object of a kind, by namespace and name."""
+        if kind in self._unsorted:
+            self._unsorted.discard(kind)
+            self._objects[kind] = _sorted_objects(self._objects[kind])
+        return list(self._objects[kind].values())
+
+    def at(self, kind: ResourceKind, version: int) -> list[Object]:
+        """Every object of a kind as it was at a version. Raises `Expired` where that is too long ago."""
+        if version < self.oldest(kind):
+            raise refusals.list_expired()
+        objects = dict(self._objects[kind])
+        for entry in self.undone(kind, version):
+            objects.pop(key_of(entry.object), None)
+            if entry.before is not None:
+                objects[key_of(entry.before)] = entry.before
+        return list(_sorted_objects(objects).values())
+
+    def narrowed(self, kind: ResourceKind, fields: Mapping[str, str]) -> list[Object]:
+        """Every object of a kind that may have these fields: a server has indexes for the common ones."""
+        node = fields.get("spec.nodeName")
+        if node is None:
+            return self.all(kind)
+        objects = self._objects[kind]
+        return [objects[key] for key in sorted(self._by_node[kind, node], key=str)]
+
+    def put(self, kind: ResourceKind, obj: Object) -> Object:
+        """Store an object as it is now, under a new resourceVersion; returns it with that."""
+        key = key_of(obj)
+        before = self._objects[kind].get(key)
+        stored = _with_version(obj, self.version + 1)
+        # All that can fail comes before the first change: a write is stored whole or not at all.
+        left, taken = _index_places(before), _index_places(stored)
+        self.version += 1
+        self._objects[kind][key] = stored
+        if before is None:
+            self._unsorted.add(kind)
+        self._reindex(kind, key, left, taken)
+        self.add(kind, "ADDED" if before is None else "MODIFIED", stored, before)
+        return stored
+
+    def drop(self, kind: ResourceKind, key: ObjectKey) -> Object:
+        """Remove an object; what watches see of it carries the version of its removal."""
+        before = self._objects[kind][key]
+        gone, left = _with_version(before, self.version + 1), _index_places(before)
+        self.version += 1
+        del self._objects[kind][key]
+        self._reindex(kind, key, left, None)
+        self.add(kind, "DELETED", gone, before)
+        return gone
+
+    def _reindex(
+        self, kind: ResourceKind, key: ObjectKey, left: "_IndexPlaces | None", taken: "_IndexPlaces | None"
+    ) -> None:
+        if left is not None:
+            self._by_uid.pop(left.uid, None)
+            for owner in left.owners:
+                self._dependents[owner].discard((kind, key))
+            self._by_node[kind, left.node].discard(key)
+        if taken is not None:
+            self._by_uid[taken.uid] = (kind, key)
+            for owner in taken.owners:
+                self._dependents[owner].add((kind, key))
+            self._by_node[kind, taken.node].add(key)
+
+    def is_alive(self, uid: str) -> bool:
+        """Whether an object of this uid is stored."""
+        return uid in self._by_uid
+
+    def whose(self, uid: str) -> tuple[ResourceKind, ObjectKey] | None:
+        """Where the object of a uid is, if there is one."""
+        return self._by_uid.get(uid)
+
+    def dependents(self, uid: str) -> Iterator[tuple[ResourceKind, ObjectKey, Object]]:
+        """The objects that name `uid` as an owner."""
+        for kind, key in sorted(self._dependents.get(uid, ()), key=str):
+            yield kind, key, self._objects[kind][key]
+
+    def inside(self, namespace: str) -> Iterator[tuple[ResourceKind, ObjectKey]]:
+        """Everything in a namespace."""
+        for kind, objects in self._objects.items():
+            for key in [key for key in objects if key[0] == namespace]:
+                yield kind, key
+
+    def defined_by(self, definition: str) -> Iterator[tuple[ResourceKind, ObjectKey]]:
+        """Every object of the type that a CustomResourceDefinition of this name defines."""
+        for kind, objects in self._objects.items():
+            if f"{kind.plural}.{kind.group}" == definition:
+                for key in list(objects):
+                    yield kind, key
+
+
+@dataclass(frozen=True, slots=True)
+class _IndexPlaces:
+    """Where the indexes have an object."""
+
+    uid: str
+    owners: frozenset[str]
+    node: str
+
+
+def _index_places(obj: Object | None) -> _IndexPlaces | None:
+    if obj is None:
+        return None
+    owners = frozenset(owner["uid"] for owner in kube_objects.owner_references(obj))
+    return _IndexPlaces(obj["metadata"]["uid"], owners, _node_name(obj))
+
+
+def key_of(obj: Object) -> ObjectKey:
+    """Under what an object is stored."""
+    return obj["metadata"].get("namespace"), obj["metadata"]["name"]
+
+
+def _sorted_objects(objects: dict[ObjectKey, Object]) -> dict[ObjectKey, Object]:
+    return dict(sorted(objects.items(), key=lambda one: (one[0][0] or "", one[0][1])))
+
+
+def _node_name(obj: Object) -> str:
+    """The value of field selectors on spec.nodeName; "" where there is none."""
+    spec = obj.get("spec")
+    return str(spec.get("nodeName", "")) if isinstance(spec, Mapping) else ""
+
+
+def _with_version(obj: Object, version: int) -> Object:
+    return {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}}

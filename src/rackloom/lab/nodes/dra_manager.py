@@ -1,0 +1,192 @@
+"""A kubelet's DRA manager: whose plugins prepare the claims of a pod, and when.
+
+`ClaimInfoCache` is the checkpoint of one node: the claims by namespace and name, each with the UIDs of
+the pods that use it (k8s.io/kubernetes, pkg/kubelet/cm/dra). A claim that several pods share is
+prepared for the first of them and unprepared with the last. A new claim of the same name waits until
+the old one was given back. After a restart kubelet knows the users from its checkpoint, but prepares
+again.
+
+A pod whose plugin is not registered uses nothing, so that it can go without one.
+
+`DraManager` outlives the simulated kubelets of a process: it is what their disks remember.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from rackloom.claim.node.plugin import ClaimRef
+from rackloom.core.kubernetes.objects import Object
+from rackloom.errors import Retry
+
+
+class PodClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """An allocated claim, and the drivers whose devices it got."""
+
+    ref: ClaimRef
+    drivers: frozenset[str]
+
+    @property
+    def uid(self) -> str:
+        """UID of the claim."""
+        return self.ref.uid
+
+
+def pod_claim(obj: dict[str, Any]) -> PodClaim:
+    """Read an allocated ResourceClaim."""
+    meta = obj["metadata"]
+    results = obj["status"]["allocation"]["devices"]["results"]
+    return PodClaim(
+        ref=ClaimRef(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"]),
+        drivers=frozenset(one["driver"] for one in results),
+    )
+
+
+# The checkpoint: which pods use which claims.
+
+
+_AGAIN_S = 1.0
+
+
+@dataclass(slots=True)
+class _ClaimInfo:
+    claim: PodClaim
+    pods: set[str] = field(default_factory=set)
+    is_prepared: bool = False
+
+
+class ClaimInfoCache:
+    """The claims of one node, by namespace and name, each with the UIDs of the pods that use it."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str], _ClaimInfo] = {}
+        self._met: set[str] = set()
+        self._started: set[str] = set()
+
+    def meet(self, pod: Object) -> None:
+        """Note that a pod is here, though nothing may be prepared for it yet."""
+        self._met.add(pod["metadata"]["uid"])
+
+    def begin(self, pod: Object, claims: Sequence[Object]) -> list[PodClaim]:
+        """Note that `pod` uses these; returns those that are to be prepared for it.
+
+        Raises:
+            Retry: another claim of such a name has not been given back yet.
+        """
+        self.meet(pod)
+        if pod["metadata"]["uid"] in self._started:
+            self._forget_what_is_prepared()
+        return [entry.claim for entry in [self._use(pod, claim) for claim in claims] if not entry.is_prepared]
+
+    def _forget_what_is_prepared(self) -> None:
+        """Only a kubelet that was restarted asks for a pod again: its checkpoint has but the users."""
+        self._started.clear()
+        for entry in self._entries.values():
+            entry.is_prepared = False
+
+    def _use(self, pod: Object, claim: Object) -> _ClaimInfo:
+        found = pod_claim(claim)
+        entry = self._entries.setdefault((found.ref.namespace, found.ref.name), _ClaimInfo(found))
+        if entry.claim.uid != found.uid:
+            same = f"old ResourceClaim with same name {found.ref.name}"
+            raise Retry(f"{same} and different UID {entry.claim.uid} still exists", after=_AGAIN_S)
+        # Who went while the node was off has no reservation left; a kubelet looks for such pods every minute.
+        entry.pods &= {one["uid"] for one in claim["status"].get("reservedFor") or ()}
+        entry.pods.add(pod["metadata"]["uid"])
+        return entry
+
+    def note_started(self, pod: Object, claims: Iterable[PodClaim]) -> None:
+        """These were prepared, which is all that the pod lacked."""
+        self._started.add(pod["metadata"]["uid"])
+        for claim in claims:
+            self._entries[claim.ref.namespace, claim.ref.name].is_prepared = True
+
+    def end(self, pod: Object, claims: Sequence[Object]) -> list[PodClaim]:
+        """Note that `pod` no longer uses these; returns those that nobody else does: to be unprepared.
+
+        Of those it stays a user until `forget`, so that it can be asked again.
+        """
+        uid, last = pod["metadata"]["uid"], []
+        is_known = uid in self._met
+        self._met.discard(uid)
+        self._started.discard(uid)
+        for claim in claims:
+            entry = self._entries.get((claim["metadata"]["namespace"], claim["metadata"]["name"]))
+            if entry is None and not is_known:
+                last += _prepared_by_earlier_process(claim, uid)
+            elif entry is not None and entry.pods == {uid}:
+                last.append(entry.claim)
+            elif entry is not None:
+                entry.pods.discard(uid)
+        return last
+
+    def forget(self, claims: Iterable[PodClaim]) -> None:
+        """These were unprepared."""
+        for claim in claims:
+            self._entries.pop((claim.ref.namespace, claim.ref.name), None)
+
+
+def require_plugins(registered: Container[str], claims: Sequence[Object]) -> None:
+    """A pod whose plugin was never there uses nothing, so that it can go without one.
+
+    Raises:
+        Retry: the driver of a claim is not registered.
+    """
+    for driver in sorted({driver for one in claims for driver in pod_claim(one).drivers}):
+        if driver not in registered:
+            raise Retry(f"DRA driver {driver} is not registered", after=_AGAIN_S)
+
+
+def _prepared_by_earlier_process(claim: Object, pod: str) -> list[PodClaim]:
+    """There is no file behind this, so what an earlier process prepared is known from the claim alone."""
+    status = claim.get("status") or {}
+    others = {one["uid"] for one in status.get("reservedFor") or ()} - {pod}
+    return [] if others or "allocation" not in status else [pod_claim(claim)]
+
+
+# The manager.
+
+
+class NodePlugins(Protocol):
+    """The DRA plugins of one node, wherever they run."""
+
+    @property
+    def drivers(self) -> Container[str]:
+        """Those that are registered."""
+
+    async def prepare(self, claims: Sequence[PodClaim]) -> None:
+        """Prepare each claim. Raises `Retry` with what a plugin said."""
+
+    async def unprepare(self, claims: Sequence[PodClaim]) -> None:
+        """Give each back. Raises `Retry` with what a plugin said."""
+
+
+class DraManager:
+    """`Devices` of kubelets: the plugins of each node, and on its disk who uses which claim.
+
+    `plugins_of` finds those of a node by its name, or raises `Retry`. Keep this where kubelets are restarted:
+    it is what their disks remember.
+    """
+
+    def __init__(self, plugins_of: Callable[[str], NodePlugins]) -> None:
+        self._plugins_of = plugins_of
+        self._users: defaultdict[str, ClaimInfoCache] = defaultdict(ClaimInfoCache)
+
+    async def prepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
+        """Raises `Retry` with what a plugin said."""
+        plugins, users = self._plugins_of(node), self._users[node]
+        users.meet(pod)
+        require_plugins(plugins.drivers, claims)
+        fresh = users.begin(pod, claims)
+        await plugins.prepare(fresh)
+        users.note_started(pod, fresh)
+
+    async def unprepare(self, node: str, pod: Object, claims: Sequence[Object]) -> None:
+        """Raises `Retry` where a plugin still holds something."""
+        plugins, users = self._plugins_of(node), self._users[node]
+        last = users.end(pod, claims)
+        await plugins.unprepare(last)
+        users.forget(last)

@@ -1,0 +1,404 @@
+"""The trays of a simulated site as nodes of a cluster, each with the three production plugins.
+
+`TrayNode` holds the IMEX, GPU and NIC plugins of one tray and answers prepare and unprepare as kubelet
+calls them. The plugins' periodic loops do not run, because thousands of them share one process: whoever
+changes something about a tray calls `look`, which is when those loops would find out. Checkpoints and
+CDI files are real files, so a boot starts from what was written. The node label is written by a model
+of GPU Feature Discovery.
+
+`TrayNodes` registers all nodes and follows the switches: each change of a fabric updates the GPUs of
+its trays and has the changed ones looked at. It can lose, heal and reboot a node, and tells the plugins
+when the API server answers again.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from rackloom.claim.kube.api import Expired, KubeApi, KubeError
+from rackloom.claim.node.checkpoint import Checkpoint
+from rackloom.claim.node.fabric import FabricMonitor
+from rackloom.claim.node.gpu.inventory import DeclaredInventory
+from rackloom.claim.node.gpu.monitor import HARMLESS_XIDS, GpuMonitor, GpuReader
+from rackloom.claim.node.gpu.plugin import GPU_DRIVER, DriverFiles, GpuPlugin, GpuSettings
+from rackloom.claim.node.gpu.sharing import DriverPrograms
+from rackloom.claim.node.imex.devices import ImexKernel, ImexSettings
+from rackloom.claim.node.imex.domains import HostImexDaemon
+from rackloom.claim.node.imex.plugin import ImexPlugin
+from rackloom.claim.node.metrics import PluginMetrics
+from rackloom.claim.node.nic.attach import AttachmentManager, AttachmentStore
+from rackloom.claim.node.nic.dhcp import LeaseStore
+from rackloom.claim.node.nic.plugin import NIC_DRIVER, NicPlugin, NicSettings
+from rackloom.claim.node.plugin import ClaimRef, NodePlugin
+from rackloom.claim.node.requests import ClaimAnswer, Requests
+from rackloom.claim.node.run import PluginDirectories, PluginHost, PluginProcess
+from rackloom.claim.node.slices import RETRY_SECONDS, SlicePublisher
+from rackloom.core.domains.names import GPU_CLIQUE_LABEL, IMEX_DRIVER, SIMULATED_LABEL
+from rackloom.core.kubernetes.objects import NODE, RESOURCE_SLICE
+from rackloom.errors import Refused, Retry
+from rackloom.lab.nodes.dra_manager import PodClaim
+from rackloom.lab.nodes.gpus import TrayGpuDriver, TrayNames, clique_label, fabric_slots_of, gpus_of_tray
+from rackloom.lab.nodes.host_files import TrayHostFiles, TrayNics
+from rackloom.lab.nodes.kubelets import NodeSpec, SimulatedKubelets
+from rackloom.lab.switches.fabric import FabricSnapshot, SimulatedFabric
+from rackloom.topology.nics import NO_CLUSTER_NETWORK, ClusterNetwork
+from rackloom.topology.rack import ComputeTray, RackSite
+
+# One tray.
+
+
+_AGAIN_S = 1.0
+
+
+class TrayEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """What all trays of a process share."""
+
+    plugins: KubeApi
+    """The API server as the plugins ask it."""
+    labels: KubeApi
+    """The same as GPU Feature Discovery does."""
+    root: Path
+    """A directory for each node that has run a pod."""
+    host: TrayHostFiles
+    gpus: DeclaredInventory
+    namespace: str
+    """The driver's."""
+    wall: Callable[[], float]
+    """Seconds since the epoch."""
+    meter: PluginMetrics
+    """Counts for all of them: nobody reads a page of one simulated node."""
+
+
+class TrayNode:
+    """A tray as a node. `domain` is the uuid of its NVLink domain."""
+
+    def __init__(self, name: str, tray: ComputeTray, domain: str, around: TrayEnvironment) -> None:
+        self.name = name
+        self.tray = tray
+        self.domain = domain
+        self.boots = 0
+        self.gpus = TrayGpuDriver(around.gpus)
+        self.nics = TrayNics(around.host, self.gpus.uuids)
+        self._around = around
+        self.boot()
+
+    def boot(self) -> None:
+        """The node starts: its kernel has forgotten all, and its plugins read again what they wrote down."""
+        self.boots += 1
+        around, places = self._around, self._places
+        self._fabric = FabricMonitor(self.gpus.node_fabric, around.wall)
+        self._view = GpuMonitor(GpuReader(self.gpus, lambda: around.host.machine), HARMLESS_XIDS, around.wall)
+        plugins: tuple[NodePlugin, ...] = (
+            _imex_plugin(self.name, self._fabric, places, around),
+            _gpu_plugin(self.name, self._view, places, around),
+            _nic_plugin(self.name, self.nics, places, self._boot_id, around),
+        )
+        self._plugins = {one.driver: one for one in plugins}
+        self._publishers = [SlicePublisher(one, around.plugins, self.name, around.meter) for one in plugins]
+        self._running: dict[str, PluginProcess] = {}
+        self._work: list[asyncio.Task[None]] = []
+        self._label: str | None = ""
+        """What the node was labelled with since this boot; "" before it was."""
+
+    async def power_off(self) -> None:
+        """The node's plugins end where they are."""
+        for task in self._work:
+            task.cancel()
+        for running in self._running.values():
+            await running.requests.close()
+        self._work.clear()
+        self._running.clear()
+
+    def notice_api_server(self) -> None:
+        """The API server answers again after a time when it did not, which each plugin's watch would show."""
+        for running in self._running.values():
+            running.pods.wake()
+
+    @property
+    def drivers(self) -> Collection[str]:
+        """Those whose plugins are registered with its kubelet."""
+        return self._plugins.keys()
+
+    async def look(self) -> None:
+        """Have the plugins look, and the API server told what they found.
+
+        Raises `KubeError`. What a plugin cannot say now stays as it was published.
+        """
+        await self._fabric.look()
+        await self._view.look()
+        await self._view.listen()
+        await self._write_label()
+        for one in self._publishers:
+            with suppress(Retry, Refused):
+                await one.publish()
+
+    async def prepare(self, claims: Sequence[PodClaim]) -> None:
+        """What kubelet calls NodePrepareResources. Raises `Retry` with what the plugins said."""
+        for driver, refs in _claims_by_driver(claims).items():
+            _require_success(await self._requests(driver).prepare(refs))
+
+    async def unprepare(self, claims: Sequence[PodClaim]) -> None:
+        """What kubelet calls NodeUnprepareResources. Raises `Retry` with what the plugins said."""
+        for driver, refs in _claims_by_driver(claims).items():
+            _require_success(await self._requests(driver).unprepare(refs))
+
+    def cdi_files(self, claim_uid: str) -> tuple[Path, ...]:
+        """The CDI specs that a claim has here, which a container runtime would read."""
+        return tuple(sorted(self._places.cdi.glob(f"*-claim_{claim_uid}.yaml")))
+
+    @property
+    def _places(self) -> PluginDirectories:
+        here = self._around.root / self.name
+        return PluginDirectories(registry=here / "registry", plugins=here / "plugins", cdi=here / "cdi")
+
+    @property
+    def _boot_id(self) -> str:
+        return f"{self.name}-{self.boots}"
+
+    def _requests(self, driver: str) -> Requests:
+        """What answers kubelet; made for the first pod, since most nodes of a simulation never have one."""
+        if driver not in self._running:
+            host = PluginHost(
+                node=self.name, boot_id=self._boot_id, places=self._places, wall=self._around.wall
+            )
+            host.places.home(driver).mkdir(parents=True, exist_ok=True)
+            running = PluginProcess(self._plugins[driver], self._around.plugins, host)
+            self._running[driver] = running
+            self._work.append(asyncio.create_task(running.pods.run()))
+        return self._running[driver].requests
+
+    async def _write_label(self) -> None:
+        """GPU Feature Discovery: it reads the same driver, and knows nothing of our plugins."""
+        label = clique_label(self.gpus.answering)
+        if label != self._label:
+            patch = {"metadata": {"labels": {GPU_CLIQUE_LABEL: label}}}
+            await self._around.labels.patch(NODE, self.name, None, patch)
+            self._label = label
+
+
+def _imex_plugin(
+    node: str, fabric: FabricMonitor, places: PluginDirectories, around: TrayEnvironment
+) -> ImexPlugin:
+    kernel = ImexKernel(proc_devices=around.host.proc_devices, imex_capability=around.host.imex_capability)
+    settings = ImexSettings(
+        node=node,
+        namespaces=(around.namespace,),
+        domains=places.home(IMEX_DRIVER) / "domains",
+        kernel=kernel,
+    )
+    return ImexPlugin(around.plugins, settings, fabric, HostImexDaemon(root=around.host.root))
+
+
+def _gpu_plugin(node: str, view: GpuMonitor, places: PluginDirectories, around: TrayEnvironment) -> GpuPlugin:
+    root = around.host.root
+    files = DriverFiles(
+        proc_devices=around.host.proc_devices,
+        capabilities=root / "proc/driver/nvidia/capabilities",
+        devices=root / "dev",
+    )
+    settings = GpuSettings(node=node, mps_home=places.home(GPU_DRIVER) / "mps", files=files)
+    return GpuPlugin(settings, view, DriverPrograms(root))
+
+
+def _nic_plugin(
+    node: str, look: TrayNics, places: PluginDirectories, boot_id: str, around: TrayEnvironment
+) -> NicPlugin:
+    home = places.home(NIC_DRIVER)
+    lender = AttachmentManager(
+        AttachmentStore(home / "loans", boot_id), LeaseStore(home / "leases", boot_id), look.check
+    )
+    plugin = NicPlugin(NicSettings(node=node), look, lender, around.wall, _no_network)
+    plugin.remember(Checkpoint(home / "checkpoint.json", boot_id).claims.values())
+    return plugin
+
+
+async def _no_network() -> ClusterNetwork:
+    """A tray's interfaces are in no network namespace: none of them carries anything."""
+    return NO_CLUSTER_NETWORK
+
+
+def _claims_by_driver(claims: Sequence[PodClaim]) -> dict[str, list[ClaimRef]]:
+    drivers = sorted({driver for one in claims for driver in one.drivers})
+    return {driver: [one.ref for one in claims if driver in one.drivers] for driver in drivers}
+
+
+def _require_success(answers: Mapping[str, ClaimAnswer]) -> None:
+    problems = [answer.error for answer in answers.values() if answer.error]
+    if problems:
+        raise Retry("; ".join(problems), after=_AGAIN_S)
+
+
+# All trays of a site.
+
+
+_NODE_LABELS = {SIMULATED_LABEL: "true", "nvidia.com/gpu.present": "true"}
+
+
+_NO_SLICES = "spec.nodeName=none"
+"""Selects no slice: the watch is there to break."""
+logger = structlog.get_logger(__name__)
+
+
+class TrayNodes:
+    """The nodes by name, their kubelets, and who brings news from the switches to them.
+
+    `api` is the API server as the plugins ask it. `off` are the names of those without power. `up` is set
+    once all have been registered.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[TrayNode],
+        kubelets: SimulatedKubelets,
+        fabrics: Iterable[SimulatedFabric],
+        names: TrayNames,
+        api: KubeApi,
+    ) -> None:
+        self.kubelets = kubelets
+        self.off: set[str] = set()
+        self.up = asyncio.Event()
+        self._names = names
+        self._api = api
+        self._nodes = {one.name: one for one in nodes}
+        self._fabrics = {one.domain: one for one in fabrics}
+        self._of_domain: dict[str, list[TrayNode]] = defaultdict(list)
+        self._news: dict[str, FabricSnapshot] = {}
+        self._told = asyncio.Event()
+        self._settled = asyncio.Event()
+        for one in self._nodes.values():
+            self._of_domain[one.domain].append(one)
+        for fabric in self._fabrics.values():
+            self._hear(fabric.domain, fabric.snapshot())
+            fabric.on_change(partial(self._hear, fabric.domain))
+
+    def __getitem__(self, name: str) -> TrayNode:
+        """A node. Raises `KeyError`."""
+        return self._nodes[name]
+
+    def __iter__(self) -> Iterator[TrayNode]:
+        """All nodes, domain by domain."""
+        return iter(self._nodes.values())
+
+    def name_of(self, chassis_serial: str, slot: int) -> str:
+        """The node that a tray is."""
+        return self._names.node(chassis_serial, slot)
+
+    async def run(self) -> None:
+        """Register all nodes and keep them in step with their switches, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.kubelets.run())
+                tasks.create_task(self._notice_api_server())
+                for node in self:
+                    await self._insist(self._register, node)
+                    # Registering does not wait for anything: others have to get their turn.
+                    await asyncio.sleep(0)
+                self.up.set()
+                await self._follow()
+        finally:
+            await asyncio.gather(*(node.power_off() for node in self))
+
+    async def settle(self) -> None:
+        """Wait until everything that switches have told reached labels and slices."""
+        await self._settled.wait()
+
+    async def look(self, name: str) -> None:
+        """Have a node's plugins look now: something about its devices was changed. Raises `KubeError`."""
+        await self._nodes[name].look()
+
+    async def lose(self, name: str) -> None:
+        """The power of a node fails: it says nothing to anybody any more."""
+        self.off.add(name)
+        await self.kubelets.lose(name)
+        await self._nodes[name].power_off()
+
+    async def heal(self, name: str) -> None:
+        """A node that was lost starts again. Raises `KubeError`."""
+        self.off.discard(name)
+        self._nodes[name].boot()
+        await self._register(self._nodes[name])
+        await self._nodes[name].look()
+
+    async def reboot(self, name: str) -> None:
+        """A node goes and comes back at once."""
+        await self.lose(name)
+        await self.heal(name)
+
+    def _hear(self, domain: str, snapshot: FabricSnapshot) -> None:
+        """Trays stay where they are when their domain goes by another uuid: `domain` is its first."""
+        self._news[domain] = snapshot
+        self._settled.clear()
+        self._told.set()
+
+    async def _follow(self) -> None:
+        while True:
+            while self._news:
+                domain = next(iter(self._news))
+                await self._bring(domain, self._news.pop(domain))
+            self._settled.set()
+            self._told.clear()
+            await self._told.wait()
+
+    async def _bring(self, domain: str, news: FabricSnapshot) -> None:
+        seats = fabric_slots_of(news)
+        for node in self._of_domain[domain]:
+            changed = node.gpus.follow(gpus_of_tray(news.domain, node.tray, seats, self._names))
+            if changed and node.name not in self.off:
+                await self._insist(TrayNode.look, node)
+
+    async def _notice_api_server(self) -> None:
+        """Tell the plugins when the API server is back: each has a watch for that, and here all have one."""
+        is_cut_off = False
+        while True:
+            try:
+                listed = await self._api.list(RESOURCE_SLICE, fields=_NO_SLICES)
+                if is_cut_off:
+                    for node in self:
+                        node.notice_api_server()
+                is_cut_off = False
+                async for _ in self._api.watch(
+                    RESOURCE_SLICE, resource_version=listed.resource_version, fields=_NO_SLICES
+                ):
+                    pass
+            except Expired:
+                continue
+            except KubeError:
+                is_cut_off = True
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _register(self, node: TrayNode) -> None:
+        await self.kubelets.register(
+            NodeSpec(
+                node.name, labels=_NODE_LABELS, capacity=_capacity(node), boot_id=f"{node.name}-{node.boots}"
+            )
+        )
+
+    async def _insist(self, act: Callable[[TrayNode], Awaitable[None]], node: TrayNode) -> None:
+        """Until the API server takes it, as a kubelet and a plugin do."""
+        while True:
+            try:
+                await act(node)
+            except KubeError as error:
+                logger.warning("twin.node", node=node.name, reason=str(error))
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return
+
+
+def tray_nodes(site: RackSite, names: TrayNames, around: TrayEnvironment) -> tuple[TrayNode, ...]:
+    """A node for each tray of a site."""
+    return tuple(
+        TrayNode(names.node(tray.chassis_serial, tray.slot), tray, domain.uuid, around)
+        for domain in site.domains
+        for tray in domain.trays
+    )
+
+
+def _capacity(node: TrayNode) -> dict[str, str]:
+    return {"cpu": "144", "memory": "960Gi", "pods": "110", "nvidia.com/gpu": str(len(node.tray.gpus))}

@@ -1,0 +1,273 @@
+"""The site of a scenario in virtual time: production service and driver, without sockets or threads.
+
+`virtual_site` builds racks and service for a scenario from a seed, with NMX-C or NMX-M controllers and
+one or two replicas on one in-memory store, and waits until each replica has made its first pass.
+`VirtualSite` implements `SiteControl`: REST goes straight into the application of a living replica,
+kills end processes at once or at a crash point, and network faults become fates of coming calls.
+`untaken` names what was asked for and has not struck.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from rackloom.carve.api.auth import LocalIssuer, Role
+from rackloom.carve.inventory.enrolment import seed_embedded_site
+from rackloom.carve.store.database import SqliteBackend, Store
+from rackloom.claim.kube.api import KubeApi
+from rackloom.core.diagnosis.findings import Finding
+from rackloom.lab.scenario.model import Scenario
+from rackloom.lab.scenario.stage import Json, NetworkBad, RestAnswer
+from rackloom.lab.switches.fabric import FabricLimits, SimulatedFabric
+from rackloom.lab.switches.faults import NmxcFaults
+from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, CallFate, SimNetwork
+from rackloom.lab.virtual.process import ServiceProcess
+from rackloom.lab.virtual.racks import SimRack, SimSite
+from rackloom.lab.virtual.service import (
+    SERVICE_EPOCH,
+    SimulatedService,
+    SimulatedServiceOverNmxm,
+    rest_application,
+    use_nmxm,
+)
+from rackloom.topology import profiles
+from rackloom.topology.rack import RackProfile, RackSite
+
+INTERVAL_SECONDS = 60.0
+"""Seconds between two passes over a domain where nothing happens, as in a real service."""
+OPERATOR_ORG = "operator"
+ACCEPTED_STATUS = 202
+"""Answered with a word, not with JSON."""
+LATE_SECONDS = 12.0
+"""Seconds; the driver gives up after 10."""
+SLOW_SECONDS = 2.0
+"""Mean seconds that a slow network adds to each way."""
+NOTICE_LOSS_RATE = 0.9
+
+Diagnose = Callable[[Store, float, KubeApi | None], Awaitable[Sequence[Finding]]]
+"""What the doctor finds in the records and the cluster of a site at a time (seconds since the epoch)."""
+
+
+class VirtualSwitch:
+    """A controller behind a wire without sockets."""
+
+    def __init__(self, rack: SimRack) -> None:
+        self._rack = rack
+
+    @property
+    def fabric(self) -> SimulatedFabric:
+        """As it truly is."""
+        return self._rack.fabric
+
+    @property
+    def faults(self) -> NmxcFaults:
+        """Of coming calls."""
+        return self._rack.faults
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return self._rack.url
+
+    @property
+    def network(self) -> SimNetwork:
+        """In front of it."""
+        return self._rack.network
+
+    async def stand_by(self) -> str:
+        """One that will lead at a URL of its own."""
+        return self._rack.stand_by()
+
+    async def move(self) -> None:
+        """It leads."""
+        self._rack.move()
+
+    async def old_leader_returns(self) -> str:
+        """It answers with what it knew."""
+        return self._rack.old_leader_returns()
+
+    async def old_leader_yields(self) -> None:
+        """It lists no GPU."""
+        self._rack.old_leader_yields()
+
+    async def go_away(self) -> None:
+        """Calls are refused from now on."""
+        self._rack.network.down = True
+        self._rack.switch.break_streams()
+
+    async def come_back(self) -> None:
+        """Calls arrive again."""
+        self._rack.network.down = False
+
+
+class VirtualTrays(msgspec.Struct, frozen=True):
+    """The racks of a plane, as a cluster whose nodes are their trays needs them."""
+
+    site: RackSite
+    profile: RackProfile
+    seed: str
+    fabrics: tuple[SimulatedFabric, ...]
+
+
+class VirtualSite:
+    """A plane in virtual time."""
+
+    def __init__(
+        self,
+        world: SimSite,
+        plane: SimulatedService,
+        records: Store,
+        issuer: LocalIssuer,
+        diagnose: Diagnose,
+        work: "asyncio.Task[None]",
+    ) -> None:
+        self.switches = [VirtualSwitch(rack) for rack in world.racks]
+        self.api: KubeApi | None = None
+        """The cluster's API server as a user asks it; None: there is no cluster."""
+        self.work = work
+        """Ends only when something is wrong."""
+        fabrics = tuple(rack.fabric for rack in world.racks)
+        self.trays = VirtualTrays(world.site, world.profile, "nodes", fabrics)
+        self._plane = plane
+        self._issuer = issuer
+        self._diagnose = diagnose
+        self._tokens: dict[str, str] = {}
+        self._records = records
+        self._fuses: list[tuple[int, list[tuple[ServiceProcess, int]]]] = []
+        """For each death that was asked for: the point, and which lives end at which of theirs."""
+
+    async def rest(self, tenant: str, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
+        """Straight into the application of the process that lives."""
+        return await self._ask(tenant, Role.TENANT_ADMIN, method, path, body)
+
+    async def operate(self, method: str, path: str, body: Json | None = None) -> RestAnswer | None:
+        """The same as the operator."""
+        return await self._ask(OPERATOR_ORG, Role.PROVIDER_ADMIN, method, path, body)
+
+    async def _ask(
+        self, org: str, role: Role, method: str, path: str, body: Json | None
+    ) -> RestAnswer | None:
+        raw = None if body is None else msgspec.json.encode(body)
+        whole = f"/v2/org/{org}/nico/{path}"
+        answer = await self._plane.call(method, whole, self._token(org, role), raw)
+        if answer is None:
+            return None
+        status, content = answer
+        is_text = status == ACCEPTED_STATUS or not content
+        return RestAnswer(status, None if is_text else msgspec.json.decode(content))
+
+    async def kill(self, down: float) -> None:
+        """The process gets no further; another starts on the same records."""
+        self._plane.downtime = down
+        for life in self._plane.living:
+            life.kill()
+        await asyncio.sleep(down)
+        await self._plane.is_open.wait()
+
+    def kill_at(self, point: int) -> None:
+        """The process is killed at its so-and-so-many-th next write or call."""
+        lives = [(life, life.points + point) for life in self._plane.living]
+        for life, fuse in lives:
+            life.fuse = fuse
+        self._fuses.append((point, lives))
+
+    def set_clock(self, by: float) -> None:
+        """What the machine believes."""
+        self._plane.skew += by
+
+    def spoil(self, switch: int, how: NetworkBad) -> None:
+        """The next change, or every call from now on."""
+        network = self.switches[switch].network
+        if (trip := _CALL_FATES.get(how.how)) is not None:
+            network.next_mutations.append(trip)
+        elif how.how == "dark":
+            network.dark = True
+        elif how.how == "slow":
+            network.slow = SLOW_SECONDS
+        else:
+            network.notice_loss = NOTICE_LOSS_RATE
+
+    def untaken(self) -> Sequence[str]:
+        """Changes to come, and points that no life reached."""
+        trips = [len(one.network.next_mutations) for one in self.switches]
+        points = [point for point, lives in self._fuses if not any(_reached_fuse(*one) for one in lives)]
+        changes = [f"{count} changes of rack {rack}" for rack, count in enumerate(trips, 1) if count]
+        return changes + [f"the service's death at its point {point}" for point in points]
+
+    def mend(self) -> None:
+        """As good as at the start."""
+        self._plane.skew = 0.0
+        for switch in self.switches:
+            switch.network.heal()
+
+    async def findings(self) -> Sequence[Finding]:
+        """From the records, and the cluster where there is one."""
+        return await self._diagnose(self._records, self._plane.wall(), self.api)
+
+    def _token(self, org: str, role: Role) -> str:
+        if org not in self._tokens:
+            self._tokens[org] = self._issuer.mint(org, [role], SERVICE_EPOCH - 1e8, 1e9)
+        return self._tokens[org]
+
+
+def _reached_fuse(life: ServiceProcess, fuse: int) -> bool:
+    """Whether a life came to the point that was set for it, and to no other since."""
+    return life.fuse == fuse and life.points >= fuse
+
+
+_CALL_FATES = {
+    "applied-late": CallFate(there=LATE_SECONDS),
+    "applied-twice": CallFate(copies=2),
+    "accepted-only": CallFate(copies=0),
+}
+
+
+def virtual_wall() -> float:
+    """Seconds since the epoch, as whoever has a true clock says."""
+    return SERVICE_EPOCH + asyncio.get_running_loop().time()
+
+
+@asynccontextmanager
+async def virtual_site(
+    scenario: Scenario, keys: Path, seed: int, diagnose: Diagnose
+) -> AsyncIterator[VirtualSite]:
+    """A fresh site for `scenario`, its records in memory; to be entered in a `event_loop.SimLoop`."""
+    rng = random.Random(seed)  # noqa: S311 (reproducible on purpose)
+    profile, room = profiles.load_rack(scenario.profile), FabricLimits().max_partitions
+    world = SimSite(profile, scenario.racks, rng, strangers=False, room=room)
+    make = SimulatedService
+    if scenario.controller == "nmx-m":
+        use_nmxm(world)
+        make = SimulatedServiceOverNmxm
+    issuer, backend = LocalIssuer(keys), SqliteBackend.inline(None)
+    records = Store(backend)
+    apps = [rest_application(records, issuer) for _ in range(scenario.processes)]
+    plane = make(world, apps, backend, rng, INTERVAL_SECONDS)
+    await records.run(
+        seed_embedded_site,
+        world.site,
+        profile,
+        world.endpoints,
+        now=SERVICE_EPOCH,
+        ids=plane.ids,
+        org=OPERATOR_ORG,
+    )
+    serving = asyncio.create_task(plane.serve())
+    try:
+        await _wait_until_open(plane)
+        yield VirtualSite(world, plane, records, issuer, diagnose, serving)
+    finally:
+        serving.cancel()
+        with suppress(asyncio.CancelledError):
+            await serving
+        await records.close()
+
+
+async def _wait_until_open(plane: SimulatedService) -> None:
+    """Each process has read the domains that are its to carve."""
+    while not all(one.is_open for one in plane.processes):  # noqa: ASYNC110 (a plane tells of the first only)
+        await asyncio.sleep(CONNECT_FAILURE_SECONDS)

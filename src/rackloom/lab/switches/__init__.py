@@ -1,0 +1,1 @@
+"""Simulated NVLink switch fabrics and their controllers: NMX-C over gRPC, NMX-M over HTTP."""

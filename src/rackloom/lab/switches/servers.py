@@ -1,0 +1,224 @@
+"""Simulated switch controllers on real loopback sockets, which can go away and come back.
+
+`NmxcServer` serves one fabric over gRPC, with or without TLS. It keeps its port while it is away. A
+standby can take over at another port; the former leader can return at the old port with the state that
+it remembers, or with no GPUs once it has learned that another one leads. SO_REUSEPORT is off, so that
+two controllers never share a port.
+
+`NmxmServer` serves several fabrics over HTTP or HTTPS with uvicorn.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import grpc
+import grpc.aio
+import msgspec
+import uvicorn
+
+from rackloom.http_server import HttpServer, bound_socket
+from rackloom.lab.switches.fabric import SimulatedFabric, former_leader_fabric, standby_fabric
+from rackloom.lab.switches.faults import NmxcFaults, NmxmFaults
+from rackloom.lab.switches.nmxc import NmxcService
+from rackloom.lab.switches.nmxm import NMXM_BASE, NmxmService
+
+LOOPBACK = "127.0.0.1"
+GRACE_SECONDS = 0.2
+"""For calls under way when the controller goes away; then they are cut."""
+
+_GRPC_OPTIONS = (
+    # Two controllers never share a port: the second is told.
+    ("grpc.so_reuseport", 0),
+)
+
+
+class NmxcServerTls(msgspec.Struct, frozen=True, kw_only=True):
+    """PEM contents."""
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None = None
+    """Where given, a client must show a certificate of this authority."""
+
+
+class NmxcServer:
+    """An async context manager that serves `fabric`; `port` 0 takes a free one and keeps it.
+
+    `faults` mistreats calls; the fabric itself may be changed from outside at any time.
+    """
+
+    def __init__(self, fabric: SimulatedFabric, *, port: int = 0, tls: NmxcServerTls | None = None) -> None:
+        self.fabric = fabric
+        self.faults = NmxcFaults()
+        self._port = port
+        self._tls = tls
+        self._service = NmxcService(fabric, self.faults)
+        self._server: grpc.aio.Server | None = None
+        self._standby: NmxcServer | None = None
+        self._old: NmxcServer | None = None
+        """Where it led from before."""
+        self._memory: SimulatedFabric | None = None
+        """What was known there then."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens; known once it was entered."""
+        return f"{'https' if self._tls else 'http'}://{LOOPBACK}:{self._port}"
+
+    async def __aenter__(self) -> Self:
+        """Begin to listen."""
+        await self.come_back()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop."""
+        for one in (self, self._standby, self._old):
+            if one is not None:
+                await one.go_away()
+
+    async def come_back(self) -> None:
+        """Listen, on the port that it had before if it had one; nothing happens where it listens."""
+        if self._server is not None:
+            return
+        server = grpc.aio.server(options=_GRPC_OPTIONS)
+        server.add_generic_rpc_handlers((self._service.handlers(),))
+        address = f"{LOOPBACK}:{self._port}"
+        self._port = (
+            server.add_secure_port(address, _server_credentials(self._tls))
+            if self._tls
+            else server.add_insecure_port(address)
+        )
+        await server.start()
+        self._server = server
+
+    async def go_away(self) -> None:
+        """End every subscription and connection and stop listening; the fabric keeps its state."""
+        if self._server is not None:
+            self._service.hang_up()
+            await self._server.stop(grace=GRACE_SECONDS)
+            self._server = None
+
+    async def stand_by(self) -> str:
+        """Have the controller of another switch tray ready to lead; returns its URL. It lists no GPU."""
+        if self._standby is None:
+            self._standby = NmxcServer(standby_fabric(self.fabric), tls=self._tls)
+            await self._standby.come_back()
+        return self._standby.url
+
+    async def move(self) -> None:
+        """Lead from where the standby is: nobody listens any more where this one did."""
+        await self.stand_by()
+        standby, self._standby = self._standby, None
+        assert standby is not None  # noqa: S101 (it was made ready)
+        await standby.go_away()
+        await self.go_away()
+        self._memory = former_leader_fabric(self.fabric)
+        await self._put_in_old_place(NmxcServer(self._memory, port=self._port, tls=self._tls))
+        self._port = standby._port
+        await self.come_back()
+
+    async def old_leader_returns(self) -> str:
+        """Have the one that led before answer again where it did, as leader, with what it knew; its URL."""
+        if self._old is None or self._memory is None:
+            raise RuntimeError("the leader never moved")
+        await self._put_in_old_place(NmxcServer(self._memory, port=self._old._port, tls=self._tls))
+        await self._old.come_back()
+        return self._old.url
+
+    async def old_leader_yields(self) -> None:
+        """It has learned that another one leads, and lists no GPU any more."""
+        if self._old is not None and self._old._server is not None:
+            fabric = standby_fabric(self.fabric)
+            await self._put_in_old_place(NmxcServer(fabric, port=self._old._port, tls=self._tls))
+            await self._old.come_back()
+
+    async def _put_in_old_place(self, server: "NmxcServer") -> None:
+        if self._old is not None:
+            await self._old.go_away()
+        self._old = server
+
+    def heart_beat(self) -> None:
+        """Send a heart beat to every subscriber now."""
+        self._service.heart_beat()
+
+
+def _server_credentials(tls: NmxcServerTls) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials(
+        [(tls.key, tls.certificate)],
+        root_certificates=tls.client_ca,
+        require_client_auth=tls.client_ca is not None,
+    )
+
+
+class NmxmServer:
+    """An async context manager that serves `fabrics`; `port` 0 takes a free one and keeps it.
+
+    `cert` and `key` are PEM files, for https. Operations take `seconds`.
+    """
+
+    def __init__(
+        self,
+        fabrics: Sequence[SimulatedFabric],
+        *,
+        username: str = "rw-user",
+        password: str = "simulated",  # noqa: S107 - of a simulation on loopback
+        seconds: float = 0.0,
+        port: int = 0,
+        cert: Path | None = None,
+        key: Path | None = None,
+    ) -> None:
+        self.fabrics = fabrics
+        self.service = NmxmService(fabrics, username=username, password=password, seconds=seconds)
+        self._port = port
+        self._cert, self._key = cert, key
+        self._server: HttpServer | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def faults(self) -> NmxmFaults:
+        """What will go wrong."""
+        return self.service.faults
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port; known once it was entered."""
+        return f"{'https' if self._cert else 'http'}://{LOOPBACK}:{self._port}"
+
+    @property
+    def url(self) -> str:
+        """What an operator registers."""
+        return self.origin + NMXM_BASE
+
+    async def __aenter__(self) -> Self:
+        """Begin to listen."""
+        await self.come_back()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop."""
+        await self.go_away()
+        await self.service.operations.close()
+
+    async def come_back(self) -> None:
+        """Listen, on the port that it had before if it had one."""
+        bound = bound_socket(LOOPBACK, self._port)
+        self._port = bound.getsockname()[1]
+        config = uvicorn.Config(
+            self.service,
+            ssl_certfile=self._cert,
+            ssl_keyfile=self._key,
+            log_config=None,
+            lifespan="off",
+        )
+        self._server = HttpServer(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[bound]))
+        await self._server.answering.wait()
+
+    async def go_away(self) -> None:
+        """End every connection and stop listening; the fabrics keep their state."""
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = self._server.force_exit = True
+            await self._task
+            self._server = None

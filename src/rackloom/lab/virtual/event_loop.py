@@ -1,0 +1,150 @@
+"""An asyncio event loop with virtual time and a seeded order of callbacks.
+
+This is discrete-event simulation: when no callback is ready, the clock jumps to the next timer.
+Callbacks that become ready in the same tick run in an order that the seed shuffles, because a real
+process has more than one source of events. The same seed therefore gives the same run, and another seed
+gives another interleaving.
+
+There are no sockets, threads or signals. Code that needs one fails at once, so a run never becomes
+irreproducible. `run_in_executor` runs its function inline. A loop in which every task waits for ever
+raises `Deadlock`.
+
+Several processes may share one loop, each in its own `contextvars` context. `stop_whom` names those
+that are stopped (SIGSTOP): their callbacks are set aside when their turn comes, and `go_on` queues them
+again, late.
+
+`loop_wall_time` gives seconds since 1970 by the running loop, for every part of a simulated cluster.
+"""
+
+import asyncio
+import contextvars
+import random
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+TIMER_RESOLUTION = 1e-6
+"""Seconds. Timers nearer than this to one another are due together: sums of floats are not exact."""
+
+
+class Deadlock(RuntimeError):
+    """Every task waits for something that nobody will do."""
+
+
+class _TimeJump:
+    """The loop's selector: there is nothing to wait for but time, so time is advanced instead."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout is None:
+            raise Deadlock("nothing is ready and nothing is scheduled")
+        self.now += timeout
+        return []
+
+
+IsStopped = Callable[[contextvars.Context], bool]
+"""Whether the process whose context this is runs nothing now."""
+
+
+class _ReadyQueue(deque[asyncio.Handle]):
+    """Callbacks whose time has come. Those of a stopped process are set aside when it is their turn."""
+
+    def __init__(self, nothing: asyncio.Handle) -> None:
+        super().__init__()
+        self.is_stopped: IsStopped = lambda context: False
+        self._aside: list[asyncio.Handle] = []
+        self._nothing = nothing
+
+    def popleft(self) -> asyncio.Handle:
+        handle = super().popleft()
+        context: contextvars.Context = handle._context  # type: ignore[attr-defined]
+        if not self.is_stopped(context):
+            return handle
+        self._aside.append(handle)
+        return self._nothing
+
+    def release(self) -> None:
+        """Queue again what was set aside: what is stopped still is set aside once more."""
+        self.extend(self._aside)
+        self._aside.clear()
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """Virtual time, seeded interleaving. `time()` is in seconds since the loop was made."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        nothing = asyncio.Handle(lambda: None, (), self)
+        nothing.cancel()
+        self._ready = _ReadyQueue(nothing)
+        self._clock_resolution = TIMER_RESOLUTION
+        self._selector = _TimeJump()
+        self._order = random.Random(seed)  # noqa: S311 (reproducible on purpose)
+
+    def time(self) -> float:
+        """Virtual seconds."""
+        return self._selector.now
+
+    def stop_whom(self, is_stopped: IsStopped) -> None:
+        """Run nothing of processes for whose context this is true. Call `go_on` when one goes on."""
+        self._ready.is_stopped = is_stopped
+
+    def go_on(self) -> None:
+        """Run what was set aside of processes that are not stopped any more."""
+        self._ready.release()
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> "asyncio.Future[T]":
+        """Run `func` here and now: a thread has no virtual clock."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def _run_once(self) -> None:
+        # One tick of the base class, with its queue in another order: every order of callbacks that became
+        # ready together is possible in a real process, which has more than one source of events.
+        queue = self._ready
+        ready = list(queue)
+        self._order.shuffle(ready)
+        queue.clear()
+        queue.extend(ready)
+        super()._run_once()  # type: ignore[misc]
+
+    def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
+        # The base class goes by way of another thread's door; whoever leaves a generator here is in this one.
+        self._asyncgens.discard(agen)  # type: ignore[attr-defined]
+        if not self.is_closed():
+            self.create_task(agen.aclose())
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """Nothing comes from outside."""
+
+    def _write_to_self(self) -> None:
+        raise RuntimeError("a thread calls into a simulation: what it does cannot be reproduced")
+
+
+def run_simulation(seed: int, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run `main()` to its end in a fresh SimLoop."""
+    with asyncio.Runner(loop_factory=lambda: SimLoop(seed)) as runner:
+        return runner.run(main())
+
+
+# The wall clock of a simulated cluster.
+
+
+CLUSTER_EPOCH = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+"""When a loop's time 0 is, in seconds since 1970: virtual time has no date of its own."""
+
+
+def loop_wall_time() -> float:
+    """Seconds since 1970 by the running loop's clock."""
+    return CLUSTER_EPOCH + asyncio.get_running_loop().time()

@@ -1,0 +1,465 @@
+"""The site service in virtual time: replicas that die and start again on the same records.
+
+Everything from the REST application to the NMX-C or NMX-M driver is production code. This module
+supplies the clock, the identifiers, the network and the store.
+
+`SimulatedService` runs one or several replicas. Each replica is one process after another; a new
+process opens the store, reads the newest recorded moment (so that its clock does not go back), makes a
+first pass over its domains, and only then answers requests. A request goes to a random open replica; it
+is lost when that process dies before the answer.
+
+`CrashingBackend` is the store as one process reaches it: a crash point lies before and after every
+write. Between them other tasks run. With several replicas `ChangeFeed` delivers changed domains to the
+others, as PostgreSQL's LISTEN and NOTIFY do.
+
+`RecordingDriver` notes when each reading of a controller began and ended. The invariants use these
+notes to decide which statuses are supported by an observation.
+
+`SimulatedServiceOverNmxm` is the same service with one NMX-M in front of all racks.
+"""
+
+import asyncio
+import random
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from rackloom.carve.api.app import create_app
+from rackloom.carve.api.auth import LocalIssuer
+from rackloom.carve.api.routing import ApiDeps
+from rackloom.carve.fabric.controller import NMX_M_PATH, FabricDriver, FabricUnavailable
+from rackloom.carve.fabric.nmxc.driver import NmxcDriver
+from rackloom.carve.fabric.nmxm.driver import NmxmDriver
+from rackloom.carve.fabric.nmxm.protocol import NmxmLogin
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.inventory.endpoints import Endpoint
+from rackloom.carve.reconcile.loop import SOLE_REPLICA, Reconciler
+from rackloom.carve.store.database import DatabaseBackend, Store
+from rackloom.carve.store.journal import MonotonicSiteClock, OperatorOrder, newest_recorded_time
+from rackloom.carve.store.schema import domain_revision
+from rackloom.core.partitions.domain import DomainObservation, PartitionOperation
+from rackloom.lab.switches.nmxm import NmxmService
+from rackloom.lab.virtual.network import CONNECT_FAILURE_SECONDS, NmxmTransport, SimController
+from rackloom.lab.virtual.process import ServiceProcess, ServiceProcessKilled, T
+from rackloom.lab.virtual.racks import ConflictingController, SimRack, SimSite
+
+SERVICE_EPOCH = 1_800_000_000.0
+"""Wall clock at virtual time 0."""
+
+
+WRITE_DELAY = 1e-3
+"""Seconds: a reading that has just ended may not be in the records yet."""
+
+
+class ReadOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How an attempt to read or to change a domain ended, as far as something is known by it."""
+
+    observation: DomainObservation | None
+    """None: it failed, and what is there is unknown."""
+    begun: float
+    ended: float
+    life: ServiceProcess
+    """Of the process that asked."""
+
+    def was_written_down(self, now: float) -> bool:
+        """Whether its process had the time to write it down."""
+        until = now if self.life.ended_at is None else min(now, self.life.ended_at)
+        return self.ended < until - WRITE_DELAY
+
+
+class RecordingDriver:
+    """The driver, with its readings noted for those who judge the plane."""
+
+    def __init__(
+        self, driver: FabricDriver, world: SimSite, outcomes: list[ReadOutcome], life: ServiceProcess
+    ) -> None:
+        self._driver = driver
+        self._world = world
+        self._outcomes = outcomes
+        self._life = life
+
+    async def observe(self) -> DomainObservation:
+        """Read, and note what came of it."""
+        begun = _now()
+        try:
+            observation = await self._driver.observe()
+        except FabricUnavailable:
+            self._note(None, begun)
+            raise
+        self._note(observation, begun)
+        return observation
+
+    async def execute(self, operation: PartitionOperation) -> int:
+        """Carry out, and note what a new partition is for, or that the outcome is unknown."""
+        self._world.asked(operation)
+        begun = _now()
+        try:
+            return await self._driver.execute(operation)
+        except FabricUnavailable:
+            self._note(None, begun)
+            raise
+
+    def notifications(self) -> AsyncIterator[None]:
+        """As they come."""
+        return self._driver.notifications()
+
+    async def close(self) -> None:
+        """Close."""
+        await self._driver.close()
+
+    def _note(self, observation: DomainObservation | None, begun: float) -> None:
+        self._outcomes.append(
+            ReadOutcome(observation=observation, begun=begun, ended=_now(), life=self._life)
+        )
+
+
+class ServiceReplica:
+    """A place where the service runs: one life after another. `app` answers for the present one."""
+
+    def __init__(self, name: str, app: Any) -> None:
+        self.name = name
+        self.app = app
+        self.life: ServiceProcess | None = None
+        self.is_open = False
+
+
+class SimulatedService:
+    """The service in one process or in several, the records that outlive them, and the clock they believe."""
+
+    def __init__(
+        self,
+        world: SimSite,
+        apps: Sequence[Any],
+        records: DatabaseBackend,
+        rng: random.Random,
+        interval: float,
+    ) -> None:
+        self.world = world
+        self.processes = [ServiceReplica(f"process-{number}", app) for number, app in enumerate(apps)]
+        self.interval = interval
+        self.skew = 0.0
+        self.outcomes: dict[str, list[ReadOutcome]] = {rack.url: [] for rack in world.racks}
+        self.liars: dict[str, ConflictingController] = {}
+        """By URL: controllers that are registered beside the one of a rack, and contradict it."""
+        self.is_open = asyncio.Event()
+        """Whether any process answers."""
+        self.lives = 0
+        self.next_fuse: int | None = None
+        self.downtime = 5.0
+        self.longest_silence = 2 * interval + 120.0
+        """Seconds. A claim that rests on an older reading is a claim about the past: two timers, and the
+        longest that a pass over a slow controller takes."""
+        self._past_points = 0
+        self._records = records
+        self._bulletin = ChangeFeed(records) if len(apps) > 1 else None
+        self._rng = rng
+
+    @property
+    def living(self) -> list[ServiceProcess]:
+        """The lives that have not ended."""
+        return [one.life for one in self.processes if one.life is not None and one.life.alive]
+
+    @property
+    def points(self) -> int:
+        """Points of death that were passed so far."""
+        return self._past_points + sum(life.points for life in self.living)
+
+    def wall(self) -> float:
+        """What the machine believes the time is."""
+        return SERVICE_EPOCH + _now() + self.skew
+
+    def ids(self) -> str:
+        """A new uuid."""
+        return str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+
+    def tell_now(self) -> float:
+        """Virtual seconds."""
+        return _now()
+
+    async def serve(self) -> None:
+        """Keep all processes running until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for process in self.processes:
+                tasks.create_task(self._keep(process))
+
+    async def _keep(self, process: ServiceReplica) -> None:
+        while True:
+            life = ServiceProcess(random.Random(self._rng.getrandbits(64)), self.next_fuse)  # noqa: S311
+            process.life, self.next_fuse, self.lives = life, None, self.lives + 1
+            try:
+                await self._open(process, life)
+                await life.ended.wait()
+            except ServiceProcessKilled:
+                life.kill()
+            finally:
+                self._set_open(process, open_now=False)
+                life.kill()
+                await life.bury()
+                self._past_points += life.points
+            await asyncio.sleep(self.downtime)
+
+    def _set_open(self, process: ServiceReplica, *, open_now: bool) -> None:
+        process.is_open = open_now
+        if any(one.is_open for one in self.processes):
+            self.is_open.set()
+        else:
+            self.is_open.clear()
+
+    async def call(self, method: str, path: str, token: str, body: bytes | None) -> tuple[int, bytes] | None:
+        """A request as a client sees it; None when the connection was lost before the answer."""
+        await self.is_open.wait()
+        process = self._rng.choice([one for one in self.processes if one.is_open])
+        life = process.life
+        if life is None or not life.alive:
+            await asyncio.sleep(CONNECT_FAILURE_SECONDS)
+            return None
+        asking = life.spawn(_asgi_request(process.app, method, path, token, body))
+        await asyncio.wait({asking})
+        life.tasks.remove(asking)
+        if not life.alive or asking.cancelled() or isinstance(asking.exception(), ServiceProcessKilled):
+            return None
+        return asking.result()
+
+    def outcomes_of(self, rack: SimRack) -> list[ReadOutcome]:
+        """Every attempt to read a rack, oldest first."""
+        return self.outcomes[rack.url]
+
+    async def register(self, liar: ConflictingController) -> None:
+        """An operator adds a controller."""
+        self.liars[liar.url] = liar
+        self.outcomes[liar.url] = []
+        await self._records_change(
+            endpoints.register_endpoint, liar.url, [liar.serial], self.wall(), self.ids
+        )
+
+    async def remove(self, liar: ConflictingController) -> None:
+        """An operator takes it away again."""
+        order = OperatorOrder("an operator", "it contradicts", self.wall())
+        await self._records_change(endpoints.delete_chassis_endpoint, liar.serial, order)
+        del self.liars[liar.url]
+
+    async def _records_change(self, change: Callable[..., object], *told: object) -> None:
+        await Store(self._records).run(change, *told)
+
+    def liar_of(self, rack: SimRack) -> ConflictingController | None:
+        """The controller that contradicts that of `rack` now."""
+        return next((one for one in self.liars.values() if one.concerns(rack)), None)
+
+    async def _open(self, process: ServiceReplica, life: ServiceProcess) -> None:
+        store = Store(CrashingBackend(self._records, life, self._bulletin))
+        clock = MonotonicSiteClock(self.wall, _now, await store.read(newest_recorded_time))
+        reconciler = Reconciler(
+            store,
+            lambda endpoint: self._driver(life, clock, endpoint),
+            clock,
+            self.interval,
+            holder=f"{process.name}-{self.lives}" if store.is_shared else SOLE_REPLICA,
+        )
+        state = process.app.state
+        state.deps = ApiDeps(
+            store=store,
+            clock=clock,
+            ids=self.ids,
+            wake=reconciler.wake,
+            verifier=state.deps.verifier,
+            auto_tenant=True,
+        )
+        state.tenants_seen.clear()
+        life.spawn(reconciler.run())
+        asked, ended = life.spawn(reconciler.first_passes()), life.spawn(life.ended.wait())
+        await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if life.alive:
+            self._set_open(process, open_now=True)
+
+    def _driver(
+        self, life: ServiceProcess, clock: Callable[[], float], endpoint: Endpoint
+    ) -> RecordingDriver:
+        channel: Any = self._switch_at(endpoint.url).connect(life.checkpoint)
+        driver = NmxcDriver(endpoint.url, clock=clock, connect=lambda _url, _tls: channel)
+        return RecordingDriver(driver, self.world, self.outcomes.setdefault(endpoint.url, []), life)
+
+    def _switch_at(self, url: str) -> SimController:
+        liar = self.liars.get(url)
+        return self.world.rack_at(url).switch_at(url) if liar is None else liar.switch
+
+
+def rest_application(records: Store, issuer: LocalIssuer) -> Any:
+    """The REST door of one process, which gives it its own clock, ids and wake-ups when it starts."""
+    deps = ApiDeps(
+        store=records,
+        clock=lambda: SERVICE_EPOCH,
+        ids=str,
+        wake=lambda _: None,
+        verifier=issuer.verifier(lambda: SERVICE_EPOCH),
+        auto_tenant=True,
+    )
+    return create_app(deps)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _asgi_request(
+    app: Any, method: str, path: str, token: str, body: bytes | None
+) -> tuple[int, bytes]:
+    """One request straight into the application."""
+    target, _, query = path.partition("?")
+    headers = [(b"authorization", f"Bearer {token}".encode()), (b"content-type", b"application/json")]
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": target,
+        "raw_path": target.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("sim", 80),
+    }
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body or b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
+# The store as one process reaches it.
+
+
+class ChangeFeed:
+    """Which domains' intent has changed, told to every replica, as PostgreSQL tells those that listen."""
+
+    def __init__(self, records: DatabaseBackend) -> None:
+        self._records = records
+        self._told: dict[str, int] = {}
+        self._listeners: list[asyncio.Queue[str | None]] = []
+
+    async def post(self) -> None:
+        """Tell of what the transaction that has just ended changed."""
+        now = await self._records.transact(_revisions, write=False)
+        changed = [domain for domain, revision in now.items() if self._told.get(domain) != revision]
+        self._told = now
+        for listener in self._listeners:
+            for domain in changed:
+                listener.put_nowait(domain)
+
+    async def listen(self) -> AsyncGenerator[str | None, None]:
+        """Each change from now on; first None, since earlier ones were missed."""
+        mine: asyncio.Queue[str | None] = asyncio.Queue()
+        self._listeners.append(mine)
+        try:
+            yield None
+            while True:
+                yield await mine.get()
+        finally:
+            self._listeners.remove(mine)
+
+
+class CrashingBackend:
+    """The records as one process reaches them: other tasks run meanwhile, and the process may end there.
+
+    With a bulletin the records are shared with other processes. Their transactions come one after another, as
+    those of PostgreSQL do behind the lock that every writer takes.
+    """
+
+    def __init__(
+        self, records: DatabaseBackend, life: ServiceProcess, bulletin: ChangeFeed | None = None
+    ) -> None:
+        self.is_shared = bulletin is not None
+        self._records = records
+        self._life = life
+        self._bulletin = bulletin
+
+    async def transact(self, work: Callable[[sa.Connection], T], *, write: bool) -> T:
+        """As the real one, with a point of death on both sides of every write."""
+        await self._elsewhere()
+        self._die_here(write)
+        result = await self._records.transact(work, write=write)
+        if write and self._bulletin is not None:
+            await self._bulletin.post()
+        self._die_here(write)
+        await self._elsewhere()
+        return result
+
+    async def survey(self, work: Callable[[sa.Connection], T]) -> T:
+        """As any reading."""
+        return await self.transact(work, write=False)
+
+    def changes(self) -> AsyncGenerator[str | None, None]:
+        """What other processes write, where there are any."""
+        return self._records.changes() if self._bulletin is None else self._bulletin.listen()
+
+    async def close(self) -> None:
+        """The records outlive the process."""
+
+    def _die_here(self, write: bool) -> None:
+        if write:
+            self._life.checkpoint()
+        elif not self._life.alive:
+            raise ServiceProcessKilled
+
+    async def _elsewhere(self) -> None:
+        for _ in range(self._life.rng.randrange(3)):
+            await asyncio.sleep(0)
+
+
+def _revisions(conn: sa.Connection) -> dict[str, int]:
+    return {row.domain: row.revision for row in conn.execute(sa.select(domain_revision))}
+
+
+# The same service with one NMX-M in front of all racks.
+
+
+NMXM_ORIGIN = "http://nmx-m"
+NMXM_OPERATION_SECONDS = 0.5
+"""How long an accepted change takes: others may write meanwhile."""
+_LOGIN = NmxmLogin("rw-user", "simulated")
+
+
+def use_nmxm(world: SimSite) -> None:
+    """Let every rack of a world be reached through the one NMX-M."""
+    for rack in world.racks:
+        rack.url = f"{NMXM_ORIGIN}{NMX_M_PATH}?domain={rack.fabric.domain}"
+
+
+class SimulatedServiceOverNmxm(SimulatedService):
+    """A plane whose racks `speak_nmxm`."""
+
+    def __init__(
+        self,
+        world: SimSite,
+        apps: Sequence[Any],
+        records: DatabaseBackend,
+        rng: random.Random,
+        interval: float,
+    ) -> None:
+        super().__init__(world, apps, records, rng, interval)
+        fabrics = tuple(rack.fabric for rack in world.racks)
+        self._service = NmxmService(
+            fabrics, username=_LOGIN.username, password=_LOGIN.password, seconds=NMXM_OPERATION_SECONDS
+        )
+
+    def _driver(
+        self, life: ServiceProcess, clock: Callable[[], float], endpoint: Endpoint
+    ) -> RecordingDriver:
+        base, _, domain = endpoint.url.partition("?domain=")
+        network = self.world.rack_at(endpoint.url).network
+        wire = NmxmTransport(self._service, network, life.checkpoint)
+        driver = NmxmDriver(base, _static_login, clock=clock, domain=domain, transport=wire)
+        return RecordingDriver(driver, self.world, self.outcomes[endpoint.url], life)
+
+
+async def _static_login() -> NmxmLogin:
+    return _LOGIN

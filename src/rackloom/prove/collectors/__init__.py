@@ -1,0 +1,4 @@
+"""Collectors of the doctor: they read a cluster, a host's files and saved transfers.
+
+They change nothing, and they run no program. What cannot be read stays unknown in the evidence.
+"""

@@ -1,0 +1,199 @@
+"""Reads from a Kubernetes API server what the checks of ComputeDomains need.
+
+`collect_cluster` turns five lists (ComputeDomains, ResourceClaimTemplates, ResourceClaims, pods, nodes)
+into `ClusterEvidence` and changes nothing. The reader is passed in as a `ClusterReader`; its errors pass
+through, because half a reading would show faults that are not there. Objects that cannot be parsed are
+left out, as are pods without claims and pods that have ended.
+
+IMEX daemons are recognised by the name of their container and by the label with the ComputeDomain's UID,
+and only in the one namespace given: anybody may set labels and name containers in a namespace of their
+own. The state of a mesh comes from the annotation that each daemon writes on its pod.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from rackloom.core.diagnosis.evidence import ClusterEvidence, ImexDaemonRecord
+from rackloom.core.diagnosis.snapshot import ClaimRecord, PodRecord, TemplateRecord
+from rackloom.core.domains import names
+from rackloom.core.domains.compute_domain import ComputeDomain, read_compute_domain
+from rackloom.core.domains.device_configs import ChannelConfig, decode_imex_config_leniently
+from rackloom.errors import Refused
+
+Json = dict[str, Any]
+V = TypeVar("V")
+COMPUTE_DOMAINS_PATH = f"apis/{names.API_VERSION}/computedomains"
+TEMPLATES_PATH = "apis/resource.k8s.io/v1/resourceclaimtemplates"
+CLAIMS_PATH = "apis/resource.k8s.io/v1/resourceclaims"
+PODS_PATH = "api/v1/pods"
+NODES_PATH = "api/v1/nodes"
+DAEMON_CONTAINER = "compute-domain-daemon"
+"""In the pods of IMEX daemons."""
+
+
+class ClusterReader(Protocol):
+    """Whoever can list objects."""
+
+    async def read(self, path: str) -> list[Json]:
+        """All objects at a list path of the API server, such as `api/v1/pods`, of all namespaces.
+
+        Raises whatever tells its caller that the API server does not answer, or not to this user.
+        """
+        ...
+
+
+class _MeshAnnotation(msgspec.Struct, frozen=True):
+    """What a daemon's annotation says."""
+
+    complete: bool
+    missing: tuple[str, ...] = ()
+
+
+class ObjectMapper(Protocol):
+    """Applies a function to objects, as `map` does; one who looks often may remember what came of it."""
+
+    def __call__(self, decode: Callable[[Json], V], objects: Iterable[Json], /) -> Iterable[V]:
+        """`decode` of each of them, in their order."""
+        ...
+
+
+async def collect_cluster(reader: ClusterReader, namespace: str, each: ObjectMapper = map) -> ClusterEvidence:
+    """Read all that the checks need; IMEX daemons are pods of `namespace` alone, where tenants have none.
+
+    Errors of `reader` pass through: half a look would find what is not.
+    """
+    pods = await reader.read(PODS_PATH)
+    daemons = [one for one in pods if _daemon_of(one, namespace)]
+    users = [one for one in pods if _claims_devices(one) and not _daemon_of(one, namespace)]
+    return ClusterEvidence(
+        domains=tuple(_compute_domains(await reader.read(COMPUTE_DOMAINS_PATH))),
+        templates=tuple(each(_template, await reader.read(TEMPLATES_PATH))),
+        claims=tuple(each(_claim, await reader.read(CLAIMS_PATH))),
+        pods=tuple(each(_pod, users)),
+        daemons=tuple(each(_daemon, daemons)),
+        daemons_in=namespace,
+        cliques=dict(_cliques(await reader.read(NODES_PATH))),
+    )
+
+
+def _compute_domains(objects: list[Json]) -> Iterator[ComputeDomain]:
+    for one in objects:
+        try:
+            yield read_compute_domain(one)
+        except Refused:
+            continue  # The API server admits none that cannot be read, and the controller says InvalidSpec.
+
+
+def _template(obj: Json) -> TemplateRecord:
+    meta = obj["metadata"]
+    return TemplateRecord(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        domain=_labels(obj).get(names.COMPUTE_DOMAIN_LABEL, ""),
+    )
+
+
+def _claim(obj: Json) -> ClaimRecord:
+    meta, status = obj["metadata"], obj.get("status") or {}
+    return ClaimRecord(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        domain=_domain_of_claim(obj),
+        allocated="allocation" in status,
+        reserved_for=tuple(one["uid"] for one in status.get("reservedFor") or ()),
+        since=_created(obj),
+    )
+
+
+def _domain_of_claim(obj: Json) -> str:
+    for entry in (obj["spec"].get("devices") or {}).get("config") or ():
+        opaque = entry.get("opaque") or {}
+        if opaque.get("driver") != names.IMEX_DRIVER:
+            continue
+        try:
+            config = decode_imex_config_leniently(opaque.get("parameters") or {})
+        except Refused:
+            continue
+        if isinstance(config, ChannelConfig):
+            return config.domain_id
+    return ""
+
+
+def _claims_devices(pod: Json) -> bool:
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return bool(pod["spec"].get("resourceClaims")) and not ended
+
+
+def _pod(obj: Json) -> PodRecord:
+    meta, spec = obj["metadata"], obj["spec"]
+    made = (obj.get("status") or {}).get("resourceClaimStatuses") or ()
+    asked = spec["resourceClaims"]
+    named = {one["name"]: one["resourceClaimName"] for one in asked if one.get("resourceClaimName")}
+    return PodRecord(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        node=spec.get("nodeName", ""),
+        owner=_owner(obj),
+        since=_created(obj),
+        gated=bool(spec.get("schedulingGates")),
+        templates={
+            one["name"]: one["resourceClaimTemplateName"]
+            for one in asked
+            if one.get("resourceClaimTemplateName")
+        },
+        claims=named
+        | {one["name"]: one["resourceClaimName"] for one in made if one.get("resourceClaimName")},
+    )
+
+
+def _owner(obj: Json) -> str:
+    meta = obj["metadata"]
+    found = (one for one in meta.get("ownerReferences") or () if one.get("controller"))
+    return next((f"{one['kind']} {meta['namespace']}/{one['name']}" for one in found), "")
+
+
+def _created(obj: Json) -> float | None:
+    told = obj["metadata"].get("creationTimestamp")
+    return None if told is None else datetime.fromisoformat(told).timestamp()
+
+
+def _daemon_of(pod: Json, namespace: str) -> str:
+    """UID of the ComputeDomain whose daemon the pod is; empty for another pod."""
+    if pod["metadata"]["namespace"] != namespace:
+        return ""  # Anybody may name a container and set labels; in this namespace only the controller may.
+    ours = any(one.get("name") == DAEMON_CONTAINER for one in pod["spec"].get("containers") or ())
+    return _labels(pod).get(names.COMPUTE_DOMAIN_LABEL, "") if ours else ""
+
+
+def _daemon(pod: Json) -> ImexDaemonRecord:
+    mesh = _mesh(pod)
+    return ImexDaemonRecord(
+        domain=_labels(pod).get(names.COMPUTE_DOMAIN_LABEL, ""),
+        node=pod["spec"].get("nodeName", ""),
+        clique=_labels(pod).get(names.CLIQUE_ID_LABEL),
+        meshed=None if mesh is None else mesh.complete,
+        missing=() if mesh is None else mesh.missing,
+    )
+
+
+def _mesh(pod: Json) -> _MeshAnnotation | None:
+    said = (pod["metadata"].get("annotations") or {}).get(names.MESH_ANNOTATION)
+    try:
+        return None if said is None else msgspec.json.decode(said, type=_MeshAnnotation)
+    except (msgspec.DecodeError, RecursionError, ValueError):
+        return None
+
+
+def _cliques(nodes: list[Json]) -> Iterator[tuple[str, str]]:
+    for node in nodes:
+        clique = _labels(node).get(names.GPU_CLIQUE_LABEL)
+        if clique:
+            yield node["metadata"]["name"], clique
+
+
+def _labels(obj: Json) -> Mapping[str, str]:
+    return obj["metadata"].get("labels") or {}

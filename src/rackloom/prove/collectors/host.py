@@ -1,0 +1,397 @@
+"""Reads one host's files for the checks of a node, below any root; runs no program.
+
+`collect_host` returns `HostEvidence`; what cannot be read is None or `UNREADABLE`, never a guess.
+
+- Processes and sockets come from /proc. They count as the host's own only if process 1 is in the initial
+  PID namespace; a copied tree has no namespace links and is taken for the host.
+- CDI comes from containerd's configuration: the file that the running containerd was given (k3s has its
+  own), then the files that it imports. The last table of the CRI plugin wins and replaces earlier ones,
+  as in containerd's mergeConfig. The table's name depends on the version of the configuration; version 3
+  has CDI on by default. Number and size of files, and dots in a line, are limited, because the tree may
+  be hostile.
+- IMEX: which nvidia-imex processes run, which of them are in pods (by the name of their control group,
+  which a cgroup namespace may hide), whether systemd starts the unit and it is not masked, whether the
+  driver offers channel devices, which nodes the host's own configuration names, and with how many peers
+  the processes are connected. Whether a daemon reaches its peers is known to the daemon alone and is in
+  none of these files.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+import msgspec
+
+from rackloom.core.diagnosis.evidence import IMEX_CONFIG_FILE, CdiSetting, HostEvidence, ImexEvidence
+from rackloom.core.domains.names import IMEX_SERVER_PORT
+from rackloom.topology.discovery.sysfs import IMEX_CHANNEL_DEVICES, Sysroot, character_devices
+
+# PID namespace: whose processes /proc shows.
+
+
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""The first namespace of processes (Linux' PROC_PID_INIT_INO)."""
+_PROCESS_LINKS = ("proc/1", "proc/self")
+"""Of whom to ask: the namespace of process 1 shows to its superiors alone, one's own to everybody."""
+
+
+def shows_all_processes(host: Sysroot) -> bool:
+    """Whether process 1 of `host` is the host's own. A copied tree has no such links, and is taken for it."""
+    told = [found for one in _PROCESS_LINKS if (found := _pid_namespace(host, one)) is not None]
+    return not told or told[0] == _INITIAL_PID_NAMESPACE
+
+
+def _pid_namespace(host: Sysroot, process: str) -> str | None:
+    """What the link says: it leads to no path."""
+    found = host.real(process)
+    try:
+        return None if found is None else str(host.root.joinpath(*found.parts[1:], "ns/pid").readlink())
+    except OSError:
+        return None
+
+
+# Processes by name.
+
+
+def process_ids(host: Sysroot) -> tuple[int, ...]:
+    """Their numbers."""
+    names = (name for name in host.names("proc") if name.isascii() and name.isdigit())
+    return tuple(sorted(int(name) for name in names))
+
+
+def processes_named(host: Sysroot, name: str) -> tuple[int, ...]:
+    """Numbers of those that are called `name`."""
+    return tuple(one for one in process_ids(host) if host.text(f"proc/{one}/comm") == name)
+
+
+# TCP sockets of a network namespace.
+
+
+LISTENING, ESTABLISHED = "0A", "01"
+"""In the column `st` of /proc/net/tcp (include/net/tcp_states.h)."""
+_IPV4_MAPPED = "0000000000000000FFFF0000"
+"""::ffff:0:0/96, IPv4 within IPv6 (RFC 4291), in words of a little-endian machine."""
+
+
+class TcpSocket(msgspec.Struct, frozen=True):
+    """One socket; `own` and `peer` are the addresses of both sides as the kernel prints them, in hex.
+
+    An IPv4 address is in its short form, whichever family its socket has.
+    """
+
+    own: str
+    port: int
+    peer: str
+    peer_port: int
+    state: str
+
+
+def sockets_of(host: Sysroot, process: int) -> tuple[TcpSocket, ...] | None:
+    """Those of the namespace of `process`, of both families; None where they cannot be read in full."""
+    ipv4, ipv6 = (host.whole(f"proc/{process}/net/{name}") for name in ("tcp", "tcp6"))
+    if ipv4 is None:
+        return None
+    try:
+        return tuple(one for table in (ipv4, ipv6 or "") for one in _socket_rows(table))
+    except ValueError:
+        return None
+
+
+def _socket_rows(table: str) -> Iterator[TcpSocket]:
+    """Columns: number, own side, other side, state, ... Raises ValueError for what is no such table."""
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 3:
+            yield TcpSocket(*_socket_address(fields[1]), *_socket_address(fields[2]), fields[3])
+
+
+def _socket_address(text: str) -> tuple[str, int]:
+    address, _, port = text.rpartition(":")
+    return address.removeprefix(_IPV4_MAPPED), int(port, 16)
+
+
+# containerd's configuration of CDI.
+
+
+_CONTAINERD_CONFIG = PurePosixPath("/etc/containerd/config.toml")
+_CONFIG_OPTIONS = ("-c", "--config")
+_CRI_PLUGIN = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+"""The table that has enable_cdi, by the version of containerd's configuration."""
+_VERSION_WITH_CDI_ON = 3
+"""Version of the configuration that only containerd 2 reads, and that has CDI on (containerd 2.0's notes)."""
+_MOST_FILES = 64
+_MOST_CHARACTERS = 1024 * 1024
+"""Of all files together."""
+_MOST_DOTS_IN_LINE = 100
+"""In one line: tomllib's time grows with the square of a key's parts."""
+_WILDCARDS = re.compile(r"[*?\[]")
+
+TomlTable = dict[str, Any]
+T = TypeVar("T", dict[str, Any], list[Any])
+
+
+def cdi_setting(host: Sysroot, runtime: str | None) -> CdiSetting:
+    """Whether containerd is configured with CDI on; `UNREADABLE` where any of its files is not understood.
+
+    Without `runtime`, what a node's status says of it, the file counts only where containerd is seen running
+    and CRI-O is not: Docker has one too, which no kubelet asks.
+    """
+    if runtime is None and (processes_named(host, "crio") or not processes_named(host, "containerd")):
+        return CdiSetting.UNSAID
+    try:
+        return _cdi_of(list(_containerd_configs(host)))
+    except (ValueError, RecursionError):
+        return CdiSetting.UNREADABLE
+
+
+def _cdi_of(configs: list[TomlTable]) -> CdiSetting:
+    """By the last table of the CRI plugin, else by the version. Raises ValueError as `_version`."""
+    first = _config_version(configs[0], 1) if configs else 1
+    said: object = None
+    for config in configs:
+        plugins, name = _toml_part(config, "plugins", dict), _CRI_PLUGIN[_config_version(config, first)]
+        if name in plugins:
+            said = _toml_part(plugins, name, dict).get("enable_cdi")
+    if isinstance(said, bool):
+        return CdiSetting.ON if said else CdiSetting.OFF
+    if said is not None:
+        raise ValueError("enable_cdi is neither true nor false")
+    return CdiSetting.ON if first >= _VERSION_WITH_CDI_ON else CdiSetting.UNSAID
+
+
+def _config_version(config: TomlTable, otherwise: int) -> int:
+    """Raises ValueError for one that is not known here."""
+    version = config.get("version", otherwise)
+    if not isinstance(version, int) or version not in _CRI_PLUGIN:
+        raise ValueError(f"no version of containerd's configuration: {version}")
+    return version
+
+
+def _containerd_configs(host: Sysroot) -> Iterator[TomlTable]:
+    """The file, then all that it imports. Raises ValueError and RecursionError for what is no TOML."""
+    todo, done, left = [_config_of_running(host)], set[PurePosixPath](), _MOST_CHARACTERS
+    while todo:
+        path = todo.pop(0)
+        text = None if path in done else _config_text(host, path)
+        done.add(path)
+        if text is not None:
+            left -= len(text)
+            if left < 0 or len(done) > _MOST_FILES:
+                raise ValueError("containerd's configuration is too long to be read")
+            config = _parse_toml(text)
+            yield config
+            todo.extend(_imported_files(host, path.parent, _toml_part(config, "imports", list)))
+
+
+def _parse_toml(text: str) -> TomlTable:
+    """Raises ValueError and RecursionError for what is no TOML, or would take too long to be told so."""
+    if any(line.count(".") > _MOST_DOTS_IN_LINE for line in text.split("\n")):
+        raise ValueError("a line has too many dots to be read")
+    return tomllib.loads(text)
+
+
+def _config_of_running(host: Sysroot) -> PurePosixPath:
+    """The file that the running containerd was given: distributions such as k3s keep their own.
+
+    Raises ValueError where several were given different ones: which of them kubelet asks is not seen.
+    """
+    commands = (host.text(f"proc/{one}/cmdline") or "" for one in processes_named(host, "containerd"))
+    given = {_config_option(command.split("\0")) for command in commands} or {_CONTAINERD_CONFIG}
+    if len(given) > 1:
+        raise ValueError("several containerd run with different configurations")
+    return given.pop()
+
+
+def _config_option(words: list[str]) -> PurePosixPath:
+    for word, following in pairwise([*words, ""]):
+        option, _, value = word.partition("=")
+        if option in _CONFIG_OPTIONS:
+            return PurePosixPath(value or following)
+    return _CONTAINERD_CONFIG
+
+
+def _config_text(host: Sysroot, path: PurePosixPath) -> str | None:
+    """A file's content; None where there is none. Raises ValueError for one that cannot be read."""
+    text = host.whole(str(path))
+    if text is None and host.real(str(path)) is not None:
+        raise ValueError(f"{path} cannot be read")
+    return text
+
+
+def _imported_files(host: Sysroot, beside: PurePosixPath, imports: list[Any]) -> Iterator[PurePosixPath]:
+    """The files that patterns name, each relative to the file that imports them.
+
+    Raises ValueError for a pattern of directories, and for more patterns than files are read.
+    """
+    if len(imports) > _MOST_FILES:
+        raise ValueError("containerd's configuration imports too much to be read")
+    for pattern in imports:
+        at = beside / str(pattern)
+        if _WILDCARDS.search(str(at.parent)):
+            raise ValueError(f"{at} may be in many directories")
+        yield from (at.parent / name for name in host.names(str(at.parent)) if fnmatchcase(name, at.name))
+
+
+def _toml_part(table: TomlTable, key: str, kind: type[T]) -> T:
+    """A part of a table, empty where it has none. Raises ValueError for one of another kind."""
+    value = table.get(key, kind())
+    if not isinstance(value, kind):
+        raise ValueError(f"{key} is no {kind.__name__}")
+    return value
+
+
+# IMEX.
+
+
+_IMEX_UNIT = "nvidia-imex.service"
+_ADMIN_UNIT_FOLDERS = ("etc/systemd/system", "run/systemd/system")
+_PACKAGE_UNIT_FOLDERS = ("usr/local/lib/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
+_UNIT_FOLDERS = (*_ADMIN_UNIT_FOLDERS, *_PACKAGE_UNIT_FOLDERS)
+"""Where systemd looks for a unit, the first over the later (systemd.unit(5))."""
+_DEPENDENTS = (".wants", ".requires")
+_NODES_CONFIG = "/etc/nvidia-imex/nodes_config.cfg"
+_NODES_OPTION = re.compile(r"^[ \t]*IMEX_NODE_CONFIG_FILE[ \t]*=[ \t]*(\S+)", re.MULTILINE)
+_POD_CGROUP = re.compile(
+    r"kubepods|/(?:[\w.-]*-)?pod[0-9a-f][0-9a-f_-]*(?:\.slice)?(?:/|$)|/(?:cri-containerd|crio)-",
+    re.MULTILINE,
+)
+"""How kubelet and the runtimes name the control groups of pods, with both cgroup drivers."""
+_CHANNEL_DEVICE = re.compile(r"channel([0-9]{1,4})")
+
+
+def collect_imex(host: Sysroot) -> ImexEvidence:
+    """All of it."""
+    running = _imex_processes(host)
+    in_pods = {one: _is_in_pod(host, one) for one in running or ()}
+    return ImexEvidence(
+        running=running,
+        in_pods=tuple(one for one, inside in in_pods.items() if inside),
+        outside=None if running is None else _outside_pods(in_pods),
+        enabled=_starts_at_boot(host),
+        offered=_offers_channels(host),
+        channels=tuple(sorted(_channel_devices(host))),
+        named=_configured_nodes(host),
+        connected=_connected_peers(host, running or ()),
+    )
+
+
+def _imex_processes(host: Sysroot) -> tuple[int, ...] | None:
+    if 1 not in process_ids(host) or not shows_all_processes(host):
+        return None
+    return processes_named(host, "nvidia-imex")
+
+
+def _outside_pods(in_pods: Mapping[int, bool | None]) -> tuple[int, ...] | None:
+    own = tuple(one for one, inside in in_pods.items() if inside is False)
+    return None if not own and None in in_pods.values() else own
+
+
+def _is_in_pod(host: Sysroot, process: int) -> bool | None:
+    """None where its control group's name is not seen, or only a part of it.
+
+    From within a cgroup namespace the names of others are relative to it, `/../..`, and what they have in
+    common with its own is left out (cgroup_namespaces(7)).
+    """
+    group = host.text(f"proc/{process}/cgroup")
+    if not group:
+        return None
+    if _POD_CGROUP.search(group):
+        return True
+    return None if ":/.." in group and not group.endswith(f"/{_IMEX_UNIT}") else False
+
+
+def _starts_at_boot(host: Sysroot) -> bool | None:
+    if all(host.real(folder) is None for folder in _ADMIN_UNIT_FOLDERS):
+        return None
+    if _is_unit_masked(host):
+        return False
+    entries = (f"{at}/{name}" for at in _UNIT_FOLDERS for name in host.names(at))
+    return any(_IMEX_UNIT in host.names(one) for one in entries if one.endswith(_DEPENDENTS))
+
+
+def _is_unit_masked(host: Sysroot) -> bool:
+    """Whether the unit that counts leads to /dev/null, which nothing starts, whoever wants it."""
+    folder = next((one for one in _UNIT_FOLDERS if _IMEX_UNIT in host.names(one)), None)
+    found = None if folder is None else host.real(folder)
+    if found is None:
+        return False
+    try:
+        return str(host.root.joinpath(*found.parts[1:], _IMEX_UNIT).readlink()) == "/dev/null"
+    except OSError:
+        return False
+
+
+def _offers_channels(host: Sysroot) -> bool | None:
+    text = host.whole("proc/devices")
+    return None if text is None else IMEX_CHANNEL_DEVICES in {name for _, name in character_devices(text)}
+
+
+def _channel_devices(host: Sysroot) -> Iterator[int]:
+    for name in host.names(f"dev/{IMEX_CHANNEL_DEVICES}"):
+        if found := _CHANNEL_DEVICE.fullmatch(name):
+            yield int(found[1])
+
+
+def _configured_nodes(host: Sysroot) -> tuple[str, ...] | None:
+    config = host.text(IMEX_CONFIG_FILE)
+    if config is None:
+        return None
+    file = _NODES_OPTION.search(config)
+    nodes = host.text(_NODES_CONFIG if file is None else file[1])
+    if nodes is None:
+        return None
+    return tuple(name for line in nodes.splitlines() if (name := line.partition("#")[0].strip()))
+
+
+def _connected_peers(host: Sysroot, running: Sequence[int]) -> int | None:
+    tables = [sockets for one in running if (sockets := sockets_of(host, one)) is not None]
+    if not tables:
+        return None
+    return len(set[str]().union(*(_peer_addresses(sockets) for sockets in tables)))
+
+
+def _peer_addresses(sockets: Sequence[TcpSocket]) -> set[str]:
+    """Addresses of others with a connection at their server's port: a daemon is its own peer too."""
+    at = {one.peer for one in sockets if one.state == ESTABLISHED and one.peer_port == IMEX_SERVER_PORT}
+    return at - {one.own for one in sockets}
+
+
+# The whole host.
+
+
+_INIT = 1
+"""The process whose network namespace is the host's own."""
+
+
+def collect_host(here: str, root: Path, runtime: str | None) -> HostEvidence:
+    """Look at the host below `root`, which findings call `here`.
+
+    `runtime` is the node status' containerRuntimeVersion, where known.
+    """
+    host = Sysroot(root)
+    return HostEvidence(
+        here=here,
+        driver_version=_driver_version(host),
+        runtime=runtime,
+        cdi_setting=cdi_setting(host, runtime),
+        imex=collect_imex(host),
+        busy_ports=_busy_ports(host),
+    )
+
+
+def _driver_version(host: Sysroot) -> str | None:
+    """The version of the loaded module: what counts, whatever packages are installed."""
+    found = host.text("sys/module/nvidia/version")
+    if found:
+        return found
+    told = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", host.text("proc/driver/nvidia/version") or "")
+    return told[1] if told else None
+
+
+def _busy_ports(host: Sysroot) -> frozenset[int] | None:
+    sockets = sockets_of(host, _INIT) if shows_all_processes(host) else None
+    return None if sockets is None else frozenset(one.port for one in sockets if one.state == LISTENING)

@@ -1,1 +1,0 @@
-"""Pure checks: evidence in, findings with a fix out."""

@@ -1,0 +1,214 @@
+"""The NIXL agent of one end on the UCX backend: optional wheels, UCX settings and UCX's log.
+
+NIXL is imported when an end starts. `nixl_missing_reason` says why it cannot run here and tries the
+import in a process of its own, because native code built for another machine may kill the process.
+Nothing else of Rackloom depends on it.
+
+Facts behind the UCX settings: NIXL's own device list spoils TCP device names (it appends a port), so
+devices are pinned with UCX_NET_DEVICES. NIXL asks for two RMA rails unless told otherwise, and UCX then
+silently splits one transfer over two devices; with one pinned device the limit is one rail.
+UCX_PROTO_INFO prints a table per operation and peer, first for the loopback connection ("self"), then for
+the real one; only the latter counts.
+
+`open_agent` allocates the buffer before UCX starts, since UCX looks for a CUDA context then, registers
+it, and releases both on exit.
+"""
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rackloom.errors import Refused
+from rackloom.prove.transfer.buffers import Buffer, MemoryKind, allocate_buffer
+from rackloom.prove.transfer.channel import BlockDescriptor
+from rackloom.prove.transfer.values import EndConfig, TransferOp, TransferSpec, UcxPins
+
+# UCX: environment variables in, log out.
+
+
+_UCX_CALL = {"WRITE": "ucp_put", "READ": "ucp_get"}
+_PROTOCOL_TITLE = re.compile(r"\| \S+ (?P<scope>self|intra-node|inter-node) cfg#")
+_PROTOCOL_ROW = re.compile(r"\|\s*(?P<range>\d\S*)\s*\|(?P<description>[^|]*)\|(?P<config>[^|]*)\|\s*$")
+_LANE_NAME = re.compile(r"\b([a-z]\w*/[\w.:-]+)")
+_UCX_COMPLAINT = re.compile(r"\b(?:ERROR|WARN)\s+(.*)$", re.MULTILINE)
+_MOST_RAILS = 2
+"""NIXL's own limit; with one device pinned, one."""
+
+
+def ucx_environment(ucx: UcxPins, log: Path) -> dict[str, str]:
+    """The variables that pin UCX as asked and make it write down what it does into `log`."""
+    variables = {
+        "UCX_PROTO_INFO": "y",
+        "UCX_LOG_FILE": str(log),
+        "UCX_MAX_RMA_RAILS": str(min(_MOST_RAILS, max(1, len(ucx.net_devices)))),
+        "NIXL_LOG_LEVEL": "WARN",
+    }
+    if ucx.transports:
+        variables["UCX_TLS"] = ",".join(ucx.transports)
+    if ucx.net_devices:
+        variables["UCX_NET_DEVICES"] = ",".join(ucx.net_devices)
+    return variables
+
+
+def ucx_protocols(log: str, op: TransferOp) -> tuple[str, ...]:
+    """Transport and device of each lane that UCX uses for `op` towards the peer, such as tcp/rdma0.
+
+    Empty when the log holds no table for that operation.
+    """
+    lanes: dict[str, None] = {}
+    scope, wanted = "self", False
+    for line in log.splitlines():
+        if title := _PROTOCOL_TITLE.search(line):
+            scope, wanted = title["scope"], False
+        elif "remote memory" in line:
+            wanted = scope != "self" and _UCX_CALL[op] in line
+        elif wanted and (row := _PROTOCOL_ROW.search(line)):
+            lanes |= dict.fromkeys(_LANE_NAME.findall(row["config"]))
+    return tuple(lanes)
+
+
+def ucx_complaint(log: str) -> str | None:
+    """The last warning or error of UCX, which NIXL's own error codes leave out."""
+    found = _UCX_COMPLAINT.findall(log)
+    return found[-1].strip() if found else None
+
+
+# NIXL.
+
+
+NOT_INSTALLED = "NIXL is not installed: no wheel for this platform"
+_INSTALL_NIXL = "install requirements/nixl.txt (Linux on x86-64 or arm64)"
+_NIXL_BACKENDS = ("nixl_cu13", "nixl_cu12", "nixl_rocm")
+_IMPORT_SECONDS = 60.0
+_UCX_LIBRARY = re.compile(r"\S*/libucp\S*\.so\S*")
+
+
+def nixl_missing_reason() -> str | None:
+    """Why no transfer can run here, or None. Imports nothing into this process."""
+    if sys.platform != "linux" or not find_spec("nixl") or not find_spec("numpy"):
+        return NOT_INSTALLED
+    if not any(find_spec(name) for name in _NIXL_BACKENDS):
+        return NOT_INSTALLED
+    return _import_problem()
+
+
+@cache
+def _import_problem() -> str | None:
+    """Why NIXL cannot be imported, tried in a process of its own: foreign machine code may kill it."""
+    command = (sys.executable, "-P", "-c", "import nixl._api")
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_IMPORT_SECONDS, errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        return f"NIXL is installed, but importing it takes more than {_IMPORT_SECONDS:g} s"
+    if done.returncode == 0:
+        return None
+    said = (done.stderr.strip().splitlines() or [f"the import ended with {done.returncode}"])[-1]
+    return f"NIXL is installed, but cannot be imported: {said}"
+
+
+def require_nixl() -> None:
+    """Raise Refused where `missing` has something to say."""
+    if reason := nixl_missing_reason():
+        raise Refused(reason, nearest_fix=_INSTALL_NIXL)
+
+
+def nixl_version() -> str:
+    """Version of the installed NIXL distribution."""
+    return version("nixl")
+
+
+def ucx_version() -> str | None:
+    """Version of the UCX that NIXL loaded into this process, from UCX itself; None before it did."""
+    found = _UCX_LIBRARY.search(Path("/proc/self/maps").read_text())
+    if found is None:
+        return None
+    library = ctypes.CDLL(found.group())
+    library.ucp_get_version_string.restype = ctypes.c_char_p
+    said: bytes = library.ucp_get_version_string()
+    return said.decode()
+
+
+class NixlAgent:
+    """A NIXL agent on the UCX backend with one registered buffer; made by `open_agent`."""
+
+    def __init__(self, role: str, buffer: Buffer, log: Path, *, progress_thread: bool) -> None:
+        try:
+            from nixl._api import nixl_agent, nixl_agent_config
+        except (ImportError, OSError) as error:
+            raise Refused(f"{NOT_INSTALLED} ({error})", nearest_fix=_INSTALL_NIXL) from error
+        self.buffer, self._log = buffer, log
+        try:
+            self.nixl: Any = nixl_agent(
+                role, nixl_agent_config(enable_prog_thread=progress_thread, backends=["UCX"])
+            )
+            whole = [(buffer.address, buffer.size, buffer.ordinal, "")]
+            self._registered = self.nixl.register_memory(whole, buffer.memory)
+        except Exception as error:
+            raise Refused(
+                self.explain(f"UCX could not be started: {error}"),
+                nearest_fix="check that the pinned devices and transports exist at this end",
+            ) from error
+
+    def explain(self, problem: str) -> str:
+        """`problem` with what UCX itself logged about it."""
+        said = ucx_complaint(self._read_log())
+        return f"{problem} (UCX: {said})" if said else problem
+
+    def protocols(self, op: TransferOp) -> tuple[str, ...]:
+        """What UCX uses for `op` towards the peer."""
+        return ucx_protocols(self._read_log(), op)
+
+    def request(
+        self, spec: TransferSpec, peer: str, remote: tuple[BlockDescriptor, ...], remote_memory: MemoryKind
+    ) -> Any:
+        """A reusable request that moves this buffer to (WRITE) or from (READ) the peer's blocks."""
+        local = self.nixl.get_xfer_descs(list(self.buffer.blocks(spec.block_size)), self.buffer.memory)
+        return self.nixl.initialize_xfer(
+            spec.op, local, self.nixl.get_xfer_descs(list(remote), remote_memory), peer, backends=["UCX"]
+        )
+
+    def release(self) -> None:
+        """Deregister the buffer."""
+        self.nixl.deregister_memory(self._registered)
+
+    def _read_log(self) -> str:
+        ctypes.CDLL(None).fflush(None)  # UCX leaves its last lines in the C library's buffer
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+
+@contextmanager
+def open_agent(
+    role: str, spec: TransferSpec, seat: EndConfig, *, progress_thread: bool
+) -> Iterator[NixlAgent]:
+    """An agent with a buffer of `spec.total_bytes` on `seat`. Changes this process' environment.
+
+    Raises:
+        Refused: not enough memory, no NIXL, or UCX cannot use what it was pinned to.
+    """
+    require_nixl()
+    with TemporaryDirectory(prefix="rackloom-transfer-") as directory:
+        log = Path(directory, "ucx.log")
+        os.environ |= ucx_environment(seat.ucx, log)
+        buffer = allocate_buffer(
+            seat.device, spec.total_bytes
+        )  # before UCX starts: it looks for a CUDA context
+        try:
+            agent = NixlAgent(role, buffer, log, progress_thread=progress_thread)
+            try:
+                yield agent
+            finally:
+                agent.release()
+        finally:
+            buffer.close()

@@ -1,0 +1,373 @@
+"""A transfer record for people: tables, the GPU x NIC matrix as SVG, an HTML page, KV-cache terms.
+
+`record_tables` lists rates, proof, matrix, KV-cache hand-over, environment and links; the terminal and
+the page share them. `render_page` is one self-contained HTML page without scripts, in which everything
+that came out of a file is escaped. In the matrix a darker cell is faster, and a dashed edge marks a path
+that was not proved.
+
+`kv_terms` translates a rate for whoever serves a model: milliseconds to hand over the KV cache of a
+prompt, and its share of the time to first token if a prefill time is given. A token's entry has 2 (K and
+V) x layers x KV heads x head size x bytes per element; multi-head latent attention keeps one compressed
+vector per layer instead. The table of sizes is for bf16.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+
+import msgspec
+
+from rackloom.errors import Refused
+from rackloom.prove.transfer.comparison import arm_title
+from rackloom.prove.transfer.records import TransferRecord
+from rackloom.prove.transfer.values import AlignmentReport, Arm, HostFacts, TransferReport
+
+# KV-cache terms.
+
+
+BYTES_PER_TOKEN = {
+    "Llama-3.1-8B": 131_072,
+    "Llama-3.1-70B": 327_680,
+    "Qwen3-8B": 147_456,
+    "Qwen3-235B": 192_512,
+    "gpt-oss-120b": 73_728,
+    "gpt-oss-20b": 49_152,
+    "DeepSeek-R1": 70_272,
+}
+
+
+class KvTerms(msgspec.Struct, frozen=True):
+    """The hand-over of one prompt at a measured rate."""
+
+    model: str
+    tokens: int
+    cache_bytes: int
+    milliseconds: float
+    prefill_ms: float | None
+    ttft_share: float | None
+    """Hand-over / (prefill + hand-over); None where no prefill time was given."""
+
+
+def kv_terms(model: str, tokens: int, gigabytes_per_second: float, prefill_ms: float | None) -> KvTerms:
+    """The terms for a prompt of `tokens` at a positive rate; prefill in milliseconds.
+
+    Raises:
+        Refused: no such model in the table, or a number is not positive.
+    """
+    if model not in BYTES_PER_TOKEN:
+        raise Refused(
+            f"no KV size is known for {model!r}", nearest_fix=f"use one of {', '.join(BYTES_PER_TOKEN)}"
+        )
+    if tokens < 1 or (prefill_ms is not None and prefill_ms <= 0):
+        raise Refused("a prompt has at least one token and takes time to prefill", nearest_fix="give both")
+    size = tokens * BYTES_PER_TOKEN[model]
+    milliseconds = size / gigabytes_per_second / 1e6
+    share = None if prefill_ms is None else milliseconds / (prefill_ms + milliseconds)
+    return KvTerms(model, tokens, size, milliseconds, prefill_ms, share)
+
+
+def kv_terms_of_all_models(
+    tokens: int, gigabytes_per_second: float, prefill_ms: float | None
+) -> tuple[KvTerms, ...]:
+    """The same for every model of the table, smallest cache first."""
+    terms = [kv_terms(model, tokens, gigabytes_per_second, prefill_ms) for model in BYTES_PER_TOKEN]
+    return tuple(sorted(terms, key=lambda one: one.cache_bytes))
+
+
+# The GPU x NIC matrix.
+
+
+_LABEL_WIDTH, _CELL_WIDTH, _ROW_HEIGHT, _TOP_MARGIN = 170, 150, 54, 40
+_SVG_FONT = "font-family='sans-serif' font-size='12'"
+
+
+class MatrixCell(msgspec.Struct, frozen=True):
+    """One GPU over one NIC, each pair alone."""
+
+    gbps: float
+    path_class: str | None
+    proved: bool
+
+
+class RateMatrix(msgspec.Struct, frozen=True):
+    """GPUs (or host memory) by NICs; None where the pair was not measured."""
+
+    gpus: tuple[str, ...]
+    nics: tuple[str, ...]
+    cells: tuple[tuple[MatrixCell | None, ...], ...]
+
+
+def rate_matrix(report: AlignmentReport) -> RateMatrix | None:
+    """The matrix of the arms that had a device promised and were measured alone; None if there are none."""
+    arms = [arm for arm in report.arms if arm.device is not None and not arm.together]
+    if not arms:
+        return None
+    gpus = tuple(dict.fromkeys(_row_name(arm) for arm in arms))
+    nics = tuple(dict.fromkeys(str(arm.device) for arm in arms))
+    found = {(_row_name(arm), arm.device): _matrix_cell(arm) for arm in arms}
+    cells = tuple(tuple(found.get((gpu, nic)) for nic in nics) for gpu in gpus)
+    return RateMatrix(gpus, nics, cells)
+
+
+def matrix_rows(matrix: RateMatrix) -> list[tuple[str, ...]]:
+    """A row of text per GPU: its name, then GB/s and class for each NIC."""
+    return [
+        (gpu, *(_cell_text(cell) for cell in line))
+        for gpu, line in zip(matrix.gpus, matrix.cells, strict=True)
+    ]
+
+
+def matrix_svg(matrix: RateMatrix, title: str) -> str:
+    """The matrix as one SVG document: the darker, the faster; a dashed edge where the path is not proved."""
+    width = _LABEL_WIDTH + _CELL_WIDTH * len(matrix.nics) + 10
+    height = _TOP_MARGIN + 20 + _ROW_HEIGHT * len(matrix.gpus) + 10
+    most = max((cell.gbps for line in matrix.cells for cell in line if cell), default=0.0) or 1.0
+    heads = [
+        _svg_text(_LABEL_WIDTH + _CELL_WIDTH * k + _CELL_WIDTH // 2, _TOP_MARGIN + 10, nic, "middle")
+        for k, nic in enumerate(matrix.nics)
+    ]
+    body = [part for k in range(len(matrix.gpus)) for part in _svg_row(matrix, k, most)]
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' "
+        f"height='{height}' role='img'><title>{escape(title)}</title>"
+        f"{_svg_text(4, 18, title, 'start')}{''.join([*heads, *body])}</svg>"
+    )
+
+
+def _row_name(arm: Arm) -> str:
+    return arm.gpu if arm.gpu != "cpu" else "host memory"
+
+
+def _matrix_cell(arm: Arm) -> MatrixCell:
+    proved = all(run.verified and run.path.verdict == "holds" for run in arm.runs)
+    return MatrixCell(arm.mean_GBps, arm.runs[0].path_class, proved)
+
+
+def _cell_text(cell: MatrixCell | None) -> str:
+    if cell is None:
+        return "-"
+    return " ".join(
+        [f"{cell.gbps:.2f}", *([cell.path_class] if cell.path_class else []), *([] if cell.proved else ["?"])]
+    )
+
+
+def _svg_row(matrix: RateMatrix, row: int, most: float) -> list[str]:
+    top = _TOP_MARGIN + 20 + _ROW_HEIGHT * row
+    parts = [_svg_text(4, top + 30, matrix.gpus[row], "start")]
+    for column, cell in enumerate(matrix.cells[row]):
+        left = _LABEL_WIDTH + _CELL_WIDTH * column
+        shade = 0.0 if cell is None else cell.gbps / most
+        edge = "" if cell is None or cell.proved else " stroke-dasharray='4'"
+        parts.append(
+            f"<rect x='{left}' y='{top}' width='{_CELL_WIDTH - 4}'"
+            f" height='{_ROW_HEIGHT - 4}' rx='4' stroke='#345'{edge} "
+            f"fill='#2a78d6' fill-opacity='{0.08 + 0.5 * shade:.2f}'/>"
+        )
+        parts.append(_svg_text(left + _CELL_WIDTH // 2 - 2, top + 30, _svg_cell_text(cell), "middle"))
+    return parts
+
+
+def _svg_cell_text(cell: MatrixCell | None) -> str:
+    return (
+        "not measured"
+        if cell is None
+        else f"{_cell_text(cell)} GB/s"
+        if cell.path_class is None
+        else _cell_text(cell)
+    )
+
+
+def _svg_text(x: int, y: int, text: str, anchor: str) -> str:
+    return f"<text x='{x}' y='{y}' {_SVG_FONT} text-anchor='{anchor}'>{escape(text)}</text>"
+
+
+def matrix_columns(matrix: RateMatrix) -> Sequence[str]:
+    """Headers for `rows`."""
+    return ("GB/s", *matrix.nics)
+
+
+# Tables.
+
+
+class RecordTable(msgspec.Struct, frozen=True):
+    """A heading, column names, rows of text, and one sentence on how to read them."""
+
+    heading: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+
+def record_tables(record: TransferRecord, terms: Sequence[KvTerms]) -> Iterator[RecordTable]:
+    """Everything that a record has, most asked for first."""
+    emulated = " (emulated)" if record.report.emulated else ""
+    yield RecordTable(
+        f"Rates{emulated}", _RATE_COLUMNS, [_rate_row(arm) for arm in record.report.arms], _INTERVAL_NOTE
+    )
+    yield RecordTable("Proof", _PROOF_COLUMNS, [_proof_row(arm) for arm in record.report.arms])
+    if matrix := rate_matrix(record.report):
+        yield RecordTable(
+            f"GPU x NIC, each pair alone{emulated}", matrix_columns(matrix), matrix_rows(matrix), _MATRIX_NOTE
+        )
+    if terms:
+        yield RecordTable(
+            f"Hand-over of a KV cache{emulated}", _KV_COLUMNS, [_kv_row(one) for one in terms], _KV_NOTE
+        )
+    runs = record.report.runs
+    if runs:
+        yield RecordTable(
+            "Environment", ("", "initiator", "target"), _environment_rows(runs[0]), _ENVIRONMENT_NOTE
+        )
+        yield RecordTable("Links of the initiator", _LINK_COLUMNS, _link_rows(runs[0].environment.initiator))
+        yield RecordTable("Links of the target", _LINK_COLUMNS, _link_rows(runs[0].environment.target))
+    for evidence in record.evidence:
+        said = {True: "passed", False: "FAILED", None: "not checked"}[evidence.correct]
+        figures = [(one.name, f"{one.value:.2f} {one.unit}") for one in evidence.figures]
+        yield RecordTable(f"{evidence.tool}, {evidence.file}: {said}", ("figure", "value"), figures)
+
+
+_RATE_COLUMNS = ("ARM", "RUNS", "GB/s", "95%", "SPREAD", "P50 ms", "P95 ms", "P99 ms", "OF LINE RATE")
+_INTERVAL_NOTE = (
+    "95% is Student's interval of the mean over the runs. Percentiles are the mean of the runs' own, with "
+    "the lowest and highest run in brackets."
+)
+_PROOF_COLUMNS = ("ARM", "DATA", "PATH", "EVIDENCE", "CONTENTION")
+_MATRIX_NOTE = "A question mark: the data or the path of that pair was not proved."
+_KV_COLUMNS = ("MODEL", "TOKENS", "MiB", "ms", "PREFILL ms", "SHARE OF TTFT")
+_KV_NOTE = "bf16 cache at the rate of the fastest arm; TTFT is prefill and hand-over."
+_ENVIRONMENT_NOTE = "Of the first run; the record has it for every run."
+_LINK_COLUMNS = ("LINK", "STATE", "Gb/s", "MTU", "NUMA", "PCI", "PCIE", "PCIE AT BEST")
+
+
+def _rate_row(arm: Arm) -> tuple[str, ...]:
+    interval = "one run" if arm.interval is None else f"{arm.interval.low:.2f} to {arm.interval.high:.2f}"
+    return (
+        arm_title(arm),
+        str(len(arm.runs)),
+        f"{arm.mean_GBps:.2f}",
+        interval,
+        f"{arm.spread:.1%}",
+        *(_percentile_cell([getattr(run, field) for run in arm.runs]) for field in _PERCENTILES),
+        _share_cell(arm),
+    )
+
+
+def _share_cell(arm: Arm) -> str:
+    expectation = arm.runs[0].expectation
+    if expectation.share is None:
+        return "-"
+    whole = "the GPU's copies" if expectation.gigabits is None else f"{expectation.gigabits:g} Gb/s"
+    return f"{expectation.share:.0%} of {whole}"
+
+
+_PERCENTILES = ("p50_seconds", "p95_seconds", "p99_seconds")
+
+
+def _percentile_cell(seconds: Sequence[float]) -> str:
+    mean, low, high = (1e3 * value for value in (sum(seconds) / len(seconds), min(seconds), max(seconds)))
+    return f"{mean:.2f} ({low:.2f}-{high:.2f})"
+
+
+def _proof_row(arm: Arm) -> tuple[str, ...]:
+    paths = ", ".join(sorted({run.path.verdict for run in arm.runs}))
+    verified = "verified" if all(run.verified for run in arm.runs) else "NOT INTACT"
+    contention = next((run.environment.contention for run in arm.runs if run.environment.contention), "none")
+    said = f"{arm.runs[0].path.evidence}. {arm.runs[0].expectation.sentence}"
+    return arm_title(arm), verified, paths, said, contention
+
+
+def _kv_row(one: KvTerms) -> tuple[str, ...]:
+    return (
+        one.model,
+        str(one.tokens),
+        f"{one.cache_bytes / (1 << 20):.0f}",
+        f"{one.milliseconds:.2f}",
+        "-" if one.prefill_ms is None else f"{one.prefill_ms:g}",
+        "-" if one.ttft_share is None else f"{one.ttft_share:.1%}",
+    )
+
+
+def _environment_rows(run: TransferReport) -> list[tuple[str, str, str]]:
+    ends = (run.environment.initiator, run.environment.target)
+    return [(name, say(ends[0]), say(ends[1])) for name, say in _HOST_FACTS.items()]
+
+
+_HOST_FACTS: dict[str, Callable[[HostFacts], str]] = {
+    "host": lambda host: host.hostname,
+    "kernel": lambda host: host.kernel,
+    "processors": lambda host: f"{host.usable_processors} of {host.processors}",
+    "pinned to processors": lambda host: ", ".join(map(str, host.cores)) or "none in particular",
+    "load before": lambda host: f"{host.load_average:.2f}",
+    "python": lambda host: host.python,
+    "NIXL": lambda host: host.nixl,
+    "UCX": lambda host: host.ucx_version or "not known",
+    "UCX transports": lambda host: ", ".join(host.ucx.transports) or "its own choice",
+    "UCX devices": lambda host: ", ".join(host.ucx.net_devices) or "its own choice",
+    "memory": lambda host: host.device,
+    "GPU driver": lambda host: host.gpu_driver or "none",
+    "/dev/infiniband": lambda host: ", ".join(host.visible.rdma_files) or "empty",
+    "netdevs": lambda host: ", ".join(host.visible.netdevs),
+}
+
+
+def _link_rows(host: HostFacts) -> list[tuple[str, ...]]:
+    return [
+        tuple(
+            "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+            for value in (
+                link.name,
+                link.state,
+                link.gigabits,
+                link.mtu,
+                link.numa_node,
+                link.pci_address,
+                link.pcie,
+                link.pcie_best,
+            )
+        )
+        for link in host.links
+    ]
+
+
+# The HTML page.
+
+
+_PAGE_STYLE = (
+    "body{font:15px/1.5 sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#123}"
+    "table{border-collapse:collapse;display:block;overflow-x:auto;margin:.5rem 0}"
+    "th,td{border:1px solid #bcd;padding:.25rem .6rem;text-align:left;vertical-align:top}"
+    "th{background:#eef4fb}.note{color:#567}.bad{color:#a11;font-weight:bold}.emulated{background:#ffefc2;padding:.5rem}"
+)
+
+
+def render_page(record: TransferRecord, terms: Sequence[KvTerms]) -> str:
+    """The page as text. Everything that came out of a file is escaped."""
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f"<title>KV-cache transfer, {escape(record.recorded_at)}</title><style>{_PAGE_STYLE}</style></head>"
+        f"<body>{''.join(_page_parts(record, terms))}</body></html>\n"
+    )
+
+
+def _page_parts(record: TransferRecord, terms: Sequence[KvTerms]) -> Iterator[str]:
+    report, spec = record.report, record.spec
+    yield f"<h1>KV-cache transfer</h1><p>{escape(record.recorded_at)}. {spec.op}, {spec.batch_size} x "
+    yield f"{spec.block_size} bytes, {spec.warmup_iters} + {spec.iters} iterations.</p>"
+    yield f"<p class='{'emulated' if report.emulated else 'note'}'>{escape(report.label)}</p>"
+    yield f"<p class='{'good' if report.proved else 'bad'}'>{escape(report.verdict)}</p>"
+    if record.incomplete is not None:
+        yield f"<p class='bad'>Incomplete: {escape(record.incomplete)}</p>"
+    if matrix := rate_matrix(report):
+        yield f"<figure>{matrix_svg(matrix, f'GPU x NIC, GB/s{_emulated_note(record)}')}</figure>"
+    for table in record_tables(record, terms):
+        yield _html_table(table)
+
+
+def _html_table(table: RecordTable) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
+    note = f"<p class='note'>{escape(table.note)}</p>" if table.note else ""
+    return f"<h2>{escape(table.heading)}</h2><table><tr>{head}</tr>{rows}</table>{note}"
+
+
+def _emulated_note(record: TransferRecord) -> str:
+    return " (emulated)" if record.report.emulated else ""

@@ -1,0 +1,303 @@
+"""Find NVIDIA's user-space driver below a root, and read the GPUs that its NVML library reports.
+
+The driver is installed in the given root, or a driver container shows its own root at /run/nvidia/driver
+below it (GPU Operator). Both are searched:
+
+1. A root counts if it has `libcuda.so.*` or `libnvidia-ml.so.*` in one of `LIBRARY_PLACES`. The suffixes
+   of these file names are the versions that it has.
+2. The root with the version of the loaded kernel module wins, else the first that counts. Two versions
+   exist while a driver is being replaced.
+3. Within the root, the version of the kernel module counts, else the newest. Files of other versions are
+   left out.
+
+A directory with two paths is searched once. Links are resolved inside the root. `driver_fingerprint`
+changes whenever a file may have been added to or removed from the searched directories. Source of the
+places: nvidia-container-toolkit 1.20 (pkg/lookup, internal/lookup/root), NVIDIA's DRA driver.
+
+`nvml_session` starts NVML from the library that was found. The Python bindings load a library once per
+process, which would not work with a newer kernel module after an upgrade, so the library is exchanged,
+but never while a session holds handles of the old one. NVML errors become `Retry`; a machine without a
+driver yields None.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from ctypes import CDLL
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rackloom.errors import Refused, Retry
+from rackloom.topology.discovery.sysfs import OWN_ROOT, Sysroot, normal_pci_address
+
+_MULTIARCH = ("x86_64-linux-gnu", "aarch64-linux-gnu")
+LIBRARY_PLACES = (
+    "usr/lib64",
+    *(f"usr/lib/{arch}{kind}" for kind in ("", "/nvidia/current") for arch in _MULTIARCH),
+    "lib64",
+    *(f"lib/{arch}{kind}" for kind in ("", "/nvidia/current") for arch in _MULTIARCH),
+    "usr/lib",
+    "lib",
+)
+PROGRAM_PLACES = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin", "usr/local/sbin", "opt/bin")
+FIRMWARE_PLACES = ("lib/firmware/updates/nvidia", "lib/firmware/nvidia", "usr/lib/firmware/nvidia")
+CONTAINER_DRIVER_ROOT = "run/nvidia/driver"
+_VERSION = re.compile(r"\d{3,}\.\d+(?:\.\d+)?")
+_VERSIONED = re.compile(rf"lib.+\.so\.({_VERSION.pattern})")
+_CORE_LIBRARY = re.compile(r"lib(?:cuda|nvidia-ml)\.so\..+")
+_VERSION_FILE = "/proc/driver/nvidia/version"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DriverFile:
+    """A file of the driver, with paths as its root has them. `link` is the text of a symbolic link."""
+
+    path: PurePosixPath
+    real: PurePosixPath
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaDriver:
+    """A driver: its root as seen from here and as the host has it, and where the host's own root is seen."""
+
+    root: Path
+    host_root: Path
+    base: Path
+    version: str | None
+    """`580.95.05`; None where no name of a library tells."""
+
+    def libraries(self, *stems: str) -> tuple[DriverFile, ...]:
+        """The driver's libraries, and the links to them; `stems` are patterns such as `libcuda`.
+
+        They are the files that end with the driver's version, of any stem where none is given. Where no name
+        tells a version, they are all of these stems.
+        """
+        sysroot = Sysroot(self.root)
+        if self.version is None:
+            return tuple(_driver_files(sysroot, LIBRARY_PLACES, lambda name: _has_stem(name, stems)))
+        places = (*LIBRARY_PLACES, *(f"{place}/vdpau" for place in LIBRARY_PLACES))
+        mine = {
+            _stem(name)
+            for place in places
+            for name in sysroot.names(f"/{place}")
+            if library_version(name) == self.version and (not stems or _has_stem(name, stems))
+        }
+        found = _driver_files(sysroot, places, lambda name: _stem(name) in mine)
+        return tuple(file for file in found if library_version(file.real.name) == self.version)
+
+    def programs(self, *names: str) -> tuple[DriverFile, ...]:
+        """Programs by name, each from the first place that has it."""
+        found: dict[str, DriverFile] = {}
+        for file in _driver_files(Sysroot(self.root), PROGRAM_PLACES, frozenset(names).__contains__):
+            found.setdefault(file.path.name, file)
+        return tuple(found[name] for name in names if name in found)
+
+    def firmware(self) -> tuple[DriverFile, ...]:
+        """What the kernel module loads into the GPU System Processor."""
+        sysroot = Sysroot(self.root)
+        versions = [self.version] if self.version else sorted({*_names_below(sysroot, FIRMWARE_PLACES)})
+        places = tuple(f"{place}/{version}" for place in FIRMWARE_PLACES for version in versions)
+        return tuple(_driver_files(sysroot, places, _is_firmware))
+
+    @property
+    def devices(self) -> Path:
+        """Where its device files are seen: a driver's container may have a /dev of its own."""
+        own = self.root / "dev"
+        return own if any(own.glob("nvidia*")) else self.base / "dev"
+
+
+def find_driver(base: Path, host_base: Path = OWN_ROOT, loaded: str | None = None) -> NvidiaDriver | None:
+    """The driver below `base`, which the host has at `host_base`; `loaded` is the kernel module's version."""
+    found: list[NvidiaDriver] = []
+    for below in ("", CONTAINER_DRIVER_ROOT):
+        root = base / below
+        core = tuple(
+            _driver_files(
+                Sysroot(root), LIBRARY_PLACES, lambda name: _CORE_LIBRARY.fullmatch(name) is not None
+            )
+        )
+        if not core:
+            continue
+        versions = {library_version(file.real.name) for file in core} - {None}
+        version = loaded if loaded in versions else max(versions, key=_version_numbers, default=None)
+        found.append(NvidiaDriver(root, host_base / below, base, version))
+    return next((driver for driver in found if driver.version == loaded), next(iter(found), None))
+
+
+def loaded_version(sysroot: Path = OWN_ROOT) -> str | None:
+    """The version of the kernel module; None while it is not loaded."""
+    said = _VERSION.search((Sysroot(sysroot).text(_VERSION_FILE) or "").partition("\n")[0])
+    return None if said is None else said[0]
+
+
+def library_version(name: str) -> str | None:
+    """`580.95.05` of `libcuda.so.580.95.05`."""
+    versioned = _VERSIONED.fullmatch(name)
+    return None if versioned is None else versioned[1]
+
+
+def driver_fingerprint(base: Path, loaded: str | None, *more: str) -> tuple[object, ...]:
+    """Something that becomes another whenever a file may have come or gone in the places, or in `more`."""
+    places = (*LIBRARY_PLACES, *PROGRAM_PLACES, *FIRMWARE_PLACES, "dev", *more)
+    roots = (base, base / CONTAINER_DRIVER_ROOT)
+    return (loaded, *(_directory_state(root / place) for root in roots for place in places))
+
+
+def _directory_state(directory: Path) -> tuple[int, int] | None:
+    try:
+        info = directory.stat()
+    except OSError:
+        return None
+    return info.st_ino, info.st_mtime_ns
+
+
+def _driver_files(
+    sysroot: Sysroot, places: tuple[str, ...], wanted: Callable[[str], bool]
+) -> Iterator[DriverFile]:
+    """Files with wanted names in the places, in their order and by name; each directory once."""
+    seen: set[PurePosixPath] = set()
+    for place in places:
+        directory = sysroot.real(f"/{place}")
+        if directory is None or directory in seen:
+            continue
+        seen.add(directory)
+        for name in filter(wanted, sysroot.names(str(directory))):
+            file = _driver_file(sysroot, directory / name)
+            if file is not None:
+                yield file
+
+
+def _driver_file(sysroot: Sysroot, path: PurePosixPath) -> DriverFile | None:
+    """None for what is no file, or goes while it is looked at."""
+    real = sysroot.real(str(path))
+    if real is None:
+        return None
+    here, at = (sysroot.root.joinpath(*one.parts[1:]) for one in (path, real))
+    try:
+        link = None if here == at else str(here.readlink())
+        return DriverFile(path, real, link) if at.is_file() else None
+    except OSError:
+        return None
+
+
+def _names_below(sysroot: Sysroot, places: tuple[str, ...]) -> Iterator[str]:
+    return (name for place in places for name in sysroot.names(f"/{place}"))
+
+
+def _stem(name: str) -> str:
+    """`libcuda` of `libcuda.so.1`; the whole name of what is no library."""
+    return name.partition(".so")[0]
+
+
+def _has_stem(name: str, stems: tuple[str, ...]) -> bool:
+    return ".so" in name and any(fnmatchcase(_stem(name), stem) for stem in stems)
+
+
+def _is_firmware(name: str) -> bool:
+    return name.startswith("gsp") and name.endswith(".bin")
+
+
+def _version_numbers(version: str | None) -> tuple[int, ...]:
+    return tuple(map(int, (version or "0").split(".")))
+
+
+NVML_RETRY_SECONDS = 10.0
+_NVML_LIBRARY = "libnvidia-ml"
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlGpu:
+    """One GPU. `memory_bytes` is all of it; `minor` is the N of /dev/nvidiaN."""
+
+    pci_address: str
+    product: str
+    uuid: str
+    minor: int
+    memory_bytes: int
+    driver_version: str
+
+
+def read_nvml(driver_root: Path = Path("/")) -> tuple[NvmlGpu, ...] | None:
+    """All GPUs of this machine; None where there is no driver. Raises Retry while it is in trouble."""
+    with nvml_session(driver_root) as nvml:
+        if nvml is None:
+            return None
+        version = str(nvml.nvmlSystemGetDriverVersion())
+        return tuple(_read_nvml_gpu(nvml, index, version) for index in range(nvml.nvmlDeviceGetCount()))
+
+
+@contextmanager
+def nvml_session(driver_root: Path) -> Iterator[Any]:
+    """The started library of the driver below `driver_root`, else the system's; None without a driver.
+
+    It also starts where the driver has no GPU. NVML's errors become `Retry`.
+    """
+    import pynvml
+
+    _select_library(pynvml, driver_root)
+    try:
+        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        yield None
+        return
+    except pynvml.NVMLError as error:
+        raise Retry(f"NVML does not start: {error}", after=NVML_RETRY_SECONDS) from error
+    try:
+        yield pynvml
+    except pynvml.NVMLError as error:
+        raise Retry(f"NVML does not answer: {error}", after=NVML_RETRY_SECONDS) from error
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def driver_missing_error(driver_root: Path) -> Refused:
+    """What a machine without a session lacks: the kernel module, or the library that speaks with it."""
+    if loaded_version() is None:
+        return Refused(
+            "NVIDIA's driver is not loaded: there is no /proc/driver/nvidia/version",
+            nearest_fix="load the nvidia module on the node",
+        )
+    return Refused(
+        f"{_NVML_LIBRARY}.so.1 is in none of the library directories below {driver_root}",
+        nearest_fix="name the root of NVIDIA's driver as --driver-root",
+    )
+
+
+def _select_library(nvml: Any, driver_root: Path) -> None:
+    """Have the bindings use the library below the root; the loader's, where there is none.
+
+    They load a library once for all time. After an upgrade of the driver it would not work with the newer
+    kernel module, so it is exchanged for the one that is there now: but never under a session, whose handles
+    belong to the library that made them.
+    """
+    driver = find_driver(driver_root, loaded=loaded_version())
+    file = None if driver is None else next((one for one in driver.libraries(_NVML_LIBRARY)), None)
+    if driver is None or file is None:
+        return
+    library = driver.root.joinpath(*file.real.parts[1:])
+    with nvml.libLoadLock:
+        used = None if nvml.nvmlLib is None else nvml.nvmlLib._name
+        if nvml._nvmlLib_refcount > 0 or used == str(library):
+            return
+        try:
+            nvml.nvmlLib = CDLL(str(library))
+        except OSError as error:
+            raise Retry(f"{library} cannot be loaded: {error}", after=NVML_RETRY_SECONDS) from error
+        nvml._nvmlGetFunctionPointer_cache.clear()
+
+
+def _read_nvml_gpu(nvml: Any, index: int, version: str) -> NvmlGpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    printed = str(nvml.nvmlDeviceGetPciInfo(handle).busId)
+    return NvmlGpu(
+        pci_address=normal_pci_address(printed) or printed.lower(),
+        product=str(nvml.nvmlDeviceGetName(handle)),
+        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
+        minor=int(nvml.nvmlDeviceGetMinorNumber(handle)),
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        driver_version=version,
+    )

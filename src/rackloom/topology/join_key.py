@@ -1,0 +1,141 @@
+"""The join key: one value that links the names of a GPU across layers, each part with its source.
+
+Each layer sees only part of a rack, and some of what it sees is wrong: a virtual machine hides the PCIe
+tree, a driver leaves out the NUMA node. A `Fact` therefore carries its `Source`, and `directness` ranks
+the sources (kernel, NVML, switch controller, vendor file, declaration).
+
+A switch controller knows a GPU as chassis serial, slot and module id, and as a 64-bit fabric GUID.
+Kubernetes knows a GPU UUID, a PCI address and a clique label. These strings are not comparable, so each
+layer publishes the parts that it knows as a `GpuKey`.
+
+`joins` compares the parts that both keys have: False if any differs, True if all agree, None if there is
+no common part. A replaced tray keeps its slot and changes its GUIDs, so it does not join. A PCI address
+repeats on every machine; it counts only where the caller knows that both keys come from one machine.
+`merge_keys` unites two keys of one GPU, keeps the more direct source of each part, and raises Refused
+where a part contradicts.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+import msgspec
+
+from rackloom.errors import Refused
+
+# Facts: a value together with the source that reported it.
+
+
+T = TypeVar("T")
+
+
+class Source(StrEnum):
+    """Who said so, in the words the command line prints."""
+
+    SYSFS = "sysfs"
+    """Read from the kernel of the machine (directly, or through a driver that reads it there)."""
+    NVML = "nvml"
+    VENDOR_FILE = "vendor-file"
+    """A topology file that the vendor of the machine ships (NCCL XML)."""
+    DECLARED = "declared"
+    """Written down by a person or by vendor documentation; nothing on the machine confirms it."""
+    NMX = "nmx"
+    """Reported by an NVLink switch controller (NMX-C or NMX-M)."""
+
+
+class Fact(msgspec.Struct, Generic[T], frozen=True, gc=False):
+    """A value and its source."""
+
+    value: T
+    source: Source
+
+
+_DIRECTNESS = (Source.SYSFS, Source.NVML, Source.NMX, Source.VENDOR_FILE, Source.DECLARED)
+"""Observed on the device's own machine, observed from elsewhere, written in a file, said."""
+
+
+def directness(source: Source) -> int:
+    """Rank of a source, 0 for the most direct: of two sources that agree, the lower one is named."""
+    return _DIRECTNESS.index(source)
+
+
+def least_direct(*sources: Source) -> Source:
+    """Source of a conclusion that rests on facts of all `sources`: no better than the weakest of them."""
+    return max(sources, key=directness)
+
+
+# The join key of a GPU.
+
+
+class SlotKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Where a GPU sits: it survives a swap of the tray, which changes every GUID and UUID."""
+
+    chassis_serial: str
+    slot: int
+    """Slot of the compute tray in the chassis."""
+    module_id: int
+    """1-based position on the tray (NMX: device id; REST deviceInstance is module_id - 1)."""
+
+
+class GpuKey(msgspec.Struct, frozen=True, gc=False):
+    """What one layer knows of a GPU's identity; unknown parts are None."""
+
+    place: Fact[SlotKey] | None = None
+    fabric_guid: Fact[int] | None = None
+    """64-bit NVLink fabric GUID (NMX: gpu_uid)."""
+    gpu_uuid: Fact[str] | None = None
+    """`GPU-...` as NVML and the GPU driver print it."""
+    pci_address: Fact[str] | None = None
+    """Lower-case `dddd:bb:dd.f`, meaningful only within one machine."""
+
+
+def joins(a: GpuKey, b: GpuKey, *, one_machine: bool = False) -> bool | None:
+    """Whether two keys name the same GPU.
+
+    False when any part that both know differs (a swapped tray keeps its place and changes its GUIDs: another
+    GPU). True when such parts agree. None when there are none: it cannot be told. PCI addresses count only
+    with `one_machine`.
+    """
+    agree = [ours.value == theirs.value for _, ours, theirs in _shared_parts(a, b, one_machine)]
+    return all(agree) if agree else None
+
+
+def merge_keys(a: GpuKey, b: GpuKey) -> GpuKey:
+    """All that two keys of one GPU know; where both know a part, the more direct source is kept.
+
+    That it is one GPU is the caller's claim, hence one machine: every shared part must agree, PCI addresses
+    included. Refused otherwise, with both values and sources.
+    """
+    for part, ours, theirs in _shared_parts(a, b, one_machine=True):
+        if ours.value != theirs.value:
+            raise Refused(
+                f"{part} is {_fact_text(ours)} but {_fact_text(theirs)}:"
+                f" not one GPU, or one of the two is stale",
+                nearest_fix="observe both again",
+            )
+    return GpuKey(
+        place=_more_direct(a.place, b.place),
+        fabric_guid=_more_direct(a.fabric_guid, b.fabric_guid),
+        gpu_uuid=_more_direct(a.gpu_uuid, b.gpu_uuid),
+        pci_address=_more_direct(a.pci_address, b.pci_address),
+    )
+
+
+def _shared_parts(
+    a: GpuKey, b: GpuKey, one_machine: bool
+) -> Iterator[tuple[str, Fact[object], Fact[object]]]:
+    for part in GpuKey.__struct_fields__:
+        ours, theirs = getattr(a, part), getattr(b, part)
+        comparable = one_machine or part != "pci_address"
+        if comparable and ours is not None and theirs is not None:
+            yield part, ours, theirs
+
+
+def _fact_text(fact: Fact[object]) -> str:
+    value = hex(fact.value) if isinstance(fact.value, int) else fact.value
+    return f"{value} ({fact.source})"
+
+
+def _more_direct(a: Fact[T] | None, b: Fact[T] | None) -> Fact[T] | None:
+    known = [fact for fact in (a, b) if fact is not None]
+    return min(known, key=lambda fact: directness(fact.source), default=None)

@@ -1,1 +1,0 @@
-"""The carve plane under random load and faults in virtual time, and the judges of what it does."""

@@ -1,1 +1,0 @@
-"""A kubelet's side of device plugins, over real sockets: registration, prepare, unprepare, health."""

@@ -1,1 +1,0 @@
-"""Incidents as files: what is done to a simulated site, what breaks, and what must be seen of it."""

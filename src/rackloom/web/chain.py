@@ -1,0 +1,274 @@
+"""One GPU through all layers: what each layer reports, when it was seen, how its NICs are wired.
+
+The layers are site records, switch controller, Kubernetes and transfer record. Each `LayerReport` has the
+time of its observation, since when it could not be read again, and named links. A link without a name
+says whether there is none or whether the viewer may not see it.
+
+The wiring of a GPU and a NIC is the nearest thing that both hang from: the same PCIe root, the same NUMA
+node, or neither. A GPU that is coupled to its processor (GB200) shares a PCIe root with no NIC; there the
+NUMA node is as near as it gets. What is wrong with a NIC's link is decided by the doctor's own checks.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from rackloom.core.diagnosis.checks.nics import LINK_STATE_UNKNOWN, are_apart, is_link_unknown, link_problem
+from rackloom.core.diagnosis.findings import Finding
+from rackloom.core.diagnosis.index import places_around
+from rackloom.core.diagnosis.snapshot import (
+    DeviceRecord,
+    GpuChain,
+    Layer,
+    LayerStatus,
+    NvlinkDomainRecord,
+    PartitionRecord,
+)
+from rackloom.web.model import MapGpu, SiteMap
+
+# How the NICs of a GPU are wired.
+
+
+class Wiring(StrEnum):
+    """The nearest thing that both hang from."""
+
+    ROOT = "root"
+    NUMA = "numa"
+    APART = "apart"
+    UNKNOWN = "unknown"
+
+
+def wiring_between(gpu: DeviceRecord, nic: DeviceRecord) -> Wiring:
+    """How near two devices are, as their plugins published it.
+
+    A GPU that is coupled to its processor (GB200) shares a PCIe root with no NIC: there the NUMA node is as
+    near as it gets.
+    """
+    if are_apart(gpu.numa, nic.numa, (gpu.partner_class, nic.partner_class)):
+        return Wiring.APART
+    if gpu.pcie_root is not None and gpu.pcie_root == nic.pcie_root:
+        return Wiring.ROOT
+    return Wiring.UNKNOWN if gpu.numa is None or nic.numa is None else Wiring.NUMA
+
+
+def nearest_wiring(gpu: DeviceRecord, nics: Sequence[DeviceRecord]) -> Wiring:
+    """How near the nearest of some NICs is: a GPU is far from its rail when all are."""
+    found = {wiring_between(gpu, nic) for nic in nics}
+    return next(one for one in _NEAREST_FIRST if one in found)
+
+
+_NEAREST_FIRST = (Wiring.ROOT, Wiring.NUMA, Wiring.UNKNOWN, Wiring.APART)
+
+
+def fastest_rate(gpus: Iterable[GpuChain]) -> int:
+    """The rate (Gb/s) of the fastest NIC that serves a GPU of one tray; 0: nobody tells."""
+    return max((nic.gbps or 0 for gpu in gpus for nic in gpu.nics), default=0)
+
+
+def link_down(nic: DeviceRecord) -> bool:
+    """Whether the NIC says that its link is not there."""
+    return bool(link_problem(nic.link, None, 0))
+
+
+def link_trouble(nic: DeviceRecord, siblings: int) -> str:
+    """What is wrong with the link of a NIC whose siblings have such a rate (Gb/s); empty: nothing known."""
+    return link_problem(nic.link, nic.gbps, siblings)
+
+
+def link_unreported(nic: DeviceRecord) -> bool:
+    """Whether its driver does not say whether its link is up."""
+    return is_link_unknown(nic.link)
+
+
+# What each layer reports.
+
+
+_LAYER_NAMES = {
+    Layer.FABRIC: "switch controller",
+    Layer.SITE: "site records",
+    Layer.CLUSTER: "Kubernetes",
+    Layer.TRANSFER: "transfer record",
+}
+
+
+ChainLink = tuple[str, str | None, str]
+"""What it is, its name (None: there is none, or none to be shown) and what to know of it."""
+NOT_SHOWN = "not shown"
+
+
+class LayerReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one layer says of a GPU."""
+
+    who: str
+    at: float | None
+    """When it was seen; None: never."""
+    unknown_since: float | None = None
+    """Since when it could not be read again."""
+    problem: str = ""
+    """Why not."""
+    links: tuple[ChainLink, ...]
+
+    @property
+    def current(self) -> bool:
+        """Whether what is missing here is absent, rather than unknown."""
+        return self.at is not None and self.unknown_since is None
+
+
+def layer_reports(whole: SiteMap, seat: MapGpu) -> tuple[LayerReport, ...]:
+    """The chain of a seat, tenant first and transfer last. Empty for somebody else's GPU."""
+    chain = seat.chain
+    if chain is None:
+        return ()
+    links = {
+        Layer.SITE: _by_site(whole, chain),
+        Layer.FABRIC: _by_fabric(chain),
+        Layer.CLUSTER: _by_cluster(chain, fastest_rate(_tray_chains(whole, seat))),
+        Layer.TRANSFER: _by_transfer(chain),
+    }
+    return tuple(_layer_report(whole, seat, layer, tuple(told)) for layer, told in links.items())
+
+
+def _tray_chains(whole: SiteMap, seat: MapGpu) -> Iterator[GpuChain]:
+    """What is shown of the GPUs beside a seat, and of its own."""
+    trays = (tray for rack in whole.racks if rack.name == seat.place.rack for tray in rack.trays)
+    return (one.chain for tray in trays if seat in tray for one in tray if one.chain is not None)
+
+
+def findings_on_gpu(whole: SiteMap, seat: MapGpu) -> tuple[Finding, ...]:
+    """What the doctor objects to that concerns a seat's GPU, the worst first; a tenant is told of none."""
+    here = frozenset() if seat.chain is None else frozenset(places_around((seat.chain,)))
+    return tuple(one for one in whole.findings or () if not here.isdisjoint(one.where))
+
+
+def _layer_report(whole: SiteMap, seat: MapGpu, layer: Layer, links: tuple[ChainLink, ...]) -> LayerReport:
+    at, since = _seen_at(whole, seat, layer)
+    problem = "" if since is None else _layer_problem(whole, seat, layer)
+    return LayerReport(who=_LAYER_NAMES[layer], at=at, unknown_since=since, problem=problem, links=links)
+
+
+def _layer_problem(whole: SiteMap, seat: MapGpu, layer: Layer) -> str:
+    domain = whole.domains.get(seat.domain) if layer is Layer.FABRIC else None
+    return whole.layer(layer).problem or (domain.problem if domain is not None else "")
+
+
+def _by_site(whole: SiteMap, chain: GpuChain) -> Iterator[ChainLink]:
+    if machine := chain.machine:
+        yield "Tenant", machine.tenant and whole.tenants.get(machine.tenant, machine.tenant), ""
+        yield "VPC", machine.vpc and whole.vpcs.get(machine.vpc, machine.vpc), ""
+        yield "Instance", machine.instance, ""
+        yield "Machine", machine.id, machine.health or machine.status
+    else:
+        yield "Machine", None, ""
+    if wanted := chain.wanted:
+        yield "Asked into", wanted.logical or "no partition", _joined(wanted.status, wanted.problem)
+    if logical := chain.logical:
+        yield "Logical partition", logical.name, _joined(logical.status, logical.problem)
+    else:
+        yield "Logical partition", None, _partition_note_hidden(chain)
+
+
+def _by_fabric(chain: GpuChain) -> Iterator[ChainLink]:
+    partition, gpu = chain.partition, chain.fabric
+    if partition:
+        yield "Partition", f"{partition.name} ({partition.id})", _partition_note(partition)
+    else:
+        yield "Partition", None, _partition_note_hidden(chain)
+    note = _joined(_health_text(gpu.healthy), gpu.problem) if gpu else ""
+    yield "Fabric GPU", f"{gpu.guid:#018x}" if gpu else None, note
+
+
+def _by_cluster(chain: GpuChain, siblings: int) -> Iterator[ChainLink]:
+    node, use, domain = chain.node, chain.use, chain.compute_domain
+    yield "GPU", chain.key.gpu_uuid.value if chain.key.gpu_uuid else None, ""
+    yield "Clique", clique_of(chain), ""
+    yield "Node", node.name if node else None, _joined(_READY_TEXT[node.ready], *node.taints) if node else ""
+    hidden = NOT_SHOWN if use_hidden(chain) else ""
+    yield "Claim", use.claim if use else None, hidden
+    yield "Pod", ", ".join(use.pods) if use else None, hidden
+    yield "ComputeDomain", domain.key if domain else None, domain.status.status.value if domain else hidden
+    yield "Channel", chain.channel, hidden
+    for nic in chain.nics:
+        yield "NIC", nic.name, _nic_note(chain, nic, siblings)
+    if not chain.nics:
+        yield "NIC", None, ""
+
+
+def _seen_at(whole: SiteMap, seat: MapGpu, layer: Layer) -> tuple[float | None, float | None]:
+    """When a layer was read; of the fabric, when this domain was, and of transfers when it was measured."""
+    seen = whole.layer(layer)
+    if layer is Layer.TRANSFER and seat.chain is not None and seat.chain.transfer is not None:
+        return seat.chain.transfer.at, seen.unknown_since
+    if layer is Layer.FABRIC:
+        return _fabric_seen(seen, whole.domains.get(seat.domain))
+    return seen.at, seen.unknown_since
+
+
+def _fabric_seen(layer: LayerStatus, domain: NvlinkDomainRecord | None) -> tuple[float | None, float | None]:
+    """Of a domain that nobody speaks for, the time of the others tells nothing."""
+    if domain is None:
+        return None, layer.unknown_since
+    return domain.observed_at, domain.unknown_since if layer.unknown_since is None else layer.unknown_since
+
+
+def partition_hidden(chain: GpuChain) -> bool:
+    """Whether a GPU is in a partition of which the viewer is told nothing, being somebody else's."""
+    return chain.partition is None and chain.fabric is not None and chain.fabric.partition is not None
+
+
+def use_hidden(chain: GpuChain) -> bool:
+    """Whether a GPU is used by pods of which the viewer is told nothing, as they may be somebody else's."""
+    return chain.use is not None and not chain.use.claim
+
+
+def _partition_note_hidden(chain: GpuChain) -> str:
+    return NOT_SHOWN if partition_hidden(chain) else ""
+
+
+def _partition_note(partition: PartitionRecord) -> str:
+    return _joined(_OWNER_TEXT.get(partition.owner, ""), _health_text(partition.healthy), partition.problem)
+
+
+_OWNER_TEXT = {
+    "default": "the factory's",
+    "foreign": "made by nobody we know",
+    "released": "given up, and not yet gone",
+    "tray": "keeps a tray that nobody was given to itself",
+}
+
+
+def _health_text(healthy: bool | None) -> str:
+    return {True: "healthy", False: "unhealthy", None: "health unknown"}[healthy]
+
+
+_READY_TEXT = {True: "ready", False: "not ready", None: "readiness unknown"}
+
+
+def clique_of(chain: GpuChain) -> str | None:
+    """The clique of a GPU, as its own device says before its node's label does."""
+    return (chain.device.clique if chain.device else None) or (chain.node.clique if chain.node else None)
+
+
+def _nic_note(chain: GpuChain, nic: DeviceRecord, siblings: int) -> str:
+    near = "" if chain.device is None else _WIRED_TEXT[wiring_between(chain.device, nic)]
+    return _joined(near, link_trouble(nic, siblings) or (LINK_STATE_UNKNOWN if link_unreported(nic) else ""))
+
+
+_WIRED_TEXT = {
+    Wiring.ROOT: "below the GPU's own PCIe root",
+    Wiring.NUMA: "at the GPU's own NUMA node",
+    Wiring.APART: "at another NUMA node than the GPU",
+    Wiring.UNKNOWN: "alignment unknown",
+}
+
+
+def _joined(*words: str) -> str:
+    return ", ".join(word for word in words if word)
+
+
+def _by_transfer(chain: GpuChain) -> Iterator[ChainLink]:
+    if seen := chain.transfer:
+        value = f"{seen.gigabytes_per_second:.1f} GB/s by {seen.device}"
+        yield "Last transfer", value, _joined(seen.verdict, "emulated" if seen.emulated else "", seen.reason)
+    else:
+        yield "Last transfer", None, ""

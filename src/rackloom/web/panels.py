@@ -1,0 +1,185 @@
+"""What the panels derive from the map: free capacity, and where on the map findings are.
+
+Free capacity is counted in whole free trays; a tray whose state is unknown counts as not free. The
+largest gang that fits is the most free trays of one NVLink domain, because GPUs of two domains share no
+memory. Free GPUs in partly used trays are stranded.
+
+A finding or an operation names things: GPU, device, pod, node, machine, partition, domain. It is shown at
+the finest place that is known: its GPU, its tray, or its racks. Only GPUs whose chain the viewer may see
+name anything, so a tenant is led to its own GPUs alone.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from rackloom.core.diagnosis.index import at_device, at_domain, at_logical, at_pod, places_around
+from rackloom.core.diagnosis.snapshot import GpuChain
+from rackloom.web.model import MapGpu, MapRack
+from rackloom.web.racks import rack_id, tray_free
+
+# Free capacity.
+
+
+class FreeCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """Free trays, over the site and in its roomiest domain."""
+
+    free_trays: int
+    unknown_trays: int
+    """Trays of which nobody can say whether they are free."""
+    gang_trays: int
+    """Trays of the largest gang that fits: GPUs of two domains share no memory."""
+    gang_gpus: int
+    stranded_gpus: int
+    """Free GPUs in trays that are partly taken: no whole tray can be had of them."""
+
+
+class RackCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What is free in one rack."""
+
+    free_trays: int
+    unknown_trays: int
+    stranded_gpus: int
+    gangs: Mapping[str, tuple[int, int]]
+    """Free trays, and the GPUs in them, of each domain."""
+
+
+def rack_capacity(rack: MapRack) -> RackCapacity:
+    """Count what is free in one rack. A tray that nobody can vouch for counts as not free."""
+    free = [tray for tray in rack.trays if tray_free(tray)]
+    partly = [tray for tray in rack.trays if tray_free(tray) is False and any(seat.taken for seat in tray)]
+    gangs: dict[str, tuple[int, int]] = {}
+    for tray in free:
+        if domain := tray[0].domain:
+            trays, gpus = gangs.get(domain, (0, 0))
+            gangs[domain] = trays + 1, gpus + len(tray)
+    return RackCapacity(
+        free_trays=len(free),
+        unknown_trays=sum(tray_free(tray) is None for tray in rack.trays),
+        stranded_gpus=sum(seat.taken is False for tray in partly for seat in tray),
+        gangs=gangs,
+    )
+
+
+def site_capacity(rooms: Collection[RackCapacity]) -> FreeCapacity:
+    """What is free in all racks; a domain may lie in several."""
+    gangs: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for room in rooms:
+        for domain, gang in room.gangs.items():
+            gangs[domain].append(gang)
+    sums = (tuple(map(sum, zip(*gangs[domain], strict=True))) for domain in sorted(gangs))
+    trays, gpus = max(sums, key=lambda gang: gang[1], default=(0, 0))
+    return FreeCapacity(
+        free_trays=sum(room.free_trays for room in rooms),
+        unknown_trays=sum(room.unknown_trays for room in rooms),
+        gang_trays=trays,
+        gang_gpus=gpus,
+        stranded_gpus=sum(room.stranded_gpus for room in rooms),
+    )
+
+
+# Locations of findings and operations.
+
+
+MAX_LOCATIONS = 3
+"""Places of one finding that are named; the rest is counted."""
+_FINEST_FIRST = (("gpu", "device", "pod"), ("node", "machine"), ("partition", "logical", "domain"))
+_GPUS, _RACKS = 0, 2
+
+
+class MapSpot(msgspec.Struct, frozen=True, gc=False):
+    """One GPU on the map, as the page names it."""
+
+    rack: str
+    rack_id: str
+    tray: int
+    """From the top."""
+    gpu: int
+    """From the left."""
+    slot: str
+
+
+class PlaceLink(msgspec.Struct, frozen=True):
+    """An element of the page that something is about: a GPU, or a rack."""
+
+    id: str
+    words: str
+
+
+class FoundLocations(msgspec.Struct, frozen=True):
+    """Where something is."""
+
+    named: tuple[PlaceLink, ...] = ()
+    more: int = 0
+    """How many places are not named."""
+
+
+PlacesByName = Mapping[str, tuple[MapSpot, ...]]
+"""By what `Finding.where` calls a thing: the GPUs that it is, has or serves."""
+
+
+def rack_places(rack: MapRack) -> PlacesByName:
+    """What there is in one rack."""
+    found: defaultdict[str, list[MapSpot]] = defaultdict(list)
+    id_ = rack_id(rack.name)
+    for tray, seats in enumerate(rack.trays):
+        for gpu, seat in enumerate(seats):
+            if seat.chain is not None:
+                spot = MapSpot(rack.name, id_, tray, gpu, _slot_name(seat))
+                for name in _names_of_gpu(seat, seat.chain):
+                    found[name].append(spot)
+    return {name: tuple(spots) for name, spots in found.items()}
+
+
+def _slot_name(seat: MapGpu) -> str:
+    return f"slot {seat.place.slot}" if seat.place.chassis else f"node {seat.place.node}"
+
+
+def _names_of_gpu(seat: MapGpu, chain: GpuChain) -> Iterator[str]:
+    yield from places_around((chain,))
+    yield from map(at_device, chain.nics)
+    if seat.domain:
+        yield at_domain(seat.domain)
+    if chain.wanted is not None and chain.wanted.logical is not None:
+        yield at_logical(chain.wanted.logical)
+    if chain.use is not None:
+        yield from map(at_pod, chain.use.pods)
+
+
+def places_named(racks: Iterable[PlacesByName], wanted: Collection[str]) -> PlacesByName:
+    """Those of some names that are found in any rack, in the order of the racks."""
+    found: defaultdict[str, tuple[MapSpot, ...]] = defaultdict(tuple)
+    names = frozenset(wanted)
+    for rack in racks:
+        for name in rack.keys() & names:
+            found[name] += rack[name]
+    return found
+
+
+def locate(where: Sequence[str], places: PlacesByName) -> FoundLocations:
+    """The nearest that is known of a thing: its GPU, or its tray, or its racks."""
+    for fineness, kinds in enumerate(_FINEST_FIRST):
+        names = (name for name in where if name.partition(" ")[0] in kinds)
+        if spots := list(dict.fromkeys(spot for name in names for spot in places.get(name, ()))):
+            found = _place_links(spots, fineness)
+            return FoundLocations(tuple(found[:MAX_LOCATIONS]), max(0, len(found) - MAX_LOCATIONS))
+    return FoundLocations()
+
+
+def _place_links(spots: Sequence[MapSpot], fineness: int) -> list[PlaceLink]:
+    """GPUs of one tray are one place, which its first GPU stands for."""
+    if fineness == _RACKS:
+        return [PlaceLink(id_, rack) for id_, rack in {one.rack_id: one.rack for one in spots}.items()]
+    trays: dict[tuple[str, int], list[MapSpot]] = {}
+    for one in spots:
+        trays.setdefault((one.rack_id, one.tray), []).append(one)
+    return [_tray_link(some, one_gpu=fineness == _GPUS and len(some) == 1) for some in trays.values()]
+
+
+def _tray_link(spots: Sequence[MapSpot], *, one_gpu: bool) -> PlaceLink:
+    first = spots[0]
+    words = f"{first.rack}, {first.slot}"
+    return PlaceLink(
+        f"{first.rack_id}-{first.tray}-{first.gpu}", f"{words}, GPU {first.gpu + 1}" if one_gpu else words
+    )

@@ -1,0 +1,117 @@
+"""The doctor's findings beside a map that moves faster: whose picture they are of is always said."""
+
+import asyncio
+
+import msgspec
+import pytest
+from tests.core.diagnosis.healthy import NOW, healthy
+
+from rackloom.app.snapshot import background_examiner
+from rackloom.app.snapshot.background_examiner import EVERY_SECONDS, OLDEST_SECONDS, Examiner
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.incremental import JoinedShares, join_shares
+
+pytestmark = pytest.mark.anyio
+WELL = healthy(racks=2, trays=2)
+SICK = msgspec.structs.replace(
+    WELL, fabric_gpus=(msgspec.structs.replace(WELL.fabric_gpus[0], healthy=False), *WELL.fabric_gpus[1:])
+)
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+def at(picture, seconds):
+    return msgspec.structs.replace(picture, at=NOW + seconds)
+
+
+async def newest(examiner, picture):
+    return await examiner.newest(picture, join_shares(picture, JoinedShares()))
+
+
+async def until_news(examiner, news):
+    while examiner.news < news:
+        await asyncio.sleep(0.01)
+
+
+async def test_the_first_picture_waits_for_its_findings():
+    found = await newest(Examiner(), at(SICK, 0))
+    assert (found.at, found.findings) == (NOW, examine(at(SICK, 0)))
+    assert found.findings
+
+
+async def test_later_ones_do_not_and_are_told_whose_findings_they_get():
+    examiner = Examiner()
+    await newest(examiner, at(WELL, 0))
+    soon = await newest(examiner, at(SICK, EVERY_SECONDS - 1))
+    begun = await newest(examiner, at(SICK, EVERY_SECONDS))
+    assert [(one.at, one.findings) for one in (soon, begun)] == [(NOW, ())] * 2
+    await until_news(examiner, 2)
+    then = await newest(examiner, at(SICK, EVERY_SECONDS + 1))
+    assert (then.at, then.findings) == (NOW + EVERY_SECONDS, examine(SICK))
+
+
+async def test_findings_that_stay_the_same_are_no_news():
+    examiner = Examiner()
+    await newest(examiner, at(WELL, 0))
+    await newest(examiner, at(WELL, OLDEST_SECONDS + 1))
+    assert examiner.news == 1
+
+
+async def test_old_findings_are_not_shown_beside_a_new_picture():
+    examiner = Examiner()
+    await newest(examiner, at(WELL, 0))
+    found = await newest(examiner, at(SICK, OLDEST_SECONDS + 1))
+    assert (found.at, found.findings) == (NOW + OLDEST_SECONDS + 1, examine(SICK))
+
+
+async def test_an_examination_stands_still_while_the_next_picture_is_made(monkeypatch):
+    checks, examiner = [], Examiner()
+    monkeypatch.setattr(background_examiner, "LONGEST_HALT_SECONDS", 60.0)
+    monkeypatch.setattr(background_examiner, "DELAY_SECONDS", 0.0)
+
+    def examining(*_, between):
+        checks.append("begun")
+        between()
+        checks.append("checked")
+        return ()
+
+    await newest(examiner, at(WELL, 0))
+    monkeypatch.setattr(background_examiner, "examine", examining)
+    with examiner.halted():
+        await newest(examiner, at(WELL, EVERY_SECONDS))
+        while not checks:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert checks == ["begun"]
+    while (await newest(examiner, at(WELL, EVERY_SECONDS + 1))).at == NOW:
+        await asyncio.sleep(0.01)
+    assert checks == ["begun", "checked"]
+
+
+async def test_a_picture_that_is_never_finished_holds_no_examination_up_for_ever(monkeypatch):
+    monkeypatch.setattr(background_examiner, "LONGEST_HALT_SECONDS", 0.0)
+    examiner = Examiner()
+    with examiner.halted():
+        assert (await newest(examiner, at(SICK, 0))).findings == examine(SICK)
+
+
+async def test_an_examination_that_fails_is_not_silent(monkeypatch):
+    examiner = Examiner()
+    await newest(examiner, at(WELL, 0))
+
+    def fails(*_, **__):
+        raise ValueError("no such check")
+
+    monkeypatch.setattr(background_examiner, "examine", fails)
+    await newest(examiner, at(SICK, EVERY_SECONDS))
+    with pytest.raises(ValueError, match="no such check"):
+        await asked_again_and_again(examiner)
+
+
+async def asked_again_and_again(examiner):
+    while True:
+        await asyncio.sleep(0.01)
+        await newest(examiner, at(SICK, EVERY_SECONDS))

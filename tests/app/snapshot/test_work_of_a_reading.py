@@ -1,0 +1,109 @@
+"""How much a reading makes again: what grows with the site is looking, not making."""
+
+import pytest
+import sqlalchemy as sa
+from tests.app.snapshot.test_fabric_reading import DOMAIN, FRESH, NOW, observed, seeded
+from tests.app.snapshot.test_remembering import Cluster, told_of
+
+from rackloom.app.snapshot import devices, fabric
+from rackloom.app.snapshot import records as snapshot_records
+from rackloom.app.snapshot.cache import ReadCache
+from rackloom.app.snapshot.cluster import read_cluster
+from rackloom.app.snapshot.fabric import read_fabrics
+from rackloom.app.snapshot.records import read_records
+from rackloom.carve.reconcile import records
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.schema import machine
+from rackloom.core.kubernetes.objects import RESOURCE_SLICE
+from rackloom.core.partitions.domain import GpuHealth
+
+pytestmark = pytest.mark.anyio
+NODES = 5
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+async def store():
+    store = Store.inline()
+    endpoint = await seeded(store)
+    await store.run(records.record_observation, endpoint, observed(), NOW)
+    yield store
+    await store.close()
+
+
+def counted(monkeypatch, module, name):
+    """What a function is first given, each time that it is called from now on."""
+    calls, does = [], getattr(module, name)
+
+    def counting(first, *rest):
+        calls.append(first)
+        return does(first, *rest)
+
+    monkeypatch.setattr(module, name, counting)
+    return calls
+
+
+async def test_one_gpu_that_falls_sick_is_one_chassis_fetched_and_made_again(store, monkeypatch):
+    await store.run(_stand_elsewhere, DOMAIN.trays[0].slot)
+    known, made = ReadCache(), counted(monkeypatch, snapshot_records, "_machine")
+    first = await store.survey(lambda conn: read_records(conn, known))
+    assert len(made) == len(DOMAIN.trays)
+    fetched = counted(monkeypatch, snapshot_records, "_in_groups")
+    assert await store.survey(lambda conn: read_records(conn, known)) == first
+    assert (len(fetched), len(made)) == (0, len(DOMAIN.trays))
+    await store.run(told_of, DOMAIN.trays[2].slot, 2, GpuHealth.DEGRADED)
+    later = await store.survey(lambda conn: read_records(conn, known))
+    beside = len(DOMAIN.trays) - 1
+    assert ([len(rows) for rows in fetched], len(made)) == ([4 * beside], len(DOMAIN.trays) + beside)
+    sick = [one.health for one in later.machines if one.health]
+    assert sick == ["GPU 2 is DEGRADED"]
+    assert next(one for one in later.machines if one.chassis_serial == "elsewhere") is first.machines[-1]
+    assert later == await store.survey(read_records)
+
+
+def _stand_elsewhere(conn, slot):
+    conn.execute(sa.update(machine).where(machine.c.slot == slot).values(chassis_serial="elsewhere"))
+
+
+async def test_a_fabric_that_shows_what_it_showed_is_not_made_again(store, monkeypatch):
+    known, told = ReadCache(), counted(monkeypatch, fabric, "_told")
+    for _ in range(3):
+        await store.survey(lambda conn: read_fabrics(conn, FRESH, known))
+    assert len(told) == 1
+
+
+def published(cluster, node, devices=2):
+    told = [{"name": f"gpu-{n}", "attributes": {"type": {"string": "gpu"}}} for n in range(devices)]
+    spec = {"driver": "gpu.nvidia.com", "nodeName": node, "pool": {"name": node, "generation": 1}}
+    cluster.put(RESOURCE_SLICE, node, spec=spec | {"devices": told})
+
+
+async def test_one_node_that_publishes_anew_is_one_node_read_again(monkeypatch):
+    cluster, known = Cluster(), ReadCache()
+    for node in range(NODES):
+        published(cluster, f"node-{node}")
+    read = counted(monkeypatch, devices, "_newest")
+    first = await read_cluster(cluster, known)
+    assert len(read) == NODES
+    again = await read_cluster(cluster, known)
+    assert (len(read), again.devices) == (NODES, first.devices)
+    assert again.devices is first.devices
+    published(cluster, "node-3", devices=1)
+    later = await read_cluster(cluster, known)
+    assert len(read) == NODES + 1
+    assert [len([one for one in later.devices if one.node == f"node-{n}"]) for n in range(NODES)] == [
+        2,
+        2,
+        2,
+        1,
+        2,
+    ]
+    cluster.drop(RESOURCE_SLICE, "node-0")
+    assert {one.node for one in (await read_cluster(cluster, known)).devices} == {
+        f"node-{n}" for n in range(1, NODES)
+    }
+    assert len(read) == NODES + 1

@@ -1,0 +1,65 @@
+"""What a reading costs, in statements: a site has many domains, and each is read every minute."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from rackloom.carve.inventory import endpoints
+from rackloom.carve.reconcile import records
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    statements: list[str] = []
+
+    def note(_conn: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        # Of PostgreSQL the transaction's own, such as the lock that a writer takes, are not counted.
+        if statement.lstrip().startswith(("SELECT", "INSERT", "UPDATE", "DELETE")):
+            statements.append(statement)
+
+    sa.event.listen(sa.engine.Engine, "before_cursor_execute", note)
+    try:
+        yield statements
+    finally:
+        sa.event.remove(sa.engine.Engine, "before_cursor_execute", note)
+
+
+@pytest.fixture
+def domain(small_site: Any) -> str:
+    small_site.observe_all()
+    return str(next(iter(small_site.endpoint)))
+
+
+def test_a_reading_that_repeats_the_last_one_costs_three(small_site: Any, domain: str) -> None:
+    with counted() as statements:
+        small_site.observe(domain)
+    assert len(statements) == 3, statements
+
+
+def test_one_controller_is_compared_with_nobody(small_site: Any, domain: str) -> None:
+    small_site.partitions[domain] = {"by hand": frozenset({small_site.guid(domain, 0, 0)})}
+    with counted() as statements:
+        small_site.observe(domain)
+    others = [one for one in statements if "domain_dispute" in one]
+    # It rides on the question how the endpoint stands; nothing in the domain is held, so nothing else asks.
+    assert len(others) == 1, others
+
+
+def test_controllers_of_other_domains_cost_nothing(small_site: Any, domain: str) -> None:
+    def cost() -> int:
+        members = frozenset({small_site.guid(domain, 0, len(small_site.partitions[domain]))})
+        small_site.partitions[domain] = {**small_site.partitions[domain], f"hand {members}": members}
+        with counted() as statements:
+            small_site.observe(domain)
+        return len(statements)
+
+    before = cost()
+    for number in range(100):
+        url, serial = f"http://another-{number}", f"ANOTHER{number}"
+        small_site.run(endpoints.register_endpoint, url, [serial], small_site.tick(), small_site.ids)
+        (one,) = (known.id for known in small_site.read(records.list_endpoints) if known.url == url)
+        small_site.run(endpoints.set_endpoint_domain, one, f"domain {number}", small_site.tick())
+    assert cost() == before

@@ -1,0 +1,198 @@
+"""What waits together shares a commit, and nothing else."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rackloom.carve.store.database import MAX_GROUP_SIZE, Store, TransactionQueue, run_group_commit
+from rackloom.carve.store.schema import replica
+from rackloom.errors import Retry
+
+
+def _put(conn: sa.Connection, name: str, fails: bool = False) -> str:
+    conn.execute(sa.insert(replica).values(holder=name, until=0.0))
+    if fails:
+        raise ValueError(name)
+    return name
+
+
+def _names(conn: sa.Connection) -> list[str]:
+    return list(conn.execute(sa.select(replica.c.holder).order_by(replica.c.holder)).scalars())
+
+
+def _in_store(folder: Path, work: Callable[[Store], Coroutine[Any, Any, Any]]) -> Any:
+    async def run() -> Any:
+        store = Store.open(folder)
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+@settings(max_examples=8, deadline=None)
+@given(fates=st.lists(st.booleans(), min_size=1, max_size=2 * MAX_GROUP_SIZE + 3))
+def test_a_write_that_fails_takes_no_other_with_it(
+    fates: list[bool], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = tmp_path_factory.mktemp("home")
+    names = [f"{number:03}" for number in range(len(fates))]
+
+    async def work(store: Store) -> Any:
+        asked = (store.run(_put, name, fails) for name, fails in zip(names, fates, strict=True))
+        return await asyncio.gather(*asked, return_exceptions=True), await store.read(_names)
+
+    told, _ = _in_store(home, work)
+    kept = [name for name, fails in zip(names, fates, strict=True) if not fails]
+    assert [one for one in told if isinstance(one, str)] == kept
+    assert [str(one) for one in told if isinstance(one, ValueError)] == [
+        name for name, fails in zip(names, fates, strict=True) if fails
+    ]
+    assert _in_store(home, lambda store: store.read(_names)) == kept
+
+
+def test_nobody_is_told_of_success_before_the_commit(tmp_path: Path) -> None:
+    waiting = TransactionQueue()
+    futures = [waiting.add(lambda _: "done", write=True) for _ in range(3)]
+    writes, _ = waiting.take()
+
+    def transact(work: Callable[[sa.Connection], None]) -> None:
+        with sa.create_engine("sqlite://").connect() as conn:
+            work(conn)
+        assert not any(future.done() for future in futures)
+        raise OSError("the disk is gone")
+
+    run_group_commit(writes, transact)
+    assert all(isinstance(future.exception(), OSError) for future in futures)
+
+
+def test_a_change_that_undoes_the_whole_transaction_fails_the_others_too(tmp_path: Path) -> None:
+    """SQLite rolls back everything when, for one, the disk is full."""
+
+    def ruin(conn: sa.Connection) -> None:
+        _put(conn, "ruin")
+        conn.connection.dbapi_connection.rollback()  # type: ignore[union-attr]
+        raise OSError("database or disk is full")
+
+    async def work(store: Store) -> Any:
+        asked = [store.run(_put, "before"), store.run(ruin), store.run(_put, "after")]
+        blocked = asyncio.gather(*asked, return_exceptions=True)
+        return await blocked, await store.read(_names)
+
+    told, names = _in_store(tmp_path, work)
+    assert names == [one for one in told if isinstance(one, str)]
+    assert all(isinstance(one, str | OSError | Retry) for one in told)
+
+
+def test_a_change_that_hides_such_an_end_fails_the_others_too(tmp_path: Path) -> None:
+    def ruin(conn: sa.Connection) -> str:
+        conn.connection.dbapi_connection.rollback()  # type: ignore[union-attr]
+        return "all is well"
+
+    async def work(store: Store) -> Any:
+        # The first is done alone, and those that come meanwhile are done together.
+        asked = [store.run(_put, name) for name in ("first", "before")] + [store.run(ruin)]
+        told = await asyncio.gather(*asked, store.run(_put, "after"), return_exceptions=True)
+        return told, await store.read(_names)
+
+    told, names = _in_store(tmp_path, work)
+    assert names == sorted(one for one in told if one in ("first", "before", "after"))
+
+
+@pytest.mark.parametrize("together", [1, 2, 40])
+def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, together: int) -> None:
+    async def work(store: Store) -> Any:
+        await store.run(lambda conn: conn.exec_driver_sql("PRAGMA max_page_count=1"))  # as few as it has
+        names = [f"{number:03}-{'x' * 3000}" for number in range(200)]
+        told: list[Any] = []
+        for start in range(0, len(names), together):
+            asked = [store.run(_put, name) for name in names[start : start + together]]
+            told += await asyncio.gather(*asked, return_exceptions=True)
+        kept = await store.read(_names)
+        await store.run(lambda conn: conn.exec_driver_sql("PRAGMA max_page_count=1000000"))
+        await store.run(_put, "when there is room again")
+        return told, kept
+
+    told, kept = _in_store(tmp_path, work)
+    assert [one for one in told if isinstance(one, str)] == kept
+    assert any(isinstance(one, sa.exc.OperationalError | Retry) for one in told)
+    after = _in_store(tmp_path, lambda store: store.read(_names))
+    assert after == [*kept, "when there is room again"]
+
+
+def test_who_stopped_waiting_before_it_began_is_not_served() -> None:
+    waiting = TransactionQueue()
+    gone, there = waiting.add(lambda _: 1, write=True), waiting.add(lambda _: 2, write=False)
+    assert gone.cancel()
+    writes, reads = waiting.take()
+    assert [job.told for job in writes + reads] == [there]
+
+
+def test_what_was_acknowledged_together_survives_a_killed_process(tmp_path: Path) -> None:
+    script = """
+import asyncio, os, signal, sys, threading
+from pathlib import Path
+import sqlalchemy as sa
+from rackloom.carve.store.database import Store
+from rackloom.carve.store.schema import replica
+
+def put(conn, name):
+    conn.execute(sa.insert(replica).values(holder=name, until=0.0))
+
+async def one(store, name):
+    await store.run(put, name)
+    os.write(1, f"{name}\\n".encode())
+
+async def main():
+    store = Store.open(Path(sys.argv[1]))
+    asking = [asyncio.create_task(one(store, f"{number:04}")) for number in range(2000)]
+    while sum(task.done() for task in asking) < int(sys.argv[2]):
+        await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+    for life, acknowledged in enumerate((1, 70, 300)):
+        home = tmp_path / str(life)
+        home.mkdir()
+        died = subprocess.run(
+            [sys.executable, "-c", script, str(home), str(acknowledged)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert died.returncode == -signal.SIGKILL, died.stderr
+        told = died.stdout.split()
+        assert len(told) >= acknowledged
+        assert set(told) <= set(_in_store(home, lambda store: store.read(_names)))
+
+
+def test_who_is_cancelled_in_the_middle_takes_nobody_along(tmp_path: Path) -> None:
+    async def work(store: Store) -> Any:
+        asking = {
+            f"{number:03}": asyncio.create_task(store.run(_put, f"{number:03}", number % 7 == 3))
+            for number in range(300)
+        }
+        await asyncio.sleep(0)
+        for number, task in enumerate(asking.values()):
+            if number % 3 == 0:
+                task.cancel()
+        told = await asyncio.gather(*asking.values(), return_exceptions=True)
+        assert await store.run(_put, "and it goes on") == "and it goes on"
+        return [one for one in told if isinstance(one, str)], await store.read(_names)
+
+    told, kept = _in_store(tmp_path, work)
+    assert len(told) >= 150
+    assert set(told) <= set(kept)
+    assert not {name for name in kept if name.isdigit() and int(name) % 7 == 3}

@@ -1,0 +1,104 @@
+"""A database of an older version, with something in every table, loses nothing when it is upgraded."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from rackloom.carve.store import schema
+from rackloom.carve.store.database import DATABASE, Store
+from rackloom.carve.store.schema import metadata
+
+OLD = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"]
+Rows = dict[str, dict[str, Any]]
+
+
+def _as_of(conn: sa.Connection, revision: str) -> Rows:
+    """Make the tables of `revision` with one row in each; returns the rows."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(schema.__file__).parent / "migrations"))
+    config.attributes["connection"] = conn
+    command.upgrade(config, revision)
+    known = sa.MetaData()
+    known.reflect(conn)
+    tables = [table for table in known.sorted_tables if table.name != "alembic_version"]
+    for table in tables:
+        conn.execute(sa.insert(table), _row(table))
+    return {table.name: _only(conn, table.name) for table in tables}
+
+
+def _row(table: sa.Table) -> dict[str, Any]:
+    """Every column filled: text with the same in all tables, so that rows that refer to others find them."""
+    values: dict[str, Any] = {}
+    for column in table.columns:
+        kind = column.type
+        if isinstance(kind, sa.JSON):
+            values[column.name] = {"kept": [1, "two"]}
+        elif isinstance(kind, sa.Boolean):
+            values[column.name] = True
+        elif isinstance(kind, sa.Integer):
+            values[column.name] = 1
+        elif isinstance(kind, sa.Float | sa.Numeric):
+            values[column.name] = 1.5
+        else:
+            values[column.name] = "one"
+    return values
+
+
+def _only(conn: sa.Connection, table: str) -> dict[str, Any]:
+    reflected = sa.Table(table, sa.MetaData(), autoload_with=conn, resolve_fks=False)
+    return dict(conn.execute(sa.select(reflected)).mappings().one())
+
+
+def _check(conn: sa.Connection, before: Rows) -> list[Any]:
+    for table, row in before.items():
+        assert before[table].items() <= _only(conn, table).items(), (table, row)
+    return compare_metadata(MigrationContext.configure(conn, opts={"compare_type": True}), metadata)
+
+
+@pytest.mark.parametrize("revision", OLD)
+def test_on_sqlite(tmp_path: Path, revision: str) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / DATABASE}")
+    with engine.begin() as conn:
+        before = _as_of(conn, revision)
+    engine.dispose()
+
+    async def run() -> list[Any]:
+        store = Store.open(tmp_path)
+        try:
+            assert await store.read(lambda conn: conn.exec_driver_sql("PRAGMA foreign_key_check").all()) == []
+            return await store.read(_check, before)
+        finally:
+            await store.close()
+
+    assert asyncio.run(run()) == []
+
+
+@pytest.mark.parametrize("revision", OLD)
+def test_on_postgresql(postgres_server: Any, revision: str) -> None:
+    name = f"upgrade_{revision}"
+    postgres_server.execute(f"CREATE DATABASE {name}")
+    url = postgres_server.url(name)
+
+    async def run() -> list[Any]:
+        engine = create_async_engine(sa.make_url(url).set(drivername="postgresql+asyncpg"))
+        async with engine.begin() as conn:
+            before = await conn.run_sync(_as_of, revision)
+        await engine.dispose()
+        store = await Store.connect(url)
+        try:
+            return await store.read(_check, before)
+        finally:
+            await store.close()
+
+    try:
+        assert asyncio.run(run()) == []
+    finally:
+        postgres_server.execute(f"DROP DATABASE {name} WITH (FORCE)")

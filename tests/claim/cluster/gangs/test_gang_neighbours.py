@@ -1,0 +1,84 @@
+"""What pods that run require of others is kept on the trays that are chosen, as kube-scheduler keeps it."""
+
+import pytest
+from tests.claim.cluster.gangs.gang_site import TEAM, run
+from tests.claim.cluster.gangs.gang_stories import bound_job, opened, over
+
+from rackloom.core.domains import names
+from rackloom.core.gangs.members import read_member
+from rackloom.core.gangs.terms import without_conflicting_trays
+from rackloom.core.kubernetes.objects import POD
+from rackloom.core.place.placement_values import PlacementSite, PlacementTray
+
+HOST, CLIQUE, ZONE = "kubernetes.io/hostname", names.GPU_CLIQUE_LABEL, "topology.kubernetes.io/zone"
+SITE = {
+    "r0-t0": {CLIQUE: "u.r0", ZONE: "east"},
+    "r0-t1": {CLIQUE: "u.r0", ZONE: "east"},
+    "r1-t0": {CLIQUE: "u.r1", ZONE: "east"},
+    "r2-t0": {CLIQUE: "u.r2"},
+    "cpu": {ZONE: "east"},
+}
+"""Labels of nodes; `cpu` is no tray."""
+
+
+def pod(name, labels, namespace=TEAM, node=None, *, apart=()):
+    affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": list(apart)}}
+    spec = {"containers": [{"name": "main", "image": "none"}], "affinity": affinity}
+    meta = {"name": name, "namespace": namespace, "uid": name, "labels": labels}
+    return {"metadata": meta, "spec": spec | ({"nodeName": node} if node else {})}
+
+
+def without(key, app="gang", **more):
+    return {"topologyKey": key, "labelSelector": {"matchLabels": {"app": app}}} | more
+
+
+def closed_by(foe):
+    trays = tuple(
+        PlacementTray(name=one, clique=has.get(CLIQUE), gpus=4) for one, has in SITE.items() if one != "cpu"
+    )
+    nodes = [{"metadata": {"name": one, "labels": has}} for one, has in SITE.items()]
+    members = [read_member(pod("big-0", {"app": "gang"}))]
+    met = without_conflicting_trays(PlacementSite(trays, ()), members, [foe], nodes)
+    return [one.name for one in met.trays if one.shut is not None]
+
+
+@pytest.mark.parametrize(
+    ("node", "term", "closed"),
+    [
+        ("r0-t0", without(HOST), ["r0-t0"]),
+        ("r0-t0", without(HOST, matchLabelKeys=["app"]), ["r0-t0"]),
+        ("r0-t0", without(HOST, mismatchLabelKeys=["team"]), ["r0-t0"]),
+        ("r0-t0", without(CLIQUE), ["r0-t0", "r0-t1"]),
+        ("r0-t0", without(CLIQUE, app="other"), []),
+        ("cpu", without(ZONE), ["r0-t0", "r0-t1", "r1-t0"]),
+        ("r2-t0", without(ZONE), []),
+    ],
+)
+def test_trays_are_closed_as_far_around_a_pod_as_it_keeps_others_off(node, term, closed):
+    assert closed_by(pod("foe", {}, node=node, apart=[term])) == closed
+
+
+@pytest.mark.parametrize(
+    ("more", "closed"),
+    [
+        ({}, []),
+        ({"namespaces": [TEAM]}, ["r0-t0"]),
+        ({"namespaceSelector": {}}, ["r0-t0"]),
+        ({"namespaceSelector": {"matchLabels": {"stage": "test"}}}, ["r0-t0"]),
+    ],
+)
+def test_namespaces_that_are_found_by_labels_may_be_that_of_the_gang(more, closed):
+    assert closed_by(pod("foe", {}, "elsewhere", "r0-t0", apart=[without(HOST, **more)])) == closed
+
+
+def test_a_gang_is_placed_outside_a_clique_that_a_pod_wants_without_it():
+    async def story():
+        site = await opened(racks=2, trays=2)
+        term = {"topologyKey": CLIQUE, "labelSelector": {"matchLabels": {"job": "big"}}}
+        await site.user.create(POD, pod("foe", {}, node="r0-t0", apart=[term]))
+        site.start()
+        job = await bound_job(site, "big", {"worker": 1})
+        assert set((await site.places("big")).values()) <= {"r1-t0", "r1-t1"}
+        await over(site, job)
+
+    run(story)

@@ -1,0 +1,138 @@
+"""Where a device's holder can go, and what is done where it can go nowhere."""
+
+import textwrap
+
+import pytest
+from inline_snapshot import snapshot
+from tests.core.diagnosis.healthy import node, with_changed, without
+from tests.core.diagnosis.ward import NODE, TRAY, WELL
+
+from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.examination import examine
+
+POD = f"team-0/worker-{TRAY}"
+FREE = node(0, 3)
+GANG = "rackloom.dev/gang=0b5e:NoSchedule"
+
+
+def tainted(picture, taint):
+    return with_changed(
+        picture,
+        "devices",
+        lambda one: one.node == NODE and one.name == "gpu-2",
+        taints=(f"{taint}:NoSchedule",),
+    )
+
+
+def freed(picture, rack, tray):
+    """Nobody has anything on a tray."""
+    pod = f"team-{rack}/worker-{tray}"
+    picture = without(picture, "uses", lambda one: pod in one.pods)
+    picture = without(picture, "pods", lambda one: f"{one.namespace}/{one.name}" == pod)
+    return without(picture, "claims", lambda one: f"{one.namespace}/{one.name}" == f"{pod}-devices")
+
+
+def fix_of(picture, check=catalogue.DEVICE_TAINT):
+    (found,) = (one for one in examine(picture) if one.check == check)
+    return found.fix
+
+
+def folded(fix):
+    return textwrap.fill(fix, 100, subsequent_indent="  ", break_on_hyphens=False)
+
+
+LOST = tainted(WELL, "gpu.nvidia.com/gpu-lost")
+
+
+def test_in_a_full_clique_the_device_is_healed_first():
+    assert folded(fix_of(LOST)) == snapshot("""\
+kubectl cordon host-98 && kubectl -n team-0 delete pod worker-1 && kubectl debug node/host-98 -it
+  --profile=sysadmin --image=busybox -- chroot /host systemctl reboot  # no free tray in the clique
+  c1u57e7-0.7: the job stands still until the device is well, then kubectl uncordon host-98\
+""")
+
+
+def test_what_answers_is_reset():
+    assert folded(fix_of(tainted(WELL, "gpu.nvidia.com/xid=48"))) == snapshot("""\
+kubectl cordon host-98 && kubectl -n team-0 delete pod worker-1 && kubectl debug node/host-98 -it
+  --profile=sysadmin --image=busybox -- chroot /host nvidia-smi --gpu-reset -i 0003:01:00.0  # no
+  free tray in the clique c1u57e7-0.7: the job stands still until the device is well, then kubectl
+  uncordon host-98\
+""")
+
+
+def test_what_no_command_heals_is_said_so():
+    assert folded(fix_of(tainted(WELL, "gpu.nvidia.com/fabric=unhealthy"))) == snapshot("""\
+kubectl cordon host-98 && kubectl -n team-0 delete pod worker-1  # no free tray in the clique
+  c1u57e7-0.7: the job stands still until the device is well; see to it, then kubectl uncordon
+  host-98\
+""")
+
+
+def test_a_free_tray_of_its_clique_is_named():
+    assert folded(fix_of(freed(LOST, 0, 3))) == snapshot("""\
+kubectl -n team-0 delete pod worker-1  # made anew, it gets the free tray host-96; then see to the
+  device: its plugin takes the taint away when it is well\
+""")
+
+
+def test_a_free_tray_of_another_clique_is_no_help():
+    assert "no free tray in the clique" in fix_of(freed(LOST, 1, 0))
+
+
+def test_who_shares_no_memory_goes_to_any_clique():
+    alone = with_changed(freed(LOST, 1, 0), "claims", lambda one: one.domain == "uid-0", domain="")
+    assert f"it gets the free tray {node(1, 0)}" in fix_of(alone)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ready": False},
+        {"unschedulable": True},
+        {"taints": ("rackloom.dev/gang=another:NoSchedule",)},
+    ],
+)
+def test_a_tray_that_takes_no_newcomers_is_not_free(changes):
+    closed = with_changed(freed(LOST, 0, 3), "nodes", lambda one: one.name == FREE, **changes)
+    assert "no free tray in the clique" in fix_of(closed)
+
+
+def test_a_tray_with_a_sick_device_of_its_own_is_not_free():
+    sick = with_changed(
+        freed(LOST, 0, 3),
+        "devices",
+        lambda one: one.node == FREE and one.name == "gpu-0",
+        taints=("gpu.nvidia.com/gpu-lost:NoSchedule",),
+    )
+    (found,) = (one for one in examine(sick) if one.check == catalogue.DEVICE_TAINT and NODE in one.subject)
+    assert "no free tray in the clique" in found.fix
+
+
+def test_the_spare_of_its_gang_is_named_before_others():
+    kept = with_changed(freed(LOST, 0, 3), "nodes", lambda one: one.name in (NODE, FREE), taints=(GANG,))
+    assert f"it gets the spare tray of its gang, {FREE}" in fix_of(kept)
+
+
+def test_a_device_that_is_published_no_more_moves_its_pod_only_where_there_is_room():
+    gone = without(WELL, "devices", lambda one: one.node == NODE and one.name == "gpu-3")
+    assert folded(fix_of(gone, catalogue.DEVICE_THERE)) == snapshot("""\
+kubectl -n team-0 delete pod worker-1  # no free tray in the clique c1u57e7-0.7: first bring gpu-3
+  of host-98 back\
+""")
+    assert folded(fix_of(freed(gone, 0, 3), catalogue.DEVICE_THERE)) == snapshot(
+        "kubectl -n team-0 delete pod worker-1  # made anew, it gets the free tray host-96"
+    )
+
+
+def test_a_pod_that_needs_less_than_its_tray_has_stays_there():
+    """Of four GPUs it has one, the others are free: it is made anew on the same node."""
+    one_gpu = without(
+        WELL,
+        "uses",
+        lambda one: POD in one.pods and one.driver != "dra.net" and one.device in ("gpu-0", "gpu-1", "gpu-3"),
+    )
+    assert folded(fix_of(tainted(one_gpu, "gpu.nvidia.com/xid=48"))) == snapshot("""\
+kubectl -n team-0 delete pod worker-1  # made anew, it gets other devices of host-98; then see to
+  the device: its plugin takes the taint away when it is well\
+""")

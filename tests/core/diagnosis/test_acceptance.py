@@ -1,0 +1,161 @@
+"""The acceptance export claims what the picture shows, and no more."""
+
+import msgspec
+import pytest
+from tests.core.diagnosis.healthy import NOW, domain, healthy, node, with_changed, without
+
+from rackloom.core.diagnosis import catalogue, examination
+from rackloom.core.diagnosis.acceptance import AcceptanceOutcome, acceptance
+from rackloom.core.diagnosis.findings import fails
+from rackloom.core.diagnosis.snapshot import Layer, SiteSnapshot
+from rackloom.core.domains.compute_domain import ComputeDomainStatus, Condition
+
+WELL = healthy(racks=2, trays=3)
+DECIDED = ("CNP03-01", "SDN13", "SDN15", "SDN16", "SDN21", "SDN25", "SDN26", "SDN27", "K8S24")
+
+
+def outcomes(picture):
+    return {one.id: one.outcome for one in acceptance(picture).results}
+
+
+def test_a_healthy_site_passes_what_looking_decides_and_claims_nothing_else():
+    found = outcomes(WELL)
+    assert {id_ for id_, outcome in found.items() if outcome is AcceptanceOutcome.PASS} == set(DECIDED)
+    assert {outcome for id_, outcome in found.items() if id_ not in DECIDED} == {AcceptanceOutcome.NOT_RUN}
+
+
+def test_every_node_says_its_domain():
+    assert {(one.node, one.nvlink_domain_id) for one in acceptance(WELL).nodes} == {
+        (node(rack, tray), domain(rack)) for rack in range(2) for tray in range(3)
+    }
+
+
+def test_nothing_seen_passes_nothing():
+    assert AcceptanceOutcome.PASS not in outcomes(SiteSnapshot(at=NOW, layers=())).values()
+
+
+def test_emulated_links_are_no_bandwidth():
+    assert (
+        outcomes(with_changed(WELL, "transfers", lambda one: True, emulated=True))["SDN26"]
+        is AcceptanceOutcome.NOT_RUN
+    )
+
+
+def test_a_simulated_site_passes_nothing_and_still_fails():
+    simulated = msgspec.structs.replace(WELL, simulated=(Layer.CLUSTER,))
+    told = acceptance(simulated)
+    assert (told.simulated, acceptance(WELL).simulated) == (True, False)
+    assert {one.outcome for one in told.results} == {AcceptanceOutcome.NOT_RUN}
+    (clean,) = (one for one in told.results if one.id == "SDN27")
+    assert clean.evidence[0] == "simulated: cluster"
+    assert outcomes(FAILING["SDN21"](simulated))["SDN21"] is AcceptanceOutcome.FAIL
+
+
+FAILING = {
+    "SDN15": lambda one: with_changed(
+        one, "instance_gpus", lambda gpu: gpu.machine == "m-0-1", status="Pending", since=NOW - 900
+    ),
+    "SDN16": lambda one: msgspec.structs.replace(
+        with_changed(
+            one, "fabric_gpus", lambda gpu: gpu.tray_index == 1 and gpu.domain == domain(0), partition=9
+        ),
+        partitions=(*one.partitions, msgspec.structs.replace(one.partitions[0], id=9, name="rl-9")),
+    ),
+    "SDN21": lambda one: with_changed(one, "meshes", lambda mesh: mesh.node == node(0, 1), complete=False),
+    "SDN25": lambda one: without(one, "meshes", lambda mesh: mesh.node == node(0, 1)),
+    "SDN26": lambda one: with_changed(
+        one, "transfers", lambda seen: seen.node == node(0, 1), verdict="fails", reason="short"
+    ),
+    "K8S24": lambda one: with_changed(
+        one, "fabric_gpus", lambda gpu: gpu.tray_index == 1 and gpu.domain == domain(0), partition=9
+    ),
+    "SDN27": lambda one: without(one, "nodes", lambda seen: seen.name == node(0, 1)),
+}
+
+
+@pytest.mark.parametrize("test", FAILING)
+def test_a_fault_fails_its_test(test):
+    assert outcomes(FAILING[test](WELL))[test] is AcceptanceOutcome.FAIL
+
+
+def without_power(picture, at):
+    return with_changed(picture, "nodes", lambda one: one.name == at, ready=None, ready_since=NOW - 600)
+
+
+def test_where_a_node_is_silent_no_daemon_of_it_counts():
+    """What its daemon said last is still written in the cluster."""
+    silent = outcomes(without_power(WELL, node(0, 1)))
+    assert (silent["SDN21"], silent["SDN25"]) == (AcceptanceOutcome.UNKNOWN, AcceptanceOutcome.UNKNOWN)
+    down = with_changed(WELL, "nodes", lambda one: one.name == node(0, 1), ready=False)
+    assert (outcomes(down)["SDN21"], outcomes(down)["SDN25"]) == (
+        AcceptanceOutcome.FAIL,
+        AcceptanceOutcome.FAIL,
+    )
+
+
+def test_a_domain_that_is_not_ready_has_no_full_matrix():
+    told = Condition(type="Ready", status="False", reason="NodesNotReady", message="host-98 is not ready")
+    status = ComputeDomainStatus(conditions=(told,))
+    found = outcomes(with_changed(WELL, "compute_domains", lambda one: one.uid == "uid-0", status=status))
+    assert (found["SDN21"], found["SDN25"]) == (AcceptanceOutcome.FAIL, AcceptanceOutcome.FAIL)
+
+
+def test_a_node_that_serves_no_domain_is_judged_by_neither():
+    idle = without(WELL, "meshes", lambda one: one.node == node(1, 2))
+    idle = without(idle, "pods", lambda one: one.node == node(1, 2))
+    found = outcomes(without_power(idle, node(1, 2)))
+    assert (found["SDN21"], found["SDN25"]) == (AcceptanceOutcome.PASS, AcceptanceOutcome.PASS)
+
+
+def test_where_no_daemon_was_read_nobody_knows_of_daemons():
+    found = outcomes(msgspec.structs.replace(WELL, meshes=(), daemons_in="rackloom-sytem"))
+    assert (found["SDN21"], found["SDN25"]) == (AcceptanceOutcome.UNKNOWN, AcceptanceOutcome.UNKNOWN)
+
+
+def test_a_silent_controller_leaves_its_tests_unknown():
+    silent = with_changed(WELL, "domains", lambda one: True, unknown_since=NOW - 60, problem="no answer")
+    found = outcomes(silent)
+    assert {found[id_] for id_ in ("CNP03-01", "SDN13", "SDN15", "SDN16", "K8S24")} == {
+        AcceptanceOutcome.UNKNOWN
+    }
+
+
+def test_gpus_in_no_partition_at_all_are_not_on_the_same_nvlink():
+    assert (
+        outcomes(with_changed(WELL, "fabric_gpus", lambda gpu: True, partition=None))["K8S24"]
+        is AcceptanceOutcome.FAIL
+    )
+
+
+@pytest.mark.parametrize(
+    "less",
+    [
+        {"layers": tuple(one for one in WELL.layers if one.layer is not Layer.FABRIC)},
+        {"layers": tuple(one for one in WELL.layers if one.layer is not Layer.CLUSTER)},
+        {"domains": (), "fabric_gpus": (), "partitions": ()},
+        {"nodes": (), "pools": (), "devices": (), "uses": (), "claims": (), "pods": ()},
+    ],
+)
+def test_where_nothing_was_seen_nothing_is_clean(less):
+    assert outcomes(msgspec.structs.replace(WELL, **less))["SDN27"] is not AcceptanceOutcome.PASS
+
+
+JUDGED = {
+    catalogue.INTERFACE: ("CNP03-01", "SDN15"),
+    catalogue.PARTITION_THERE: ("CNP03-01", "SDN13"),
+    catalogue.MESH: ("SDN21",),
+    catalogue.DEVICE_THERE: ("SDN27",),
+    catalogue.TRANSFER: ("SDN26",),
+}
+
+
+@pytest.mark.parametrize("cause", catalogue.EXPLAINS)
+def test_what_is_only_a_consequence_still_fails_its_tests(cause, monkeypatch):
+    """The page lists it under its cause; whoever buys the site asked for the thing itself."""
+    effects = sorted(catalogue.EXPLAINS[cause])
+    found = [fails(one, "it", "is broken", "mend it", where=("here",)) for one in (cause, *effects)]
+    monkeypatch.setattr(examination, "_all", lambda *_: iter(found))
+    assert len(examination.examine(WELL)) == 1
+    told = outcomes(WELL)
+    expected = {id_ for one in effects for id_ in JUDGED.get(one, ())}
+    assert expected <= {id_ for id_, outcome in told.items() if outcome is AcceptanceOutcome.FAIL}

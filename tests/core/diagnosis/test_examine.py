@@ -1,0 +1,196 @@
+"""A healthy site gives no finding, and each fault of one its own, alone, with both sides and a command."""
+
+import shlex
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.diagnosis import cluster_faults, fabric_faults
+from tests.core.diagnosis.fabric_faults import two_tenants, unreachable
+from tests.core.diagnosis.healthy import NOW, domain, healthy, machine, node, serial, with_changed
+from tests.core.diagnosis.ward import WELL
+
+from rackloom.cli.main import app
+from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.checks.fabric import AWAY_SECONDS
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.findings import CheckState, Severity
+from rackloom.core.diagnosis.snapshot import Layer, LostPartition, SilentController
+from rackloom.core.domains.compute_domain import ComputeDomainStatus, Condition
+
+FAULTS = fabric_faults.FAULTS | cluster_faults.FAULTS
+
+
+def test_a_healthy_site_gives_no_finding():
+    assert examine(healthy(racks=3)) == ()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_one_finding_with_both_sides_and_a_command(fault):
+    break_it, check, subject = FAULTS[fault]
+    found = examine(break_it(WELL))
+    assert [one.check for one in found] == [check], found
+    (finding,) = found
+    assert subject in finding.subject
+    assert finding.state is not CheckState.HOLDS
+    assert finding.evidence
+    assert finding.message
+    assert finding.fix.split()[0] in ("rackloom", "kubectl"), finding.fix
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fix_of_our_own_is_a_command_that_can_be_pasted(fault):
+    (finding,) = examine(FAULTS[fault][0](WELL))
+    words = shlex.split(finding.fix, comments=True)
+    if words[0] == "rackloom":
+        app.parse_args(words[1:], print_error=False, exit_on_error=False)
+
+
+def test_every_check_has_a_fault_that_shows_it():
+    assert {check for _, check, _ in FAULTS.values()} | {catalogue.LAYER} == set(catalogue.SITE_CHECKS)
+
+
+def test_a_link_of_which_its_driver_says_nothing_is_not_down():
+    (found,) = examine(FAULTS["nic-untold"][0](WELL))
+    assert found.state is CheckState.UNKNOWN
+
+
+def test_one_controller_of_two_is_less_bad_than_none():
+    found = [examine(FAULTS[name][0](WELL))[0] for name in ("one-controller-of-two-gone", "controller-gone")]
+    assert [one.severity for one in found] == [Severity.WARNING, Severity.ERROR]
+
+
+def test_a_controller_that_may_come_back_is_not_given_up():
+    (url,) = WELL.domains[0].endpoints
+    silent = (SilentController(url, NOW - AWAY_SECONDS + 1, (serial(0),)),)
+    away = with_changed(unreachable(WELL), "domains", lambda one: one.uuid == domain(0), silent=silent)
+    assert [one.check for one in examine(away)] == [catalogue.CONTROLLER]
+
+
+def test_tenants_that_share_memory_are_the_worst():
+    found = examine(
+        with_changed(
+            unreachable(two_tenants(WELL)), "domains", lambda d: d.uuid == domain(0), unknown_since=None
+        )
+    )
+    assert found[0].severity is Severity.CRITICAL
+    assert "org-0 and org-1" in found[0].message
+
+
+def test_a_lost_partition_concerns_the_machines_of_its_domain_alone():
+    """A logical partition may span domains, and what waits in another one waits for another reason."""
+    spanning = with_changed(WELL, "instance_gpus", lambda one: one.logical == "lp-1", logical="lp-0")
+    lost = LostPartition(domain=domain(0), name="old", logical="lp-0", seen_at=NOW - 600)
+    (found,) = (
+        one
+        for one in examine(msgspec.structs.replace(spanning, lost_partitions=(lost,)))
+        if one.check == catalogue.PARTITION_THERE
+    )
+    assert f"machine {machine(0, 0)}" in found.where
+    assert f"machine {machine(1, 0)}" not in found.where
+
+
+SEEN_ANYWAY = (
+    catalogue.CONTROLLER_AWAY,
+    catalogue.DOMAIN_PAUSED,
+    catalogue.LOGICAL_SPREAD,
+    catalogue.TRANSFER,
+)
+"""These rest on records of our own, which no silence of others makes doubtful."""
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(sorted(FAULTS)), min_size=1, max_size=3, unique=True))
+def test_layers_that_cannot_be_read_never_fail(faults):
+    """Nobody knows whether what was once seen is still so."""
+    picture = WELL
+    for fault in faults:
+        try:
+            picture = FAULTS[fault][0](picture)
+        except (AssertionError, ValueError):
+            continue  # The fault needs what another one took away.
+    silent = with_changed(picture, "domains", lambda one: True, unknown_since=NOW - 60, problem="no answer")
+    lost = [
+        msgspec.structs.replace(one, unknown_since=NOW) if one.layer is Layer.CLUSTER else one
+        for one in silent.layers
+    ]
+    found = examine(msgspec.structs.replace(silent, layers=tuple(lost)))
+    assert {one.check for one in found} >= {catalogue.LAYER, catalogue.CONTROLLER}
+    assert all(one.state is CheckState.UNKNOWN for one in found if one.check not in SEEN_ANYWAY)
+
+
+def test_a_logical_partition_in_two_domains_says_both_with_what_is_there():
+    (found,) = examine(FAULTS["logical-partition-spread"][0](WELL))
+    assert (found.severity, found.since) == (Severity.WARNING, NOW - 60)
+    assert found.evidence == (
+        f"records: 4 instances in domain {domain(0)}, on m-0-0, m-0-1, m-0-2 and 1 more",
+        f"records: 1 instance in domain {domain(1)}, on m-1-0",
+    )
+
+
+def test_it_is_so_since_the_second_domain_got_its_first():
+    spread = FAULTS["logical-partition-spread"][0](WELL)
+    (found,) = examine(with_changed(spread, "machines", lambda one: True, held_since=NOW - 300))
+    assert found.since == NOW - 300
+    unsaid = with_changed(spread, "machines", lambda one: one.domain == domain(0), held_since=None)
+    assert [one.since for one in examine(unsaid)] == [None]
+
+
+def test_a_label_by_hand_hides_no_pod_that_is_in_another_rack():
+    astray = FAULTS["pod-in-another-rack"][0](WELL)
+    found = examine(
+        with_changed(astray, "nodes", lambda one: one.name == node(0, 0), clique="c1u57e7-0.32766")
+    )
+    assert [one.check for one in found] == [catalogue.CLIQUE_LABEL, catalogue.ONE_CLIQUE]
+
+
+def test_a_mesh_of_which_nobody_was_heard_is_unknown():
+    unheard = msgspec.structs.replace(WELL, meshes=(), daemons_in="rackloom-sytem")
+    found = examine(unheard)
+    assert [(one.check, one.state) for one in found] == [(catalogue.MESH, CheckState.UNKNOWN)] * 2
+    assert "in namespace rackloom-sytem" in found[0].message
+
+
+def test_daemons_of_a_warm_clique_are_heard_of_for_all_who_use_it():
+    warm = with_changed(WELL, "meshes", lambda one: True, domain="kept-warm")
+    assert examine(warm) == ()
+
+
+def test_where_hosts_run_imex_nobody_here_hears_of_daemons():
+    told = Condition(type="Ready", status="Unknown", reason="HostManaged", message="hosts run it")
+    status = ComputeDomainStatus(conditions=(told,))
+    by_host = with_changed(WELL, "compute_domains", lambda one: True, status=status)
+    found = examine(msgspec.structs.replace(by_host, meshes=()))
+    assert {one.check for one in found} == {catalogue.ACTIVE}
+
+
+def test_a_dark_rack_of_tenants_comes_before_a_nic():
+    dark = examine(FAULTS["transfer-slow"][0](FAULTS["controller-unreachable"][0](WELL)))
+    assert [one.check for one in dark] == [catalogue.CONTROLLER, catalogue.TRANSFER]
+    assert "records: instances in it: 4" in dark[0].evidence
+
+
+def test_a_layer_that_was_not_asked_adds_nothing():
+    layers = tuple(one for one in WELL.layers if one.layer is not Layer.CLUSTER)
+    alone = msgspec.structs.replace(
+        WELL, layers=layers, nodes=(), devices=(), pools=(), uses=(), pods=(), claims=(), meshes=()
+    )
+    assert examine(msgspec.structs.replace(alone, compute_domains=(), templates=())) == ()
+
+
+def test_a_machine_without_a_controller_is_told_the_option_that_exists():
+    alone = with_changed(healthy(), "machines", lambda one: one.id == machine(0, 0), domain="")
+    fixes = [one.fix for one in examine(alone) if one.check == catalogue.MACHINE_PRESENT]
+    assert fixes == [
+        f"rackloom admin endpoint create --chassis-serial {serial(0)} --endpoint https://SWITCH-CONTROLLER:9370"
+    ]
+
+
+def test_a_name_from_the_fabric_is_one_word_of_the_fix():
+    name = "x; reboot"
+    foreign = with_changed(
+        healthy(), "partitions", lambda one: one.domain == domain(0), owner="foreign", name=name
+    )
+    fixes = [one.fix for one in examine(foreign) if one.check == catalogue.PARTITION_OWNED]
+    assert name in shlex.split(fixes[0])

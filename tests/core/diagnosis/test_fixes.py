@@ -1,0 +1,78 @@
+"""Every command of ours that any check names as a fix exists, with the options that it names."""
+
+import ast
+import importlib
+import pkgutil
+import shlex
+from pathlib import Path
+
+import pytest
+from tests.core.diagnosis.cluster_faults import FAULTS
+from tests.core.diagnosis.ward import WELL
+
+import rackloom.app.doctor
+import rackloom.app.snapshot.assemble
+from rackloom.cli.main import app
+from rackloom.core.diagnosis import checks
+from rackloom.core.diagnosis.examination import examine
+
+MODULES = (
+    rackloom.app.doctor,
+    rackloom.app.snapshot.assemble,
+    *(
+        importlib.import_module(f"{checks.__name__}.{one.name}")
+        for one in pkgutil.iter_modules(checks.__path__)
+    ),
+)
+ANYTHING = "1"
+"""Stands for what is only known when the doctor looks: a word, and a number."""
+
+
+def text_of(node, module):
+    """A string of the source; what is put into it is a constant of its module, or anything."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    return "".join(
+        part.value
+        if isinstance(part, ast.Constant)
+        else str(getattr(module, getattr(part.value, "id", ""), ANYTHING))
+        for part in node.values
+    )
+
+
+def commands(module):
+    """All strings of `module` that begin as a command of ours."""
+    tree = ast.parse(Path(module.__file__).read_text())
+    inner = {part for one in ast.walk(tree) if isinstance(one, ast.JoinedStr) for part in one.values}
+    for node in ast.walk(tree):
+        whole = isinstance(node, ast.JoinedStr) or (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inner
+        )
+        if whole and (text := text_of(node, module)).startswith(("rackloom ", "sudo rackloom ")):
+            yield text
+
+
+COMMANDS = sorted({text for module in MODULES for text in commands(module)})
+
+
+def test_there_are_fixes_of_all_kinds():
+    assert {" ".join(one.split()[:3]) for one in COMMANDS} >= {
+        "rackloom admin domain",
+        "rackloom admin endpoint",
+        "rackloom admin tray",
+        "rackloom claim template",
+        "rackloom up --home",
+    }
+
+
+def test_what_explains_a_pending_claim_names_all_that_it_needs():
+    break_it, check, _ = FAULTS["claim-pending"]
+    (found,) = (one for one in examine(break_it(WELL)) if one.check == check)
+    (ours,) = (one for one in found.fix.split(" && ") if one.startswith("rackloom "))
+    app.parse_args(shlex.split(ours, comments=True)[1:], print_error=False, exit_on_error=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_fix_is_a_command_with_options_that_exist(command):
+    words = shlex.split(command.removeprefix("sudo "), comments=True)
+    app.parse_args(words[1:], print_error=False, exit_on_error=False)

@@ -1,0 +1,69 @@
+"""The work grows with a site's records and not with their pairs, when all is well and when nothing is."""
+
+import sys
+
+import msgspec
+import pytest
+from tests.core.diagnosis.healthy import NOW, healthy, with_changed
+
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.findings import CheckState
+from rackloom.core.diagnosis.snapshot import LostPartition, PartitionRecord
+
+FEW, MANY = 1, 16
+
+
+def well(picture):
+    return picture
+
+
+def ill(picture):
+    """In every rack: partitions lost and left over, instances waiting, nodes silent, devices kept off."""
+    lost = tuple(
+        LostPartition(domain=one.domain, name=f"old-{one.name}", logical=one.logical, seen_at=NOW - 600)
+        for one in picture.partitions
+    )
+    left = tuple(
+        PartitionRecord(
+            domain=one.uuid, id=32766, name="Default", healthy=False, default=True, owner="default"
+        )
+        for one in picture.domains
+    )
+    broken = msgspec.structs.replace(picture, lost_partitions=lost, partitions=(*picture.partitions, *left))
+    for field, changes in (
+        ("instance_gpus", {"status": "Pending", "problem": "the limit is reached", "since": NOW - 600}),
+        ("nodes", {"ready": None, "clique": None}),
+        ("devices", {"taints": ("gpu.nvidia.com/xid=79:NoSchedule",)}),
+        ("claims", {"allocated": False}),
+        ("meshes", {"complete": False}),
+    ):
+        broken = with_changed(broken, field, lambda _: True, **changes)
+    return broken
+
+
+def work(picture):
+    """Lines that are run, each turn of a loop or comprehension being one; and what is found."""
+    run = 0
+
+    def count(frame, event, argument):
+        nonlocal run
+        run += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        found = examine(picture)
+    finally:
+        sys.settrace(before)
+    return run, found
+
+
+@pytest.mark.parametrize("broken", [well, ill])
+def test_each_gpu_is_looked_at_as_often_in_many_racks_as_in_one(broken):
+    once, few = work(broken(healthy(racks=FEW, trays=2)))
+    often, many = work(broken(healthy(racks=MANY, trays=2)))
+    assert often < (MANY / FEW + 1) * once
+    assert len(many) == MANY / FEW * len(few)
+    assert bool(few) is (broken is ill)
+    assert all(one.state is not CheckState.HOLDS for one in many)

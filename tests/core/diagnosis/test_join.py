@@ -1,0 +1,238 @@
+"""GPUs are joined through the join key and through nothing else, one machine at a time, in linear work."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.diagnosis.healthy import GPUS, healthy, node, place, serial, slot, with_changed, without
+
+from rackloom.core.diagnosis import join
+from rackloom.core.diagnosis.join import fabric_key, gpu_chains
+from rackloom.core.diagnosis.snapshot import DeviceRecord, LayerStatus, SiteSnapshot
+from rackloom.topology import join_key
+from rackloom.topology.join_key import Fact, GpuKey, SlotKey, Source, joins
+
+
+def test_every_gpu_has_one_chain_through_all_layers():
+    found = gpu_chains(healthy(racks=2, trays=3))
+    assert len(found) == 2 * 3 * GPUS
+    for chain in found:
+        assert chain.conflicts == ()
+        tray = chain.machine.tray_index
+        rack = int(chain.machine.id.split("-")[1])
+        assert chain.key.place.value == place(rack, tray, chain.wanted.module_id)
+        assert chain.fabric.guid == chain.key.fabric_guid.value
+        assert chain.partition.logical == chain.logical.id == chain.wanted.logical
+        assert chain.node.name == chain.device.node == node(rack, tray)
+        assert chain.use.pods == (f"team-{rack}/worker-{tray}",)
+        assert chain.compute_domain.key == f"team-{rack}/job"
+        assert chain.channel == "channel-0"
+        (nic,) = chain.nics
+        assert nic.node == chain.node.name
+        assert nic.partner == chain.key.pci_address.value
+        assert (chain.transfer is not None) == (chain.wanted.module_id == 1)
+
+
+def test_they_are_sorted_by_domain_tray_and_module():
+    whole = healthy(racks=2, trays=3)
+    shuffled = msgspec.structs.replace(
+        whole, fabric_gpus=whole.fabric_gpus[::-1], machines=whole.machines[::-1], devices=whole.devices[::-1]
+    )
+    names = [
+        (one.fabric.domain, one.fabric.tray_index, one.fabric.place.module_id) for one in gpu_chains(shuffled)
+    ]
+    assert names == sorted(names)
+    assert names == [
+        (one.fabric.domain, one.fabric.tray_index, one.fabric.place.module_id) for one in gpu_chains(whole)
+    ]
+
+
+def test_a_layer_that_was_not_read_leaves_its_part_open():
+    whole = healthy(racks=1, trays=2)
+    only_site = msgspec.structs.replace(whole, nodes=(), devices=(), uses=(), transfers=())
+    assert all(one.device is None and one.fabric is not None for one in gpu_chains(only_site))
+    only_cluster = SiteSnapshot(at=0, layers=(), nodes=whole.nodes, devices=whole.devices, uses=whole.uses)
+    found = gpu_chains(only_cluster)
+    assert len(found) == 2 * GPUS
+    assert all(one.fabric is None and one.machine is None and one.use is not None for one in found)
+
+
+def test_a_gpu_without_a_place_is_joined_by_its_uuid_alone_and_sorted_last():
+    whole = healthy(racks=1, trays=1)
+    stranger = DeviceRecord(
+        driver="gpu.nvidia.com",
+        pool="vm",
+        name="gpu-0",
+        node="vm",
+        kind="gpu",
+        key=GpuKey(gpu_uuid=Fact("GPU-x", Source.NVML)),
+    )
+    found = gpu_chains(msgspec.structs.replace(whole, devices=(stranger, *whole.devices)))
+    assert len(found) == GPUS + 1
+    assert found[-1].device == stranger
+
+
+def test_a_gpu_that_contradicts_its_place_is_not_attached_and_both_sides_are_told():
+    whole = healthy(racks=1, trays=2)
+    first = place(0, 0, 1)
+    broken = with_changed(whole, "fabric_gpus", lambda one: one.place == first, guid=0xBAD)
+    chain = next(one for one in gpu_chains(broken) if one.fabric is not None and one.fabric.guid == 0xBAD)
+    assert chain.device is None
+    assert chain.machine is None
+    told = " ".join(chain.conflicts)
+    assert "switch controller of domain d0ma1n-0" in told
+    assert "record of machine m-0-0" in told
+    assert f"node {node(0, 0)}" in told
+    assert "0xbad" in told
+    assert "0xa000000000000001" in told
+
+
+def listed_too(picture, domain, change):
+    """Another domain's controller lists the same GPUs, each changed; it comes first in the picture."""
+    wrong = tuple(msgspec.structs.replace(change(one), domain=domain) for one in picture.fabric_gpus)
+    return msgspec.structs.replace(picture, fabric_gpus=(*wrong, *picture.fabric_gpus))
+
+
+@pytest.mark.parametrize("site_knows_guids", [True, False])
+def test_a_controller_that_lists_other_gpus_in_the_places_of_machines_takes_none_off_the_site(
+    site_knows_guids,
+):
+    whole = healthy(racks=2, trays=2)
+    if not site_knows_guids:
+        bare = [tuple(GpuKey(place=key.place) for key in one.gpus) for one in whole.machines]
+        machines = (
+            msgspec.structs.replace(one, gpus=gpus) for one, gpus in zip(whole.machines, bare, strict=True)
+        )
+        whole = msgspec.structs.replace(whole, machines=tuple(machines))
+    lied = listed_too(whole, "0-first", lambda one: msgspec.structs.replace(one, guid=one.guid + 0xBAD00))
+    found = gpu_chains(lied)
+    assert all("0-first" in " ".join(one.conflicts) for one in found)
+    assert [msgspec.structs.replace(one, conflicts=()) for one in found] == list(gpu_chains(whole))
+
+
+def test_nor_does_it_while_the_controller_of_their_domain_was_never_read():
+    whole = healthy(racks=1, trays=2)
+    lied = listed_too(whole, "0-first", lambda one: msgspec.structs.replace(one, guid=one.guid + 0xBAD00))
+    lied = without(lied, "fabric_gpus", lambda one: one.domain != "0-first")
+    found = gpu_chains(lied)
+    assert [one.machine is not None and one.fabric is None for one in found] == [True] * 2 * GPUS
+
+
+def test_a_controller_that_lists_the_gpus_of_machines_in_other_places_takes_no_device_from_them():
+    whole = healthy(racks=1, trays=2)
+    nameless = tuple(
+        msgspec.structs.replace(one, key=msgspec.structs.replace(one.key, place=None))
+        for one in whole.devices
+    )
+    whole = msgspec.structs.replace(whole, devices=nameless)
+    moved = listed_too(
+        whole,
+        "0-first",
+        lambda one: msgspec.structs.replace(
+            one, place=SlotKey(f"far-{one.place.chassis_serial}", one.place.slot, one.place.module_id)
+        ),
+    )
+    held = [one for one in gpu_chains(moved) if one.machine is not None]
+    assert [(one.device is not None, one.fabric.domain) for one in held] == [
+        (True, one.fabric.domain) for one in gpu_chains(whole)
+    ]
+
+
+def test_what_another_gpu_driver_publishes_of_the_same_address_on_another_node_is_another_gpu():
+    whole = healthy(racks=1, trays=2)
+    bare = with_changed(
+        whole,
+        "devices",
+        lambda one: one.kind == "gpu",
+        key=GpuKey(pci_address=Fact("0001:01:00.0", Source.SYSFS)),
+    )
+    found = gpu_chains(bare)
+    assert all(one.device is None for one in found if one.fabric is not None)
+    assert len([one for one in found if one.device is not None]) == 2 * GPUS
+
+
+keys = st.builds(
+    GpuKey,
+    place=st.none()
+    | st.builds(
+        lambda s, slot, module: Fact(SlotKey(s, slot, module), Source.NMX),
+        st.sampled_from(["a", "b"]),
+        st.integers(1, 2),
+        st.integers(1, 2),
+    ),
+    fabric_guid=st.none() | st.integers(1, 4).map(lambda guid: Fact(guid, Source.NMX)),
+    gpu_uuid=st.none() | st.sampled_from(["u", "v"]).map(lambda uuid: Fact(uuid, Source.NVML)),
+    pci_address=st.none()
+    | st.sampled_from(["0000:01:00.0", "0000:02:00.0"]).map(lambda at: Fact(at, Source.SYSFS)),
+)
+
+
+@given(st.lists(keys, max_size=12))
+def test_no_record_is_put_to_a_gpu_that_its_key_contradicts(found):
+    joined = join.GpuIdentities()
+    for number, key in enumerate(found):
+        joined.add(f"record {number}", key, key)
+    for gpu in joined.gpus:
+        assert all(joins(gpu.key, key) is not False for _, key in gpu.said)
+        places = {key.place.value for _, key in gpu.said if key.place is not None}
+        assert len(places) <= 1
+    taken = [gpu.key.place.value for gpu in joined.gpus if gpu.key.place is not None]
+    assert len(taken) == len(set(taken))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_whatever_is_missing_or_exchanged_no_chain_crosses_machines(data):
+    picture = healthy(racks=2, trays=2)
+    devices = list(picture.devices)
+    for _ in range(data.draw(st.integers(1, 4))):
+        here = data.draw(st.integers(0, len(devices) - 1))
+        there = data.draw(st.integers(0, len(devices) - 1))
+        changed = msgspec.structs.replace(devices[here], key=devices[there].key)
+        devices[here] = changed if devices[here].kind == devices[there].kind == "gpu" else devices[here]
+    found = gpu_chains(msgspec.structs.replace(picture, devices=tuple(devices)))
+    for chain in found:
+        if chain.machine is not None and chain.fabric is not None:
+            assert (chain.machine.chassis_serial, chain.machine.slot) == (
+                chain.fabric.place.chassis_serial,
+                chain.fabric.place.slot,
+            )
+        if chain.device is not None and chain.device.key.place is not None:
+            assert chain.key.place == chain.device.key.place or (
+                chain.key.place.value == chain.device.key.place.value
+            )
+        assert all(nic.node == chain.device.node for nic in chain.nics)
+
+
+def test_the_work_grows_with_the_records_and_not_with_their_pairs(monkeypatch):
+    asked = []
+    real = join_key.joins
+    monkeypatch.setattr(join, "joins", lambda *keys: asked.append(1) or real(*keys))
+
+    def work(racks):
+        asked.clear()
+        gpu_chains(healthy(racks=racks, trays=2))
+        return len(asked)
+
+    assert work(8) == 8 * work(1)
+
+
+def test_a_fabric_gpu_is_known_by_place_and_guid():
+    picture = healthy(racks=1, trays=1)
+    key = fabric_key(picture.fabric_gpus[0])
+    assert key.place.value == SlotKey(serial(0), slot(0), 1)
+    assert key.gpu_uuid is None
+
+
+def test_the_builder_refuses_a_change_of_nothing():
+    picture = healthy(racks=1, trays=1)
+    for change in (
+        lambda: with_changed(picture, "nodes", lambda one: False),
+        lambda: without(picture, "nodes", lambda one: False),
+    ):
+        try:
+            change()
+        except AssertionError:
+            continue
+        raise AssertionError("a change of nothing went through")
+    assert isinstance(picture.layers[0], LayerStatus)

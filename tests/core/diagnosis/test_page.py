@@ -1,0 +1,123 @@
+"""How findings are printed for people."""
+
+import msgspec
+from inline_snapshot import snapshot
+from tests.core.diagnosis.healthy import NOW, TRAYS, domain, healthy, machine, node, with_changed
+
+from rackloom.core.diagnosis.examination import examine
+from rackloom.core.diagnosis.report import MOST_FINDINGS, MOST_LINES, render_findings
+from rackloom.core.diagnosis.snapshot import Layer
+
+WELL = healthy(racks=2, trays=2)
+
+
+def test_the_worst_is_first_with_both_sides_and_its_fix_on_a_line_of_its_own():
+    shared = with_changed(WELL, "machines", lambda one: one.id == machine(0, 1), tenant="tenant-1")
+    broken = with_changed(
+        shared,
+        "domains",
+        lambda one: one.uuid == domain(1),
+        unknown_since=NOW - 90,
+        problem="GetPartitionInfoList: UNAVAILABLE",
+    )
+    assert render_findings(broken, examine(broken)) == snapshot("""\
+examined:
+  fabric: 2 domains, 16 GPUs, 2 partitions, read 2027-01-15T08:00:00Z
+  site: 4 machines, 2 logical partitions, read 2027-01-15T08:00:00Z
+  cluster: 4 nodes, 2 ComputeDomains, devices: 4 channel, 16 gpu, 16 nic, read 2027-01-15T08:00:00Z
+  transfer: 4 transfers, read 2027-01-15T08:00:00Z
+
+CRITICAL  tenants apart: partition rl-0
+  GPUs of tenants org-0 and org-1 share memory in it
+    switch controller: partition 7 holds GPU 1 of m-0-0, GPU 2 of m-0-0, GPU 3 of m-0-0 and 1 more
+    records: these are tenant org-0's
+    switch controller: partition 7 holds GPU 1 of m-0-1, GPU 2 of m-0-1, GPU 3 of m-0-1 and 1 more
+    records: these are tenant org-1's
+  fix: rackloom admin plan d0ma1n-0 --to plan.json  # read it, then: rackloom admin apply plan.json
+
+UNKNOWN   switch controller: domain d0ma1n-1  since 2027-01-15T07:58:30Z
+  GetPartitionInfoList: UNAVAILABLE
+    asked through https://switch-1:9370
+    records: instances in it: 2
+  fix: rackloom admin domain show d0ma1n-1  # then see to the switch tray of https://switch-1:9370
+
+2 findings: 1 critical, 1 unknown; begin with tenants apart: partition rl-0\
+""")
+
+
+def test_long_evidence_is_counted():
+    lost = with_changed(WELL, "fabric_gpus", lambda one: one.domain == domain(0), partition=None)
+    text = render_findings(lost, examine(lost))
+    assert len(text.splitlines()) < 60
+    assert "all holds" not in text
+
+
+def test_what_somebody_named_cannot_steer_a_terminal():
+    said = {"unknown_since": NOW - 90, "problem": "a\x1b[2Jb\u202ec\nd"}
+    broken = with_changed(WELL, "domains", lambda one: one.uuid == domain(1), **said)
+    text = render_findings(broken, examine(broken))
+    assert "a?[2Jb?c?d" in text
+
+
+def test_of_very_many_findings_the_worst_are_told_and_the_rest_counted():
+    picture = healthy(racks=2, trays=TRAYS)
+    sick = tuple(
+        msgspec.structs.replace(one, healthy=False, problem=f"XID {at}")
+        for at, one in enumerate(picture.fabric_gpus)
+    )
+    many = msgspec.structs.replace(picture, fabric_gpus=sick)
+    told = render_findings(many, examine(many)).splitlines()
+    assert sum(line.startswith("  fix: ") for line in told) == MOST_FINDINGS
+    assert told[-4:] == [
+        f"and {len(sick) - MOST_FINDINGS} more, whole with --json:",
+        f"  {len(sick) - MOST_FINDINGS} error  GPU health",
+        "",
+        f"{len(sick)} findings: {len(sick)} error; begin with GPU health: GPU 1 of m-0-0",
+    ]
+
+
+def test_what_is_said_of_many_is_said_once():
+    unlabelled = with_changed(healthy(racks=1, trays=9), "nodes", lambda one: True, clique=None)
+    quiet = msgspec.structs.replace(unlabelled, compute_domains=())
+    found = examine(quiet)
+    told = render_findings(quiet, found).splitlines()
+    assert len(found) == 9
+    assert sum(line.startswith("  fix: ") for line in told) == 1
+    assert "  and the same of node host-92, node host-93, node host-94, node host-95 and 4 more" in told
+
+
+def test_consequences_of_one_kind_are_on_one_line():
+    hand = with_changed(
+        healthy(racks=1, trays=9), "partitions", lambda one: True, owner="foreign", logical=None
+    )
+    told = render_findings(hand, examine(hand)).splitlines()
+    (line,) = (one for one in told if one.startswith("    GPU in its partition: instance "))
+    assert line.endswith(" and 5 more")
+
+
+def test_what_is_simulated_says_so():
+    picture = msgspec.structs.replace(healthy(racks=1, trays=2), simulated=(Layer.CLUSTER,))
+    lines = render_findings(picture, ()).splitlines()
+    assert [line.split(":")[0] for line in lines if "simulated" in line] == [
+        "  cluster (simulated)",
+        "what is simulated says nothing of real machines",
+    ]
+
+
+def test_what_is_alike_is_told_once_with_the_fix_of_each():
+    alike = with_changed(
+        WELL, "nodes", lambda one: one.name in (node(0, 0), node(0, 1)), other_writers=("me",)
+    )
+    told = render_findings(alike, examine(alike))
+    fixes = {
+        line.split(" -o yaml")[0].split()[-1] for line in told.splitlines() if "kubectl get node" in line
+    }
+    assert fixes == {node(0, 0), node(0, 1)}
+    assert told.count("the same of") == 1
+
+
+def test_of_many_fixes_the_first_are_told_and_the_others_counted():
+    alike = with_changed(healthy(racks=1), "nodes", lambda one: True, other_writers=("me",))
+    told = render_findings(alike, examine(alike)).splitlines()
+    assert sum("kubectl get node" in line for line in told) == 1 + MOST_LINES
+    assert f"       and {TRAYS - 1 - MOST_LINES} more" in told

@@ -1,0 +1,115 @@
+"""Joining only what changed gives what joining everything gives, whatever happened to the records between."""
+
+import msgspec
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.core.diagnosis.healthy import healthy
+
+from rackloom.core.diagnosis import incremental
+from rackloom.core.diagnosis import incremental as module
+from rackloom.core.diagnosis.incremental import JoinedShares, SnapshotShares, join_shares, split_snapshot
+from rackloom.core.diagnosis.join import gpu_chains
+
+WHOLE = healthy(racks=3, trays=2)
+LAYERS = {
+    "fabric": ("fabric_gpus", "partitions"),
+    "site": ("machines", "instance_gpus", "logicals"),
+    "cluster": ("nodes", "devices", "uses", "claims", "compute_domains"),
+    "transfer": ("transfers",),
+}
+FIELDS = [field for fields in LAYERS.values() for field in fields]
+EDITS = {
+    "fabric_gpus": ("guid", "place", "partition", "healthy"),
+    "machines": ("gpus", "tenant", "instance", "chassis_serial", "rack"),
+    "devices": ("key", "node", "pool", "kind", "partner", "partner_address"),
+    "uses": ("pods", "claim", "pool"),
+    "partitions": ("logical", "id"),
+    "claims": ("domain",),
+    "transfers": ("key", "node"),
+    "instance_gpus": ("instance", "module_id"),
+}
+
+
+@st.composite
+def changes(draw):
+    """A record goes, comes back or takes over a value of another; or a whole layer goes or comes back."""
+    kind = draw(st.sampled_from(["edit", "edit", "edit", "drop", "back", "lose", "heal"]))
+    if kind in ("lose", "heal"):
+        return kind, draw(st.sampled_from(sorted(LAYERS))), "", 0, 0
+    fields = sorted(EDITS) if kind == "edit" else FIELDS
+    field = draw(st.sampled_from(fields))
+    attribute = draw(st.sampled_from(EDITS[field])) if kind == "edit" else ""
+    return kind, field, attribute, draw(st.integers(0, 999)), draw(st.integers(0, 999))
+
+
+def changed(picture, change):
+    kind, field, attribute, one, other = change
+    if kind in ("lose", "heal"):
+        told = {name: getattr(WHOLE, name) if kind == "heal" else () for name in LAYERS[field]}
+        return msgspec.structs.replace(picture, **told)
+    records = list(getattr(picture, field))
+    if kind == "back":
+        records = list(getattr(WHOLE, field))
+    elif records and kind == "drop":
+        del records[one % len(records)]
+    elif records:
+        value = getattr(records[other % len(records)], attribute)
+        at = one % len(records)
+        records[at] = msgspec.structs.replace(records[at], **{attribute: value})
+    return msgspec.structs.replace(picture, **{field: tuple(records)})
+
+
+TWO_MACHINES_NAME_ONE_TRAY_AND_STAND_IN_ONE_SHARE = [
+    ("edit", "machines", "gpus", 1, 172),
+    ("edit", "machines", "chassis_serial", 0, 280),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@example(TWO_MACHINES_NAME_ONE_TRAY_AND_STAND_IN_ONE_SHARE)
+@given(st.lists(changes(), max_size=8))
+def test_what_changed_is_all_that_has_to_be_joined_again(story):
+    picture, joined = WHOLE, join_shares(WHOLE, JoinedShares())
+    for change in story:
+        picture = changed(picture, change)
+        joined = join_shares(picture, joined)
+        assert sorted(joined.chains, key=repr) == sorted(gpu_chains(picture), key=repr)
+
+
+def test_racks_are_shares_and_the_others_stay_the_very_same():
+    before = join_shares(WHOLE, JoinedShares())
+    assert len(before.joined) == 3
+    sick = (msgspec.structs.replace(WHOLE.fabric_gpus[0], healthy=False), *WHOLE.fabric_gpus[1:])
+    after = join_shares(msgspec.structs.replace(WHOLE, fabric_gpus=sick), before)
+    assert [after.joined[name][1] is before.joined[name][1] for name in after.joined] == [False, True, True]
+
+
+def test_a_picture_that_was_read_anew_from_equal_records_is_not_joined_again():
+    before = join_shares(WHOLE, JoinedShares())
+    after = join_shares(healthy(racks=3, trays=2), before)
+    assert all(after.joined[name][1] is before.joined[name][1] for name in before.joined)
+
+
+def test_racks_that_one_record_ties_together_are_one_share_and_part_again():
+    far = WHOLE.fabric_gpus[-1].guid
+    tied = msgspec.structs.replace(
+        WHOLE, fabric_gpus=(msgspec.structs.replace(WHOLE.fabric_gpus[0], guid=far), *WHOLE.fabric_gpus[1:])
+    )
+    first = split_snapshot(WHOLE, SnapshotShares())
+    second = split_snapshot(tied, first)
+    assert (len(first.pictures), len(second.pictures)) == (3, 2)
+    assert split_snapshot(WHOLE, second).pictures == first.pictures
+
+
+def test_which_groups_are_tied_is_found_anew_only_when_one_names_other_parts_of_the_join_key(monkeypatch):
+    found, finds = [], incremental._homes
+    monkeypatch.setattr(module, "_homes", lambda parts: found.append(parts) or finds(parts))
+    first = split_snapshot(WHOLE, SnapshotShares())
+    published, *others = WHOLE.devices
+    moved = msgspec.structs.replace(published, pool="elsewhere")
+    second = split_snapshot(msgspec.structs.replace(WHOLE, devices=(moved, *others)), first)
+    assert (len(found), second.homes) == (1, first.homes)
+    assert second.pictures != first.pictures
+    gone = msgspec.structs.replace(WHOLE, devices=tuple(one for one in others if one.node != published.node))
+    assert split_snapshot(gone, second).pictures == split_snapshot(gone, SnapshotShares()).pictures
+    assert len(found) == 3

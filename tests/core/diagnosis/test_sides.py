@@ -1,0 +1,134 @@
+"""What two sides say of one thing is one finding, and nothing that either says is lost."""
+
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rackloom.core.diagnosis import catalogue
+from rackloom.core.diagnosis.examination import merge_host_findings
+from rackloom.core.diagnosis.findings import CheckState, Severity, fails, holds, severity_order, unknown
+
+NIC, OTHER, NODE = "device n/nic-0", "device n/nic-1", "node n"
+
+
+def down(side, *where, severity=Severity.WARNING):
+    return fails(
+        catalogue.NIC_LINK,
+        f"NIC of {side}",
+        "down",
+        "fix",
+        severity=severity,
+        evidence=(f"{side}: down",),
+        where=where,
+    )
+
+
+def test_the_worse_counts_under_the_clusters_name_for_it():
+    cluster = unknown(
+        catalogue.NIC_LINK, "NIC n/nic-0", "not told", "fix", evidence=("slice: -",), where=(NIC, NODE)
+    )
+    (one,) = merge_host_findings([cluster], [down("host", NIC, NODE)])
+    assert (one.subject, one.message, one.severity) == ("NIC n/nic-0", "down", Severity.WARNING)
+    assert one.evidence == ("slice: -", "host: down")
+
+
+def test_what_is_well_on_the_host_stands_beside_what_its_cluster_says():
+    well = holds(catalogue.NIC_LINK, "NIC of host", "up", evidence=("host: up",), where=(NIC, NODE))
+    (one,) = merge_host_findings([down("slice", NIC, NODE)], [well])
+    assert one.message == "down"
+    assert one.evidence == ("slice: down", "host: up")
+
+
+def test_what_is_of_one_node_and_of_two_devices_is_two_findings():
+    assert len(list(merge_host_findings([down("slice", NIC, NODE)], [down("host", OTHER, NODE)]))) == 2
+
+
+def test_without_a_device_the_node_ties():
+    told = [
+        unknown(catalogue.MESH, subject, "-", "fix", where=(NODE,)) for subject in ("ComputeDomain a/b", NODE)
+    ]
+    (one,) = merge_host_findings(told[:1], told[1:])
+    assert one.subject == "ComputeDomain a/b"
+
+
+def test_a_pods_wrong_nic_is_not_the_hosts_far_one():
+    """Both are of one check on one node, and neither names a device."""
+    pod = fails(catalogue.NIC_ALIGNED, "Pod a/b", "it was given nic-1", "claim", where=("pod a/b", NODE))
+    far = fails(catalogue.NIC_ALIGNED, "GPU 4 of node n", "no NIC is near", "discover", where=(NODE,))
+    assert list(merge_host_findings([pod], [far])) == [pod, far]
+
+
+def untold(*where, check=catalogue.NIC_LINK):
+    return unknown(check, "of the cluster", "not told", "fix", evidence=("slice: unknown",), where=where)
+
+
+def well(*where, check=catalogue.NIC_LINK):
+    return holds(check, "of the host", "up", evidence=("host: up",), where=where)
+
+
+def test_a_device_that_the_host_sees_well_is_not_unknown():
+    (one,) = merge_host_findings([untold(NIC, NODE)], [well(NIC, NODE)])
+    assert (one.state, one.severity, one.message, one.fix) == (CheckState.HOLDS, Severity.NONE, "up", "")
+    assert one.evidence == ("slice: unknown", "host: up")
+
+
+def test_what_two_drivers_do_not_tell_of_one_device_its_host_does():
+    found = merge_host_findings([untold(NIC, NODE), untold(OTHER, NODE)], [well(NIC, OTHER, NODE)])
+    assert [one.state for one in found] == [CheckState.HOLDS] * 2
+
+
+def test_one_device_that_is_well_does_not_tell_of_another():
+    (one,) = merge_host_findings([untold(NIC, OTHER, NODE)], [well(NIC, NODE)])
+    assert one.state is CheckState.UNKNOWN
+
+
+def test_a_host_does_not_tell_of_the_mesh_of_other_nodes():
+    apart = untold("ComputeDomain a/b", NODE, "node m", check=catalogue.MESH)
+    (one,) = merge_host_findings([apart], [well(NODE, check=catalogue.MESH)])
+    assert (one.state, one.message) == (CheckState.UNKNOWN, "not told")
+
+
+def says(number, check, severity, devices):
+    return fails(
+        check,
+        f"subject {number}",
+        f"message {number}",
+        f"fix {number}",
+        severity=severity,
+        evidence=(f"evidence {number}",),
+        where=(*devices, NODE),
+    )
+
+
+@st.composite
+def sides(draw):
+    """Faults of one node, of some of its devices or of none, each of which says something of its own."""
+    numbers = count()
+    one = st.builds(
+        lambda *told: says(next(numbers), *told),
+        st.sampled_from([catalogue.NIC_LINK, catalogue.NIC_ALIGNED]),
+        st.sampled_from([Severity.ERROR, Severity.WARNING]),
+        st.sets(st.sampled_from([NIC, OTHER])),
+    )
+    return draw(st.lists(one, max_size=4)), draw(st.lists(one, max_size=4))
+
+
+@given(sides())
+def test_nothing_that_either_side_says_is_lost(told):
+    """All evidence stays, and a message with its fix too, but for one as bad of the same device."""
+    cluster, host = told
+    found = list(merge_host_findings(cluster, host))
+    for one in (*cluster, *host):
+        kept = [other for other in found if set(one.evidence) <= set(other.evidence)]
+        assert kept
+        assert any(_is_said(one, other) for other in kept)
+    assert len(found) <= len(cluster) + len(host)
+
+
+def _is_said(one, by):
+    devices = set(one.where) - {NODE}
+    replaced = (
+        one.check == by.check and devices & set(by.where) and severity_order(by)[0] <= severity_order(one)[0]
+    )
+    return replaced or (one.message, one.fix) == (by.message, by.fix)

@@ -1,0 +1,20 @@
+"""What tests of the doctor break: two racks of four trays at work, and the tray that things happen to."""
+
+from tests.core.diagnosis.healthy import healthy, machine, node, serial, slot
+
+WELL = healthy(racks=2, trays=4)
+TRAY = 1
+NODE = node(0, TRAY)
+MACHINE = machine(0, TRAY)
+
+
+def of_tray(one):
+    return one.place.chassis_serial == serial(0) and one.place.slot == slot(TRAY)
+
+
+def is_module(number):
+    return lambda one: of_tray(one) and one.place.module_id == number
+
+
+def of_node(one):
+    return one.name == NODE

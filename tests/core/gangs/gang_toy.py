@@ -1,0 +1,329 @@
+"""A cluster as three dicts, in which decisions about one gang are carried out and checked one by one."""
+
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from rackloom.claim.kube.api import Conflict, KubeError
+from rackloom.core.domains import names
+from rackloom.core.gangs import spec
+from rackloom.core.gangs.members import OwnerJob
+from rackloom.core.gangs.placement import PlacementSearch, answer_placement
+from rackloom.core.gangs.reconcile import reconcile_gang
+from rackloom.core.gangs.record import GangKey, gang_status_json, read_record
+from rackloom.core.gangs.snapshot import ClusterLists, ListedGangObjects, reserving_plans, take_snapshot
+from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.trays import PlacementLists, TrayCountCache, gang_site, running_site
+from rackloom.core.kubernetes.objects import GANG_PLAN, NODE, POD, CreateObject, DeleteObject, metav1_time
+from rackloom.core.kubernetes.pods import GANG_LABEL
+from rackloom.errors import Refused
+from rackloom.lab.kube.patches import json_patch, merge_patch
+
+KEY = GangKey("team", "big")
+SIZE = 3
+TRAYS = [f"r{rack}-t{tray}" for rack in range(2) for tray in range(4)]
+SETTINGS = GangSettings(lost_after=60.0, bind_after=30.0)
+
+
+class Toy:
+    """A cluster as three dicts. Writes are checked as the API server and the rules of gangs have it."""
+
+    def __init__(self):
+        self.now = 1_000_000.0
+        self.version = 0
+        self.plans, self.pods, self.nodes = {}, {}, {}
+        self.refusal, self.checked = "", None
+        self.counted = TrayCountCache()
+        self.job = self.given_back = 0
+        self.held = ()
+        self.succeeded = set()
+        for name in TRAYS:
+            self.put(self.nodes, name, node(name))
+
+    def put(self, where, name, obj):
+        self.version += 1
+        meta = {"uid": f"uid-{self.version}", **obj["metadata"], "resourceVersion": str(self.version)}
+        where[name] = {**obj, "metadata": meta}
+
+    def view(self):
+        seen = ListedGangObjects(self.plans.values(), self.pods.values(), self.nodes.values())
+        view = take_snapshot(seen, KEY, self.now)
+        if view.record is None or view.record.plan is None:
+            self.checked = None
+        makers = {self.job_uid: OwnerJob(completions=SIZE, parallelism=SIZE, is_indexed=False)}
+        return replace(view, refusal=self.refusal, checked=self.checked, makers=makers)
+
+    @property
+    def job_uid(self):
+        return f"job-{self.job}"
+
+    def one_pass(self, most=None):
+        """What the controller does in one go; returns whether anything was left to do."""
+        decision = reconcile_gang(self.view(), SETTINGS)
+        for action in decision.actions[:most]:
+            self.carry_out(action)
+        if most is not None:
+            self.forget(None)
+            return True
+        if decision.conditions is not None and KEY.name in self.plans:
+            status = {"status": gang_status_json(decision.conditions)}
+            self.put(self.plans, KEY.name, merge_patch(self.plans[KEY.name], status))
+        changed = bool(decision.actions) or decision.conditions is not None
+        return self.ask() or changed
+
+    def ask(self):
+        before = (self.refusal, self.checked)
+        self.refusal, view = "", replace(self.view(), refusal="")
+        if not reconcile_gang(view, SETTINGS).asks_planner:
+            return before[0] != self.refusal
+        objects = ClusterLists(nodes=tuple(self.nodes.values()), pods=tuple(self.pods.values()))
+        records = [read_record(one) for one in self.plans.values()]
+        look = PlacementLists(objects=objects, running=running_site(objects, SETTINGS), counted=self.counted)
+        scene = gang_site(KEY, look, records)
+        try:
+            found = answer_placement(view, scene, PlacementSearch(), SETTINGS)
+        except Refused as refused:
+            self.refusal = str(refused)
+            return before[0] != self.refusal
+        self.checked = found.checked or self.checked
+        for action in found.actions:
+            self.carry_out(action)
+        return True
+
+    def carry_out(self, action):
+        where = {GANG_PLAN: self.plans, POD: self.pods, NODE: self.nodes}[action.kind]
+        if isinstance(action, CreateObject):
+            assert action.obj["metadata"]["name"] not in where
+            self.put(where, action.obj["metadata"]["name"], action.obj)
+            return
+        obj = where.get(action.name)
+        if obj is None:
+            return
+        if isinstance(action, DeleteObject):
+            assert action.uid == obj["metadata"]["uid"]
+            if where is self.pods:
+                self.check_sending_away(obj)
+            del where[action.name]
+            return
+        self.change(where, action, obj)
+
+    def change(self, where, action, obj):
+        if isinstance(action.patch, tuple):
+            new = json_patch(obj, action.patch)
+            self.check_letting_go(new)
+        else:
+            if action.patch["metadata"]["resourceVersion"] != obj["metadata"]["resourceVersion"]:
+                raise Conflict(409, "Conflict", action.name)
+            new = merge_patch(obj, action.patch)
+            if where is self.plans:
+                self.check_seats(read_record(obj).plan, read_record(new).plan)
+        self.put(where, action.name, new)
+
+    def check_seats(self, before, after):
+        """No seat is given back that a pod may need, whether it is there or still to be made anew."""
+        if before is None or after is None or len(after.seats) == len(before.seats):
+            return
+        self.given_back += 1
+        done = [one for one in self.pods_of_gang() if is_done(one) and uid_of_job(one) == self.job_uid]
+        assert len(after.seats) >= SIZE - len(done)
+        used = {one["metadata"]["annotations"][spec.TRAY_ANNOTATION] for one in self.let_go()}
+        assert set(before.trays) & used <= set(after.trays)
+
+    def check_sending_away(self, pod):
+        """Nobody who stays loses a seat to one who leaves."""
+        tray = pod["metadata"]["annotations"][spec.TRAY_ANNOTATION]
+        here = (one for one in self.let_go() if one["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray)
+        staying = [one for one in here if "deletionTimestamp" not in one["metadata"]]
+        seats = [one for one in read_record(self.plans[KEY.name]).plan.seats if one.tray == tray]
+        assert pod not in staying or len(staying) > len(seats), "it stays, and has its seat"
+
+    def check_letting_go(self, pod):
+        record = read_record(self.plans[KEY.name])
+        tray = pod["metadata"]["annotations"][spec.TRAY_ANNOTATION]
+        assert tray in record.plan.trays
+        assert reserving_plans(self.nodes[tray]) == (record.uid,)
+        others = [
+            one for one in self.let_go() if one["metadata"]["annotations"][spec.TRAY_ANNOTATION] == tray
+        ]
+        assert not others, "one seat, one pod"
+        if not self.let_go():
+            assert all(record.uid in reserving_plans(self.nodes[name]) for name in record.reserved)
+            if not self.succeeded:
+                assert len([one for one in self.pods_of_gang() if not has_ended(one)]) == SIZE
+            assert len(record.plan.seats) >= SIZE - len(self.succeeded)
+
+    def pods_of_gang(self):
+        return [one for one in self.pods.values() if GANG_LABEL in one["metadata"].get("labels", {})]
+
+    def let_go(self):
+        """Those that have not ended."""
+        pods = (one for one in self.pods_of_gang() if not has_ended(one))
+        return [one for one in pods if not one["spec"].get("schedulingGates")]
+
+    # What happens to it.
+
+    def happen(self, what, about):
+        getattr(self, what)(about)
+
+    def pod(self, number):
+        name = f"w{number}"
+        if name not in self.pods and number not in self.succeeded:
+            self.put(self.pods, name, worker(name, self.job_uid))
+
+    def end(self, number):
+        self.pods.pop(f"w{number}", None)
+
+    def succeed(self, number):
+        pod = self.pods.get(f"w{number}")
+        if pod is not None and pod["spec"].get("nodeName"):
+            self.put(self.pods, f"w{number}", merge_patch(pod, {"status": {"phase": "Succeeded"}}))
+            if uid_of_job(pod) == self.job_uid:
+                self.succeeded.add(number)
+
+    def anew(self, _):
+        """The job is deleted, and made anew under its name: pods of the old one are on their way out."""
+        self.job += 1
+        self.succeeded.clear()
+        for pod in self.pods_of_gang():
+            going = {"metadata": {"deletionTimestamp": metav1_time(self.now)}}
+            self.put(self.pods, pod["metadata"]["name"], merge_patch(pod, going))
+
+    def depart(self, number):
+        """A pod is being deleted, and its Job makes another of its rank at once."""
+        name = f"w{number}"
+        pod = self.pods.pop(name, None)
+        if pod is not None:
+            going = {"metadata": {"name": f"{name}-going", "deletionTimestamp": metav1_time(self.now)}}
+            self.put(self.pods, f"{name}-going", merge_patch(pod, going))
+            self.pod(number)
+
+    def stop(self, _):
+        """A controller has decided, and is stopped before it writes."""
+        self.held = reconcile_gang(self.view(), SETTINGS).actions
+
+    def resume(self, _):
+        """It goes on as if nothing had happened; another has led meanwhile."""
+        for action in self.held:
+            where = {GANG_PLAN: self.plans, POD: self.pods, NODE: self.nodes}[action.kind]
+            obj = where.get(action.name)
+            with suppress(KubeError):
+                if obj is not None and isinstance(action.patch, tuple):
+                    self.put(where, action.name, json_patch(obj, action.patch))
+
+    def other(self, tray):
+        """A pod that knows of no gangs, where it may go."""
+        if tray in self.nodes and not reserving_plans(self.nodes[tray]) and not self.users(tray):
+            meta = {"namespace": "team", "name": f"other-{tray}"}
+            self.put(self.pods, meta["name"], {"metadata": meta, "spec": gpus() | {"nodeName": tray}})
+
+    def take(self, tray):
+        """The same, decided by a scheduler that has not seen the taint yet."""
+        if tray in self.nodes and not self.users(tray) and not self.let_go():
+            meta = {"namespace": "team", "name": f"other-{tray}"}
+            self.put(self.pods, meta["name"], {"metadata": meta, "spec": gpus() | {"nodeName": tray}})
+
+    def leave(self, tray):
+        self.pods.pop(f"other-{tray}", None)
+
+    def users(self, tray):
+        pods = (one for one in self.pods.values() if not has_ended(one))
+        return [one for one in pods if one["spec"].get("nodeName") == tray]
+
+    def lose(self, tray):
+        self.say(tray, "Unknown")
+
+    def come_back(self, tray):
+        self.say(tray, "True")
+
+    def say(self, tray, status):
+        if tray not in self.nodes:
+            if status == "True":
+                self.put(self.nodes, tray, node(tray))
+            return
+        condition = {"type": "Ready", "status": status, "lastTransitionTime": metav1_time(self.now)}
+        self.put(self.nodes, tray, merge_patch(self.nodes[tray], {"status": {"conditions": [condition]}}))
+
+    def remove(self, tray):
+        self.nodes.pop(tray, None)
+        self.pods = {name: one for name, one in self.pods.items() if one["spec"].get("nodeName") != tray}
+
+    def cordon(self, tray):
+        if tray in self.nodes:
+            self.put(self.nodes, tray, merge_patch(self.nodes[tray], {"spec": {"unschedulable": True}}))
+
+    def open(self, tray):
+        if tray in self.nodes:
+            self.put(self.nodes, tray, merge_patch(self.nodes[tray], {"spec": {"unschedulable": None}}))
+
+    def wait(self, seconds):
+        self.now += seconds
+
+    def forget(self, _):
+        """The controller is another one: what was only in memory is gone."""
+        self.refusal, self.checked = "", None
+
+    def schedule(self, _):
+        """Bind what can be bound."""
+        for pod in self.let_go():
+            tray = pod["metadata"]["annotations"][spec.TRAY_ANNOTATION]
+            host = self.nodes.get(tray)
+            if pod["spec"].get("nodeName") or host is None or host["spec"].get("unschedulable"):
+                continue
+            ready = host["status"]["conditions"][0]["status"] == "True"
+            tolerated = {one["value"] for one in pod["spec"]["tolerations"]}
+            if ready and not self.users(tray) and set(reserving_plans(host)) <= tolerated:
+                name = pod["metadata"]["name"]
+                self.put(self.pods, name, merge_patch(pod, {"spec": {"nodeName": tray}}))
+
+    def settle(self):
+        """Let time pass and the controller work until it has nothing to do."""
+        for name in [name for name, one in self.pods.items() if "deletionTimestamp" in one["metadata"]]:
+            del self.pods[name]
+        for _ in range(120):
+            for number in range(SIZE):
+                self.pod(number)
+            self.schedule(None)
+            busy = self.one_pass()
+            bound = [one for one in self.pods_of_gang() if one["spec"].get("nodeName")]
+            if not busy and len(bound) == SIZE:
+                return
+            self.wait(5.0)
+        raise AssertionError(f"does not settle: {self.plans} {self.refusal}")
+
+
+def node(name):
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2001-01-01T00:00:00Z"}
+    meta = {"name": name, "labels": {names.GPU_CLIQUE_LABEL: name.split("-")[0]}}
+    return {
+        "metadata": meta,
+        "spec": {},
+        "status": {"allocatable": {"nvidia.com/gpu": "4"}, "conditions": [ready]},
+    }
+
+
+def gpus():
+    return {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]}
+
+
+def has_ended(pod):
+    return "status" in pod and pod["status"].get("phase") == "Succeeded"
+
+
+def is_done(pod):
+    return has_ended(pod) and "deletionTimestamp" not in pod["metadata"]
+
+
+def uid_of_job(pod):
+    return pod["metadata"]["ownerReferences"][0]["uid"]
+
+
+def worker(name, job):
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "big", "uid": job, "controller": True}
+    meta = {
+        "ownerReferences": [owner],
+        "namespace": "team",
+        "name": name,
+        "labels": {GANG_LABEL: "big"},
+        "annotations": {spec.SIZE_ANNOTATION: str(SIZE)},
+    }
+    return {"metadata": meta, "spec": gpus() | {"schedulingGates": [{"name": spec.GANG_GATE}]}}

@@ -1,0 +1,74 @@
+"""What is left of a plan after trays were given back: whose pods begin there, and who waits."""
+
+from rackloom.core.gangs import spec
+from rackloom.core.gangs import spec as gangs_spec
+from rackloom.core.gangs.members import read_member
+from rackloom.core.gangs.reconcile import reconcile_gang
+from rackloom.core.gangs.record import GangKey, GangRecord, NodeTaint, TrayNode
+from rackloom.core.gangs.snapshot import GangSnapshot
+from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.kubernetes.objects import GANG_PLAN, POD
+from rackloom.core.kubernetes.pods import GANG_LABEL
+from rackloom.core.place.placement_values import Gang, GangGroup, GangPlan, MemberAssignment
+
+KEY = GangKey("team", "big")
+TAINT = NodeTaint(spec.GANG_TAINT, "NoSchedule", "u")
+
+
+def pod(name, job, tray=None, phase="Pending"):
+    """One that was let go to its tray, or one that is gated."""
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": job, "controller": True}
+    notes = {gangs_spec.SIZE_ANNOTATION: "3"} | ({gangs_spec.TRAY_ANNOTATION: tray} if tray else {})
+    meta = {"name": name, "uid": name, "namespace": "team", "labels": {GANG_LABEL: "big"}}
+    spec = {"nodeName": tray} if tray else {"schedulingGates": [{"name": gangs_spec.GANG_GATE}]}
+    meta |= {"annotations": notes, "ownerReferences": [owner]}
+    return read_member({"metadata": meta, "spec": spec, "status": {"phase": phase}})
+
+
+def decided(trays, *members):
+    plan = GangPlan(
+        gang="team/big",
+        seats=tuple(MemberAssignment("member", number, tray) for number, tray in enumerate(trays)),
+        cliques=("A",),
+        spares=(),
+        price=(),
+        reason="why",
+    )
+    record = GangRecord(
+        key=KEY,
+        uid="u",
+        resource_version="1",
+        created="",
+        finalizers=(),
+        gang=Gang(name="team/big", groups=(GangGroup(name="member", members=3, gpus=4),), exclusive=True),
+        plan=plan,
+        cliques=dict.fromkeys(trays, "A"),
+    )
+    nodes = {one: TrayNode(name=one, resource_version="1", taints=(TAINT,)) for one in trays}
+    view = GangSnapshot(key=KEY, now=100.0, record=record, members=members, nodes=nodes)
+    return [(one.kind, one.name) for one in reconcile_gang(view, GangSettings()).actions]
+
+
+DONE = (pod("a", "first", "t0", "Succeeded"), pod("b", "first", "t1", "Succeeded"))
+FAILED = pod("c", "first", "t2", "Failed")
+
+
+def test_pods_of_another_job_do_not_take_the_openings_of_those_that_come_back():
+    others = [pod(f"another-{number}", "second") for number in range(3)]
+    pods = (DONE[0], pod("b", "first", "t1", "Running"), FAILED, *others, pod("d", "first"))
+    assert decided(("t1", "t2"), *pods) == [(POD, "d")]
+
+
+def test_the_last_member_that_failed_begins_anew_on_its_tray():
+    assert decided(("t2",), *DONE, FAILED, pod("d", "first")) == [(POD, "d")]
+
+
+def test_of_two_last_members_the_first_that_comes_back_begins_at_once():
+    """A Job makes them anew one after the other, the later the more often they failed."""
+    failed = (pod("b", "first", "t1", "Failed"), FAILED)
+    assert decided(("t1", "t2"), DONE[0], *failed, pod("d", "first")) == [(POD, "d")]
+
+
+def test_a_rest_to_which_nobody_comes_back_is_given_up():
+    others = (pod(f"another-{number}", "second") for number in range(3))
+    assert decided(("t2",), *DONE, FAILED, *others) == [(GANG_PLAN, "big")]

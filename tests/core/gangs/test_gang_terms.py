@@ -1,0 +1,94 @@
+"""A pod that is let go is taken to its tray and nowhere else, by the rules of kube-scheduler."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.core.gangs.test_gang_objects import REQUIRED, node, pod
+
+from rackloom.core.gangs import spec
+from rackloom.core.gangs.assignment import pin_and_ungate
+from rackloom.core.gangs.members import read_member
+from rackloom.core.gangs.snapshot import ClusterLists
+from rackloom.core.gangs.spec import GangSettings
+from rackloom.core.gangs.terms import group_terms, site_for_terms
+from rackloom.core.gangs.trays import read_site
+from rackloom.core.place.pod_constraints import is_node_selected
+from rackloom.lab.kube.controllers.scheduler import is_tolerated
+from rackloom.lab.kube.patches import json_patch
+
+NAMES = ("n1", "n2", "n3")
+VALUES = st.sampled_from("ab")
+EXPRESSIONS = st.one_of(
+    st.builds(
+        lambda key, operator, values: {"key": key, "operator": operator, "values": values},
+        VALUES,
+        st.sampled_from(["In", "NotIn"]),
+        st.lists(VALUES, min_size=1, max_size=2),
+    ),
+    st.builds(
+        lambda key, operator: {"key": key, "operator": operator},
+        VALUES,
+        st.sampled_from(["Exists", "DoesNotExist"]),
+    ),
+)
+FIELDS = st.builds(
+    lambda operator, name: {"key": "metadata.name", "operator": operator, "values": [name]},
+    st.sampled_from(["In", "NotIn"]),
+    st.sampled_from(NAMES),
+)
+TERMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "matchExpressions": st.lists(EXPRESSIONS, min_size=1, max_size=2),
+        "matchFields": st.lists(FIELDS, min_size=1, max_size=2),
+    },
+)
+TOLERATIONS = st.fixed_dictionaries(
+    {"key": VALUES, "operator": st.sampled_from(["Exists", "Equal"])},
+    optional={"effect": st.sampled_from(["NoSchedule", "NoExecute"])},
+).map(lambda one: one if one["operator"] == "Exists" else one | {"value": "v"})
+TAINTS = st.fixed_dictionaries(
+    {"key": VALUES, "effect": st.sampled_from(["NoSchedule", "NoExecute", "PreferNoSchedule"])},
+    optional={"value": st.sampled_from(["v", "w"])},
+)
+
+
+@st.composite
+def nodes(draw):
+    found = []
+    for name in NAMES:
+        one = node(name, taints=draw(st.lists(TAINTS, max_size=1)))
+        one["metadata"]["labels"] |= draw(st.dictionaries(VALUES, VALUES))
+        found.append(one)
+    return found
+
+
+@st.composite
+def pods(draw):
+    spec = {}
+    if draw(st.booleans()):
+        spec["nodeSelector"] = draw(st.dictionaries(VALUES, VALUES, max_size=1))
+    if draw(st.booleans()):
+        terms = draw(st.lists(TERMS, min_size=1, max_size=3))
+        spec["affinity"] = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
+    if draw(st.booleans()):
+        spec["tolerations"] = draw(st.lists(TOLERATIONS, max_size=2))
+    return pod(gpus=4, **spec)
+
+
+@given(nodes(), pods())
+def test_a_tray_is_open_to_a_member_just_where_the_scheduler_takes_it(there, held):
+    member = read_member(held)
+    site = read_site(ClusterLists(nodes=tuple(there), pods=()), [], GangSettings())
+    by_name = {one["metadata"]["name"]: one for one in there}
+    found = site_for_terms(site, group_terms({"member": [member]}).values(), by_name)
+    for tray in found.trays:
+        sent = json_patch(held, pin_and_ungate(member, tray.name, "plan", 1e9).patch)
+        reserved = {"key": spec.GANG_TAINT, "value": "plan", "effect": "NoSchedule"}
+        by_name[tray.name]["spec"]["taints"].append(reserved)
+        takes = {
+            name
+            for name, one in by_name.items()
+            if is_node_selected(sent["spec"], one) and is_tolerated(sent["spec"], one)
+        }
+        assert takes == (set() if tray.shut else {tray.name})
+        by_name[tray.name]["spec"]["taints"].remove(reserved)

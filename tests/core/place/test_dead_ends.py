@@ -1,0 +1,90 @@
+"""Dead ends are known again, whatever alike cliques are called, and cost about the same with many cliques."""
+
+from collections import Counter
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from tests.core.place.test_apart import apart, open_site
+
+from rackloom.core.place.search.clique_search import NogoodTable
+from rackloom.core.place.search.gang_search import try_gang
+from rackloom.core.place.search.joint_assignment import MAX_GANG_DEAD_ENDS, SearchBudget
+from rackloom.core.place.search.site_capacity import MemberNeed, SiteCapacity
+
+SMALL, LARGE = MemberNeed(1, None), MemberNeed(4, None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_choice_is_a_dead_end_where_as_many_alike_cliques_had_the_same_inside(seed: int) -> None:
+    chance, trays = Random(seed), [3, 3, 3, 2, 2, 1]
+    dead_ends = NogoodTable(SiteCapacity(open_site(trays)), {SMALL: 9, LARGE: 9})
+    standing: list[dict[MemberNeed, int]] = [{} for _ in trays]
+    known: list[Counter[tuple[int, frozenset[tuple[MemberNeed, int]]]]] = []
+    for _ in range(300):
+        at, inside = chance.randrange(len(trays)), some_members(chance)
+        then = [*standing[:at], inside, *standing[at + 1 :]]
+        assert dead_ends.has(f"c{at}", inside) == (choice(trays, then) in known)
+        standing = then if chance.random() < 0.5 else [*standing[:at], {}, *standing[at + 1 :]]
+        dead_ends.changed(f"c{at}", standing[at])
+        if chance.random() < 0.3:
+            dead_ends.add()
+            known.append(choice(trays, standing))
+    assert len(dead_ends) > 10
+
+
+def some_members(chance: Random) -> dict[MemberNeed, int]:
+    """Somebody, told in any order."""
+    members = [(SMALL, chance.randint(1, 2)), (LARGE, 1)]
+    return dict(chance.sample(members, chance.randint(1, 2)))
+
+
+def choice(
+    trays: list[int], standing: list[dict[MemberNeed, int]]
+) -> Counter[tuple[int, frozenset[tuple[MemberNeed, int]]]]:
+    return Counter((size, frozenset(one.items())) for size, one in zip(trays, standing, strict=True) if one)
+
+
+class Looked(dict[MemberNeed, int]):
+    """Members that tell how often somebody looked at them."""
+
+    times = 0
+
+    def items(self) -> object:  # type: ignore[override]
+        """Those of the dictionary."""
+        self.times += 1
+        return super().items()
+
+    def __iter__(self) -> Iterator[MemberNeed]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_what_is_in_a_clique_is_looked_at_when_it_changes_and_not_for_each_choice() -> None:
+    dead_ends = NogoodTable(SiteCapacity(open_site([2] * 50)), {LARGE: 60})
+    inside = [Looked({LARGE: 1}) for _ in range(49)]
+    for at, members in enumerate(inside):
+        dead_ends.changed(f"c{at}", members)
+    dead_ends.add()
+    assert not any(dead_ends.has("c49", {LARGE: 2}) for _ in range(100))
+    assert {members.times for members in inside} == {1}
+
+
+@pytest.mark.parametrize("cliques", [32, 64])
+def test_a_search_in_vain_takes_the_fewer_dead_ends_the_more_cliques_are_in_use(
+    cliques: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of 5 to 9 members would fill all cliques to the last tray. Mostly most of these are in use."""
+    found = Counter[str]()
+    add = NogoodTable.add
+
+    def counted(dead_ends: NogoodTable) -> None:
+        found["dead ends"] += 1
+        add(dead_ends)
+
+    monkeypatch.setattr(NogoodTable, "add", counted)
+    chance, sizes = Random(1), list[int]()
+    while (left := 18 * cliques - sum(sizes)) >= 10:
+        sizes.append(chance.randint(5, 9))
+    assert try_gang(open_site([18] * cliques), apart([*sizes, left]), SearchBudget()) is None
+    assert 400 < found["dead ends"] < 400 + MAX_GANG_DEAD_ENDS // (cliques // 2)

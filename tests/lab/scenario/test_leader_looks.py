@@ -1,0 +1,56 @@
+"""Who leads Rackloom's controllers: seen to have changed for a while, and never two, looked at or not."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from tests.lab.scenario.texts import END, HEAD
+
+from rackloom.app.twin.scenarios import play_scenario
+from rackloom.claim.kube.leader import LeaderElection
+from rackloom.lab.scenario.control_plane import ExpectLeader, LeaderFaults
+from rackloom.lab.scenario.model import NotObserved
+from rackloom.lab.scenario.reading import parse_scenario
+
+TWO = f"{HEAD}candidates = 2\n"
+LEADER = '[[step]]\nexpect = "leader"\nwithin = 60\n'
+KILLED = '[[step]]\ndo = "leader-killed"\ndown = 5\n'
+NODE = '[[step]]\nexpect = "node"\ntray = 1\nwithin = 60\n'
+CONNECTED = '[[step]]\ndo = "leader-connected"\nat = 30\n'
+
+
+def played(*steps):
+    scenario = parse_scenario("".join((TWO, *steps)), "x", "x.toml")
+    return play_scenario(scenario, speed="virtual", home=None, tell=lambda _: None)
+
+
+def test_a_new_leader_is_seen_for_a_while():
+    seen = played(LEADER, KILLED, f"{LEADER}changed = true\nstays = 5\n")
+    assert (seen.ok, seen.lines[-1].seen.endswith("did; for 5 s")) == (True, True)
+
+
+def test_the_one_before_is_whom_the_step_before_saw():
+    async def named(*_):
+        return {"spec": {"holderIdentity": candidates.leader}}
+
+    async def looks():
+        await hands.leader(first)
+        with pytest.raises(NotObserved, match="a still leads"):
+            await hands.leader(second)
+        candidates.leader = "b"
+        assert [await hands.leader(second) for _ in "xy"] == ["b leads, as the Lease says; before, a did"] * 2
+        with pytest.raises(NotObserved, match="b still leads"):
+            await hands.leader(third)
+
+    candidates = SimpleNamespace(overlaps=[], leader="a")
+    hands = LeaderFaults(candidates, SimpleNamespace(get=named))
+    first, second, third = (ExpectLeader(within=1, changed=changed) for changed in (False, True, True))
+    asyncio.run(looks())
+
+
+@pytest.mark.parametrize(("last", "what"), [(END, "expect invariants"), (NODE, "the end")])
+def test_two_that_lead_at_once_fail_it_though_nobody_looks(monkeypatch, last, what):
+    monkeypatch.setattr(LeaderElection, "_is_free", lambda *_: True)
+    seen = played(CONNECTED, last)
+    assert (seen.ok, seen.lines[-1].what.startswith(what)) == (False, True)
+    assert seen.lines[-1].seen.endswith("led at once")

@@ -1,0 +1,19 @@
+"""GPUs that were swapped are seen to be other ones for as long as a step says."""
+
+from pathlib import Path
+
+from rackloom.app.twin.scenarios import play_scenario
+from rackloom.lab.scenario.reading import find_scenario, parse_scenario
+
+SWAPPED = 'expect = "gpus"\ntray = 2\nswapped = true\n'
+
+
+def test_they_stay_the_others():
+    text = (
+        find_scenario(Path("tray-swapped-under-cluster"))
+        .read_text()
+        .replace(SWAPPED, f"{SWAPPED}stays = 5\n")
+    )
+    seen = play_scenario(parse_scenario(text, "x", "x.toml"), speed="virtual", home=None, tell=lambda _: None)
+    assert seen.ok, seen.lines[-1]
+    assert any("swapped True" in one.what and one.seen.endswith("for 5 s") for one in seen.lines)

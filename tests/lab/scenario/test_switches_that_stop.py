@@ -1,0 +1,68 @@
+"""A switch that was stopped is started by `heal`, unless it answers again by then."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from rackloom.lab.scenario import site_faults, switch_leaders
+from rackloom.lab.scenario.model import Heal
+from rackloom.lab.scenario.playing import site_handlers
+from rackloom.lab.scenario.stage import RestAnswer
+from rackloom.lab.switches.fabric import SeededNames, fabrics_of
+from rackloom.lab.switches.faults import NmxcFaults
+from rackloom.topology import profiles
+from rackloom.topology.rack import build_site
+
+STOPS = site_faults.SwitchStops()
+MOVES = switch_leaders.SwitchLeaderMoves()
+ANSWERS = site_faults.SwitchAnswers()
+RESTARTS = site_faults.SwitchRestarts(forgets="names")
+
+
+class Switch:
+    """Notes what is done to it."""
+
+    def __init__(self, fabric):
+        self.fabric, self.faults, self.url = fabric, NmxcFaults(), "http://switch"
+        self.done = []
+
+    async def go_away(self):
+        self.done.append("away")
+
+    async def come_back(self):
+        self.done.append("back")
+
+    async def move(self):
+        self.done.append("moved")
+
+    async def old_leader_yields(self):
+        pass
+
+
+def done(*steps):
+    async def operate(*_):
+        return RestAnswer(200, None)
+
+    async def whole():
+        for step in steps:
+            await hands[type(step)](step)
+
+    site = build_site(profiles.load_rack("gb200-nvl72"), 1, SeededNames("stops"))
+    (fabric,) = fabrics_of(site, "stops")
+    switch = Switch(fabric)
+    there = SimpleNamespace(switches=[switch], operate=operate, untaken=tuple, mend=lambda: None)
+    hands = site_handlers(there)
+    asyncio.run(whole())
+    return switch.done
+
+
+def test_heal_starts_what_was_stopped():
+    assert done(STOPS, Heal()) == ["away", "back"]
+
+
+@pytest.mark.parametrize(
+    ("again", "by"), [(MOVES, ["moved"]), (ANSWERS, ["back"]), (RESTARTS, ["away", "back"])]
+)
+def test_heal_lets_be_what_answers_again(again, by):
+    assert done(STOPS, again, Heal()) == ["away", *by]

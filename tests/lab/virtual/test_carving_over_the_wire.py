@@ -1,0 +1,217 @@
+"""Observe, plan, check, execute, observe, on a simulated controller that misbehaves."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rackloom.carve.fabric.controller import FabricRefused, FabricUnavailable
+from rackloom.carve.fabric.nmxc.driver import NmxcDriver
+from rackloom.core.partitions.domain import (
+    DEFAULT_PARTITION_ID,
+    CreatePartition,
+    DefaultPartitionPolicy,
+    DomainIntent,
+    DomainObservation,
+    GpuAssignment,
+    OwnedPartition,
+    PartitionPlan,
+)
+from rackloom.core.partitions.planner import make_plan
+from rackloom.core.partitions.safety import check_plan
+from rackloom.lab.switches.fabric import (
+    FabricPartition,
+    FabricSnapshot,
+    SeededNames,
+    SimulatedFabric,
+    fabrics_of,
+)
+from rackloom.lab.switches.faults import NmxcFaults
+from rackloom.lab.switches.servers import NmxcServer
+from rackloom.topology import profiles
+from rackloom.topology.rack import build_site
+
+RPCS = (
+    "CreatePartition",
+    "DeletePartition",
+    "AddGpusToPartition",
+    "RemoveGpusFromPartition",
+    "GetGpuInfoList",
+)
+CODES = ("RESOURCE_EXHAUSTED", "GENERIC_ERROR", "NOT_READY", "TIMEOUT")
+HARMS: tuple[Callable[[NmxcFaults, str, str], None], ...] = (
+    lambda faults, rpc, code: faults.refuse_next(rpc, code),
+    lambda faults, rpc, _: faults.drop_reply_of_next(rpc),
+    lambda faults, rpc, _: faults.omit_header_of_next(rpc),
+    lambda faults, rpc, _: faults.hide_partition(DEFAULT_PARTITION_ID, 1),
+)
+
+
+def rack() -> SimulatedFabric:
+    (fabric,) = fabrics_of(build_site(profiles.load_rack("gb200-nvl72"), 1, SeededNames("wire")), "wire")
+    return fabric
+
+
+class Loop:
+    """A reconciler with its records in memory: what it wants, and the names it has asked for."""
+
+    def __init__(self, fabric: SimulatedFabric, driver: NmxcDriver) -> None:
+        self.fabric = fabric
+        self.driver = driver
+        self.intent = DomainIntent(
+            domain=fabric.domain,
+            assignments=(),
+            owned=(),
+            managed=frozenset(fabric.gpus),
+            default_partition=DefaultPartitionPolicy.NONE,
+            revision=1,
+        )
+        self.violations: list[FabricPartition] = []
+        self.members = {one.id: frozenset(one.guids) for one in fabric.partitions.values()}
+        fabric.on_change(self._judge)
+
+    def want(self, wanted: dict[int, str]) -> None:
+        """GPU -> logical partition, each of a tenant of its own."""
+        assignments = tuple(
+            GpuAssignment(guid=guid, logical_partition=one, tenant=f"tenant-{one}")
+            for guid, one in wanted.items()
+        )
+        self.intent = msgspec.structs.replace(
+            self.intent, assignments=assignments, revision=self.intent.revision + 1
+        )
+
+    async def converge(self, rounds: int = 40) -> PartitionPlan:
+        """Work until a plan is empty."""
+        for _ in range(rounds):
+            try:
+                plan = self._plan(await self.driver.observe())
+                if not plan.operations:
+                    return plan
+                for operation in plan.operations:
+                    if isinstance(operation, CreatePartition):
+                        self._record(operation)
+                    await self.driver.execute(operation)
+            except (FabricRefused, FabricUnavailable):
+                continue
+        raise AssertionError("no end")
+
+    def _plan(self, observation: DomainObservation) -> PartitionPlan:
+        plan = make_plan(self.intent, observation)
+        check_plan(plan, self.intent, observation)
+        return plan
+
+    def _record(self, operation: CreatePartition) -> None:
+        names = {one.name for one in self.intent.owned}
+        if operation.name not in names:
+            mine = OwnedPartition(
+                name=operation.name, logical_partition=operation.logical_partition, partition_id=None
+            )
+            self.intent = msgspec.structs.replace(self.intent, owned=(*self.intent.owned, mine))
+
+    def _judge(self, snapshot: FabricSnapshot) -> None:
+        """Called by the fabric at every change: who joins a partition of ours finds only its own tenant."""
+        logical = {one.guid: one.logical_partition for one in self.intent.assignments}
+        owner = {one.name: one.logical_partition for one in self.intent.owned}
+        for one in snapshot.partitions:
+            gained = set(one.guids) - self.members.get(one.id, frozenset())
+            if one.name in owner and gained and {logical.get(g) for g in one.guids} != {owner[one.name]}:
+                self.violations.append(one)
+        self.members = {one.id: frozenset(one.guids) for one in snapshot.partitions}
+
+    def seen(self) -> dict[int, str]:
+        """GPU -> logical partition, as the fabric has it."""
+        owner = {one.name: one.logical_partition for one in self.intent.owned}
+        return {
+            guid: owner.get(one.name, one.name)
+            for one in self.fabric.partitions.values()
+            for guid in one.guids
+        }
+
+
+def carve(scenario: Callable[[Loop, NmxcServer], Awaitable[None]]) -> None:
+    async def run() -> None:
+        fabric = rack()
+        async with NmxcServer(fabric) as server:
+            driver = NmxcDriver(server.url, clock=lambda: 0.0)
+            try:
+                async with asyncio.timeout(30):
+                    loop = Loop(fabric, driver)
+                    await scenario(loop, server)
+                    assert not loop.violations
+            finally:
+                await driver.close()
+
+    asyncio.run(run())
+
+
+def test_a_rack_is_carved_moved_and_given_back() -> None:
+    async def scenario(loop: Loop, _: NmxcServer) -> None:
+        guids = sorted(loop.fabric.gpus)
+        for wanted in (
+            {guid: "a" if number < 36 else "b" for number, guid in enumerate(guids)},
+            {guid: "a" if number % 2 else "b" for number, guid in enumerate(guids)},
+            {guid: f"tenant-{number}" for number, guid in enumerate(guids)},
+            {},
+        ):
+            loop.want(wanted)
+            plan = await loop.converge()
+            assert plan.blocked == ()
+            assert loop.seen() == wanted
+        assert loop.fabric.partitions == {}
+
+    carve(scenario)
+
+
+def test_with_keep_everything_ends_where_the_factory_had_it() -> None:
+    async def scenario(loop: Loop, _: NmxcServer) -> None:
+        loop.intent = msgspec.structs.replace(loop.intent, default_partition=DefaultPartitionPolicy.KEEP)
+        first = loop.fabric.snapshot()
+        a, b, *_ = sorted(loop.fabric.gpus)
+        loop.want({a: "a", b: "b"})
+        await loop.converge()
+        assert (loop.seen()[a], loop.seen()[b]) == ("a", "b")
+        loop.want({})
+        await loop.converge()
+        assert loop.fabric.snapshot() == first
+
+    carve(scenario)
+
+
+def test_a_foreign_partition_survives_everything_and_is_reported() -> None:
+    async def scenario(loop: Loop, _: NmxcServer) -> None:
+        a, b, *_ = sorted(loop.fabric.gpus)
+        foreign = FabricPartition(id=77, name="maintenance", guids=(a,))
+        loop.fabric.put(foreign)
+        loop.want({a: "a", b: "a"})
+        plan = await loop.converge()
+        assert [one.guids for one in plan.blocked] == [(a,)]
+        loop.want({})
+        await loop.converge()
+        assert loop.fabric.partitions == {77: foreign}
+
+    carve(scenario)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(RPCS), st.sampled_from(HARMS), st.sampled_from(CODES)), max_size=8),
+    st.lists(
+        st.lists(st.sampled_from(("a", "b", "c", "")), min_size=12, max_size=12), min_size=1, max_size=3
+    ),
+)
+@settings(max_examples=25)
+def test_whatever_goes_wrong_on_the_way_the_end_is_the_same(
+    harms: list[tuple[str, Callable[[NmxcFaults, str, str], None], str]], wishes: list[list[str]]
+) -> None:
+    async def scenario(loop: Loop, server: NmxcServer) -> None:
+        guids = sorted(loop.fabric.gpus)
+        for rpc, harm, code in harms:
+            harm(server.faults, rpc, code)
+        for wish in wishes:
+            wanted = {guid: one for guid, one in zip(guids, wish, strict=False) if one}
+            loop.want(wanted)
+            await loop.converge()
+            assert loop.seen() == wanted
+
+    carve(scenario)

@@ -1,0 +1,29 @@
+"""A controller that led and has yielded is one of the domain's again: what is asked of it is judged."""
+
+import asyncio
+import random
+
+from rackloom.carve.fabric.nmxc import nmx_c_pb2 as pb
+from rackloom.lab.switches.fabric import SeededNames, fabrics_of
+from rackloom.lab.virtual.racks import ExecutedChange, SimRack
+from rackloom.topology import profiles
+from rackloom.topology.rack import build_site
+
+
+def test_what_is_asked_of_one_that_yielded_is_told_again() -> None:
+    async def main() -> None:
+        site = build_site(profiles.load_rack("gb200-nvl72"), 1, SeededNames("old"))
+        (fabric,) = fabrics_of(site, "old")
+        rack = SimRack(site.domains[0], fabric, random.Random(1))
+        told: list[ExecutedChange] = []
+        rack.watchers.append(lambda _, event: told.append(event))
+        rack.move()
+        removal = pb.DeletePartitionRequest().SerializeToString()
+        old = rack.switch_at(rack.old_leader_returns())
+        await old.unary("DeletePartition", removal, 5.0)
+        assert told == []
+        rack.old_leader_yields()
+        await old.unary("DeletePartition", removal, 5.0)
+        assert [one.rpc for one in told] == ["DeletePartition"]
+
+    asyncio.run(main())

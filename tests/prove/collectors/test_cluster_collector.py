@@ -1,0 +1,150 @@
+"""Objects of an API server read into evidence."""
+
+import asyncio
+import json
+
+import pytest
+
+from rackloom.core.diagnosis.catalogue import CLAIMS, MESH, TEMPLATES
+from rackloom.core.diagnosis.checks.domains import check_domains
+from rackloom.core.diagnosis.findings import CheckState, verdict
+from rackloom.core.domains import names
+from rackloom.core.domains.device_configs import ChannelConfig, imex_config_json
+from rackloom.prove.collectors.cluster import CLAIMS_PATH as CLAIM_PATH
+from rackloom.prove.collectors.cluster import COMPUTE_DOMAINS_PATH, NODES_PATH, PODS_PATH, collect_cluster
+from rackloom.prove.collectors.cluster import TEMPLATES_PATH as TEMPLATE_PATH
+
+CLIQUE = "7b968a6d-c8aa-45e1-9e07-e1e51be99c31.1"
+ODD = [
+    "no json",
+    "[]",
+    '{"complete": true, "missing": 5}',
+    '{"complete": "yes"}',
+    '{"peers": ' + "[" * 100_000,
+    "\ud800",
+]
+"""Annotations that nobody can read: other JSON, too deep, no Unicode."""
+MINE = {names.COMPUTE_DOMAIN_LABEL: "cd-1"}
+
+
+def cluster():
+    """A job of one pod that is as it should be."""
+    opaque = {"driver": names.IMEX_DRIVER, "parameters": imex_config_json(ChannelConfig(domain_id="cd-1"))}
+    ready = {"type": "Ready", "status": "True", "reason": "AllNodesReady", "message": "1 nodes ready"}
+    mesh = {names.MESH_ANNOTATION: json.dumps({"complete": True, "peers": 0, "missing": []})}
+    daemon_labels = {**MINE, names.CLIQUE_ID_LABEL: CLIQUE}
+    return {
+        COMPUTE_DOMAINS_PATH: [
+            {
+                "metadata": {"namespace": "team", "name": "job", "uid": "cd-1"},
+                "spec": {"channel": {"resourceClaimTemplate": {"name": "t"}}},
+                "status": {"status": "Ready", "nodes": [], "conditions": [ready]},
+            }
+        ],
+        TEMPLATE_PATH: [{"metadata": {"namespace": "team", "name": "t", "labels": MINE}}],
+        CLAIM_PATH: [
+            {
+                "metadata": {"namespace": "team", "name": "w-c-x"},
+                "spec": {"devices": {"config": [{"opaque": opaque}]}},
+                "status": {"allocation": {}, "reservedFor": [{"resource": "pods", "name": "w", "uid": "p"}]},
+            }
+        ],
+        PODS_PATH: [
+            {
+                "metadata": {"namespace": "team", "name": "w", "uid": "p"},
+                "spec": {
+                    "nodeName": "n",
+                    "containers": [{"name": "main"}],
+                    "resourceClaims": [{"name": "c", "resourceClaimTemplateName": "t"}],
+                },
+                "status": {
+                    "phase": "Running",
+                    "resourceClaimStatuses": [{"name": "c", "resourceClaimName": "w-c-x"}],
+                },
+            },
+            {
+                "metadata": {
+                    "namespace": "rackloom-imex",
+                    "name": "d",
+                    "uid": "q",
+                    "labels": daemon_labels,
+                    "annotations": mesh,
+                },
+                "spec": {
+                    "nodeName": "n",
+                    "containers": [{"name": "compute-domain-daemon"}],
+                    "resourceClaims": [{"name": "daemon", "resourceClaimTemplateName": "d"}],
+                },
+                "status": {"phase": "Running"},
+            },
+            {"metadata": {"namespace": "team", "name": "web", "uid": "r"}, "spec": {"containers": []}},
+        ],
+        NODES_PATH: [{"metadata": {"name": "n", "labels": {names.GPU_CLIQUE_LABEL: CLIQUE}}}],
+    }
+
+
+def findings(objects):
+    class Reader:
+        async def read(self, path):
+            return objects[path]
+
+    return check_domains(asyncio.run(collect_cluster(Reader(), "rackloom-imex")))
+
+
+def failed(objects):
+    return {one.check for one in findings(objects) if one.state is CheckState.FAILS}
+
+
+def test_a_healthy_job_is_seen_as_one():
+    found = findings(cluster())
+    assert len(found) == 5
+    assert verdict(found) is CheckState.HOLDS
+
+
+def test_an_unallocated_claim():
+    objects = cluster()
+    objects[CLAIM_PATH][0].pop("status")
+    assert failed(objects) == {CLAIMS}
+
+
+def test_a_template_that_nobody_makes():
+    objects = cluster()
+    objects[PODS_PATH][0]["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = "u"
+    assert failed(objects) == {TEMPLATES}
+
+
+def test_a_pod_that_has_ended_needs_nothing():
+    objects = cluster()
+    objects[PODS_PATH][0]["status"]["phase"] = "Succeeded"
+    objects[CLAIM_PATH].clear()
+    assert not failed(objects)
+
+
+def test_a_mesh_with_a_gap():
+    objects = cluster()
+    said = {"complete": False, "peers": 1, "missing": ["0 -> 1: INVALID"]}
+    objects[PODS_PATH][1]["metadata"]["annotations"] = {names.MESH_ANNOTATION: json.dumps(said)}
+    assert failed(objects) == {MESH}
+
+
+@pytest.mark.parametrize("said", ODD)
+def test_an_unreadable_mesh_is_unknown(said):
+    objects = cluster()
+    objects[PODS_PATH][1]["metadata"]["annotations"] = {names.MESH_ANNOTATION: said}
+    assert [one.state for one in findings(objects) if one.check == MESH] == [CheckState.UNKNOWN]
+
+
+def test_what_cannot_be_read_is_told_to_the_caller():
+    objects = cluster()
+    del objects[NODES_PATH]
+    with pytest.raises(KeyError):
+        findings(objects)
+
+
+def test_what_a_tenants_pod_says_of_imex_counts_for_nothing():
+    objects = cluster()
+    forged = json.loads(json.dumps(objects[PODS_PATH][1]))
+    said = {"complete": False, "missing": ["forged"]}
+    forged["metadata"] |= {"namespace": "team", "annotations": {names.MESH_ANNOTATION: json.dumps(said)}}
+    objects[PODS_PATH].append(forged)
+    assert not failed(objects) & {MESH}
